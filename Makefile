@@ -1,0 +1,69 @@
+# `make study` and `make test` need only Python >= 3.11 and make; everything else is installed into .venv.
+PYTHON ?= python3
+VENV   ?= .venv
+PEERS  ?= .venv-peers
+# How to get torch; for example TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu".
+TORCH  ?= torch==2.13.0
+STUDY  ?= studies/first.toml
+
+PIP  = -m pip --disable-pip-version-check install -qq
+BIN  = $(VENV)/bin
+CORE = $(VENV)/.core-installed
+DEV  = $(VENV)/.dev-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help study test check format bench conformance clean
+
+help:  ## lists the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+study: $(CORE)  ## runs the default study and writes its report
+	$(BIN)/twoaxis study $(STUDY)
+
+test: $(DEV)  ## runs the whole suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+
+check: $(DEV)  ## lint, format, types, spelling, import arrows
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/codespell
+	$(BIN)/lint-imports --no-cache
+
+format: $(DEV)  ## formats the code and repairs what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+conformance: $(DEV)  ## runs the conformance checks of one mixer: make conformance NAME=deep_delta
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/conformance -k "$(or $(NAME),$(error say which mixer: make conformance NAME=deep_delta))"
+
+bench: $(PEERS)/.installed  ## compares speed and memory with other libraries, as ratios in one run
+	$(PEERS)/bin/python -m benchmarks
+
+clean:  ## removes the environments, build leftovers and caches; runs/ stays
+	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch comes first and alone, so that nothing installed later changes which build of it is chosen.
+$(VENV)/.torch-installed:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "twoaxis needs Python >= 3.11; set PYTHON=, got " + sys.version)'
+	@echo "creating $(VENV): torch comes first and takes a few minutes" >&2
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) $(TORCH)
+	@touch $@
+
+$(CORE): $(VENV)/.torch-installed pyproject.toml constraints.txt
+	$(BIN)/python $(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(DEV): $(CORE)
+	$(BIN)/python $(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# The peers ask for older versions of some libraries, so they get an environment of their own.
+$(PEERS)/.installed: benchmarks/requirements-peers.txt pyproject.toml
+	@echo "creating $(PEERS): the libraries to compare with" >&2
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python $(PIP) $(TORCH)
+	$(PEERS)/bin/python $(PIP) -r benchmarks/requirements-peers.txt -e .
+	@touch $@

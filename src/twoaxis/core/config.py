@@ -1,0 +1,76 @@
+"""Frozen configurations: unknown keys are errors that suggest the nearest known one."""
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from twoaxis.core.errors import ConfigError, nearest, problem
+
+
+class Config(BaseModel):
+    """Base of every configuration: frozen, strict about keys, and readable from plain data.
+
+    Raises:
+        ConfigError: in one line, at construction, for any value that cannot be used.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
+
+    # Hidden from type checkers so that they keep pydantic's typed constructor.
+    if not TYPE_CHECKING:
+
+        def __init__(self, **data: Any) -> None:
+            try:
+                super().__init__(**data)
+            except ValidationError as error:
+                raise ConfigError(_in_one_line(error, type(self))) from None
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Self:
+        """Builds the configuration from plain data, such as a parsed TOML or JSON file."""
+        if not isinstance(data, Mapping):
+            raise ConfigError(f"{cls.__name__}={data!r}: must be a table of keys and values; see `twoaxis show`")
+        return cls(**data)
+
+    def to_data(self) -> dict[str, Any]:
+        """Returns plain JSON-ready data that `from_data` reads back to an equal configuration."""
+        return self.model_dump(mode="json")
+
+    def replace(self, **changes: Any) -> Self:
+        """Returns a copy with some fields changed, checked like a new configuration."""
+        values = {name: getattr(self, name) for name in type(self).model_fields}
+        return type(self)(**{**values, **changes})
+
+
+def _in_one_line(error: ValidationError, config: type[BaseModel]) -> str:
+    first = error.errors()[0]
+    path = ".".join(str(part) for part in first["loc"])
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError | ValueError):
+        return (f"{path}: {cause}" if path else str(cause)) + more
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {path!r} in {_title(config)}; {nearest(path, config.model_fields)}{more}"
+    if first["type"] == "missing":
+        return f"{path} is missing in {_title(config)}: it has no default; add it{more}"
+    allowed, remedy = _expected(first)
+    return problem(path, first["input"], allowed, remedy or f"correct it in {_title(config)}") + more
+
+
+def _expected(error: ErrorDetails) -> tuple[str, str | None]:
+    context = error.get("ctx", {})
+    for key, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+        if key in context:
+            return f"{sign} {context[key]}", None
+    message = error["msg"].removeprefix("Input should be ")
+    if error["type"] == "literal_error" and isinstance(error["input"], str):
+        return message, nearest(error["input"], re.findall(r"'([^']*)'", context["expected"]))
+    return message[:1].lower() + message[1:], None
+
+
+def _title(config: type[BaseModel]) -> str:
+    kind = config.model_fields.get("kind")
+    return repr(kind.default) if kind is not None and isinstance(kind.default, str) else config.__name__

@@ -1,0 +1,58 @@
+"""What a choice costs, declared beside its mathematics and tested against measurement."""
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The size of one forward pass: sequences, tokens in each, and bytes of one element."""
+
+    batch: int
+    tokens: int
+    element_bytes: int = 4
+
+    @property
+    def total_tokens(self) -> int:
+        """Tokens in the whole batch."""
+        return self.batch * self.tokens
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of one forward pass of one part of the model at a `Shape`.
+
+    Attributes:
+        params: parameters, a count.
+        matmul_flops: multiply and add in matrix products with parameters, a count.
+        pair_flops: multiply and add in products of queries with the keys they may see, and of the weights
+            with the values; a count over exactly the visible pairs.
+        elementwise_flops: everything else that grows with tokens times width, a count by formula.
+        saved_bytes: what autograd keeps for the backward pass beyond the inputs and outputs of the part.
+        cache_bytes: what generation carries to the next token, after `Shape.tokens` tokens.
+    """
+
+    params: int = 0
+    matmul_flops: int = 0
+    pair_flops: int = 0
+    elementwise_flops: int = 0
+    saved_bytes: int = 0
+    cache_bytes: int = 0
+
+    @property
+    def flops(self) -> int:
+        """All floating-point operations of the forward pass, a count."""
+        return self.matmul_flops + self.pair_flops + self.elementwise_flops
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+def visible_pairs(tokens: int, window: int | None) -> int:
+    """Counts the (query, key) pairs of causal attention over a window that includes the query.
+
+    Example:
+        >>> visible_pairs(8, 4), visible_pairs(4, None)
+        (26, 10)
+    """
+    width = tokens if window is None else min(window, tokens)
+    return width * (width + 1) // 2 + (tokens - width) * width

@@ -1,0 +1,18 @@
+"""How a freshly initialised model relates to the plain pre-norm model; a claim that tests hold true or false."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class InitEquivalence:
+    """The relation at initialisation to the plain pre-norm model with the same shared parameters.
+
+    Attributes:
+        relation: `exact` (same logits bit for bit up to rounding), `up_to_norm` (the stream differs by a
+            factor that the next norm removes, so logits agree as the norm's eps goes to 0), or `none`.
+        reason: why, in one sentence.
+    """
+
+    relation: Literal["exact", "up_to_norm", "none"]
+    reason: str

@@ -1,0 +1,80 @@
+"""Where the tokens of a batch sit: their positions, and the documents that isolate them.
+
+Letters: B batch, T tokens of this call, P tokens before them in the cache, S keys seen from this call.
+"""
+
+import dataclasses
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+PADDING = -1
+"""The document id of padding: real documents are numbered from 0, so padding never mixes with them."""
+
+X = TypeVar("X")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TokenLayout:
+    """Positions and documents of the tokens of one call; padding is the document `PADDING`.
+
+    One rule serves packed batches, left padding and ragged generation: a token sees only earlier tokens of
+    its own document. Positions are absolute within the document, whatever was cached or padded before.
+
+    Attributes:
+        positions: [B T] or [1 T], int64, counted from 0 at the first token of the document.
+        documents: [B T], or None when every row is one document.
+        past_documents: [B P] documents of all cached tokens, or None as above.
+    """
+
+    positions: Int[Tensor, "_ T"]
+    documents: Int[Tensor, "B T"] | None = None
+    past_documents: Int[Tensor, "B P"] | None = None
+    _shared: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    @staticmethod
+    def contiguous(tokens: int, start: int = 0, device: torch.device | None = None) -> "TokenLayout":
+        """The layout of rows that are one document each, beginning at absolute position `start`."""
+        return TokenLayout(torch.arange(start, start + tokens, device=device).unsqueeze(0))
+
+    @staticmethod
+    def packed(documents: Int[Tensor, "B T"]) -> "TokenLayout":
+        """The layout of rows packed with several documents; positions restart with each document."""
+        index = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+        begins = torch.ones_like(documents, dtype=torch.bool)
+        begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+        first = torch.where(begins, index, 0).cummax(dim=1).values
+        return TokenLayout(index - first, documents)
+
+    @staticmethod
+    def left_padded(lengths: Int[Tensor, " B"], tokens: int) -> "TokenLayout":
+        """The layout of rows whose last `lengths[b]` tokens are real and whose other tokens are padding."""
+        index = torch.arange(tokens, device=lengths.device) - (tokens - lengths[:, None])
+        documents = torch.where(index >= 0, 0, PADDING)
+        return TokenLayout(index.clamp(min=0), documents)
+
+    def part(self, start: int, stop: int) -> "TokenLayout":
+        """The layout of the tokens `start..stop` of this call, as if given in a call of their own."""
+        documents = None if self.documents is None else self.documents[:, start:stop]
+        return TokenLayout(self.positions[:, start:stop], documents, self.past_documents)
+
+    def after(self, past_documents: Int[Tensor, "B P"] | None) -> "TokenLayout":
+        """The same tokens behind these cached documents; nothing shared so far is kept."""
+        return TokenLayout(self.positions, self.documents, past_documents)
+
+    def key_documents(self, keys: int) -> Int[Tensor, "B S"] | None:
+        """The documents of the last `keys` tokens, cached ones included."""
+        if self.documents is None:
+            return None
+        if self.past_documents is None:
+            return self.documents[:, -keys:]
+        return torch.cat((self.past_documents, self.documents), dim=1)[:, -keys:]
+
+    def shared(self, key: Hashable, make: Callable[[], X]) -> X:
+        """Makes a value that depends on this layout only once per call, such as rotation tables."""
+        if key not in self._shared:
+            self._shared[key] = make()
+        return self._shared[key]

@@ -1,0 +1,105 @@
+"""Parameters that declare their initial value and their tag, so that no host can guess either wrong.
+
+The initial value of a parameter depends on the seed and on its full name only. Two models that share a
+parameter name and shape therefore share its initial value, whatever else differs between them, and a model
+built on the meta device and materialised later starts at the same values as one built directly.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.core.errors import ConfigError
+
+Tag = Literal["matrix", "embedding", "norm", "bias", "gate", "query", "mixing"]
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Every entry has this value."""
+
+    value: float
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Independent normal entries with mean 0 and this standard deviation."""
+
+    std: float
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a parameter starts at, what it is, and why it may have no gradient (`dead`, else None)."""
+
+    init: Constant | Normal
+    tag: Tag
+    dead: str | None = None
+
+
+def matrix_std(fan_in: int) -> float:
+    """The standard deviation of weight matrices: 0.5 / sqrt(fan_in), which is GPT-2's 0.02 at width 625."""
+    return 0.5 / math.sqrt(fan_in)
+
+
+class DeclaredModule(nn.Module):
+    """A module whose parameters are all declared; `initialise` is the only thing that sets their values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.declarations: dict[str, Declaration] = {}
+
+    def parameter(self, name: str, shape: tuple[int, ...], init: Constant | Normal, tag: Tag) -> nn.Parameter:
+        """Declares the parameter to assign to the attribute `name`; sharding needs at least one dimension."""
+        self.declarations[name] = Declaration(init, tag)
+        return nn.Parameter(torch.empty(shape))
+
+    def linear(self, name: str, d_in: int, d_out: int, std: float | None = None) -> nn.Linear:
+        """Declares the bias-free linear map to assign to the attribute `name`; `std=0` starts it at zero."""
+        std = matrix_std(d_in) if std is None else std
+        self.declarations[f"{name}.weight"] = Declaration(Normal(std) if std else Constant(0.0), "matrix")
+        return without_init(nn.Linear(d_in, d_out, bias=False, device="meta"))
+
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def without_init(module: M) -> M:
+    """Gives memory to a module built on the meta device, so that no initial value is drawn only to be overwritten."""
+    return module.to_empty(device=torch.get_default_device())
+
+
+def declarations(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Declaration]]:
+    """Yields every parameter once with its full name and declaration.
+
+    Raises:
+        ConfigError: a parameter that no module declares.
+    """
+    found: dict[str, Declaration] = {}
+    for prefix, module in model.named_modules():
+        for name, declaration in getattr(module, "declarations", {}).items():
+            found[f"{prefix}.{name}" if prefix else name] = declaration
+    for name, parameter in model.named_parameters():
+        if name not in found:
+            raise ConfigError(f"parameter {name!r} declares no initial value and no tag; add it with DeclaredModule.parameter")
+        yield name, parameter, found[name]
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, seed: int) -> None:
+    """Sets every declared parameter to its initial value for this seed, on whatever device it is."""
+    for name, parameter, declaration in declarations(model):
+        parameter.copy_(_initial_value(declaration.init, name, seed, parameter.shape))
+
+
+def _initial_value(init: Constant | Normal, name: str, seed: int, shape: torch.Size) -> Tensor:
+    if isinstance(init, Constant):
+        return torch.full(shape, init.value)
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.empty(shape).normal_(0.0, init.std, generator=generator)

@@ -1,0 +1,64 @@
+"""The residual stream: every sublayer adds its output.
+
+Letters: B batch, T position, D width.
+"""
+
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.views import Views
+from twoaxis.depth.base import DepthConfig, DepthMixer
+
+
+class ResidualConfig(DepthConfig):
+    """Adds each sublayer's output to one stream: the fixed mixer along depth that all others are compared with.
+
+    Equation: x' = x + f(Norm(x))
+    Source:   Deep Residual Learning, arXiv:1512.03385, eq. 1; pre-norm as in arXiv:2002.04745, eq. 2
+    Deviates: no
+    Shapes:   state [B T D]; update [B T D] -> state [B T D], in the dtype of the model
+    Init:     EXACT: it is the plain model
+    Cost:     params 0; flops D per token and sublayer; state D numbers per token
+
+    Example:
+        >>> ResidualConfig().init_equivalence.relation
+        'exact'
+    """
+
+    kind: Literal["residual"] = "residual"
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Exact, by definition."""
+        return InitEquivalence("exact", "it is the plain model")
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """One stream."""
+        return stack.d_model
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """One add."""
+        return Cost(elementwise_flops=shape.total_tokens * site.d_model)
+
+    def build(self, site: Site) -> "Residual":
+        """Builds the mixer."""
+        return Residual()
+
+
+class Residual(DepthMixer):
+    """See `ResidualConfig`."""
+
+    def read(self, state: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], None]:
+        """Returns the stream."""
+        return state, None
+
+    def write(
+        self, state: Float[Tensor, "B T D"], update: Float[Tensor, "B T D"], context: Views, carry: None
+    ) -> Float[Tensor, "B T D"]:
+        """Returns x + update."""
+        return state + update

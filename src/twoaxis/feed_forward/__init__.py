@@ -1,0 +1,20 @@
+"""Floor 2: feed-forward sublayers. One row per kind."""
+
+from twoaxis.core.table import Row, Table
+from twoaxis.feed_forward.base import FeedForward, FeedForwardConfig
+from twoaxis.feed_forward.gelu import GELUConfig
+from twoaxis.feed_forward.relu2 import ReLU2Config
+from twoaxis.feed_forward.swiglu import SwiGLUConfig
+
+FEED_FORWARD: Table[FeedForwardConfig] = Table(
+    "feed-forward",
+    FeedForwardConfig,
+    "twoaxis.feed_forward",
+    [
+        Row(SwiGLUConfig, "gated by SiLU", {"default": {}}),
+        Row(GELUConfig, "Gaussian error linear unit", {"erf": {}, "tanh": {"form": "tanh"}}),
+        Row(ReLU2Config, "squared rectifier", {"default": {}}),
+    ],
+)
+
+__all__ = ["FEED_FORWARD", "FeedForward", "FeedForwardConfig", "GELUConfig", "ReLU2Config", "SwiGLUConfig"]

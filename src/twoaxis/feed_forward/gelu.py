@@ -1,0 +1,37 @@
+"""The GELU feed-forward of GPT-2."""
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from twoaxis.feed_forward.plain import PlainConfig
+
+
+class GELUConfig(PlainConfig):
+    """Applies the Gaussian error linear unit between two matrices.
+
+    Equation: y = W_down gelu(W_up c),  gelu(z) = z Phi(z), or its tanh approximation
+    Source:   Gaussian Error Linear Units, arXiv:1606.08415, section 2
+    Deviates: no biases
+    Shapes:   context [B T D] -> update [B T D]
+    Init:     W_up ~ N(0, 0.25/D), W_down ~ N(0, 0.25/(F 2 n_layers))
+    Cost:     params 2*D*F; matmul flops 4*D*F per token
+    Args:
+        d_ff: hidden width F; None means 4 d_model rounded up to a multiple of 16.
+        form: `erf` (exact) or `tanh` (GPT-2).
+
+    Example:
+        >>> GELUConfig().hidden_width(256)
+        1024
+    """
+
+    kind: Literal["gelu"] = "gelu"
+    form: Literal["erf", "tanh"] = "erf"
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        """GELU in the configured form."""
+        return functools.partial(F.gelu, approximate="tanh" if self.form == "tanh" else "none")

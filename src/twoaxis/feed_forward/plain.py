@@ -1,0 +1,57 @@
+"""The feed-forward with one hidden activation: what `gelu` and `relu2` share.
+
+Letters: D width, F hidden width.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+
+from pydantic import Field
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.parameters import matrix_std
+from twoaxis.core.site import Site
+from twoaxis.feed_forward.base import FeedForward, FeedForwardConfig, rounded_width
+
+
+class PlainConfig(FeedForwardConfig):
+    """Two matrices around an activation."""
+
+    d_ff: int | None = Field(default=None, ge=1)
+
+    @property
+    @abstractmethod
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        """The function applied to each hidden number."""
+
+    def hidden_width(self, d_model: int) -> int:
+        """F at this width."""
+        return self.d_ff or rounded_width(d_model, 4)
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """Two matrices and one activation."""
+        F = self.hidden_width(site.d_model)
+        params = 2 * site.d_model * F
+        N = shape.total_tokens
+        return Cost(params=params, matmul_flops=2 * N * params, elementwise_flops=2 * N * F)
+
+    def build(self, site: Site) -> "Plain":
+        """Builds the feed-forward at this site."""
+        return Plain(self, site)
+
+
+class Plain(FeedForward):
+    """W_down activation(W_up c)."""
+
+    def __init__(self, config: PlainConfig, site: Site) -> None:
+        super().__init__()
+        self.activation = config.activation
+        F = config.hidden_width(site.d_model)
+        self.up = self.linear("up", site.d_model, F)
+        self.down = self.linear("down", F, site.d_model, std=matrix_std(F) / math.sqrt(2 * site.stack.n_blocks))
+
+    def transform(self, context: Tensor) -> Tensor:
+        """Returns W_down activation(W_up c)."""
+        return self.down(self.activation(self.up(context)))

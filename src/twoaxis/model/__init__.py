@@ -1,0 +1,9 @@
+"""Floor 3: one decoder in which both axes are a slot."""
+
+from twoaxis.model.cache import DecoderCache
+from twoaxis.model.config import DecoderConfig
+from twoaxis.model.decoder import Decoder
+from twoaxis.model.generate import generate
+from twoaxis.model.sampling import Sampling
+
+__all__ = ["Decoder", "DecoderCache", "DecoderConfig", "Sampling", "generate"]

@@ -1,0 +1,91 @@
+"""The configuration of a decoder: sizes, the depth mixer, and the sublayers of its blocks."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+
+from twoaxis.core.config import Config
+from twoaxis.core.errors import ConfigError, nearest, problem
+from twoaxis.core.site import Stack
+from twoaxis.depth import DEPTH, DepthConfig, ResidualConfig
+from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig, SwiGLUConfig
+from twoaxis.sequence import SEQUENCE, AttentionConfig, SequenceConfig
+
+SublayerConfig = SequenceConfig | FeedForwardConfig
+
+
+def _sublayer(data: Any) -> SublayerConfig:
+    if isinstance(data, SequenceConfig | FeedForwardConfig):
+        return data
+    kind = data if isinstance(data, str) else data.get("kind") if isinstance(data, dict) else None
+    if isinstance(kind, str) and kind in FEED_FORWARD:
+        return FEED_FORWARD.parse(data)
+    if isinstance(kind, str) and kind not in SEQUENCE:
+        known = [row.kind for row in (*SEQUENCE, *FEED_FORWARD)]
+        raise ConfigError(f"unknown sublayer {kind!r}; {nearest(kind, known)}")
+    return SEQUENCE.parse(data)
+
+
+Depth = Annotated[SerializeAsAny[DepthConfig], BeforeValidator(DEPTH.parse)]
+Sublayer = Annotated[SerializeAsAny[SequenceConfig] | SerializeAsAny[FeedForwardConfig], BeforeValidator(_sublayer)]
+Block = tuple[Sublayer, ...]
+
+
+class DecoderConfig(Config):
+    """A decoder-only Transformer with a slot on either axis.
+
+    Args:
+        vocab_size: token ids are below this.
+        d_model: width D of the model.
+        n_layers: number of blocks.
+        max_seq_len: largest number of tokens of one document, generated ones included.
+        norm_eps: eps of every RMSNorm.
+        tie_embeddings: whether the output head is the embedding matrix.
+        depth: the depth mixer, by table or bare kind.
+        blocks: the sublayers of each block, in order; block l is `blocks[l % len(blocks)]`.
+
+    Raises:
+        ConfigError: anything that cannot be built, at once and in one line.
+
+    Example:
+        >>> config = DecoderConfig(
+        ...     vocab_size=256, d_model=64, n_layers=2, depth="deep_delta", blocks=[["short_swa", "attention", "swiglu"]]
+        ... )
+        >>> config.stack.n_sublayers
+        6
+    """
+
+    vocab_size: int = Field(ge=1)
+    d_model: int = Field(ge=1)
+    n_layers: int = Field(ge=1)
+    max_seq_len: int = Field(default=2048, ge=1)
+    norm_eps: float = Field(default=1e-6, gt=0)
+    tie_embeddings: bool = True
+    depth: Depth = ResidualConfig()
+    blocks: tuple[Block, ...] = ((AttentionConfig(), SwiGLUConfig()),)
+
+    @model_validator(mode="after")
+    def _buildable(self) -> Self:
+        if not self.blocks or not all(self.blocks):
+            example = "write for example [['attention', 'swiglu']]"
+            raise ConfigError(
+                f"blocks={self.to_data()['blocks']}: must be one or more blocks of at least one sublayer each; {example}"
+            )
+        for block in self.blocks:
+            for sublayer in block:
+                if isinstance(sublayer, SequenceConfig):
+                    sublayer.check(self.d_model)
+        if len(self.blocks) > self.n_layers:
+            allowed = f"at most n_layers={self.n_layers} patterns"
+            raise ConfigError(problem("blocks", len(self.blocks), allowed, "drop the patterns that no block would use"))
+        return self
+
+    @property
+    def layers(self) -> tuple[Block, ...]:
+        """The sublayers of every block, the pattern written out."""
+        return tuple(self.blocks[layer % len(self.blocks)] for layer in range(self.n_layers))
+
+    @property
+    def stack(self) -> Stack:
+        """The sublayers as places along depth."""
+        return Stack(self.d_model, self.norm_eps, tuple(len(block) for block in self.layers))

@@ -1,0 +1,149 @@
+"""The decoder: embeddings, a stack of blocks on an explicit depth state, a final norm and a head.
+
+Letters: B batch, T position, D width, V vocabulary.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from twoaxis.core.errors import ConfigError, DataError, problem
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.parameters import Declaration, DeclaredModule, Normal, initialise, without_init
+from twoaxis.model.block import Block, RMSNorm
+from twoaxis.model.cache import DecoderCache
+from twoaxis.model.config import DecoderConfig
+from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
+
+EMBEDDING_STD = 0.02
+
+
+class Decoder(DeclaredModule):
+    """A decoder-only Transformer built from a `DecoderConfig`.
+
+    Example:
+        >>> config = DecoderConfig(vocab_size=16, d_model=8, n_layers=1)
+        >>> Decoder.build(config, seed=0)(torch.tensor([[1, 2, 3]])).shape
+        torch.Size([1, 3, 16])
+    """
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = without_init(nn.Embedding(config.vocab_size, config.d_model, device="meta"))
+        self.declarations["embedding.weight"] = Declaration(Normal(EMBEDDING_STD), "embedding")
+        sites = iter(config.stack.sites)
+        self.blocks = nn.ModuleList(Block(config.depth, block, [next(sites) for _ in block]) for block in config.layers)
+        self.ends = config.depth.build_ends(config.stack)
+        self.norm = RMSNorm(config.d_model, config.norm_eps)
+        self.head = None if config.tie_embeddings else self.linear("head", config.d_model, config.vocab_size)
+
+    @staticmethod
+    def build(config: DecoderConfig, seed: int = 0) -> "Decoder":
+        """Builds a decoder and sets every parameter to its initial value for this seed."""
+        model = Decoder(config)
+        initialise(model, seed)
+        return model
+
+    @property
+    def head_weight(self) -> Float[Tensor, "V D"]:
+        """The output matrix: the embedding when tied."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def new_cache(self) -> DecoderCache:
+        """The cache before the first token."""
+        return DecoderCache(tuple(cast(Block, block).new_caches() for block in self.blocks))
+
+    def embed(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Looks up token embeddings.
+
+        Raises:
+            DataError: a token id outside the vocabulary.
+        """
+        # On a GPU the lookup itself raises, and reading the range would stall the device at every step.
+        if not torch.compiler.is_compiling() and tokens.numel() and tokens.device.type == "cpu":
+            low, high = tokens.aminmax()
+            if low < 0 or high >= self.config.vocab_size:
+                bad = int(low) if low < 0 else int(high)
+                raise DataError(
+                    problem("token id", bad, f"in 0..{self.config.vocab_size - 1}", "use the model's own tokenizer")
+                )
+        return self.embedding(tokens)
+
+    def hidden(
+        self,
+        embeddings: Float[Tensor, "B T D"],
+        layout: TokenLayout | None = None,
+        cache: DecoderCache | None = None,
+        recompute: bool = False,
+    ) -> tuple[Float[Tensor, "B T D"], DecoderCache | None]:
+        """Runs the stack and the final norm.
+
+        Args:
+            embeddings: token embeddings, or any vectors in their place.
+            layout: positions and documents; None means that rows are one document each, continued from the cache.
+            cache: what earlier calls returned, or `new_cache()`; None runs without one.
+            recompute: keep only the depth state between blocks and recompute the rest in the backward pass.
+        """
+        layout = self._layout(embeddings, layout, cache)
+        state = self.ends.enter(embeddings)
+        following = []
+        for index, block in enumerate(self.blocks):
+            if cache is not None:
+                state, caches = block(state, layout, cache.sublayers[index])
+                following.append(tuple(caches))
+            elif recompute and torch.is_grad_enabled():
+                state, _ = checkpoint(block, state, layout, use_reentrant=False)
+            else:
+                state, _ = block(state, layout)
+        hidden = self.norm(self.ends.leave(state))
+        return hidden, None if cache is None else cache.following(tuple(following), layout)
+
+    def forward(
+        self, tokens: Int[Tensor, "B T"], layout: TokenLayout | None = None, cache: DecoderCache | None = None
+    ) -> Float[Tensor, "B T V"] | tuple[Float[Tensor, "B T V"], DecoderCache]:
+        """Returns logits, and the next cache when one is given."""
+        hidden, following = self.hidden(self.embed(tokens), layout, cache)
+        logits = self.logits(hidden)
+        return logits if following is None else (logits, following)
+
+    def logits(self, hidden: Float[Tensor, "*n D"]) -> Float[Tensor, "*n V"]:
+        """Scores every token of the vocabulary."""
+        return F.linear(hidden, self.head_weight)
+
+    def loss(
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        layout: TokenLayout | None = None,
+        recompute: bool = False,
+    ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+        """Returns the sum of token losses in nats and the number of tokens that carry one."""
+        hidden, _ = self.hidden(self.embed(tokens), layout, recompute=recompute)
+        total = linear_cross_entropy(hidden.flatten(0, 1), self.head_weight, targets.flatten())
+        return total, (targets != IGNORE).sum()
+
+    def _layout(self, embeddings: Tensor, layout: TokenLayout | None, cache: DecoderCache | None) -> TokenLayout:
+        tokens = embeddings.shape[1]
+        if layout is not None and layout.positions.shape[1] != tokens:
+            raise ConfigError(
+                problem("layout", layout.positions.shape[1], f"as long as the {tokens} tokens", "pass one position each")
+            )
+        if cache is not None:
+            if cache.length + tokens > self.config.max_seq_len and layout is None:
+                got = cache.length + tokens
+                raise ConfigError(
+                    problem("tokens", got, f"at most max_seq_len={self.config.max_seq_len}", "raise it or generate less")
+                )
+            return cache.layout(tokens, embeddings.device) if layout is None else cache.place(layout)
+        if layout is None:
+            if tokens > self.config.max_seq_len:
+                raise ConfigError(
+                    problem("tokens", tokens, f"at most max_seq_len={self.config.max_seq_len}", "raise it or cut the text")
+                )
+            return TokenLayout.contiguous(tokens, device=embeddings.device)
+        return layout.after(None)

@@ -1,0 +1,125 @@
+"""Generation with caches: ragged prompts, chunked prefill, one step per token.
+
+Letters: B batch, T position.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError, DataError, problem
+from twoaxis.core.layout import TokenLayout
+from twoaxis.model.decoder import Decoder
+from twoaxis.model.sampling import Sampling
+
+GREEDY = Sampling()
+
+
+def generate(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling = GREEDY,
+    stop_token: int | None = None,
+    prefill_chunk_tokens: int | None = None,
+) -> list[list[int]]:
+    """Continues each prompt; a row's result does not depend on its batch mates or their lengths.
+
+    Args:
+        model: the decoder.
+        prompts: token ids, one sequence per row, of any lengths from 1.
+        max_new_tokens: new tokens per row.
+        sampling: how tokens are chosen; greedy by default.
+        stop_token: a row ends before this token.
+        prefill_chunk_tokens: process prompts in pieces of this length, to bound memory; None takes them whole.
+
+    Returns:
+        The new tokens of each row.
+
+    Raises:
+        DataError: no prompt, an empty prompt, or a token id outside the vocabulary.
+        ConfigError: a chunk below 1, or more tokens than max_seq_len.
+
+    Example:
+        >>> from twoaxis import DecoderConfig
+        >>> model = Decoder.build(DecoderConfig(vocab_size=8, d_model=8, n_layers=1))
+        >>> [len(new) for new in generate(model, [[1, 2, 3], [4]], max_new_tokens=5)]
+        [5, 5]
+    """
+    results: list[list[int]] = [[] for _ in prompts]
+    finished = [False] * len(prompts)
+    for tokens in stream(model, prompts, max_new_tokens, sampling, prefill_chunk_tokens):
+        for row, token in enumerate(tokens):
+            finished[row] = finished[row] or token == stop_token
+            if not finished[row]:
+                results[row].append(token)
+        if all(finished):
+            break
+    return results
+
+
+def stream(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    sampling: Sampling = GREEDY,
+    prefill_chunk_tokens: int | None = None,
+) -> Iterator[list[int]]:
+    """Yields the next token of every row, `max_new_tokens` times; arguments and errors as in `generate`."""
+    tokens, layout = _left_pad(prompts, model.embedding.weight.device)
+    _check(model, tokens.shape[1], max_new_tokens, prefill_chunk_tokens)
+    return _steps(model, tokens, layout, max_new_tokens, sampling, prefill_chunk_tokens or tokens.shape[1])
+
+
+def _steps(
+    model: Decoder, tokens: Tensor, layout: TokenLayout | None, max_new_tokens: int, sampling: Sampling, chunk: int
+) -> Iterator[list[int]]:
+    generator = sampling.generator()
+    cache = model.new_cache()
+    if max_new_tokens == 0:
+        return
+    with torch.inference_mode():
+        last = torch.empty(0)
+        for start in range(0, tokens.shape[1], chunk):
+            part = None if layout is None else layout.part(start, start + chunk)
+            hidden, cache = model.hidden(model.embed(tokens[:, start : start + chunk]), part, cache)
+            last = hidden[:, -1]
+        chosen = sampling.choose(model.logits(last), generator)
+    yield chosen.tolist()
+    for _ in range(max_new_tokens - 1):
+        # Entered anew at each step, so that a consumer of the iterator never runs in inference mode.
+        with torch.inference_mode():
+            hidden, cache = model.hidden(model.embed(chosen[:, None]), None, cache)
+            chosen = sampling.choose(model.logits(hidden[:, -1]), generator)
+        yield chosen.tolist()
+
+
+def _left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Int[Tensor, "B T"], TokenLayout | None]:
+    lengths = [len(prompt) for prompt in prompts]
+    if not lengths or min(lengths) == 0:
+        got = "no prompts" if not lengths else f"prompt {lengths.index(0)} without tokens"
+        raise DataError(
+            f"prompts: got {got}: must be at least one, each of at least one token; begin with an end-of-document token"
+        )
+    longest = max(lengths)
+    tokens = torch.zeros(len(prompts), longest, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        tokens[row, longest - len(prompt) :] = torch.tensor(list(prompt))
+    if min(lengths) == longest:
+        return tokens.to(device), None
+    return tokens.to(device), TokenLayout.left_padded(torch.tensor(lengths, device=device), longest)
+
+
+def _check(model: Decoder, prompt_tokens: int, new_tokens: int, chunk: int | None) -> None:
+    if chunk is not None and chunk < 1:
+        raise ConfigError(problem("prefill_chunk_tokens", chunk, ">= 1", "leave it out to take the prompt whole"))
+    if new_tokens < 0:
+        raise ConfigError(problem("max_new_tokens", new_tokens, ">= 0", "ask for at least one token"))
+    limit = model.config.max_seq_len
+    if prompt_tokens + new_tokens > limit:
+        got = prompt_tokens + new_tokens
+        raise ConfigError(
+            problem("prompt and new tokens", got, f"at most max_seq_len={limit}", "shorten the prompt or ask for fewer")
+        )

@@ -1,0 +1,106 @@
+"""The depth read: a softmax-weighted sum of sources along depth, scored by one learned query.
+
+Letters: B batch, T position, D width, S depth sources. Sources are a sequence of separate tensors: a stack would
+copy the whole history at every read, and autograd would keep every copy.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.ops.precision import Impl, check_impl, outside_autocast, statistics_dtype
+
+
+@outside_autocast
+def depth_read(
+    sources: Sequence[Float[Tensor, "B T D"]],
+    inverse_rms: Sequence[Float[Tensor, "B T"]],
+    query: Float[Tensor, " D"],
+    impl: Impl = "fused",
+) -> Float[Tensor, "B T D"]:
+    """Mixes the sources of each token with softmax weights over depth.
+
+    Equation: s_i = r_i * q^T v_i,  a = softmax_i(s),  h = sum_i a_i * v_i,  r_i = 1 / sqrt(mean(v_i^2) + eps)
+    Source:   Attention Residuals, arXiv:2603.15031, eq. 2-4; q is the product of pseudo-query and key gain
+    Deviates: the inverse rms of a source is given, since it is the same at every read of that source
+    Cost:     flops 4*D per source and token; saves the sources themselves and 2 numbers per source and token
+
+    Raises:
+        ConfigError: no source, or sources of different shape, dtype or device.
+    """
+    check_impl(impl)
+    _check(sources, inverse_rms)
+    if impl == "reference":
+        weights = depth_weights(sources, inverse_rms, query)
+        return sum((w.unsqueeze(-1) * v for w, v in zip(weights, sources, strict=True)), torch.zeros(())).to(sources[0].dtype)
+    if len(sources) == 1:
+        return sources[0]
+    return _DepthRead.apply(query, *sources, *inverse_rms)
+
+
+@outside_autocast
+def depth_weights(
+    sources: Sequence[Float[Tensor, "B T D"]], inverse_rms: Sequence[Float[Tensor, "B T"]], query: Float[Tensor, " D"]
+) -> Float[Tensor, "S B T"]:
+    """The softmax weights of a depth read, for telemetry and for the reference engine."""
+    return torch.softmax(torch.stack(_scores(sources, query)) * torch.stack(list(inverse_rms)), dim=0)
+
+
+def _scores(sources: Sequence[Tensor], query: Tensor) -> list[Tensor]:
+    dtype = statistics_dtype(sources[0])
+    return [v.to(dtype) @ query.to(dtype) for v in sources]
+
+
+def _check(sources: Sequence[Tensor], inverse_rms: Sequence[Tensor]) -> None:
+    if not sources or len(sources) != len(inverse_rms):
+        raise ConfigError(
+            f"depth_read: got {len(sources)} sources and {len(inverse_rms)} inverse rms; give one of each per source"
+        )
+    first = sources[0]
+    for index, v in enumerate(sources):
+        if v.shape != first.shape or v.dtype != first.dtype or v.device != first.device:
+            raise ConfigError(
+                f"depth_read: source {index} is {tuple(v.shape)} {v.dtype} on {v.device}: must be like source 0, "
+                f"{tuple(first.shape)} {first.dtype} on {first.device}; pass sources of one shape, dtype and device"
+            )
+
+
+class _DepthRead(torch.autograd.Function):
+    """Saves the sources, the weights and the raw scores: linear in the number of sources."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, *tensors: Tensor) -> Tensor:
+        n = len(tensors) // 2
+        sources, inverse_rms = tensors[:n], tensors[n:]
+        scores = torch.stack(_scores(sources, query))
+        weights = torch.softmax(scores * torch.stack(inverse_rms), dim=0)
+        mixed = sources[0] * weights[0].unsqueeze(-1)
+        for v, weight in zip(sources[1:], weights[1:], strict=True):
+            mixed.addcmul_(v, weight.unsqueeze(-1))
+        ctx.save_for_backward(query, scores, weights, *tensors)
+        return mixed.to(sources[0].dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grad_outputs
+        query, scores, weights, *tensors = ctx.saved_tensors
+        n = len(tensors) // 2
+        sources, inverse_rms = tensors[:n], tensors[n:]
+        grad = grad.to(weights.dtype)
+        wide_query = query.to(weights.dtype)
+        grad_weights = torch.stack([(grad * v).sum(-1) for v in sources])
+        grad_logits = weights * (grad_weights - (weights * grad_weights).sum(0))
+        grad_inverse_rms = grad_logits * scores
+        grad_scores = grad_logits * torch.stack(inverse_rms)
+        grad_query = torch.zeros_like(wide_query)
+        grad_sources = []
+        for v, weight, grad_score in zip(sources, weights, grad_scores, strict=True):
+            rows = v.reshape(-1, v.shape[-1]).to(weights.dtype)
+            grad_query = grad_query + rows.T @ grad_score.reshape(-1)
+            grad_v = (grad * weight.unsqueeze(-1)).addcmul_(grad_score.unsqueeze(-1), wide_query)
+            grad_sources.append(grad_v.to(v.dtype))
+        return grad_query.to(query.dtype), *grad_sources, *grad_inverse_rms.unbind(0)

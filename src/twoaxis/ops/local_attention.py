@@ -1,0 +1,182 @@
+"""Causal softmax attention over a window that includes the query: one operator, for any axis.
+
+Letters: B batch, H heads, G kv-heads, T queries, S keys, K key width. Query t stands at key S - T + t.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.ops.precision import Impl, check_impl, statistics_dtype
+
+SMALLEST_CHUNK = 64
+"""Queries handled together in the windowed engine; shorter chunks lose more to overhead than they save."""
+
+
+def local_attention(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S K"],
+    *,
+    window: int | None = None,
+    documents: Int[Tensor, "B T"] | None = None,
+    key_documents: Int[Tensor, "B S"] | None = None,
+    impl: Impl = "fused",
+) -> Float[Tensor, "B H T K"]:
+    """Attends from each query to the last `window` keys of its own document, itself included.
+
+    Equation: y_t = sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j over j in [t-window+1, t] with documents[j] = documents[t]
+    Source:   Residual Stream Duality, arXiv:2603.16039, eq. 4; window=None is full causal attention
+    Shapes:   consecutive groups of H/G query heads share a kv-head; softmax in float32 (float64 for float64)
+    Cost:     flops 4*K per head and visible pair; the fused engine holds T*(chunk+window) booleans, never T*S
+
+    Raises:
+        ConfigError: a window below 1, heads not a multiple of kv-heads, or more queries than keys.
+    """
+    check_impl(impl)
+    _check(q, k, window)
+    if window is not None and window >= k.shape[2]:
+        window = None
+    if impl == "reference":
+        return _reference(q, k, v, visible(q.shape[2], k.shape[2], window, documents, key_documents, q.device))
+    if window is not None:
+        if q.shape[2] == 1:
+            k, v = k[:, :, -window:], v[:, :, -window:]
+            key_documents = None if key_documents is None else key_documents[:, -window:]
+        else:
+            return _windowed(q, k, v, window, documents, key_documents)
+    return _full(q, k, v, documents, key_documents)
+
+
+def visible(
+    queries: int,
+    keys: int,
+    window: int | None,
+    documents: Int[Tensor, "B T"] | None = None,
+    key_documents: Int[Tensor, "B S"] | None = None,
+    device: torch.device | None = None,
+) -> Bool[Tensor, "_ 1 T S"]:
+    """Which keys each query sees: the definition that every engine is tested against.
+
+    Example:
+        >>> visible(8, 8, 4).sum(-1).flatten().tolist()
+        [1, 2, 3, 4, 4, 4, 4, 4]
+    """
+    age = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+    mask = (age >= 0) if window is None else (age >= 0) & (age < window)
+    if documents is None or key_documents is None:
+        return mask[None, None]
+    return mask & (documents[:, None, :, None] == key_documents[:, None, None, :])
+
+
+def _check(q: Tensor, k: Tensor, window: int | None) -> None:
+    if window is not None and window < 1:
+        raise ConfigError(problem("window", window, ">= 1, since it includes the query", "use window=1 for the token alone"))
+    if q.shape[1] % k.shape[1]:
+        raise ConfigError(problem("n_heads", q.shape[1], f"a multiple of n_kv_heads={k.shape[1]}", "change one of them"))
+    if q.shape[2] > k.shape[2]:
+        raise ConfigError(problem("queries", q.shape[2], f"at most the keys={k.shape[2]}", "pass the keys of these tokens too"))
+
+
+def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    groups = q.shape[1] // k.shape[1]
+    dtype = statistics_dtype(q)
+    k, v = (x.to(dtype).repeat_interleave(groups, dim=1) for x in (k, v))
+    scores = (q.to(dtype) @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+    weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), dim=-1)
+    return (weights @ v).to(q.dtype)
+
+
+def _full(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, key_documents: Tensor | None) -> Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    alone = documents is None or key_documents is None
+    if alone and (q.shape[2] == k.shape[2] or q.shape[2] == 1):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=grouped)
+    mask = visible(q.shape[2], k.shape[2], None, documents, key_documents, q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+
+
+class _Chunks(NamedTuple):
+    """How T queries fall into chunks of equal length, each with the span of keys that it may see."""
+
+    n: int
+    length: int
+    span: int
+    queries_added: int
+    keys_added: int
+    keys_skipped: int
+
+    @staticmethod
+    def plan(queries: int, keys: int, window: int) -> "_Chunks":
+        length = min(max(window, SMALLEST_CHUNK), queries)
+        n = -(-queries // length)
+        before = keys - queries
+        return _Chunks(
+            n,
+            length,
+            span=length + window - 1,
+            queries_added=n * length - queries,
+            keys_added=max(0, window - 1 - before),
+            keys_skipped=max(0, before - (window - 1)),
+        )
+
+    def spans(self, x: Tensor, dim: int) -> Tensor:
+        """Cuts keys (or anything laid out like keys) into one overlapping span per chunk, along a new axis."""
+        overlap = self.span - self.length
+        if overlap > self.length:
+            return x.unfold(dim, self.span, self.length).movedim(-1, dim + 1)
+        # Two plain cuts instead of unfold: each key lies in at most two spans, so the backward pass is one add.
+        shape = (self.n, self.length)
+        early = x.narrow(dim, 0, self.n * self.length).unflatten(dim, shape).narrow(dim + 1, 0, overlap)
+        late = x.narrow(dim, overlap, self.n * self.length).unflatten(dim, shape)
+        return torch.cat((early, late), dim=dim + 1)
+
+
+def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, documents: Tensor | None, key_documents: Tensor | None) -> Tensor:
+    B, H, T, K = q.shape
+    G = k.shape[1]
+    chunks = _Chunks.plan(T, k.shape[2], window)
+    keys, values = (_align(x, chunks).reshape(B, G, -1, K) for x in (k, v))
+    keys, values = (chunks.spans(x, 2).reshape(B * G, chunks.n, chunks.span, K) for x in (keys, values))
+    queries = F.pad(q, (0, 0, 0, chunks.queries_added)) if chunks.queries_added else q
+    # The query heads of one kv-head stand below each other, so keys and values are never repeated.
+    queries = queries.reshape(B, G, H // G, chunks.n, chunks.length, K).transpose(2, 3)
+    queries = queries.reshape(B * G, chunks.n, (H // G) * chunks.length, K)
+    mask = _chunk_mask(chunks, window, documents, key_documents, B, q.device)
+    mask = mask.expand(-1, G, -1, -1, -1).reshape(-1, *mask.shape[2:]) if mask.shape[0] > 1 else mask[:, 0]
+    mask = mask.repeat(1, 1, H // G, 1)
+    y = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    y = y.reshape(B, G, chunks.n, H // G, chunks.length, K).transpose(2, 3).reshape(B, H, -1, K)
+    return y[:, :, :T]
+
+
+def _align(x: Tensor, chunks: _Chunks) -> Tensor:
+    """Drops keys no query sees and pads to whole spans; what is padded is masked."""
+    x = x[:, :, chunks.keys_skipped :]
+    if not chunks.keys_added and not chunks.queries_added:
+        return x
+    return F.pad(x, (0, 0, chunks.keys_added, chunks.queries_added))
+
+
+def _chunk_mask(
+    chunks: _Chunks, window: int, documents: Tensor | None, key_documents: Tensor | None, batch: int, device: torch.device
+) -> Tensor:
+    """[1 or B, 1, n, length, span]: inside the window, not padding, same document."""
+    row = torch.arange(chunks.length, device=device)[:, None]
+    column = torch.arange(chunks.span, device=device)
+    band = (column >= row) & (column - row < window)
+    first = torch.arange(chunks.n, device=device)[:, None] * chunks.length
+    exists = (first + column)[:, None] >= chunks.keys_added
+    # A padded query sees its own padded key, so that no row of the softmax is empty.
+    mask = (band & (exists | (column == row + window - 1)))[None, None]
+    if documents is None or key_documents is None:
+        return mask
+    aligned = F.pad(key_documents[:, chunks.keys_skipped :], (chunks.keys_added, chunks.queries_added), value=-2)
+    spans = chunks.spans(aligned[:, None], 2)
+    own = F.pad(documents, (0, chunks.queries_added), value=-2).reshape(batch, 1, chunks.n, chunks.length)
+    return mask & (own[..., None] == spans[..., None, :])

@@ -1,0 +1,81 @@
+"""RMS normalisation: statistics in float32, one rounding at the end.
+
+Letters: D normalised width.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twoaxis.ops.precision import Impl, check_impl, outside_autocast, statistics_dtype
+
+
+@outside_autocast
+def rms_norm(x: Float[Tensor, "*n D"], gain: Float[Tensor, " D"], eps: float, impl: Impl = "fused") -> Float[Tensor, "*n D"]:
+    """Divides by the root mean square over the last axis and multiplies by a gain.
+
+    Equation: y = x / sqrt(mean(x^2) + eps) * gain
+    Source:   Root Mean Square Layer Normalization, arXiv:1910.07467, eq. 4, with eps inside the root
+    Cost:     flops 4*D per row; the fused engine saves x and one number per row
+
+    Example:
+        >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(2), 0.0)
+        tensor([[0.8485, 1.1314]])
+    """
+    check_impl(impl)
+    if impl == "reference":
+        wide = x.to(statistics_dtype(x))
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * gain.to(wide.dtype)).to(x.dtype)
+    return _RMSNorm.apply(x, gain, eps)
+
+
+@outside_autocast
+def inverse_rms(x: Float[Tensor, "*n D"], eps: float, impl: Impl = "fused") -> Float[Tensor, "*n"]:
+    """The factor 1 / sqrt(mean(x^2) + eps) of each row, in the statistics precision."""
+    check_impl(impl)
+    if impl == "reference":
+        return torch.rsqrt(x.to(statistics_dtype(x)).square().mean(-1) + eps)
+    return _InverseRMS.apply(x, eps)
+
+
+def _row_factor(x: Tensor, eps: float) -> Tensor:
+    norm = torch.linalg.vector_norm(x, dim=-1, dtype=statistics_dtype(x))
+    return torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps))
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        factor = _row_factor(x, eps).unsqueeze(-1)
+        ctx.save_for_backward(x, gain, factor)
+        return (x * factor).mul_(gain.to(factor.dtype)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None]:
+        (grad,) = grad_outputs
+        x, gain, factor = ctx.saved_tensors
+        wide_gain = gain.to(factor.dtype)
+        # One buffer serves both reductions and then holds the result.
+        buffer = grad.to(factor.dtype) * x
+        grad_gain = torch.mv(buffer.reshape(-1, x.shape[-1]).T, factor.reshape(-1))
+        along_x = (buffer @ wide_gain).unsqueeze(-1).mul_(factor.pow(3)).div_(-x.shape[-1])
+        grad_x = torch.mul(grad, wide_gain, out=buffer).mul_(factor).addcmul_(along_x, x)
+        return grad_x.to(x.dtype), grad_gain.to(gain.dtype), None
+
+
+class _InverseRMS(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        factor = _row_factor(x, eps)
+        # A copy: the result travels on, and what is saved must not depend on what others do to it.
+        ctx.save_for_backward(x, factor)
+        return factor
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grad_outputs
+        x, factor = ctx.saved_tensors
+        along_x = (grad * factor.pow(3)).div_(-x.shape[-1]).unsqueeze(-1)
+        return (x * along_x).to(x.dtype), None

@@ -1,0 +1,54 @@
+"""In which precision statistics run: float32, or float64 when the model is, whatever autocast says."""
+
+import functools
+from collections.abc import Callable
+from typing import Literal, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError, nearest
+
+Impl = Literal["fused", "reference"]
+"""Which engine computes an operator; the meaning is the same, and no engine ever replaces another silently."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def statistics_dtype(x: Tensor) -> torch.dtype:
+    """float64 for float64 tensors, float32 for every other floating-point tensor."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def outside_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """Runs an operator with autocast off, so that it alone decides its precision."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        device = _device_type(args)
+        if not torch.is_autocast_enabled(device):
+            return function(*args, **kwargs)
+        with torch.autocast(device, enabled=False):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def check_impl(impl: str) -> None:
+    """Rejects an unknown engine.
+
+    Raises:
+        ConfigError: an engine that is neither `fused` nor `reference`.
+    """
+    if impl not in ("fused", "reference"):
+        raise ConfigError(f"unknown impl {impl!r}; {nearest(impl, ('fused', 'reference'))}")
+
+
+def _device_type(args: tuple[object, ...]) -> str:
+    for value in args:
+        if isinstance(value, Tensor):
+            return value.device.type
+        if isinstance(value, tuple | list) and value and isinstance(value[0], Tensor):
+            return value[0].device.type
+    return "cpu"

@@ -1,0 +1,44 @@
+"""Causal self-attention: multi-head, grouped-query or multi-query, full or windowed."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from twoaxis.sequence.heads import HeadsConfig
+
+
+class AttentionConfig(HeadsConfig):
+    """Mixes all earlier tokens (or the last `window`) with softmax weights: the plain model's own sequence mixer.
+
+    Equation: y_t = W_o concat_h sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j,  q = R_t W_q c_t,  k = R_j W_k c_j,  v = W_v c_j
+    Source:   Attention Is All You Need, arXiv:1706.03762, eq. 1; GQA arXiv:2305.13245; RoPE arXiv:2104.09864, eq. 15
+    Deviates: no biases, as in Llama; qk_norm per head before RoPE as in Qwen3, or after it as in the DDL reference code
+    Shapes:   context [B T D] -> update [B T D]; softmax, norms and rotations in float32 (float64 for float64)
+    Init:     W_q, W_k, W_v ~ N(0, 0.25/D), W_o ~ N(0, 0.25/(H K 2 n_layers)) or zero, gains 1
+    Cost:     params D*(H+2G)*K + H*K*D; matmul flops 2 per weight and token; pair flops 4*H*K per visible pair;
+              cache 2*G*K numbers per token
+    Args:
+        n_heads: query heads H.
+        n_kv_heads: kv-heads G, a divisor of H; None means H (MHA), 1 is MQA.
+        head_dim: K, even; None means d_model / n_heads.
+        window: tokens seen, the query included; None means all.
+        rope_theta: base of the rotation angles.
+        qk_norm: per-head RMSNorm of queries and keys: `none`, `before_rope` or `after_rope`.
+        output_init: `scaled`, or `zero` for a sublayer that adds nothing at first.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: heads, widths or windows that cannot be.
+
+    Example:
+        >>> AttentionConfig(n_heads=8, n_kv_heads=2, window=128).receptive_field
+        128
+    """
+
+    kind: Literal["attention"] = "attention"
+    window: int | None = Field(default=None, ge=1)
+
+    @property
+    def span(self) -> int | None:
+        """The window."""
+        return self.window

@@ -1,0 +1,61 @@
+"""The contract of the sequence axis: a mixer along positions with a declared receptive field, cache and cost."""
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from twoaxis.core.config import Config
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.parameters import DeclaredModule
+from twoaxis.core.site import Site
+from twoaxis.core.views import Views
+
+
+class SequenceConfig(Config, ABC):
+    """Configuration of one sequence mixer; builds it and states what it sees and costs."""
+
+    # Any, since each mixer narrows it to the one literal that names it.
+    kind: Any
+    accepts_qkv: ClassVar[bool] = False
+    """Whether the mixer takes separate inputs for queries, keys and values."""
+
+    @property
+    @abstractmethod
+    def receptive_field(self) -> int | None:
+        """Tokens one output can depend on, itself included; None when there is no bound."""
+
+    @property
+    @abstractmethod
+    def init_equivalence(self) -> InitEquivalence:
+        """How a model with this sublayer relates at initialisation to the same model without it."""
+
+    @abstractmethod
+    def check(self, d_model: int) -> None:
+        """Raises ConfigError when the mixer cannot be built at this width."""
+
+    @abstractmethod
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """What the mixer costs in one forward pass at this site, without its norm."""
+
+    @abstractmethod
+    def build(self, site: Site) -> "SequenceMixer":
+        """Builds the mixer with undefined values; `core.parameters.initialise` sets them."""
+
+
+class SequenceMixer(DeclaredModule, ABC):
+    """Mixes tokens along positions; holds nothing between calls, since its memory is the cache value."""
+
+    @abstractmethod
+    def new_cache(self) -> Any:
+        """The cache before the first token."""
+
+    @abstractmethod
+    def forward(self, context: Views, layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T D"], Any]:
+        """Returns the update and the cache that the next call starts from (None when none was given).
+
+        A cache is a value: two continuations may start from the same one.
+        """
