@@ -8,6 +8,8 @@ STUDY  ?= studies/first.toml
 
 PIP  = -m pip --disable-pip-version-check install -qq
 BIN  = $(VENV)/bin
+# One thread for each of the two workers; tests that compile need a session without shape checks.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 CORE = $(VENV)/.core-installed
 DEV  = $(VENV)/.dev-installed
 
@@ -21,7 +23,8 @@ study: $(CORE)  ## runs the default study and writes its report
 	$(BIN)/twoaxis study $(STUDY)
 
 test: $(DEV)  ## runs the whole suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	$(PYTEST) -n 2
+	$(PYTEST) -n 2 -m compile
 
 check: $(DEV)  ## lint, format, types, spelling, import arrows
 	$(BIN)/ruff check .
@@ -35,7 +38,8 @@ format: $(DEV)  ## formats the code and repairs what the linter can
 	$(BIN)/ruff format .
 
 conformance: $(DEV)  ## runs the conformance checks of one mixer: make conformance NAME=deep_delta
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/conformance -k "$(or $(NAME),$(error say which mixer: make conformance NAME=deep_delta))"
+	$(PYTEST) tests/conformance -k "$(or $(NAME),$(error say which mixer: make conformance NAME=deep_delta))"
+	$(PYTEST) tests/conformance -m compile -k "$(NAME)"
 
 bench: $(PEERS)/.installed  ## compares speed and memory with other libraries, as ratios in one run
 	$(PEERS)/bin/python -m benchmarks

@@ -78,12 +78,15 @@ def declarations(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Declarat
     """Yields every parameter once with its full name and declaration.
 
     Raises:
-        ConfigError: a parameter that no module declares.
+        ConfigError: a parameter that no module declares, or a declaration without its parameter.
     """
     found: dict[str, Declaration] = {}
     for prefix, module in model.named_modules():
         for name, declaration in getattr(module, "declarations", {}).items():
             found[f"{prefix}.{name}" if prefix else name] = declaration
+    existing = dict(model.named_parameters(remove_duplicate=False))
+    if missing := found.keys() - existing.keys():
+        raise ConfigError(f"parameter {min(missing)!r} is declared but does not exist; assign it to the attribute of its name")
     for name, parameter in model.named_parameters():
         if name not in found:
             raise ConfigError(f"parameter {name!r} declares no initial value and no tag; add it with DeclaredModule.parameter")

@@ -25,7 +25,7 @@ class AttentionResidualsConfig(DepthConfig):
 
     Equation: h_g = sum_i a_i v_i,  a = softmax_i(w_g^T (gain_g * RMSNorm(v_i))),  v_0 = embeddings,
               block sums b_n = sum of f over block n; sources of sublayer g: completed blocks, then the running one
-    Source:   Attention Residuals, arXiv:2603.15031, eq. 2-6; authors' listing checked against fla-org/
+    Source:   Attention Residuals, arXiv:2603.15031, eq. 2-4 and the listing of the block form; checked against fla-org/
               flash-linear-attention fla/ops/attnres/naive.py
     Deviates: the first sublayer has one source, so its query and gain would be dead: they do not exist here
     Shapes:   state ((S times [B T D]), (S times [B T])); update [B T D] -> state; scores and softmax in float32
@@ -75,7 +75,9 @@ class AttentionResidualsConfig(DepthConfig):
         n, N, D = self.sources(index), shape.total_tokens, stack.d_model
         if n == 1:
             return Cost()
-        return Cost(params=2 * D, elementwise_flops=N * n * (4 * D + 5), saved_bytes=2 * n * N * max(4, shape.element_bytes))
+        # Raw scores and weights of every source, the product of pseudo-query and gain, and the former widened.
+        saved = (2 * n * N + (1 if shape.element_bytes >= 4 else 2) * D) * max(4, shape.element_bytes)
+        return Cost(params=2 * D, elementwise_flops=N * n * (4 * D + 5), saved_bytes=saved)
 
     def build(self, site: Site) -> "AttentionResiduals":
         """Builds the mixer of one sublayer."""
@@ -126,6 +128,8 @@ class AttentionResiduals(DepthMixer):
     def write(self, state: Sources, update: Float[Tensor, "B T D"], context: Views, carry: None) -> Sources:
         """Returns the sources with the update as a new one, or added to the running block sum."""
         values, factors = state
+        # Under autocast the update may be narrower than the stream that it joins.
+        update = update.to(values[0].dtype)
         if not self.opens_source:
             update = values[-1] + update
             values, factors = values[:-1], factors[:-1]

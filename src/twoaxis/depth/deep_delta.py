@@ -31,7 +31,7 @@ class DeepDeltaConfig(DepthConfig):
 
     Equation: k = f(c) / sqrt(|f(c)|^2 + eps^2),  beta = 2 sigmoid(gate(c)),  x' = x + beta k (v - k^T x),  c = Norm(x)
               v = 4 sigmoid(w_v^T x + b_v) (code) | w_v^T x + b_v (code_linear) | w_v^T c (paper)
-    Source:   Deep Delta Learning, arXiv:2601.00417, eq. 5-7 with d_v = 1; authors' code
+    Source:   Deep Delta Learning, arXiv:2601.00417v1, eq. 2.5 with d_v = 1; authors' code
               yifanzhang-pro/deep-delta-learning, model/DDL-vdim1-gpt-mha-rope.py
     Deviates: the paper and its code disagree on the target v; both are named, and `code` is the default since the
               published numbers were presumably made with it. `write_only` drops k^T x: the control the paper names
@@ -39,7 +39,7 @@ class DeepDeltaConfig(DepthConfig):
     Init:     NONE: it overwrites along k, so it is never the plain sum. beta starts at beta_init;
               w_beta, w_v ~ N(0, 0.25/D), b_v = 0
     Cost:     params 2*(D+1) per sublayer (gate two_layer: gate_width*(D+1) + D + 2; paper: one less);
-              flops 11*D per token and sublayer; state D numbers per token; nothing carried from token to token
+              flops 10*D per token and sublayer; state D numbers per token; nothing carried from token to token
     Args:
         value_target: `code`, `code_linear` (the code with its sigmoid off) or `paper`.
         gate: `linear`, or `two_layer` with a tanh between.
@@ -93,7 +93,17 @@ class DeepDeltaConfig(DepthConfig):
             params=gate + target,
             matmul_flops=matmul,
             elementwise_flops=N * (gate_flops + 2 * D + (4 if self.update_rule == "delta" else 2) * D + 2 * D),
+            saved_bytes=self._saved_bytes(D, shape),
         )
+
+    def _saved_bytes(self, D: int, shape: Shape) -> int:
+        """A few numbers per token in the statistics precision; for a narrower model also the widened operands."""
+        erases, hidden = self.update_rule == "delta", self.gate_width if self.gate == "two_layer" else 0
+        per_token = 6 + (self.value_target == "code") + erases + hidden
+        if shape.element_bytes >= 4:
+            return shape.total_tokens * per_token * shape.element_bytes
+        weights = D + (hidden * D + hidden if hidden else D)
+        return 4 * (shape.total_tokens * (per_token + (3 + erases) * D) + weights)
 
     def build(self, site: Site) -> "DeepDelta":
         """Builds the mixer."""

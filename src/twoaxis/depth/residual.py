@@ -19,7 +19,7 @@ class ResidualConfig(DepthConfig):
     """Adds each sublayer's output to one stream: the fixed mixer along depth that all others are compared with.
 
     Equation: x' = x + f(Norm(x))
-    Source:   Deep Residual Learning, arXiv:1512.03385, eq. 1; pre-norm as in arXiv:2002.04745, eq. 2
+    Source:   Deep Residual Learning, arXiv:1512.03385, eq. 1; pre-norm as in arXiv:2002.04745
     Deviates: no
     Shapes:   state [B T D]; update [B T D] -> state [B T D], in the dtype of the model
     Init:     EXACT: it is the plain model

@@ -26,7 +26,7 @@ def delta_write(
     """Moves the component of x along a direction towards a target; `write_only` adds without erasing.
 
     Equation: k = u / sqrt(|u|^2 + eps^2),  x' = x + beta * k * (v - k^T x)     (write_only: drop k^T x)
-    Source:   Deep Delta Learning, arXiv:2601.00417, eq. 5 with d_v = 1
+    Source:   Deep Delta Learning, arXiv:2601.00417v1, eq. 2.5 with d_v = 1
     Deviates: k is never formed: x' = x + a*u with a = beta * r * (v - r * u^T x), r = 1/sqrt(|u|^2 + eps^2)
     Cost:     flops 6*D per row; saves x, u and a few numbers per row
     """

@@ -70,7 +70,7 @@ def _check(sources: Sequence[Tensor], inverse_rms: Sequence[Tensor]) -> None:
 
 
 class _DepthRead(torch.autograd.Function):
-    """Saves the sources, the weights and the raw scores: linear in the number of sources."""
+    """Saves the sources, the result, the weights and the raw scores: linear in the number of sources."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, *tensors: Tensor) -> Tensor:
@@ -81,26 +81,28 @@ class _DepthRead(torch.autograd.Function):
         mixed = sources[0] * weights[0].unsqueeze(-1)
         for v, weight in zip(sources[1:], weights[1:], strict=True):
             mixed.addcmul_(v, weight.unsqueeze(-1))
-        ctx.save_for_backward(query, scores, weights, *tensors)
-        return mixed.to(sources[0].dtype)
+        mixed = mixed.to(sources[0].dtype)
+        ctx.save_for_backward(query, scores, weights, mixed, *tensors)
+        return mixed
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (grad,) = grad_outputs
-        query, scores, weights, *tensors = ctx.saved_tensors
+        query, scores, weights, mixed, *tensors = ctx.saved_tensors
         n = len(tensors) // 2
         sources, inverse_rms = tensors[:n], tensors[n:]
-        grad = grad.to(weights.dtype)
+        grad = grad_outputs[0].to(weights.dtype)
         wide_query = query.to(weights.dtype)
-        grad_weights = torch.stack([(grad * v).sum(-1) for v in sources])
-        grad_logits = weights * (grad_weights - (weights * grad_weights).sum(0))
-        grad_inverse_rms = grad_logits * scores
-        grad_scores = grad_logits * torch.stack(inverse_rms)
+        # The mean of the weights' gradients is grad^T h, so that one sweep over the sources is enough.
+        buffer = grad * mixed
+        mean = buffer.sum(-1)
         grad_query = torch.zeros_like(wide_query)
-        grad_sources = []
-        for v, weight, grad_score in zip(sources, weights, grad_scores, strict=True):
+        grad_sources, grad_inverse_rms = [], []
+        for v, factor, score, weight in zip(sources, inverse_rms, scores, weights, strict=True):
+            grad_logit = torch.mul(grad, v, out=buffer).sum(-1).sub_(mean).mul_(weight)
+            grad_inverse_rms.append(grad_logit * score)
+            grad_score = grad_logit.mul_(factor)
             rows = v.reshape(-1, v.shape[-1]).to(weights.dtype)
-            grad_query = grad_query + rows.T @ grad_score.reshape(-1)
+            grad_query.addmv_(rows.T, grad_score.reshape(-1))
             grad_v = (grad * weight.unsqueeze(-1)).addcmul_(grad_score.unsqueeze(-1), wide_query)
             grad_sources.append(grad_v.to(v.dtype))
-        return grad_query.to(query.dtype), *grad_sources, *grad_inverse_rms.unbind(0)
+        return grad_query.to(query.dtype), *grad_sources, *grad_inverse_rms

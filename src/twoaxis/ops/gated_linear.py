@@ -38,8 +38,5 @@ class _SiluGate(torch.autograd.Function):
         (grad,) = grad_outputs
         (gate_and_value,) = ctx.saved_tensors
         a, b = gate_and_value.chunk(2, dim=-1)
-        result = torch.empty_like(gate_and_value)
-        grad_a, grad_b = result.chunk(2, dim=-1)
-        torch.mul(grad, F.silu(a), out=grad_b)
-        torch.mul(torch.ops.aten.silu_backward(grad, a), b, out=grad_a)
-        return result
+        grad_a = torch.ops.aten.silu_backward(grad, a).mul_(b)
+        return torch.cat((grad_a, F.silu(a).mul_(grad)), dim=-1)

@@ -31,7 +31,7 @@ def local_attention(
     """Attends from each query to the last `window` keys of its own document, itself included.
 
     Equation: y_t = sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j over j in [t-window+1, t] with documents[j] = documents[t]
-    Source:   Residual Stream Duality, arXiv:2603.16039, eq. 4; window=None is full causal attention
+    Source:   Residual Stream Duality, arXiv:2603.16039, Algorithm 1; window=None is full causal attention
     Shapes:   consecutive groups of H/G query heads share a kv-head; softmax in float32 (float64 for float64)
     Cost:     flops 4*K per head and visible pair; the fused engine holds T*(chunk+window) booleans, never T*S
 

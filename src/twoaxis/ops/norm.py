@@ -60,7 +60,9 @@ class _RMSNorm(torch.autograd.Function):
         # One buffer serves both reductions and then holds the result.
         buffer = grad.to(factor.dtype) * x
         grad_gain = torch.mv(buffer.reshape(-1, x.shape[-1]).T, factor.reshape(-1))
-        along_x = (buffer @ wide_gain).unsqueeze(-1).mul_(factor.pow(3)).div_(-x.shape[-1])
+        # `mv`, unlike `@`, keeps its precision when the backward pass runs under autocast.
+        along_x = torch.mv(buffer.reshape(-1, x.shape[-1]), wide_gain).reshape(factor.shape)
+        along_x.mul_(factor.pow(3)).div_(-x.shape[-1])
         grad_x = torch.mul(grad, wide_gain, out=buffer).mul_(factor).addcmul_(along_x, x)
         return grad_x.to(x.dtype), grad_gain.to(gain.dtype), None
 

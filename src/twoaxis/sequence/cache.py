@@ -76,6 +76,8 @@ class KeyValueCache:
     def _fits(self, tokens: int) -> bool:
         # A buffer filled beyond this value belongs to another continuation: writing there would corrupt it.
         assert self._buffer is not None
+        if self._buffer.keys.is_inference() and not torch.is_inference_mode_enabled():
+            return False
         return self._buffer.filled == self._stop and self._stop + tokens <= self._buffer.capacity
 
     def _copied(self, keys: Tensor, values: Tensor, room: int) -> _Buffer:

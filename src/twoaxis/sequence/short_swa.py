@@ -11,7 +11,7 @@ class ShortSWAConfig(HeadsConfig):
     """Mixes the last `window` tokens with softmax weights, with projections of its own.
 
     Equation: S = H + ShortSWA(Norm(H); w),  y_t = W_o concat_h sum_{j=t-w+1..t} softmax_j(q_t^T k_j / sqrt(K)) v_j
-    Source:   Residual Stream Duality in Modern Transformer Architectures, arXiv:2603.16039, Algorithm 1 and eq. 4
+    Source:   Residual Stream Duality in Modern Transformer Architectures, arXiv:2603.16039, Algorithm 1
     Deviates: the note leaves heads, kv-heads, RoPE, window and init open; defaults here are 4 heads, 1 kv-head, RoPE
               on absolute positions, window 128 (the chunk size its author argues for)
     Shapes:   context [B T D] -> update [B T D]; softmax and rotations in float32 (float64 for float64)

@@ -1,0 +1,64 @@
+"""`python -m benchmarks`: ratios measured in one run, and the bounds they are to keep."""
+
+import argparse
+import contextlib
+import io
+import sys
+from pathlib import Path
+
+from benchmarks import backbone, decode, depth_read, graphs, mixers, short_swa
+from benchmarks.bounds import Bound, bounds_table
+from benchmarks.conformance import red_mixers
+from benchmarks.measure import header
+
+SECTIONS = {
+    "graphs": graphs.run,
+    "depth_read": depth_read.run,
+    "short_swa": short_swa.run,
+    "mixers": mixers.run,
+    "backbone": backbone.run,
+    "decode": decode.run,
+}
+
+
+def main() -> int:
+    """Runs the sections and prints the table of bounds; 1 when a bound is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("sections", nargs="*", help=f"any of {', '.join(SECTIONS)}; all by default")
+    parser.add_argument("--rounds", type=int, default=7, help="samples of each candidate")
+    parser.add_argument("--save", type=Path, help="also write everything to this Markdown file")
+    arguments = parser.parse_args()
+    unknown = [section for section in arguments.sections if section not in SECTIONS]
+    if unknown:
+        parser.error(f"unknown section {unknown[0]!r}: must be one of {', '.join(SECTIONS)}")
+    red = red_mixers()
+    if red:
+        print(f"no speeds are printed: conformance is red for {', '.join(red)}; run `twoaxis check`", file=sys.stderr)
+        return 1
+    text = _Copy()
+    with contextlib.redirect_stdout(text):
+        print("## Benchmarks\n")
+        for key, value in header().items():
+            print(f"* {key}: {value}")
+        print()
+        bounds: list[Bound] = []
+        for section in arguments.sections or SECTIONS:
+            bounds += SECTIONS[section](arguments.rounds)
+        print(f"### Bounds\n\n{bounds_table(bounds)}")
+    if arguments.save is not None:
+        arguments.save.parent.mkdir(parents=True, exist_ok=True)
+        arguments.save.write_text(text.getvalue(), encoding="utf-8")
+    return 0 if all(bound.kept for bound in bounds) else 1
+
+
+class _Copy(io.StringIO):
+    """Keeps what is printed and passes it on at once."""
+
+    def write(self, text: str) -> int:
+        sys.__stdout__.write(text)
+        sys.__stdout__.flush()
+        return super().write(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

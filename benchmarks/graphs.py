@@ -1,0 +1,33 @@
+"""How many graphs compiling a 16-layer model takes for every depth mixer, and that the second step takes no new one."""
+
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from benchmarks.bounds import Bound
+from benchmarks.models import loss_step
+from twoaxis import DEPTH, Decoder, DecoderConfig
+
+
+def run(rounds: int) -> list[Bound]:
+    """Prints the counts and returns the bounds."""
+    print("### Graphs of a compiled 16-layer model\n\n| depth mixer | graphs | new graphs in the second step |\n|---|---|---|")
+    most = again = 0
+    for row in DEPTH:
+        for example in row.examples:
+            blocks = [["short_swa", "attention", "swiglu"]]
+            config = DecoderConfig(vocab_size=32, d_model=32, n_layers=16, depth=row.example(example), blocks=blocks)
+            model = Decoder.build(config)
+            torch._dynamo.reset()
+            counter = CompileCounter()
+            tokens = torch.randint(32, (2, 17), generator=torch.Generator().manual_seed(0))
+            step = loss_step(model, tokens, torch.compile(model.loss, backend=counter, dynamic=False))
+            step()
+            first = counter.frame_count
+            step()
+            print(f"| {row.kind} {example} | {first} | {counter.frame_count - first} |")
+            most, again = max(most, first), max(again, counter.frame_count - first)
+    print()
+    return [
+        Bound("graphs of a compiled 16-layer model, any depth mixer", most, 1, unit="graphs"),
+        Bound("new graphs in the second step, any depth mixer", again, 0, unit="graphs"),
+    ]

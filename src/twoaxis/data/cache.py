@@ -1,0 +1,15 @@
+"""The folder that keeps what is expensive to make again: trained tokenizers and token shards."""
+
+import os
+from pathlib import Path
+
+CACHE_VARIABLE = "TWOAXIS_CACHE"
+"""The environment variable that names the cache folder."""
+
+CACHE_REMEDY = f"free space there or set {CACHE_VARIABLE} to another folder"
+"""What to do when the cache cannot be written."""
+
+
+def cache_folder(path: str | os.PathLike[str] | None = None) -> Path:
+    """Returns the given folder, else the one in `TWOAXIS_CACHE`, else `~/.cache/twoaxis`."""
+    return Path(path or os.environ.get(CACHE_VARIABLE) or "~/.cache/twoaxis").expanduser()

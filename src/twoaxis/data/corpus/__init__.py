@@ -1,0 +1,73 @@
+"""Where text comes from: one row per kind of corpus."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, SerializeAsAny
+
+from twoaxis.core.table import Row, Table
+from twoaxis.data.corpus.base import Corpus, CorpusConfig, Source
+from twoaxis.data.corpus.jsonl import JsonlConfig
+from twoaxis.data.corpus.parquet import ParquetConfig
+from twoaxis.data.corpus.scan import Document, Scan
+from twoaxis.data.corpus.sotu import SotuConfig
+from twoaxis.data.corpus.split import Side, Split
+from twoaxis.data.corpus.text_files import FileCorpusConfig, TextConfig
+
+CORPORA: Table[CorpusConfig] = Table(
+    "corpus",
+    CorpusConfig,
+    "twoaxis.corpora",
+    [
+        Row(SotuConfig, "State of the Union messages 1790-2026 from the package sotu", {"default": {}}),
+        Row(TextConfig, "a text file, or a folder with one document per file", {"file": {"path": "corpus.txt"}}),
+        Row(JsonlConfig, "JSON Lines files with one document per line", {"file": {"path": "corpus.jsonl"}}),
+        Row(ParquetConfig, "Parquet files with one document per row", {"file": {"path": "corpus.parquet"}}),
+    ],
+)
+"""The kinds of corpus; other packages add rows through the entry point `twoaxis.corpora`."""
+
+
+def parse_corpus(data: Any) -> CorpusConfig:
+    """Reads a corpus from a table with `kind`, a bare kind, a bare path, or a configuration.
+
+    The suffix of a bare path tells its kind; a folder, and any other suffix, is text.
+
+    Raises:
+        ConfigError: neither a known kind nor something that looks like a path.
+
+    Example:
+        >>> parse_corpus("sotu").kind, parse_corpus("notes/all.jsonl").kind
+        ('sotu', 'jsonl')
+    """
+    if isinstance(data, Path) or (isinstance(data, str) and data not in CORPORA and _is_path(data)):
+        kind = {".jsonl": "jsonl", ".parquet": "parquet"}.get(Path(data).suffix.lower(), "text")
+        return CORPORA.parse({"kind": kind, "path": str(data)})
+    return CORPORA.parse(data)
+
+
+def _is_path(text: str) -> bool:
+    path = Path(text).expanduser()
+    return path.exists() or bool(path.suffix) or len(path.parts) > 1
+
+
+CorpusField = Annotated[SerializeAsAny[CorpusConfig], BeforeValidator(parse_corpus)]
+"""The type of a configuration field that holds a corpus."""
+
+__all__ = [
+    "CORPORA",
+    "Corpus",
+    "CorpusConfig",
+    "CorpusField",
+    "Document",
+    "FileCorpusConfig",
+    "JsonlConfig",
+    "ParquetConfig",
+    "Scan",
+    "Side",
+    "SotuConfig",
+    "Source",
+    "Split",
+    "TextConfig",
+    "parse_corpus",
+]

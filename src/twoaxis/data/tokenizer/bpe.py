@@ -1,0 +1,73 @@
+"""A byte-level BPE tokenizer, trained on first use and kept in the cache."""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from twoaxis.data.atomic import write_once
+from twoaxis.data.cache import CACHE_REMEDY, cache_folder
+from twoaxis.data.corpus import Corpus
+from twoaxis.data.tokenizer.base import Progress, TokenizerConfig
+from twoaxis.data.tokenizer.subword import SubwordTokenizer, pieces_of
+
+END_OF_DOCUMENT = "<|endofdocument|>"
+"""The special token that ends every document; it is one of the `vocab_size` tokens."""
+
+
+class BpeConfig(TokenizerConfig):
+    """Byte-pair encoding of the bytes of UTF-8, so that decoding restores any text exactly.
+
+    It is trained on the training side of the corpus only. A small corpus may not have enough different pairs
+    for the vocabulary asked for; the tokenizer is then smaller.
+
+    Attributes:
+        vocab_size: the most tokens, with the 256 bytes and the end marker among them.
+
+    Source: Neural Machine Translation of Rare Words with Subword Units, arXiv:1508.07909, section 3.2.
+    """
+
+    kind: Literal["bpe"] = "bpe"
+    vocab_size: int = Field(default=4096, ge=257)
+
+    def build(
+        self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None
+    ) -> SubwordTokenizer:
+        """Reads the tokenizer from the cache, or trains it and keeps it there."""
+        import tokenizers
+
+        key = f"{corpus.fingerprint} {self.vocab_size} {END_OF_DOCUMENT} {tokenizers.__version__}"
+        name = f"bpe-{self.vocab_size}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+        path = cache_folder(cache) / "tokenizers" / name
+        if not path.exists():
+            write_once(path, train_bpe(corpus, self.vocab_size, progress).encode(), CACHE_REMEDY)
+        # Read back even after training: of two processes that train at once, both use the file that stayed.
+        return SubwordTokenizer(path.read_text(encoding="utf-8"), END_OF_DOCUMENT, f"cached tokenizer {path}")
+
+
+def train_bpe(corpus: Corpus, vocab_size: int, progress: Progress | None = None) -> str:
+    """Trains on the training side of the corpus and returns the text of a `tokenizer.json`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    engine = Tokenizer(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_DOCUMENT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+
+    def texts() -> Iterator[str]:
+        done = 0
+        for document in corpus.documents("train"):
+            yield from pieces_of(document.text)
+            done += len(document.text.encode())
+            if progress:
+                progress("training the tokenizer", done, corpus.scan.text_bytes)
+
+    engine.train_from_iterator(texts(), trainer)
+    return engine.to_str()

@@ -1,0 +1,50 @@
+"""One token per byte of UTF-8."""
+
+import json
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from twoaxis.data.corpus import Corpus
+from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig, as_utf8
+
+
+class ByteTokenizer(Tokenizer):
+    """256 ids, one per byte value, and no end marker: every id is a byte, so a loss per token is one per byte.
+
+    Example:
+        >>> ByteTokenizer().encode("Hi")
+        [72, 105]
+    """
+
+    vocab_size = 256
+    end_of_document = None
+
+    @property
+    def definition(self) -> str:
+        """All of the tokenizer as JSON text."""
+        return json.dumps({"kind": "byte"})
+
+    def encode_array(self, text: str) -> np.ndarray:
+        """Encodes text as its bytes in UTF-8."""
+        return np.frombuffer(as_utf8(text), dtype=np.uint8)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decodes bytes; what is not UTF-8 becomes U+FFFD."""
+        self._check_ids(ids)
+        return bytes(ids).decode(errors="replace")
+
+
+class ByteConfig(TokenizerConfig):
+    """The byte tokenizer, which needs no training."""
+
+    kind: Literal["byte"] = "byte"
+
+    def build(
+        self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None
+    ) -> ByteTokenizer:
+        """Returns the byte tokenizer."""
+        del corpus, cache, progress
+        return ByteTokenizer()

@@ -1,0 +1,126 @@
+"""A tokenizer of the library `tokenizers`, as a `tokenizer.json` describes it."""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from twoaxis.core.errors import DataError, nearest
+from twoaxis.data.corpus import Corpus
+from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig, as_utf8
+
+if TYPE_CHECKING:
+    import tokenizers
+
+PIECE_CHARACTERS = 1 << 16
+"""Long texts are encoded in pieces of about this many characters, which bounds the memory."""
+
+
+class SubwordTokenizer(Tokenizer):
+    """Tokens as a `tokenizer.json` defines them; whether decoding restores the text exactly is up to that file.
+
+    Args:
+        definition: the text of the `tokenizer.json`; its truncation and padding are ignored.
+        end_of_document: the token that ends documents, or None for no end marker.
+        where: what errors call the tokenizer.
+
+    Raises:
+        DataError: not a tokenizer, or the end marker is not one of its tokens.
+    """
+
+    def __init__(self, definition: str, end_of_document: str | None = None, where: str = "tokenizer") -> None:
+        import tokenizers
+
+        try:
+            self._engine = tokenizers.Tokenizer.from_str(definition)
+        # The library raises bare exceptions.
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"{where}: is not a tokenizer.json ({reason}); save the tokenizer again, or delete the file"
+            ) from None
+        self._engine.no_truncation()
+        self._engine.no_padding()
+        # Text that happens to spell a special token must stay text, or it would end a document.
+        self._engine.encode_special_tokens = True
+        vocabulary = self._engine.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise DataError(f"{where}: has no tokens; save the tokenizer after its training")
+        if end_of_document is not None and end_of_document not in vocabulary:
+            remedy = nearest(end_of_document, vocabulary) if len(vocabulary) < 1000 else "name a token of the file"
+            raise DataError(f"{where}: has no token end_of_document={end_of_document!r}; {remedy}")
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.end_of_document = None if end_of_document is None else vocabulary[end_of_document]
+        self._end_token = end_of_document
+        self._splits_at_spaces = _is_byte_level(self._engine)
+
+    @property
+    def definition(self) -> str:
+        """All of the tokenizer as JSON text."""
+        content = {"kind": "subword", "end_of_document": self._end_token, "tokenizer": json.loads(self._engine.to_str())}
+        return json.dumps(content, sort_keys=True)
+
+    def encode_array(self, text: str) -> np.ndarray:
+        """Encodes text without special tokens."""
+        as_utf8(text)
+        pieces = list(pieces_of(text)) if self._splits_at_spaces else [text]
+        encodings = self._engine.encode_batch_fast(pieces, add_special_tokens=False)
+        return np.concatenate([np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decodes ids; special tokens become nothing."""
+        self._check_ids(ids)
+        return self._engine.decode(list(ids), skip_special_tokens=True)
+
+
+class FileTokenizerConfig(TokenizerConfig):
+    """Any `tokenizer.json`.
+
+    Attributes:
+        path: the file.
+        end_of_document: the token that ends every document, such as `<|endoftext|>`, or None for no end marker.
+    """
+
+    kind: Literal["file"] = "file"
+    path: Path
+    end_of_document: str | None = None
+
+    def build(
+        self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None
+    ) -> SubwordTokenizer:
+        """Reads the file."""
+        del corpus, cache, progress
+        try:
+            definition = self.path.expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"tokenizer {self.path}: cannot be read ({error}); set path to a tokenizer.json") from None
+        return SubwordTokenizer(definition, self.end_of_document, f"tokenizer {self.path}")
+
+
+def pieces_of(text: str, characters: int = PIECE_CHARACTERS) -> Iterator[str]:
+    """Cuts text before spaces and line ends that follow something else; a byte-level tokenizer always cuts there too.
+
+    Example:
+        >>> list(pieces_of("one two  three", characters=4))
+        ['one two', '  three']
+    """
+    cut = re.compile(r"(?<=\S)[ \n]")
+    start = 0
+    while start < len(text):
+        found = cut.search(text, start + characters)
+        end = found.start() if found else len(text)
+        yield text[start:end]
+        start = end
+    if not text:
+        yield text
+
+
+def _is_byte_level(engine: "tokenizers.Tokenizer") -> bool:
+    form = json.loads(engine.to_str())
+    splitter = form["pre_tokenizer"] or {}
+    plain = splitter.get("type") == "ByteLevel" and splitter.get("use_regex", True) and not splitter["add_prefix_space"]
+    return bool(plain and form["normalizer"] is None and all(token["special"] for token in form["added_tokens"]))

@@ -1,0 +1,38 @@
+"""Floor 5: one training recipe for every arm, and the loop that runs it.
+
+`train` runs a `TrainConfig` in a run folder and resumes it bit for bit; `load_trained` reads what it has made.
+"""
+
+from twoaxis.train.loop import train
+from twoaxis.train.metrics import StepRecord, read_metrics
+from twoaxis.train.optim import GroupConfig, OptimizerConfig
+from twoaxis.train.progress import PlainProgress, Progress, RichProgress, console_progress
+from twoaxis.train.recipe import DataConfig, TrainConfig, read_recipe
+from twoaxis.train.result import Result
+from twoaxis.train.run_folder import RunFolder
+from twoaxis.train.schedule import SCHEDULES, ConstantConfig, CosineConfig, ScheduleConfig, WSDConfig
+from twoaxis.train.trained import Trained, load_trained
+
+__all__ = [
+    "SCHEDULES",
+    "ConstantConfig",
+    "CosineConfig",
+    "DataConfig",
+    "GroupConfig",
+    "OptimizerConfig",
+    "PlainProgress",
+    "Progress",
+    "Result",
+    "RichProgress",
+    "RunFolder",
+    "ScheduleConfig",
+    "StepRecord",
+    "TrainConfig",
+    "Trained",
+    "WSDConfig",
+    "console_progress",
+    "load_trained",
+    "read_metrics",
+    "read_recipe",
+    "train",
+]

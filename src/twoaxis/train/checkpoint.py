@@ -1,0 +1,194 @@
+"""Checkpoints: folders that appear whole or not at all, and that say themselves whether they are intact."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from twoaxis.core.errors import CheckpointError
+
+FORMAT = 1
+"""The version of the layout of a checkpoint."""
+
+TENSOR_FILES = ("model", "optimizer")
+"""Each is a safetensors file of the checkpoint."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint in memory.
+
+    Attributes:
+        step: steps taken.
+        model: parameters by name.
+        optimizer: optimizer state by `kind/name of the parameter`.
+        state: everything else, as plain JSON-ready data.
+    """
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Writes `folder/step-00001234`, and afterwards removes all but the newest `keep` checkpoints.
+
+    Raises:
+        CheckpointError: the disk is full or cannot be written; the earlier checkpoints are as they were.
+    """
+    path = folder / _name(checkpoint.step)
+    draft = folder / f".{path.name}.{uuid.uuid4().hex}.tmp"
+    try:
+        draft.mkdir(parents=True)
+        _write(draft, checkpoint)
+        os.rename(draft, path)
+        _sync(folder)
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(
+            f"checkpoint of step {checkpoint.step}: cannot be written to {folder} ({reason}); earlier checkpoints are "
+            "intact; free space there and run again to resume"
+        ) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    for old in checkpoint_paths(folder)[keep:]:
+        _remove(old)
+    return path
+
+
+def load_newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """Reads the newest intact checkpoint; None when there is none at all.
+
+    Args:
+        folder: of the checkpoints.
+        say: called with one line for every damaged checkpoint that is passed over.
+
+    Raises:
+        CheckpointError: there are checkpoints, but every one is damaged.
+    """
+    paths = checkpoint_paths(folder)
+    for index, path in enumerate(paths):
+        try:
+            checkpoint = load_checkpoint(path)
+        except CheckpointError as error:
+            following = paths[index + 1].name if index + 1 < len(paths) else None
+            say(f"{error}; " + (f"trying {following}" if following else "there is no earlier one"))
+            continue
+        if index:
+            say(f"continuing from {path.name}")
+        return checkpoint
+    if paths:
+        raise CheckpointError(
+            f"{folder}: none of the {len(paths)} checkpoints is intact; restore one, or delete the folder to start again"
+        )
+    return None
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Reads and verifies one checkpoint.
+
+    Raises:
+        CheckpointError: something is missing or differs from its checksum.
+    """
+    try:
+        document = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        state, expected = document["state"], document["sha256"]
+        if hashlib.sha256(_canonical(state)).hexdigest() != expected:
+            raise CheckpointError(f"checkpoint {path.name} is damaged: state.json differs from its checksum")
+        if state["format"] != FORMAT:
+            raise CheckpointError(f"checkpoint {path.name} has format {state['format']}; must be {FORMAT}; update twoaxis")
+        for name, sha256 in state["files"].items():
+            if _sha256(path / name) != sha256:
+                raise CheckpointError(f"checkpoint {path.name} is damaged: {name} differs from its checksum")
+        model, optimizer = (load_file(path / f"{name}.safetensors") for name in TENSOR_FILES)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"checkpoint {path.name} is damaged: {' '.join(reason.split())}") from None
+    return Checkpoint(state["step"], model, optimizer, state)
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """The checkpoints of a run, damaged ones included, the newest first."""
+    return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
+
+
+def set_aside_newer(folder: Path, step: int) -> None:
+    """Renames checkpoints after this step, which were damaged, so that a continued run can come to their steps again."""
+    for path in checkpoint_paths(folder):
+        if path.name > _name(step):
+            path.rename(path.with_name(f"damaged-{path.name}-{uuid.uuid4().hex[:8]}"))
+
+
+def remove_drafts(folder: Path) -> None:
+    """Removes what killed runs had begun to write or to remove."""
+    for path in folder.glob(".step-*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _write(draft: Path, checkpoint: Checkpoint) -> None:
+    for name in TENSOR_FILES:
+        tensors: Mapping[str, Tensor] = getattr(checkpoint, name)
+        path = draft / f"{name}.safetensors"
+        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
+        _sync(path)
+    files = {f"{name}.safetensors": _sha256(draft / f"{name}.safetensors") for name in TENSOR_FILES}
+    state = {**checkpoint.state, "format": FORMAT, "step": checkpoint.step, "files": files}
+    document = {"sha256": hashlib.sha256(_canonical(state)).hexdigest(), "state": state}
+    with open(draft / "state.json", "w", encoding="utf-8") as file:
+        json.dump(document, file, allow_nan=False, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    for name in files:
+        # safetensors lets nobody else read its files, whatever the umask says.
+        shutil.copymode(draft / "state.json", draft / name)
+    _sync(draft)
+
+
+def _remove(path: Path) -> None:
+    # Renamed first, so that a half-removed checkpoint is never taken for one.
+    doomed = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    with contextlib.suppress(OSError):
+        os.rename(path, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _canonical(state: Any) -> bytes:
+    return json.dumps(state, sort_keys=True, allow_nan=False).encode()
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with _descriptor(path) as descriptor:
+        if descriptor is not None:
+            os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def _descriptor(path: Path) -> Iterator[int | None]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except PermissionError:
+        # Some systems cannot open folders, and need no sync of them.
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

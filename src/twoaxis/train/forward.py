@@ -1,0 +1,95 @@
+"""The forward pass of training: device, precision, layout, recomputation and compilation in one call."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.layout import TokenLayout
+from twoaxis.data import Batch
+from twoaxis.model import Decoder
+from twoaxis.train.recipe import TrainConfig
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a recipe; `auto` is the first GPU, else the CPU.
+
+    Raises:
+        ConfigError: a device that this machine or this build of torch does not have.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device={name!r}: cannot be used here ({reason}); use device=auto") from None
+    return device
+
+
+def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """The precision of matrix products; `auto` is bfloat16 on GPUs and float32 on CPUs, where bfloat16 is slow."""
+    if precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+
+
+class TokenLoss:
+    """Computes the summed loss of a batch with a model, as its recipe says.
+
+    Args:
+        model: on the device of the run.
+        config: says precision, recomputation and compilation.
+    """
+
+    def __init__(self, model: Decoder, config: TrainConfig) -> None:
+        self.model = model
+        self.device = model.embedding.weight.device
+        self.dtype = choose_dtype(config.precision, self.device)
+        self._recompute = config.recompute == "block"
+        self._loss: Callable[..., Tensor] = self._eager_loss
+        if config.compile == "model":
+            self._loss = torch.compile(self._eager_loss, dynamic=False, fullgraph=True)
+        elif config.compile == "block":
+            for block in model.blocks:
+                block.compile(dynamic=False, fullgraph=True)
+
+    def __call__(self, batch: Batch) -> Float[Tensor, ""]:
+        """The sum of the token losses of the batch in nats, with its graph."""
+        with self._precision():
+            return self._loss(*batch.to(self.device))
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> Float[Tensor, ""]:
+        """The same sum without gradients; a compiled model is run as it is, since other batch sizes would compile again."""
+        with self._precision():
+            return self._eager_loss(*batch.to(self.device))
+
+    def _eager_loss(
+        self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None
+    ) -> Float[Tensor, ""]:
+        layout = None if documents is None else TokenLayout.packed(documents)
+        total, _ = self.model.loss(tokens, targets, layout, recompute=self._recompute)
+        return total
+
+    def _precision(self) -> AbstractContextManager[object]:
+        if self.dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+def rows_at_once(config: TrainConfig) -> int:
+    """Windows computed at once.
+
+    Raises:
+        ConfigError: compiled shapes are static, so micro-batches must then divide the batch.
+    """
+    rows = config.micro_batch_size or config.batch_size
+    if config.compile != "off" and config.batch_size % rows:
+        allowed = f"a divisor of batch_size={config.batch_size} when compiled"
+        raise ConfigError(problem("micro_batch_size", rows, allowed, "change one of them or set compile=off"))
+    return rows

@@ -1,0 +1,126 @@
+"""A training run from its first step, or from its newest checkpoint, to its result."""
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from twoaxis.core.cost import Shape
+from twoaxis.model.cost import decoder_cost
+from twoaxis.train.interrupt import stop_on_signals
+from twoaxis.train.memory import peak_bytes, peak_device_bytes, reset_peak
+from twoaxis.train.metrics import StepRecord
+from twoaxis.train.progress import Progress
+from twoaxis.train.recipe import TrainConfig
+from twoaxis.train.result import Result, Status, summarise
+from twoaxis.train.run_folder import RunFolder
+from twoaxis.train.trainer import Trainer
+
+
+def train(
+    config: TrainConfig,
+    run_dir: Path | str,
+    progress: Progress | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Result:
+    """Trains until the recipe is done, resuming whatever the folder holds.
+
+    A run that was stopped, or killed at any moment, continues to the same losses and weights, bit for bit, as one
+    that was not. A run that has finished or diverged is not run again: its result is read.
+
+    Args:
+        config: the recipe.
+        run_dir: the folder of the run, made if it does not exist.
+        progress: told what happens; None tells nobody.
+        should_stop: asked after every step; true stops the run after a checkpoint, as SIGINT and SIGTERM do.
+
+    Returns:
+        The result; its status says whether the run has finished, diverged or been interrupted.
+
+    Raises:
+        ConfigError: a recipe that cannot be run here.
+        DataError: a corpus or tokenizer that cannot be used.
+        CheckpointError: a folder of another run, no intact checkpoint among several, or a full disk.
+    """
+    progress = progress or Progress()
+    folder = RunFolder(run_dir)
+    try:
+        with folder.locked():
+            folder.check(config)
+            finished = folder.result
+            if finished is not None:
+                progress.note(f"{folder.path}: {finished.message}")
+                return finished
+            return _run(Trainer(config, folder, progress), should_stop)
+    finally:
+        progress.stop()
+
+
+def _run(trainer: Trainer, should_stop: Callable[[], bool] | None) -> Result:
+    config, progress = trainer.config, trainer.progress
+    # After the data is prepared, which may take more memory than the training.
+    reset_peak()
+    try:
+        progress.start(trainer.step, config.steps, trainer.tokens_per_step)
+        with stop_on_signals() as request:
+            while trainer.step < config.steps:
+                record = _step(trainer)
+                problem = _divergence(record)
+                if problem:
+                    return _finish(trainer, "diverged", f"{problem}; the last checkpoint is of step {trainer.saved_step}")
+                asked = request.name or ("should_stop" if should_stop is not None and should_stop() else "")
+                if trainer.step == config.steps or trainer.step % config.checkpoint_every == 0 or asked:
+                    trainer.save()
+                if asked and trainer.step < config.steps:
+                    done = f"{trainer.step} of {config.steps} steps"
+                    return _finish(trainer, "interrupted", f"stopped by {asked}, {done} are saved; run again to go on")
+        return _finish(trainer, "finished", f"finished {config.steps} steps")
+    finally:
+        trainer.metrics.close()
+
+
+def _step(trainer: Trainer) -> StepRecord:
+    """Takes one step, validates if it is time to, and writes the line of the step."""
+    begin = time.perf_counter()
+    multiplier = trainer.config.schedule.multiplier(trainer.step, trainer.config.steps)
+    outcome = trainer.take_step(multiplier)
+    seconds = time.perf_counter() - begin
+    lr = trainer.config.optimizer.lr * multiplier
+    record = StepRecord(trainer.step, outcome.loss, outcome.grad_norm, lr, outcome.tokens, seconds)
+    last = trainer.step == trainer.config.steps
+    if not _divergence(record) and (last or trainer.step % trainer.config.validate_every == 0):
+        validation = trainer.validate()
+        record = record._replace(validation_loss=validation.loss, bpb=validation.bpb)
+    trainer.metrics.append(record)
+    trainer.progress.step(record)
+    return record
+
+
+def _divergence(record: StepRecord) -> str:
+    """What is not finite, in words; "" when everything is."""
+    measured = {"loss": record.loss, "gradient norm": record.grad_norm, "validation loss": record.validation_loss}
+    wild = [f"{name} {value}" for name, value in measured.items() if value is not None and not math.isfinite(value)]
+    if not wild:
+        return ""
+    return f"diverged at step {record.step}: {', '.join(wild)}: must be finite; lower optimizer.lr or warm up for longer"
+
+
+def _finish(trainer: Trainer, status: Status, message: str) -> Result:
+    config = trainer.config
+    cost = decoder_cost(trainer.model.config, Shape(config.batch_size, config.data.seq_len))
+    forward = cost.flops / trainer.tokens_per_step
+    result = Result(
+        status=status,
+        message=message,
+        parameters=cost.params,
+        forward_flops_per_token=forward,
+        training_flops_per_token=3 * forward,
+        peak_memory_bytes=max(trainer.earlier_peak_bytes, peak_bytes()),
+        peak_device_memory_bytes=peak_device_bytes(),
+        **summarise(trainer.metrics.records, trainer.tokens_per_step),
+    )
+    if status != "interrupted":
+        trainer.metrics.sync()
+        trainer.folder.write("result", result.to_data())
+    trainer.progress.note(f"{trainer.folder.path}: {message}")
+    return result

@@ -1,0 +1,145 @@
+"""AdamW with parameter groups that follow from what every parameter declares itself to be."""
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import Field, field_validator
+from torch import nn
+
+from twoaxis.core.config import Config
+from twoaxis.core.errors import ConfigError, nearest, problem
+from twoaxis.core.parameters import Tag, declarations
+
+DECAYED: frozenset[Tag] = frozenset({"matrix", "embedding"})
+"""Tags with weight decay; norms, biases, gates, queries and mixing weights have none."""
+
+
+class GroupConfig(Config):
+    """A change for the parameters whose full name matches a pattern; of several that match, the later one wins.
+
+    Args:
+        pattern: with `*`, `?` and `[...]`, compared with the whole name, such as `*.pseudo_query`.
+        lr_scale: factor on the learning rate; None leaves it.
+        weight_decay: in place of the declared one; None leaves it.
+    """
+
+    pattern: str = Field(min_length=1)
+    lr_scale: float | None = Field(default=None, ge=0)
+    weight_decay: float | None = Field(default=None, ge=0)
+
+
+class OptimizerConfig(Config):
+    """AdamW.
+
+    Args:
+        lr: learning rate after the warm-up.
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: of matrices and embeddings, times the learning rate per step.
+        clip_norm: largest norm of the whole gradient; None does not clip.
+        groups: changes by parameter name.
+
+    Source: Decoupled Weight Decay Regularization, arXiv:1711.05101, algorithm 2.
+    """
+
+    lr: float = Field(default=1e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    groups: tuple[GroupConfig, ...] = ()
+
+    @field_validator("betas")
+    @classmethod
+    def _decay_rates(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ConfigError(problem("betas", betas, "at least 0 and below 1", "write for example [0.9, 0.95]"))
+        return betas
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that are optimised alike.
+
+    Attributes:
+        lr_scale: factor on the learning rate.
+        weight_decay: times the learning rate per step.
+        tags: what its parameters declare themselves to be, sorted.
+        parameters: by full name.
+    """
+
+    lr_scale: float
+    weight_decay: float
+    tags: tuple[Tag, ...]
+    parameters: dict[str, nn.Parameter]
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[ParameterGroup]:
+    """Puts every parameter of the model into exactly one group.
+
+    Raises:
+        ConfigError: a pattern that matches no parameter.
+    """
+    declared = list(declarations(model))
+    _check_patterns(config.groups, [name for name, _, _ in declared])
+    members: dict[tuple[float, float], dict[str, nn.Parameter]] = {}
+    tags: dict[tuple[float, float], set[Tag]] = {}
+    for name, parameter, declaration in declared:
+        lr_scale, weight_decay = 1.0, config.weight_decay if declaration.tag in DECAYED else 0.0
+        for change in config.groups:
+            if fnmatch.fnmatchcase(name, change.pattern):
+                lr_scale = lr_scale if change.lr_scale is None else change.lr_scale
+                weight_decay = weight_decay if change.weight_decay is None else change.weight_decay
+        members.setdefault((lr_scale, weight_decay), {})[name] = parameter
+        tags.setdefault((lr_scale, weight_decay), set()).add(declaration.tag)
+    return [ParameterGroup(*key, tuple(sorted(tags[key])), members[key]) for key in members]
+
+
+def group_table(groups: Iterable[ParameterGroup]) -> str:
+    """The groups as lines of text, one group each."""
+    lines = [f"{'weight decay':>12}  {'lr scale':>8}  {'tensors':>7}  {'parameters':>12}  what"]
+    for group in groups:
+        count = sum(parameter.numel() for parameter in group.parameters.values())
+        sizes = f"{group.weight_decay:>12g}  {group.lr_scale:>8g}  {len(group.parameters):>7}  {count:>12,}"
+        lines.append(f"{sizes}  {', '.join(group.tags)}")
+    return "\n".join(lines)
+
+
+def build_optimizer(groups: Iterable[ParameterGroup], config: OptimizerConfig) -> torch.optim.AdamW:
+    """Builds AdamW over the groups, in its fused form where the device and the dtype have one."""
+    options: list[dict[str, Any]] = [
+        {
+            "params": list(group.parameters.values()),
+            "lr": config.lr * group.lr_scale,
+            "weight_decay": group.weight_decay,
+            "full_lr": config.lr * group.lr_scale,
+        }
+        for group in groups
+    ]
+    parameters = [parameter for option in options for parameter in option["params"]]
+    fused = all(parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+    return torch.optim.AdamW(options, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, multiplier: float) -> None:
+    """Sets the learning rate of every group to its full value times the multiplier."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["full_lr"] * multiplier
+
+
+def _check_patterns(changes: Iterable[GroupConfig], names: list[str]) -> None:
+    for change in changes:
+        if not fnmatch.filter(names, change.pattern):
+            raise ConfigError(
+                f"optimizer.groups pattern {change.pattern!r} matches no parameter of this model; "
+                f"{nearest(change.pattern, _endings(names))}"
+            )
+
+
+def _endings(names: list[str]) -> set[str]:
+    """Patterns that do match, by the last one or two parts of each name."""
+    parts = [name.split(".") for name in names]
+    return {"*." + ".".join(part[-length:]) for part in parts for length in (1, 2) if len(part) > length}

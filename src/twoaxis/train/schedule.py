@@ -1,0 +1,115 @@
+"""Learning-rate schedules: pure functions of the step, so that a resumed run has nothing to restore."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, SerializeAsAny
+
+from twoaxis.core.config import Config
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.table import Row, Table
+
+
+class ScheduleConfig(Config, ABC):
+    """How the learning rate moves over a run: a linear warm-up, then whatever the kind says.
+
+    Args:
+        warmup_steps: steps until the full learning rate; None is a twentieth of the run.
+    """
+
+    warmup_steps: int | None = Field(default=None, ge=0)
+
+    def multiplier(self, step: int, steps: int) -> float:
+        """The factor on the learning rate at a step counted from 0, in a run of `steps`.
+
+        Example:
+            >>> [round(CosineConfig(warmup_steps=2, min_ratio=0).multiplier(step, 6), 3) for step in range(6)]
+            [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+        """
+        warmup = self.warmup(steps)
+        return (step + 1) / warmup if step < warmup else self.after_warmup(step, warmup, steps)
+
+    def warmup(self, steps: int) -> int:
+        """The length of the warm-up in steps."""
+        return math.ceil(steps / 20) if self.warmup_steps is None else self.warmup_steps
+
+    def check(self, steps: int) -> None:
+        """Refuses a run that ends before its warm-up.
+
+        Raises:
+            ConfigError: naming both lengths.
+        """
+        if self.warmup(steps) > steps:
+            raise ConfigError(
+                problem("schedule.warmup_steps", self.warmup_steps, f"at most steps={steps}", "warm up for fewer steps")
+            )
+
+    @abstractmethod
+    def after_warmup(self, step: int, warmup: int, steps: int) -> float:
+        """The factor at a step that is not in the warm-up."""
+
+
+class ConstantConfig(ScheduleConfig):
+    """Keeps the full learning rate after the warm-up."""
+
+    kind: Literal["constant"] = "constant"
+
+    def after_warmup(self, step: int, warmup: int, steps: int) -> float:
+        """One."""
+        del step, warmup, steps
+        return 1.0
+
+
+class CosineConfig(ScheduleConfig):
+    """Falls along half a cosine from 1 towards `min_ratio` at the end of the run.
+
+    Equation: m = r + (1 - r) (1 + cos(pi (s - w) / (S - w))) / 2 for warm-up w, S steps and min_ratio r
+    Source:   SGDR, arXiv:1608.03983, eq. 5, without restarts
+    """
+
+    kind: Literal["cosine"] = "cosine"
+    min_ratio: float = Field(default=0.1, ge=0, le=1)
+
+    def after_warmup(self, step: int, warmup: int, steps: int) -> float:
+        """The cosine."""
+        progress = (step - warmup) / max(1, steps - warmup)
+        return self.min_ratio + (1 - self.min_ratio) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class WSDConfig(ScheduleConfig):
+    """Warm-up, stable, decay: keeps the full rate, then falls in a straight line to `min_ratio` at the end of the run.
+
+    Args:
+        warmup_steps: steps until the full learning rate; None is a twentieth of the run.
+        min_ratio: where the line ends.
+        decay_fraction: the last part of the run, in which the rate falls.
+
+    Equation: m = r + (1 - r) (S - s) / d in the last d steps of S, 1 before, with min_ratio r
+    Source:   MiniCPM, arXiv:2404.06395, section 4.2, with a linear decay
+    """
+
+    kind: Literal["wsd"] = "wsd"
+    min_ratio: float = Field(default=0.0, ge=0, le=1)
+    decay_fraction: float = Field(default=0.2, ge=0, le=1)
+
+    def after_warmup(self, step: int, warmup: int, steps: int) -> float:
+        """One, or the line that ends at the end of the run."""
+        decay = min(round(steps * self.decay_fraction), steps - warmup)
+        return 1.0 if step < steps - decay else self.min_ratio + (1 - self.min_ratio) * (steps - step) / decay
+
+
+SCHEDULES: Table[ScheduleConfig] = Table(
+    "schedule",
+    ScheduleConfig,
+    "twoaxis.schedules",
+    [
+        Row(CosineConfig, "warm-up, then half a cosine", {"default": {}}),
+        Row(WSDConfig, "warm-up, stable, linear decay", {"default": {}}),
+        Row(ConstantConfig, "warm-up, then constant", {"default": {}}),
+    ],
+)
+"""The kinds of schedule; other packages add rows through the entry point `twoaxis.schedules`."""
+
+ScheduleField = Annotated[SerializeAsAny[ScheduleConfig], BeforeValidator(SCHEDULES.parse)]
+"""The type of a configuration field that holds a schedule."""

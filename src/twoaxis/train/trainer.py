@@ -1,0 +1,134 @@
+"""A run in memory: its data, model and optimizer, and where it stands between two steps."""
+
+import torch
+
+from twoaxis.data import PackedSampler, prepare, validation_batches
+from twoaxis.model import Decoder
+from twoaxis.train.checkpoint import Checkpoint, load_newest, remove_drafts, save_checkpoint, set_aside_newer
+from twoaxis.train.environment import changed_environment, describe_environment
+from twoaxis.train.evaluate import Validation, evaluate
+from twoaxis.train.forward import TokenLoss, choose_device, rows_at_once
+from twoaxis.train.memory import peak_bytes
+from twoaxis.train.metrics import MetricsLog
+from twoaxis.train.optim import build_optimizer, group_table, parameter_groups
+from twoaxis.train.progress import Progress
+from twoaxis.train.recipe import TrainConfig
+from twoaxis.train.run_folder import RunFolder
+from twoaxis.train.step import StepOutcome, take_step
+from twoaxis.train.training_state import (
+    model_tensors,
+    optimizer_tensors,
+    parameters_sha256,
+    random_state,
+    restore_model,
+    restore_optimizer,
+    restore_random_state,
+)
+
+
+class Trainer:
+    """Everything a run needs, put where its newest intact checkpoint left it.
+
+    Attributes:
+        config: the recipe.
+        folder: of the run.
+        progress: told what happens.
+        step: steps taken.
+        saved_step: the step of the newest checkpoint, 0 when there is none.
+        tokens_per_step: tokens read in a step.
+        earlier_peak_bytes: the largest resident memory of the processes before this one.
+
+    Raises:
+        ConfigError: a recipe that cannot be run here.
+        DataError: a corpus or tokenizer that cannot be used.
+        CheckpointError: a folder of another run, or no intact checkpoint among several.
+    """
+
+    def __init__(self, config: TrainConfig, folder: RunFolder, progress: Progress) -> None:
+        self.config, self.folder, self.progress = config, folder, progress
+        data, rows, device = config.data, rows_at_once(config), choose_device(config.device)
+        self.data = prepare(data.corpus, data.tokenizer, progress=progress.preparing)
+        self.rows = rows
+        self.sampler = PackedSampler(self.data.train, config.batch_size, data.seq_len, config.seed, data.packing)
+        self.validation = validation_batches(self.data.validation, rows, data.seq_len, config.validation_tokens, data.packing)
+        torch.manual_seed(config.seed)
+        self.model = Decoder.build(config.decoder(self.data.tokenizer.vocab_size), config.seed)
+        groups = parameter_groups(self.model, config.optimizer)
+        folder.claim(config, self.data)
+        folder.write_once("initial_parameters", parameters_sha256(self.model))
+        self.model.to(device)
+        self.optimizer = build_optimizer(groups, config.optimizer)
+        self.token_loss = TokenLoss(self.model, config)
+        self.tokens_per_step = config.batch_size * data.seq_len
+        self.step = self.saved_step = self.earlier_peak_bytes = 0
+        self._said_empty = False
+        self._describe(group_table(groups))
+        self._resume()
+
+    def take_step(self, multiplier: float) -> StepOutcome:
+        """Takes the next step with the learning rate times this multiplier."""
+        outcome = take_step(
+            self.token_loss,
+            self.optimizer,
+            self.sampler.next(),
+            rows=self.rows,
+            multiplier=multiplier,
+            clip_norm=self.config.optimizer.clip_norm,
+        )
+        self.step += 1
+        if not outcome.tokens and not self._said_empty:
+            self._said_empty = True
+            self.progress.note(
+                f"step {self.step}: no token of the batch carries a loss, so it counts as 0 tokens with loss 0 (said once); "
+                "use longer documents or data.packing=joined"
+            )
+        return outcome
+
+    def validate(self) -> Validation:
+        """Measures the loss on the validation batches."""
+        return evaluate(self.token_loss.evaluate, self.validation, self.data)
+
+    def save(self) -> None:
+        """Writes a checkpoint.
+
+        Raises:
+            CheckpointError: the disk is full or cannot be written; earlier checkpoints are as they were.
+        """
+        self.metrics.sync()
+        losses = [record.validation_loss for record in self.metrics.records if record.validation_loss is not None]
+        state = {
+            "schedule_step": self.step,
+            "sampler": self.sampler.state(),
+            "random": random_state(),
+            "best_validation_loss": min(losses, default=None),
+            "peak_memory_bytes": max(self.earlier_peak_bytes, peak_bytes()),
+        }
+        checkpoint = Checkpoint(self.step, model_tensors(self.model), optimizer_tensors(self.model, self.optimizer), state)
+        save_checkpoint(self.folder.checkpoints, checkpoint, self.config.keep_checkpoints)
+        self.saved_step = self.step
+
+    def _resume(self) -> None:
+        remove_drafts(self.folder.checkpoints)
+        checkpoint = load_newest(self.folder.checkpoints, self.progress.note)
+        if checkpoint is not None:
+            restore_model(self.model, checkpoint.model)
+            restore_optimizer(self.model, self.optimizer, checkpoint.optimizer)
+            self.sampler.restore(checkpoint.state["sampler"])
+            restore_random_state(checkpoint.state["random"])
+            self.earlier_peak_bytes = checkpoint.state["peak_memory_bytes"]
+            self.step = self.saved_step = checkpoint.step
+            self.progress.note(f"{self.folder.path}: resuming after step {self.step}")
+        self.metrics = MetricsLog(self.folder.metrics, self.step)
+        set_aside_newer(self.folder.checkpoints, self.step)
+
+    def _describe(self, groups: str) -> None:
+        environment = describe_environment(self.token_loss.device, self.token_loss.dtype)
+        self.folder.write_once("env", environment)
+        changes = changed_environment(self.folder.read("env"), environment)
+        if changes:
+            self.progress.note(f"not the environment the run began in, so its last digits may differ: {', '.join(changes)}")
+        self.progress.note(groups)
+        self.progress.note(
+            f"device {environment['device']}, {environment['precision']}, {environment['threads']} threads, "
+            f"compile {self.config.compile}" + ("; the first step compiles" if self.config.compile != "off" else "")
+        )

@@ -1,0 +1,95 @@
+"""Habits that keep the suite trustworthy: one command everywhere, no speed assertions, no silent skips."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CLOCKS = {name + unit for name in ("perf_counter", "monotonic", "process_time") for unit in ("", "_ns")} | {"time_ns", "timeit"}
+
+
+def _names(node: ast.AST) -> set[str]:
+    names = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+    calls = [child.func for child in ast.walk(node) if isinstance(child, ast.Call)]
+    attributes = {func.attr for func in calls if isinstance(func, ast.Attribute)}
+    if any(isinstance(f, ast.Attribute) and f.attr == "time" and ast.unparse(f.value) == "time" for f in calls):
+        attributes.add("perf_counter")
+    return names | attributes
+
+
+def timed_assertions(tree: ast.Module) -> Iterator[int]:
+    """Yields the lines of assertions whose outcome depends on a clock, directly or through variables."""
+    for scope in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
+        timed = set(CLOCKS)
+        assignments = [n for n in ast.walk(scope) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign) and n.value]
+        for _ in assignments:
+            for node in assignments:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                if node.value and _names(node.value) & timed:
+                    timed |= {name for target in targets for name in _names(target)}
+        yield from (n.lineno for n in ast.walk(scope) if isinstance(n, ast.Assert) and _names(n.test) & timed)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "assert time.perf_counter() < limit",
+        "begin = perf_counter(); run(); elapsed = perf_counter() - begin; assert elapsed < 1",
+        "begin = time.time(); run(); assert time.time() - begin < 1",
+    ],
+)
+def test_finds_timed_assertions(body: str) -> None:
+    assert list(timed_assertions(ast.parse(f"def test():\n  {body}")))
+
+
+def test_no_assertion_on_time(test_sources: dict[str, ast.Module]) -> None:
+    found = {path: lines for path, tree in test_sources.items() if (lines := list(timed_assertions(tree)))}
+    assert not found, "speed is reported by benchmarks/, never asserted"
+
+
+def test_continuous_integration_runs_what_a_person_runs(root: Path) -> None:
+    script = root / ".ci" / "run"
+    commands = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]
+    assert commands == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', "make test"]
+    assert script.stat().st_mode & 0o100
+    assert re.search(r"^test:", (root / "Makefile").read_text(), re.MULTILINE)
+
+
+SUITE = """
+import pytest
+
+def test_passes(): pass
+def test_known(): assert False
+def test_repaired(): pass
+def test_skips(): pytest.skip("silent")
+@pytest.mark.xfail
+def test_expected(): assert False
+"""
+TABLE = """
+| test id | reason | exit condition |
+|---|---|---|
+| `test_suite.py::test_known` | broken | it is repaired |
+| `test_suite.py::test_repaired` | was broken | it is repaired |
+"""
+
+
+def test_a_skip_needs_a_row_and_a_repaired_test_must_leave(root: Path, tmp_path: Path) -> None:
+    shutil.copy(root / "tests" / "conftest.py", tmp_path)
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    (tmp_path / "QUARANTINE.md").write_text(TABLE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--strict-markers"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    found = {name: outcome for outcome, name in re.findall(r"^(PASSED|FAILED|XFAIL) test_suite.py::(\w+)", done.stdout, re.M)}
+    assert found == {
+        "test_passes": "PASSED",
+        "test_known": "XFAIL",
+        "test_repaired": "FAILED",
+        "test_skips": "FAILED",
+        "test_expected": "FAILED",
+    }, done.stdout

@@ -1,0 +1,131 @@
+"""What every test can rely on: one thread, fixed seeds, checked shapes, and no silent skip."""
+
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import jaxtyping
+import numpy
+import pytest
+import torch
+from hypothesis import settings
+
+CHECKED_PACKAGES = ["core", "ops", "depth", "sequence", "feed_forward", "model"]
+QUARANTINE = Path(__file__).with_name("QUARANTINE.md")
+
+# An int is a float here, as for every type checker; `Self` can only be judged with the whole class at hand.
+TYPE_CHECKER = """beartype.beartype(conf=beartype.BeartypeConf(
+    is_pep484_tower=True,
+    hint_overrides=beartype.FrozenDict({beartype.typing.Self: beartype.typing.Any}),
+))"""
+
+torch.set_num_threads(1)
+
+# The same examples on every machine; `--hypothesis-profile=explore` looks for new ones.
+settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
+settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.load_profile("fixed")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.manual_seed(0)
+
+
+def _only_compile_tests(config: pytest.Config) -> bool:
+    return config.option.markexpr == "compile"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Checks shapes at run time, except in a session of tests that compile, which would trace the checks too."""
+    config.addinivalue_line("markers", "compile: uses torch.compile, so runs only in a session of its own: -m compile.")
+    if not _only_compile_tests(config):
+        # Has to come before the first import of these packages, hence no import of twoaxis in this file.
+        jaxtyping.install_import_hook([f"twoaxis.{name}" for name in CHECKED_PACKAGES], TYPE_CHECKER)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    if _only_compile_tests(config):
+        return "shapes are not checked at run time"
+    return "shapes are checked at run time; tests that compile are left out, run them with -m compile"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Reads `--fixtures DIR` as folders of golden tensors; without such a folder it keeps pytest's meaning.
+
+    The folders are in `config.option.fixture_folders`.
+    """
+    here = config.invocation_params.dir
+    folders = [argument for argument in config.args if any((here / argument).glob("*.safetensors"))]
+    if getattr(config.option, "showfixtures", False) and folders:
+        config.option.showfixtures = False
+        config.args[:] = [argument for argument in config.args if argument not in folders]
+        config.option.fixture_folders = [str((here / folder).resolve()) for folder in folders]
+    elif not hasattr(config.option, "fixture_folders"):
+        config.option.fixture_folders = []
+
+
+def quarantined(table: str) -> dict[str, str]:
+    """Reads the rows `| test id | reason | exit condition |` of the quarantine table as {test id: reason}.
+
+    Raises:
+        pytest.UsageError: a row that lacks a cell.
+    """
+    rows: dict[str, str] = {}
+    for line in table.splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+        if not cells or cells[0] in ("", "test id") or set(cells[0]) <= set("-: "):
+            continue
+        if len(cells) != 3 or not all(cells):
+            raise pytest.UsageError(f"QUARANTINE.md: {line!r} must have a test id, a reason and an exit condition")
+        rows[cells[0].strip("`").replace("\\|", "|")] = f"{cells[1]}; leaves when {cells[2]}"
+    return rows
+
+
+ROWS = quarantined(QUARANTINE.read_text()) if QUARANTINE.exists() else {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what compiles (by marker, or by `compile` in its id) and what is in quarantine."""
+    for item in items:
+        if "compile" in item.nodeid:
+            item.add_marker("compile")
+        if item.nodeid in ROWS:
+            item.add_marker(pytest.mark.xfail(reason=ROWS[item.nodeid], strict=True))
+    stale = set(ROWS) - {item.nodeid for item in items}
+    whole_files = {item.nodeid.partition("::")[0] for item in items}
+    if not any("::" in argument for argument in config.args):
+        for row in sorted(stale):
+            file, _, test = row.partition("::")
+            if test and file in whole_files:
+                raise pytest.UsageError(f"QUARANTINE.md: no test is called {row}; remove the row")
+    if not _only_compile_tests(config):
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("compile")])
+        items[:] = [item for item in items if not item.get_closest_marker("compile")]
+
+
+def _refuse_silent_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    # A skip and an expected failure both report the outcome `skipped`.
+    if report.outcome == "skipped" and report.nodeid not in ROWS:
+        report.outcome = "failed"
+        vars(report).pop("wasxfail", None)
+        report.longrepr = f"{report.nodeid}: not run or expected to fail, without a row in QUARANTINE.md: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport() -> Iterator[None]:
+    report = yield
+    _refuse_silent_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    report = yield
+    _refuse_silent_skip(report)
+    return report
