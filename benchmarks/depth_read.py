@@ -51,7 +51,9 @@ def _read(impl: Impl) -> Callable[[list[Tensor], Tensor], Tensor]:
     return read
 
 
-def _step(sources: list[Tensor], query: Tensor, grad: Tensor, read: Callable[[list[Tensor], Tensor], Tensor]) -> Callable[[], None]:
+def _step(
+    sources: list[Tensor], query: Tensor, grad: Tensor, read: Callable[[list[Tensor], Tensor], Tensor]
+) -> Callable[[], None]:
     def step() -> None:
         for tensor in (*sources, query):
             tensor.grad = None

@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 
 CHECKED_PACKAGES = ["core", "ops", "depth", "sequence", "feed_forward", "model"]
+PARITY = Path(__file__).with_name("parity").resolve()
 QUARANTINE = Path(__file__).with_name("QUARANTINE.md")
 
 # An int is a float here, as for every type checker; `Self` can only be judged with the whole class at hand.
@@ -55,18 +56,24 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Reads `--fixtures DIR` as folders of golden tensors; without such a folder it keeps pytest's meaning.
+    """Reads `pytest tests/parity --fixtures DIR` as folders of golden tensors; elsewhere it keeps pytest's meaning.
 
     The folders are in `config.option.fixture_folders`.
     """
     here = config.invocation_params.dir
-    folders = [argument for argument in config.args if any((here / argument).glob("*.safetensors"))]
-    if getattr(config.option, "showfixtures", False) and folders:
-        config.option.showfixtures = False
-        config.args[:] = [argument for argument in config.args if argument not in folders]
-        config.option.fixture_folders = [str((here / folder).resolve()) for folder in folders]
-    elif not hasattr(config.option, "fixture_folders"):
+    if not hasattr(config.option, "fixture_folders"):
         config.option.fixture_folders = []
+    tests = [argument for argument in config.args if (here / argument).resolve().is_relative_to(PARITY)]
+    if not getattr(config.option, "showfixtures", False) or not tests:
+        return
+    folders = [(here / argument).resolve() for argument in config.args if argument not in tests]
+    for folder in folders:
+        if not any(folder.glob("*.json")):
+            raise pytest.UsageError(f"--fixtures {folder}: must be a folder with golden tensors, *.json beside *.safetensors")
+    if folders:
+        config.option.showfixtures = False
+        config.args[:] = tests
+        config.option.fixture_folders = [str(folder) for folder in folders]
 
 
 def quarantined(table: str) -> dict[str, str]:

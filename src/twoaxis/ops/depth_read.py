@@ -69,6 +69,10 @@ def _check(sources: Sequence[Tensor], inverse_rms: Sequence[Tensor]) -> None:
             )
 
 
+def _mean_of_products(weights: Tensor, grad: Tensor, sources: Sequence[Tensor]) -> Tensor:
+    return torch.stack([weight * (grad * v).sum(-1) for weight, v in zip(weights, sources, strict=True)]).sum(0)
+
+
 class _DepthRead(torch.autograd.Function):
     """Saves the sources, the result, the weights and the raw scores: linear in the number of sources."""
 
@@ -92,9 +96,10 @@ class _DepthRead(torch.autograd.Function):
         sources, inverse_rms = tensors[:n], tensors[n:]
         grad = grad_outputs[0].to(weights.dtype)
         wide_query = query.to(weights.dtype)
-        # The mean of the weights' gradients is grad^T h, so that one sweep over the sources is enough.
+        # The mean of the weights' gradients is grad^T h, so that one sweep over the sources is enough; not when h
+        # was rounded to a narrower dtype, since the rounding would then be larger than what it stands for.
         buffer = grad * mixed
-        mean = buffer.sum(-1)
+        mean = buffer.sum(-1) if mixed.dtype == weights.dtype else _mean_of_products(weights, grad, sources)
         grad_query = torch.zeros_like(wide_query)
         grad_sources, grad_inverse_rms = [], []
         for v, factor, score, weight in zip(sources, inverse_rms, scores, weights, strict=True):

@@ -6,6 +6,7 @@ Letters: D normalised width.
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -28,6 +29,8 @@ def rms_norm(x: Float[Tensor, "*n D"], gain: Float[Tensor, " D"], eps: float, im
     if impl == "reference":
         wide = x.to(statistics_dtype(x))
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * gain.to(wide.dtype)).to(x.dtype)
+    if not torch.is_grad_enabled() and x.dtype == gain.dtype == statistics_dtype(x):
+        return F.rms_norm(x, gain.shape, gain, eps)
     return _RMSNorm.apply(x, gain, eps)
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
-Rotation = tuple[Float[Tensor, "_ T 1 half"], Float[Tensor, "_ T 1 half"]]
-"""Cosines and sines of the angles of each position, one per pair of channels."""
+Rotation = tuple[Float[Tensor, "_ T 1 K"], Float[Tensor, "_ T 1 K"]]
+"""The cosine that each channel is multiplied with, and the signed sine for the other channel of its pair."""
 
 
 def rotation(positions: Int[Tensor, "_ T"], head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
@@ -20,12 +20,13 @@ def rotation(positions: Int[Tensor, "_ T"], head_dim: int, theta: float, dtype: 
     """
     exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=dtype) / head_dim
     angles = positions.to(dtype).unsqueeze(-1) * theta**-exponent
-    return angles.cos().unsqueeze(2), angles.sin().unsqueeze(2)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat((cos, cos), dim=-1).unsqueeze(2), torch.cat((-sin, sin), dim=-1).unsqueeze(2)
 
 
 @outside_autocast
 def rotate(x: Float[Tensor, "B T H K"], turn: Rotation) -> Float[Tensor, "B T H K"]:
     """Rotates the channel pairs (i, i + K/2) of every head by the angle of its position."""
     cos, sin = turn
-    first, second = x.to(statistics_dtype(x)).chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    wide = x.to(statistics_dtype(x))
+    return torch.addcmul(wide * cos, wide.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)

@@ -1,0 +1,86 @@
+"""The command `twoaxis`: its verbs, and how errors end it."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from twoaxis import __version__
+from twoaxis.cli.check import check
+from twoaxis.cli.generate import generate
+from twoaxis.cli.list import list_mixers
+from twoaxis.cli.report import report
+from twoaxis.cli.show import show
+from twoaxis.cli.study import study
+from twoaxis.cli.train import train
+from twoaxis.core.errors import TwoAxisError
+
+NEGATIVE_FINDING, BAD_INPUT, INTERRUPTED = 1, 2, 130
+
+# Typer does not export the base of its usage errors, and newer releases carry a click of their own.
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+app = typer.Typer(
+    help="The two axes of a Transformer: mixing along sequence position and along layer depth.\n\n"
+    "Results go to standard output (--json for machines), progress to standard error. "
+    "Exit status: 0 fine, 1 a negative finding, 2 bad input.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for name, verb in (
+    ("list", list_mixers),
+    ("show", show),
+    ("train", train),
+    ("study", study),
+    ("report", report),
+    ("generate", generate),
+    ("check", check),
+):
+    app.command(name)(verb)
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the trace of an error instead of one line.")] = False,
+) -> None:
+    """What holds for every verb; `main` reads --debug itself."""
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status.
+
+    Args:
+        arguments: the words after `twoaxis`; None takes them from the process.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    try:
+        status = app(["--debug", *(word for word in words if word != "--debug")] if debug else words, standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except TwoAxisError as error:
+        return _fail(error, str(error), debug)
+    except _UsageError as error:
+        message = getattr(error, "format_message", lambda: str(error))()
+        return _fail(error, message or "a verb is missing; see `twoaxis --help`", debug)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(error, f"{where}{error.strerror or error}; free space, or check the path and its permissions", debug)
+    except (KeyboardInterrupt, typer.Abort):
+        print("twoaxis: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _fail(error: Exception, message: str, debug: bool) -> int:
+    if debug:
+        raise error
+    print(f"twoaxis: {' '.join(message.split())}", file=sys.stderr)
+    return BAD_INPUT

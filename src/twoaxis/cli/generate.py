@@ -1,0 +1,56 @@
+"""`twoaxis generate RUN`: text from a trained model."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twoaxis.cli.output import Json, print_json
+
+
+def generate(
+    run: Annotated[Path, typer.Argument(help="The folder of a training run.")],
+    prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "The ",
+    max_new_tokens: Annotated[int, typer.Option(min=0, help="New tokens.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Sample among this many most likely tokens.")] = None,
+    top_p: Annotated[float, typer.Option(help="Sample within this probability mass, in (0, 1].")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    prefill_chunk_tokens: Annotated[int | None, typer.Option(min=1, help="Read the prompt in pieces of this length.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Continue a text with a trained model; the new text appears as it is made.
+
+    Example: twoaxis generate runs/delta --prompt "Fellow citizens" --temperature 0
+    """
+    from twoaxis.model.generate import stream
+    from twoaxis.model.sampling import Sampling
+    from twoaxis.train import console_progress, load_trained
+
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    trained = load_trained(run, console_progress())
+    text = sys.stdin.read() if prompt == "-" else prompt
+    begin = trained.tokenizer.encode(text)
+    end = trained.tokenizer.end_of_document
+    if not begin and end is not None:
+        begin = [end]
+    steps = stream(trained.model, [begin], max_new_tokens, sampling, prefill_chunk_tokens)
+    if not as_json:
+        print(text, end="", flush=True)
+    new: list[int] = []
+    shown = ""
+    for (token,) in steps:
+        if token == end:
+            break
+        new.append(token)
+        # A character may span several tokens: only what will not change any more is shown.
+        decoded = trained.tokenizer.decode(new)
+        if not as_json and not decoded.endswith("\N{REPLACEMENT CHARACTER}"):
+            print(decoded[len(shown) :], end="", flush=True)
+            shown = decoded
+    decoded = trained.tokenizer.decode(new)
+    if as_json:
+        print_json({"prompt": text, "text": decoded, "tokens": new, "step": trained.step})
+    else:
+        print(decoded[len(shown) :])

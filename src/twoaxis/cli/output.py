@@ -1,0 +1,34 @@
+"""How results reach standard output: a table for people, JSON for machines."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+def print_json(data: Any) -> None:
+    """Prints data as indented JSON."""
+    print(json.dumps(data, indent=1, ensure_ascii=False))
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str] = ()) -> None:
+    """Prints a table; the columns named in `numbers` are aligned to the right."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell)) for cell in row))
+    Console(highlight=False, width=None if _is_terminal() else 160).print(table)
+
+
+def _is_terminal() -> bool:
+    import sys
+
+    return sys.stdout.isatty()

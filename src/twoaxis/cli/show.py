@@ -1,0 +1,94 @@
+"""`twoaxis show NAME`: equation, source, initialisation, cost and parameters of one mixer."""
+
+import inspect
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from twoaxis.cli.list import AXES
+from twoaxis.cli.output import Json, print_json, print_table
+from twoaxis.core.cost import Shape
+from twoaxis.core.errors import ConfigError, nearest
+from twoaxis.core.overrides import apply_overrides
+from twoaxis.core.parameters import declarations
+from twoaxis.core.site import Stack
+
+REFERENCE_STACK = Stack(d_model=256, norm_eps=1e-6, block_lengths=(2,) * 12)
+REFERENCE_SHAPE = Shape(batch=1, tokens=512)
+REFERENCE_SITE = REFERENCE_STACK.sites[-1]
+
+
+def show(
+    name: Annotated[str, typer.Argument(help="A kind that `twoaxis list` prints, such as deep_delta.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Options as key=value, such as value_target=paper.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show what a mixer does: equation, source, initialisation, options, parameters and cost.
+
+    Costs are those of the last sublayer of 12 blocks at d_model 256 and 512 tokens, float32.
+
+    Example: twoaxis show attention_residuals block_size=4
+    """
+    axis = _axis(name)
+    data = apply_overrides({"kind": name}, overrides or [])
+    config = AXES[axis].parse(data)
+    described = _described(axis, config)
+    if as_json:
+        print_json(described)
+        return
+    print(f"{name} ({axis.replace('_', '-')})\n")
+    print(inspect.getdoc(type(config)), end="\n\n")
+    if "init_equivalence" in described:
+        print("At initialisation: {relation}: {reason}\n".format(**described["init_equivalence"]))
+    print_table("Options", ("key", "value"), list(described["options"].items()))
+    print()
+    parameters = [tuple(parameter.values()) for parameter in described["parameters"]]
+    print_table("Parameters of one sublayer", ("name", "shape", "initial value", "tag"), parameters)
+    print()
+    costs = [(key, f"{value:,}") for key, value in described["cost"].items()]
+    print_table("Cost of one sublayer, 12 blocks, d_model 256, 512 tokens, float32", ("what", "count"), costs, ("count",))
+
+
+def _axis(name: str) -> str:
+    for axis, table in AXES.items():
+        if name in table:
+            return axis
+    known = [row.kind for table in AXES.values() for row in table]
+    raise ConfigError(f"unknown mixer {name!r}; {nearest(name, known)}")
+
+
+def _described(axis: str, config: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {"axis": axis, "kind": config.kind, "documentation": inspect.getdoc(type(config))}
+    if axis != "feed_forward":
+        equivalence = config.init_equivalence
+        described["init_equivalence"] = {"relation": equivalence.relation, "reason": equivalence.reason}
+    described["options"] = {key: value for key, value in config.to_data().items() if key != "kind"}
+    described["parameters"] = _parameters(config)
+    described["cost"] = _cost(axis, config)
+    return described
+
+
+def _parameters(config: Any) -> list[dict[str, str]]:
+    with torch.device("meta"):
+        module = config.build(REFERENCE_SITE)
+    return [
+        {"name": name, "shape": " x ".join(map(str, parameter.shape)), "init": str(declaration.init), "tag": declaration.tag}
+        for name, parameter, declaration in declarations(module)
+    ]
+
+
+def _cost(axis: str, config: Any) -> dict[str, int]:
+    cost = config.cost(REFERENCE_SITE, REFERENCE_SHAPE)
+    tokens = REFERENCE_SHAPE.total_tokens
+    found = {
+        "parameters": cost.params,
+        "matmul flops per token": cost.matmul_flops // tokens,
+        "attention flops per token": cost.pair_flops // tokens,
+        "elementwise flops per token": cost.elementwise_flops // tokens,
+        "cache bytes after all tokens": cost.cache_bytes,
+    }
+    if axis == "depth":
+        found["state bytes per token, last boundary"] = 4 * config.state_floats(REFERENCE_STACK, REFERENCE_STACK.n_sublayers)
+        found["bytes saved for backward beyond the state"] = cost.saved_bytes
+    return found

@@ -1,0 +1,45 @@
+"""`twoaxis train RECIPE`: one training run in a folder of its own."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twoaxis.cli.output import Json, print_json, print_table
+
+
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe in TOML or JSON.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Changes to the recipe as key=value, such as model.depth.kind=deep_delta.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="The folder of the run; by default runs/ and the recipe's name.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Train a model, or go on where an earlier call in the same folder stopped.
+
+    The run may be stopped or killed at any moment: the same command resumes it, to the same losses bit for bit. A recipe is
+    a table with `model`, `data`, `optimizer`, `schedule`, `batch_size`, `steps` and more; every key has a default but
+    model.d_model and model.n_layers.
+
+    Example: twoaxis train examples/tiny.toml model.depth=deep_delta steps=50 --run runs/delta
+    """
+    from twoaxis.train import console_progress, read_recipe
+    from twoaxis.train import train as run_training
+
+    config = read_recipe(recipe, overrides or [])
+    folder = run or Path("runs") / recipe.stem
+    result = run_training(config, folder, console_progress())
+    data = result.to_data()
+    if as_json:
+        print_json({"run": str(folder), **data})
+    else:
+        rows = [(key, _worded(value)) for key, value in data.items() if value is not None]
+        print_table(str(folder), ("result", "value"), rows)
+    return 1 if result.status == "diverged" else 130 if result.status == "interrupted" else 0
+
+
+def _worded(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

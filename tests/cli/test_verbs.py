@@ -1,0 +1,190 @@
+"""Every verb: what it prints for people and machines, its exit status, and its one-line errors."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, __version__
+from twoaxis.cli import main
+
+VERBS = ("list", "show", "train", "study", "report", "generate", "check")
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recipe")
+    text = folder / "text.txt"
+    text.write_text("".join(f"line {i} of a small text that repeats itself, {i * i}.\n" for i in range(400)))
+    path = folder / "tiny.toml"
+    path.write_text(
+        f"steps = 3\nbatch_size = 2\nvalidate_every = 3\nvalidation_tokens = 64\ncheckpoint_every = 2\n"
+        f'[data]\ncorpus = "{text}"\nseq_len = 16\n'
+        f'[model]\nd_model = 16\nn_layers = 1\nmax_seq_len = 64\nblocks = [[{{kind = "attention", n_heads = 2}}, "swiglu"]]\n'
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    assert main(["train", str(recipe), "--run", str(folder)]) == 0
+    return folder
+
+
+def error_of(capsys, *words: str) -> str:
+    assert main(list(words)) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.strip().splitlines()
+    assert len(lines) == 1, captured.err
+    return lines[0]
+
+
+def test_list_names_every_row(capsys):
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    for row in (*DEPTH, *SEQUENCE, *FEED_FORWARD):
+        assert row.kind in out
+        assert row.summary in out
+
+
+def test_list_as_json(capsys):
+    assert main(["list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["kind"] for row in found["depth"]] == [row.kind for row in DEPTH]
+
+
+@pytest.mark.parametrize("kind", [row.kind for row in (*DEPTH, *SEQUENCE, *FEED_FORWARD)])
+def test_show_has_equation_source_cost_and_parameters(kind, capsys):
+    assert main(["show", kind]) == 0
+    out = capsys.readouterr().out
+    for field in (
+        "Equation:",
+        "Source:",
+        "Deviates:",
+        "Init:",
+        "Cost:",
+        "Parameters of one sublayer",
+        "matmul flops per token",
+    ):
+        assert field in out
+
+
+def test_show_takes_options_and_says_what_they_change(capsys):
+    assert main(["show", "deep_delta", "gate=two_layer", "gate_width=5", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["options"]["gate_width"] == 5
+    assert found["cost"]["parameters"] == 5 * 256 + 5 + 1 + 256 + 1
+    assert {"name": "gate.hidden_weight", "shape": "5 x 256"}.items() <= found["parameters"][2].items()
+    assert found["init_equivalence"]["relation"] == "none"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_teaches(verb, capsys):
+    assert main([verb, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "Usage:" in out
+    if verb != "list":
+        assert "Example: twoaxis" in " ".join(out.split())
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["shw"], "No such command 'shw'"),
+        (["show"], "Missing argument"),
+        (["show", "deep_delt"], "unknown mixer 'deep_delt'; did you mean 'deep_delta'?"),
+        (["show", "deep_delta", "beta_init=3"], "beta_init=3.0: must be inside (0, 2)"),
+        (["show", "deep_delta", "beta"], "must have the form key=value"),
+        (["train", "no-such.toml"], "recipe no-such.toml: cannot be read"),
+        (["study", "no-such.toml"], "study no-such.toml: cannot be read"),
+        (["report", "no-such-folder"], "must be the design of a study"),
+        (["generate", "no-such-run"], "no-such-run"),
+        (["check", "dept"], "unknown axis 'dept'; did you mean 'depth'?"),
+        (["check", "depth", "residul"], "unknown depth mixer 'residul'; did you mean 'residual'?"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(words, expected, capsys):
+    assert expected in error_of(capsys, *words)
+
+
+def test_recipe_errors_name_the_key(recipe, tmp_path, capsys):
+    folder = str(tmp_path / "run")
+    assert "did you mean 'steps'?" in error_of(capsys, "train", str(recipe), "stepz=1", "--run", folder)
+    assert "window=0: must be >= 1" in error_of(
+        capsys, "train", str(recipe), 'model.blocks=[[{kind="short_swa", window=0}]]', "--run", folder
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_debug_shows_the_trace():
+    with pytest.raises(Exception, match="unknown mixer"):
+        main(["--debug", "show", "deep_delt"])
+
+
+def test_train_prints_its_result_as_json_and_progress_apart(recipe, tmp_path, capsys):
+    assert main(["train", str(recipe), "steps=2", "--run", str(tmp_path / "run"), "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert found["status"] == "finished"
+    assert found["steps"] == 2
+    assert "step 2 of 2" in captured.err
+
+
+def test_train_again_returns_the_same_result(run, recipe, capsys):
+    before = (run / "result.json").read_text()
+    assert main(["train", str(recipe), "--run", str(run), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["validation_loss"] == json.loads(before)["validation_loss"]
+    assert (run / "result.json").read_text() == before
+
+
+def test_generate_is_reproducible_and_greedy_ignores_the_seed(run, capsys):
+    texts = []
+    for seed in ("0", "0", "1"):
+        assert main(["generate", str(run), "--prompt", "line ", "--max-new-tokens", "8", "--seed", seed, "--json"]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["tokens"])
+    assert texts[0] == texts[1] != texts[2]
+    greedy = []
+    for seed in ("0", "1"):
+        words = ["generate", str(run), "--max-new-tokens", "8", "--temperature", "0", "--seed", seed, "--json"]
+        assert main(words) == 0
+        greedy.append(json.loads(capsys.readouterr().out)["tokens"])
+    assert greedy[0] == greedy[1]
+    assert len(greedy[0]) == 8
+
+
+def test_generate_streams_the_prompt_and_the_text(run, capsys):
+    assert main(["generate", str(run), "--prompt", "line 1", "--max-new-tokens", "4", "--temperature", "0"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("line 1")
+    assert main(["generate", str(run), "--prompt", "line 1", "--max-new-tokens", "4", "--temperature", "0", "--json"]) == 0
+    assert out == "line 1" + json.loads(capsys.readouterr().out)["text"] + "\n"
+
+
+def test_generate_refuses_what_does_not_fit(run, capsys):
+    message = error_of(capsys, "generate", str(run), "--prompt", "x" * 70)
+    assert "at most max_seq_len=64" in message
+    assert "prompt 0 without tokens" in error_of(capsys, "generate", str(run), "--prompt", "")
+    assert "top_p=0.0: must be > 0" in error_of(capsys, "generate", str(run), "--top-p", "0")
+
+
+def test_check_prints_a_line_per_mixer_and_check(capsys):
+    assert main(["check", "depth", "residual", "--quick"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.split()[:3] == ["ok", "residual", "default"] for line in lines[:-1])
+    assert lines[-1] == f"{len(lines) - 1} of {len(lines) - 1} checks hold"
+    assert main(["check", "feed_forward", "relu2", "--quick", "--json"]) == 0
+    assert all(one["ok"] for one in json.loads(capsys.readouterr().out))
+
+
+def test_module_is_the_command():
+    found = subprocess.run([sys.executable, "-m", "twoaxis", "show", "deep_delt"], capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert found.stderr == "twoaxis: unknown mixer 'deep_delt'; did you mean 'deep_delta'?\n"

@@ -1,0 +1,1 @@
+"""Parity with the authors' own code: golden tensors in, our outputs and gradients compared."""

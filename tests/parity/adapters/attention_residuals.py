@@ -1,0 +1,225 @@
+"""Attention Residuals: the read as an operator, in two phases, and two independent decoders."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from twoaxis.depth import AttentionResidualsConfig, attention_residuals
+from twoaxis.depth.attention_residuals import DepthQuery, Sources
+from twoaxis.feed_forward import SwiGLUConfig
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.ops import two_phase
+from twoaxis.ops.depth_read import depth_read, depth_weights
+from twoaxis.ops.norm import inverse_rms, rms_norm
+from twoaxis.sequence import AttentionConfig
+
+from ..golden import Golden
+from ..trace import logits_and_gradients, states, sublayers
+from ..weights import Weights
+from . import Adapter, Mistake
+
+
+def run_operator(golden: Golden) -> Mapping[str, Tensor]:
+    """One read, with the gain of the key norm and the scale folded into the query, and an optional output norm."""
+    config = golden.about["config"]
+    residuals = {f"residual_{i}": golden.take(f"input/residual_{i}") for i in range(config["n_sources"])}
+    parameters = {name[6:]: golden.take(name) for name in golden.tensors if name.startswith("param/")}
+    leaves = {name: tensor.requires_grad_() for name, tensor in {**residuals, **parameters}.items()}
+    sources = [leaves[name] for name in residuals]
+    factors = [inverse_rms(v, config["rms_eps"]) for v in sources]
+    query = config["scale"] * leaves["query"].flatten() * leaves["rms_weight"]
+    mixed = depth_read(sources, factors, query)
+    if config["output_norm"]:
+        mixed = rms_norm(mixed, leaves["output_rms_weight"], config["rms_eps"])
+    mixed.backward(golden.take("input/cotangent"))
+    return {
+        "output/o": mixed,
+        "output/p": depth_weights(sources, factors, query),
+        **{f"grad/{name}": _gradient(tensor) for name, tensor in leaves.items()},
+    }
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    assert leaf.grad is not None
+    return leaf.grad
+
+
+def run_two_phase(golden: Golden) -> Mapping[str, Tensor]:
+    """Completed sources for all queries at once, then the running one."""
+    eps = golden.about["config"]["eps"]
+    queries = golden.take("param/pseudo_queries")
+    sources, running = list(golden.take("input/block_reps")), golden.take("input/partial")
+    early = two_phase.partial_reads(sources, [inverse_rms(v, eps) for v in sources], queries)
+    late = two_phase.partial_reads([running], [inverse_rms(running, eps)], queries)
+    merged = [two_phase.complete(two_phase.merge(a, b)) for a, b in zip(early, late, strict=True)]
+    return {
+        "output/phase1_o": torch.stack([read.mixture for read in early]),
+        "output/phase1_max": torch.stack([read.maximum for read in early]),
+        "output/phase1_sumexp": torch.stack([read.total for read in early]),
+        **{f"output/interblock_only_{i}": two_phase.complete(read) for i, read in enumerate(early)},
+        **{f"output/merged_{i}": read for i, read in enumerate(merged)},
+    }
+
+
+def run_fla(golden: Golden) -> Mapping[str, Tensor]:
+    """The decoder of flash-linear-attention."""
+    config = golden.about["config"]
+    attention = AttentionConfig(
+        n_heads=config["num_heads"],
+        n_kv_heads=config["num_kv_heads"],
+        qk_norm="before_rope" if config["qk_norm"] else "none",
+    )
+    model = _decoder(golden, attention, config["norm_eps"], config["attnres_block_size"])
+    weights = Weights(golden)
+    weights.put("embedding.weight", "model.embeddings.weight")
+    names = {"attn": "attn", "attention_norm": "attn_norm", "mlp_norm": "mlp_norm"}
+    _place(weights, config, names, qk_norm=config["qk_norm"], final="res")
+    weights.load(model)
+    computed = {**logits_and_gradients(model, golden), **dict(weights.gradients(model))}
+    for name in golden.about["parameters_without_gradient"]:
+        assert f"grad/{name}" not in golden
+    for index, state, mixed, p in _reads(model, golden):
+        computed.update({f"output/mix_{index}": mixed, f"output/p_{index}": p})
+        if index % 2 == 0:
+            computed[f"output/hf_hidden_{index // 2}"] = state.values[-1]
+    computed[f"output/hf_hidden_{config['num_hidden_layers']}"] = computed["hidden"]
+    return computed
+
+
+def run_qwen3(golden: Golden) -> Mapping[str, Tensor]:
+    """An independent decoder on Qwen3, with blocks counted in layers."""
+    config = golden.about["config"]
+    attention = AttentionConfig(
+        n_heads=config["num_attention_heads"],
+        n_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        rope_theta=golden.about["rope_theta"],
+        qk_norm="before_rope",
+    )
+    layers_per_block = math.ceil(config["num_hidden_layers"] / config.get("attnres_num_blocks", math.inf))
+    block_size = {"full": 1, "block": 2 * layers_per_block}[config["attnres_mode"]]
+    model = _decoder(golden, attention, config["rms_norm_eps"], block_size)
+    weights = Weights(golden)
+    weights.put("embedding.weight", "model.embed_tokens.weight")
+    names = {"attn": "self_attn", "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
+    _place(weights, config, names, qk_norm=True, final="final_res")
+    weights.load(model)
+    computed = {**logits_and_gradients(model, golden), **dict(weights.gradients(model))}
+    for index, state, mixed, _ in _reads(model, golden):
+        computed[f"output/mix_{index}"] = mixed
+        if index % 2 == 0:
+            computed[f"output/partial_{index // 2}"] = state.values[-1]
+    return computed
+
+
+def _decoder(golden: Golden, attention: AttentionConfig, norm_eps: float, block_size: int) -> Decoder:
+    config = golden.about["config"]
+    return Decoder(
+        DecoderConfig(
+            vocab_size=config["vocab_size"],
+            d_model=config["hidden_size"],
+            n_layers=config["num_hidden_layers"],
+            norm_eps=norm_eps,
+            tie_embeddings=config["tie_word_embeddings"],
+            depth=AttentionResidualsConfig(block_size=block_size),
+            blocks=((attention, SwiGLUConfig(d_ff=config["intermediate_size"])),),
+        )
+    )
+
+
+def _place(weights: Weights, config: Mapping[str, Any], names: Mapping[str, str], qk_norm: bool, final: str) -> None:
+    weights.put("norm.gain", "model.norm.weight")
+    weights.put("ends.query.pseudo_query", f"model.{final}_proj.weight")
+    weights.put("ends.query.key_gain", f"model.{final}_norm.weight")
+    if not config["tie_word_embeddings"]:
+        weights.put("head.weight", "lm_head.weight")
+    for layer in range(config["num_hidden_layers"]):
+        attention, mlp, theirs = f"blocks.{layer}.attention", f"blocks.{layer}.swiglu", f"model.layers.{layer}"
+        weights.put(f"{attention}.norm.gain", f"{theirs}.{names['attention_norm']}.weight")
+        weights.put(f"{attention}.mixer.qkv.weight", *(f"{theirs}.{names['attn']}.{x}_proj.weight" for x in "qkv"))
+        weights.put(f"{attention}.mixer.output.weight", f"{theirs}.{names['attn']}.o_proj.weight")
+        if qk_norm:
+            for x in "qk":
+                weights.put(f"{attention}.mixer.{x}_gain", f"{theirs}.{names['attn']}.{x}_norm.weight")
+        weights.put(f"{mlp}.norm.gain", f"{theirs}.{names['mlp_norm']}.weight")
+        weights.put(f"{mlp}.mixer.gate_up.weight", f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight")
+        weights.put(f"{mlp}.mixer.down.weight", f"{theirs}.mlp.down_proj.weight")
+        for ours, read in ((attention, "attn_res"), (mlp, "mlp_res")):
+            if (layer, read) == (0, "attn_res"):
+                # With one source the softmax is 1 whatever the query is.
+                weights.absent(f"{theirs}.{read}_proj.weight")
+                weights.absent(f"{theirs}.{read}_norm.weight")
+            else:
+                weights.put(f"{ours}.depth.query.pseudo_query", f"{theirs}.{read}_proj.weight")
+                weights.put(f"{ours}.depth.query.key_gain", f"{theirs}.{read}_norm.weight")
+
+
+@torch.no_grad()
+def _reads(model: Decoder, golden: Golden) -> Iterator[tuple[int, Sources, Tensor, Tensor]]:
+    """Yields the number of each read with its sources, its mixture and its weights; read 0 is that of sublayer 0."""
+    for index, state in enumerate(states(model, golden)):
+        place = sublayers(model)[index].depth if index < len(sublayers(model)) else model.ends
+        read: Any = place.query
+        if read is None:
+            yield index, state, state.values[0], torch.ones_like(state.inverse_rms[0])[None]
+        else:
+            query = read.pseudo_query * read.key_gain
+            yield index, state, read(state), depth_weights(state.values, state.inverse_rms, query)
+
+
+def _no_key_norm(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(attention_residuals, "inverse_rms", lambda x, eps, impl: torch.ones_like(x[..., 0]))
+
+
+def _no_key_norm_in_operator(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(globals(), "inverse_rms", lambda x, eps: torch.ones_like(x[..., 0]))
+
+
+def _no_key_gain(patch: pytest.MonkeyPatch) -> None:
+    def forward(self: DepthQuery, sources: Sources) -> Tensor:
+        return depth_read(sources.values, sources.inverse_rms, self.pseudo_query + 0 * self.key_gain)
+
+    patch.setattr(DepthQuery, "forward", forward)
+
+
+def _blocks_begin_one_late(patch: pytest.MonkeyPatch) -> None:
+    right = attention_residuals.AttentionResiduals.__init__
+
+    def init(self: Any, config: AttentionResidualsConfig, site: Any) -> None:
+        right(self, config, site)
+        self.opens_source = site.index == 0 or site.index % config.block_size == 1
+
+    patch.setattr(attention_residuals.AttentionResiduals, "__init__", init)
+
+
+def _merge_without_rescaling(patch: pytest.MonkeyPatch) -> None:
+    def merge(first: two_phase.PartialRead, second: two_phase.PartialRead) -> two_phase.PartialRead:
+        added = first.mixture + second.mixture
+        return two_phase.PartialRead(added, first.maximum, first.total + second.total)
+
+    patch.setattr(two_phase, "merge", merge)
+
+
+ADAPTER = Adapter(
+    claims={
+        r"attnres-op(-.*)?": run_operator,
+        r"attnres-twophase-op(-.*)?": run_two_phase,
+        r"attnres-(full|block\d*)-qwen3(-.*)?": run_qwen3,
+        r"attnres-(full|block\d*)(-.*)?": run_fla,
+    },
+    mistakes=(
+        Mistake("no norm of the keys", "attnres-op", _no_key_norm_in_operator),
+        Mistake("no norm of the keys", "attnres-op-onorm", _no_key_norm_in_operator),
+        Mistake("no norm of the keys", "attnres-twophase-op", _no_key_norm_in_operator),
+        Mistake("a merge that ignores the maxima", "attnres-twophase-op", _merge_without_rescaling),
+        Mistake("no norm of the keys", "attnres-full", _no_key_norm),
+        Mistake("no norm of the keys", "attnres-full-qwen3", _no_key_norm),
+        Mistake("no gain of the keys", "attnres-block2", _no_key_gain),
+        Mistake("blocks that begin one sublayer late", "attnres-block4", _blocks_begin_one_late),
+        Mistake("blocks that begin one sublayer late", "attnres-block-qwen3", _blocks_begin_one_late),
+    ),
+)

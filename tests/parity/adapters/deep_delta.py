@@ -1,0 +1,132 @@
+"""Deep Delta Learning with a scalar value (d_v = 1): the authors' decoder."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from twoaxis.depth import DeepDelta, DeepDeltaConfig, deep_delta
+from twoaxis.feed_forward import SwiGLUConfig
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.sequence import AttentionConfig, heads
+
+from ..golden import Golden
+from ..trace import logits_and_gradients, states
+from ..weights import Weights
+from . import Adapter, Mistake
+
+WRITE_ONLY_PATCH = "'(beta * (v - proj))' -> '(beta * (v))'"
+
+
+def run(golden: Golden) -> Mapping[str, Tensor]:
+    """The whole decoder: logits, the state after every sublayer, every stored gradient."""
+    weights = Weights(golden)
+    model = Decoder(_config(golden))
+    _place(weights, golden.about["config"]["num_hidden_layers"], "param/transformer.h.0.ddl_attn.beta_in.weight" in golden)
+    weights.load(model)
+    computed = {**logits_and_gradients(model, golden), **dict(weights.gradients(model))}
+    for index, state in enumerate(states(model, golden)):
+        block, inside = divmod(index, 2)
+        names = [f"after_attn_{block + 1}"] if inside else [f"state_{block}", f"hidden_{block}"]
+        computed.update({f"output/{name}": state for name in names})
+    return computed
+
+
+def _config(golden: Golden) -> DecoderConfig:
+    config, defaults = golden.about["config"], golden.about["defaults_in_force"]
+    assert defaults["ddl_v_sigmoid_scale"] == deep_delta.TARGET_SCALE
+    attention = AttentionConfig(
+        n_heads=config["num_attention_heads"],
+        head_dim=config["head_dim"],
+        rope_theta=defaults["rope_base"],
+        qk_norm="after_rope",
+    )
+    d_ff = golden.tensors["param/transformer.h.0.mlp.c_proj.weight"].shape[1]
+    return DecoderConfig(
+        vocab_size=config["vocab_size"],
+        d_model=config["hidden_size"],
+        n_layers=config["num_hidden_layers"],
+        norm_eps=defaults["rms_eps"],
+        tie_embeddings=defaults["tied_embeddings"],
+        depth=_depth(golden, config, defaults),
+        blocks=((attention, SwiGLUConfig(d_ff=d_ff)),),
+    )
+
+
+def _depth(golden: Golden, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> DeepDeltaConfig:
+    patch = golden.about["patch"]
+    assert patch is None or patch.startswith(WRITE_ONLY_PATCH), f"{golden.name}: unknown patch {patch}"
+    return DeepDeltaConfig(
+        value_target="code" if config.get("ddl_v_sigmoid", True) else "code_linear",
+        gate="linear" if config.get("ddl_beta_single_linear", True) else "two_layer",
+        gate_width=config.get("ddl_beta_hidden_size", 128),
+        update_rule="delta" if patch is None else "write_only",
+        direction_eps=config.get("ddl_k_eps", defaults["ddl_k_eps"]),
+    )
+
+
+def _place(weights: Weights, n_layers: int, two_layer: bool) -> None:
+    weights.put("embedding.weight", "transformer.wte.weight")
+    weights.put("norm.gain", "ln_f.weight")
+    for layer in range(n_layers):
+        theirs = f"transformer.h.{layer}"
+        for ours, number, depth in ((f"blocks.{layer}.attention", 1, "ddl_attn"), (f"blocks.{layer}.swiglu", 2, "ddl_mlp")):
+            weights.put(f"{ours}.norm.gain", f"{theirs}.ln_{number}.weight")
+            weights.put(f"{ours}.depth.target_weight", f"{theirs}.{depth}.v_proj.weight")
+            weights.put(f"{ours}.depth.target_bias", f"{theirs}.{depth}.v_proj.bias")
+            gate = f"{theirs}.{depth}.{'beta_out' if two_layer else 'beta'}"
+            weights.put(f"{ours}.depth.gate.weight", f"{gate}.weight")
+            weights.put(f"{ours}.depth.gate.bias", f"{gate}.bias")
+            if two_layer:
+                weights.put(f"{ours}.depth.gate.hidden_weight", f"{theirs}.{depth}.beta_in.weight")
+        attention, mlp = f"blocks.{layer}.attention.mixer", f"blocks.{layer}.swiglu.mixer"
+        weights.put(f"{attention}.qkv.weight", *(f"{theirs}.attn.c_{x}.weight" for x in "qkv"))
+        weights.put(f"{attention}.output.weight", f"{theirs}.attn.c_proj.weight")
+        weights.put(f"{attention}.q_gain", f"{theirs}.attn.q_rms.weight")
+        weights.put(f"{attention}.k_gain", f"{theirs}.attn.k_rms.weight")
+        weights.put(f"{mlp}.gate_up.weight", f"{theirs}.mlp.c_fc1.weight", f"{theirs}.mlp.c_fc2.weight")
+        weights.put(f"{mlp}.down.weight", f"{theirs}.mlp.c_proj.weight")
+
+
+def _target_from_context(patch: pytest.MonkeyPatch) -> None:
+    right = DeepDelta.target
+    patch.setattr(DeepDelta, "target", lambda self, state, context: right(self, context, context))
+
+
+def _adds_without_erasing(patch: pytest.MonkeyPatch) -> None:
+    right = deep_delta.delta_write
+    patch.setattr(deep_delta, "delta_write", lambda x, u, v, beta, eps, rule: right(x, u, v, beta, eps, "write_only"))
+
+
+def _erases(patch: pytest.MonkeyPatch) -> None:
+    right = deep_delta.delta_write
+    patch.setattr(deep_delta, "delta_write", lambda x, u, v, beta, eps, rule: right(x, u, v, beta, eps, "delta"))
+
+
+def _half_gate(patch: pytest.MonkeyPatch) -> None:
+    right = deep_delta.Gate.forward
+    patch.setattr(deep_delta.Gate, "forward", lambda self, context: right(self, context) / 2)
+
+
+def _norm_before_rotation(patch: pytest.MonkeyPatch) -> None:
+    right = heads.SoftmaxAttention._place
+
+    def place(self: heads.SoftmaxAttention, q_k: Tensor, layout: Any) -> Tensor:
+        self.config = self.config.replace(qk_norm="before_rope")
+        return right(self, q_k, layout)
+
+    patch.setattr(heads.SoftmaxAttention, "_place", place)
+
+
+ADAPTER = Adapter(
+    claims={r"ddl-vdim1(-.*)?": run},
+    mistakes=(
+        Mistake("the target from the normalised context", "ddl-vdim1", _target_from_context),
+        Mistake("the target from the normalised context", "ddl-vdim1-twolayerbeta", _target_from_context),
+        Mistake("writes without erasing", "ddl-vdim1", _adds_without_erasing),
+        Mistake("erases in the write-only control", "ddl-vdim1-writeonly", _erases),
+        Mistake("a gate in (0, 1)", "ddl-vdim1-twolayerbeta", _half_gate),
+        Mistake("norm of queries and keys before the rotation", "ddl-vdim1", _norm_before_rotation),
+    ),
+)

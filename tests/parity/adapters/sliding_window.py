@@ -1,0 +1,126 @@
+"""Sliding-window attention: flash-linear-attention's layer, and Hugging Face's Mistral."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.site import Stack
+from twoaxis.feed_forward import SwiGLUConfig
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.ops import local_attention
+from twoaxis.sequence import AttentionConfig, ShortSWAConfig, heads
+
+from ..golden import Golden
+from ..trace import logits_and_gradients, states
+from ..weights import Weights
+from . import Adapter, Mistake
+
+
+def run_layer(golden: Golden) -> Mapping[str, Tensor]:
+    """One layer: output and gradients with the window, output without it."""
+    config = golden.about["config"]
+    site = Stack(config["d"], 1e-6, (1,)).sites[0]
+    sizes = {"n_heads": config["H"], "n_kv_heads": config["kv"], "rope_theta": config["rope_theta"]}
+    weights = Weights(golden)
+    weights.put("qkv.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight")
+    weights.put("output.weight", "o_proj.weight")
+    layer = ShortSWAConfig(window=config["window_size"], **sizes).build(site)
+    weights.load(layer)
+    full = AttentionConfig(**sizes).build(site)
+    weights.load(full)
+    x = golden.take("input/x").requires_grad_()
+    layout = TokenLayout.contiguous(x.shape[1])
+    y, _ = layer(x, layout)
+    y.backward(golden.take("input/cotangent"))
+    assert x.grad is not None
+    whole, _ = full(x, layout)
+    return {
+        "output/y": y,
+        "output/y_full_attention_same_weights": whole,
+        "grad/x": x.grad,
+        **dict(weights.gradients(layer)),
+    }
+
+
+def run_mistral(golden: Golden) -> Mapping[str, Tensor]:
+    """A decoder in which every attention has a window, also decoded with the cache in the recorded chunks."""
+    config = golden.about["config"]
+    attention = AttentionConfig(
+        n_heads=config["num_attention_heads"],
+        n_kv_heads=config["num_key_value_heads"],
+        head_dim=config["head_dim"],
+        window=config["sliding_window"],
+        rope_theta=config["rope_theta"],
+    )
+    model = Decoder(
+        DecoderConfig(
+            vocab_size=config["vocab_size"],
+            d_model=config["hidden_size"],
+            n_layers=config["num_hidden_layers"],
+            norm_eps=config["rms_norm_eps"],
+            tie_embeddings=False,
+            blocks=((attention, SwiGLUConfig(d_ff=config["intermediate_size"])),),
+        )
+    )
+    weights = Weights(golden)
+    weights.put("embedding.weight", "model.embed_tokens.weight")
+    weights.put("norm.gain", "model.norm.weight")
+    weights.put("head.weight", "lm_head.weight")
+    for layer in range(config["num_hidden_layers"]):
+        ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
+        weights.put(f"{ours}.attention.norm.gain", f"{theirs}.input_layernorm.weight")
+        weights.put(f"{ours}.attention.mixer.qkv.weight", *(f"{theirs}.self_attn.{x}_proj.weight" for x in "qkv"))
+        weights.put(f"{ours}.attention.mixer.output.weight", f"{theirs}.self_attn.o_proj.weight")
+        weights.put(f"{ours}.swiglu.norm.gain", f"{theirs}.post_attention_layernorm.weight")
+        weights.put(f"{ours}.swiglu.mixer.gate_up.weight", *(f"{theirs}.mlp.{x}_proj.weight" for x in ("gate", "up")))
+        weights.put(f"{ours}.swiglu.mixer.down.weight", f"{theirs}.mlp.down_proj.weight")
+    weights.load(model)
+    computed = logits_and_gradients(model, golden)
+    hidden = [state for index, state in enumerate(states(model, golden)) if index % 2 == 0]
+    # The last entry of Hugging Face's hidden states is taken after the final norm.
+    hidden[-1] = computed["hidden"]
+    for sizes in golden.about["cached_decode_max_abs_diff_by_chunking"]:
+        _decode(model, golden, [int(size) for size in sizes.strip("[]").split(",")])
+    return {**computed, **{f"output/hidden_{index}": h for index, h in enumerate(hidden)}, **dict(weights.gradients(model))}
+
+
+@torch.no_grad()
+def _decode(model: Decoder, golden: Golden, sizes: list[int]) -> None:
+    cache, parts = model.new_cache(), []
+    for tokens in golden.take("input/input_ids").split(sizes, dim=1):
+        logits, cache = model(tokens, cache=cache)
+        parts.append(logits)
+    decoded = torch.cat(parts, dim=1)
+    message = f"{golden.name}: output/logits decoded in {sizes} differ"
+    torch.testing.assert_close(decoded, golden.tensors["output/logits"], rtol=1e-9, atol=1e-9, msg=message)
+    assert {cache[0].length for cache in cache.sublayers} == {golden.about["cached_kv_length_after_decode"]}
+
+
+def _window_besides_the_query(patch: pytest.MonkeyPatch) -> None:
+    def wider(*args: Tensor, window: int | None = None, **options: object) -> Tensor:
+        return local_attention.local_attention(*args, window=None if window is None else window + 1, **options)  # type: ignore[arg-type]
+
+    patch.setattr(heads, "local_attention", wider)
+
+
+def _other_rotation_base(patch: pytest.MonkeyPatch) -> None:
+    wrong = heads.rotation
+
+    def other_base(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> object:
+        return wrong(positions, head_dim, theta / 2, dtype)
+
+    patch.setattr(heads, "rotation", other_base)
+
+
+ADAPTER = Adapter(
+    claims={r"swa-fla-layer.*": run_layer, r"swa-mistral.*": run_mistral},
+    mistakes=(
+        Mistake("a window of w tokens besides the query", "swa-fla-layer", _window_besides_the_query),
+        Mistake("a window of w tokens besides the query", "swa-mistral", _window_besides_the_query),
+        Mistake("another base of the rotation angles", "swa-fla-layer", _other_rotation_base),
+        Mistake("another base of the rotation angles", "swa-mistral", _other_rotation_base),
+    ),
+)

@@ -1,0 +1,44 @@
+"""Runs a decoder on a fixture: logits and gradients through the public path, states through the explicit contract."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from twoaxis.core.layout import TokenLayout
+from twoaxis.model import Decoder
+from twoaxis.model.block import Sublayer
+
+from .golden import Golden
+
+
+def sublayers(model: Decoder) -> list[Sublayer]:
+    """Every sublayer in order."""
+    return [sublayer for block in model.blocks for sublayer in block.sublayers]  # type: ignore[union-attr]
+
+
+@torch.no_grad()
+def states(model: Decoder, golden: Golden) -> Iterator[Any]:
+    """Yields the depth state that enters each sublayer, and the last one."""
+    embeddings = model.embed(golden.take("input/input_ids"))
+    layout = TokenLayout.contiguous(embeddings.shape[1])
+    state = model.ends.enter(embeddings)
+    for sublayer in sublayers(model):
+        yield state
+        state, _ = sublayer(state, layout)
+    yield state
+
+
+def logits_and_gradients(model: Decoder, golden: Golden) -> dict[str, Tensor]:
+    """Runs forward and backward from the embeddings; also returns the final normalised hidden states as `hidden`."""
+    embeddings = model.embed(golden.take("input/input_ids"))
+    if "input/inputs_embeds" in golden:
+        assert torch.equal(embeddings, golden.take("input/inputs_embeds"))
+    embeddings.retain_grad()
+    hidden, _ = model.hidden(embeddings)
+    logits = F.linear(hidden, model.head_weight)
+    logits.backward(golden.take("input/cotangent_logits"))
+    assert embeddings.grad is not None
+    return {"output/logits": logits, "grad/input_embeds": embeddings.grad, "hidden": hidden}

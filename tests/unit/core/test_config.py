@@ -1,0 +1,116 @@
+import re
+from typing import Any
+
+import jaxtyping
+import pytest
+
+from twoaxis import ConfigError, DecoderConfig
+from twoaxis.depth import DEPTH, DeepDeltaConfig
+from twoaxis.sequence import SEQUENCE, AttentionConfig, ShortSWAConfig
+
+SIZES: dict[str, Any] = {"vocab_size": 16, "d_model": 8, "n_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layer": 2}, "unknown key 'n_layer' in DecoderConfig; did you mean 'n_layers'?"),
+        ({"zzz": 2}, "unknown key 'zzz' in DecoderConfig; choose one of blocks, d_model, depth, "),
+        (
+            {"depth": {"kind": "deep_delta", "betainit": 1}},
+            "depth: unknown key 'betainit' in 'deep_delta'; did you mean 'beta_init'?",
+        ),
+        ({"depth": "residul"}, "depth: unknown depth mixer 'residul'; did you mean 'residual'?"),
+        ({"depth": 3}, "depth: depth mixer=3: must be a table with a 'kind'; choose one of residual, "),
+        ({"depth": {"beta_init": 1.0}}, "depth: depth mixer={'beta_init': 1.0}: must be a table with a 'kind'; choose one of "),
+        ({"depth": {"kind": "deep_delta", "beta_init": 2.0}}, "depth: beta_init: beta_init=2.0: must be inside (0, 2)"),
+        ({"depth": {"kind": "attention_residuals", "block_size": 0}}, "depth: block_size=0: "),
+        ({"blocks": [["attentoin", "swiglu"]]}, "blocks.0.0: unknown sublayer 'attentoin'; did you mean 'attention'?"),
+        (
+            {"blocks": [["attention", {"kind": "swiglu", "dff": 3}]]},
+            "blocks.0.1: unknown key 'dff' in 'swiglu'; did you mean 'd_ff'?",
+        ),
+        ({"blocks": []}, "blocks=[]: must be one or more blocks of at least one sublayer each; write for example "),
+        ({"blocks": [[]]}, "blocks=[[]]: must be one or more blocks of at least one sublayer each; write for example "),
+        (
+            {"blocks": [["swiglu"]] * 3},
+            "blocks=3: must be at most n_layers=2 patterns; drop the patterns that no block would use",
+        ),
+        ({"n_layers": 0}, "n_layers=0: "),
+        ({"d_model": "wide"}, "d_model='wide': "),
+        ({"norm_eps": 0.0}, "norm_eps=0.0: "),
+        (
+            {"d_model": 9},
+            "n_heads=4: must be a divisor of d_model=9 with an even quotient, or given with a head_dim; set head_dim",
+        ),
+        ({"d_model": 12}, "n_heads=4: must be a divisor of d_model=12 with an even quotient, or given with a head_dim; "),
+        ({"n_layers": 0, "d_model": 0}, " (and 1 more)"),
+    ],
+)
+def test_error_is_one_line_that_says_what_got_allowed_remedy(changes: dict, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        DecoderConfig(**{**SIZES, **changes})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if not message.startswith(" "):
+        assert str(caught.value).startswith(message)
+
+
+def test_missing_key() -> None:
+    with pytest.raises(ConfigError, match=r"^vocab_size is missing in DecoderConfig: it has no default; add it"):
+        DecoderConfig.from_data({"d_model": 8, "n_layers": 1})
+    # As outside the tests, where annotations are not checked.
+    jaxtyping.config.update("jaxtyping_disable", True)
+    with pytest.raises(ConfigError, match=r"^DecoderConfig=3: must be a table of keys and values; see `twoaxis show`$"):
+        DecoderConfig.from_data(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("config", [AttentionConfig, ShortSWAConfig])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(7, 2), (8, 3), (8, 0), (8, 16)])
+def test_impossible_head_counts(config: type, heads: int, kv_heads: int) -> None:
+    # Case A17: integer division hides these until a kernel fails.
+    message = f"n_kv_heads={kv_heads}: must be a divisor of n_heads={heads}; use n_kv_heads=1 or n_heads for the extremes"
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        config(n_heads=heads, n_kv_heads=kv_heads)
+
+
+@pytest.mark.parametrize("config", [AttentionConfig, ShortSWAConfig])
+@pytest.mark.parametrize("kv_heads", [8, 2, 1])
+def test_possible_head_counts(config: type, kv_heads: int) -> None:
+    assert config(n_heads=8, n_kv_heads=kv_heads, head_dim=6).kv_heads == kv_heads
+
+
+@pytest.mark.parametrize("config", [AttentionConfig, ShortSWAConfig])
+@pytest.mark.parametrize(("key", "value"), [("window", 0), ("window", -1), ("n_heads", 0), ("head_dim", 3), ("rope_theta", 0)])
+def test_values_that_cannot_be(config: type, key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{key}={re.escape(repr(value))}: "):
+        config(**{key: value})
+
+
+def test_frozen() -> None:
+    with pytest.raises(Exception, match="frozen"):
+        DecoderConfig(**SIZES).d_model = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("row", [*DEPTH, *SEQUENCE], ids=lambda row: row.kind)
+def test_round_trip(row) -> None:  # type: ignore[no-untyped-def]
+    for name in row.examples:
+        config = row.example(name)
+        assert type(config).from_data(config.to_data()) == config
+
+
+def test_round_trip_of_a_decoder() -> None:
+    blocks = [["short_swa", {"kind": "attention", "window": 5}], ["gelu"]]
+    config = DecoderConfig.from_data({**SIZES, "depth": {"kind": "deep_delta", "beta_init": 0.5}, "blocks": blocks})
+    again = DecoderConfig.from_data(config.to_data())
+    assert again == config
+    assert isinstance(again.depth, DeepDeltaConfig) and again.depth.beta_init == 0.5
+    assert [len(block) for block in again.layers] == [2, 1]
+
+
+def test_replace_checks_again() -> None:
+    config = DecoderConfig(**SIZES)
+    assert config.replace(n_layers=3).n_layers == 3
+    assert config.replace(depth="deep_delta").depth.kind == "deep_delta"
+    with pytest.raises(ConfigError, match="did you mean 'n_layers'"):
+        config.replace(n_layer=3)

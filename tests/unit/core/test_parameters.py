@@ -1,0 +1,109 @@
+import pytest
+import torch
+from torch import nn
+
+from twoaxis import ConfigError, Decoder, DecoderConfig
+from twoaxis.core.parameters import Constant, DeclaredModule, Normal, declarations, initialise, matrix_std
+
+SIZES = {"vocab_size": 64, "d_model": 32, "n_layers": 2}
+ATTENTION = {"kind": "attention", "n_heads": 2}
+SHORT = {"kind": "short_swa", "n_heads": 2}
+
+
+def values(seed: int = 0, **changes: object) -> dict[str, torch.Tensor]:
+    config = DecoderConfig.from_data({**SIZES, "blocks": [[ATTENTION, "swiglu"]], **changes})
+    return dict(Decoder.build(config, seed).named_parameters())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"depth": "deep_delta"},
+        {"depth": "attention_residuals"},
+        {"tie_embeddings": False},
+        {"blocks": [[SHORT, ATTENTION, "swiglu"]]},
+        {"blocks": [[ATTENTION, "gelu"]]},
+        {"blocks": [[{**ATTENTION, "window": 3, "qk_norm": "before_rope"}, "swiglu"]]},
+    ],
+    ids=str,
+)
+def test_models_that_share_a_parameter_share_its_start(changes: dict) -> None:
+    plain, other = values(), values(**changes)
+    shared = plain.keys() & other.keys()
+    assert {"embedding.weight", "blocks.1.attention.mixer.qkv.weight", "blocks.0.attention.norm.gain"} <= shared
+    assert all(torch.equal(plain[name], other[name]) for name in shared)
+
+
+def test_the_seed_changes_every_random_value() -> None:
+    same, other = values(seed=0), values(seed=1)
+    assert all(torch.equal(value, same[name]) for name, value in values(seed=0).items())
+    assert {name for name in same if torch.equal(same[name], other[name])} == {name for name in same if name.endswith("gain")}
+
+
+def test_parameters_of_one_model_differ() -> None:
+    start = values()
+    assert not torch.equal(start["blocks.0.attention.mixer.qkv.weight"], start["blocks.1.attention.mixer.qkv.weight"])
+
+
+def test_the_global_generator_is_neither_read_nor_moved() -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = values()
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert all(torch.equal(value, first[name]) for name, value in values().items())
+
+
+def test_meta_then_materialised_equals_built() -> None:
+    config = DecoderConfig.from_data({**SIZES, "blocks": [[ATTENTION, "swiglu"]], "depth": "attention_residuals"})
+    with torch.device("meta"):
+        model = Decoder(config)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    model.to_empty(device="cpu")
+    initialise(model, seed=0)
+    for name, parameter in Decoder.build(config, seed=0).named_parameters():
+        assert torch.equal(parameter, model.get_parameter(name))
+
+
+def test_declared_standard_deviations_and_constants_are_met() -> None:
+    model = Decoder.build(DecoderConfig.from_data({**SIZES, "blocks": [[ATTENTION, "swiglu"]], "depth": "deep_delta"}))
+    for name, parameter, declaration in declarations(model):
+        if isinstance(declaration.init, Constant):
+            assert (parameter == declaration.init.value).all(), name
+        else:
+            standardised = parameter / declaration.init.std
+            assert abs(standardised.mean()) < 5 / parameter.numel() ** 0.5, name
+            assert abs(standardised.std() - 1) < 5 / (2 * parameter.numel()) ** 0.5, name
+    assert matrix_std(625) == 0.02
+
+
+def test_every_parameter_has_a_dimension() -> None:
+    # Case A13: a parameter without dimensions cannot be sharded.
+    for depth in ("residual", "residual_scalars", "attention_residuals", "deep_delta"):
+        assert all(value.ndim >= 1 for value in values(depth=depth).values())
+
+
+class Careless(DeclaredModule):
+    def __init__(self, *, extra: bool) -> None:
+        super().__init__()
+        known = self.parameter("known", (2,), Normal(1.0), "gate")
+        if extra:
+            self.known = known
+            self.extra = nn.Parameter(torch.empty(3))
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (True, r"^parameter '0.extra' declares no initial value and no tag; add it with DeclaredModule.parameter$"),
+        (False, r"^parameter '0.known' is declared but does not exist; assign it to the attribute of its name$"),
+    ],
+)
+def test_parameters_and_declarations_belong_together(extra: bool, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        initialise(nn.Sequential(Careless(extra=extra)), seed=0)
+
+
+def test_shared_parameters_appear_once() -> None:
+    names = [name for name, _, _ in declarations(Decoder(DecoderConfig.from_data({**SIZES, "tie_embeddings": True})))]
+    assert len(names) == len(set(names)) and "head.weight" not in names

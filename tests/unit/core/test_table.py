@@ -1,0 +1,98 @@
+from typing import Literal
+
+import pytest
+
+from twoaxis.core import table as module
+from twoaxis.core.config import Config
+from twoaxis.core.errors import ConfigError
+from twoaxis.core.table import Row, Table
+
+
+class Mixer(Config):
+    kind: str = "base"
+
+
+class Plain(Mixer):
+    kind: Literal["plain"] = "plain"  # type: ignore[assignment]
+    width: int = 1
+
+
+class Plugin(Mixer):
+    kind: Literal["plugin"] = "plugin"  # type: ignore[assignment]
+
+
+PLAIN: Row[Mixer] = Row(Plain, "plain", {"default": {}, "wide": {"width": 9}})
+PLUGIN: Row[Mixer] = Row(Plugin, "from another package", {"default": {}}, status="contrib")
+
+
+def make() -> Table[Mixer]:
+    return Table("mixer", Mixer, "twoaxis.test", [PLAIN])
+
+
+class Entry:
+    def __init__(self, loaded: object) -> None:
+        self.loaded = loaded
+
+    def load(self) -> object:
+        return self.loaded
+
+
+@pytest.fixture(params=[PLUGIN, lambda: PLUGIN], ids=["a row", "a function that returns a row"])
+def plugin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    asked = []
+
+    def entry_points(group: str) -> list[Entry]:
+        asked.append(group)
+        return [Entry(request.param)]
+
+    monkeypatch.setattr(module, "entry_points", entry_points)
+    return asked
+
+
+def test_rows() -> None:
+    table = make()
+    assert [row.kind for row in table] == ["plain"]
+    assert "plain" in table and "plugin" not in table
+    assert table["plain"].example("wide") == Plain(width=9)
+    assert table["plain"].status == "core"
+
+
+def test_another_package_adds_a_row(plugin: list[str]) -> None:
+    table = make()
+    assert plugin == [], "importing asks no other package"
+    assert [row.kind for row in table] == ["plain", "plugin"]
+    assert table.parse("plugin") == Plugin()
+    assert [row.kind for row in table] == ["plain", "plugin"]
+    assert plugin == ["twoaxis.test"], "other packages are asked once"
+
+
+def test_an_existing_kind_cannot_be_added() -> None:
+    with pytest.raises(ConfigError, match=r"^mixer 'plain' exists already; give the new row another kind$"):
+        make().add(PLAIN)
+
+
+def test_another_package_cannot_replace_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "entry_points", lambda group: [Entry(PLAIN)])
+    with pytest.raises(ConfigError, match="mixer 'plain' exists already"):
+        list(make())
+
+
+def test_unknown_kind() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown mixer 'plane'; did you mean 'plain'\?$"):
+        make()["plane"]
+    with pytest.raises(ConfigError, match=r"^unknown mixer 'xyz'; choose one of plain$"):
+        make().parse({"kind": "xyz"})
+
+
+@pytest.mark.parametrize("data", [3, None, [], {}, {"width": 2}, {"kind": 3}])
+def test_data_without_a_kind(data: object) -> None:
+    with pytest.raises(ConfigError, match=r"must be a table with a 'kind'; choose one of plain$"):
+        make().parse(data)
+
+
+def test_parse_accepts_every_form() -> None:
+    table = make()
+    config = Plain(width=3)
+    assert table.parse(config) is config
+    assert table.parse("plain") == Plain()
+    assert table.parse({"kind": "plain", "width": 3}) == config

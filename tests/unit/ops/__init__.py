@@ -1,0 +1,1 @@
+"""Operators against plain loops, in float64, with all gradients."""

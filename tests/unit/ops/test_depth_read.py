@@ -1,0 +1,138 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.ops.depth_read import depth_read, depth_weights
+from twoaxis.ops.norm import inverse_rms
+from twoaxis.ops.precision import Impl
+
+from .compare import LargestTensor, assert_same, assert_within_rounding, normal, output_and_gradients
+
+IMPLS: list[Impl] = ["fused", "reference"]
+
+
+def loop_read(query: Tensor, sources: list[Tensor], factors: list[Tensor]) -> Tensor:
+    mixed = torch.zeros_like(sources[0])
+    for b in range(mixed.shape[0]):
+        for t in range(mixed.shape[1]):
+            terms = [torch.exp(r[b, t] * (query * v[b, t]).sum()) for v, r in zip(sources, factors, strict=True)]
+            for v, term in zip(sources, terms, strict=True):
+                place = torch.zeros_like(mixed)
+                place[b, t] = 1
+                mixed = mixed + place * (term / sum(terms) * v[b, t])
+    return mixed
+
+
+def on(n: int, read: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda query, *tensors: read(query, list(tensors[:n]), list(tensors[n:]))
+
+
+def engine(impl: Impl) -> Callable[..., Tensor]:
+    return lambda query, sources, factors: depth_read(sources, factors, query, impl)
+
+
+def inputs(n: int, B: int, T: int, D: int) -> list[Tensor]:
+    sources = [normal(B, T, D, seed=i) * 3.0**i for i in range(n)]
+    return [normal(D, seed=77), *sources, *(inverse_rms(v, 1e-6) for v in sources)]
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@given(n=st.integers(2, 4), B=st.integers(1, 2), T=st.integers(1, 2), D=st.integers(1, 3))
+@settings(max_examples=12)
+def test_equals_loops(impl: Impl, n: int, B: int, T: int, D: int) -> None:
+    assert_same(on(n, engine(impl)), on(n, loop_read), inputs(n, B, T, D))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_one_source_is_read_as_it_is(impl: Impl) -> None:
+    query, source, factor = inputs(1, 2, 3, 5)
+    source.requires_grad_()
+    mixed = depth_read([source], [factor], query, impl)
+    torch.testing.assert_close(mixed, source, rtol=0, atol=0)
+    (gradient,) = torch.autograd.grad(mixed.sum(), source)
+    torch.testing.assert_close(gradient, torch.ones_like(source), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_gradients_by_finite_differences(impl: Impl) -> None:
+    leaves = [tensor.requires_grad_() for tensor in inputs(3, 1, 2, 3)]
+    assert torch.autograd.gradcheck(on(3, engine(impl)), leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding(dtype: torch.dtype) -> None:
+    query, *sources = [normal(33, seed=77), *(normal(2, 8, 33, seed=i) for i in range(5))]
+
+    def read(impl: Impl) -> Callable[..., Tensor]:
+        return lambda q, *vs: depth_read(vs, [inverse_rms(v, 1e-6, "reference") for v in vs], q, impl)
+
+    # In float32 the mean of the weights' gradients is taken from the mixture, which has been rounded once.
+    factor = 4 if dtype == torch.float32 else 2
+    assert_within_rounding(read("fused"), read("reference"), [query, *sources], dtype, factor)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_autocast_changes_nothing(impl: Impl) -> None:
+    given = [tensor.float() for tensor in inputs(3, 1, 4, 8)]
+    plain = output_and_gradients(on(3, engine(impl)), given)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = output_and_gradients(on(3, engine(impl)), given)
+    assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
+def test_weights_sum_to_one_also_for_huge_scores() -> None:
+    sources = [normal(1, 3, 4, seed=i, dtype=torch.float32) for i in range(3)]
+    factors = [torch.full((1, 3), 1e4) for _ in sources]
+    weights = depth_weights(sources, factors, torch.full((4,), 1e4))
+    torch.testing.assert_close(weights.sum(0), torch.ones(1, 3))
+    assert depth_read(sources, factors, torch.full((4,), 1e4)).isfinite().all()
+
+
+def saved_storages(n: int, impl: Impl = "fused") -> tuple[int, int]:
+    """Bytes that autograd saves for one read of n sources: in all, and beyond the inputs and the output."""
+    query, *rest = inputs(n, 2, 8, 16)
+    leaves = [query.float().requires_grad_(), *(tensor.float().requires_grad_() for tensor in rest)]
+    held = {tensor.untyped_storage().data_ptr() for tensor in leaves}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        mixed = on(n, engine(impl))(*leaves)
+    held.add(mixed.untyped_storage().data_ptr())
+    return sum(saved.values()), sum(size for pointer, size in saved.items() if pointer not in held)
+
+
+def test_saved_bytes_are_linear_in_the_sources() -> None:
+    tokens, D, element = 2 * 8, 16, 4
+    for n in (4, 8, 16, 24):
+        total, extra = saved_storages(n)
+        assert extra == 2 * n * tokens * element, "one score and one weight per source and token"
+        assert total - extra <= (D + (n + 1) * tokens * D + n * tokens) * element, "query, sources, output, inverse rms"
+    _, by_reference = saved_storages(4, "reference")
+    assert by_reference > saved_storages(4)[1], "the plain engine saves more, so the count can tell them apart"
+
+
+def test_sources_are_never_stacked() -> None:
+    n, B, T, D = 8, 2, 8, 32
+    leaves = [tensor.requires_grad_() for tensor in inputs(n, B, T, D)]
+    with LargestTensor() as seen:
+        on(n, engine("fused"))(*leaves).sum().backward()
+    assert seen.largest <= B * T * D
+
+
+def test_mismatched_sources() -> None:
+    v, r, q = torch.ones(1, 2, 4), torch.ones(1, 2), torch.ones(4)
+    with pytest.raises(ConfigError, match=r"^depth_read: got 0 sources and 0 inverse rms; give one of each per source$"):
+        depth_read([], [], q)
+    with pytest.raises(ConfigError, match="got 2 sources and 1 inverse rms"):
+        depth_read([v, v], [r], q)
+    with pytest.raises(ConfigError, match=r"source 1 is \(1, 2, 4\) torch.float64 on cpu: must be like source 0"):
+        depth_read([v, v.double()], [r, r], q)

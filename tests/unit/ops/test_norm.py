@@ -1,0 +1,85 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.model.block import RMSNorm
+from twoaxis.ops.norm import inverse_rms, rms_norm
+from twoaxis.ops.precision import Impl, check_impl
+
+from .compare import assert_same, assert_within_rounding, normal, output_and_gradients
+
+EPS = 1e-3
+IMPLS: list[Impl] = ["fused", "reference"]
+
+
+def loop_norm(x: Tensor, gain: Tensor) -> Tensor:
+    rows = [row / (sum(v * v for v in row) / len(row) + EPS) ** 0.5 * gain for row in x.reshape(-1, x.shape[-1])]
+    return torch.stack(rows).reshape(x.shape)
+
+
+def loop_inverse(x: Tensor) -> Tensor:
+    rows = [(sum(v * v for v in row) / len(row) + EPS) ** -0.5 for row in x.reshape(-1, x.shape[-1])]
+    return torch.stack(rows).reshape(x.shape[:-1])
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@given(shape=st.lists(st.integers(1, 3), min_size=0, max_size=2), D=st.integers(1, 5))
+@settings(max_examples=20)
+def test_equals_loops(impl: Impl, shape: list[int], D: int) -> None:
+    x, gain = normal(*shape, D), normal(D, seed=1)
+    assert_same(lambda x, g: rms_norm(x, g, EPS, impl), loop_norm, (x, gain))
+    assert_same(lambda x: inverse_rms(x, EPS, impl), loop_inverse, (x,))
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_gradients_by_finite_differences(impl: Impl) -> None:
+    x, gain = normal(2, 3, 5).requires_grad_(), normal(5, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, g: rms_norm(x, g, EPS, impl), (x, gain))
+    assert torch.autograd.gradcheck(lambda x: inverse_rms(x, EPS, impl), (x,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounding(dtype: torch.dtype) -> None:
+    inputs = (normal(64, 33), normal(33, seed=1))
+    assert_within_rounding(
+        lambda x, g: rms_norm(x, g, EPS, "fused"), lambda x, g: rms_norm(x, g, EPS, "reference"), inputs, dtype
+    )
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_small_variance_in_bfloat16(impl: Impl) -> None:
+    # Case A07: an eps taken from bfloat16's resolution makes this 1.8 times too small.
+    x = 0.058 * torch.randn(2, 4, 1, 32, generator=torch.Generator().manual_seed(42))
+    norm = RMSNorm(32, eps=1e-6)
+    assert norm.eps == 1e-6
+    wide, narrow = (rms_norm(v, torch.ones(32, dtype=v.dtype), norm.eps, impl) for v in (x, x.bfloat16()))
+    assert narrow.dtype == torch.bfloat16
+    assert (wide - narrow.float()).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_extreme_rows_stay_finite(impl: Impl) -> None:
+    for x in (torch.zeros(2, 4), torch.full((2, 4), 1e18), torch.full((2, 4), 1e-30)):
+        for result in output_and_gradients(lambda x, g: rms_norm(x, g, 1e-6, impl), (x, torch.ones(4))):
+            assert result.isfinite().all()
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_autocast_changes_nothing(impl: Impl) -> None:
+    inputs = (normal(3, 8, dtype=torch.float32), normal(8, seed=1, dtype=torch.float32))
+    plain = output_and_gradients(lambda x, g: rms_norm(x, g, EPS, impl), inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = output_and_gradients(lambda x, g: rms_norm(x, g, EPS, impl), inputs)
+    assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
+def test_statistics_of_bfloat16_are_float32() -> None:
+    assert inverse_rms(normal(2, 8, dtype=torch.bfloat16), EPS).dtype == torch.float32
+
+
+def test_unknown_engine() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown impl 'fusd'; did you mean 'fused'\?$"):
+        check_impl("fusd")

@@ -1,0 +1,44 @@
+"""The README says what is so: its table is the tables', its Python runs, its commands exist."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE
+from twoaxis.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def expected_rows() -> list[str]:
+    rows = [f"| depth | `{r.kind}` | {r.summary} | {r.config().init_equivalence.relation.replace('_', ' ')} |" for r in DEPTH]
+    rows += [f"| sequence | `{r.kind}` | {r.summary} | |" for r in SEQUENCE]
+    return rows + [f"| feed-forward | `{r.kind}` | {r.summary} | |" for r in FEED_FORWARD]
+
+
+def test_mixer_table_is_the_tables():
+    found = [line for line in README.splitlines() if re.match(r"\| (depth|sequence|feed-forward) \|", line)]
+    assert found == expected_rows()
+
+
+def test_python_block_runs(capsys):
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(compile(block, "README.md", "exec"), {})
+    loss, rows = capsys.readouterr().out.split(" ", 1)
+    assert 0 < float(loss) < 10
+    assert [len(row) for row in eval(rows)] == [5, 5]
+
+
+def test_every_command_shown_is_a_verb():
+    shown = set(re.findall(r"^twoaxis (\w+)", README, re.MULTILINE))
+    assert shown == {command.name for command in app.registered_commands}
+
+
+def test_readme_is_short():
+    assert len(README.splitlines()) <= 120
+
+
+def test_files_it_names_exist():
+    for name in re.findall(r"(?:examples|studies)/[\w.]+", README):
+        tomllib.loads((ROOT / name).read_text(encoding="utf-8"))
