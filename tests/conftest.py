@@ -63,13 +63,15 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     here = config.invocation_params.dir
     if not hasattr(config.option, "fixture_folders"):
         config.option.fixture_folders = []
-    tests = [argument for argument in config.args if (here / argument).resolve().is_relative_to(PARITY)]
+    paths = {argument: (here / argument).resolve() for argument in config.args}
+    holding = {argument: path for argument, path in paths.items() if any(path.glob("*.json"))}
+    tests = [argument for argument, path in paths.items() if path.is_relative_to(PARITY) and argument not in holding]
     if not getattr(config.option, "showfixtures", False) or not tests:
         return
-    folders = [(here / argument).resolve() for argument in config.args if argument not in tests]
-    for folder in folders:
-        if not any(folder.glob("*.json")):
-            raise pytest.UsageError(f"--fixtures {folder}: must be a folder with golden tensors, *.json beside *.safetensors")
+    folders = [path for argument, path in paths.items() if argument not in tests]
+    for argument, path in paths.items():
+        if argument not in tests and argument not in holding:
+            raise pytest.UsageError(f"--fixtures {path}: must be a folder with golden tensors, *.json beside *.safetensors")
     if folders:
         config.option.showfixtures = False
         config.args[:] = tests
