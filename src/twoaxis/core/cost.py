@@ -27,7 +27,8 @@ class Cost:
         pair_flops: multiply and add in products of queries with the keys they may see, and of the weights
             with the values; a count over exactly the visible pairs.
         elementwise_flops: everything else that grows with tokens times width, a count by formula.
-        saved_bytes: what autograd keeps for the backward pass beyond the inputs and outputs of the part.
+        saved_bytes: what autograd keeps for the backward pass beyond the inputs and outputs of the part; declared by
+            depth mixers only, and 0 for every other part.
         cache_bytes: what generation carries to the next token, after `Shape.tokens` tokens.
     """
 

@@ -12,7 +12,8 @@ class AttentionConfig(HeadsConfig):
 
     Equation: y_t = W_o concat_h sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j,  q = R_t W_q c_t,  k = R_j W_k c_j,  v = W_v c_j
     Source:   Attention Is All You Need, arXiv:1706.03762, eq. 1; GQA arXiv:2305.13245; RoPE arXiv:2104.09864, eq. 15
-    Deviates: no biases, as in Llama; qk_norm per head before RoPE as in Qwen3, or after it as in the DDL reference code
+    Deviates: no biases, as in Llama; qk_norm per head before RoPE as in Qwen3, or after it as in the DDL reference code,
+              where unequal gains within a rotation pair make scores depend on absolute positions
     Shapes:   context [B T D] -> update [B T D]; softmax, norms and rotations in float32 (float64 for float64)
     Init:     W_q, W_k, W_v ~ N(0, 0.25/D), W_o ~ N(0, 0.25/(H K 2 n_layers)) or zero, gains 1
     Cost:     params D*(H+2G)*K + H*K*D; matmul flops 2 per weight and token; pair flops 4*H*K per visible pair;

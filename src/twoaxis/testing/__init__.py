@@ -1,0 +1,93 @@
+"""Conformance checks that every mixer must pass, for this package's tables and for yours.
+
+A new row is tested by `run_checks([row], depth_checks())`; every tolerance is in `testing.budgets`, and
+`testing.faults` holds the planted faults that show that each check can fail.
+"""
+
+from twoaxis.testing import (
+    batching,
+    causality,
+    compilation,
+    configuration,
+    cost,
+    decoding,
+    gradient,
+    initialisation,
+    precision,
+    state,
+)
+from twoaxis.testing.check import Check, CheckFailed, CheckResult, iterate_checks, run_checks
+
+_EVERY_AXIS = (
+    configuration.config_round_trip,
+    configuration.parameters_are_declared,
+    configuration.deterministic_for_seed,
+    configuration.meta_init_equals_direct,
+    configuration.checkpoint_round_trip,
+    causality.causal_along_positions,
+    causality.document_isolation,
+    decoding.incremental_decode,
+    decoding.left_padding,
+    batching.batch_invariance,
+    batching.edge_shapes,
+    gradient.gradients_reach_parameters,
+    gradient.fused_equals_reference,
+    gradient.recompute_parity,
+    precision.dtype_is_kept,
+    precision.runs_under_autocast,
+    compilation.compiles_once,
+)
+
+
+def depth_checks() -> tuple[Check, ...]:
+    """The checks of a depth mixer."""
+    return (
+        *_EVERY_AXIS,
+        initialisation.init_equivalence,
+        initialisation.init_survives_host,
+        causality.causal_along_depth,
+        state.state_is_immutable,
+        state.state_floats_are_exact,
+        state.pipeline_cut,
+        state.graph_is_released,
+        gradient.gradcheck_read_write,
+        precision.depth_statistics_are_wide,
+        cost.depth_params_are_exact,
+        cost.depth_flops_are_exact,
+        cost.depth_saved_bytes_are_exact,
+    )
+
+
+def sequence_checks() -> tuple[Check, ...]:
+    """The checks of a sequence mixer."""
+    return (
+        *_EVERY_AXIS,
+        initialisation.sublayer_init_equivalence,
+        causality.receptive_field_is_exact,
+        causality.window_covers_all,
+        causality.position_offset_invariance,
+        decoding.chunk_size_invariance,
+        decoding.chunked_gradients,
+        decoding.forked_cache,
+        decoding.cache_size,
+        gradient.gradcheck_mixer,
+        precision.mixer_statistics_are_wide,
+        cost.sequence_costs_are_exact,
+    )
+
+
+def feed_forward_checks() -> tuple[Check, ...]:
+    """The checks of a feed-forward."""
+    return (*_EVERY_AXIS, causality.token_by_token, gradient.gradcheck_mixer, cost.feed_forward_costs_are_exact)
+
+
+__all__ = [
+    "Check",
+    "CheckFailed",
+    "CheckResult",
+    "depth_checks",
+    "feed_forward_checks",
+    "iterate_checks",
+    "run_checks",
+    "sequence_checks",
+]

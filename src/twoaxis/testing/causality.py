@@ -1,0 +1,161 @@
+"""Checks of who may influence whom: along positions, along depth, within a window, and across documents."""
+
+import torch
+from torch import Tensor
+
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.parameters import declarations
+from twoaxis.depth import DepthConfig
+from twoaxis.feed_forward import FeedForwardConfig
+from twoaxis.model import Decoder
+from twoaxis.sequence import SequenceConfig
+from twoaxis.testing.check import check, close, differs, distance, exactly, identical, require
+from twoaxis.testing.measure import Trace, trace
+from twoaxis.testing.toy import TOKENS, AxisConfig, noise, other_tokens, toy_context, toy_decoder, toy_mixer, toy_tokens
+
+
+@check
+def causal_along_positions(config: AxisConfig) -> None:
+    """Changing a token leaves every earlier position as it was, bit for bit, and changes its own."""
+    model = toy_decoder(config)
+    tokens = toy_tokens()
+    base = model(tokens)
+    for position in range(1, TOKENS):
+        changed = tokens.clone()
+        changed[:, position] = other_tokens(tokens)[:, position]
+        got = model(changed)
+        identical(f"logits before token {position} when it changes", got[:, :position], base[:, :position])
+        differs(f"logits at token {position} when it changes", got[:, position], base[:, position])
+
+
+@check
+def causal_along_depth(config: DepthConfig) -> None:
+    """Disturbing a sublayer's output moves no read up to that sublayer and some later one, in values and gradients."""
+    model = toy_decoder(config)
+    tokens = toy_tokens()
+    base = trace(model, tokens)
+    for index, update in enumerate(base.updates):
+        push = noise(tuple(update.shape), f"disturbance {index}")
+        disturbed = trace(model, tokens, {index: push})
+        _reads_until(index, disturbed, base, f"when sublayer {index} is disturbed")
+        later = [*zip(disturbed.views[index + 1 :], base.views[index + 1 :], strict=True), ([disturbed.left], [base.left])]
+        moved = max(distance(a, b) for got, expected in later for a, b in zip(got, expected, strict=True))
+        require(moved > 0, f"no read after sublayer {index} changes when it is disturbed, some must")
+        _reads_until(len(base.updates) - 1, trace(model, tokens), base, f"after a pass with sublayer {index} disturbed")
+    _gradients_go_down_only(model, tokens, base.updates)
+
+
+def _reads_until(index: int, got: Trace, expected: Trace, when: str) -> None:
+    for reader in range(index + 1):
+        for a, b in zip(got.views[reader], expected.views[reader], strict=True):
+            identical(f"read of sublayer {reader} {when}", a, b)
+
+
+def _gradients_go_down_only(model: Decoder, tokens: Tensor, updates: list[Tensor]) -> None:
+    probes = {index: torch.zeros_like(update, requires_grad=True) for index, update in enumerate(updates)}
+    run = trace(model, tokens, probes)
+    reaches = [False] * len(probes)
+    for reader, views in enumerate([*run.views, [run.left]]):
+        if not any(view.requires_grad for view in views):
+            continue
+        loss = torch.stack([(view * noise(tuple(view.shape), "probe")).sum() for view in views]).sum()
+        found = torch.autograd.grad(loss, list(probes.values()), retain_graph=True, allow_unused=True)
+        for index, gradient in enumerate(found):
+            size = 0.0 if gradient is None else float(gradient.abs().max())
+            if index >= reader:
+                exactly(f"gradient of read {reader} to the output of sublayer {index}", size, 0.0)
+            reaches[index] |= size > 0
+    for index, reached in enumerate(reaches):
+        require(reached, f"no later read has a gradient to the output of sublayer {index}, some must")
+
+
+@check
+def token_by_token(config: FeedForwardConfig) -> None:
+    """A token's update depends on that token alone, bit for bit."""
+    mixer = toy_mixer(config)
+    context = toy_context()
+    base, _ = mixer(context, TokenLayout.contiguous(TOKENS))
+    for position in range(TOKENS):
+        changed = context.clone()
+        changed[:, position] += noise((2, context.shape[-1]), f"token {position}")
+        got, _ = mixer(changed, TokenLayout.contiguous(TOKENS))
+        others = [t for t in range(TOKENS) if t != position]
+        identical(f"updates of other tokens when token {position} changes", got[:, others], base[:, others])
+        differs(f"update of token {position} when it changes", got[:, position], base[:, position])
+
+
+@check
+def receptive_field_is_exact(config: SequenceConfig) -> None:
+    """An output changes with the farthest token of the declared receptive field and not with the one before it."""
+    for variant in with_windows(config, (1, 2, TOKENS - 1, TOKENS, TOKENS + 1)):
+        mixer = toy_mixer(variant)
+        width = variant.receptive_field or TOKENS + 1
+        context = toy_context()
+        base, _ = mixer(context, TokenLayout.contiguous(TOKENS))
+        for source in range(TOKENS):
+            changed = context.clone()
+            changed[:, source] += noise((2, context.shape[-1]), f"token {source}")
+            got, _ = mixer(changed, TokenLayout.contiguous(TOKENS))
+            for reader in range(TOKENS):
+                what = f"output {reader} with receptive field {width} when token {source} changes"
+                if 0 <= reader - source < width:
+                    differs(what, got[:, reader], base[:, reader])
+                else:
+                    identical(what, got[:, reader], base[:, reader])
+
+
+@check
+def window_covers_all(config: SequenceConfig) -> None:
+    """A window of at least all tokens means full causal mixing, however large it is."""
+    layout = TokenLayout.contiguous(TOKENS)
+    windows = (TOKENS, TOKENS + 1, 4 * TOKENS, *((None,) if _allows_no_window(config) else ()))
+    wide = with_windows(config, windows)[1:] or [config]
+    outputs = [toy_mixer(variant)(toy_context(), layout)[0] for variant in wide]
+    for variant, got in zip(wide[1:], outputs[1:], strict=True):
+        close(f"output with receptive field {variant.receptive_field}", got, outputs[0], "same_values")
+
+
+def with_windows(config: SequenceConfig, windows: tuple[int | None, ...]) -> list[SequenceConfig]:
+    """The configuration with each of these windows; itself alone when it has none to set."""
+    if getattr(config, "window", None) is None:
+        return [config]
+    return [config, *(config.replace(window=window) for window in windows)]
+
+
+def _allows_no_window(config: SequenceConfig) -> bool:
+    field = type(config).model_fields.get("window")
+    return field is not None and field.default is None
+
+
+@check
+def position_offset_invariance(config: SequenceConfig) -> None:
+    """Shifting all positions by a constant leaves the outputs as they were, when the gains of norms are still equal."""
+    mixer = toy_mixer(config)
+    with torch.no_grad():
+        # A norm after the rotation turns with it only while its gain is the same for both channels of a pair.
+        for _, parameter, declaration in declarations(mixer):
+            if declaration.tag == "norm":
+                parameter.fill_(1.5)
+    base, _ = mixer(toy_context(), TokenLayout.contiguous(TOKENS))
+    for start in (1, 1000):
+        got, _ = mixer(toy_context(), TokenLayout.contiguous(TOKENS, start=start))
+        close(f"output with positions from {start}", got, base, "position_offset")
+
+
+@check
+def document_isolation(config: AxisConfig) -> None:
+    """In a packed row no document depends on another: exactly 0 in values and gradients, and equal to it alone."""
+    model = toy_decoder(config)
+    first, second = 5, 6
+    tokens = toy_tokens(tokens=first + second)
+    layout = TokenLayout.packed(torch.tensor([[0] * first + [1] * second]).expand(2, -1))
+    changed = torch.cat((other_tokens(tokens[:, :first]), tokens[:, first:]), dim=1)
+    base = model(tokens, layout)
+    identical("second document when the first changes", model(changed, layout)[:, first:], base[:, first:])
+    close("second document against it alone", base[:, first:], model(tokens[:, first:]), "same_values")
+    close("first document against it alone", base[:, :first], model(tokens[:, :first]), "same_values")
+    embeddings = model.embed(tokens).detach().requires_grad_()
+    hidden, _ = model.hidden(embeddings, layout)
+    (gradient,) = torch.autograd.grad((hidden * noise(tuple(hidden.shape), "loss"))[:, first:].sum(), embeddings)
+    exactly("gradient of the second document to the first", float(gradient[:, :first].abs().max()), 0.0)
+    require(float(gradient[:, first:].abs().max()) > 0, "gradient of the second document to itself: 0, must not be")

@@ -1,0 +1,146 @@
+"""A check, what it raises, and how a table of mixers is run through many of them."""
+
+import inspect
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twoaxis.core.table import Row
+from twoaxis.testing.budgets import bound
+
+
+class CheckFailed(AssertionError):
+    """A claim of a mixer that does not hold; one line with the measured number and its bound."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One claim that every mixer of an axis has to keep.
+
+    Attributes:
+        name: the claim in snake_case.
+        meaning: the claim in one sentence.
+        run: takes an example configuration; raises CheckFailed when the claim does not hold.
+        slow: whether it takes more than a second or two.
+    """
+
+    name: str
+    meaning: str
+    run: Callable[[Any], None]
+    slow: bool = False
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """What one check said about one example of one row."""
+
+    kind: str
+    example: str
+    name: str
+    ok: bool
+    message: str
+    seconds: float
+
+
+def check(function: Callable[[Any], None]) -> Check:
+    """Makes a check of a function: its name, and the first line of its docstring as the meaning."""
+    return Check(function.__name__, _first_line(function), function)
+
+
+def slow_check(function: Callable[[Any], None]) -> Check:
+    """Makes a check that a quick run leaves out."""
+    return Check(function.__name__, _first_line(function), function, slow=True)
+
+
+def iterate_checks(rows: Iterable[Row[Any]], checks: Iterable[Check], slow: bool = True) -> Iterator[CheckResult]:
+    """Runs every check on every example of every row and yields each result as it is known.
+
+    Args:
+        rows: a table, or some of its rows.
+        checks: for example `depth_checks()`.
+        slow: whether to run the slow ones too; they take the first example of each row only.
+    """
+    checks = tuple(checks)
+    for row in rows:
+        for index, example in enumerate(row.examples):
+            for one in checks:
+                if not one.slow or (slow and index == 0):
+                    yield _run(row, example, one)
+
+
+def run_checks(rows: Iterable[Row[Any]], checks: Iterable[Check], slow: bool = True) -> list[CheckResult]:
+    """As `iterate_checks`, all at once.
+
+    Example:
+        >>> from twoaxis.depth import DEPTH
+        >>> from twoaxis.testing import depth_checks, run_checks
+        >>> results = run_checks([DEPTH["residual"]], depth_checks()[:3])
+        >>> [result.ok for result in results]
+        [True, True, True]
+    """
+    return list(iterate_checks(rows, checks, slow))
+
+
+def _run(row: Row[Any], example: str, one: Check) -> CheckResult:
+    start = time.perf_counter()
+    try:
+        one.run(row.example(example))
+        message = ""
+    except CheckFailed as failure:
+        message = str(failure)
+    except Exception as error:
+        # A mixer that cannot run at all has failed the check too; the others still run.
+        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return CheckResult(row.kind, example, one.name, not message, message, time.perf_counter() - start)
+
+
+def _first_line(function: Callable[..., Any]) -> str:
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def require(holds: bool, message: str) -> None:
+    """Fails with this message unless the condition holds."""
+    if not holds:
+        raise CheckFailed(message)
+
+
+def exactly(what: str, measured: object, expected: object) -> None:
+    """Fails unless a measured quantity equals what is declared."""
+    require(measured == expected, f"{what}: measured {measured}, must be {expected}")
+
+
+def identical(what: str, got: Tensor, expected: Tensor) -> None:
+    """Fails unless two tensors are equal bit for bit."""
+    same_kind(what, got, expected)
+    require(torch.equal(got, expected), f"{what}: differs by {distance(got, expected):.1e}, bound 0")
+
+
+def close(what: str, got: Tensor, expected: Tensor, budget: str) -> None:
+    """Fails unless two tensors agree within a budget, relative to their largest entry where that is above 1."""
+    same_kind(what, got, expected)
+    scale = max(1.0, float(expected.detach().abs().max())) if expected.numel() else 1.0
+    error = distance(got, expected) / scale
+    require(error <= bound(budget), f"{what}: differs by {error:.1e}, bound {bound(budget):.0e}")
+
+
+def differs(what: str, got: Tensor, other: Tensor, budget: str = "visible_change") -> None:
+    """Fails unless two tensors differ by at least a budget."""
+    change = distance(got, other)
+    require(change >= bound(budget), f"{what}: changes by {change:.1e}, must be at least {bound(budget):.0e}")
+
+
+def same_kind(what: str, got: Tensor, expected: Tensor) -> None:
+    """Fails unless two tensors have one shape and one dtype."""
+    exactly(f"{what}: shape", tuple(got.shape), tuple(expected.shape))
+    exactly(f"{what}: dtype", got.dtype, expected.dtype)
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference between entries; NaN counts as infinite."""
+    if not a.numel():
+        return 0.0
+    return float(torch.nan_to_num((a.detach().double() - b.detach().double()).abs(), nan=torch.inf).max())

@@ -1,0 +1,111 @@
+"""Checks of declared costs against measured ones: equal, not close."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.site import Stack
+from twoaxis.depth import DepthConfig
+from twoaxis.feed_forward import FeedForwardConfig
+from twoaxis.ops.local_attention import visible
+from twoaxis.sequence import SequenceConfig
+from twoaxis.testing.check import check, exactly
+from twoaxis.testing.measure import product_flops, saved_bytes, sublayer_list, tensors, trace
+from twoaxis.testing.toy import D_MODEL, N_LAYERS, ODD_WIDTH, TOKENS, toy_context, toy_decoder, toy_mixer, toy_tokens
+
+BYTES = 8
+"""Of one float64 number."""
+
+
+@check
+def depth_params_are_exact(config: DepthConfig) -> None:
+    """Every sublayer and the two ends have exactly the declared parameters."""
+    for width in (D_MODEL, ODD_WIDTH):
+        model = toy_decoder(config, d_model=width)
+        stack, shape = model.config.stack, Shape(2, TOKENS, BYTES)
+        for site, sublayer in zip(stack.sites, sublayer_list(model), strict=True):
+            exactly(f"parameters of sublayer {site.index}", _count(sublayer.depth), config.cost(site, shape).params)
+        exactly("parameters of the ends", _count(model.ends), config.ends_cost(stack, shape).params)
+
+
+@check
+def depth_flops_are_exact(config: DepthConfig) -> None:
+    """Reads and writes run exactly the declared multiply-adds in matrix products."""
+    for name, declared, run in _parts(config):
+        exactly(f"matrix product flops of {name}", product_flops(run)[0], declared.matmul_flops)
+
+
+@check
+def depth_saved_bytes_are_exact(config: DepthConfig) -> None:
+    """Autograd keeps exactly the declared bytes for reads and writes, beyond parameters, inputs and outputs."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        for name, declared, run in _parts(config, dtype):
+            exactly(f"bytes saved by {name} in {dtype}", saved_bytes(run, lambda alive: alive), declared.saved_bytes)
+
+
+Run = Callable[[], list[Tensor]]
+"""One part of a pass; returns the tensors that are alive anyway: parameters, inputs and outputs."""
+
+
+def _parts(config: DepthConfig, dtype: torch.dtype = torch.float64) -> list[tuple[str, Cost, Run]]:
+    """(name, declared cost, run) of every sublayer and of the ends."""
+    model, tokens = toy_decoder(config, dtype=dtype), toy_tokens()
+    run = trace(model, tokens)
+    stack, shape = model.config.stack, Shape(tokens.shape[0], tokens.shape[1], dtype.itemsize)
+    parameters = list(model.parameters())
+    parts: list[tuple[str, Cost, Run]] = []
+    for site, sublayer in zip(stack.sites, sublayer_list(model), strict=True):
+        inputs = (run.states[site.index], run.updates[site.index], run.contexts[site.index])
+
+        def read_and_write(mixer: Any = sublayer.depth, inputs: Any = inputs) -> list[Tensor]:
+            views, carry = mixer.read(inputs[0])
+            return [*parameters, *tensors((inputs, views, carry, mixer.write(*inputs, carry)))]
+
+        parts.append((f"sublayer {site.index}", config.cost(site, shape), read_and_write))
+
+    def enter_and_leave() -> list[Tensor]:
+        embeddings = model.embed(tokens)
+        ends = (model.ends.enter(embeddings), model.ends.leave(run.states[-1]))
+        return [*parameters, tokens, embeddings, *tensors((run.states[-1], *ends))]
+
+    return [*parts, ("the ends", config.ends_cost(stack, shape), enter_and_leave)]
+
+
+@check
+def sequence_costs_are_exact(config: SequenceConfig) -> None:
+    """Parameters, products with weights, products over exactly the visible pairs, and cache bytes are as declared."""
+    site = Stack(D_MODEL, 1e-6, (2,) * N_LAYERS).sites[0]
+    mixer = toy_mixer(config)
+    exactly("parameters", _count(mixer), config.cost(site, Shape(1, 1, BYTES)).params)
+    for batch, tokens in ((1, 1), (2, TOKENS), (1, 40)):
+        declared = config.cost(site, Shape(batch, tokens, BYTES))
+        context = toy_context(batch, tokens)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            products, pairs = product_flops(lambda c=context: mixer(c, TokenLayout.contiguous(c.shape[1])))
+            single = product_flops(lambda: mixer(toy_context(1, 1), TokenLayout.contiguous(1)))[1]
+        exactly(f"matrix product flops of {batch} x {tokens} tokens", products - pairs, declared.matmul_flops)
+        seen = int(visible(tokens, tokens, config.receptive_field).sum())
+        exactly(f"pair flops of {batch} x {tokens} tokens", single * batch * seen, declared.pair_flops)
+
+
+@check
+def feed_forward_costs_are_exact(config: FeedForwardConfig) -> None:
+    """Parameters and matrix product flops are as declared, and nothing is cached."""
+    for width in (D_MODEL, ODD_WIDTH):
+        site = Stack(width, 1e-6, (2,) * N_LAYERS).sites[0]
+        mixer = toy_mixer(config, d_model=width)
+        declared = config.cost(site, Shape(2, TOKENS, BYTES))
+        exactly("parameters", _count(mixer), declared.params)
+        context = toy_context(d_model=width)
+        measured = product_flops(lambda m=mixer, c=context: m(c, TokenLayout.contiguous(TOKENS)))[0]
+        exactly("matrix product flops", measured, declared.matmul_flops)
+        exactly("cache bytes", declared.cache_bytes, 0)
+
+
+def _count(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

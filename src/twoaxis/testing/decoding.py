@@ -1,0 +1,171 @@
+"""Checks of generation: whatever the chunks, the padding and the batch, a cache changes nothing.
+
+Letters: B batch, T position.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twoaxis.core.cost import Shape
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.site import Stack
+from twoaxis.model import Decoder
+from twoaxis.sequence import SequenceConfig
+from twoaxis.testing.check import check, close, exactly, require
+from twoaxis.testing.measure import gradients, reachable_tensors, storage_bytes
+from twoaxis.testing.toy import D_MODEL, N_LAYERS, TOKENS, AxisConfig, noise, toy_context, toy_decoder, toy_mixer, toy_tokens
+
+RAGGED = (2, 1, 3, 1, 2)
+NO_BOUND = 4
+"""The window that chunk lengths are built around when there is none."""
+
+
+@check
+def incremental_decode(config: AxisConfig) -> None:
+    """Token by token equals ragged chunks equals one pass, also for left-padded rows of different lengths."""
+    model = toy_decoder(config)
+    tokens = toy_tokens()
+    full = model(tokens)
+    layout = TokenLayout.left_padded(torch.tensor([4, TOKENS]), TOKENS)
+    ragged = model(tokens, layout)
+    for chunks in ((1,) * TOKENS, RAGGED):
+        with torch.no_grad():
+            close(f"logits in chunks {chunks}", decode(model, tokens, chunks), full, "same_values")
+            got = decode(model, tokens, chunks, layout)
+        close(f"left-padded logits in chunks {chunks}", got[:, -4:], ragged[:, -4:], "same_values")
+
+
+@check
+def left_padding(config: AxisConfig) -> None:
+    """A left-padded row equals the row alone, in one pass and decoded on, even behind more padding than a window."""
+    model = toy_decoder(config)
+    width = getattr(config, "receptive_field", None) or NO_BOUND
+    prompts = (3, width + 4, 2 * width + 5)
+    total = max(prompts)
+    tokens = toy_tokens(batch=3, tokens=total + 5, seed=1)
+    # Padding carries ids that are real elsewhere: nothing may depend on them.
+    layout = TokenLayout.left_padded(torch.tensor(prompts), total)
+    with torch.no_grad():
+        prompt, cache = model(tokens[:, :total], layout, model.new_cache())
+        logits = [model(tokens[:, :total], layout), prompt]
+        steps = []
+        for position in range(total, total + 5):
+            step, cache = model(tokens[:, position : position + 1], None, cache)
+            steps.append(step)
+        for row, length in enumerate(prompts):
+            alone = model(tokens[row : row + 1, total - length :])[0]
+            for how, got in zip(("in one pass", "into a cache"), logits, strict=True):
+                close(f"row of {length} tokens {how}", got[row, total - length :], alone[:length], "same_values")
+            close(f"row of {length} tokens decoded on", torch.cat(steps, dim=1)[row], alone[length:], "same_values")
+
+
+@check
+def chunk_size_invariance(config: SequenceConfig) -> None:
+    """Chunks of 1, w-1, w, w+1 and more tokens behind prompts of every length around the window give one result."""
+    mixer, w = toy_mixer(config), config.receptive_field or NO_BOUND
+    total = 4 * w + 3
+    context = toy_context(tokens=total)
+    full, _ = mixer(context, TokenLayout.contiguous(total))
+    plans = [(prompt, chunk) for chunk in (1, w - 1, w, w + 1, 2 * w + 1) for prompt in (1, 2, w - 1, w, w + 1)]
+    for prompt, chunk in sorted({(max(1, a), max(1, b)) for a, b in plans}):
+        with torch.no_grad():
+            got = decode_mixer(mixer, context, [prompt, *[chunk] * total])
+        close(f"output after a prompt of {prompt} in chunks of {chunk}", got, full, "same_values")
+
+
+@check
+def chunked_gradients(config: SequenceConfig) -> None:
+    """Gradients through the cache of a pass in chunks equal those of one pass."""
+    mixer = toy_mixer(config)
+    context = toy_context().requires_grad_()
+    weights = noise(tuple(context.shape), "loss")
+    full, _ = mixer(context, TokenLayout.contiguous(TOKENS))
+    for chunks in ([1] * TOKENS, RAGGED, (4, 5)):
+        got = decode_mixer(mixer, context, chunks)
+        (a,) = torch.autograd.grad((got * weights).sum(), context, retain_graph=True)
+        (b,) = torch.autograd.grad((full * weights).sum(), context, retain_graph=True)
+        close(f"gradient of the input in chunks {tuple(chunks)}", a, b, "same_gradients")
+        expected = gradients(mixer, (decode_mixer(mixer, context, [TOKENS]) * weights).sum())
+        for name, gradient in gradients(mixer, (got * weights).sum()).items():
+            close(f"gradient of {name} in chunks {tuple(chunks)}", gradient, expected[name], "same_gradients")
+
+
+@check
+def forked_cache(config: SequenceConfig) -> None:
+    """Two continuations of one cache are both right, also when their tokens alternate."""
+    mixer = toy_mixer(config)
+    width = config.receptive_field or NO_BOUND
+    for prompt in sorted({1, width - 1 or 1, width, width + 2}):
+        stem = toy_context(tokens=prompt, name="stem")
+        branches = [toy_context(tokens=6, name=f"branch {n}") for n in range(2)]
+        with torch.no_grad():
+            _, start = mixer(stem, TokenLayout.contiguous(prompt), mixer.new_cache())
+            caches, outputs = [start, start], ([], [])
+            for step in range(6):
+                for n, branch in enumerate(branches):
+                    layout = TokenLayout.contiguous(1, start=prompt + step)
+                    y, caches[n] = mixer(branch[:, step : step + 1], layout, caches[n])
+                    outputs[n].append(y)
+            for n, branch in enumerate(branches):
+                whole, _ = mixer(torch.cat((stem, branch), dim=1), TokenLayout.contiguous(prompt + 6))
+                what = f"continuation {n} of a cache of {prompt} tokens"
+                close(what, torch.cat(outputs[n], dim=1), whole[:, prompt:], "same_values")
+
+
+@check
+def cache_size(config: SequenceConfig) -> None:
+    """The cache holds exactly the declared bytes after any number of tokens, and a window bounds its storage."""
+    mixer = toy_mixer(config)
+    site = Stack(D_MODEL, 1e-6, (2,) * N_LAYERS).sites[0]
+    for first, steps in ((1, 20), (300, 20)):
+        with torch.no_grad():
+            _, cache = mixer(toy_context(tokens=first), TokenLayout.contiguous(first), mixer.new_cache())
+            for length in range(first, first + steps):
+                declared = config.cost(site, Shape(2, length, element_bytes=8)).cache_bytes
+                exactly(f"cache bytes after {length} tokens", _live_bytes(cache), declared)
+                _, cache = mixer(toy_context(tokens=1), TokenLayout.contiguous(1, start=length), cache)
+    if config.receptive_field is not None:
+        sizes = list(_storage_sizes(mixer, 400))
+        early, late = max(sizes[:200]), max(sizes[200:])
+        require(late <= early, f"cache storage: {late} bytes after token 200, but at most {early} before; must not grow")
+
+
+def _live_bytes(cache: Any) -> int:
+    """What the cache says it holds; without such a statement, all the storage it keeps."""
+    stated = getattr(cache, "live_bytes", None)
+    return storage_bytes(reachable_tensors(cache)) if stated is None else stated
+
+
+def _storage_sizes(mixer: Any, tokens: int) -> Iterator[int]:
+    cache = mixer.new_cache()
+    with torch.no_grad():
+        for position in range(tokens):
+            _, cache = mixer(toy_context(tokens=1), TokenLayout.contiguous(1, start=position), cache)
+            yield storage_bytes(reachable_tensors(cache))
+
+
+def decode(model: Decoder, tokens: Tensor, chunks: Iterable[int], layout: TokenLayout | None = None) -> Tensor:
+    """Runs a decoder chunk by chunk behind its cache and returns all logits."""
+    cache, start, parts = model.new_cache(), 0, []
+    for length in chunks:
+        part = None if layout is None else layout.part(start, start + length)
+        logits, cache = model(tokens[:, start : start + length], part, cache)
+        parts.append(logits)
+        start += length
+    return torch.cat(parts, dim=1)
+
+
+def decode_mixer(mixer: Any, context: Tensor, chunks: Iterable[int]) -> Tensor:
+    """Runs one mixer chunk by chunk behind its cache until the tokens are used up."""
+    cache, start, parts = mixer.new_cache(), 0, []
+    for length in chunks:
+        part = context[:, start : start + length]
+        if not part.shape[1]:
+            break
+        y, cache = mixer(part, TokenLayout.contiguous(part.shape[1], start=start), cache)
+        parts.append(y)
+        start += length
+    return torch.cat(parts, dim=1)

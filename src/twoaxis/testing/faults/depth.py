@@ -1,0 +1,254 @@
+"""Depth mixers that are a plain residual but for one fault."""
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic import ConfigDict
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.parameters import Constant
+from twoaxis.core.site import Site, Stack
+from twoaxis.depth import DepthConfig, ResidualConfig
+from twoaxis.depth.base import StreamEnds
+from twoaxis.depth.residual import Residual
+from twoaxis.testing.check import CheckFailed
+from twoaxis.testing.faults.fault import Fault, TooSteep
+
+
+class _Planted(ResidualConfig):
+    """A residual with another mixer or another statement about itself."""
+
+    mixer: ClassVar[type[Residual]] = Residual
+    relation: ClassVar[Any] = "exact"
+    ends: ClassVar[type[StreamEnds]] = StreamEnds
+    misstated: ClassVar[Cost] = Cost()
+    misstated_floats: ClassVar[int] = 0
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        return InitEquivalence(self.relation, "a planted fault or its twin")
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        return stack.d_model + self.misstated_floats
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        return Cost(params=sum(p.numel() for p in self.build(site).parameters())) + self.misstated
+
+    def build(self, site: Site) -> Residual:
+        mixer = self.mixer()
+        if isinstance(mixer, _WithParameters):
+            mixer.add_parameters(site.d_model)
+        return mixer
+
+    def build_ends(self, stack: Stack) -> StreamEnds:
+        return self.ends()
+
+
+class _WithParameters(Residual):
+    def add_parameters(self, d_model: int) -> None:
+        """Adds them."""
+
+
+class _PositionLeak(Residual):
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return state + 0.1 * state.mean(dim=1, keepdim=True), None
+
+
+class _PastLeak(Residual):
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return state + 0.1 * state.cumsum(dim=1), None
+
+
+class _BatchLeak(Residual):
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return state + 0.1 * state.mean(dim=0, keepdim=True), None
+
+
+class _DepthLeak(Residual):
+    """Reads what a sublayer, possibly a later one, wrote last."""
+
+    last: ClassVar[Tensor | None] = None
+
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        last = _DepthLeak.last
+        return (state if last is None or last.shape != state.shape else state + 0.1 * last), None
+
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
+        _DepthLeak.last = update.detach()
+        return state + update
+
+
+class _Dead(_WithParameters):
+    def add_parameters(self, d_model: int) -> None:
+        self.unused = self.parameter("unused", (d_model,), Constant(0.0), "gate")
+
+
+class _Used(_WithParameters):
+    def add_parameters(self, d_model: int) -> None:
+        self.offset = self.parameter("offset", (d_model,), Constant(0.0), "gate")
+
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return state + self.offset, None
+
+
+class _Scalar(_WithParameters):
+    def add_parameters(self, d_model: int) -> None:
+        self.weight = self.parameter("weight", (), Constant(1.0), "mixing")
+
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return state * self.weight, None
+
+
+class _Linear(_WithParameters):
+    """Its zero start is in an nn.Linear, which hosts overwrite."""
+
+    def add_parameters(self, d_model: int) -> None:
+        self.extra = self.linear("extra", d_model, d_model, std=0.0)
+
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return state + self.extra(state), None
+
+
+class _Buffer(_WithParameters):
+    """Keeps a constant where `initialise` does not reach."""
+
+    persistent: ClassVar[bool] = False
+
+    def add_parameters(self, d_model: int) -> None:
+        self.register_buffer("scale", torch.ones(d_model), persistent=self.persistent)
+
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return state * self.get_buffer("scale"), None
+
+
+class _SavedBuffer(_Buffer):
+    persistent: ClassVar[bool] = True
+
+
+class _Wider(Residual):
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return (state.float() if state.dtype == torch.bfloat16 else state), None
+
+
+class _HalfStatistics(Residual):
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return state * torch.rsqrt(state.square().mean(-1, keepdim=True) + 1e-6), None
+
+
+class _WideStatistics(Residual):
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        wide = state.double()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(state.dtype), None
+
+
+class _InPlace(Residual):
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
+        return state.add_(update)
+
+
+class _Halved(Residual):
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
+        return state + 0.5 * update
+
+
+class _Stash(Residual):
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
+        self.kept = state
+        return state + update
+
+
+class _CountsCalls(Residual):
+    calls = 0
+
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        self.calls += 1
+        return state * (1 + 0.01 * self.calls), None
+
+
+class _EvenOnly(Residual):
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return state.unflatten(-1, (-1, 2)).flatten(-2), None
+
+
+class _OneDtype(Residual):
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
+        if state.dtype != update.dtype:
+            raise TypeError(f"{state.dtype} and {update.dtype}")
+        return state + update
+
+
+class _GraphBreak(Residual):
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        torch._dynamo.graph_break()
+        return state, None
+
+
+class _WrongGradient(Residual):
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return TooSteep.apply(state), None
+
+
+class _HidingEnds(StreamEnds):
+    """Passes the embeddings around the state."""
+
+    def enter(self, embeddings: Tensor) -> Tensor:
+        _ReadsHidden.hidden = embeddings
+        return embeddings * 1.0
+
+
+class _ReadsHidden(Residual):
+    hidden: ClassVar[Tensor] = torch.zeros(1)
+
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return state + 0.1 * _ReadsHidden.hidden, None
+
+
+def _planted(mixer: type[Residual] = Residual, **statements: Any) -> DepthConfig:
+    return type("PlantedConfig", (_Planted,), {"mixer": mixer, **statements, "__module__": __name__})()
+
+
+def _fault(
+    name: str, caught_by: str, faulty: DepthConfig, twin: DepthConfig | None = None, raises: type[Exception] = CheckFailed
+) -> Fault:
+    return Fault(name, faulty, twin or _planted(), tuple(caught_by.split()), raises)
+
+
+class _Unfrozen(ResidualConfig):
+    model_config = ConfigDict(frozen=False)
+
+
+DEPTH_FAULTS = (
+    _fault("changeable configuration", "config_round_trip", _Unfrozen()),
+    _fault("position leak", "causal_along_positions incremental_decode document_isolation", _planted(_PositionLeak)),
+    _fault("leak from the past", "document_isolation left_padding incremental_decode", _planted(_PastLeak)),
+    _fault("batch leak", "batch_invariance", _planted(_BatchLeak)),
+    _fault("depth leak", "causal_along_depth deterministic_for_seed", _planted(_DepthLeak)),
+    _fault("dead parameter", "gradients_reach_parameters", _planted(_Dead), _planted(_Used)),
+    _fault("parameter without dimensions", "parameters_are_declared", _planted(_Scalar)),
+    _fault("init broken by host", "init_survives_host", _planted(_Linear)),
+    _fault("false claim of equivalence", "init_equivalence", _planted(_Halved), _planted(_Halved, relation="none")),
+    _fault("false denial of equivalence", "init_equivalence", _planted(relation="none")),
+    _fault("value that initialise does not set", "meta_init_equals_direct", _planted(_Buffer)),
+    _fault("undeclared buffer", "checkpoint_round_trip parameters_are_declared", _planted(_SavedBuffer)),
+    _fault("wrong dtype", "dtype_is_kept", _planted(_Wider), raises=RuntimeError),
+    _fault(
+        "statistics in half precision",
+        "depth_statistics_are_wide",
+        _planted(_HalfStatistics, relation="none"),
+        _planted(_WideStatistics, relation="none"),
+    ),
+    _fault("one dtype only", "runs_under_autocast", _planted(_OneDtype), raises=TypeError),
+    _fault("state written in place", "state_is_immutable", _planted(_InPlace)),
+    _fault("state kept on the module", "graph_is_released", _planted(_Stash)),
+    _fault("memory of earlier calls", "deterministic_for_seed recompute_parity", _planted(_CountsCalls)),
+    _fault("information beside the state", "pipeline_cut", _planted(_ReadsHidden, ends=_HidingEnds), raises=RuntimeError),
+    _fault("wrong gradient", "gradcheck_read_write", _planted(_WrongGradient)),
+    _fault("even widths only", "edge_shapes", _planted(_EvenOnly), raises=RuntimeError),
+    _fault("wrong parameter count", "depth_params_are_exact", _planted(misstated=Cost(params=1))),
+    _fault("wrong flops", "depth_flops_are_exact", _planted(misstated=Cost(matmul_flops=1))),
+    _fault("wrong saved bytes", "depth_saved_bytes_are_exact", _planted(misstated=Cost(saved_bytes=1))),
+    _fault("wrong state size", "state_floats_are_exact", _planted(misstated_floats=1)),
+    _fault("graph break", "compiles_once", _planted(_GraphBreak)),
+)

@@ -1,0 +1,155 @@
+"""Attention that is right but for one fault."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.site import Site
+from twoaxis.sequence import AttentionConfig, SequenceConfig
+from twoaxis.sequence.cache import KeyValueCache
+from twoaxis.sequence.heads import SoftmaxAttention
+from twoaxis.testing.faults.fault import Fault, TooSteep
+
+Output = tuple[Tensor, Any]
+WINDOW = 4
+
+
+class _Planted(AttentionConfig):
+    """Windowed attention with another mixer or another statement about itself."""
+
+    mixer: ClassVar[type[SoftmaxAttention]] = SoftmaxAttention
+    misstated: ClassVar[Cost] = Cost()
+    relation: ClassVar[Any] = "none"
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        return InitEquivalence(self.relation, "a planted fault or its twin")
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        return super().cost(site, shape) + self.misstated
+
+    def build(self, site: Site) -> SoftmaxAttention:
+        return self.mixer(self, site)
+
+
+class _StaleCache(SoftmaxAttention):
+    """Forgets the tokens of a chunk when it already holds some."""
+
+    def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
+        y, following = super().forward(context, layout, cache)
+        return y, cache if cache is not None and cache.length and context.shape[1] > 1 else following
+
+
+class _GrowingCache(SoftmaxAttention):
+    def new_cache(self) -> KeyValueCache:
+        return KeyValueCache(None)
+
+
+class _TornCache(KeyValueCache):
+    """Writes into the buffer even when another continuation has."""
+
+    def _fits(self, tokens: int) -> bool:
+        assert self._buffer is not None
+        return self._buffer.filled + tokens <= self._buffer.capacity
+
+
+class _SharesCache(SoftmaxAttention):
+    def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
+        y, following = super().forward(context, layout, cache)
+        if following is not None:
+            following = _TornCache(following.window, following._buffer, following._start, following._stop)
+        return y, following
+
+
+class _DetachedCache(SoftmaxAttention):
+    def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
+        y, following = super().forward(context, layout, cache)
+        if following is not None:
+            assert following._buffer is not None
+            following._buffer.keys = following._buffer.keys.detach()
+        return y, following
+
+
+class _ChunkPositions(SoftmaxAttention):
+    def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
+        fresh = TokenLayout(layout.positions - layout.positions[:, :1], layout.documents, layout.past_documents)
+        return super().forward(context, fresh, cache)
+
+
+class _NoDocuments(SoftmaxAttention):
+    def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
+        return super().forward(context, TokenLayout(layout.positions), cache)
+
+
+class _WiderWindow(SoftmaxAttention):
+    """The window without the query, as some kernels count it."""
+
+    def __init__(self, config: Any, site: Site) -> None:
+        super().__init__(config.replace(window=config.window + 1), site)
+
+
+class _CappedWindow(SoftmaxAttention):
+    def __init__(self, config: Any, site: Site) -> None:
+        super().__init__(config if config.window is None else config.replace(window=min(config.window, 8)), site)
+
+
+class _Future(SoftmaxAttention):
+    def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
+        y, following = super().forward(context, layout, cache)
+        return y + 0.1 * context.mean(dim=1, keepdim=True), following
+
+
+class _AbsolutePositions(SoftmaxAttention):
+    def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
+        y, following = super().forward(context, layout, cache)
+        return y + 0.01 * layout.positions.unsqueeze(-1), following
+
+
+class _HalfStatistics(SoftmaxAttention):
+    def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
+        return super().forward(context * torch.rsqrt(context.square().mean(-1, keepdim=True)), layout, cache)
+
+
+class _RoughEngine(SoftmaxAttention):
+    def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
+        y, following = super().forward(context, layout, cache)
+        return y * (1 + 1e-9 * (self.config.impl == "fused")), following
+
+
+class _WrongGradient(SoftmaxAttention):
+    def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
+        y, following = super().forward(context, layout, cache)
+        return TooSteep.apply(y), following
+
+
+def _planted(mixer: type[SoftmaxAttention] = SoftmaxAttention, **statements: Any) -> SequenceConfig:
+    config = type("PlantedConfig", (_Planted,), {"mixer": mixer, **statements, "__module__": __name__})
+    return config(n_heads=2, head_dim=4, window=WINDOW)
+
+
+def _fault(name: str, caught_by: str, faulty: SequenceConfig) -> Fault:
+    return Fault(name, faulty, _planted(), tuple(caught_by.split()))
+
+
+SEQUENCE_FAULTS = (
+    _fault("stale cache", "incremental_decode chunk_size_invariance", _planted(_StaleCache)),
+    _fault("cache beyond the window", "cache_size", _planted(_GrowingCache)),
+    _fault("cache shared by continuations", "forked_cache", _planted(_SharesCache)),
+    _fault("cache without gradients", "chunked_gradients", _planted(_DetachedCache)),
+    _fault("positions from the chunk's start", "incremental_decode chunk_size_invariance", _planted(_ChunkPositions)),
+    _fault("documents ignored", "document_isolation left_padding", _planted(_NoDocuments)),
+    _fault("window without the query", "receptive_field_is_exact", _planted(_WiderWindow)),
+    _fault("capped window", "receptive_field_is_exact window_covers_all", _planted(_CappedWindow)),
+    _fault("position leak", "causal_along_positions receptive_field_is_exact", _planted(_Future)),
+    _fault("absolute positions", "position_offset_invariance", _planted(_AbsolutePositions)),
+    _fault("statistics in half precision", "mixer_statistics_are_wide", _planted(_HalfStatistics)),
+    _fault("engines that differ", "fused_equals_reference", _planted(_RoughEngine)),
+    _fault("wrong gradient", "gradcheck_mixer", _planted(_WrongGradient)),
+    _fault("false claim of equivalence", "sublayer_init_equivalence", _planted(relation="exact")),
+    _fault("wrong pair flops", "sequence_costs_are_exact", _planted(misstated=Cost(pair_flops=1))),
+    _fault("wrong cache bytes", "cache_size", _planted(misstated=Cost(cache_bytes=1))),
+)

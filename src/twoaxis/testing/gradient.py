@@ -1,0 +1,167 @@
+"""Checks of gradients: right, everywhere, and the same whatever is kept or recomputed."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.gradcheck import GradcheckError
+from torch.func import functional_call
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.parameters import declarations
+from twoaxis.depth import DepthConfig
+from twoaxis.feed_forward import FeedForwardConfig
+from twoaxis.model import Decoder
+from twoaxis.sequence import SequenceConfig
+from twoaxis.testing.budgets import bound
+from twoaxis.testing.check import CheckFailed, check, close, exactly, identical, require
+from twoaxis.testing.measure import gradients, saved_bytes, sublayer_list, tensors, trace
+from twoaxis.testing.toy import AxisConfig, noise, toy_context, toy_decoder, toy_mixer, toy_tokens
+
+
+class _ReadAndWrite(nn.Module):
+    """One read and one write as a function, so that parameters can be given as inputs."""
+
+    def __init__(self, mixer: Any) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, state: Any, update: Tensor, context: Any) -> list[Tensor]:
+        views, carry = self.mixer.read(state)
+        return tensors((views, self.mixer.write(state, update, context, carry)))
+
+
+class _EnterAndLeave(nn.Module):
+    def __init__(self, ends: Any) -> None:
+        super().__init__()
+        self.ends = ends
+
+    def forward(self, embeddings: Tensor, state: Any) -> list[Tensor]:
+        return tensors((self.ends.enter(embeddings), self.ends.leave(state)))
+
+
+class _Mix(nn.Module):
+    def __init__(self, mixer: Any) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, context: Tensor) -> list[Tensor]:
+        return [self.mixer(context, TokenLayout.contiguous(context.shape[1]))[0]]
+
+
+@check
+def gradcheck_read_write(config: DepthConfig) -> None:
+    """Gradients of reads, writes and ends match finite differences for every parameter and state tensor."""
+    model = toy_decoder(config)
+    with torch.no_grad():
+        run = trace(model, toy_tokens(batch=1, tokens=2))
+    for index, sublayer in enumerate(sublayer_list(model)):
+        inputs = (run.states[index], run.updates[index], run.contexts[index])
+        _gradcheck(f"sublayer {index}", _ReadAndWrite(sublayer.depth), inputs)
+    _gradcheck("ends", _EnterAndLeave(model.ends), (tensors(run.states[0])[0], run.states[-1]))
+
+
+@check
+def gradcheck_mixer(config: SequenceConfig | FeedForwardConfig) -> None:
+    """Gradients match finite differences for every parameter and the input."""
+    _gradcheck("mixer", _Mix(toy_mixer(config)), (toy_context(batch=1, tokens=5),))
+
+
+def _gradcheck(what: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    leaves, structure = tree_flatten(inputs)
+    names, parameters = zip(*module.named_parameters(), strict=True) if list(module.parameters()) else ((), ())
+
+    def function(*flat: Tensor) -> tuple[Tensor, ...]:
+        values, given = flat[: len(leaves)], flat[len(leaves) :]
+        arguments = tree_unflatten(list(values), structure)
+        outputs = functional_call(module, dict(zip(names, given, strict=True)), arguments)
+        return tuple(y for y in outputs if y.requires_grad)
+
+    flat = [leaf.detach().clone().requires_grad_() for leaf in (*leaves, *parameters)]
+    atol, rtol = bound("gradcheck_absolute"), bound("gradcheck_relative")
+    try:
+        torch.autograd.gradcheck(function, flat, eps=1e-6, fast_mode=True, atol=atol, rtol=rtol)
+    except GradcheckError as error:
+        lines = str(error).splitlines()
+        raise CheckFailed(f"gradcheck of {what}: {lines[0].strip(' ,')}; {lines[-1].strip()} Bound {atol:.0e}") from None
+
+
+@check
+def gradients_reach_parameters(config: AxisConfig) -> None:
+    """Every parameter has a non-zero gradient, or declares why it is dead and has none."""
+    model = toy_decoder(config, tie_embeddings=False)
+    logits = model(toy_tokens())
+    found = gradients(model, (logits * noise(tuple(logits.shape), "loss")).sum())
+    for name, _, declaration in declarations(model):
+        size = float(found[name].abs().max())
+        if declaration.dead is None:
+            require(size > 0, f"gradient of {name}: 0, must not be, or the parameter must be declared dead")
+        else:
+            exactly(f"gradient of {name}, declared dead", size, 0.0)
+
+
+@check
+def fused_equals_reference(config: AxisConfig) -> None:
+    """Both engines give the same outputs and the same gradients of parameters and inputs."""
+    if "impl" not in type(config).model_fields:
+        return
+    models = [toy_decoder(config.replace(impl=impl)) for impl in ("reference", "fused")]
+    tokens = toy_tokens()
+    layouts = (None, TokenLayout.packed(torch.tensor([[0, 0, 0, 1, 1, 1, 1, 2, 2], [0] * 4 + [1] * 5])))
+    for layout in layouts:
+        logits = [model(tokens, layout) for model in models]
+        close("logits of the fused engine", logits[1], logits[0], "engines")
+        weights = noise(tuple(logits[0].shape), "loss")
+        expected, got = (gradients(m, (y * weights).sum()) for m, y in zip(models, logits, strict=True))
+        for name, gradient in expected.items():
+            close(f"gradient of {name} in the fused engine", got[name], gradient, "engine_gradients")
+    if isinstance(config, SequenceConfig):
+        _engines_of_a_long_row(config)
+
+
+def _engines_of_a_long_row(config: SequenceConfig) -> None:
+    """Long enough for a windowed engine to work in several pieces."""
+    tokens = 150
+    documents = torch.arange(tokens).expand(2, -1) // 40
+    for layout in (TokenLayout.contiguous(tokens), TokenLayout.packed(documents)):
+        found = []
+        for impl in ("reference", "fused"):
+            mixer = toy_mixer(config.replace(impl=impl))
+            context = toy_context(tokens=tokens).requires_grad_()
+            y, _ = mixer(context, layout)
+            loss = (y * noise(tuple(y.shape), "loss")).sum()
+            (gradient,) = torch.autograd.grad(loss, context, retain_graph=True)
+            found.append((y, gradient, *gradients(mixer, loss).values()))
+        close("output of the fused engine on a long row", found[1][0], found[0][0], "engines")
+        for expected, got in zip(found[0][1:], found[1][1:], strict=True):
+            close("gradients of the fused engine on a long row", got, expected, "engine_gradients")
+
+
+@check
+def recompute_parity(config: AxisConfig) -> None:
+    """Recomputing blocks changes no bit of loss or gradients and keeps nothing but the states between blocks."""
+    model = toy_decoder(config)
+    tokens, targets = toy_tokens(), toy_tokens(seed=1)
+    losses = [model.loss(tokens, targets, recompute=recompute)[0] for recompute in (False, True)]
+    identical("loss", losses[1], losses[0])
+    expected, got = (gradients(model, loss) for loss in losses)
+    for name, gradient in expected.items():
+        identical(f"gradient of {name}", got[name], gradient)
+    exactly("bytes kept beyond the states between blocks", *_kept_and_allowed(model, tokens))
+
+
+def _kept_and_allowed(model: Decoder, tokens: Tensor) -> tuple[int, int]:
+    """What a pass with recomputing keeps beside the states between blocks, and what entering and leaving keep alone."""
+    parameters = list(model.parameters())
+    embeddings = model.embed(tokens).detach().requires_grad_()
+    states: list[Tensor] = []
+    hooks = [block.register_forward_pre_hook(lambda _, inputs: states.extend(tensors(inputs[0]))) for block in model.blocks]
+    hooks.append(model.blocks[-1].register_forward_hook(lambda _m, _i, output: states.extend(tensors(output[0]))))
+    kept = saved_bytes(lambda: model.hidden(embeddings, recompute=True), lambda _: [*parameters, embeddings, *states])
+    for hook in hooks:
+        hook.remove()
+    last = trace(model, tokens).states[-1]
+    enter = saved_bytes(lambda: model.ends.enter(embeddings), lambda first: [*parameters, embeddings, *tensors(first)])
+    leave = saved_bytes(lambda: model.norm(model.ends.leave(last)), lambda _: [*parameters, *tensors(last)])
+    return kept, enter + leave

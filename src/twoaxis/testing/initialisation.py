@@ -1,0 +1,82 @@
+"""Checks of the declared relation to the plain pre-norm model at initialisation; a denial has to be true as well."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.depth import DepthConfig, ResidualConfig
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.sequence import SequenceConfig
+from twoaxis.testing.check import check, close, differs, exactly, identical, require
+from twoaxis.testing.measure import gradients
+from twoaxis.testing.toy import FEED_FORWARD, decoder_config, hostile_initialisation, noise, toy_tokens
+
+TINY_EPS = 1e-20
+"""The norm eps at which a scale that only the norm removes is invisible."""
+
+Pass = Callable[[nn.Module], None]
+
+
+@check
+def init_equivalence(config: DepthConfig) -> None:
+    """The fresh model relates to the plain pre-norm model with the same shared parameters as declared."""
+    _depth_relation(config, _nothing)
+
+
+@check
+def init_survives_host(config: DepthConfig) -> None:
+    """The declared relation still holds after a host has overwritten every nn.Linear and nn.Embedding."""
+    _depth_relation(config, hostile_initialisation)
+
+
+@check
+def sublayer_init_equivalence(config: SequenceConfig) -> None:
+    """The fresh model relates to the same model without this sublayer as declared."""
+    plain = decoder_config(ResidualConfig(), norm_eps=TINY_EPS, blocks=((FEED_FORWARD,),))
+    _relation(config.init_equivalence, plain.replace(blocks=((config, FEED_FORWARD),)), plain, _nothing)
+
+
+def _depth_relation(config: DepthConfig, host: Pass) -> None:
+    own = decoder_config(config, norm_eps=TINY_EPS)
+    _relation(config.init_equivalence, own, own.replace(depth=ResidualConfig()), host)
+
+
+def _relation(declared: InitEquivalence, own: DecoderConfig, plain: DecoderConfig, host: Pass) -> None:
+    require(bool(declared.reason.strip()), "init_equivalence: gives no reason, must give one sentence")
+    model, reference = (Decoder.build(config).double() for config in (own, plain))
+    for fresh in (model, reference):
+        host(fresh)
+    values = dict(model.named_parameters())
+    for name, shared in reference.named_parameters():
+        require(name in values, f"{name}: missing, but the plain model has it")
+        identical(f"{name} at the same seed", values[name], shared)
+    got, got_gradients = _logits_and_gradients(model)
+    expected, expected_gradients = _logits_and_gradients(reference)
+    if declared.relation == "none":
+        differs("logits, with init_equivalence none", got, expected, "init_none")
+        return
+    budget = {"exact": "init_exact", "up_to_norm": "init_up_to_norm"}[declared.relation]
+    close(f"logits, with init_equivalence {declared.relation}", got, expected, budget)
+    for name, gradient in expected_gradients.items():
+        close(f"gradient of {name}", got_gradients[name], gradient, "init_up_to_norm")
+    if declared.relation == "up_to_norm":
+        _differs_by_scale_only_at_tiny_eps(own, plain)
+
+
+def _differs_by_scale_only_at_tiny_eps(own: DecoderConfig, plain: DecoderConfig) -> None:
+    """With a large eps the claim must fail, or `exact` should have been declared."""
+    tokens = toy_tokens()
+    got, expected = (Decoder.build(config.replace(norm_eps=1e-2)).double()(tokens) for config in (own, plain))
+    require(not torch.allclose(got, expected, rtol=0, atol=1e-12), "init_equivalence: up_to_norm, but it is exact at any eps")
+
+
+def _logits_and_gradients(model: Decoder) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = model(toy_tokens())
+    exactly("logits: finite", bool(logits.isfinite().all()), True)
+    return logits, gradients(model, (logits * noise(tuple(logits.shape), "loss weights")).sum())
+
+
+def _nothing(model: nn.Module) -> None:
+    """Leaves the model as it was built."""

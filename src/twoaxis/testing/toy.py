@@ -1,0 +1,104 @@
+"""Toy models: float64, width 8, three layers, moved away from their initial values so that no zero hides a fault.
+
+Letters: B batch, T position, D width.
+"""
+
+import hashlib
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from twoaxis.core.parameters import initialise
+from twoaxis.core.site import Stack
+from twoaxis.depth import DepthConfig, ResidualConfig
+from twoaxis.feed_forward import FeedForwardConfig, SwiGLUConfig
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.sequence import AttentionConfig, SequenceConfig
+
+AxisConfig = DepthConfig | SequenceConfig | FeedForwardConfig
+
+D_MODEL = 8
+ODD_WIDTH = 7
+N_LAYERS = 3
+VOCAB = 11
+TOKENS = 9
+
+ATTENTION = AttentionConfig(n_heads=2, head_dim=4)
+FEED_FORWARD = SwiGLUConfig(d_ff=16)
+
+
+def decoder_config(config: AxisConfig, **changes: Any) -> DecoderConfig:
+    """A small decoder around a mixer of any axis; blocks open with a sequence mixer and close with a feed-forward."""
+    depth: DepthConfig = ResidualConfig()
+    sequence: SequenceConfig = ATTENTION
+    feed_forward: FeedForwardConfig = FEED_FORWARD
+    if isinstance(config, DepthConfig):
+        depth = config
+    elif isinstance(config, SequenceConfig):
+        sequence = config
+    else:
+        feed_forward = config
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "d_model": D_MODEL, "n_layers": N_LAYERS, "max_seq_len": 4096}
+    return DecoderConfig(**{**sizes, "depth": depth, "blocks": ((sequence, feed_forward),), **changes})
+
+
+def toy_decoder(
+    config: AxisConfig, *, perturbed: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any
+) -> Decoder:
+    """Builds that decoder, by default away from its initial values."""
+    model = Decoder.build(decoder_config(config, **changes), seed).to(dtype)
+    return perturb(model) if perturbed else model
+
+
+def toy_mixer(config: SequenceConfig | FeedForwardConfig, *, d_model: int = D_MODEL, dtype: torch.dtype = torch.float64) -> Any:
+    """Builds one sequence mixer or feed-forward alone, away from its initial values."""
+    mixer = config.build(Stack(d_model, 1e-6, (2,) * N_LAYERS).sites[0])
+    initialise(mixer, 0)
+    return perturb(mixer.to(dtype))
+
+
+@torch.no_grad()
+def perturb(model: Any, seed: int = 0) -> Any:
+    """Adds noise to every parameter, the same for the same name: half a unit, over sqrt(fan in) for matrices."""
+    for name, parameter in model.named_parameters():
+        scale = 0.5 if parameter.ndim < 2 or "embedding" in name else 0.5 / parameter.shape[-1] ** 0.5
+        parameter.add_(noise(tuple(parameter.shape), f"perturb/{seed}/{name}").to(parameter.dtype), alpha=scale)
+    return model
+
+
+@torch.no_grad()
+def hostile_initialisation(model: nn.Module) -> None:
+    """Overwrites every nn.Linear and nn.Embedding, as many a host does to all of its modules."""
+    names = {module: name for name, module in model.named_modules()}
+
+    def overwrite(module: nn.Module) -> None:
+        if isinstance(module, nn.Linear | nn.Embedding):
+            fresh = noise(tuple(module.weight.shape), f"host/{names[module]}")
+            module.weight.copy_(0.5 * fresh)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+
+    model.apply(overwrite)
+
+
+def noise(shape: tuple[int, ...], name: str) -> Tensor:
+    """Standard normal float64 numbers that depend on the shape and this name only."""
+    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def toy_tokens(batch: int = 2, tokens: int = TOKENS, seed: int = 0) -> Int[Tensor, "B T"]:
+    """Token ids that depend on the seed only."""
+    return torch.randint(VOCAB, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def other_tokens(tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
+    """As many tokens, all different from these."""
+    return (tokens + 1 + torch.arange(tokens.shape[-1]) % (VOCAB - 2)) % VOCAB
+
+
+def toy_context(batch: int = 2, tokens: int = TOKENS, d_model: int = D_MODEL, name: str = "context") -> Float[Tensor, "B T D"]:
+    """Inputs of one mixer."""
+    return noise((batch, tokens, d_model), name)
