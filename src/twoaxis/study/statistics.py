@@ -1,0 +1,200 @@
+"""The paired comparison of arms with a control: Student interval, Holm correction, power, and the verdict.
+
+A difference is the arm's loss minus the control's in the same replicate, in nats per token; below zero is better.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.special import nctdtr, stdtr, stdtrit
+
+from twoaxis.core.errors import StudyError
+
+Verdict = Literal["better", "worse", "undecided"]
+
+TARGET_POWER = 0.8
+"""The power at which a number of replicates is said to decide."""
+
+MOST_REPLICATES = 1_000_000
+"""No larger number of replicates is looked for."""
+
+# Differences that agree to this fraction of their size carry no information about how replicates vary.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Student's test of paired differences.
+
+    Attributes:
+        differences: arm minus control by replicate, nats per token.
+        mean: their mean.
+        sd: their standard deviation with n - 1; 0 when the replicates do not vary.
+        low: lower end of the interval for the mean.
+        high: upper end of the interval for the mean.
+        p: two-sided p value of a zero mean, before any correction.
+    """
+
+    differences: tuple[float, ...]
+    mean: float
+    sd: float
+    low: float
+    high: float
+    p: float
+
+    @property
+    def n(self) -> int:
+        """The number of pairs."""
+        return len(self.differences)
+
+    @property
+    def varies(self) -> bool:
+        """Whether the replicates differ at all; without that there is no interval."""
+        return self.sd > 0
+
+
+def paired_test(differences: Sequence[float], confidence: float = 0.95) -> PairedTest:
+    """Tests whether the mean of paired differences is zero.
+
+    Equation: mean +- t_{n-1, (1+confidence)/2} * sd / sqrt(n). With n = 2 there is one degree of freedom and the
+    interval is 9 times as wide as the standard deviation on either side, which is what two replicates can say.
+
+    Raises:
+        StudyError: fewer than 2 differences, or one that is not finite.
+
+    Example:
+        >>> test = paired_test([-0.1, -0.2])
+        >>> round(test.low, 3), round(test.high, 3), round(test.p, 3)
+        (-0.785, 0.485, 0.205)
+    """
+    values = np.asarray(differences, dtype=np.float64)
+    if values.size < 2 or not np.isfinite(values).all():
+        raise StudyError(
+            f"paired differences={list(differences)!r}: must be at least 2 finite numbers; run more replicates of both arms"
+        )
+    mean, sd = float(values.mean()), float(values.std(ddof=1))
+    if sd <= _ROUNDING * float(np.abs(values).max()):
+        # Replicates that do not vary say nothing about how another one would.
+        return PairedTest(tuple(values.tolist()), mean, 0.0, mean, mean, 1.0)
+    error, df = sd / math.sqrt(values.size), values.size - 1
+    half = float(stdtrit(df, (1 + confidence) / 2)) * error
+    p = float(2 * stdtr(df, -abs(mean) / error))
+    return PairedTest(tuple(values.tolist()), mean, sd, mean - half, mean + half, p)
+
+
+def holm(p_values: Mapping[str, float], comparisons: int | None = None) -> dict[str, float]:
+    """Adjusts p values of several comparisons so that the chance of any false positive stays below alpha.
+
+    Equation: p~_(i) = max_{j <= i} min(1, (m - j + 1) p_(j)) over the ordered p values.
+    Source: A Simple Sequentially Rejective Multiple Test Procedure, Holm, Scand. J. Statist. 6 (1979).
+
+    Args:
+        p_values: by name.
+        comparisons: m, at least as many as there are p values. With p values still to come the result is an upper
+            bound of what it will be, whatever they are.
+
+    Example:
+        >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
+        {'a': 0.03, 'b': 0.06, 'c': 0.06}
+    """
+    m = max(comparisons or 0, len(p_values))
+    adjusted, floor = {}, 0.0
+    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        floor = max(floor, min(1.0, (m - rank) * p_values[name]))
+        adjusted[name] = floor
+    return {name: adjusted[name] for name in p_values}
+
+
+def power(n: int, effect: float, sd: float, alpha: float) -> float:
+    """The chance that a two-sided paired t test of `n` differences finds an effect of this size.
+
+    Args:
+        n: pairs, at least 2.
+        effect: true mean difference, nats per token.
+        sd: standard deviation of the differences, nats per token.
+        alpha: level of the test.
+
+    Example:
+        >>> round(power(20, 0.5, 1.0, 0.05), 4)
+        0.5645
+    """
+    if sd <= 0:
+        return 1.0
+    df, shift = n - 1, abs(effect) / sd * math.sqrt(n)
+    critical = float(stdtrit(df, 1 - alpha / 2))
+    if shift > critical + 30:
+        return 1.0
+    opposite = float(nctdtr(df, shift, -critical))
+    # Far from zero the chance of finding it with the wrong sign is below rounding and comes out as nan.
+    return 1.0 - float(nctdtr(df, shift, critical)) + (opposite if math.isfinite(opposite) else 0.0)
+
+
+def replicates_needed(effect: float, sd: float, alpha: float, target: float = TARGET_POWER) -> int:
+    """The fewest pairs with which an effect of this size is found with the target power.
+
+    Example:
+        >>> replicates_needed(0.5, 1.0, 0.05)
+        34
+    """
+    low, high = 1, 2
+    while power(high, effect, sd, alpha) < target:
+        low, high = high, 2 * high
+        if high > MOST_REPLICATES:
+            return MOST_REPLICATES
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(middle, effect, sd, alpha) >= target else (middle, high)
+    return high
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One arm against the control.
+
+    Attributes:
+        test: the paired test.
+        p_holm: its p value after Holm's correction over all arms that were compared.
+        power: chance to find the smallest effect of interest with this n at the observed sd.
+        replicates_needed: pairs that would find the smallest effect of interest with power 0.8 at the observed sd;
+            None when the replicates do not vary.
+        verdict: by the decision rule alone.
+    """
+
+    test: PairedTest
+    p_holm: float
+    power: float
+    replicates_needed: int | None
+    verdict: Verdict
+
+
+def compare(
+    differences: Mapping[str, Sequence[float]], alpha: float, smallest_effect: float, comparisons: int | None = None
+) -> dict[str, Comparison]:
+    """Compares every arm with the control, corrected for the number of comparisons.
+
+    The verdict is better or worse when the corrected p value is at most alpha, and undecided otherwise. Power and the
+    replicates needed are those of the strictest step of the correction, at level alpha / comparisons.
+
+    Args:
+        differences: arm minus control by replicate, by arm, nats per token.
+        alpha: the chance of any false verdict that is accepted.
+        smallest_effect: the smallest mean difference that would matter, nats per token.
+        comparisons: arms the study was planned with; arms without a result still count. By default those given.
+    """
+    planned = max(comparisons or 0, len(differences))
+    tests = {name: paired_test(values) for name, values in differences.items()}
+    adjusted = holm({name: test.p for name, test in tests.items()}, planned)
+    return {name: _comparison(test, adjusted[name], alpha, alpha / planned, smallest_effect) for name, test in tests.items()}
+
+
+def _comparison(test: PairedTest, p_holm: float, alpha: float, level: float, smallest_effect: float) -> Comparison:
+    verdict: Verdict = "undecided"
+    if test.varies and p_holm <= alpha:
+        verdict = "better" if test.mean < 0 else "worse"
+    if not test.varies:
+        return Comparison(test, p_holm, 0.0, None, verdict)
+    needed = replicates_needed(smallest_effect, test.sd, level)
+    return Comparison(test, p_holm, power(test.n, smallest_effect, test.sd, level), needed, verdict)

@@ -1,0 +1,93 @@
+"""How numbers are written for readers: with a sign, a unit, and no more digits than they deserve."""
+
+MINUS, TIMES = "\u2212", "\u00d7"
+"""The signs of typography, which no font mistakes for a hyphen or a letter."""
+
+_LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def count(value: float) -> str:
+    """A count with three digits and a unit prefix.
+
+    Example:
+        >>> count(2_359_296), count(950)
+        ('2.36 M', '950')
+    """
+    for size, prefix in _LARGE:
+        if value >= 0.9995 * size:
+            scaled = value / size
+            return f"{scaled:.{max(0, 2 - (scaled >= 9.995) - (scaled >= 99.95))}f} {prefix}"
+    return f"{value:.0f}"
+
+
+def loss(value: float) -> str:
+    """A loss in nats per token.
+
+    Example:
+        >>> loss(4.56789)
+        '4.5679'
+    """
+    return f"{value:.4f}"
+
+
+def signed(value: float) -> str:
+    """A difference of losses with its sign.
+
+    Example:
+        >>> signed(-0.0312), signed(0.5), signed(-0.00001)
+        ('−0.0312', '+0.5000', '0.0000')
+    """
+    text = f"{abs(value):.4f}"
+    return text if float(text) == 0 else f"{MINUS if value < 0 else '+'}{text}"
+
+
+def interval(low: float, high: float) -> str:
+    """An interval of differences.
+
+    Example:
+        >>> interval(-0.05, 0.01)
+        '−0.0500 to +0.0100'
+    """
+    return f"{signed(low)} to {signed(high)}"
+
+
+def ratio(value: float) -> str:
+    """A ratio to the control.
+
+    Example:
+        >>> ratio(0.8765)
+        '0.88×'
+    """
+    return f"{value:.2f}{TIMES}"
+
+
+def probability(value: float) -> str:
+    """A p value or a power.
+
+    Example:
+        >>> probability(0.0004), probability(0.25), probability(0.99996)
+        ('below 0.001', '0.250', 'above 0.999')
+    """
+    if value < 0.001:
+        return "below 0.001"
+    return "above 0.999" if 0.999 < value < 1 else f"{value:.3f}"
+
+
+def memory(n_bytes: float) -> str:
+    """Bytes in MiB or GiB.
+
+    Example:
+        >>> memory(512 * 2**20), memory(3 * 2**30)
+        ('512 MiB', '3.00 GiB')
+    """
+    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
+def replicates(n: int) -> str:
+    """A number of replicates in words.
+
+    Example:
+        >>> replicates(1), replicates(12)
+        ('1 replicate', '12 replicates')
+    """
+    return f"{n} replicate" + ("" if n == 1 else "s")

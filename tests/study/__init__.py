@@ -1,0 +1,1 @@
+"""Studies: what they refuse, survive, conclude and show."""

@@ -1,0 +1,72 @@
+"""A tiny study on a tiny corpus, and a trainer that follows a script instead of training."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twoaxis.study import StudyConfig
+from twoaxis.study.report import Report, write_report
+
+from .scripted import FakeTrainer
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TWOAXIS_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    corpus = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    corpus.write_text("a line of text that is not very long\n" * 200)
+    return corpus
+
+
+@pytest.fixture
+def study_data(corpus: Path) -> dict[str, Any]:
+    return tiny_study(corpus)
+
+
+def tiny_study(corpus: Path) -> dict[str, Any]:
+    return {
+        "question": "Is <it> better & why?",
+        "control": "plain",
+        "arms": {
+            "plain": {},
+            "delta": {"model": {"depth": "deep_delta"}},
+            "local": ['model.blocks=[["short_swa", "attention", "swiglu"]]'],
+        },
+        "base": {
+            "model": {"d_model": 16, "n_layers": 1, "max_seq_len": 16},
+            "data": {"corpus": str(corpus), "seq_len": 16},
+            "batch_size": 4,
+            "validate_every": 2,
+        },
+        "replicates": [0, 1, 2],
+        "budget": {"steps": 6},
+        "decision": {"smallest_effect": 0.05},
+    }
+
+
+@pytest.fixture
+def study(study_data: dict[str, Any]) -> StudyConfig:
+    return StudyConfig.from_data(study_data)
+
+
+@pytest.fixture
+def trainer(study: StudyConfig, tmp_path: Path) -> FakeTrainer:
+    return FakeTrainer(study, tmp_path / "study", tmp_path / "script.json")
+
+
+@pytest.fixture(scope="session")
+def report(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """A report in which one arm is better and one undecided; read it only."""
+    folder = tmp_path_factory.mktemp("reported")
+    trainer = FakeTrainer(StudyConfig.from_data(tiny_study(corpus)), folder / "study", folder / "script.json")
+    trainer.spread(delta=-0.1, local=0.0001)
+    trainer.run()
+    return write_report(trainer.folder)

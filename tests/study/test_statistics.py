@@ -1,0 +1,134 @@
+"""The statistics against known numbers, and against their own promises in simulation."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from twoaxis.core.errors import StudyError
+from twoaxis.study.statistics import compare, holm, paired_test, power, replicates_needed
+
+# R's `sleep` data: extra sleep of ten patients under two drugs; t.test(paired = TRUE) and power.t.test give these numbers.
+DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
+DRUG_2 = [1.9, 0.8, 1.1, 0.1, -0.1, 4.4, 5.5, 1.6, 4.6, 3.4]
+
+
+def test_paired_test_of_the_sleep_data() -> None:
+    test = paired_test([a - b for a, b in zip(DRUG_1, DRUG_2, strict=True)])
+    assert test.mean == pytest.approx(-1.58)
+    assert test.p == pytest.approx(0.002833, abs=5e-7)
+    assert (test.low, test.high) == pytest.approx((-2.4598858, -0.7001142), abs=5e-8)
+
+
+def test_two_replicates_have_one_degree_of_freedom() -> None:
+    test = paired_test([-0.10, -0.11])
+    half = 12.7062047 * np.std([-0.10, -0.11], ddof=1) / math.sqrt(2)
+    assert (test.low, test.high) == pytest.approx((-0.105 - half, -0.105 + half))
+
+
+@given(st.lists(st.floats(-10, 10), min_size=2, max_size=8), st.sampled_from([0.8, 0.95, 0.99]))
+def test_paired_test_agrees_with_scipy(values: list[float], confidence: float) -> None:
+    ours = paired_test(values, confidence)
+    if not ours.varies:
+        assert (ours.low, ours.high, ours.p) == (ours.mean, ours.mean, 1.0)
+        return
+    theirs: Any = stats.ttest_1samp(values, 0.0)
+    low, high = theirs.confidence_interval(confidence)
+    assert ours.p == pytest.approx(theirs.pvalue, rel=1e-9)
+    assert (ours.low, ours.high) == pytest.approx((low, high), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("values", [[], [0.1], [0.1, math.nan], [0.1, math.inf]])
+def test_refuses_what_has_no_interval(values: list[float]) -> None:
+    with pytest.raises(StudyError, match="at least 2 finite numbers"):
+        paired_test(values)
+
+
+def test_holm_against_r() -> None:
+    p = dict(zip("abcde", [0.01, 0.02, 0.03, 0.04, 0.05], strict=True))
+    assert holm(p) == pytest.approx({"a": 0.05, "b": 0.08, "c": 0.09, "d": 0.09, "e": 0.09})
+
+
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=5), st.data())
+def test_holm_with_results_still_to_come_is_an_upper_bound(values: list[float], data: st.DataObject) -> None:
+    p = {str(index): value for index, value in enumerate(values)}
+    known = data.draw(st.sets(st.sampled_from(sorted(p)), min_size=1))
+    final, early = holm(p), holm({name: p[name] for name in sorted(known)}, len(p))
+    assert all(early[name] >= final[name] - 1e-15 for name in known)
+
+
+def test_power_against_r() -> None:
+    # power.t.test(n = 20, delta = 1, sd = 1, type = "paired") and the n it finds for power 0.9 at delta 0.5.
+    assert power(20, 1.0, 1.0, 0.05) == pytest.approx(0.9886, abs=5e-5)
+    assert replicates_needed(0.5, 1.0, 0.05, target=0.9) == 44
+
+
+@given(st.integers(2, 60), st.floats(0.01, 3), st.sampled_from([0.05, 0.0166]))
+def test_power_grows_with_n_and_reaches_the_target_where_it_says(n: int, effect: float, alpha: float) -> None:
+    assert power(n, effect, 1.0, alpha) <= power(n + 1, effect, 1.0, alpha) + 1e-9
+    needed = replicates_needed(effect, 1.0, alpha)
+    assert power(needed, effect, 1.0, alpha) >= 0.8
+    assert needed == 2 or power(needed - 1, effect, 1.0, alpha) < 0.8
+
+
+def test_power_in_simulation() -> None:
+    draws = np.random.default_rng(3).normal(0.8, 1.0, (4000, 5))
+    tests: Any = stats.ttest_1samp(draws, 0.0, axis=1)
+    found = np.mean(tests.pvalue <= 0.05)
+    assert found == pytest.approx(power(5, 0.8, 1.0, 0.05), abs=0.025)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_intervals_cover_the_truth_in_95_percent(n: int) -> None:
+    draws = np.random.default_rng(n).normal(0.3, 0.05, (3000, n))
+    covered = np.mean([test.low <= 0.3 <= test.high for test in map(paired_test, draws.tolist())])
+    assert 0.93 <= covered <= 0.97
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_false_verdicts_under_the_null_stay_below_alpha(n: int) -> None:
+    # The arms of a study share the control's runs, so their differences are correlated.
+    generator, trials, false = np.random.default_rng(10 + n), 1500, 0
+    for losses in generator.normal(3.0, 0.02, (trials, 4, n)):
+        found = compare({str(arm): (losses[arm] - losses[0]).tolist() for arm in (1, 2, 3)}, 0.05, 0.02)
+        false += any(comparison.verdict != "undecided" for comparison in found.values())
+    assert false / trials <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / trials)
+
+
+def test_pairing_pays_when_seeds_matter() -> None:
+    generator = np.random.default_rng(0)
+    paired, shuffled = 0, 0
+    for _ in range(300):
+        seed_effect = generator.normal(0, 0.1, 5)
+        control = 3.0 + seed_effect + generator.normal(0, 0.01, 5)
+        arm = 2.97 + seed_effect + generator.normal(0, 0.01, 5)
+        paired += compare({"arm": (arm - control).tolist()}, 0.05, 0.02)["arm"].verdict == "better"
+        shuffled += paired_test((arm - np.roll(control, 1)).tolist()).p <= 0.05
+    assert paired > 270
+    assert shuffled < 60
+
+
+def test_verdicts() -> None:
+    found = compare({"down": [-0.1, -0.11, -0.1], "up": [0.1, 0.11, 0.1], "noise": [0.1, -0.1, 0.02]}, 0.05, 0.02)
+    assert {name: comparison.verdict for name, comparison in found.items()} == {
+        "down": "better",
+        "up": "worse",
+        "noise": "undecided",
+    }
+    assert found["noise"].replicates_needed is not None and found["noise"].replicates_needed > 100
+    assert found["noise"].power < 0.1
+
+
+def test_replicates_that_do_not_vary_decide_nothing() -> None:
+    comparison = compare({"arm": [-0.1, -0.1, -0.1]}, 0.05, 0.02)["arm"]
+    assert (comparison.verdict, comparison.replicates_needed, comparison.power) == ("undecided", None, 0.0)
+
+
+def test_correction_counts_arms_without_a_result() -> None:
+    differences = {"arm": [-0.1, -0.101, -0.09]}
+    alone, planned = compare(differences, 0.05, 0.02)["arm"], compare(differences, 0.05, 0.02, comparisons=4)["arm"]
+    assert planned.p_holm == pytest.approx(4 * alone.p_holm)
