@@ -54,9 +54,13 @@ def main() -> int:
 class _Copy(io.StringIO):
     """Keeps what is printed and passes it on at once."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._to = sys.stdout
+
     def write(self, text: str) -> int:
-        sys.__stdout__.write(text)
-        sys.__stdout__.flush()
+        self._to.write(text)
+        self._to.flush()
         return super().write(text)
 
 

@@ -14,8 +14,9 @@ def run(rounds: int) -> list[Bound]:
     most = again = 0
     for row in DEPTH:
         for example in row.examples:
-            blocks = [["short_swa", "attention", "swiglu"]]
-            config = DecoderConfig(vocab_size=32, d_model=32, n_layers=16, depth=row.example(example), blocks=blocks)
+            blocks = [["short_swa", "attention", "swiglu"]] if row.kind != "attention_residuals" else [["attention"]]
+            sizes = {"vocab_size": 32, "d_model": 32, "n_layers": 16}
+            config = DecoderConfig.from_data({**sizes, "depth": row.example(example), "blocks": blocks})
             model = Decoder.build(config)
             torch._dynamo.reset()
             counter = CompileCounter()

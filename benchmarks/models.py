@@ -13,15 +13,9 @@ from twoaxis import Decoder, DecoderConfig
 def decoder(shape: PeerShape, depth: Any = "residual") -> Decoder:
     """The decoder that the peers also build, with a depth mixer."""
     attention = {"kind": "attention", "n_heads": shape.n_heads}
-    config = DecoderConfig(
-        vocab_size=shape.vocab_size,
-        d_model=shape.d_model,
-        n_layers=shape.n_layers,
-        max_seq_len=shape.max_seq_len,
-        depth=depth,
-        blocks=[[attention, {"kind": "swiglu", "d_ff": shape.d_ff}]],
-    )
-    return Decoder.build(config)
+    blocks = [[attention, {"kind": "swiglu", "d_ff": shape.d_ff}]]
+    sizes = {name: getattr(shape, name) for name in ("vocab_size", "d_model", "n_layers", "max_seq_len")}
+    return Decoder.build(DecoderConfig.from_data({**sizes, "depth": depth, "blocks": blocks}))
 
 
 def loss_step(model: Decoder, tokens: Tensor, loss: Callable[..., Any] | None = None) -> Callable[[], Tensor]:

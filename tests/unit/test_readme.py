@@ -12,7 +12,10 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def expected_rows() -> list[str]:
-    rows = [f"| depth | `{r.kind}` | {r.summary} | {r.config().init_equivalence.relation.replace('_', ' ')} |" for r in DEPTH]
+    rows = [
+        f"| depth | `{r.kind}` | {r.summary} | {r.example(next(iter(r.examples))).init_equivalence.relation.replace('_', ' ')} |"
+        for r in DEPTH
+    ]
     rows += [f"| sequence | `{r.kind}` | {r.summary} | |" for r in SEQUENCE]
     return rows + [f"| feed-forward | `{r.kind}` | {r.summary} | |" for r in FEED_FORWARD]
 
