@@ -3,6 +3,7 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE
 from twoaxis.cli.app import app
@@ -11,11 +12,12 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def relation(row: Any) -> str:
+    return row.example(next(iter(row.examples))).init_equivalence.relation.replace("_", " ")
+
+
 def expected_rows() -> list[str]:
-    rows = [
-        f"| depth | `{r.kind}` | {r.summary} | {r.example(next(iter(r.examples))).init_equivalence.relation.replace('_', ' ')} |"
-        for r in DEPTH
-    ]
+    rows = [f"| depth | `{r.kind}` | {r.summary} | {relation(r)} |" for r in DEPTH]
     rows += [f"| sequence | `{r.kind}` | {r.summary} | |" for r in SEQUENCE]
     return rows + [f"| feed-forward | `{r.kind}` | {r.summary} | |" for r in FEED_FORWARD]
 

@@ -55,8 +55,10 @@ class TokenLoss:
         if config.compile == "model":
             self._loss = torch.compile(self._eager_loss, dynamic=False, fullgraph=True)
         elif config.compile == "block":
+            # Blocks share a graph unless their depth states differ, as those of a growing history do.
+            limit = len(model.blocks) + 1
             for block in model.blocks:
-                block.compile(dynamic=False, fullgraph=True)
+                block.compile(dynamic=False, fullgraph=True, recompile_limit=limit)
 
     def __call__(self, batch: Batch) -> Float[Tensor, ""]:
         """The sum of the token losses of the batch in nats, with its graph."""
@@ -65,8 +67,8 @@ class TokenLoss:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Float[Tensor, ""]:
-        """The same sum without gradients; a compiled model is run as it is, since other batch sizes would compile again."""
-        with self._precision():
+        """The same sum without gradients, never compiled, since the last batch may be smaller and would compile again."""
+        with self._precision(), torch.compiler.set_stance("force_eager"):
             return self._eager_loss(*batch.to(self.device))
 
     def _eager_loss(

@@ -1,0 +1,58 @@
+"""Compiled training: the whole model is one graph, blocks are few, and the losses are those of the eager run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+
+from twoaxis import ConfigError
+from twoaxis.train import TrainConfig, read_metrics, train
+
+Recipe = Callable[..., TrainConfig]
+BLOCKS = [[{"kind": "attention", "n_heads": 2}, "swiglu"]]
+
+
+# Dynamo looks for a gradient on tensors inside the model, and hides the warning only after it has become an error here.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize(
+    ("mode", "depth", "n_layers", "graphs"),
+    [
+        ("model", "residual", 3, 1),
+        ("model", "attention_residuals", 3, 1),
+        # The first block makes the rotations that the others share.
+        ("block", "deep_delta", 3, 2),
+        # Every block sees another number of sources, more of them than torch's own limit of 8 graphs.
+        ("block", "attention_residuals", 9, 9),
+    ],
+)
+def test_compiled_equals_eager(
+    mode: str, depth: str, n_layers: int, graphs: int, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = {"d_model": 16, "n_layers": n_layers, "depth": depth, "blocks": BLOCKS}
+    run = {"steps": 3, "validate_every": 2, "micro_batch_size": 2, "model": model}
+    train(recipe(**run), tmp_path / "eager")
+
+    frames = CompileCounter()
+    real = torch.compile
+
+    def counted(function: Any, **options: Any) -> Any:
+        return real(function, backend=frames, **options)
+
+    # The graphs are what is tested here; the code generator behind them takes a minute.
+    monkeypatch.setattr(torch, "compile", counted)
+    torch._dynamo.reset()
+    try:
+        train(recipe(**run, compile=mode), tmp_path / "compiled")
+    finally:
+        torch._dynamo.reset()
+    assert frames.frame_count == graphs
+    losses = [[record.loss for record in read_metrics(tmp_path / name / "metrics.jsonl")] for name in ("eager", "compiled")]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=0.0)
+
+
+def test_static_shapes_need_equal_micro_batches(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"micro_batch_size=3: must be a divisor of batch_size=4 when compiled; change one"):
+        train(recipe(compile="model", micro_batch_size=3), tmp_path / "run")

@@ -1,0 +1,60 @@
+"""The cost of a decoder, summed from declarations, is what the built decoder has."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, Decoder, DecoderConfig
+from twoaxis.core.cost import Shape
+from twoaxis.core.parameters import declarations
+from twoaxis.model.cost import decoder_cost
+
+ATTENTION = {"kind": "attention", "n_heads": 2}
+
+
+def examples(table: object, slot: str) -> list[object]:
+    rows = list(table)  # type: ignore[call-overload]
+    return [pytest.param(slot, row.example(name), id=f"{row.kind}-{name}") for row in rows for name in row.examples]
+
+
+EXAMPLES = [*examples(DEPTH, "depth"), *examples(SEQUENCE, "sequence"), *examples(FEED_FORWARD, "feed_forward")]
+
+
+def config(slot: str, example: object, tie_embeddings: bool = True) -> DecoderConfig:
+    parts = {"depth": "residual", "sequence": ATTENTION, "feed_forward": "swiglu", slot: example}
+    blocks = [[parts["sequence"], parts["feed_forward"]], [ATTENTION, parts["sequence"], "gelu"]]
+    data = {"vocab_size": 23, "d_model": 16, "n_layers": 3, "tie_embeddings": tie_embeddings}
+    return DecoderConfig.from_data({**data, "depth": parts["depth"], "blocks": blocks})
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+@pytest.mark.parametrize(("slot", "example"), EXAMPLES)
+def test_parameters_are_exact(slot: str, example: object, tie_embeddings: bool) -> None:
+    decoder = config(slot, example, tie_embeddings)
+    built = sum(parameter.numel() for parameter in Decoder(decoder).parameters())
+    assert decoder_cost(decoder, Shape(2, 5)).params == built
+
+
+@pytest.mark.parametrize("kind", ["residual", "deep_delta"])
+def test_matrix_products_are_exact(kind: str) -> None:
+    decoder = config("depth", kind)
+    model = Decoder.build(decoder)
+    matrices = {name for name, _, declaration in declarations(model) if declaration.tag == "matrix"}
+    assert len(matrices) > 10
+    cost = decoder_cost(decoder, Shape(2, 5))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.randint(23, (2, 5)))
+    counted = counter.get_flop_counts()["Global"]
+    assert cost.matmul_flops == sum(flops for op, flops in counted.items() if op in (torch.ops.aten.mm, torch.ops.aten.addmm))
+
+
+def test_costs_grow_with_tokens_and_cache_does_not_shrink() -> None:
+    decoder = config("depth", "attention_residuals")
+    one, two = decoder_cost(decoder, Shape(1, 8)), decoder_cost(decoder, Shape(2, 8))
+    assert two.params == one.params
+    assert (two.matmul_flops, two.pair_flops, two.elementwise_flops) == (
+        2 * one.matmul_flops,
+        2 * one.pair_flops,
+        2 * one.elementwise_flops,
+    )
+    assert two.cache_bytes == 2 * one.cache_bytes > 0

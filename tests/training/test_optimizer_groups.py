@@ -1,0 +1,82 @@
+"""A14: what decays, what does not, and who decides."""
+
+import pytest
+import torch
+
+from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
+from twoaxis.core.parameters import declarations
+from twoaxis.train.optim import OptimizerConfig, build_optimizer, group_table, parameter_groups
+
+DEPTHS = [pytest.param(row.example(name), id=f"{row.kind}-{name}") for row in DEPTH for name in row.examples]
+SEQUENCES = [pytest.param(row.example(name), id=f"{row.kind}-{name}") for row in SEQUENCE for name in row.examples]
+
+
+def small(depth: object = "residual", sequence: object = None) -> Decoder:
+    mixer = sequence or {"kind": "attention", "n_heads": 2}
+    config = {"vocab_size": 11, "d_model": 8, "n_layers": 2, "depth": depth, "blocks": [[mixer, "swiglu"]]}
+    return Decoder.build(DecoderConfig.from_data(config))
+
+
+def assert_groups(model: Decoder) -> None:
+    config = OptimizerConfig(lr=0.1, weight_decay=0.1)
+    groups = parameter_groups(model, config)
+    names = [name for group in groups for name in group.parameters]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+
+    tags = {name: declaration.tag for name, _, declaration in declarations(model)}
+    decayed = {name for group in groups if group.weight_decay for name in group.parameters}
+    assert decayed == {name for name, tag in tags.items() if tag in ("matrix", "embedding")}
+
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+            parameter.grad = torch.zeros_like(parameter)
+    build_optimizer(groups, config).step()
+    for name, parameter in model.named_parameters():
+        expected = 0.99 if name in decayed else 1.0
+        assert torch.allclose(parameter, torch.full_like(parameter, expected), rtol=1e-6), name
+        assert name in decayed or torch.equal(parameter, torch.ones_like(parameter)), name
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_no_depth_parameter_decays_but_matrices(depth: object) -> None:
+    model = small(depth)
+    assert_groups(model)
+    groups = parameter_groups(model, OptimizerConfig())
+    kept = {name for group in groups if not group.weight_decay for name in group.parameters}
+    mixers = {name for name, _ in model.named_parameters() if ".depth." in name or name.startswith("ends.")}
+    assert mixers <= kept
+
+
+@pytest.mark.parametrize("sequence", SEQUENCES)
+def test_sequence_mixers_are_grouped_by_tag(sequence: object) -> None:
+    assert_groups(small(sequence=sequence))
+
+
+def test_patterns_override_and_the_later_one_wins() -> None:
+    changes = [
+        {"pattern": "*.gain", "weight_decay": 0.5, "lr_scale": 3.0},
+        {"pattern": "norm.gain", "lr_scale": 0.25},
+    ]
+    config = OptimizerConfig.from_data({"lr": 0.1, "groups": changes})
+    groups = parameter_groups(small(), config)
+    found = {name: (group.weight_decay, group.lr_scale) for group in groups for name in group.parameters}
+    assert found["norm.gain"] == (0.5, 0.25)
+    assert found["blocks.0.swiglu.norm.gain"] == (0.5, 3.0)
+    assert found["embedding.weight"] == (0.1, 1.0)
+    rates = {group["lr"] for group in build_optimizer(groups, config).param_groups}
+    assert rates == {0.1, 0.1 * 3.0, 0.1 * 0.25}
+
+
+def test_a_pattern_that_matches_nothing_is_an_error_with_a_remedy() -> None:
+    config = OptimizerConfig.from_data({"groups": [{"pattern": "*.gian", "weight_decay": 0.0}]})
+    with pytest.raises(ConfigError, match=r"pattern '\*.gian' matches no parameter of this model; did you mean '\*.gain'\?"):
+        parameter_groups(small(), config)
+
+
+def test_the_table_tells_every_group() -> None:
+    groups = parameter_groups(small("attention_residuals"), OptimizerConfig())
+    lines = group_table(groups).splitlines()
+    assert len(lines) == 1 + len(groups)
+    assert any("query" in line and line.split()[0] == "0" for line in lines)
+    assert any("embedding, matrix" in line and line.split()[0] == "0.1" for line in lines)

@@ -1,0 +1,30 @@
+"""Every depth mixer can learn one batch by heart."""
+
+import pytest
+import torch
+
+from twoaxis import DEPTH, Decoder, DecoderConfig
+from twoaxis.data import Batch
+from twoaxis.train.optim import OptimizerConfig, build_optimizer, parameter_groups
+from twoaxis.train.step import take_step
+
+DEPTHS = [pytest.param(row.example(name), id=f"{row.kind}-{name}") for row in DEPTH for name in row.examples]
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_learns_one_batch_by_heart(depth: object) -> None:
+    blocks = [[{"kind": "attention", "n_heads": 2}, "swiglu"]]
+    data = {"vocab_size": 11, "d_model": 16, "n_layers": 2, "depth": depth, "blocks": blocks}
+    model = Decoder.build(DecoderConfig.from_data(data))
+    tokens = torch.randint(11, (2, 9))
+    batch = Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone(), None)
+    config = OptimizerConfig(lr=0.02, weight_decay=0.0)
+    optimizer = build_optimizer(parameter_groups(model, config), config)
+    losses = [
+        take_step(
+            lambda part: model.loss(part.tokens, part.targets)[0], optimizer, batch, rows=2, multiplier=1.0, clip_norm=1.0
+        ).loss
+        for _ in range(80)
+    ]
+    assert losses[0] > 2.0
+    assert losses[-1] < 0.1

@@ -1,0 +1,66 @@
+"""Progress goes to standard error: a bar on a terminal, plain lines elsewhere."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from twoaxis.train import PlainProgress, Progress, RichProgress, StepRecord, console_progress
+from twoaxis.train.progress import Pace
+
+
+def record(step: int, validation_loss: float | None = None) -> StepRecord:
+    return StepRecord(step, 2.5, 1.0, 0.1, 100, 0.5, validation_loss)
+
+
+def play(progress: Progress) -> None:
+    progress.preparing("encoding", 50, 100)
+    progress.start(0, 4, 128)
+    for step in range(1, 5):
+        progress.step(record(step, 2.25 if step == 2 else None))
+    progress.note("all [bold]done")
+    progress.stop()
+
+
+def test_plain_lines_only_when_there_is_something_to_say() -> None:
+    stream = io.StringIO()
+    play(PlainProgress(stream, every_seconds=1e9))
+    assert stream.getvalue().splitlines() == [
+        "training: step 0 of 4",
+        "step 2 of 4: loss 2.5000  validation 2.2500  256 tokens/s  0:01 left",
+        "step 4 of 4: loss 2.5000  validation 2.2500  256 tokens/s  0:00 left",
+        "all [bold]done",
+    ]
+
+
+def test_plain_lines_come_when_they_are_due() -> None:
+    stream = io.StringIO()
+    play(PlainProgress(stream, every_seconds=0.0))
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "encoding: 50%" and len([line for line in lines if line.startswith("step ")]) == 4
+
+
+def test_a_bar_shows_loss_speed_and_time_left(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    play(RichProgress())
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "4/4  loss 2.5000  validation 2.2500  256 tokens/s  0:00 left" in captured.err
+    assert "all [bold]done" in captured.err
+
+
+def test_no_terminal_means_plain_lines() -> None:
+    assert isinstance(console_progress(), PlainProgress)
+
+
+def test_time_left_counts_only_steps_to_come() -> None:
+    pace = Pace(90, 100, 10)
+    pace.add(record(91))
+    assert "0:04 left" in pace.words(record(91)) and "20 tokens/s" in pace.words(record(91))
+
+
+def test_training_does_not_load_rich() -> None:
+    code = "import sys, twoaxis.train; sys.exit('rich' in sys.modules or 'tokenizers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
