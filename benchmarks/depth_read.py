@@ -46,7 +46,7 @@ def _inputs(n: int) -> tuple[list[Tensor], Tensor, Tensor]:
 
 def _read(impl: Impl) -> Callable[[list[Tensor], Tensor], Tensor]:
     def read(sources: list[Tensor], query: Tensor) -> Tensor:
-        return depth_read(sources, [inverse_rms(v, EPS, impl) for v in sources], query, impl)
+        return depth_read(sources, [inverse_rms(v, EPS) for v in sources], query, impl)
 
     return read
 

@@ -30,8 +30,8 @@ class AttentionResidualsConfig(DepthConfig):
     Deviates: the first sublayer has one source, so its query and gain would be dead: they do not exist here
     Shapes:   state ((S times [B T D]), (S times [B T])); update [B T D] -> state; scores and softmax in float32
     Init:     UP_TO_NORM: zero queries make every read the mean of the sources, which the next norm rescales to the sum
-    Cost:     params 2*D per read (sublayers 1..G-1 and the final one); flops 7*D per source and token (2*D of them
-              once per source); state S*(D+1) numbers per token with S = 1 + ceil(g / block_size)
+    Cost:     params 2*D per read (sublayers 1..G-1 and the final one); flops 4*D per source and token, and 2*D
+              once per source; state S*(D+1) numbers per token with S = 1 + ceil(g / block_size)
 
     Args:
         block_size: sublayers summed into one source; 1 keeps every output (full Attention Residuals).
@@ -116,7 +116,6 @@ class AttentionResiduals(DepthMixer):
 
     def __init__(self, config: AttentionResidualsConfig, site: Site) -> None:
         super().__init__()
-        self.impl: Impl = config.impl
         self.eps = site.norm_eps
         self.opens_source = site.index % config.block_size == 0
         self.query = DepthQuery(site.d_model, config.impl) if config.sources(site.index) > 1 else None
@@ -133,7 +132,7 @@ class AttentionResiduals(DepthMixer):
         if not self.opens_source:
             update = values[-1] + update
             values, factors = values[:-1], factors[:-1]
-        return Sources((*values, update), (*factors, inverse_rms(update, self.eps, self.impl)))
+        return Sources((*values, update), (*factors, inverse_rms(update, self.eps)))
 
 
 class AttentionResidualsEnds(DepthEnds):
@@ -141,13 +140,12 @@ class AttentionResidualsEnds(DepthEnds):
 
     def __init__(self, config: AttentionResidualsConfig, stack: Stack) -> None:
         super().__init__()
-        self.impl: Impl = config.impl
         self.eps = stack.norm_eps
         self.query = DepthQuery(stack.d_model, config.impl)
 
     def enter(self, embeddings: Float[Tensor, "B T D"]) -> Sources:
         """Returns the embedding as the only source."""
-        return Sources((embeddings,), (inverse_rms(embeddings, self.eps, self.impl),))
+        return Sources((embeddings,), (inverse_rms(embeddings, self.eps),))
 
     def leave(self, state: Sources) -> Float[Tensor, "B T D"]:
         """Returns the final mixture."""

@@ -11,10 +11,14 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.core.layout import TokenLayout
+from twoaxis.model.decode_layout import column_major_weights
 from twoaxis.model.decoder import Decoder
 from twoaxis.model.sampling import Sampling
 
 GREEDY = Sampling()
+
+WORTH_A_LAYOUT_TOKENS = 16
+"""New tokens from which on moving the weights costs less than it saves."""
 
 
 def generate(
@@ -70,7 +74,13 @@ def stream(
     """Yields the next token of every row, `max_new_tokens` times; arguments and errors as in `generate`."""
     tokens, layout = _left_pad(prompts, model.embedding.weight.device)
     _check(model, tokens.shape[1], max_new_tokens, prefill_chunk_tokens)
-    return _steps(model, tokens, layout, max_new_tokens, sampling, prefill_chunk_tokens or tokens.shape[1])
+    steps = _steps(model, tokens, layout, max_new_tokens, sampling, prefill_chunk_tokens or tokens.shape[1])
+    return steps if max_new_tokens < WORTH_A_LAYOUT_TOKENS else _in_decode_layout(model, steps)
+
+
+def _in_decode_layout(model: Decoder, steps: Iterator[list[int]]) -> Iterator[list[int]]:
+    with column_major_weights(model):
+        yield from steps
 
 
 def _steps(

@@ -26,7 +26,8 @@ def depth_read(
 
     Equation: s_i = r_i * q^T v_i,  a = softmax_i(s),  h = sum_i a_i * v_i,  r_i = 1 / sqrt(mean(v_i^2) + eps)
     Source:   Attention Residuals, arXiv:2603.15031, eq. 2-4; q is the product of pseudo-query and key gain
-    Deviates: the inverse rms of a source is given, since it is the same at every read of that source
+    Deviates: the inverse rms of a source is given, since it is the same at every read of that source; it is a statistic of
+              the source, so the gradient of the source includes what flows through it
     Cost:     flops 4*D per source and token; saves the sources themselves and 2 numbers per source and token
 
     Raises:
@@ -47,12 +48,15 @@ def depth_weights(
     sources: Sequence[Float[Tensor, "B T D"]], inverse_rms: Sequence[Float[Tensor, "B T"]], query: Float[Tensor, " D"]
 ) -> Float[Tensor, "S B T"]:
     """The softmax weights of a depth read, for telemetry and for the reference engine."""
-    return torch.softmax(torch.stack(_scores(sources, query)) * torch.stack(list(inverse_rms)), dim=0)
+    query = query.to(statistics_dtype(sources[0]))
+    scores = [(v * query).sum(-1) * with_gradient(r, v) for v, r in zip(sources, inverse_rms, strict=True)]
+    return torch.softmax(torch.stack(scores), dim=0)
 
 
-def _scores(sources: Sequence[Tensor], query: Tensor) -> list[Tensor]:
-    dtype = statistics_dtype(sources[0])
-    return [v.to(dtype) @ query.to(dtype) for v in sources]
+def with_gradient(inverse_rms: Float[Tensor, "B T"], v: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
+    """The inverse rms of v with its gradient: dr = -r^3/2 d mean(v^2), whatever eps it was computed with."""
+    square = v.to(inverse_rms.dtype).square().mean(-1)
+    return inverse_rms - inverse_rms.pow(3) / 2 * (square - square.detach())
 
 
 def _check(sources: Sequence[Tensor], inverse_rms: Sequence[Tensor]) -> None:
@@ -69,6 +73,12 @@ def _check(sources: Sequence[Tensor], inverse_rms: Sequence[Tensor]) -> None:
             )
 
 
+@outside_autocast
+def _sum_over_tokens(v: Tensor, weight: Tensor) -> Tensor:
+    """The weighted sum of the rows of [B T D]; a product per sequence, so that sequences go to different cores."""
+    return torch.bmm(weight.unsqueeze(1), v).sum((0, 1))
+
+
 def _mean_of_products(weights: Tensor, grad: Tensor, sources: Sequence[Tensor]) -> Tensor:
     return torch.stack([weight * (grad * v).sum(-1) for weight, v in zip(weights, sources, strict=True)]).sum(0)
 
@@ -80,9 +90,13 @@ class _DepthRead(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, *tensors: Tensor) -> Tensor:
         n = len(tensors) // 2
         sources, inverse_rms = tensors[:n], tensors[n:]
-        scores = torch.stack(_scores(sources, query))
+        # One buffer for all products, which then holds the result. Not a matrix-vector product, which BLAS computes on one
+        # core.
+        wide_query = query.to(statistics_dtype(sources[0]))
+        buffer = torch.empty_like(sources[0], dtype=wide_query.dtype)
+        scores = torch.stack([torch.mul(v, wide_query, out=buffer).sum(-1) for v in sources])
         weights = torch.softmax(scores * torch.stack(inverse_rms), dim=0)
-        mixed = sources[0] * weights[0].unsqueeze(-1)
+        mixed = torch.mul(sources[0], weights[0].unsqueeze(-1), out=buffer)
         for v, weight in zip(sources[1:], weights[1:], strict=True):
             mixed.addcmul_(v, weight.unsqueeze(-1))
         mixed = mixed.to(sources[0].dtype)
@@ -101,13 +115,13 @@ class _DepthRead(torch.autograd.Function):
         buffer = grad * mixed
         mean = buffer.sum(-1) if mixed.dtype == weights.dtype else _mean_of_products(weights, grad, sources)
         grad_query = torch.zeros_like(wide_query)
-        grad_sources, grad_inverse_rms = [], []
+        grad_sources = []
         for v, factor, score, weight in zip(sources, inverse_rms, scores, weights, strict=True):
             grad_logit = torch.mul(grad, v, out=buffer).sum(-1).sub_(mean).mul_(weight)
-            grad_inverse_rms.append(grad_logit * score)
             grad_score = grad_logit.mul_(factor)
-            rows = v.reshape(-1, v.shape[-1]).to(weights.dtype)
-            grad_query.addmv_(rows.T, grad_score.reshape(-1))
-            grad_v = (grad * weight.unsqueeze(-1)).addcmul_(grad_score.unsqueeze(-1), wide_query)
+            # The part of the gradient that flows through the inverse rms.
+            along_v = (grad_score * score).mul_(factor.square()).div_(-v.shape[-1]).unsqueeze(-1)
+            grad_query += _sum_over_tokens(v.to(weights.dtype), grad_score)
+            grad_v = (grad * weight.unsqueeze(-1)).addcmul_(grad_score.unsqueeze(-1), wide_query).addcmul_(along_v, v)
             grad_sources.append(grad_v.to(v.dtype))
-        return grad_query.to(query.dtype), *grad_sources, *grad_inverse_rms
+        return grad_query.to(query.dtype), *grad_sources, *(None for _ in inverse_rms)

@@ -34,16 +34,13 @@ def rms_norm(x: Float[Tensor, "*n D"], gain: Float[Tensor, " D"], eps: float, im
     return _RMSNorm.apply(x, gain, eps)
 
 
+@torch.no_grad()
 @outside_autocast
-def inverse_rms(x: Float[Tensor, "*n D"], eps: float, impl: Impl = "fused") -> Float[Tensor, "*n"]:
-    """The factor 1 / sqrt(mean(x^2) + eps) of each row, in the statistics precision."""
-    check_impl(impl)
-    if impl == "reference":
-        return torch.rsqrt(x.to(statistics_dtype(x)).square().mean(-1) + eps)
-    return _InverseRMS.apply(x, eps)
+def inverse_rms(x: Float[Tensor, "*n D"], eps: float) -> Float[Tensor, "*n"]:
+    """The factor 1 / sqrt(mean(x^2) + eps) of each row, in the statistics precision.
 
-
-def _row_factor(x: Tensor, eps: float) -> Tensor:
+    It is a statistic without a gradient of its own: operators that take it pass the gradient on to x.
+    """
     norm = torch.linalg.vector_norm(x, dim=-1, dtype=statistics_dtype(x))
     return torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps))
 
@@ -51,7 +48,7 @@ def _row_factor(x: Tensor, eps: float) -> Tensor:
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float) -> Tensor:
-        factor = _row_factor(x, eps).unsqueeze(-1)
+        factor = inverse_rms(x, eps).unsqueeze(-1)
         ctx.save_for_backward(x, gain, factor)
         return (x * factor).mul_(gain.to(factor.dtype)).to(x.dtype)
 
@@ -68,19 +65,3 @@ class _RMSNorm(torch.autograd.Function):
         along_x.mul_(factor.pow(3)).div_(-x.shape[-1])
         grad_x = torch.mul(grad, wide_gain, out=buffer).mul_(factor).addcmul_(along_x, x)
         return grad_x.to(x.dtype), grad_gain.to(gain.dtype), None
-
-
-class _InverseRMS(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        factor = _row_factor(x, eps)
-        # A copy: the result travels on, and what is saved must not depend on what others do to it.
-        ctx.save_for_backward(x, factor)
-        return factor
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        (grad,) = grad_outputs
-        x, factor = ctx.saved_tensors
-        along_x = (grad * factor.pow(3)).div_(-x.shape[-1]).unsqueeze(-1)
-        return (x * along_x).to(x.dtype), None

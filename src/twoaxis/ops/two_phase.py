@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops.depth_read import with_gradient
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
 
@@ -54,7 +55,8 @@ def partial_reads(
         )
     dtype = statistics_dtype(sources[0])
     wide_queries = queries.to(dtype).T
-    scores = torch.stack([(v.to(dtype) @ wide_queries) * r.unsqueeze(-1) for v, r in zip(sources, inverse_rms, strict=True)])
+    factors = (with_gradient(r, v).unsqueeze(-1) for v, r in zip(sources, inverse_rms, strict=True))
+    scores = torch.stack([(v.to(dtype) @ wide_queries) * r for v, r in zip(sources, factors, strict=True)])
     # The result does not depend on the maximum, so no gradient has to pass through it.
     maximum = scores.detach().amax(0)
     weights = torch.exp(scores - maximum)

@@ -20,25 +20,25 @@ from twoaxis.testing.measure import gradients, saved_bytes, sublayer_list, tenso
 from twoaxis.testing.toy import AxisConfig, noise, toy_context, toy_decoder, toy_mixer, toy_tokens
 
 
-class _ReadAndWrite(nn.Module):
-    """One read and one write as a function, so that parameters can be given as inputs."""
+class _ThroughDepth(nn.Module):
+    """Every read, every write and both ends, as a function of the embeddings and of each sublayer's update and context.
 
-    def __init__(self, mixer: Any) -> None:
+    Not one read at a time: a state may hold statistics of its other tensors, which cannot be disturbed alone.
+    """
+
+    def __init__(self, model: Decoder) -> None:
         super().__init__()
-        self.mixer = mixer
+        self.mixers = nn.ModuleList(sublayer.depth for sublayer in sublayer_list(model))
+        self.ends = model.ends
 
-    def forward(self, state: Any, update: Tensor, context: Any) -> list[Tensor]:
-        views, carry = self.mixer.read(state)
-        return tensors((views, self.mixer.write(state, update, context, carry)))
-
-
-class _EnterAndLeave(nn.Module):
-    def __init__(self, ends: Any) -> None:
-        super().__init__()
-        self.ends = ends
-
-    def forward(self, embeddings: Tensor, state: Any) -> list[Tensor]:
-        return tensors((self.ends.enter(embeddings), self.ends.leave(state)))
+    def forward(self, embeddings: Tensor, updates: list[Tensor], contexts: list[Any]) -> list[Tensor]:
+        state = self.ends.enter(embeddings)
+        seen: list[Tensor] = []
+        for mixer, update, context in zip(self.mixers, updates, contexts, strict=True):
+            views, carry = mixer.read(state)
+            seen += tensors(views)
+            state = mixer.write(state, update, context, carry)
+        return [*seen, self.ends.leave(state)]
 
 
 class _Mix(nn.Module):
@@ -52,14 +52,13 @@ class _Mix(nn.Module):
 
 @check
 def gradcheck_read_write(config: DepthConfig) -> None:
-    """Gradients of reads, writes and ends match finite differences for every parameter and state tensor."""
+    """Gradients of reads, writes and ends match finite differences for every parameter, update and context."""
     model = toy_decoder(config)
+    tokens = toy_tokens(batch=1, tokens=2)
     with torch.no_grad():
-        run = trace(model, toy_tokens(batch=1, tokens=2))
-    for index, sublayer in enumerate(sublayer_list(model)):
-        inputs = (run.states[index], run.updates[index], run.contexts[index])
-        _gradcheck(f"sublayer {index}", _ReadAndWrite(sublayer.depth), inputs)
-    _gradcheck("ends", _EnterAndLeave(model.ends), (tensors(run.states[0])[0], run.states[-1]))
+        run = trace(model, tokens)
+        embeddings = model.embed(tokens)
+    _gradcheck("reads and writes", _ThroughDepth(model), (embeddings, list(run.updates), list(run.contexts)))
 
 
 @check

@@ -172,7 +172,7 @@ def _reads(model: Decoder, golden: Golden) -> Iterator[tuple[int, Sources, Tenso
 
 
 def _no_key_norm(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention_residuals, "inverse_rms", lambda x, eps, impl: torch.ones_like(x[..., 0]))
+    patch.setattr(attention_residuals, "inverse_rms", lambda x, eps: torch.ones_like(x[..., 0]))
 
 
 def _no_key_norm_in_operator(patch: pytest.MonkeyPatch) -> None:

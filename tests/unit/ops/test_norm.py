@@ -31,14 +31,14 @@ def loop_inverse(x: Tensor) -> Tensor:
 def test_equals_loops(impl: Impl, shape: list[int], D: int) -> None:
     x, gain = normal(*shape, D), normal(D, seed=1)
     assert_same(lambda x, g: rms_norm(x, g, EPS, impl), loop_norm, (x, gain))
-    assert_same(lambda x: inverse_rms(x, EPS, impl), loop_inverse, (x,))
+    torch.testing.assert_close(inverse_rms(x, EPS), loop_inverse(x), rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("impl", IMPLS)
 def test_gradients_by_finite_differences(impl: Impl) -> None:
     x, gain = normal(2, 3, 5).requires_grad_(), normal(5, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, g: rms_norm(x, g, EPS, impl), (x, gain))
-    assert torch.autograd.gradcheck(lambda x: inverse_rms(x, EPS, impl), (x,))
+    assert not inverse_rms(x, EPS).requires_grad
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,52 @@
+"""Generation may move weights in memory; nobody can tell afterwards, or meanwhile from the values."""
+
+import pytest
+import torch
+
+from twoaxis import Decoder, DecoderConfig, generate
+from twoaxis.model.decode_layout import column_major_weights
+from twoaxis.model.generate import WORTH_A_LAYOUT_TOKENS, stream
+
+
+def model(tied: bool = True) -> Decoder:
+    config = DecoderConfig.from_data({"vocab_size": 13, "d_model": 8, "n_layers": 2, "tie_embeddings": tied})
+    return Decoder.build(config)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_values_and_parameters_stay(tied: bool) -> None:
+    decoder = model(tied)
+    before = {name: parameter for name, parameter in decoder.named_parameters()}
+    values = {name: value.clone() for name, value in decoder.state_dict().items()}
+    with column_major_weights(decoder):
+        assert decoder.blocks[0].get_submodule("attention.mixer.qkv").weight.stride() == (1, 24)
+        assert all(torch.equal(value, values[name]) for name, value in decoder.state_dict().items())
+    assert all(before[name] is parameter and parameter.is_contiguous() for name, parameter in decoder.named_parameters())
+    assert all(torch.equal(value, values[name]) for name, value in decoder.state_dict().items())
+
+
+def test_an_update_meanwhile_is_kept() -> None:
+    decoder = model()
+    with column_major_weights(decoder), torch.no_grad():
+        decoder.head_weight.add_(1)
+        expected = decoder.head_weight.clone()
+    assert torch.equal(decoder.head_weight, expected)
+
+
+def test_an_unfinished_stream_gives_the_layout_back_when_closed() -> None:
+    decoder = model()
+    steps = stream(decoder, [[1, 2]], WORTH_A_LAYOUT_TOKENS)
+    next(steps)
+    assert not decoder.head_weight.is_contiguous()
+    steps.close()
+    assert decoder.head_weight.is_contiguous()
+
+
+def test_trains_after_generating_in_inference_mode() -> None:
+    decoder = model()
+    with torch.inference_mode():
+        long = generate(decoder, [[1, 2, 3]], WORTH_A_LAYOUT_TOKENS)
+    assert long[0][:5] == generate(decoder, [[1, 2, 3]], 5)[0]
+    total, _ = decoder.loss(torch.tensor([[1, 2]]), torch.tensor([[2, 3]]))
+    total.backward()
+    assert all(parameter.grad is not None for parameter in decoder.parameters())
