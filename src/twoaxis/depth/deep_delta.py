@@ -19,7 +19,8 @@ from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthMixer
 from twoaxis.ops.delta import UpdateRule, delta_write
-from twoaxis.ops.precision import outside_autocast, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+from twoaxis.ops.row_product import row_product
 
 ValueTarget = Literal["code", "code_linear", "paper"]
 TARGET_SCALE = 4.0
@@ -47,6 +48,7 @@ class DeepDeltaConfig(DepthConfig):
         beta_init: the gate's starting value, in (0, 2); 1 replaces the component fully, 2 reflects it.
         update_rule: `delta`, or `write_only` (x' = x + beta k v).
         direction_eps: eps of the direction's norm.
+        impl: `fused` or `reference`.
 
     Raises:
         ConfigError: beta_init outside (0, 2).
@@ -63,6 +65,7 @@ class DeepDeltaConfig(DepthConfig):
     beta_init: float = 1.0
     update_rule: UpdateRule = "delta"
     direction_eps: float = Field(default=1e-5, gt=0)
+    impl: Impl = "fused"
 
     @field_validator("beta_init")
     @classmethod
@@ -97,13 +100,12 @@ class DeepDeltaConfig(DepthConfig):
         )
 
     def _saved_bytes(self, D: int, shape: Shape) -> int:
-        """A few numbers per token in the statistics precision; for a narrower model also the widened operands."""
-        erases, hidden = self.update_rule == "delta", self.gate_width if self.gate == "two_layer" else 0
-        per_token = 6 + (self.value_target == "code") + erases + hidden
-        if shape.element_bytes >= 4:
-            return shape.total_tokens * per_token * shape.element_bytes
-        weights = D + (hidden * D + hidden if hidden else D)
-        return 4 * (shape.total_tokens * (per_token + (3 + erases) * D) + weights)
+        """A few numbers per token in the statistics precision; a narrower model also widens what the hidden layer reads."""
+        hidden = self.gate_width if self.gate == "two_layer" else 0
+        numbers = shape.total_tokens * (5 + (self.value_target == "code") + hidden)
+        if hidden and shape.element_bytes < 4:
+            numbers += (shape.total_tokens + hidden) * D
+        return numbers * max(4, shape.element_bytes)
 
     def build(self, site: Site) -> "DeepDelta":
         """Builds the mixer."""
@@ -142,13 +144,14 @@ class DeepDelta(DepthMixer):
         assert isinstance(context, Tensor), "the read returns one view, so the context is one tensor"
         target = self.target(state, context).unsqueeze(-1)
         beta = self.gate(context).unsqueeze(-1)
-        return delta_write(state, update, target, beta, self.config.direction_eps, self.config.update_rule)
+        config = self.config
+        return delta_write(state, update, target, beta, config.direction_eps, config.update_rule, config.impl)
 
     def target(self, state: Float[Tensor, "B T D"], context: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
         """The value that replaces the component of the stream."""
         if self.config.value_target == "paper":
-            return _row_product(context, self.target_weight)
-        linear = _row_product(state, self.target_weight) + self.target_bias
+            return row_product(context, self.target_weight, self.config.impl)
+        linear = row_product(state, self.target_weight, self.config.impl) + self.target_bias
         return TARGET_SCALE * torch.sigmoid(linear) if self.config.value_target == "code" else linear
 
 
@@ -159,6 +162,7 @@ class Gate(DeclaredModule):
         super().__init__()
         start = config.beta_init / 2
         self.two_layer = config.gate == "two_layer"
+        self.impl: Impl = config.impl
         width = config.gate_width if self.two_layer else d_model
         if self.two_layer:
             self.hidden_weight = self.parameter("hidden_weight", (width, d_model), Normal(matrix_std(d_model)), "gate")
@@ -169,13 +173,7 @@ class Gate(DeclaredModule):
         """Returns beta for each token."""
         if self.two_layer:
             context = _hidden(context, self.hidden_weight)
-        return 2 * torch.sigmoid(_row_product(context, self.weight) + self.bias)
-
-
-@outside_autocast
-def _row_product(x: Tensor, weight: Tensor) -> Tensor:
-    dtype = statistics_dtype(x)
-    return x.to(dtype) @ weight.to(dtype)
+        return 2 * torch.sigmoid(row_product(context, self.weight, self.impl) + self.bias)
 
 
 @outside_autocast

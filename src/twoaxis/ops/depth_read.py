@@ -13,6 +13,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.precision import Impl, check_impl, outside_autocast, statistics_dtype
+from twoaxis.ops.row_product import sum_of_rows
 
 
 @outside_autocast
@@ -73,12 +74,6 @@ def _check(sources: Sequence[Tensor], inverse_rms: Sequence[Tensor]) -> None:
             )
 
 
-@outside_autocast
-def _sum_over_tokens(v: Tensor, weight: Tensor) -> Tensor:
-    """The weighted sum of the rows of [B T D]; a product per sequence, so that sequences go to different cores."""
-    return torch.bmm(weight.unsqueeze(1), v).sum((0, 1))
-
-
 def _mean_of_products(weights: Tensor, grad: Tensor, sources: Sequence[Tensor]) -> Tensor:
     return torch.stack([weight * (grad * v).sum(-1) for weight, v in zip(weights, sources, strict=True)]).sum(0)
 
@@ -121,7 +116,7 @@ class _DepthRead(torch.autograd.Function):
             grad_score = grad_logit.mul_(factor)
             # The part of the gradient that flows through the inverse rms.
             along_v = (grad_score * score).mul_(factor.square()).div_(-v.shape[-1]).unsqueeze(-1)
-            grad_query += _sum_over_tokens(v.to(weights.dtype), grad_score)
+            grad_query += sum_of_rows(v, grad_score)
             grad_v = (grad * weight.unsqueeze(-1)).addcmul_(grad_score.unsqueeze(-1), wide_query).addcmul_(along_v, v)
             grad_sources.append(grad_v.to(v.dtype))
         return grad_query.to(query.dtype), *grad_sources, *(None for _ in inverse_rms)

@@ -1,6 +1,6 @@
 """Checks of gradients: right, everywhere, and the same whatever is kept or recomputed."""
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import declarations
-from twoaxis.depth import DepthConfig
+from twoaxis.depth import DepthConfig, DepthMixer
 from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.model import Decoder
 from twoaxis.sequence import SequenceConfig
@@ -34,7 +34,8 @@ class _ThroughDepth(nn.Module):
     def forward(self, embeddings: Tensor, updates: list[Tensor], contexts: list[Any]) -> list[Tensor]:
         state = self.ends.enter(embeddings)
         seen: list[Tensor] = []
-        for mixer, update, context in zip(self.mixers, updates, contexts, strict=True):
+        for module, update, context in zip(self.mixers, updates, contexts, strict=True):
+            mixer = cast(DepthMixer, module)
             views, carry = mixer.read(state)
             seen += tensors(views)
             state = mixer.write(state, update, context, carry)

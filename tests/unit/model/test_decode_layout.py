@@ -19,7 +19,7 @@ def test_values_and_parameters_stay(tied: bool) -> None:
     before = {name: parameter for name, parameter in decoder.named_parameters()}
     values = {name: value.clone() for name, value in decoder.state_dict().items()}
     with column_major_weights(decoder):
-        assert decoder.blocks[0].get_submodule("attention.mixer.qkv").weight.stride() == (1, 24)
+        assert decoder.get_parameter("blocks.0.attention.mixer.qkv.weight").stride() == (1, 24)
         assert all(torch.equal(value, values[name]) for name, value in decoder.state_dict().items())
     assert all(before[name] is parameter and parameter.is_contiguous() for name, parameter in decoder.named_parameters())
     assert all(torch.equal(value, values[name]) for name, value in decoder.state_dict().items())
@@ -33,12 +33,12 @@ def test_an_update_meanwhile_is_kept() -> None:
     assert torch.equal(decoder.head_weight, expected)
 
 
-def test_an_unfinished_stream_gives_the_layout_back_when_closed() -> None:
+def test_an_unfinished_stream_gives_the_layout_back_when_dropped() -> None:
     decoder = model()
     steps = stream(decoder, [[1, 2]], WORTH_A_LAYOUT_TOKENS)
     next(steps)
     assert not decoder.head_weight.is_contiguous()
-    steps.close()
+    del steps
     assert decoder.head_weight.is_contiguous()
 
 
