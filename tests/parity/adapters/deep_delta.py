@@ -96,12 +96,12 @@ def _target_from_context(patch: pytest.MonkeyPatch) -> None:
 
 def _adds_without_erasing(patch: pytest.MonkeyPatch) -> None:
     right = deep_delta.delta_write
-    patch.setattr(deep_delta, "delta_write", lambda x, u, v, beta, eps, rule: right(x, u, v, beta, eps, "write_only"))
+    patch.setattr(deep_delta, "delta_write", lambda x, u, v, beta, eps, rule, impl: right(x, u, v, beta, eps, "write_only"))
 
 
 def _erases(patch: pytest.MonkeyPatch) -> None:
     right = deep_delta.delta_write
-    patch.setattr(deep_delta, "delta_write", lambda x, u, v, beta, eps, rule: right(x, u, v, beta, eps, "delta"))
+    patch.setattr(deep_delta, "delta_write", lambda x, u, v, beta, eps, rule, impl: right(x, u, v, beta, eps, "delta"))
 
 
 def _half_gate(patch: pytest.MonkeyPatch) -> None:
