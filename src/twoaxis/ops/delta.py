@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twoaxis.ops.precision import Impl, check_impl, outside_autocast, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 UpdateRule = Literal["delta", "write_only"]
 
@@ -31,8 +31,7 @@ def delta_write(
     Deviates: the fused engine never forms k: x' = x + a u with a = beta r (v - r u^T x), r = 1/sqrt(|u|^2 + eps^2)
     Cost:     flops 6*D per row; saves x, u and a few numbers per row
     """
-    check_impl(impl)
-    if impl == "reference":
+    if runs_plain(impl):
         wide, u = x.to(statistics_dtype(x)), direction.to(statistics_dtype(x))
         k = u * torch.rsqrt((u * u).sum(-1, keepdim=True) + eps * eps)
         erased = (k * wide).sum(-1, keepdim=True) if rule == "delta" else 0.0

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.precision import Impl, check_impl, outside_autocast, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 from twoaxis.ops.row_product import sum_of_rows
 
 
@@ -34,9 +34,8 @@ def depth_read(
     Raises:
         ConfigError: no source, or sources of different shape, dtype or device.
     """
-    check_impl(impl)
     _check(sources, inverse_rms)
-    if impl == "reference":
+    if runs_plain(impl):
         weights = depth_weights(sources, inverse_rms, query)
         return sum((w.unsqueeze(-1) * v for w, v in zip(weights, sources, strict=True)), torch.zeros(())).to(sources[0].dtype)
     if len(sources) == 1:

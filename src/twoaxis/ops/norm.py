@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from twoaxis.ops.precision import Impl, check_impl, outside_autocast, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 
 @outside_autocast
@@ -25,8 +25,7 @@ def rms_norm(x: Float[Tensor, "*n D"], gain: Float[Tensor, " D"], eps: float, im
         >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.ones(2), 0.0)
         tensor([[0.8485, 1.1314]])
     """
-    check_impl(impl)
-    if impl == "reference":
+    if runs_plain(impl):
         wide = x.to(statistics_dtype(x))
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * gain.to(wide.dtype)).to(x.dtype)
     if not torch.is_grad_enabled() and x.dtype == gain.dtype == statistics_dtype(x):

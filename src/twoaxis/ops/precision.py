@@ -45,6 +45,16 @@ def check_impl(impl: str) -> None:
         raise ConfigError(f"unknown impl {impl!r}; {nearest(impl, ('fused', 'reference'))}")
 
 
+def runs_plain(impl: str) -> bool:
+    """Whether an operator runs in its plain form: as the reference, and under `torch.compile`, which fuses that itself.
+
+    Raises:
+        ConfigError: an engine that is neither `fused` nor `reference`.
+    """
+    check_impl(impl)
+    return impl == "reference" or torch.compiler.is_compiling()
+
+
 def _device_type(args: tuple[object, ...]) -> str:
     for value in args:
         if isinstance(value, Tensor):
