@@ -124,6 +124,13 @@ def test_recipe_errors_name_the_key(recipe, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_file_that_holds_no_table_is_one_line(tmp_path, capsys):
+    path = tmp_path / "list.json"
+    path.write_text("[1]")
+    for verb in ("train", "study"):
+        assert "must hold a table of keys and values" in error_of(capsys, verb, str(path))
+
+
 def test_debug_shows_the_trace():
     with pytest.raises(Exception, match="unknown mixer"):
         main(["--debug", "show", "deep_delt"])

@@ -29,7 +29,7 @@ def depth_read(
     Source:   Attention Residuals, arXiv:2603.15031, eq. 2-4; q is the product of pseudo-query and key gain
     Deviates: the inverse rms of a source is given, since it is the same at every read of that source; it is a statistic of
               the source, so the gradient of the source includes what flows through it
-    Cost:     flops 4*D per source and token; saves the sources themselves and 2 numbers per source and token
+    Cost:     flops 4*D per source and token; saves the sources themselves and 3 numbers per source and token
 
     Raises:
         ConfigError: no source, or sources of different shape, dtype or device.

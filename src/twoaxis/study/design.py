@@ -2,14 +2,14 @@
 
 import json
 import re
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from twoaxis.core.config import Config
+from twoaxis.core.config_file import read_config_file
 from twoaxis.core.errors import ConfigError, StudyError, nearest, problem
 from twoaxis.core.overrides import apply_overrides
 from twoaxis.study.overlay import overlay
@@ -76,7 +76,7 @@ def _seeds(data: Any) -> Any:
 
 
 def _recipe_data(data: Any) -> Any:
-    return read_table(Path(data), "base recipe") if isinstance(data, str | Path) else data
+    return read_config_file(Path(data), "base recipe", StudyError) if isinstance(data, str | Path) else data
 
 
 class StudyConfig(Config):
@@ -195,26 +195,6 @@ class StudyConfig(Config):
             raise ConfigError(f"arm {arm!r}: {error}") from None
 
 
-def read_table(path: Path, what: str) -> dict[str, Any]:
-    """Reads a TOML or JSON file as plain data.
-
-    Raises:
-        StudyError: it cannot be read or parsed.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise StudyError(
-            f"{what} {path}: cannot be read ({getattr(error, 'strerror', None) or error}); check the path"
-        ) from None
-    except ValueError as error:
-        raise StudyError(f"{what} {path}: is not {path.suffix[1:] or 'toml'} ({error}); correct the file") from None
-    if not isinstance(data, Mapping):
-        raise StudyError(f"{what} {path}: must hold a table of keys and values; correct the file")
-    return dict(data)
-
-
 def read_study(path: Path | str, overrides: Sequence[str] = ()) -> StudyConfig:
     """Reads a study from a TOML or JSON file, with `key=value` overrides; a `base` path is relative to the file.
 
@@ -223,8 +203,8 @@ def read_study(path: Path | str, overrides: Sequence[str] = ()) -> StudyConfig:
         ConfigError: it is not a study that can be run.
     """
     path = Path(path)
-    data = read_table(path, "study")
+    data = read_config_file(path, "study", StudyError)
     if isinstance(data.get("base"), str):
         # Read here, so that overrides reach into it.
-        data["base"] = read_table(path.parent / data["base"], "base recipe")
+        data["base"] = read_config_file(path.parent / data["base"], "base recipe", StudyError)
     return StudyConfig.from_data(apply_overrides(data, overrides))

@@ -1,7 +1,5 @@
 """The recipe of a training run: one frozen configuration, read from one TOML or JSON file."""
 
-import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -10,6 +8,7 @@ import torch
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from twoaxis.core.config import Config
+from twoaxis.core.config_file import read_config_file
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.overrides import apply_overrides
 from twoaxis.data import CorpusField, Packing, TokenizerField, parse_corpus, parse_tokenizer
@@ -143,13 +142,4 @@ def read_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     Raises:
         ConfigError: the file cannot be read, is not TOML or JSON, or does not hold a recipe.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"recipe {path}: cannot be read ({getattr(error, 'strerror', None) or error}); check the path"
-        ) from None
-    except ValueError as error:
-        raise ConfigError(f"recipe {path}: is not {path.suffix[1:] or 'toml'} ({error}); correct the file") from None
-    return TrainConfig.from_data(apply_overrides(data, overrides))
+    return TrainConfig.from_data(apply_overrides(read_config_file(path, "recipe"), overrides))
