@@ -2,12 +2,11 @@
 
 import pytest
 
-from .adapters import Adapter, Mistake, attention_residuals, claimed_by, deep_delta, sliding_window
+from .adapters import Adapter, Mistake, adapters, claimed_by
 from .conftest import KEPT
 from .golden import Golden
 
-ADAPTERS = [attention_residuals.ADAPTER, deep_delta.ADAPTER, sliding_window.ADAPTER]
-MISTAKES = [mistake for adapter in ADAPTERS for mistake in adapter.mistakes]
+MISTAKES = [mistake for adapter in adapters() for mistake in adapter.mistakes]
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: f"{mistake.fixture}: {mistake.what}")
@@ -20,7 +19,7 @@ def test_comparison_refuses(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -
         golden.compare(run(golden))
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
+@pytest.mark.parametrize("adapter", adapters())
 def test_every_way_to_run_has_a_planted_mistake(adapter: Adapter) -> None:
     covered = {adapter.runner(mistake.fixture) for mistake in adapter.mistakes}
     assert covered == set(adapter.claims.values())

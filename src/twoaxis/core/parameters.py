@@ -54,9 +54,14 @@ class DeclaredModule(nn.Module):
         super().__init__()
         self.declarations: dict[str, Declaration] = {}
 
-    def parameter(self, name: str, shape: tuple[int, ...], init: Constant | Normal, tag: Tag) -> nn.Parameter:
-        """Declares the parameter to assign to the attribute `name`; sharding needs at least one dimension."""
-        self.declarations[name] = Declaration(init, tag)
+    def parameter(
+        self, name: str, shape: tuple[int, ...], init: Constant | Normal, tag: Tag, dead: str | None = None
+    ) -> nn.Parameter:
+        """Declares the parameter to assign to the attribute `name`; sharding needs at least one dimension.
+
+        `dead` says why it may have no gradient.
+        """
+        self.declarations[name] = Declaration(init, tag, dead)
         return nn.Parameter(torch.empty(shape))
 
     def linear(self, name: str, d_in: int, d_out: int, std: float | None = None) -> nn.Linear:
@@ -64,6 +69,11 @@ class DeclaredModule(nn.Module):
         std = matrix_std(d_in) if std is None else std
         self.declarations[f"{name}.weight"] = Declaration(Normal(std) if std else Constant(0.0), "matrix")
         return without_init(nn.Linear(d_in, d_out, bias=False, device="meta"))
+
+
+def with_extra(update: nn.Linear, extra: nn.Linear | None, hidden: Tensor) -> Tensor:
+    """The update of a sublayer, followed on the last axis by what its slot asks it to emit for the depth mixer."""
+    return update(hidden) if extra is None else torch.cat((update(hidden), extra(hidden)), dim=-1)
 
 
 M = TypeVar("M", bound=nn.Module)

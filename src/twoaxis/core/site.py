@@ -1,6 +1,34 @@
-"""Where a sublayer stands along depth."""
+"""Where a sublayer stands along depth, and what a depth mixer may know of it."""
 
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """How a sequence mixer cuts its projections into heads."""
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a sublayer is, as far as depth mixers depend on it; the default knows nothing and offers nothing.
+
+    Attributes:
+        kind: the kind of its mixer.
+        takes_views: whether it takes separate inputs for queries, keys and values.
+        heads: its heads when a depth mixer may mix them, or None.
+        projects_values: whether it computes values of its own; a depth mixer may take that over.
+        update_extra: numbers per token that it emits after its update, for the depth mixer alone.
+    """
+
+    kind: str = ""
+    takes_views: bool = False
+    heads: HeadShape | None = None
+    projects_values: bool = True
+    update_extra: int = 0
 
 
 @dataclass(frozen=True)
@@ -30,6 +58,11 @@ class Site:
         return self.stack.norm_eps
 
     @property
+    def slot(self) -> Slot:
+        """What stands here."""
+        return self.stack.slots[self.index] if self.stack.slots else Slot()
+
+    @property
     def opens_block(self) -> bool:
         """Whether this is the first sublayer of its block."""
         return self.place == 0
@@ -42,11 +75,19 @@ class Site:
 
 @dataclass(frozen=True)
 class Stack:
-    """All sublayers of a model: width, norm eps, and how many sublayers each block has."""
+    """All sublayers of a model.
+
+    Attributes:
+        d_model: width of the model.
+        norm_eps: the eps of every RMSNorm.
+        block_lengths: sublayers of each block.
+        slots: what each sublayer is, or empty when that is not known.
+    """
 
     d_model: int
     norm_eps: float
     block_lengths: tuple[int, ...]
+    slots: tuple[Slot, ...] = ()
 
     @property
     def n_blocks(self) -> int:

@@ -1,4 +1,7 @@
-"""What a sublayer reads from the depth state: one tensor, or separate inputs for queries, keys and values."""
+"""What a sublayer reads from the depth state, and the heads inside attention that a depth mixer may mix.
+
+Letters: B batch, T position, D width, H heads, G kv-heads, K key width.
+"""
 
 from typing import NamedTuple
 
@@ -12,6 +15,14 @@ class QKV(NamedTuple):
     q: Float[Tensor, "B T D"]
     k: Float[Tensor, "B T D"]
     v: Float[Tensor, "B T D"]
+
+
+class Heads(NamedTuple):
+    """Projected queries, keys and values, before any rotation or norm of heads."""
+
+    q: Float[Tensor, "B T H K"]
+    k: Float[Tensor, "B T G K"]
+    v: Float[Tensor, "B T G K"]
 
 
 Views = Float[Tensor, "B T D"] | QKV

@@ -8,6 +8,7 @@ Letters: B batch, T position, D width.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -16,9 +17,10 @@ from torch import Tensor
 from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.views import Views
+from twoaxis.core.views import Heads, Views
 
 State = Any
 """A tensor or nested tuples of tensors; each mixer names its own."""
@@ -47,9 +49,21 @@ class DepthConfig(Config, ABC):
         """What entering and leaving cost in one forward pass."""
         return Cost()
 
+    def prepare(self, stack: Stack) -> Stack:
+        """Returns the stack with what this mixer asks of its sublayers; the default asks nothing.
+
+        Raises:
+            ConfigError: sublayers that this mixer cannot work with.
+        """
+        return stack
+
     @abstractmethod
     def build(self, site: Site) -> "DepthMixer":
         """Builds the mixer of one sublayer; `core.parameters.initialise` sets its values."""
+
+    def build_block(self, sites: Sequence[Site]) -> "list[DepthMixer]":
+        """Builds the mixers of one block, which may share parts that the first one owns; the default shares nothing."""
+        return [self.build(site) for site in sites]
 
     def build_ends(self, stack: Stack) -> "DepthEnds":
         """Builds the two ends of the stack; the default is one plain stream."""
@@ -62,9 +76,27 @@ class DepthMixer(DeclaredModule, ABC):
     splits_views = False
     """Whether `read` returns separate inputs for queries, keys and values."""
 
+    mixes_heads = False
+    """Whether `mix_heads` is called between the projections of the sublayer and its attention."""
+
     @abstractmethod
     def read(self, state: State) -> tuple[Views, Any]:
         """Returns what the sublayer sees, before its norm, and a carry that `write` receives."""
+
+    def new_cache(self) -> Any:
+        """What generation carries from token to token before the first one; None for a mixer of single tokens."""
+
+    def read_along(self, state: State, layout: TokenLayout, cache: Any) -> tuple[Views, Any, Any]:
+        """As `read`, where a mixer that also mixes along positions learns the documents and the tokens before these.
+
+        Returns:
+            The views, the carry, and the cache that the next call starts from (None when none was given).
+        """
+        return *self.read(state), None
+
+    def mix_heads(self, heads: Heads, context: Views, state: State) -> tuple[Heads, State]:
+        """Returns the heads that attend in place of the projected ones, and the state that knows of them."""
+        return heads, state
 
     @abstractmethod
     def write(self, state: State, update: Float[Tensor, "B T D"], context: Views, carry: Any) -> State:
@@ -81,6 +113,17 @@ class DepthEnds(DeclaredModule, ABC):
     @abstractmethod
     def leave(self, state: State) -> Float[Tensor, "B T D"]:
         """Returns the hidden states of the last layer, before the final norm."""
+
+    def new_cache(self) -> Any:
+        """What generation carries from token to token before the first one; None for ends of single tokens."""
+
+    def enter_along(self, embeddings: Float[Tensor, "B T D"], layout: TokenLayout, cache: Any) -> tuple[State, Any]:
+        """As `enter`, where ends that also mix along positions learn the documents and the tokens before these."""
+        return self.enter(embeddings), None
+
+    def leave_along(self, state: State, layout: TokenLayout, cache: Any) -> tuple[Float[Tensor, "B T D"], Any]:
+        """As `leave`, in the same way; it is given the cache that `enter_along` returned."""
+        return self.leave(state), cache
 
 
 class StreamEnds(DepthEnds):

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.parameters import matrix_std
+from twoaxis.core.parameters import matrix_std, with_extra
 from twoaxis.core.site import Site
 from twoaxis.feed_forward.base import FeedForward, FeedForwardConfig, rounded_width
 
@@ -33,7 +33,7 @@ class PlainConfig(FeedForwardConfig):
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Two matrices and one activation."""
         F = self.hidden_width(site.d_model)
-        params = 2 * site.d_model * F
+        params = (2 * site.d_model + site.slot.update_extra) * F
         N = shape.total_tokens
         return Cost(params=params, matmul_flops=2 * N * params, elementwise_flops=2 * N * F)
 
@@ -51,7 +51,8 @@ class Plain(FeedForward):
         F = config.hidden_width(site.d_model)
         self.up = self.linear("up", site.d_model, F)
         self.down = self.linear("down", F, site.d_model, std=matrix_std(F) / math.sqrt(2 * site.stack.n_blocks))
+        self.extra = self.linear("extra", F, site.slot.update_extra) if site.slot.update_extra else None
 
     def transform(self, context: Tensor) -> Tensor:
         """Returns W_down activation(W_up c)."""
-        return self.down(self.activation(self.up(context)))
+        return with_extra(self.down, self.extra, self.activation(self.up(context)))

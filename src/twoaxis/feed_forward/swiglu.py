@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.parameters import matrix_std
+from twoaxis.core.parameters import matrix_std, with_extra
 from twoaxis.core.site import Site
 from twoaxis.feed_forward.base import FeedForward, FeedForwardConfig, rounded_width
 from twoaxis.ops.gated_linear import silu_gate
@@ -46,7 +46,7 @@ class SwiGLUConfig(FeedForwardConfig):
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Three matrices and one gate."""
         F = self.hidden_width(site.d_model)
-        params = 3 * site.d_model * F
+        params = (3 * site.d_model + site.slot.update_extra) * F
         N = shape.total_tokens
         return Cost(params=params, matmul_flops=2 * N * params, elementwise_flops=5 * N * F)
 
@@ -64,7 +64,8 @@ class SwiGLU(FeedForward):
         F = config.hidden_width(site.d_model)
         self.gate_up = self.linear("gate_up", site.d_model, 2 * F)
         self.down = self.linear("down", F, site.d_model, std=matrix_std(F) / math.sqrt(2 * site.stack.n_blocks))
+        self.extra = self.linear("extra", F, site.slot.update_extra) if site.slot.update_extra else None
 
     def transform(self, context: Tensor) -> Tensor:
         """Returns W_down (silu(W_gate c) * W_up c)."""
-        return self.down(silu_gate(self.gate_up(context), self.impl))
+        return with_extra(self.down, self.extra, silu_gate(self.gate_up(context), self.impl))

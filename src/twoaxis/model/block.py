@@ -4,7 +4,7 @@ Letters: B batch, T position, D width.
 """
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -13,12 +13,12 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.site import Site
-from twoaxis.core.views import QKV
-from twoaxis.depth import DepthConfig
+from twoaxis.core.views import QKV, Views
+from twoaxis.depth import DepthConfig, DepthMixer
 from twoaxis.depth.base import State
 from twoaxis.model.config import SublayerConfig
 from twoaxis.ops.norm import rms_norm
-from twoaxis.sequence import SequenceConfig
+from twoaxis.sequence import HeadMixer
 
 
 class RMSNorm(DeclaredModule):
@@ -34,31 +34,66 @@ class RMSNorm(DeclaredModule):
         return rms_norm(x, self.gain, self.eps)
 
 
+class SublayerCache(NamedTuple):
+    """What a sublayer carries from token to token: the caches of its depth mixer and of its mixer."""
+
+    depth: Any
+    mixer: Any
+
+
 class Sublayer(nn.Module):
     """Reads from the depth state, normalises, mixes, writes back.
+
+    Separate views have a norm each: `norm` for the queries, `key_norm` and `value_norm`.
 
     Raises:
         ConfigError: a depth mixer with separate q, k and v reads before a mixer that takes one input.
     """
 
-    def __init__(self, depth: DepthConfig, config: SublayerConfig, site: Site) -> None:
+    def __init__(self, depth: DepthMixer, config: SublayerConfig, site: Site) -> None:
         super().__init__()
-        self.depth = depth.build(site)
+        self.depth = depth
         self.norm = RMSNorm(site.d_model, site.norm_eps)
         self.mixer = config.build(site)
-        accepts_qkv = isinstance(config, SequenceConfig) and config.accepts_qkv
-        if self.depth.splits_views and not accepts_qkv:
-            raise ConfigError(
-                f"depth mixer {depth.kind!r} reads separate q, k and v before {config.kind!r}: must be a mixer that takes "
-                "them; use 'attention' or a depth mixer with one view"
-            )
+        if depth.splits_views:
+            if not site.slot.takes_views:
+                raise ConfigError(
+                    f"a depth mixer reads separate q, k and v before {config.kind!r}: must be a mixer that takes them; use "
+                    "'attention' or a depth mixer with one view"
+                )
+            self.key_norm = RMSNorm(site.d_model, site.norm_eps)
+            self.value_norm = RMSNorm(site.d_model, site.norm_eps)
 
-    def forward(self, state: State, layout: TokenLayout, cache: Any = None) -> tuple[State, Any]:
-        """Returns the next depth state and the mixer's next cache."""
-        views, carry = self.depth.read(state)
-        context = QKV(*(self.norm(view) for view in views)) if isinstance(views, QKV) else self.norm(views)
-        update, cache = self.mixer(context, layout, cache)
-        return self.depth.write(state, update, context, carry), cache
+    def new_cache(self) -> SublayerCache:
+        """The caches before the first token."""
+        return SublayerCache(self.depth.new_cache(), self.mixer.new_cache())
+
+    def forward(
+        self, state: State, layout: TokenLayout, cache: SublayerCache | None = None
+    ) -> tuple[State, SublayerCache | None]:
+        """Returns the next depth state and the next caches."""
+        depth_cache, mixer_cache = cache or (None, None)
+        views, carry, depth_cache = self.depth.read_along(state, layout, depth_cache)
+        context = self.normalise(views)
+        update, state, mixer_cache = self.mix(context, state, layout, mixer_cache)
+        state = self.depth.write(state, update, context, carry)
+        return state, None if cache is None else SublayerCache(depth_cache, mixer_cache)
+
+    def normalise(self, views: Views) -> Views:
+        """Returns the context: every view behind its norm."""
+        if isinstance(views, QKV):
+            return QKV(self.norm(views.q), self.key_norm(views.k), self.value_norm(views.v))
+        return self.norm(views)
+
+    def mix(self, context: Views, state: State, layout: TokenLayout, cache: Any = None) -> tuple[Tensor, State, Any]:
+        """Returns the update, the state that knows of mixed heads, and the mixer's next cache."""
+        if not self.depth.mixes_heads:
+            update, cache = self.mixer(context, layout, cache)
+            return update, state, cache
+        mixer = cast(HeadMixer, self.mixer)
+        heads, state = self.depth.mix_heads(mixer.project(context), context, state)
+        update, cache = mixer.attend(heads, layout, cache)
+        return update, state, cache
 
 
 class Block(nn.Module):
@@ -66,22 +101,25 @@ class Block(nn.Module):
 
     def __init__(self, depth: DepthConfig, configs: Sequence[SublayerConfig], sites: Sequence[Site]) -> None:
         super().__init__()
-        for config, site in zip(configs, sites, strict=True):
+        mixers = depth.build_block(sites)
+        for mixer, config, site in zip(mixers, configs, sites, strict=True):
             earlier = sum(other.kind == config.kind for other in configs[: site.place])
             name = f"{config.kind}_{earlier + 1}" if earlier else config.kind
-            self.add_module(name, Sublayer(depth, config, site))
+            self.add_module(name, Sublayer(mixer, config, site))
 
     @property
     def sublayers(self) -> list[Sublayer]:
         """The sublayers in order."""
         return [cast(Sublayer, sublayer) for sublayer in self.children()]
 
-    def new_caches(self) -> tuple[Any, ...]:
-        """The cache of each sublayer before the first token."""
-        return tuple(sublayer.mixer.new_cache() for sublayer in self.sublayers)
+    def new_caches(self) -> tuple[SublayerCache, ...]:
+        """The caches of each sublayer before the first token."""
+        return tuple(sublayer.new_cache() for sublayer in self.sublayers)
 
-    def forward(self, state: State, layout: TokenLayout, caches: Sequence[Any] | None = None) -> tuple[State, list[Any]]:
-        """Returns the depth state after the block, and the next cache of each sublayer."""
+    def forward(
+        self, state: State, layout: TokenLayout, caches: Sequence[SublayerCache] | None = None
+    ) -> tuple[State, list[SublayerCache | None]]:
+        """Returns the depth state after the block, and the next caches of each sublayer."""
         following = []
         for index, sublayer in enumerate(self.children()):
             state, cache = sublayer(state, layout, None if caches is None else caches[index])

@@ -19,13 +19,15 @@ class DecoderCache:
     """An immutable value: two continuations may start from the same cache.
 
     Attributes:
-        sublayers: the cache of each sublayer, by block.
+        sublayers: the caches of each sublayer, by block.
+        ends: the cache of the two ends of the stack, or None.
         length: tokens seen so far, padding included.
         positions: [B 1] position of the last token of each row, or None before the first call.
         documents: [B P] documents of all tokens so far, or None when every row is one document.
     """
 
     sublayers: tuple[tuple[Any, ...], ...]
+    ends: Any = None
     length: int = 0
     positions: Int[Tensor, "_ 1"] | None = None
     documents: Int[Tensor, "B P"] | None = None
@@ -46,10 +48,10 @@ class DecoderCache:
             )
         return layout.after(self.documents)
 
-    def following(self, sublayers: tuple[tuple[Any, ...], ...], layout: TokenLayout) -> "DecoderCache":
+    def following(self, sublayers: tuple[tuple[Any, ...], ...], ends: Any, layout: TokenLayout) -> "DecoderCache":
         """The cache after the tokens of this layout."""
         documents = layout.documents
         if documents is not None and self.documents is not None:
             documents = torch.cat((self.documents, documents), dim=1)
         length = self.length + layout.positions.shape[1]
-        return DecoderCache(sublayers, length, layout.positions[:, -1:], documents)
+        return DecoderCache(sublayers, ends, length, layout.positions[:, -1:], documents)

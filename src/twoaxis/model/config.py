@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, nearest, problem
-from twoaxis.core.site import Stack
+from twoaxis.core.site import Slot, Stack
 from twoaxis.depth import DEPTH, DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig, SwiGLUConfig
 from twoaxis.sequence import SEQUENCE, AttentionConfig, SequenceConfig
@@ -75,6 +75,7 @@ class DecoderConfig(Config):
             for sublayer in block:
                 if isinstance(sublayer, SequenceConfig):
                     sublayer.check(self.d_model)
+        self.depth.prepare(self._bare_stack)
         if len(self.blocks) > self.n_layers:
             allowed = f"at most n_layers={self.n_layers} patterns"
             raise ConfigError(problem("blocks", len(self.blocks), allowed, "drop the patterns that no block would use"))
@@ -87,5 +88,15 @@ class DecoderConfig(Config):
 
     @property
     def stack(self) -> Stack:
-        """The sublayers as places along depth."""
-        return Stack(self.d_model, self.norm_eps, tuple(len(block) for block in self.layers))
+        """The sublayers as places along depth, with what the depth mixer asks of them."""
+        return self.depth.prepare(self._bare_stack)
+
+    @property
+    def _bare_stack(self) -> Stack:
+        slots = tuple(self._slot(sublayer) for block in self.layers for sublayer in block)
+        return Stack(self.d_model, self.norm_eps, tuple(len(block) for block in self.layers), slots)
+
+    def _slot(self, sublayer: SublayerConfig) -> Slot:
+        if not isinstance(sublayer, SequenceConfig):
+            return Slot(sublayer.kind)
+        return Slot(sublayer.kind, sublayer.accepts_qkv, sublayer.head_shape(self.d_model))

@@ -56,7 +56,7 @@ class Decoder(DeclaredModule):
 
     def new_cache(self) -> DecoderCache:
         """The cache before the first token."""
-        return DecoderCache(tuple(cast(Block, block).new_caches() for block in self.blocks))
+        return DecoderCache(tuple(cast(Block, block).new_caches() for block in self.blocks), self.ends.new_cache())
 
     def embed(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Looks up token embeddings.
@@ -90,7 +90,7 @@ class Decoder(DeclaredModule):
             recompute: keep only the depth state between blocks and recompute the rest in the backward pass.
         """
         layout = self._layout(embeddings, layout, cache)
-        state = self.ends.enter(embeddings)
+        state, ends = self.ends.enter_along(embeddings, layout, None if cache is None else cache.ends)
         following = []
         for index, block in enumerate(self.blocks):
             if cache is not None:
@@ -100,8 +100,8 @@ class Decoder(DeclaredModule):
                 state, _ = checkpoint(block, state, layout, use_reentrant=False)
             else:
                 state, _ = block(state, layout)
-        hidden = self.norm(self.ends.leave(state))
-        return hidden, None if cache is None else cache.following(tuple(following), layout)
+        left, ends = self.ends.leave_along(state, layout, ends)
+        return self.norm(left), None if cache is None else cache.following(tuple(following), ends, layout)
 
     def forward(
         self, tokens: Int[Tensor, "B T"], layout: TokenLayout | None = None, cache: DecoderCache | None = None

@@ -2,7 +2,7 @@
 
 from twoaxis.core.table import Row, Table
 from twoaxis.sequence.attention import AttentionConfig
-from twoaxis.sequence.base import SequenceConfig, SequenceMixer
+from twoaxis.sequence.base import HeadMixer, SequenceConfig, SequenceMixer
 from twoaxis.sequence.short_swa import ShortSWAConfig
 
 SEQUENCE: Table[SequenceConfig] = Table(
@@ -32,4 +32,4 @@ SEQUENCE: Table[SequenceConfig] = Table(
     ],
 )
 
-__all__ = ["SEQUENCE", "AttentionConfig", "SequenceConfig", "SequenceMixer", "ShortSWAConfig"]
+__all__ = ["SEQUENCE", "AttentionConfig", "HeadMixer", "SequenceConfig", "SequenceMixer", "ShortSWAConfig"]

@@ -11,8 +11,8 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule
-from twoaxis.core.site import Site
-from twoaxis.core.views import Views
+from twoaxis.core.site import HeadShape, Site
+from twoaxis.core.views import Heads, Views
 
 
 class SequenceConfig(Config, ABC):
@@ -32,6 +32,10 @@ class SequenceConfig(Config, ABC):
     @abstractmethod
     def init_equivalence(self) -> InitEquivalence:
         """How a model with this sublayer relates at initialisation to the same model without it."""
+
+    def head_shape(self, d_model: int) -> HeadShape | None:
+        """The heads that a depth mixer may mix, when the mixer is a `HeadMixer`."""
+        return None
 
     @abstractmethod
     def check(self, d_model: int) -> None:
@@ -59,3 +63,15 @@ class SequenceMixer(DeclaredModule, ABC):
 
         A cache is a value: two continuations may start from the same one.
         """
+
+
+class HeadMixer(SequenceMixer, ABC):
+    """A sequence mixer in two steps, between which a depth mixer may mix the heads."""
+
+    @abstractmethod
+    def project(self, context: Views) -> Heads:
+        """Returns queries, keys and values; the keys stand in for values that the slot does not project."""
+
+    @abstractmethod
+    def attend(self, heads: Heads, layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T D"], Any]:
+        """Mixes the heads along positions and projects them back; returns as `forward` does."""

@@ -16,14 +16,14 @@ from twoaxis.core.cost import Cost, Shape, visible_pairs
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import Constant, matrix_std
-from twoaxis.core.site import Site
-from twoaxis.core.views import QKV, Views
+from twoaxis.core.parameters import Constant, matrix_std, with_extra
+from twoaxis.core.site import HeadShape, Site
+from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.rope import rotate, rotation
-from twoaxis.sequence.base import SequenceConfig, SequenceMixer
+from twoaxis.sequence.base import HeadMixer, SequenceConfig
 from twoaxis.sequence.cache import KeyValueCache
 
 QKNorm = Literal["none", "before_rope", "after_rope"]
@@ -83,10 +83,15 @@ class HeadsConfig(SequenceConfig):
         """Width of one head."""
         return self.head_dim or d_model // self.n_heads
 
+    def head_shape(self, d_model: int) -> HeadShape:
+        """The heads of these options."""
+        return HeadShape(self.n_heads, self.kv_heads, self.key_width(d_model))
+
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Projections by their weights, attention by its visible pairs, cache by what later queries see."""
         K, H, G, D, N = self.key_width(site.d_model), self.n_heads, self.kv_heads, site.d_model, shape.total_tokens
-        weights = D * (H + 2 * G) * K + H * K * D
+        projected = H + (2 if site.slot.projects_values else 1) * G
+        weights = D * projected * K + H * K * (D + site.slot.update_extra)
         norms = 0 if self.qk_norm == "none" else 2 * K
         pairs = shape.batch * visible_pairs(shape.tokens, self.span)
         cached = shape.tokens if self.span is None else min(shape.tokens, self.span - 1)
@@ -104,7 +109,7 @@ class HeadsConfig(SequenceConfig):
         return SoftmaxAttention(self, site)
 
 
-class SoftmaxAttention(SequenceMixer):
+class SoftmaxAttention(HeadMixer):
     """Projects to heads, rotates queries and keys by absolute position, attends, projects back."""
 
     def __init__(self, config: HeadsConfig, site: Site) -> None:
@@ -113,10 +118,12 @@ class SoftmaxAttention(SequenceMixer):
         self.norm_eps = site.norm_eps
         self.head_dim = config.key_width(site.d_model)
         H, G, K, D = config.n_heads, config.kv_heads, self.head_dim, site.d_model
-        self.qkv = self.linear("qkv", D, (H + 2 * G) * K)
+        self.projects_values = site.slot.projects_values
+        self.qkv = self.linear("qkv", D, (H + (2 if self.projects_values else 1) * G) * K)
         # Two writes per block whatever its sublayers, so that models that share a parameter share its start.
         scaled = matrix_std(H * K) / math.sqrt(2 * site.stack.n_blocks)
         self.output = self.linear("output", H * K, D, std=0.0 if config.output_init == "zero" else scaled)
+        self.extra = self.linear("extra", H * K, site.slot.update_extra) if site.slot.update_extra else None
         if config.qk_norm != "none":
             self.q_gain = self.parameter("q_gain", (K,), Constant(1.0), "norm")
             self.k_gain = self.parameter("k_gain", (K,), Constant(1.0), "norm")
@@ -129,25 +136,47 @@ class SoftmaxAttention(SequenceMixer):
         self, context: Views, layout: TokenLayout, cache: KeyValueCache | None = None
     ) -> tuple[Float[Tensor, "B T D"], KeyValueCache | None]:
         """Returns the attention output and the extended cache."""
+        if not self.projects_values:
+            return self.attend(self.project(context), layout, cache)
+        q_k, v = self._project(context).split((self.config.n_heads + self.config.kv_heads, self.config.kv_heads), dim=2)
+        return self._attend(q_k, v, layout, cache)
+
+    def project(self, context: Views) -> Heads:
+        """Returns the heads before rotation and norm; keys in place of values where the slot projects none."""
+        H, G = self.config.n_heads, self.config.kv_heads
+        projected = self._project(context)
+        if self.projects_values:
+            return Heads(*projected.split((H, G, G), dim=2))
+        q, k = projected.split((H, G), dim=2)
+        return Heads(q, k, k)
+
+    def attend(
+        self, heads: Heads, layout: TokenLayout, cache: KeyValueCache | None = None
+    ) -> tuple[Float[Tensor, "B T D"], KeyValueCache | None]:
+        """Returns the output of attention over these heads and the extended cache."""
+        return self._attend(torch.cat((heads.q, heads.k), dim=2), heads.v, layout, cache)
+
+    def _attend(
+        self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: KeyValueCache | None
+    ) -> tuple[Tensor, KeyValueCache | None]:
         config = self.config
-        H, G = config.n_heads, config.kv_heads
-        q_k, v = self._project(context).split((H + G, G), dim=2)
-        q, k = self._place(q_k, layout).split((H, G), dim=2)
+        q, k = self._place(q_k, layout).split((config.n_heads, config.kv_heads), dim=2)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if cache is not None:
             k, v, cache = cache.extend(k, v)
         documents = layout.documents
         key_documents = None if documents is None else layout.key_documents(k.shape[2])
         y = local_attention(q, k, v, window=config.span, documents=documents, key_documents=key_documents, impl=config.impl)
-        return self.output(y.transpose(1, 2).flatten(2)), cache
+        return with_extra(self.output, self.extra, y.transpose(1, 2).flatten(2)), cache
 
     def _project(self, context: Views) -> Tensor:
-        """[B T H+2G K]: query heads, then key heads, then value heads."""
+        """[B T H+2G K]: query heads, then key heads, then value heads where the slot projects them."""
         if not isinstance(context, QKV):
             return self.qkv(context).unflatten(-1, (-1, self.head_dim))
         G, H = self.config.kv_heads, self.config.n_heads
-        weights = self.qkv.weight.split([n * self.head_dim for n in (H, G, G)])
-        parts = [F.linear(x, weight) for x, weight in zip(context, weights, strict=True)]
+        counts = (H, G, G) if self.projects_values else (H, G)
+        weights = self.qkv.weight.split([n * self.head_dim for n in counts])
+        parts = [F.linear(x, weight) for x, weight in zip(context, weights, strict=False)]
         return torch.cat(parts, dim=-1).unflatten(-1, (-1, self.head_dim))
 
     def _place(self, q_k: Tensor, layout: TokenLayout) -> Tensor:

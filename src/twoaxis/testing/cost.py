@@ -15,7 +15,7 @@ from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.ops.local_attention import visible
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.check import check, exactly
-from twoaxis.testing.measure import product_flops, saved_bytes, sublayer_list, tensors, trace
+from twoaxis.testing.measure import product_flops, read_and_write, saved_bytes, sublayer_list, tensors, trace
 from twoaxis.testing.toy import D_MODEL, N_LAYERS, ODD_WIDTH, TOKENS, toy_context, toy_decoder, toy_mixer, toy_tokens
 
 BYTES = 8
@@ -60,13 +60,12 @@ def _parts(config: DepthConfig, dtype: torch.dtype = torch.float64) -> list[tupl
     parameters = list(model.parameters())
     parts: list[tuple[str, Cost, Run]] = []
     for site, sublayer in zip(stack.sites, sublayer_list(model), strict=True):
-        inputs = (run.states[site.index], run.updates[site.index], run.contexts[site.index])
+        inputs = (run.states[site.index], run.updates[site.index], run.contexts[site.index], run.heads[site.index])
 
-        def read_and_write(mixer: Any = sublayer.depth, inputs: Any = inputs) -> list[Tensor]:
-            views, carry = mixer.read(inputs[0])
-            return [*parameters, *tensors((inputs, views, carry, mixer.write(*inputs, carry)))]
+        def one(mixer: Any = sublayer.depth, inputs: Any = inputs) -> list[Tensor]:
+            return [*parameters, *tensors((inputs, read_and_write(mixer, *inputs)))]
 
-        parts.append((f"sublayer {site.index}", config.cost(site, shape), read_and_write))
+        parts.append((f"sublayer {site.index}", config.cost(site, shape), one))
 
     def enter_and_leave() -> list[Tensor]:
         embeddings = model.embed(tokens)

@@ -1,6 +1,6 @@
 """Checks of gradients: right, everywhere, and the same whatever is kept or recomputed."""
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import declarations
-from twoaxis.depth import DepthConfig, DepthMixer
+from twoaxis.depth import DepthConfig
 from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.model import Decoder
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.budgets import bound
 from twoaxis.testing.check import CheckFailed, check, close, exactly, identical, require
-from twoaxis.testing.measure import gradients, saved_bytes, sublayer_list, tensors, trace
+from twoaxis.testing.measure import gradients, read_and_write, saved_bytes, sublayer_list, tensors, trace
 from twoaxis.testing.toy import AxisConfig, noise, toy_context, toy_decoder, toy_mixer, toy_tokens
 
 
@@ -31,14 +31,12 @@ class _ThroughDepth(nn.Module):
         self.mixers = nn.ModuleList(sublayer.depth for sublayer in sublayer_list(model))
         self.ends = model.ends
 
-    def forward(self, embeddings: Tensor, updates: list[Tensor], contexts: list[Any]) -> list[Tensor]:
+    def forward(self, embeddings: Tensor, updates: list[Tensor], contexts: list[Any], heads: list[Any]) -> list[Tensor]:
         state = self.ends.enter(embeddings)
         seen: list[Tensor] = []
-        for module, update, context in zip(self.mixers, updates, contexts, strict=True):
-            mixer = cast(DepthMixer, module)
-            views, carry = mixer.read(state)
-            seen += tensors(views)
-            state = mixer.write(state, update, context, carry)
+        for module, *inputs in zip(self.mixers, updates, contexts, heads, strict=True):
+            views, mixed, state = read_and_write(module, state, *inputs)
+            seen += tensors((views, mixed))
         return [*seen, self.ends.leave(state)]
 
 
@@ -59,7 +57,7 @@ def gradcheck_read_write(config: DepthConfig) -> None:
     with torch.no_grad():
         run = trace(model, tokens)
         embeddings = model.embed(tokens)
-    _gradcheck("reads and writes", _ThroughDepth(model), (embeddings, list(run.updates), list(run.contexts)))
+    _gradcheck("reads and writes", _ThroughDepth(model), (embeddings, list(run.updates), list(run.contexts), list(run.heads)))
 
 
 @check

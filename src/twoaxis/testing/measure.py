@@ -117,6 +117,7 @@ class Trace(NamedTuple):
     states: list[Any]
     views: list[list[Tensor]]
     contexts: list[Any]
+    heads: list[Any]
     updates: list[Tensor]
     left: Tensor
     logits: Tensor
@@ -130,12 +131,13 @@ def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None
     embeddings = model.embed(tokens)
     layout = TokenLayout.contiguous(tokens.shape[1])
     state = model.ends.enter(embeddings)
-    states, views, contexts, updates = [state], [], [], []
+    states, views, contexts, heads, updates = [state], [], [], [], []
     for index, sublayer in enumerate(sublayer_list(model)):
         view, carry = sublayer.depth.read(state)
         views.append([t + 0 for t in tensors(view)])
-        context = type(view)(*map(sublayer.norm, view)) if isinstance(view, tuple) else sublayer.norm(view)
-        update, _ = sublayer.mixer(context, layout)
+        context = sublayer.normalise(view)
+        heads.append(sublayer.mixer.project(context) if sublayer.depth.mixes_heads else ())
+        update, state, _ = sublayer.mix(context, state, layout)
         if disturbances and index in disturbances:
             update = update + disturbances[index]
         contexts.append(context)
@@ -144,7 +146,15 @@ def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None
         states.append(state)
     left = model.ends.leave(state)
     logits = nn.functional.linear(model.norm(left), model.head_weight)
-    return Trace(states, views, contexts, updates, left + 0, logits)
+    return Trace(states, views, contexts, heads, updates, left + 0, logits)
+
+
+def read_and_write(mixer: Any, state: Any, update: Tensor, context: Any, heads: Any) -> tuple[Any, Any, Any]:
+    """What one depth mixer makes of a state: the views, the heads if it mixes them, and the next state."""
+    views, carry = mixer.read(state)
+    if heads:
+        heads, state = mixer.mix_heads(heads, context, state)
+    return views, heads, mixer.write(state, update, context, carry)
 
 
 def sublayer_list(model: Decoder) -> list[Any]:

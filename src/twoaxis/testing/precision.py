@@ -12,7 +12,7 @@ from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.budgets import bound
 from twoaxis.testing.check import check, exactly, require
-from twoaxis.testing.measure import LowPrecisionStatistics, sublayer_list, tensors, trace
+from twoaxis.testing.measure import LowPrecisionStatistics, read_and_write, sublayer_list, tensors, trace
 from twoaxis.testing.toy import AxisConfig, toy_context, toy_decoder, toy_mixer, toy_tokens
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
@@ -59,12 +59,12 @@ def depth_statistics_are_wide(config: DepthConfig) -> None:
         with torch.no_grad():
             run = trace(model, toy_tokens())
             for index, (low, high) in enumerate(zip(sublayer_list(model), sublayer_list(exact), strict=True)):
-                inputs = (run.states[index], run.updates[index], run.contexts[index])
-                pair = [_read_and_write(s.depth, values) for s, values in ((low, inputs), (high, _double(inputs)))]
+                inputs = (run.states[index], run.updates[index], run.contexts[index], run.heads[index])
+                exactly_done = tensors(read_and_write(high.depth, *_double(inputs)))
                 with LowPrecisionStatistics() as seen, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-                    got = _read_and_write(low.depth, inputs)
+                    got = tensors(read_and_write(low.depth, *inputs))
                 exactly(f"half-precision statistics of sublayer {index} {where}", seen.found, [])
-                _within_rounding(f"read and write of sublayer {index} {where}", got, pair[1])
+                _within_rounding(f"read and write of sublayer {index} {where}", got, exactly_done)
 
 
 @check
@@ -78,12 +78,6 @@ def mixer_statistics_are_wide(config: SequenceConfig | FeedForwardConfig) -> Non
         with LowPrecisionStatistics() as seen, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
             mixer(context, TokenLayout.contiguous(context.shape[1]))
         exactly("half-precision statistics", seen.found, [])
-
-
-def _read_and_write(mixer: Any, inputs: tuple[Any, Tensor, Any]) -> list[Tensor]:
-    state, update, context = inputs
-    views, carry = mixer.read(state)
-    return tensors((views, mixer.write(state, update, context, carry)))
 
 
 def _within_rounding(what: str, got: list[Tensor], exact: list[Tensor]) -> None:

@@ -43,7 +43,12 @@ class Adapter:
 
 def claimed_by(name: str) -> Run | None:
     """What runs the fixture of this name, or None when no adapter claims it."""
+    runners = [adapter.runner(name) for adapter in adapters()]
+    return next((run for run in runners if run is not None), None)
+
+
+def adapters() -> tuple[Adapter, ...]:
+    """Every adapter; imported here, since each of them imports this package."""
     from . import attention_residuals, deep_delta, sliding_window
 
-    runners = [adapter.ADAPTER.runner(name) for adapter in (attention_residuals, deep_delta, sliding_window)]
-    return next((run for run in runners if run is not None), None)
+    return tuple(module.ADAPTER for module in (attention_residuals, deep_delta, sliding_window))

@@ -155,6 +155,7 @@ def test_a_cache_holds_what_later_queries_see(mixer: dict, tokens_seen: int) -> 
     text = tokens(2, tokens_seen + 1)
     _, cache = model(text[:, :-1], cache=model.new_cache())
     ((held,),) = cache.sublayers
+    held = held.mixer
     window = mixer.get("window")
     assert held.length == (tokens_seen if window is None else min(tokens_seen, window - 1))
     shape = Shape(batch=2, tokens=tokens_seen, element_bytes=8)

@@ -1,0 +1,95 @@
+"""Weighted sums of sources along depth, for one or several readers in one sweep.
+
+Letters: B batch, T position, D width, S sources, C ways (results). Sources are a sequence of separate tensors: a stack
+would copy the whole history at every read, and autograd would keep every copy.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+
+
+@outside_autocast
+def mix(
+    sources: Sequence[Float[Tensor, "B T D"]], weights: Float[Tensor, "C S *each"], impl: Impl = "fused"
+) -> tuple[Float[Tensor, "B T D"], ...]:
+    """Returns one weighted sum of the sources for each way.
+
+    Equation: y_c = sum_s w_cs * v_s, with w_cs one number, one per token ("B T") or one per feature ("D")
+    Shapes:   weights in the precision of statistics; each y_c in the dtype of the sources, rounded once
+    Cost:     flops 2*D per source, way and token; saves the sources and the weights
+
+    Raises:
+        ConfigError: no source, or weights for another number of sources.
+
+    Example:
+        >>> v = torch.ones(1, 1, 2), torch.full((1, 1, 2), 10.0)
+        >>> mix(v, torch.tensor([[1.0, 2.0], [0.5, 0.0]]))
+        (tensor([[[21., 21.]]]), tensor([[[0.5000, 0.5000]]]))
+    """
+    if not sources or weights.shape[1] != len(sources):
+        raise ConfigError(f"mix: got {len(sources)} sources and weights for {weights.shape[1]}; give one weight per source")
+    if runs_plain(impl):
+        wide = weights.to(statistics_dtype(sources[0]))
+        return tuple(_plain(sources, way) for way in wide)
+    return _Mix.apply(weights, *sources)
+
+
+def _plain(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
+    total = _aligned(weights[0]) * sources[0]
+    for v, weight in zip(sources[1:], weights[1:], strict=True):
+        total = total + _aligned(weight) * v
+    return total.to(sources[0].dtype)
+
+
+def _aligned(weight: Tensor) -> Tensor:
+    """One number or one per feature as it is; one per token with an axis for the features."""
+    return weight.unsqueeze(-1) if weight.ndim == 2 else weight
+
+
+class _Mix(torch.autograd.Function):
+    """One buffer per way in the forward pass, one sweep over the sources in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, *sources: Tensor) -> tuple[Tensor, ...]:
+        wide = weights.to(statistics_dtype(sources[0]))
+        ctx.save_for_backward(weights, *sources)
+        totals = [torch.mul(sources[0], _aligned(way[0])) for way in wide]
+        for s, v in enumerate(sources[1:], start=1):
+            for total, way in zip(totals, wide, strict=True):
+                total.addcmul_(v, _aligned(way[s]))
+        return tuple(total.to(sources[0].dtype) for total in totals)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        weights, *sources = ctx.saved_tensors
+        wide = weights.to(statistics_dtype(sources[0]))
+        grads = [grad.to(wide.dtype) for grad in grad_outputs]
+        grad_weights = torch.empty_like(wide) if ctx.needs_input_grad[0] else None
+        buffer = torch.empty_like(grads[0]) if wide.ndim > 2 else None
+        grad_sources: list[Tensor | None] = []
+        for s, v in enumerate(sources):
+            if grad_weights is not None:
+                for c, grad in enumerate(grads):
+                    grad_weights[c, s] = _weight_gradient(grad, v, wide.ndim, buffer)
+            if not ctx.needs_input_grad[1 + s]:
+                grad_sources.append(None)
+                continue
+            grad_v = grads[0] * _aligned(wide[0, s])
+            for grad, way in zip(grads[1:], wide[1:], strict=True):
+                grad_v.addcmul_(grad, _aligned(way[s]))
+            grad_sources.append(grad_v.to(v.dtype))
+        return None if grad_weights is None else grad_weights.to(weights.dtype), *grad_sources
+
+
+def _weight_gradient(grad: Tensor, v: Tensor, ndim: int, buffer: Tensor | None) -> Tensor:
+    if ndim == 2:
+        return torch.dot(grad.reshape(-1), v.to(grad.dtype).reshape(-1))
+    product = torch.mul(grad, v, out=buffer)
+    return product.sum(-1) if ndim == 4 else product.sum((0, 1))

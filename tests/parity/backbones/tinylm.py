@@ -1,0 +1,79 @@
+"""The tiny decoder of the wrapper fixtures: no positions, norms without gain, biases nowhere, an untied head."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoaxis.core.parameters import initialise
+from twoaxis.core.site import Slot, Stack
+from twoaxis.depth import DepthConfig, DepthMixer
+
+from ..golden import Golden
+
+NORM_EPS = 1e-6
+
+
+class TinyLM(nn.Module):
+    """Our depth mixer around the branches of a fixture; `mixers.S.*` and `ends.*` are its parameters."""
+
+    def __init__(self, golden: Golden, depth: DepthConfig) -> None:
+        super().__init__()
+        self.golden, config = golden, golden.about["config"]
+        self.n_heads = config["heads"]
+        slots = (Slot("attention"), Slot("feed_forward")) * config["blocks"]
+        stack = depth.prepare(Stack(config["d"], NORM_EPS, (2,) * config["blocks"], slots))
+        blocks = [depth.build_block(stack.sites[2 * b : 2 * b + 2]) for b in range(config["blocks"])]
+        self.mixers = nn.ModuleList(mixer for block in blocks for mixer in block)
+        self.ends = depth.build_ends(stack)
+        initialise(self.mixers, 0)
+        initialise(self.ends, 0)
+        self.double()
+        self.body = {name[11:]: golden.take(name) for name in golden.tensors if name.startswith("param/body.")}
+
+    def run(self) -> dict[str, Any]:
+        """Runs forward and backward; returns what every wrapper fixture stores, and the states as `states`."""
+        embed = self.body["embed"].requires_grad_()
+        embeddings = F.embedding(self.golden.take("input/input_ids"), embed)
+        embeddings.retain_grad()
+        ends: Any = self.ends
+        state = ends.enter(embeddings)
+        states = [state]
+        for index, mixer in enumerate(cast(Iterable[DepthMixer], self.mixers)):
+            views, carry = mixer.read(state)
+            state = mixer.write(state, self.branch(index, views), _norm(views), carry)
+            states.append(state)
+        collapsed = ends.leave(state)
+        logits = _norm(collapsed) @ self.body["head"].T
+        logits.backward(self.golden.take("input/cotangent"))
+        assert embed.grad is not None and embeddings.grad is not None
+        return {
+            "states": states,
+            "output/collapsed": collapsed,
+            "output/logits": logits,
+            "grad/body.embed": embed.grad,
+            "grad/input_embeddings": embeddings.grad,
+        }
+
+    def branch(self, index: int, x: Any) -> Tensor:
+        """Attention at even sublayers, the feed-forward at odd ones; each begins with its own norm."""
+        u, block = _norm(x), index // 2
+        if index % 2:
+            return F.gelu(u @ self.body[f"ffn{block}.w1"].T) @ self.body[f"ffn{block}.w2"].T
+        q, k, v = (
+            (u @ self.body[f"attn{block}.w{name}"].T).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for name in "qkv"
+        )
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return y.transpose(1, 2).flatten(2) @ self.body[f"attn{block}.wo"].T
+
+
+def streams(states: list[Any]) -> Mapping[str, Tensor]:
+    """The stored streams of every state that is a tuple of streams."""
+    names = ["init", *(str(index) for index in range(len(states) - 1))]
+    return {f"output/streams_{name}": torch.stack(list(state), dim=-2) for name, state in zip(names, states, strict=True)}
+
+
+def _norm(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + NORM_EPS)

@@ -1,0 +1,65 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.ops.mix import mix
+
+from .compare import assert_same, assert_within_rounding, normal
+
+EACH = ("number", "token", "feature")
+
+
+def weights(each: str, C: int, S: int, B: int, T: int, D: int) -> Tensor:
+    return normal(C, S, *{"number": (), "token": (B, T), "feature": (D,)}[each], seed=1)
+
+
+def loops(w: Tensor, *sources: Tensor) -> Tensor:
+    rows = []
+    for way in w:
+        total = torch.zeros_like(sources[0])
+        for b, t, d in torch.cartesian_prod(*(torch.arange(n) for n in sources[0].shape)).tolist():
+            for v, weight in zip(sources, way, strict=True):
+                total[b, t, d] += v[b, t, d] * (weight[b, t] if w.ndim == 4 else weight[d] if w.ndim == 3 else weight)
+        rows.append(total)
+    return torch.stack(rows)
+
+
+def mixed(w: Tensor, *sources: Tensor) -> Tensor:
+    return torch.stack(mix(sources, w))
+
+
+def reference(w: Tensor, *sources: Tensor) -> Tensor:
+    return torch.stack(mix(sources, w, "reference"))
+
+
+@pytest.mark.parametrize("each", EACH)
+@given(C=st.integers(1, 2), S=st.integers(1, 3), B=st.integers(1, 2), T=st.integers(1, 2), D=st.integers(1, 3))
+@settings(max_examples=10)
+def test_equals_loops(each: str, C: int, S: int, B: int, T: int, D: int) -> None:
+    inputs = [weights(each, C, S, B, T, D), *(normal(B, T, D, seed=2 + s) for s in range(S))]
+    assert_same(mixed, loops, inputs)
+    assert_same(reference, loops, inputs)
+
+
+@pytest.mark.parametrize("each", EACH)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rounds_once(each: str, dtype: torch.dtype) -> None:
+    inputs = [weights(each, 2, 5, 2, 3, 8), *(normal(2, 3, 8, seed=2 + s) for s in range(5))]
+    assert_within_rounding(mixed, reference, inputs, dtype)
+
+
+def test_an_unused_way_has_no_part_in_the_gradients() -> None:
+    sources = [normal(1, 2, 3, seed=s).requires_grad_() for s in range(2)]
+    w = weights("token", 2, 2, 1, 2, 3).requires_grad_()
+    first, _ = mix(sources, w)
+    first.sum().backward()
+    assert w.grad is not None
+    assert torch.equal(w.grad[1], torch.zeros(2, 1, 2, dtype=w.dtype))
+
+
+def test_weights_for_another_number_of_sources() -> None:
+    with pytest.raises(ConfigError, match="got 1 sources and weights for 2"):
+        mix([normal(1, 1, 2)], torch.ones(1, 2))
