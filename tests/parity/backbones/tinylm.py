@@ -42,6 +42,7 @@ class TinyLM(nn.Module):
         state = ends.enter(embeddings)
         states = [state]
         for index, mixer in enumerate(cast(Iterable[DepthMixer], self.mixers)):
+            views: Any
             views, carry = mixer.read(state)
             state = mixer.write(state, self.branch(index, views), _norm(views), carry)
             states.append(state)
