@@ -5,18 +5,16 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from torch import nn
 
 from twoaxis.cli.list import AXES
 from twoaxis.cli.output import Json, print_json, print_table
-from twoaxis.core.cost import Shape
+from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_SITE, REFERENCE_STACK
+from twoaxis.core.cost import Cost
 from twoaxis.core.errors import ConfigError, nearest
 from twoaxis.core.overrides import apply_overrides
 from twoaxis.core.parameters import declarations
-from twoaxis.core.site import Stack
-
-REFERENCE_STACK = Stack(d_model=256, norm_eps=1e-6, block_lengths=(2,) * 12)
-REFERENCE_SHAPE = Shape(batch=1, tokens=512)
-REFERENCE_SITE = REFERENCE_STACK.sites[-1]
+from twoaxis.core.site import Site, Stack
 
 
 def show(
@@ -26,7 +24,7 @@ def show(
 ) -> None:
     """Show what a mixer does: equation, source, initialisation, options, parameters and cost.
 
-    Costs are those of the last sublayer of 12 blocks at d_model 256 and 512 tokens, float32.
+    The place is the last of 12 blocks at d_model 256 and 512 tokens, float32: all of it for a depth mixer, else one sublayer.
 
     Example: twoaxis show attention_residuals block_size=4
     """
@@ -44,10 +42,12 @@ def show(
     print_table("Options", ("key", "value"), list(described["options"].items()))
     print()
     parameters = [tuple(parameter.values()) for parameter in described["parameters"]]
-    print_table("Parameters of one sublayer", ("name", "shape", "initial value", "tag"), parameters)
+    place = "the last block" if axis == "depth" else "one sublayer"
+    title = f"Parameters of {place}" + (" and the ends" if axis == "depth" else "")
+    print_table(title, ("name", "shape", "initial value", "tag"), parameters)
     print()
     costs = [(key, f"{value:,}") for key, value in described["cost"].items()]
-    print_table("Cost of one sublayer, 12 blocks, d_model 256, 512 tokens, float32", ("what", "count"), costs, ("count",))
+    print_table(f"Cost of {place}, 12 blocks, d_model 256, 512 tokens, float32", ("what", "count"), costs, ("count",))
 
 
 def _axis(name: str) -> str:
@@ -64,22 +64,38 @@ def _described(axis: str, config: Any) -> dict[str, Any]:
         equivalence = config.init_equivalence
         described["init_equivalence"] = {"relation": equivalence.relation, "reason": equivalence.reason}
     described["options"] = {key: value for key, value in config.to_data().items() if key != "kind"}
-    described["parameters"] = _parameters(config)
+    described["parameters"] = _parameters(axis, config)
     described["cost"] = _cost(axis, config)
     return described
 
 
-def _parameters(config: Any) -> list[dict[str, str]]:
+def _parameters(axis: str, config: Any) -> list[dict[str, str]]:
     with torch.device("meta"):
-        module = config.build(REFERENCE_SITE)
+        module = _depth_part(config) if axis == "depth" else config.build(REFERENCE_SITE)
     return [
         {"name": name, "shape": " x ".join(map(str, parameter.shape)), "init": str(declaration.init), "tag": declaration.tag}
         for name, parameter, declaration in declarations(module)
     ]
 
 
+def _depth_part(config: Any) -> nn.Module:
+    """The depth mixers of the last block, and both ends."""
+    stack = config.prepare(REFERENCE_STACK)
+    sites = _last_block(stack)
+    mixers = config.build_block(sites)
+    part = nn.ModuleDict({f"sublayer {site.index}": mixer for site, mixer in zip(sites, mixers, strict=True)})
+    part["ends"] = config.build_ends(stack)
+    return part
+
+
+def _last_block(stack: Stack) -> list[Site]:
+    return [site for site in stack.sites if site.block == stack.n_blocks - 1]
+
+
 def _cost(axis: str, config: Any) -> dict[str, int]:
-    cost = config.cost(REFERENCE_SITE, REFERENCE_SHAPE)
+    stack = config.prepare(REFERENCE_STACK) if axis == "depth" else REFERENCE_STACK
+    sites = _last_block(stack) if axis == "depth" else [REFERENCE_SITE]
+    cost = sum((config.cost(site, REFERENCE_SHAPE) for site in sites), Cost())
     tokens = REFERENCE_SHAPE.total_tokens
     found = {
         "parameters": cost.params,
@@ -89,6 +105,6 @@ def _cost(axis: str, config: Any) -> dict[str, int]:
         "cache bytes after all tokens": cost.cache_bytes,
     }
     if axis == "depth":
-        found["state bytes per token, last boundary"] = 4 * config.state_floats(REFERENCE_STACK, REFERENCE_STACK.n_sublayers)
+        found["state bytes per token, last boundary"] = 4 * config.state_floats(stack, stack.n_sublayers)
         found["bytes saved for backward beyond the state"] = cost.saved_bytes
     return found

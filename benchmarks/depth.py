@@ -1,0 +1,216 @@
+"""`python benchmarks/depth.py`: what each depth mixer costs, beside the packages people would take instead.
+
+One backbone, one run: every candidate is timed in the same rounds as the residual it is compared with. A peer is
+compared with the plain form of its own package, since packages differ in more than the mixer.
+"""
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+# Run as a script, Python looks for modules beside it only.
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import models
+from benchmarks.bounds import Bound, bounds_table
+from benchmarks.conformance import red_mixers
+from benchmarks.depth_peers import DepthPeer, depth_peers
+from benchmarks.measure import Timing, header, interleave, peak_memory
+from benchmarks.peers import PeerShape
+from twoaxis import DEPTH, generate
+from twoaxis.core.cost import Shape
+
+SHAPE = PeerShape()
+NEW_TOKENS = 32
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One mixer at the benchmark's size, the bound of its training step, and the peer that does the same.
+
+    Attributes:
+        depth: the configuration.
+        bound: largest ratio of its training step to the residual's, or None.
+        peer: the name in `depth_peers`, or None where no installable package does the same.
+    """
+
+    depth: Any
+    bound: float | None = None
+    peer: str | None = None
+
+
+CANDIDATES: dict[str, Candidate] = {
+    "residual": Candidate("residual"),
+    "residual_scalars": Candidate("residual_scalars"),
+    "elc_bert": Candidate("elc_bert"),
+    "denseformer 1x1": Candidate("denseformer", 1.05),
+    "denseformer 4x5": Candidate({"kind": "denseformer", "dilation": 4, "period": 5}),
+    "vertical_attention": Candidate("vertical_attention"),
+    "deep_cross_attention full": Candidate("deep_cross_attention", 1.5, "deep-cross-attention, all layers"),
+    "muddformer": Candidate("muddformer", 1.25),
+    "hyper_connections 4": Candidate({"kind": "hyper_connections", "n_streams": 4}, 1.35, "hyper-connections 4"),
+    "mhc 4": Candidate({"kind": "mhc", "n_streams": 4}, 1.5, "hyper-connections mHC 4"),
+    "gated_residual 4": Candidate({"kind": "gated_residual", "n_streams": 4}),
+    "frac_connections 4": Candidate({"kind": "frac_connections"}),
+    "attention_residuals full": Candidate("attention_residuals", 1.25, "attn-res full"),
+    "attention_residuals block 4": Candidate({"kind": "attention_residuals", "block_size": 4}, 1.10, "attn-res block"),
+    "delta_attention_residuals": Candidate("delta_attention_residuals"),
+    "depth_attention 8": Candidate({"kind": "depth_attention", "window": 8}, 2.0),
+    "deep_delta": Candidate("deep_delta", 1.05),
+    "deep_delta CC": Candidate({"kind": "deep_delta", "value_channels": 4, "compressor": "channel"}, 1.35),
+    "deep_delta TC": Candidate({"kind": "deep_delta", "value_channels": 4, "compressor": "time"}, 1.6),
+    "laurel": Candidate("laurel"),
+    "value_residual": Candidate("value_residual", None, "x-transformers value residual"),
+    "lime": Candidate("lime", None, "x-transformers LIMe"),
+}
+
+
+def run(rounds: int, names: list[str], compiled: bool) -> list[Bound]:
+    """Prints the tables and returns the bounds.
+
+    Args:
+        rounds: samples of each candidate.
+        names: the candidates besides the residual; empty means all of them.
+        compiled: whether to time compiled steps as well, which takes minutes per mixer.
+    """
+    chosen = {name: CANDIDATES[name] for name in ("residual", *(names or list(CANDIDATES)[1:]))}
+    chosen = {name: candidate for name, candidate in chosen.items() if _kind(candidate) in DEPTH}
+    timings = {t.name: t for t in interleave({name: _step(c.depth) for name, c in chosen.items()}, rounds=rounds)}
+    decoding = {t.name: t for t in interleave({n: _decoding(c.depth) for n, c in chosen.items()}, rounds=rounds, warmup=1)}
+    saved = {name: _saved_bytes(_step(candidate.depth)) for name, candidate in chosen.items()}
+    memory = {name: peak_memory(functools.partial(models.training_step, SHAPE, c.depth)) for name, c in chosen.items()}
+    fast = _compiled(chosen, rounds) if compiled else {}
+    print(f"### Depth mixers, {SHAPE}, training step and decoding of {NEW_TOKENS} tokens after 128, ratios to the residual\n")
+    print("| mixer | step (min..max) | compiled | saved bytes | peak memory | decode | above residual / floor |")
+    print("|---|---|---|---|---|---|---|")
+    plain = timings["residual"]
+    for name, candidate in chosen.items():
+        t = timings[name]
+        print(
+            f"| {name} | **{t.ratio:.2f}** ({t.lowest:.2f}..{t.highest:.2f}) | {_ratio(fast.get(name))} "
+            f"| {saved[name] / saved['residual']:.2f} | {memory[name].step_bytes / memory['residual'].step_bytes:.2f} "
+            f"| {decoding[name].ratio:.2f} | {_above_floor(candidate.depth, t, plain)} |"
+        )
+    print()
+    bounds = [
+        Bound(f"training step, {name} / residual", timings[name].ratio, candidate.bound)
+        for name, candidate in chosen.items()
+        if candidate.bound is not None
+    ]
+    return bounds + _peers(chosen, timings, saved, rounds)
+
+
+def _kind(candidate: Candidate) -> str:
+    return candidate.depth if isinstance(candidate.depth, str) else candidate.depth["kind"]
+
+
+def _step(depth: Any) -> Callable[[], Tensor]:
+    return models.loss_step(models.decoder(SHAPE, depth), SHAPE.tokens())
+
+
+def _decoding(depth: Any) -> Callable[[], object]:
+    prompts = SHAPE.tokens(seed=1)[:1, :128].tolist()
+    return functools.partial(generate, models.decoder(SHAPE, depth), prompts, NEW_TOKENS)
+
+
+def _compiled(chosen: dict[str, Candidate], rounds: int) -> dict[str, Timing]:
+    steps = {n: models.compiled_step(models.decoder(SHAPE, c.depth), SHAPE.tokens()) for n, c in chosen.items()}
+    return {t.name: t for t in interleave(steps, rounds=rounds)}
+
+
+def _ratio(timing: Timing | None) -> str:
+    return "-" if timing is None else f"{timing.ratio:.2f}"
+
+
+def _saved_bytes(step: Callable[[], object]) -> int:
+    """Bytes of the distinct storages that one step keeps for its backward pass."""
+    storages: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        step()
+    return sum(storages.values())
+
+
+def _above_floor(depth: Any, timing: Timing, plain: Timing) -> str:
+    """What the mixer adds to the step over the time to move its states once forward and twice backward."""
+    floor = _floor_seconds(depth)
+    return f"{(timing.seconds - plain.seconds) / floor:.1f}" if floor else "-"
+
+
+@functools.cache
+def _bytes_per_second() -> float:
+    """How fast memory larger than the caches is copied, each byte read and written."""
+    source, target = (torch.zeros(64 * MIB) for _ in range(2))
+    (timing,) = interleave({"copy": lambda: target.copy_(source)}, rounds=3)
+    return 2 * 4 * source.numel() / timing.seconds
+
+
+def _floor_seconds(depth: Any) -> float:
+    config = models.decoder(SHAPE, depth).config
+    stack, shape = config.stack, Shape(SHAPE.batch, SHAPE.max_seq_len)
+    extra = [config.depth.state_floats(stack, site.index) - stack.d_model for site in stack.sites]
+    # A read moves the state once; its backward pass reads the state again and writes as many gradients.
+    return 3 * 4 * shape.total_tokens * sum(max(0, floats) for floats in extra) / _bytes_per_second()
+
+
+def _peers(chosen: dict[str, Candidate], timings: dict[str, Timing], saved: dict[str, int], rounds: int) -> list[Bound]:
+    bounds: list[Bound] = []
+    wanted = {candidate.peer: name for name, candidate in chosen.items() if candidate.peer}
+    families: dict[str, list[DepthPeer]] = {}
+    for peer in depth_peers(SHAPE, set(wanted)):
+        families.setdefault(peer.package, []).append(peer)
+    if families:
+        print("### Packages, each against the plain form of its own model\n")
+        print("| package | step / its plain form | ours / residual | saved bytes / its plain form | ours / residual |")
+        print("|---|---|---|---|---|")
+    for plain, *others in families.values():
+        steps = {peer.name: peer.step for peer in (plain, *others)}
+        ratios = {t.name: t for t in interleave(steps, rounds=rounds)}
+        for peer in others:
+            ours = wanted[peer.name]
+            theirs, kept = ratios[peer.name].ratio, _saved_bytes(peer.step) / _saved_bytes(plain.step)
+            mine = saved[ours] / saved["residual"]
+            print(f"| {peer.name} | {theirs:.2f} | {timings[ours].ratio:.2f} | {kept:.2f} | {mine:.2f} |")
+            bounds.append(Bound(f"step over plain: {peer.name} / {ours}", theirs / timings[ours].ratio, 1.0, "at least"))
+            bounds.append(Bound(f"saved bytes over plain: {peer.name} / {ours}", kept / mine, 1.0, "at least"))
+    print()
+    return bounds
+
+
+def main() -> int:
+    """Prints everything; 1 when a bound is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"any of {', '.join(CANDIDATES)}; all by default")
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each candidate")
+    parser.add_argument("--compiled", action="store_true", help="also time compiled steps")
+    arguments = parser.parse_args()
+    unknown = [name for name in arguments.names if name not in CANDIDATES]
+    if unknown:
+        parser.error(f"unknown candidate {unknown[0]!r}: must be one of {', '.join(CANDIDATES)}")
+    red = red_mixers()
+    if red:
+        print(f"no speeds are printed: conformance is red for {', '.join(red)}; run `twoaxis check depth`", file=sys.stderr)
+        return 1
+    for key, value in header().items():
+        print(f"* {key}: {value}")
+    print()
+    bounds = run(arguments.rounds, arguments.names, arguments.compiled)
+    print(f"### Bounds\n\n{bounds_table(bounds)}")
+    return 0 if all(bound.kept for bound in bounds) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
