@@ -53,5 +53,7 @@ def _source(config: type) -> str:
 
 def _added_parameters(config: Any) -> int:
     stack = config.prepare(REFERENCE_STACK)
-    parts = [config.cost(site, REFERENCE_SHAPE) for site in stack.sites]
-    return sum(parts, config.ends_cost(stack, REFERENCE_SHAPE) + Cost()).params
+    total: Cost = config.ends_cost(stack, REFERENCE_SHAPE)
+    for site in stack.sites:
+        total += config.cost(site, REFERENCE_SHAPE)
+    return total.params

@@ -27,6 +27,13 @@ class Constant:
 
 
 @dataclass(frozen=True)
+class Values:
+    """Exactly these entries, in order."""
+
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Normal:
     """Independent normal entries with mean 0 and this standard deviation."""
 
@@ -34,10 +41,20 @@ class Normal:
 
 
 @dataclass(frozen=True)
+class Uniform:
+    """Independent entries, uniform in plus and minus this bound."""
+
+    bound: float
+
+
+Init = Constant | Values | Normal | Uniform
+
+
+@dataclass(frozen=True)
 class Declaration:
     """What a parameter starts at, what it is, and why it may have no gradient (`dead`, else None)."""
 
-    init: Constant | Normal
+    init: Init
     tag: Tag
     dead: str | None = None
 
@@ -54,9 +71,7 @@ class DeclaredModule(nn.Module):
         super().__init__()
         self.declarations: dict[str, Declaration] = {}
 
-    def parameter(
-        self, name: str, shape: tuple[int, ...], init: Constant | Normal, tag: Tag, dead: str | None = None
-    ) -> nn.Parameter:
+    def parameter(self, name: str, shape: tuple[int, ...], init: Init, tag: Tag, dead: str | None = None) -> nn.Parameter:
         """Declares the parameter to assign to the attribute `name`; sharding needs at least one dimension.
 
         `dead` says why it may have no gradient.
@@ -110,9 +125,14 @@ def initialise(model: nn.Module, seed: int) -> None:
         parameter.copy_(_initial_value(declaration.init, name, seed, parameter.shape))
 
 
-def _initial_value(init: Constant | Normal, name: str, seed: int, shape: torch.Size) -> Tensor:
+def _initial_value(init: Init, name: str, seed: int, shape: torch.Size) -> Tensor:
     if isinstance(init, Constant):
         return torch.full(shape, init.value)
+    if isinstance(init, Values):
+        return torch.tensor(init.values).reshape(shape)
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.empty(shape).normal_(0.0, init.std, generator=generator)
+    fresh = torch.empty(shape)
+    if isinstance(init, Uniform):
+        return fresh.uniform_(-init.bound, init.bound, generator=generator)
+    return fresh.normal_(0.0, init.std, generator=generator)

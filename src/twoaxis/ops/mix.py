@@ -49,8 +49,9 @@ def _plain(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
 
 
 def _aligned(weight: Tensor) -> Tensor:
-    """One number or one per feature as it is; one per token with an axis for the features."""
-    return weight.unsqueeze(-1) if weight.ndim == 2 else weight
+    """One per feature as it is; one number or one per token with an axis for the features."""
+    # A number without an axis would leave products with a half-precision source in its precision.
+    return weight if weight.ndim == 1 else weight.unsqueeze(-1)
 
 
 class _Mix(torch.autograd.Function):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from twoaxis.core.parameters import Constant, Normal, declarations
+from twoaxis.core.parameters import Init, declarations
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.study.design import StudyConfig
 from twoaxis.study.folder import Place, RunRecord
@@ -65,13 +65,13 @@ def _verify(run: RunRecord, control: RunRecord) -> Pair:
     return Pair(run.place, len(shared), len(shared) - len(different), tuple(problems))
 
 
-def initial_values(config: DecoderConfig) -> dict[str, tuple[tuple[int, ...], Constant | Normal]]:
+def initial_values(config: DecoderConfig) -> dict[str, tuple[tuple[int, ...], Init]]:
     """Shape and declared initial value of every parameter by name; no memory is used for the values."""
     with torch.device("meta"):
         model = Decoder(config)
     return {name: (tuple(parameter.shape), declaration.init) for name, parameter, declaration in declarations(model)}
 
 
-def _initial_values(record: RunRecord) -> dict[str, tuple[tuple[int, ...], Constant | Normal]]:
+def _initial_values(record: RunRecord) -> dict[str, tuple[tuple[int, ...], Init]]:
     recipe = TrainConfig.from_data(record.recipe)
     return initial_values(recipe.decoder(record.data["tokenizer"]["vocab_size"]))

@@ -49,6 +49,7 @@ def claimed_by(name: str) -> Run | None:
 
 def adapters() -> tuple[Adapter, ...]:
     """Every adapter; imported here, since each of them imports this package."""
-    from . import attention_residuals, deep_delta, sliding_window
+    from . import attention_residuals, deep_delta, denseformer, elc_bert, lime, sliding_window, value_residual
 
-    return tuple(module.ADAPTER for module in (attention_residuals, deep_delta, sliding_window))
+    modules = (attention_residuals, deep_delta, denseformer, elc_bert, lime, sliding_window, value_residual)
+    return tuple(module.ADAPTER for module in modules)

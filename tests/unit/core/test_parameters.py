@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from twoaxis import ConfigError, Decoder, DecoderConfig
-from twoaxis.core.parameters import Constant, DeclaredModule, Normal, declarations, initialise, matrix_std
+from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Uniform, Values, declarations, initialise, matrix_std
 
 SIZES = {"vocab_size": 64, "d_model": 32, "n_layers": 2}
 ATTENTION = {"kind": "attention", "n_heads": 2}
@@ -71,6 +71,7 @@ def test_declared_standard_deviations_and_constants_are_met() -> None:
         if isinstance(declaration.init, Constant):
             assert (parameter == declaration.init.value).all(), name
         else:
+            assert isinstance(declaration.init, Normal), name
             standardised = parameter / declaration.init.std
             assert abs(standardised.mean()) < 5 / parameter.numel() ** 0.5, name
             assert abs(standardised.std() - 1) < 5 / (2 * parameter.numel()) ** 0.5, name
@@ -107,3 +108,13 @@ def test_parameters_and_declarations_belong_together(extra: bool, message: str) 
 def test_shared_parameters_appear_once() -> None:
     names = [name for name, _, _ in declarations(Decoder(DecoderConfig.from_data({**SIZES, "tie_embeddings": True})))]
     assert len(names) == len(set(names)) and "head.weight" not in names
+
+
+def test_uniform_and_given_values_are_met() -> None:
+    module = DeclaredModule()
+    module.spread = module.parameter("spread", (4000,), Uniform(0.5), "mixing")
+    module.given = module.parameter("given", (2, 2), Values((1.0, 0.0, 0.0, 1.0)), "mixing")
+    initialise(module, seed=0)
+    assert module.spread.abs().max() <= 0.5
+    assert abs(module.spread.std() - 0.5 / 3**0.5) < 0.01
+    assert torch.equal(module.given, torch.eye(2))

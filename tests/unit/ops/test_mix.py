@@ -51,6 +51,13 @@ def test_rounds_once(each: str, dtype: torch.dtype) -> None:
     assert_within_rounding(mixed, reference, inputs, dtype)
 
 
+def test_numbers_do_not_make_half_precision_sums() -> None:
+    sources = [normal(2, 3, 64, seed=s, dtype=torch.bfloat16) for s in range(12)]
+    w = weights("number", 1, 12, 2, 3, 64).float()
+    exact = mix([v.double() for v in sources], w.double())[0].to(torch.bfloat16)
+    assert all((mix(sources, w, impl)[0] != exact).float().mean() < 0.01 for impl in ("fused", "reference"))
+
+
 def test_an_unused_way_has_no_part_in_the_gradients() -> None:
     sources = [normal(1, 2, 3, seed=s).requires_grad_() for s in range(2)]
     w = weights("token", 2, 2, 1, 2, 3).requires_grad_()

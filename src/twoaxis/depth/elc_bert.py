@@ -1,0 +1,202 @@
+"""ELC-BERT: each block reads a learned convex combination of the embedding and the outputs of all blocks before it.
+
+Letters: B batch, T position, D width, n sources of one block.
+"""
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.parameters import DeclaredModule, Values
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.views import Views
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.mix import mix
+from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+
+Variant = Literal["base", "zero", "normalized", "weighted_output"]
+
+
+class ElcBertConfig(DepthConfig):
+    """Feeds each block a softmax-weighted sum of earlier block outputs, which themselves contain no residual stream.
+
+    Equation: U_n = sum_{i<n} softmax(w_n)_i H_i,  H_0 = embeddings
+              A_s = A_{s-1} + f_s(U_n + A_{s-1}), A_0 = 0, over the sublayers s of block n (base: f_s(A_{s-1}) after the first)
+              H_n = A (normalized: LayerNorm(A) without gain or bias);  the model returns H_L
+              (weighted_output: sum_{i<=L} softmax(v)_i H_i)
+    Source:   Not all layers are equally as important, arXiv:2311.02265, section 3 and the variants of its ablation; authors'
+              code ltgoslo/elc-bert, models/model_elc_bert_{base,zero,normalized,weighted_output}.py
+    Deviates: the first block has one source, so its logit would be dead: it does not exist here. Blocks may have any number of
+              sublayers; the authors' have attention and a feed-forward
+    Shapes:   state (n times [B T D], and inside a block A and U); softmax, sum and LayerNorm in float32, rounded once
+    Init:     NONE: a convex sum is a mean, not the residual sum, and the head sees the last block alone. Logits start at 0
+              (base: the newest at 1, whose weight is then e / (e + n - 1): a mild bias, not an identity)
+    Cost:     params n in block n, L (L + 1) / 2 - 1 in all (weighted_output: L + 1 more); flops 2*n*D per token and block;
+              state at most (L + 2)*D numbers per token
+    Published: BabyLM 2023, 10M words, arXiv:2311.02265 table 1: BLiMP 75.8, GLUE 73.7, MSGS 29.4 (best of the track). Its
+              ablation at base size, which we know from summaries only: BLiMP 85.3 (base), 84.9 (zero), 85.1 (normalized), 86.1
+              (weighted_output). All with an affine LayerNorm behind attention, which bounds the outputs; our decoder has
+              none, so prefer `normalized` there
+
+    Args:
+        variant: `base`, `zero`, `normalized` or `weighted_output`, as the authors name their files.
+        source_eps: eps of the LayerNorm of `normalized`.
+        impl: `fused` or `reference`.
+
+    Example:
+        >>> ElcBertConfig(variant="base").init_equivalence.relation
+        'none'
+    """
+
+    kind: Literal["elc_bert"] = "elc_bert"
+    variant: Variant = "base"
+    source_eps: float = Field(default=1e-7, gt=0)
+    impl: Impl = "fused"
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """None."""
+        return InitEquivalence("none", "blocks read a mean of earlier outputs, and the head sees no sum of them")
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """The outputs that are still read, and inside a block what it has added and, except for `base`, its input."""
+        if index == stack.n_sublayers:
+            return stack.d_model * (stack.n_blocks + 1 if self.variant == "weighted_output" else 1)
+        site = stack.sites[index]
+        if site.opens_block:
+            return stack.d_model * (site.block + 1)
+        outputs = site.block + 1 if self._read_after(site) else 0
+        return stack.d_model * (outputs + (1 if self.variant == "base" else 2))
+
+    def _read_after(self, site: Site) -> bool:
+        """Whether anything reads the sources of this block again."""
+        return self.variant == "weighted_output" or site.block + 1 < site.stack.n_blocks
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """The combination where a block opens, one or two adds elsewhere, and the norm where a block of `normalized` closes."""
+        width = shape.total_tokens * site.d_model
+        wide = max(4, shape.element_bytes)
+        cost = Cost()
+        if site.opens_block:
+            cost += _mixture_cost(site.block + 1, site.stack, shape)
+        else:
+            cost += Cost(elementwise_flops=width * (1 if self.variant == "base" else 2))
+        if self.variant == "normalized" and site.closes_block:
+            # The sum before the norm is the update itself in a block of one sublayer.
+            kept = 0 if site.opens_block and shape.element_bytes >= 4 else width
+            cost += Cost(elementwise_flops=6 * width, saved_bytes=(kept + 2 * shape.total_tokens) * wide)
+        return cost
+
+    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+        """The final combination, if any."""
+        return _mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost()
+
+    def build(self, site: Site) -> "ElcBert":
+        """Builds the mixer of one sublayer."""
+        return ElcBert(self, site, keeps_sources=self._read_after(site))
+
+    def build_ends(self, stack: Stack) -> "ElcBertEnds":
+        """Builds the ends."""
+        return ElcBertEnds(self, stack)
+
+
+def _mixture_cost(n: int, stack: Stack, shape: Shape) -> Cost:
+    if n == 1:
+        return Cost()
+    flops = 2 * n * shape.total_tokens * stack.d_model
+    return Cost(params=n, elementwise_flops=flops, saved_bytes=n * max(4, shape.element_bytes))
+
+
+class BlockOutputs(NamedTuple):
+    """The depth state: the embedding and the outputs of earlier blocks, as far as they are read again.
+
+    Inside a block, `inside` holds what its sublayers have added so far and, where they read it, the input of the block.
+    """
+
+    outputs: tuple[Float[Tensor, "B T D"], ...]
+    inside: tuple[Float[Tensor, "B T D"], ...] = ()
+
+
+class Combination(DeclaredModule):
+    """A softmax-weighted sum with one learned logit per source."""
+
+    def __init__(self, config: ElcBertConfig, n_sources: int) -> None:
+        super().__init__()
+        self.impl: Impl = config.impl
+        newest = 1.0 if config.variant == "base" else 0.0
+        start = (*(0.0 for _ in range(n_sources - 1)), newest)
+        self.logits = self.parameter("logits", (n_sources,), Values(start), "mixing")
+
+    def forward(self, sources: tuple[Float[Tensor, "B T D"], ...]) -> Float[Tensor, "B T D"]:
+        """Returns the convex sum of the sources."""
+        weights = torch.softmax(self.logits, dim=0, dtype=statistics_dtype(self.logits))
+        return mix(sources, weights.unsqueeze(0), self.impl)[0]
+
+
+class ElcBert(DepthMixer):
+    """See `ElcBertConfig`."""
+
+    def __init__(self, config: ElcBertConfig, site: Site, keeps_sources: bool) -> None:
+        super().__init__()
+        self.config, self.keeps_sources = config, keeps_sources
+        self.opens_block, self.closes_block = site.opens_block, site.closes_block
+        self.combination = Combination(config, site.block + 1) if site.opens_block and site.block else None
+
+    def read(self, state: BlockOutputs) -> tuple[Float[Tensor, "B T D"], tuple[Float[Tensor, "B T D"], ...]]:
+        """Returns the combination, or inside a block its input plus what was added; carries the input of the block."""
+        if self.opens_block:
+            combined = state.outputs[0] if self.combination is None else self.combination(state.outputs)
+            return combined, (combined,)
+        added, *block_input = state.inside
+        return block_input[0] + added if block_input else added, tuple(block_input)
+
+    def write(
+        self,
+        state: BlockOutputs,
+        update: Float[Tensor, "B T D"],
+        context: Views,
+        carry: tuple[Float[Tensor, "B T D"], ...],
+    ) -> BlockOutputs:
+        """Returns the state with the update added, as a new output when it closes the block."""
+        outputs = state.outputs if self.keeps_sources else ()
+        # Under autocast the update may be narrower than the stream that it joins.
+        update = update.to(_first(state).dtype)
+        added = update if self.opens_block else state.inside[0] + update
+        if not self.closes_block:
+            return BlockOutputs(outputs, (added,) if self.config.variant == "base" else (added, *carry))
+        if self.config.variant == "normalized":
+            added = _standardised(added, self.config.source_eps)
+        return BlockOutputs((*outputs, added))
+
+
+def _first(state: BlockOutputs) -> Tensor:
+    return (*state.inside, *state.outputs)[0]
+
+
+@outside_autocast
+def _standardised(x: Float[Tensor, "B T D"], eps: float) -> Float[Tensor, "B T D"]:
+    """LayerNorm without gain or bias."""
+    return F.layer_norm(x.to(statistics_dtype(x)), x.shape[-1:], eps=eps).to(x.dtype)
+
+
+class ElcBertEnds(DepthEnds):
+    """The embedding is the first output; the model returns the last one, or a combination of all of them."""
+
+    def __init__(self, config: ElcBertConfig, stack: Stack) -> None:
+        super().__init__()
+        combines = config.variant == "weighted_output"
+        self.combination = Combination(config, stack.n_blocks + 1) if combines else None
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> BlockOutputs:
+        """Returns the embedding as the only output."""
+        return BlockOutputs((embeddings,))
+
+    def leave(self, state: BlockOutputs) -> Float[Tensor, "B T D"]:
+        """Returns the last output, or the final combination."""
+        return state.outputs[-1] if self.combination is None else self.combination(state.outputs)

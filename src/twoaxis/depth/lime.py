@@ -1,0 +1,148 @@
+"""LIMe: attention reads keys and values that a static router mixes from the heads of all earlier layers.
+
+Letters: B batch, T position, D width, G kv-heads, K key width, n layers of the chain up to this one.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.head_chains import chains, check_chains, place_in_chain
+from twoaxis.core.parameters import Constant, Uniform, Values
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.views import Heads, Views
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.mix import mix
+from twoaxis.ops.precision import Impl
+
+
+class LimeConfig(DepthConfig):
+    """Attends with keys and values routed, by learned weights, from every kv-head of every earlier layer; a plain stream.
+
+    Equation: (K', V')_h = sum_{l' <= l, h'} W_l[h, (l', h')] (K, V)_{l'h'}, before the rotation of the keys
+    Source:   Layer-Integrated Memory, arXiv:2502.09245, static router; authors' code corl-team/lime src/lm/lime.py
+    Deviates: the own-layer block of W and the rest are two parameters; the first layer of a chain has no router, which could
+              only mix its own heads. A chain is all sublayers of one kind that have heads
+    Shapes:   state ([B T D], [B T 2*K] per head of each earlier layer); heads [B T G K]; sums in float32
+    Init:     NONE with init="released" (own layer identity, the rest uniform in +-sqrt(3/(n G))); EXACT with init="plain"
+    Cost:     params n*G^2 per later layer; flops 4*n*G^2*K per token; state D + 2*n*G*K numbers per token; the cache holds
+              routed keys and values and grows no larger
+    Published: average of LLaMA 48.20, Hyper-Connections 49.93, LIMe 51.74 (the authors' README)
+
+    Args:
+        init: `released`, or `plain` for a model that starts as without it.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: no sublayer with heads, or kv-heads of different widths in one chain.
+
+    Example:
+        >>> LimeConfig(init="plain").init_equivalence.relation
+        'exact'
+    """
+
+    kind: Literal["lime"] = "lime"
+    init: Literal["released", "plain"] = "released"
+    impl: Impl = "fused"
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Exact when other layers start with weight 0."""
+        if self.init == "plain":
+            return InitEquivalence("exact", "every layer starts with its own keys and values alone")
+        return InitEquivalence("none", "the weights of other layers start at random")
+
+    def prepare(self, stack: Stack) -> Stack:
+        """Refuses stacks without heads or with uneven ones."""
+        check_chains(stack, self.kind)
+        return stack
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """The stream, and the keys and values of all earlier layers with heads."""
+        heads = [slot.heads for slot in stack.slots[:index] if slot.heads]
+        return stack.d_model + sum(2 * shape.n_kv_heads * shape.head_dim for shape in heads)
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """The router, and one multiply-add per weight and number."""
+        N, heads = shape.total_tokens, site.slot.heads
+        add = Cost(elementwise_flops=N * site.d_model)
+        if heads is None or place_in_chain(site) == 0:
+            return add
+        weights = (place_in_chain(site) + 1) * heads.n_kv_heads**2
+        routing = 2 * N * weights * 2 * heads.head_dim
+        return add + Cost(params=weights, elementwise_flops=routing, saved_bytes=weights * shape.element_bytes)
+
+    def build(self, site: Site) -> "Lime":
+        """Builds the mixer of one sublayer."""
+        return Lime(self, site)
+
+    def build_ends(self, stack: Stack) -> "LimeEnds":
+        """Builds the ends."""
+        return LimeEnds(len(chains(stack)))
+
+
+class StreamAndHeads(NamedTuple):
+    """The depth state: the stream, and for each chain the un-routed (key, value) of each kv-head of each layer so far."""
+
+    stream: Float[Tensor, "B T D"]
+    heads: tuple[tuple[Float[Tensor, "B T two_K"], ...], ...]
+
+
+class Lime(DepthMixer):
+    """See `LimeConfig`."""
+
+    def __init__(self, config: LimeConfig, site: Site) -> None:
+        super().__init__()
+        self.impl: Impl = config.impl
+        heads = site.slot.heads
+        self.mixes_heads = heads is not None
+        if heads is None:
+            return
+        self.chain = list(chains(site.stack)).index(site.slot.kind)
+        self.routes = place_in_chain(site) > 0
+        if self.routes:
+            G, earlier = heads.n_kv_heads, place_in_chain(site)
+            start = Constant(0.0) if config.init == "plain" else Uniform(math.sqrt(3 / ((earlier + 1) * G)))
+            self.earlier = self.parameter("earlier", (G, earlier * G), start, "mixing")
+            identity = tuple(float(row == column) for row in range(G) for column in range(G))
+            self.own = self.parameter("own", (G, G), Values(identity), "mixing")
+
+    def read(self, state: StreamAndHeads) -> tuple[Float[Tensor, "B T D"], None]:
+        """Returns the stream."""
+        return state.stream, None
+
+    def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads) -> tuple[Heads, StreamAndHeads]:
+        """Returns the heads with routed keys and values, and the state that keeps the un-routed ones."""
+        own = tuple(torch.cat(pair, dim=-1) for pair in zip(heads.k.unbind(2), heads.v.unbind(2), strict=True))
+        known = (*state.heads[self.chain], *own)
+        state = state._replace(heads=(*state.heads[: self.chain], known, *state.heads[self.chain + 1 :]))
+        if not self.routes:
+            return heads, state
+        routed = torch.stack(mix(known, torch.cat((self.earlier, self.own), dim=1), self.impl), dim=2)
+        k, v = routed.chunk(2, dim=-1)
+        return Heads(heads.q, k, v), state
+
+    def write(self, state: StreamAndHeads, update: Float[Tensor, "B T D"], context: Views, carry: None) -> StreamAndHeads:
+        """Returns the stream plus the update, beside the heads."""
+        return state._replace(stream=state.stream + update)
+
+
+class LimeEnds(DepthEnds):
+    """The stream starts as the embeddings, and no heads are known yet."""
+
+    def __init__(self, n_chains: int) -> None:
+        super().__init__()
+        self.n_chains = n_chains
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> StreamAndHeads:
+        """Returns the embeddings without heads."""
+        return StreamAndHeads(embeddings, ((),) * self.n_chains)
+
+    def leave(self, state: StreamAndHeads) -> Float[Tensor, "B T D"]:
+        """Returns the stream."""
+        return state.stream

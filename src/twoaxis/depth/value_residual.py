@@ -1,0 +1,237 @@
+"""Value residual: attention mixes the values of the first attention layer into its own.
+
+Letters: B batch, T position, D width, G kv-heads, K key width, N attention layers of a chain.
+"""
+
+from typing import Literal, NamedTuple, Self
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.head_chains import chains, check_chains, place_in_chain
+from twoaxis.core.parameters import Constant, Normal, Values, matrix_std
+from twoaxis.core.site import Site, Slot, Stack
+from twoaxis.core.views import QKV, Heads, Views
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.mix import mix
+from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+
+Variant = Literal["learnable", "constant", "dense", "gated", "svformer"]
+
+
+class ValueResidualConfig(DepthConfig):
+    """Attends with a weighted sum of each layer's own values and those of the first layer; the stream stays plain.
+
+    Equation: V'_n = l1_n V_1 + l2_n V_n for n >= 2 of a chain, in the place of V_n before attention;
+              dense: V'_n = sum_{j<n} l_nj V_j + l2_n V_n;  gated: V'_n = V_1 + g (V_n - V_1), g = sigmoid(W c + b);
+              svformer: V'_n = V_1, and later layers project no values
+    Source:   Value Residual Learning, arXiv:2410.17897, section 3; `gated` is that of x-transformers 2.31.10
+    Deviates: a chain is all sublayers of one kind that have heads, so that a ShortSWA never takes values of another width;
+              svformer caches the shared values once per layer. The variant with one softmax over all layers is not here
+    Shapes:   state ([B T D], values [B T G*K] per chain); heads [B T G K]; weights and gates in float32
+    Init:     NONE as published; EXACT with first=0 and own=1
+    Cost:     params 2 per later layer (constant, svformer 0; dense n; gated G*(D+1)); flops 2*G*K per source and token;
+              state D + G*K numbers per token and chain (dense: n*G*K)
+    Published: 82M validation loss 2.739, learnable 2.705, constant 2.700, sparse 2.687 (arXiv:2410.17897)
+
+    Args:
+        variant: `learnable` weights; `constant` ones; `dense`, which reads all earlier layers; `gated`; or `svformer`.
+        first: initial (or constant) weight l1 of the first layer's values.
+        own: initial (or constant) weight l2 of the layer's own values.
+        layers: layers of a chain that mix, counted from 0; None means all later ones. A subset is the sparse variant.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: no sublayer with heads, kv-heads of different widths in one chain, or a layer 0 that is to mix.
+
+    Example:
+        >>> ValueResidualConfig(first=0.0, own=1.0).init_equivalence.relation
+        'exact'
+    """
+
+    kind: Literal["value_residual"] = "value_residual"
+    variant: Variant = "learnable"
+    first: float = 0.5
+    own: float = 0.5
+    layers: tuple[int, ...] | None = Field(default=None)
+    impl: Impl = "fused"
+
+    @model_validator(mode="after")
+    def _layers_come_later(self) -> Self:
+        if self.layers is not None and (not self.layers or min(self.layers) < 1):
+            got = list(self.layers)
+            raise ConfigError(
+                problem("layers", got, "one or more layers >= 1", "leave out layer 0, whose values the others mix in")
+            )
+        if self.variant == "svformer" and self.layers is not None:
+            raise ConfigError(problem("layers", list(self.layers), "left out with svformer", "choose another variant"))
+        return self
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Exact when the first layer's values start with weight 0 and the own ones with weight 1."""
+        if self.variant in ("learnable", "constant", "dense") and (self.first, self.own) == (0.0, 1.0):
+            return InitEquivalence("exact", "the own values start with weight 1 and the first layer's with weight 0")
+        return InitEquivalence("none", "attention in later layers mixes in the values of the first one")
+
+    def prepare(self, stack: Stack) -> Stack:
+        """Refuses stacks without heads or with uneven ones, and takes over the later values of svformer."""
+        check_chains(stack, self.kind)
+        if self.variant != "svformer":
+            return stack
+        sites = stack.sites
+        slots = tuple(
+            slot
+            if slot.heads is None or place_in_chain(site) == 0
+            else Slot(slot.kind, slot.takes_views, slot.heads, False, slot.update_extra)
+            for slot, site in zip(stack.slots, sites, strict=True)
+        )
+        return Stack(stack.d_model, stack.norm_eps, stack.block_lengths, slots)
+
+    def mixes(self, site: Site) -> bool:
+        """Whether this sublayer attends with mixed values."""
+        return (
+            site.slot.heads is not None
+            and place_in_chain(site) > 0
+            and (self.layers is None or place_in_chain(site) in self.layers)
+        )
+
+    def kept(self, stack: Stack, index: int) -> dict[str, int]:
+        """How many layers' values of each chain are in the state that enters sublayer `index`."""
+        found = dict.fromkeys(chains(stack), 0)
+        for site in stack.sites[:index]:
+            if site.slot.heads is not None and (self.variant == "dense" or place_in_chain(site) == 0):
+                found[site.slot.kind] += 1
+        return found
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """The stream and the kept values."""
+        widths = {kind: shape.n_kv_heads * shape.head_dim for kind, shape in chains(stack).items()}
+        return stack.d_model + sum(n * widths[kind] for kind, n in self.kept(stack, index).items())
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """The mixing weights, and one multiply-add per source and number."""
+        N, D = shape.total_tokens, site.d_model
+        add = Cost(elementwise_flops=N * D)
+        if not self.mixes(site) or self.variant == "svformer":
+            return add
+        heads = site.slot.heads
+        assert heads is not None
+        G, width = heads.n_kv_heads, heads.n_kv_heads * heads.head_dim
+        wide, half = max(4, shape.element_bytes), shape.element_bytes < 4
+        if self.variant == "gated":
+            # The gate; in half precision also the widened context and weight, and what the blend widens.
+            saved = N * G * wide + (half and (N * D + G * D + 2 * N * width) * wide)
+            return add + Cost(
+                params=G * (D + 1), matmul_flops=2 * N * D * G, elementwise_flops=3 * N * width, saved_bytes=saved
+            )
+        sources = (place_in_chain(site) if self.variant == "dense" else 1) + 1
+        learned = self.variant != "constant"
+        return add + Cost(
+            params=sources if learned else 0,
+            elementwise_flops=2 * N * sources * width,
+            saved_bytes=0 if learned else sources * wide,
+        )
+
+    def build(self, site: Site) -> "ValueResidual":
+        """Builds the mixer of one sublayer."""
+        return ValueResidual(self, site)
+
+    def build_ends(self, stack: Stack) -> "ValueResidualEnds":
+        """Builds the ends."""
+        return ValueResidualEnds(len(chains(stack)))
+
+
+class StreamAndValues(NamedTuple):
+    """The depth state: the stream, and for each chain the un-mixed values that later layers may read."""
+
+    stream: Float[Tensor, "B T D"]
+    values: tuple[tuple[Float[Tensor, "B T width"], ...], ...]
+
+
+class ValueResidual(DepthMixer):
+    """See `ValueResidualConfig`."""
+
+    mixes_heads = True
+
+    def __init__(self, config: ValueResidualConfig, site: Site) -> None:
+        super().__init__()
+        self.config, self.mixes = config, config.mixes(site)
+        heads = site.slot.heads
+        self.mixes_heads = heads is not None
+        if heads is None:
+            return
+        place = place_in_chain(site)
+        self.chain = list(chains(site.stack)).index(site.slot.kind)
+        self.records = place == 0 or config.variant == "dense"
+        if not self.mixes:
+            return
+        if config.variant == "gated":
+            D, G = site.d_model, heads.n_kv_heads
+            self.gate_weight = self.parameter("gate_weight", (G, D), Normal(matrix_std(D)), "gate")
+            self.gate_bias = self.parameter("gate_bias", (G,), Constant(0.0), "bias")
+        elif config.variant in ("learnable", "dense"):
+            start = (config.first, *[0.0] * (place - 1 if config.variant == "dense" else 0), config.own)
+            self.weights = self.parameter("weights", (1, len(start)), Values(start), "mixing")
+
+    def read(self, state: StreamAndValues) -> tuple[Float[Tensor, "B T D"], None]:
+        """Returns the stream."""
+        return state.stream, None
+
+    def mix_heads(self, heads: Heads, context: Views, state: StreamAndValues) -> tuple[Heads, StreamAndValues]:
+        """Returns the heads with mixed values, and the state that keeps the un-mixed ones that later layers read."""
+        earlier = state.values[self.chain]
+        mixed = heads
+        if self.mixes:
+            mixed = heads._replace(v=self._mixed(heads.v, context, earlier))
+        if self.records:
+            own = (*earlier, heads.v.flatten(2).contiguous())
+            values = (*state.values[: self.chain], own, *state.values[self.chain + 1 :])
+            state = state._replace(values=values)
+        return mixed, state
+
+    def write(self, state: StreamAndValues, update: Float[Tensor, "B T D"], context: Views, carry: None) -> StreamAndValues:
+        """Returns the stream plus the update, beside the values."""
+        return state._replace(stream=state.stream + update)
+
+    def _mixed(self, v: Tensor, context: Views, earlier: tuple[Tensor, ...]) -> Tensor:
+        config, shape = self.config, v.shape[2:]
+        if config.variant == "svformer":
+            return earlier[0].unflatten(-1, shape)
+        if config.variant == "gated":
+            return _blend(earlier[0].unflatten(-1, shape), v, context.v if isinstance(context, QKV) else context, self)
+        if config.variant == "constant":
+            dtype = statistics_dtype(v)
+            weights = torch.tensor([[config.first, config.own]], dtype=dtype, device=v.device)
+        else:
+            weights = self.weights
+        (mixed,) = mix((*earlier, v.flatten(2)), weights, config.impl)
+        return mixed.unflatten(-1, shape)
+
+
+@outside_autocast
+def _blend(first: Tensor, own: Tensor, context: Tensor, mixer: ValueResidual) -> Tensor:
+    dtype = statistics_dtype(own)
+    scores = context.to(dtype) @ mixer.gate_weight.to(dtype).T + mixer.gate_bias
+    return torch.lerp(first.to(dtype), own.to(dtype), torch.sigmoid(scores).unsqueeze(-1)).to(own.dtype)
+
+
+class ValueResidualEnds(DepthEnds):
+    """The stream starts as the embeddings, and no values are known yet."""
+
+    def __init__(self, n_chains: int) -> None:
+        super().__init__()
+        self.n_chains = n_chains
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> StreamAndValues:
+        """Returns the embeddings without values."""
+        return StreamAndValues(embeddings, ((),) * self.n_chains)
+
+    def leave(self, state: StreamAndValues) -> Float[Tensor, "B T D"]:
+        """Returns the stream."""
+        return state.stream

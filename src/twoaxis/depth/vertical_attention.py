@@ -1,0 +1,311 @@
+"""Vertical Attention: each layer reads a learned convex combination of normalised earlier outputs. A reconstruction.
+
+Letters: B batch, T position, D width, n sources of one read.
+"""
+
+from typing import Literal, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import model_validator
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.parameters import Constant, DeclaredModule, Values
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.views import Views
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.mix import mix
+from twoaxis.ops.norm import rms_norm
+from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+
+Granularity = Literal["block", "sublayer"]
+Normed = Literal["sources", "weights", "sum", "none"]
+NormKind = Literal["rms", "layer", "l2"]
+
+
+class VerticalAttentionConfig(DepthConfig):
+    """Replaces the input of each layer by a softmax-weighted sum of normalised earlier outputs: a reconstruction.
+
+    Equation: M_l = sum_{i<l} softmax(w_l)_i N(H_i),  U_l = M_l (skip: x_{l-1} + g M_l, x_l = U_l + D_l, x_0 = H_0)
+              D_l = what the sublayers of layer l add, each reading U_l plus what was added before it;  H_0 = embeddings
+              H_l = D_l (delta) | U_l + D_l (output);  N(h) = h / rms(h);  the model returns H_L, x_L or one more such read
+    Source:   a reconstruction from the abstract and the public reviews of OpenReview A6uabXKiXc; neither its text nor code is
+              public. The reviews support: one scalar per pair of layers, independent of the input, under a softmax, as in
+              arXiv:2311.02265, with a norm of the activations. Every other option below is our choice, and no parity is claimed
+    Deviates: unknown. A read of one source has no logit, since it would be dead
+    Shapes:   state (n times [B T D], n times [B T] for norm `weights`, and what a layer carries); statistics, softmax and sums
+              in float32, rounded once
+    Init:     NONE: a convex sum of normalised outputs; EXACT with skip `gated`, g = 0
+    Cost:     params n per read of n > 1 sources, 1 more with skip `gated`; flops 2*n*D per token and read, and the norms; state
+              at most (L + 3)*D numbers per token
+    Published: lower loss than a plain decoder at 50M-300M parameters and 20B tokens according to its abstract; according to
+              a review a fixed pattern of skips beats it in 2 of 3 runs. No number can be attached to these options
+
+    Args:
+        source: a `delta` is what a layer adds, an `output` includes the layer's input.
+        skip: `none`; or the ordinary residual stream, with the mixture `added` to it or `gated` by a learned scalar g.
+        norm: what is normalised: the `sources`, the `weights` (by the rms of their source, then again to sum 1), the `sum`, or
+            `none`.
+        norm_kind: `rms`, `layer` (LayerNorm without gain or bias) or `l2` (unit length); the weights have one kind only.
+        granularity: what a layer is: a `block`, or a `sublayer`.
+        embedding: a `source` of every layer, or only the `first_input`.
+        head: the model returns the `last` output, or one more `mixture`.
+        newest_logit: start of the logit of the newest source; the others start at 0.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: a norm_kind for a norm that has none.
+
+    Example:
+        >>> VerticalAttentionConfig(skip="gated").init_equivalence.relation
+        'exact'
+    """
+
+    kind: Literal["vertical_attention"] = "vertical_attention"
+    source: Literal["delta", "output"] = "delta"
+    skip: Literal["none", "added", "gated"] = "none"
+    norm: Normed = "sources"
+    norm_kind: NormKind = "rms"
+    granularity: Granularity = "block"
+    embedding: Literal["source", "first_input"] = "source"
+    head: Literal["last", "mixture"] = "last"
+    newest_logit: float = 0.0
+    impl: Impl = "fused"
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        if self.norm in ("weights", "none") and self.norm_kind != "rms":
+            raise ConfigError(problem("norm_kind", self.norm_kind, f"left out when norm={self.norm!r}", "remove it"))
+        return self
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Exact behind a gate that starts at 0, else none."""
+        if self.skip == "gated":
+            return InitEquivalence("exact", "the gates start at 0, and the residual stream is kept")
+        return InitEquivalence("none", "layers read a mean of normalised outputs")
+
+    def layers(self, stack: Stack) -> int:
+        """Number of layers that read."""
+        return stack.n_blocks if self.granularity == "block" else stack.n_sublayers
+
+    def place(self, site: Site) -> tuple[int, bool, bool]:
+        """The layer of a sublayer, and whether it opens and closes it."""
+        if self.granularity == "sublayer":
+            return site.index, True, True
+        return site.block, site.opens_block, site.closes_block
+
+    def sources(self, layer: int) -> int:
+        """Sources that a layer reads; `layers` itself is the final read."""
+        return layer + (self.embedding == "source")
+
+    def read_after(self, layer: int, stack: Stack) -> bool:
+        """Whether anything reads sources after this layer has."""
+        return self.head == "mixture" or layer + 1 < self.layers(stack)
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """The sources with their norms, the residual stream if kept, and what a layer carries inside."""
+        per_source = stack.d_model + (self.norm == "weights")
+        if index == stack.n_sublayers:
+            sources = self.sources(self.layers(stack)) if self.head == "mixture" else 0
+            return sources * per_source + (self.skip != "none" or self.head == "last") * stack.d_model
+        layer, opens, _ = self.place(stack.sites[index])
+        if opens:
+            carried = 1 if self.skip != "none" or not self.sources(layer) else 0
+            return self.sources(layer) * per_source + carried * stack.d_model
+        carried = 2 if self.source == "delta" else 1
+        return (self.sources(layer) if self.read_after(layer, stack) else 0) * per_source + carried * stack.d_model
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """The read where a layer opens, the adds, and the new source with its norm where a layer closes."""
+        width = shape.total_tokens * site.d_model
+        layer, opens, closes = self.place(site)
+        cost = self._read_cost(layer, site.stack, shape) if opens else Cost(elementwise_flops=2 * width)
+        if closes and (self.source == "output" or self.skip != "none"):
+            cost += Cost(elementwise_flops=width)
+        if closes and self.read_after(layer, site.stack):
+            # A new source that is nothing but the update is alive anyway, and so is one that the state holds as it is.
+            alive = (
+                self.norm == "weights"
+                or (self.source == "delta" and opens)
+                or (self.source == "output" and self.skip != "none")
+            )
+            cost += self._source_cost(site.stack, shape, alive)
+        return cost
+
+    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+        """The embedding as a source, and the final read."""
+        cost = self._source_cost(stack, shape, alive=True) if self.embedding == "source" else Cost()
+        return cost + self._read_cost(self.layers(stack), stack, shape) if self.head == "mixture" else cost
+
+    def _read_cost(self, layer: int, stack: Stack, shape: Shape) -> Cost:
+        n, N, D, element = self.sources(layer), shape.total_tokens, stack.d_model, shape.element_bytes
+        wide = max(4, element)
+        cost = Cost()
+        if not n:
+            return cost
+        if n > 1:
+            weights = n * N if self.norm == "weights" else n
+            cost += Cost(params=n, elementwise_flops=2 * n * N * D, saved_bytes=weights * wide)
+        if self.norm == "sum":
+            cost += _norm_cost(self.norm_kind, N, D, element, alive=n == 1)
+        if self.skip != "none":
+            cost += Cost(elementwise_flops=N * D)
+        if self.skip == "gated":
+            # The gate keeps the mixture that it scales, unless that is a source.
+            cost += Cost(params=1, elementwise_flops=N * D)
+            cost += Cost(saved_bytes=0 if n == 1 and self.norm != "sum" else N * D * element)
+        return cost
+
+    def _source_cost(self, stack: Stack, shape: Shape, alive: bool) -> Cost:
+        N, D, element = shape.total_tokens, stack.d_model, shape.element_bytes
+        if self.norm == "sources":
+            return _norm_cost(self.norm_kind, N, D, element, alive)
+        if self.norm == "weights":
+            widened = 0 if element >= 4 else N * D * 4
+            return Cost(elementwise_flops=2 * N * D, saved_bytes=widened + N * max(4, element))
+        return Cost()
+
+    def build(self, site: Site) -> "VerticalAttention":
+        """Builds the mixer of one sublayer."""
+        return VerticalAttention(self, site)
+
+    def build_ends(self, stack: Stack) -> "VerticalAttentionEnds":
+        """Builds the ends."""
+        return VerticalAttentionEnds(self, stack)
+
+
+def _norm_cost(kind: NormKind, N: int, D: int, element: int, alive: bool) -> Cost:
+    wide = max(4, element)
+    if kind == "layer":
+        kept = 0 if alive and element >= 4 else N * D * wide
+        return Cost(elementwise_flops=6 * N * D, saved_bytes=kept + 2 * N * wide)
+    # What is normalised, the constant gain, and one number per token.
+    return Cost(elementwise_flops=4 * N * D, saved_bytes=(0 if alive else N * D * element) + D * element + N * wide)
+
+
+class LayerOutputs(NamedTuple):
+    """The depth state: the sources as later layers read them, the logarithms of their rms if those set weights, and the rest.
+
+    Between layers the rest is the residual stream if it is kept or if no source holds what is read next; inside a layer it
+    is the layer's input and what it has added so far (the sum of both, where nothing needs them apart).
+    """
+
+    sources: tuple[Float[Tensor, "B T D"], ...]
+    log_rms: tuple[Float[Tensor, "B T"], ...]
+    rest: tuple[Float[Tensor, "B T D"], ...]
+
+    def and_source(self, h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps: float) -> "LayerOutputs":
+        """Returns the state with one more source."""
+        if config.norm == "weights":
+            return self._replace(sources=(*self.sources, h), log_rms=(*self.log_rms, _log_rms(h, eps)))
+        new = _normalised(h, config, eps) if config.norm == "sources" else h
+        return self._replace(sources=(*self.sources, new))
+
+
+class Mixture(DeclaredModule):
+    """One read: a softmax over the sources, with one logit for each."""
+
+    def __init__(self, config: VerticalAttentionConfig, n_sources: int, eps: float) -> None:
+        super().__init__()
+        self.config, self.eps = config, eps
+        self.logits: Tensor | None = None
+        if n_sources > 1:
+            start = (*(0.0 for _ in range(n_sources - 1)), config.newest_logit)
+            self.logits = self.parameter("logits", (n_sources,), Values(start), "mixing")
+        if config.skip == "gated":
+            self.gate = self.parameter("gate", (1,), Constant(0.0), "gate")
+
+    def forward(self, state: LayerOutputs) -> Float[Tensor, "B T D"]:
+        """Returns what the layer reads: the mixture, added to the residual stream if that is kept."""
+        mixed = state.sources[0] if self.logits is None else self._mixed(state, self.logits)
+        if self.config.norm == "sum":
+            mixed = _normalised(mixed, self.config, self.eps)
+        if self.config.skip == "none":
+            return mixed
+        (stream,) = state.rest
+        return torch.addcmul(stream, mixed, self.gate) if self.config.skip == "gated" else stream + mixed
+
+    @outside_autocast
+    def _mixed(self, state: LayerOutputs, logits: Float[Tensor, " n"]) -> Float[Tensor, "B T D"]:
+        wide = logits.to(statistics_dtype(logits))
+        if self.config.norm == "weights":
+            # softmax(w - log rms) is softmax(w) / rms, normalised again.
+            wide = wide.reshape(-1, 1, 1) - torch.stack(state.log_rms)
+        return mix(state.sources, torch.softmax(wide, dim=0).unsqueeze(0), self.config.impl)[0]
+
+
+class VerticalAttention(DepthMixer):
+    """See `VerticalAttentionConfig`."""
+
+    def __init__(self, config: VerticalAttentionConfig, site: Site) -> None:
+        super().__init__()
+        self.config, self.eps = config, site.norm_eps
+        layer, self.opens, self.closes = config.place(site)
+        self.read_after = config.read_after(layer, site.stack)
+        reads = self.opens and config.sources(layer) > 0
+        self.mixture = Mixture(config, config.sources(layer), site.norm_eps) if reads else None
+
+    def read(self, state: LayerOutputs) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
+        """Returns the input of the layer plus what it has added so far, as view and as carry."""
+        if self.opens:
+            view = state.rest[0] if self.mixture is None else self.mixture(state)
+        else:
+            view = state.rest[0] if len(state.rest) == 1 else state.rest[0] + state.rest[1]
+        return view, view
+
+    def write(
+        self, state: LayerOutputs, update: Float[Tensor, "B T D"], context: Views, carry: Float[Tensor, "B T D"]
+    ) -> LayerOutputs:
+        """Returns the state with the update added, as a new source when it closes the layer."""
+        config = self.config
+        # Under autocast the update may be narrower than the stream that it joins.
+        update = update.to(carry.dtype)
+        sources = state if self.read_after else LayerOutputs((), (), ())
+        if not self.closes:
+            if config.source == "output":
+                return sources._replace(rest=(carry + update,))
+            return sources._replace(rest=(carry, update) if self.opens else (state.rest[0], state.rest[1] + update))
+        delta = update if self.opens or config.source == "output" else state.rest[1] + update
+        stream = carry + update if config.source == "output" or config.skip != "none" else delta
+        h = stream if config.source == "output" else delta
+        following = sources.and_source(h, config, self.eps) if self.read_after else sources
+        keeps_stream = config.skip != "none" or not self.read_after
+        return following._replace(rest=(stream,) if keeps_stream else ())
+
+
+class VerticalAttentionEnds(DepthEnds):
+    """The embedding is the first source, or the input of the first layer; the model returns the last output or a read."""
+
+    def __init__(self, config: VerticalAttentionConfig, stack: Stack) -> None:
+        super().__init__()
+        self.config, self.eps = config, stack.norm_eps
+        n_sources = config.sources(config.layers(stack))
+        self.mixture = Mixture(config, n_sources, stack.norm_eps) if config.head == "mixture" else None
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> LayerOutputs:
+        """Returns the embedding as a source, as the residual stream, or as both."""
+        config = self.config
+        state = LayerOutputs((), (), (embeddings,) if config.skip != "none" or config.embedding == "first_input" else ())
+        return state.and_source(embeddings, config, self.eps) if config.embedding == "source" else state
+
+    def leave(self, state: LayerOutputs) -> Float[Tensor, "B T D"]:
+        """Returns the last output, or the final read."""
+        return state.rest[0] if self.mixture is None else self.mixture(state)
+
+
+@outside_autocast
+def _normalised(h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps: float) -> Float[Tensor, "B T D"]:
+    if config.norm_kind == "layer":
+        return F.layer_norm(h.to(statistics_dtype(h)), h.shape[-1:], eps=eps).to(h.dtype)
+    gain = 1.0 if config.norm_kind == "rms" else h.shape[-1] ** -0.5
+    return rms_norm(h, h.new_full(h.shape[-1:], gain), eps, config.impl)
+
+
+@outside_autocast
+def _log_rms(h: Float[Tensor, "B T D"], eps: float) -> Float[Tensor, "B T"]:
+    return torch.log(h.to(statistics_dtype(h)).square().mean(-1) + eps) / 2

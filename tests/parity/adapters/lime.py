@@ -1,0 +1,85 @@
+"""LIMe: the authors' Llama with a static router."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from twoaxis.core.views import Heads
+from twoaxis.depth import LimeConfig
+from twoaxis.depth.lime import Lime
+from twoaxis.feed_forward import SwiGLUConfig
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.sequence import AttentionConfig
+
+from ..backbones.llama import llama_gradients, place_llama, run_llama
+from ..golden import Golden
+from ..weights import Weights
+from . import Adapter, Mistake
+
+
+def run(golden: Golden) -> Mapping[str, Tensor]:
+    """The whole model; keys and values come from one matrix whose rows go channel by channel, then head by head."""
+    config = golden.about["config"]
+    H, G, K = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    model = Decoder(
+        DecoderConfig(
+            vocab_size=config["vocab_size"],
+            d_model=config["hidden_size"],
+            n_layers=config["num_hidden_layers"],
+            norm_eps=config["rms_norm_eps"],
+            tie_embeddings=False,
+            depth=LimeConfig(),
+            blocks=((AttentionConfig(n_heads=H, n_kv_heads=G, head_dim=K), SwiGLUConfig(d_ff=config["intermediate_size"])),),
+        )
+    )
+    weights = Weights(golden)
+    place_llama(weights, config)
+    for layer in range(config["num_hidden_layers"]):
+        theirs = f"param/model.layers.{layer}.self_attn"
+        query, pairs = golden.take(f"{theirs}.q_proj.weight"), golden.take(f"{theirs}.kv_proj_weight")
+        # Rows (channel of key then value, head) become (key or value, head, channel).
+        rows = pairs.reshape(2, K, G, -1).transpose(1, 2).reshape(2 * G * K, -1)
+        weights.state[f"blocks.{layer}.attention.mixer.qkv.weight"] = torch.cat((query, rows))
+        if layer:
+            router = golden.take(f"{theirs}.lime_router.static_weights")
+            earlier, own = router.split((layer * G, G), dim=1)
+            weights.state[f"blocks.{layer}.attention.depth.earlier"] = earlier
+            weights.state[f"blocks.{layer}.attention.depth.own"] = own
+    weights.load(model)
+    computed = {**run_llama(model, golden), **llama_gradients(weights, model)}
+    computed[f"output/hidden_{config['num_hidden_layers']}"] = computed["left"]
+    for layer in range(config["num_hidden_layers"]):
+        theirs, ours = f"grad/model.layers.{layer}.self_attn", f"blocks.{layer}.attention"
+        gradient = _gradient(model, f"{ours}.mixer.qkv.weight")
+        computed[f"{theirs}.q_proj.weight"] = gradient[: H * K]
+        computed[f"{theirs}.kv_proj_weight"] = gradient[H * K :].reshape(2, G, K, -1).transpose(1, 2).reshape(2 * G * K, -1)
+        if layer:
+            parts = [_gradient(model, f"{ours}.depth.{name}") for name in ("earlier", "own")]
+            computed[f"{theirs}.lime_router.static_weights"] = torch.cat(parts, dim=1)
+    return computed
+
+
+def _gradient(model: Decoder, name: str) -> Tensor:
+    gradient = model.get_parameter(name).grad
+    assert gradient is not None
+    return gradient
+
+
+def _routes_what_was_routed(patch: pytest.MonkeyPatch) -> None:
+    right = Lime.mix_heads
+
+    def mix_heads(self: Lime, heads: Heads, context: Tensor, state: object) -> object:
+        mixed, after = right(self, heads, context, state)  # type: ignore[arg-type]
+        routed = tuple(torch.cat(pair, dim=-1) for pair in zip(mixed.k.unbind(2), mixed.v.unbind(2), strict=True))
+        known = after.heads[self.chain]
+        return mixed, after._replace(heads=((*known[: -len(routed)], *routed),))
+
+    patch.setattr(Lime, "mix_heads", mix_heads)
+
+
+ADAPTER = Adapter(
+    claims={r"lime-static-llama(-.*)?": run},
+    mistakes=(Mistake("routes what was routed before", "lime-static-llama-f64", _routes_what_was_routed),),
+)

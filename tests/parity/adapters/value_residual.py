@@ -1,0 +1,158 @@
+"""Value residual: the authors' Llama, with and without values of its own, and the decoder of x-transformers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from twoaxis.core.site import HeadShape, Slot, Stack
+from twoaxis.core.views import Heads
+from twoaxis.depth import ValueResidualConfig
+from twoaxis.depth.value_residual import ValueResidual
+from twoaxis.feed_forward import SwiGLUConfig
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.sequence import AttentionConfig
+
+from ..backbones.llama import llama_gradients, place_llama, run_llama
+from ..golden import Golden
+from ..weights import Weights
+from . import Adapter, Mistake
+
+LAYER_NORM_EPS = 1e-5
+
+
+def run_resformer(golden: Golden) -> Mapping[str, Tensor]:
+    """Half of the first layer's values and half of the own ones."""
+    return _llama(golden, ValueResidualConfig(variant="constant"))
+
+
+def run_svformer(golden: Golden) -> Mapping[str, Tensor]:
+    """One set of values for all layers."""
+    return _llama(golden, ValueResidualConfig(variant="svformer"))
+
+
+def _llama(golden: Golden, depth: ValueResidualConfig) -> Mapping[str, Tensor]:
+    config = golden.about["config"]
+    attention = AttentionConfig(n_heads=config["num_attention_heads"], n_kv_heads=config["num_key_value_heads"])
+    model = Decoder(
+        DecoderConfig(
+            vocab_size=config["vocab_size"],
+            d_model=config["hidden_size"],
+            n_layers=config["num_hidden_layers"],
+            norm_eps=config["rms_norm_eps"],
+            tie_embeddings=False,
+            depth=depth,
+            blocks=((attention, SwiGLUConfig(d_ff=config["intermediate_size"])),),
+        )
+    )
+    weights = Weights(golden)
+    place_llama(weights, config)
+    for layer in range(config["num_hidden_layers"]):
+        theirs = f"model.layers.{layer}.self_attn"
+        names = "qkv" if depth.variant != "svformer" or layer == 0 else "qk"
+        weights.put(f"blocks.{layer}.attention.mixer.qkv.weight", *(f"{theirs}.{x}_proj.weight" for x in names))
+    weights.load(model)
+    return {**run_llama(model, golden), **llama_gradients(weights, model)}
+
+
+class _XTransformers(nn.Module):
+    """The decoder of x-transformers: unit-offset layer norms, no positions, GELU; our value residual inside it."""
+
+    def __init__(self, golden: Golden, depth: ValueResidualConfig) -> None:
+        super().__init__()
+        config = golden.about["config"]
+        self.golden, self.heads, self.depth = golden, config["heads"], config["depth"]
+        self.weights = {name[6:]: golden.take(name).requires_grad_() for name in golden.tensors if name.startswith("param/")}
+        shape = HeadShape(self.heads, self.heads, config["dim_head"])
+        slots = (Slot("attention", heads=shape), Slot("gelu")) * self.depth
+        stack = depth.prepare(Stack(config["dim"], LAYER_NORM_EPS, (2,) * self.depth, slots))
+        self.mixers = nn.ModuleList(depth.build(site) for site in stack.sites).double()
+        self.ends = depth.build_ends(stack)
+
+    def forward(self) -> dict[str, Tensor]:
+        golden, found = self.golden, {}
+        embeddings = F.embedding(golden.take("input/input_ids"), self.weights["token_emb.emb.weight"])
+        embeddings.retain_grad()
+        ends: Any = self.ends
+        state = ends.enter(embeddings)
+        found["output/embeddings"] = embeddings
+        for index, mixer in enumerate(self.mixers):
+            found[f"output/layer_hidden_{index}"] = state.stream
+            assert isinstance(mixer, ValueResidual)
+            x, carry = mixer.read(state)
+            name = f"attn_layers.layers.{index}"
+            u = self._norm(x, f"{name}.0.0.gamma")
+            if index % 2:
+                update = F.gelu(u @ self.weights[f"{name}.1.ff.0.0.weight"].T) @ self.weights[f"{name}.1.ff.2.weight"].T
+            else:
+                parts = [(u @ self.weights[f"{name}.1.to_{x}.weight"].T).unflatten(-1, (self.heads, -1)) for x in "qkv"]
+                found[f"output/values_premix_{index // 2}"] = parts[2].transpose(1, 2)
+                heads, state = mixer.mix_heads(Heads(*parts), u, state)
+                q, k, v = (part.transpose(1, 2) for part in heads)
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+                update = y.transpose(1, 2).flatten(2) @ self.weights[f"{name}.1.to_out.weight"].T
+            state = mixer.write(state, update, u, carry)
+        left = found[f"output/layer_hidden_{2 * self.depth}"] = ends.leave(state)
+        logits = self._norm(left, "attn_layers.final_norm.gamma") @ self.weights["to_logits.weight"].T
+        logits.backward(golden.take("input/cotangent"))
+        assert embeddings.grad is not None
+        return {**found, "output/logits": logits, "grad/input_embeddings": embeddings.grad}
+
+    def _norm(self, x: Tensor, gamma: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], eps=LAYER_NORM_EPS) * (1 + self.weights[gamma])
+
+
+def run_half(golden: Golden) -> Mapping[str, Tensor]:
+    """Fixed halves."""
+    return _x_transformers(golden, ValueResidualConfig(variant="constant"))
+
+
+def run_gated(golden: Golden) -> Mapping[str, Tensor]:
+    """A gate per token and head."""
+    return _x_transformers(golden, ValueResidualConfig(variant="gated"))
+
+
+def _x_transformers(golden: Golden, depth: ValueResidualConfig) -> Mapping[str, Tensor]:
+    model = _XTransformers(golden, depth)
+    gates: dict[str, nn.Parameter] = {}
+    for index in range(2, 2 * model.depth, 2):
+        mixer: Any = model.mixers[index]
+        if depth.variant == "gated":
+            theirs = f"attn_layers.layers.{index}.1.to_value_residual_mix.0"
+            gates |= {f"{theirs}.weight": mixer.gate_weight, f"{theirs}.bias": mixer.gate_bias}
+    with torch.no_grad():
+        for name, parameter in gates.items():
+            parameter.copy_(model.weights[name])
+    computed = model()
+    gradients = {name: gates[name].grad if name in gates else weight.grad for name, weight in model.weights.items()}
+    return {**computed, **{f"grad/{name}": gradient for name, gradient in gradients.items() if gradient is not None}}
+
+
+def _previous_layer_instead_of_the_first(patch: pytest.MonkeyPatch) -> None:
+    right = ValueResidual.mix_heads
+
+    def mix_heads(self: ValueResidual, heads: Heads, context: Any, state: Any) -> Any:
+        mixed, after = right(self, heads, context, state)
+        latest = (*after.values[: self.chain], (heads.v.flatten(2),), *after.values[self.chain + 1 :])
+        return mixed, after._replace(values=latest)
+
+    patch.setattr(ValueResidual, "mix_heads", mix_heads)
+
+
+ADAPTER = Adapter(
+    claims={
+        r"valueres-resformer-llama(-.*)?": run_resformer,
+        r"valueres-svformer-llama(-.*)?": run_svformer,
+        r"valueres-half-xt(-.*)?": run_half,
+        r"valueres-learned-xt(-.*)?": run_gated,
+    },
+    mistakes=(
+        Mistake("the previous layer's values", "valueres-resformer-llama-f64", _previous_layer_instead_of_the_first),
+        Mistake("the previous layer's values", "valueres-svformer-llama-f64", _previous_layer_instead_of_the_first),
+        Mistake("the previous layer's values", "valueres-half-xt-f64", _previous_layer_instead_of_the_first),
+        Mistake("the previous layer's values", "valueres-learned-xt-f64", _previous_layer_instead_of_the_first),
+    ),
+)

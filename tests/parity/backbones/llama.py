@@ -1,0 +1,70 @@
+"""Our decoder as the Llama of transformers, with the stored rotation instead of ours, which is rounded elsewhere."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twoaxis.core.layout import TokenLayout
+from twoaxis.model import Decoder
+from twoaxis.ops.rope import Rotation
+
+from ..golden import Golden
+from ..weights import Weights
+
+
+def place_llama(weights: Weights, config: Mapping[str, Any]) -> None:
+    """Places everything but the projections to heads, which differ between methods."""
+    weights.put("embedding.weight", "model.embed_tokens.weight")
+    weights.put("head.weight", "lm_head.weight")
+    weights.put("norm.gain", "model.norm.weight")
+    for layer in range(config["num_hidden_layers"]):
+        attention, mlp, theirs = f"blocks.{layer}.attention", f"blocks.{layer}.swiglu", f"model.layers.{layer}"
+        weights.put(f"{attention}.norm.gain", f"{theirs}.input_layernorm.weight")
+        weights.put(f"{attention}.mixer.output.weight", f"{theirs}.self_attn.o_proj.weight")
+        weights.put(f"{mlp}.norm.gain", f"{theirs}.post_attention_layernorm.weight")
+        weights.put(f"{mlp}.mixer.gate_up.weight", f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight")
+        weights.put(f"{mlp}.mixer.down.weight", f"{theirs}.mlp.down_proj.weight")
+
+
+def stored_rotation(golden: Golden, tokens: int) -> Rotation:
+    """The rotation of the stored frequencies, or of the stored cosines and sines."""
+    if "buffer/rope_inv_freq" in golden:
+        angles = torch.arange(tokens).double().unsqueeze(-1) * golden.take("buffer/rope_inv_freq").double()
+        cos, sin = angles.cos(), angles.sin()
+    else:
+        cos, sin = (golden.take(f"buffer/rope_{name}").double().reshape(tokens, -1).chunk(2, -1)[0] for name in ("cos", "sin"))
+    return torch.cat((cos, cos), -1)[None, :, None], torch.cat((-sin, sin), -1)[None, :, None]
+
+
+def run_llama(model: Decoder, golden: Golden) -> dict[str, Tensor]:
+    """Runs forward and backward through the decoder, and returns logits, hidden states and gradients of the embeddings.
+
+    The last hidden state is the normalised one; what the norm was given is `left`.
+    """
+    embeddings = model.embed(golden.take("input/input_ids"))
+    embeddings.retain_grad()
+    tokens = embeddings.shape[1]
+    layout = TokenLayout.contiguous(tokens)
+    attention: Any = model.config.layers[0][0]
+    key = ("rotation", attention.key_width(model.config.d_model), attention.rope_theta, torch.float64)
+    turn = stored_rotation(golden, tokens)
+    layout.shared(key, lambda: turn)
+    state = model.ends.enter(embeddings)
+    found = {"output/hidden_0": embeddings}
+    for index, block in enumerate(model.blocks):
+        state, _ = block(state, layout)
+        found[f"output/hidden_{index + 1}"] = model.ends.leave(state)
+    found["left"] = model.ends.leave(state)
+    hidden = model.norm(found["left"])
+    found[f"output/hidden_{len(model.blocks)}"] = hidden
+    logits = model.logits(hidden)
+    logits.backward(golden.take("input/cotangent"))
+    assert embeddings.grad is not None
+    return {**found, "output/logits": logits, "grad/input_embeddings": embeddings.grad}
+
+
+def llama_gradients(weights: Weights, model: Decoder) -> dict[str, Tensor]:
+    """The gradient of every stored parameter."""
+    return dict(weights.gradients(model))
