@@ -62,6 +62,7 @@ def test_any_folder_of_fixtures(tmp_path: Path) -> None:
         ("float64 1e-12; float32 1e-6 relative", Tolerance(1e-12, 1e-12)),
         ("float64: atol/rtol 1e-9 (grads 1e-8); float32: ~5x", Tolerance(1e-9, 1e-8)),
         ("float64: atol 1e-9, rtol 1e-9 on logits/states, rtol 1e-7 on grads. float32: 2e-4", Tolerance(1e-9, 1e-7)),
+        ("float32: atol 2e-4, rtol 2e-4 on outputs; 1e-3 relative to max|grad| on gradients", Tolerance(2e-4, 0.0, 1e-3)),
     ],
 )
 def test_tolerance_in_words(text: str, expected: Tolerance) -> None:

@@ -3,11 +3,17 @@
 from twoaxis.core.table import Row, Table
 from twoaxis.depth.attention_residuals import AttentionResidualsConfig
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.deep_cross_attention import DeepCrossAttentionConfig
 from twoaxis.depth.deep_delta import DeepDelta, DeepDeltaConfig
 from twoaxis.depth.denseformer import DenseFormerConfig
 from twoaxis.depth.depth_attention import DepthAttentionConfig
 from twoaxis.depth.elc_bert import ElcBertConfig
+from twoaxis.depth.frac_connections import FracConnectionsConfig
+from twoaxis.depth.gated_residual import GatedResidualConfig
+from twoaxis.depth.hyper_connections import HyperConnectionsConfig
 from twoaxis.depth.lime import LimeConfig
+from twoaxis.depth.mhc import MHCConfig
+from twoaxis.depth.muddformer import MUDDFormerConfig
 from twoaxis.depth.residual import ResidualConfig
 from twoaxis.depth.residual_scalars import ResidualScalarsConfig
 from twoaxis.depth.value_residual import ValueResidualConfig
@@ -35,6 +41,18 @@ DEPTH: Table[DepthConfig] = Table(
             },
         ),
         Row(
+            DeepCrossAttentionConfig,
+            "reads sums of all earlier block deltas, separately for q, k and v",
+            {
+                "dca": {},
+                "k1": {"k": 1, "score_vector": "per_source", "activation": "silu"},
+                "package": {"k": 1, "middle": "drop", "score_norm": "rms", "activation": "relu", "score_std": 0.01},
+                "v1": {"variant": "v1"},
+                "v2": {"variant": "v2", "k": 1},
+                "v3": {"variant": "v3", "activation": "identity"},
+            },
+        ),
+        Row(
             DeepDeltaConfig,
             "overwrites the stream along the update's direction",
             {
@@ -42,6 +60,16 @@ DEPTH: Table[DepthConfig] = Table(
                 "paper": {"value_target": "paper"},
                 "two_layer": {"gate": "two_layer", "gate_width": 5, "value_target": "code_linear"},
                 "write_only": {"update_rule": "write_only"},
+                "time": {"value_channels": 3, "compressor": "time"},
+                "time_conv": {"value_channels": 2, "compressor": "time", "expansion": "embedding_conv", "kernel_size": 3},
+                "channel": {"value_channels": 4, "compressor": "channel", "value_target": "code_linear"},
+                "channel_conv": {"value_channels": 3, "compressor": "channel", "expansion": "embedding_conv"},
+                "channel_paper": {
+                    "value_channels": 2,
+                    "compressor": "channel",
+                    "update_rule": "write_only",
+                    "value_target": "paper",
+                },
             },
         ),
         Row(
@@ -60,6 +88,59 @@ DEPTH: Table[DepthConfig] = Table(
             ElcBertConfig,
             "reads a learned convex sum of earlier block outputs, which hold no residual stream",
             {variant: {"variant": variant} for variant in ("base", "zero", "normalized", "weighted_output")},
+        ),
+        Row(
+            FracConnectionsConfig,
+            "cuts the residual stream into fractions that each sublayer reads, mixes and writes",
+            {
+                "dynamic": {"n_fractions": 2},
+                "static": {"weights": "static"},
+                "lucidrains": {"form": "lucidrains", "n_fractions": 2},
+                "lucidrains_streams": {"form": "lucidrains", "n_streams": 2, "n_fractions": 2},
+                "lucidrains_static": {"form": "lucidrains", "n_fractions": 4, "weights": "static"},
+            },
+        ),
+        Row(
+            HyperConnectionsConfig,
+            "keeps n residual streams that each sublayer reads, mixes and writes with learned weights",
+            {
+                "dynamic": {},
+                "static": {"weights": "static", "n_streams": 3},
+                "affine": {"n_streams": 2, "norm": "layer_affine", "activation": "none"},
+                "lucidrains": {"n_streams": 3, "norm": "rms_gain"},
+                "one_stream": {"n_streams": 1},
+            },
+        ),
+        Row(
+            MHCConfig,
+            "reads, mixes and writes n residual streams, mixing them by doubly stochastic matrices",
+            {
+                "paper": {},
+                "deepseek_v4": {"preset": "deepseek_v4", "rounds": 3, "init": "deepseek_v4"},
+                "glm5": {"preset": "glm5", "n_streams": 2, "rounds": 2, "init": "deepseek_v4"},
+                "lucidrains": {"preset": "lucidrains_v1", "n_streams": 3, "rounds": 3, "init": "lucidrains"},
+                "logarithms": {"preset": "lucidrains_v2", "n_streams": 2, "start": "log"},
+                "hy_v4": {"preset": "hy_v4", "n_streams": 3, "init": "hy_v4", "write_magnitude": 1.5},
+                "identity": {"preset": "hy_v4", "n_streams": 2, "write_eps": 0.0, "read_out": "mean"},
+            },
+        ),
+        Row(
+            GatedResidualConfig,
+            "reads n residual streams through a low-rank elementwise gate and mixes none of them",
+            {"preserving": {"rank": 5}, "normal": {"n_streams": 2, "rank": 3, "init": "normal"}},
+        ),
+        Row(
+            MUDDFormerConfig,
+            "sums all block outputs for queries, keys, values and the residual, with weights that depend on the token",
+            {
+                "qkvr": {},
+                "released": {"hidden": "round64", "expand_last": 4, "gelu": "tanh"},
+                "norms": {"source_norm": "rms", "post_norm": "all"},
+                "norms_code": {"source_norm": "rms", "post_norm": "residual", "window": 1},
+                "single_2x2": {"ways": "single", "dilation": 2, "period": 2, "post_norm": "residual"},
+                "static_parallel": {"weights": "static", "residual": "parallel", "period": 2},
+                "parallel": {"residual": "parallel", "source_norm": "rms", "window": 1},
+            },
         ),
         Row(
             VerticalAttentionConfig,
@@ -96,6 +177,7 @@ DEPTH: Table[DepthConfig] = Table(
 __all__ = [
     "DEPTH",
     "AttentionResidualsConfig",
+    "DeepCrossAttentionConfig",
     "DeepDelta",
     "DeepDeltaConfig",
     "DenseFormerConfig",
@@ -104,7 +186,12 @@ __all__ = [
     "DepthEnds",
     "DepthMixer",
     "ElcBertConfig",
+    "FracConnectionsConfig",
+    "GatedResidualConfig",
+    "HyperConnectionsConfig",
     "LimeConfig",
+    "MHCConfig",
+    "MUDDFormerConfig",
     "ResidualConfig",
     "ResidualScalarsConfig",
     "ValueResidualConfig",

@@ -49,6 +49,10 @@ class DepthConfig(Config, ABC):
         """What entering and leaving cost in one forward pass."""
         return Cost()
 
+    def splits_views(self, site: Site) -> bool:
+        """Whether the mixer at this site returns separate inputs for queries, keys and values, each behind its own norm."""
+        return False
+
     def prepare(self, stack: Stack) -> Stack:
         """Returns the stack with what this mixer asks of its sublayers; the default asks nothing.
 

@@ -11,7 +11,7 @@ FEED_FORWARD: Table[FeedForwardConfig] = Table(
     FeedForwardConfig,
     "twoaxis.feed_forward",
     [
-        Row(SwiGLUConfig, "gated by SiLU", {"default": {}}),
+        Row(SwiGLUConfig, "gated by SiLU", {"default": {}, "rising": {"d_ff": 256, "d_ff_by_depth": "rising"}}),
         Row(GELUConfig, "Gaussian error linear unit", {"erf": {}, "tanh": {"form": "tanh"}}),
         Row(ReLU2Config, "squared rectifier", {"default": {}}),
     ],

@@ -6,33 +6,29 @@ Letters: D width, F hidden width.
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.parameters import matrix_std, with_extra
 from twoaxis.core.site import Site
-from twoaxis.feed_forward.base import FeedForward, FeedForwardConfig, rounded_width
+from twoaxis.feed_forward.base import FeedForward, WidthConfig
 
 
-class PlainConfig(FeedForwardConfig):
+class PlainConfig(WidthConfig):
     """Two matrices around an activation."""
 
-    d_ff: int | None = Field(default=None, ge=1)
+    ratio: ClassVar[float] = 4
 
     @property
     @abstractmethod
     def activation(self) -> Callable[[Tensor], Tensor]:
         """The function applied to each hidden number."""
 
-    def hidden_width(self, d_model: int) -> int:
-        """F at this width."""
-        return self.d_ff or rounded_width(d_model, 4)
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Two matrices and one activation."""
-        F = self.hidden_width(site.d_model)
+        F = self.width_at(site)
         params = (2 * site.d_model + site.slot.update_extra) * F
         N = shape.total_tokens
         return Cost(params=params, matmul_flops=2 * N * params, elementwise_flops=2 * N * F)
@@ -48,7 +44,7 @@ class Plain(FeedForward):
     def __init__(self, config: PlainConfig, site: Site) -> None:
         super().__init__()
         self.activation = config.activation
-        F = config.hidden_width(site.d_model)
+        F = config.width_at(site)
         self.up = self.linear("up", site.d_model, F)
         self.down = self.linear("down", F, site.d_model, std=matrix_std(F) / math.sqrt(2 * site.stack.n_blocks))
         self.extra = self.linear("extra", F, site.slot.update_extra) if site.slot.update_extra else None

@@ -20,6 +20,7 @@ class ReLU2Config(PlainConfig):
     Cost:     params 2*D*F; matmul flops 4*D*F per token
     Args:
         d_ff: hidden width F; None means 4 d_model rounded up to a multiple of 16.
+        d_ff_by_depth: `equal` widths, or `rising` from 0.5 d_ff in the first block to 1.5 d_ff in the last (MUDDFormer).
 
     Example:
         >>> ReLU2Config(d_ff=64).hidden_width(16)

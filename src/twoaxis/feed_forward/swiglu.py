@@ -4,20 +4,19 @@ Letters: D width, F hidden width.
 """
 
 import math
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.parameters import matrix_std, with_extra
 from twoaxis.core.site import Site
-from twoaxis.feed_forward.base import FeedForward, FeedForwardConfig, rounded_width
+from twoaxis.feed_forward.base import FeedForward, WidthConfig
 from twoaxis.ops.gated_linear import silu_gate
 from twoaxis.ops.precision import Impl
 
 
-class SwiGLUConfig(FeedForwardConfig):
+class SwiGLUConfig(WidthConfig):
     """Gates one linear map of the token by the SiLU of another, then projects back.
 
     Equation: y = W_down (silu(W_gate c) * W_up c)
@@ -28,6 +27,7 @@ class SwiGLUConfig(FeedForwardConfig):
     Cost:     params 3*D*F; matmul flops 6*D*F per token
     Args:
         d_ff: hidden width F; None means 8/3 d_model rounded up to a multiple of 16.
+        d_ff_by_depth: `equal` widths, or `rising` from 0.5 d_ff in the first block to 1.5 d_ff in the last (MUDDFormer).
         impl: `fused` or `reference`.
 
     Example:
@@ -36,16 +36,12 @@ class SwiGLUConfig(FeedForwardConfig):
     """
 
     kind: Literal["swiglu"] = "swiglu"
-    d_ff: int | None = Field(default=None, ge=1)
+    ratio: ClassVar[float] = 8 / 3
     impl: Impl = "fused"
-
-    def hidden_width(self, d_model: int) -> int:
-        """F at this width."""
-        return self.d_ff or rounded_width(d_model, 8 / 3)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Three matrices and one gate."""
-        F = self.hidden_width(site.d_model)
+        F = self.width_at(site)
         params = (3 * site.d_model + site.slot.update_extra) * F
         N = shape.total_tokens
         return Cost(params=params, matmul_flops=2 * N * params, elementwise_flops=5 * N * F)
@@ -61,7 +57,7 @@ class SwiGLU(FeedForward):
     def __init__(self, config: SwiGLUConfig, site: Site) -> None:
         super().__init__()
         self.impl: Impl = config.impl
-        F = config.hidden_width(site.d_model)
+        F = config.width_at(site)
         self.gate_up = self.linear("gate_up", site.d_model, 2 * F)
         self.down = self.linear("down", F, site.d_model, std=matrix_std(F) / math.sqrt(2 * site.stack.n_blocks))
         self.extra = self.linear("extra", F, site.slot.update_extra) if site.slot.update_extra else None

@@ -10,7 +10,7 @@ NORM_FLOPS = 4
 def decoder_cost(config: DecoderConfig, shape: Shape) -> Cost:
     """The cost of one forward pass from tokens to logits.
 
-    It holds every sublayer with its norm, its read and its write, both ends of the stack, the final norm, the
+    It holds every sublayer with its norms, its read and its write, both ends of the stack, the final norm, the
     embedding (parameters only: a lookup computes nothing) and the head. Saved bytes are those the parts declare.
 
     Args:
@@ -26,7 +26,9 @@ def decoder_cost(config: DecoderConfig, shape: Shape) -> Cost:
     total += _norm(config, shape)
     sublayers = (sublayer for block in config.layers for sublayer in block)
     for site, sublayer in zip(config.stack.sites, sublayers, strict=True):
-        total += config.depth.cost(site, shape) + _norm(config, shape) + sublayer.cost(site, shape)
+        total += config.depth.cost(site, shape) + sublayer.cost(site, shape)
+        for _ in range(3 if config.depth.splits_views(site) else 1):
+            total += _norm(config, shape)
     return total
 
 

@@ -14,6 +14,9 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
+NUMBERS_IN_CACHE = 2**17
+"""Of one source at a time, in the backward pass of many ways."""
+
 
 @outside_autocast
 def mix(
@@ -71,6 +74,9 @@ class _Mix(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         weights, *sources = ctx.saved_tensors
         wide = weights.to(statistics_dtype(sources[0]))
+        if wide.ndim == 4 and len(wide) > 2 and wide.device.type == "cpu":
+            by_weight, by_source = _by_token(wide, grad_outputs, sources)
+            return by_weight.to(weights.dtype), *by_source
         grads = [grad.to(wide.dtype) for grad in grad_outputs]
         grad_weights = torch.empty_like(wide) if ctx.needs_input_grad[0] else None
         buffer = torch.empty_like(grads[0]) if wide.ndim > 2 else None
@@ -87,6 +93,35 @@ class _Mix(torch.autograd.Function):
                 grad_v.addcmul_(grad, _aligned(way[s]))
             grad_sources.append(grad_v.to(v.dtype))
         return None if grad_weights is None else grad_weights.to(weights.dtype), *grad_sources
+
+
+@outside_autocast
+def _by_token(wide: Tensor, grads: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Both gradients as one small matrix product per token each: dW = G V^T and dV = W^T G.
+
+    With several ways a product reuses what it has loaded, which outweighs setting sources side by side, some rows at a time.
+    """
+    (C, S), D = wide.shape[:2], sources[0].shape[-1]
+    given, results = [v.reshape(-1, D) for v in sources], [g.reshape(-1, D) for g in grads]
+    N = len(given[0])
+    rows = max(1, min(N, NUMBERS_IN_CACHE // D))
+    by_row = wide.flatten(2).permute(2, 1, 0).contiguous()
+    grad_weights = wide.new_empty(N, C, S)
+    grad_sources = [torch.empty(v.shape, dtype=v.dtype, device=v.device) for v in given]
+    V, G = wide.new_empty(rows, S, D), wide.new_empty(rows, C, D)
+    for start in range(0, N, rows):
+        piece = slice(start, min(start + rows, N))
+        v, g = V[: piece.stop - start], G[: piece.stop - start]
+        for s, source in enumerate(given):
+            v[:, s].copy_(source[piece])
+        for c, result in enumerate(results):
+            g[:, c].copy_(result[piece])
+        torch.bmm(g, v.transpose(1, 2), out=grad_weights[piece])
+        torch.bmm(by_row[piece], g, out=v)
+        for s, grad_source in enumerate(grad_sources):
+            grad_source[piece].copy_(v[:, s])
+    shaped = [grad.view(v.shape) for grad, v in zip(grad_sources, sources, strict=True)]
+    return grad_weights.permute(1, 2, 0).reshape(wide.shape), shaped
 
 
 def _weight_gradient(grad: Tensor, v: Tensor, ndim: int, buffer: Tensor | None) -> Tensor:

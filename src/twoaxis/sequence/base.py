@@ -58,7 +58,7 @@ class SequenceMixer(DeclaredModule, ABC):
         """The cache before the first token."""
 
     @abstractmethod
-    def forward(self, context: Views, layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T D"], Any]:
+    def forward(self, context: Views, layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T E"], Any]:
         """Returns the update and the cache that the next call starts from (None when none was given).
 
         A cache is a value: two continuations may start from the same one.
@@ -73,5 +73,5 @@ class HeadMixer(SequenceMixer, ABC):
         """Returns queries, keys and values; the keys stand in for values that the slot does not project."""
 
     @abstractmethod
-    def attend(self, heads: Heads, layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T D"], Any]:
+    def attend(self, heads: Heads, layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T E"], Any]:
         """Mixes the heads along positions and projects them back; returns as `forward` does."""

@@ -1,6 +1,6 @@
 """Softmax attention with rotary positions, grouped kv-heads and an optional window: what the attention mixers share.
 
-Letters: B batch, T position, D width, H heads, G kv-heads, K key width.
+Letters: B batch, T position, D width, E emitted numbers, H heads, G kv-heads, K key width.
 """
 
 import math
@@ -134,7 +134,7 @@ class SoftmaxAttention(HeadMixer):
 
     def forward(
         self, context: Views, layout: TokenLayout, cache: KeyValueCache | None = None
-    ) -> tuple[Float[Tensor, "B T D"], KeyValueCache | None]:
+    ) -> tuple[Float[Tensor, "B T E"], KeyValueCache | None]:
         """Returns the attention output and the extended cache."""
         if not self.projects_values:
             return self.attend(self.project(context), layout, cache)
@@ -152,7 +152,7 @@ class SoftmaxAttention(HeadMixer):
 
     def attend(
         self, heads: Heads, layout: TokenLayout, cache: KeyValueCache | None = None
-    ) -> tuple[Float[Tensor, "B T D"], KeyValueCache | None]:
+    ) -> tuple[Float[Tensor, "B T E"], KeyValueCache | None]:
         """Returns the output of attention over these heads and the extended cache."""
         return self._attend(torch.cat((heads.q, heads.k), dim=2), heads.v, layout, cache)
 

@@ -46,6 +46,7 @@ def depth_checks() -> tuple[Check, ...]:
         initialisation.init_equivalence,
         initialisation.init_survives_host,
         causality.causal_along_depth,
+        decoding.depth_cache_is_exact,
         state.state_is_immutable,
         state.state_floats_are_exact,
         state.pipeline_cut,

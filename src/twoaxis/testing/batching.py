@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from twoaxis.testing.check import check, close
-from twoaxis.testing.toy import ODD_WIDTH, AxisConfig, toy_decoder, toy_tokens
+from twoaxis.testing.toy import AxisConfig, odd_width, toy_decoder, toy_tokens
 
 
 @check
@@ -23,7 +23,7 @@ def batch_invariance(config: AxisConfig) -> None:
 @check
 def edge_shapes(config: AxisConfig) -> None:
     """One row of one token, one layer and an odd width work, and a one-token pass equals the first of many."""
-    variants: tuple[dict[str, Any], ...] = ({}, {"n_layers": 1}, {"d_model": ODD_WIDTH})
+    variants: tuple[dict[str, Any], ...] = ({}, {"n_layers": 1}, {"d_model": odd_width(config)})
     for changes in variants:
         if "d_model" in changes and not _builds(config, changes["d_model"]):
             continue

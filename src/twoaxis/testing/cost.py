@@ -16,7 +16,7 @@ from twoaxis.ops.local_attention import visible
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.check import check, exactly
 from twoaxis.testing.measure import product_flops, read_and_write, saved_bytes, sublayer_list, tensors, trace
-from twoaxis.testing.toy import D_MODEL, N_LAYERS, ODD_WIDTH, TOKENS, toy_context, toy_decoder, toy_mixer, toy_tokens
+from twoaxis.testing.toy import D_MODEL, N_LAYERS, ODD_WIDTH, TOKENS, odd_width, toy_context, toy_decoder, toy_mixer, toy_tokens
 
 BYTES = 8
 """Of one float64 number."""
@@ -25,7 +25,7 @@ BYTES = 8
 @check
 def depth_params_are_exact(config: DepthConfig) -> None:
     """Every sublayer and the two ends have exactly the declared parameters."""
-    for width in (D_MODEL, ODD_WIDTH):
+    for width in (D_MODEL, odd_width(config)):
         model = toy_decoder(config, d_model=width)
         stack, shape = model.config.stack, Shape(2, TOKENS, BYTES)
         for site, sublayer in zip(stack.sites, sublayer_list(model), strict=True):

@@ -12,6 +12,7 @@ from torch import Tensor
 from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.site import Stack
+from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.check import check, close, exactly, require
@@ -131,6 +132,25 @@ def cache_size(config: SequenceConfig) -> None:
         sizes = list(_storage_sizes(mixer, 400))
         early, late = max(sizes[:200]), max(sizes[200:])
         require(late <= early, f"cache storage: {late} bytes after token 200, but at most {early} before; must not grow")
+
+
+@check
+def depth_cache_is_exact(config: DepthConfig) -> None:
+    """The caches of the depth mixers and of the ends hold exactly the declared bytes after any number of tokens."""
+    model = toy_decoder(config)
+    stack = model.config.stack
+    for chunks in ((1,) * TOKENS, RAGGED, (TOKENS, 1)):
+        cache, length = model.new_cache(), 0
+        for tokens in chunks:
+            with torch.no_grad():
+                _, cache = model(toy_tokens(tokens=tokens), None, cache)
+            length += tokens
+            shape, when = Shape(2, length, element_bytes=8), f"after {length} tokens in chunks {chunks}"
+            caches = (sublayer.depth for block in cache.sublayers for sublayer in block)
+            for site, held in zip(stack.sites, caches, strict=True):
+                declared = config.cost(site, shape).cache_bytes
+                exactly(f"depth cache bytes of sublayer {site.index} {when}", _live_bytes(held), declared)
+            exactly(f"cache bytes of the ends {when}", _live_bytes(cache.ends), config.ends_cost(stack, shape).cache_bytes)
 
 
 def _live_bytes(cache: Any) -> int:

@@ -3,6 +3,7 @@
 Letters: B batch, T position, D width.
 """
 
+import contextlib
 import hashlib
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import DepthConfig, ResidualConfig
@@ -27,6 +29,14 @@ TOKENS = 9
 
 ATTENTION = AttentionConfig(n_heads=2, head_dim=4)
 FEED_FORWARD = SwiGLUConfig(d_ff=16)
+
+
+def odd_width(config: AxisConfig) -> int:
+    """A width that is no power of two: `ODD_WIDTH`, or the smallest multiple of it that the mixer takes."""
+    for width in range(ODD_WIDTH, 8 * ODD_WIDTH, ODD_WIDTH):
+        with contextlib.suppress(ConfigError):
+            return decoder_config(config, d_model=width).d_model
+    return ODD_WIDTH
 
 
 def decoder_config(config: AxisConfig, **changes: Any) -> DecoderConfig:

@@ -49,7 +49,35 @@ def claimed_by(name: str) -> Run | None:
 
 def adapters() -> tuple[Adapter, ...]:
     """Every adapter; imported here, since each of them imports this package."""
-    from . import attention_residuals, deep_delta, denseformer, elc_bert, lime, sliding_window, value_residual
+    from . import (
+        attention_residuals,
+        deep_cross_attention,
+        deep_delta,
+        denseformer,
+        elc_bert,
+        frac_connections,
+        gated_residual,
+        hyper_connections,
+        lime,
+        mhc,
+        muddformer,
+        sliding_window,
+        value_residual,
+    )
 
-    modules = (attention_residuals, deep_delta, denseformer, elc_bert, lime, sliding_window, value_residual)
+    modules = (
+        attention_residuals,
+        deep_cross_attention,
+        deep_delta,
+        denseformer,
+        elc_bert,
+        frac_connections,
+        gated_residual,
+        hyper_connections,
+        lime,
+        mhc,
+        muddformer,
+        sliding_window,
+        value_residual,
+    )
     return tuple(module.ADAPTER for module in modules)

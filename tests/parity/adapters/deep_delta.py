@@ -1,9 +1,10 @@
-"""Deep Delta Learning with a scalar value (d_v = 1): the authors' decoder."""
+"""Deep Delta Learning: the authors' decoders, with one value channel and with several."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from twoaxis.depth import DeepDelta, DeepDeltaConfig, deep_delta
@@ -20,17 +21,33 @@ WRITE_ONLY_PATCH = "'(beta * (v - proj))' -> '(beta * (v))'"
 
 
 def run(golden: Golden) -> Mapping[str, Tensor]:
-    """The whole decoder: logits, the state after every sublayer, every stored gradient."""
-    weights = Weights(golden)
-    model = Decoder(_config(golden))
-    _place(weights, golden.about["config"]["num_hidden_layers"], "param/transformer.h.0.ddl_attn.beta_in.weight" in golden)
-    weights.load(model)
-    computed = {**logits_and_gradients(model, golden), **dict(weights.gradients(model))}
+    """The whole decoder of one channel: logits, the state after every sublayer, every stored gradient."""
+    model, computed = _run(golden)
     for index, state in enumerate(states(model, golden)):
         block, inside = divmod(index, 2)
         names = [f"after_attn_{block + 1}"] if inside else [f"state_{block}", f"hidden_{block}"]
         computed.update({f"output/{name}": state for name in names})
     return computed
+
+
+def run_channels(golden: Golden) -> Mapping[str, Tensor]:
+    """The whole decoder of several channels, and what its readout makes of every state between blocks."""
+    model, computed = _run(golden)
+    for index, state in enumerate(states(model, golden)):
+        block, inside = divmod(index, 2)
+        computed[f"output/after_attn_{block + 1}" if inside else f"output/state_{block}"] = torch.stack(state, dim=-1)
+        if not inside and index:
+            computed[f"output/hidden_{block}"] = model.ends.leave(state)
+    computed["output/hidden_0"] = model.embed(golden.take("input/input_ids"))
+    return computed
+
+
+def _run(golden: Golden) -> tuple[Decoder, dict[str, Tensor]]:
+    weights = Weights(golden)
+    model = Decoder(_config(golden))
+    _place(weights, golden.about["config"]["num_hidden_layers"], "param/transformer.h.0.ddl_attn.beta_in.weight" in golden)
+    weights.load(model)
+    return model, {**logits_and_gradients(model, golden), **dict(weights.gradients(model))}
 
 
 def _config(golden: Golden) -> DecoderConfig:
@@ -57,7 +74,16 @@ def _config(golden: Golden) -> DecoderConfig:
 def _depth(golden: Golden, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> DeepDeltaConfig:
     patch = golden.about["patch"]
     assert patch is None or patch.startswith(WRITE_ONLY_PATCH), f"{golden.name}: unknown patch {patch}"
+    channels: Mapping[str, Any] = {}
+    if "param/readout.read" in golden:
+        channels = {
+            "value_channels": defaults["ddl_value_channels"],
+            "compressor": "time" if "param/readout.shortconv.weight" in golden else "channel",
+            "expansion": "embedding_conv" if "param/input_embed.conv.weight" in golden else "repeat",
+            "kernel_size": defaults["ddl_state_shortconv_kernel_size"],
+        }
     return DeepDeltaConfig(
+        **channels,
         value_target="code" if config.get("ddl_v_sigmoid", True) else "code_linear",
         gate="linear" if config.get("ddl_beta_single_linear", True) else "two_layer",
         gate_width=config.get("ddl_beta_hidden_size", 128),
@@ -69,6 +95,11 @@ def _depth(golden: Golden, config: Mapping[str, Any], defaults: Mapping[str, Any
 def _place(weights: Weights, n_layers: int, two_layer: bool) -> None:
     weights.put("embedding.weight", "transformer.wte.weight")
     weights.put("norm.gain", "ln_f.weight")
+    compressors = [("ends.readout", "readout")]
+    compressors += [
+        (f"blocks.{layer}.attention.depth.compressor", f"transformer.h.{layer}.compress") for layer in range(n_layers)
+    ]
+    _place_channels(weights, compressors)
     for layer in range(n_layers):
         theirs = f"transformer.h.{layer}"
         for ours, number, depth in ((f"blocks.{layer}.attention", 1, "ddl_attn"), (f"blocks.{layer}.swiglu", 2, "ddl_mlp")):
@@ -89,6 +120,16 @@ def _place(weights: Weights, n_layers: int, two_layer: bool) -> None:
         weights.put(f"{mlp}.down.weight", f"{theirs}.mlp.c_proj.weight")
 
 
+def _place_channels(weights: Weights, compressors: Sequence[tuple[str, str]]) -> None:
+    for ours, theirs in compressors:
+        for kind in (f"{theirs}.shortconv", theirs):
+            if f"param/{kind}.weight" in weights.golden:
+                weights.put(f"{ours}.weight", f"{kind}.weight")
+                weights.put(f"{ours}.read_weight", f"{theirs}.read")
+    if "param/input_embed.conv.weight" in weights.golden:
+        weights.put("ends.embedding_weight", "input_embed.conv.weight")
+
+
 def _target_from_context(patch: pytest.MonkeyPatch) -> None:
     right = DeepDelta.target
     patch.setattr(DeepDelta, "target", lambda self, state, context: right(self, context, context))
@@ -102,6 +143,33 @@ def _adds_without_erasing(patch: pytest.MonkeyPatch) -> None:
 def _erases(patch: pytest.MonkeyPatch) -> None:
     right = deep_delta.delta_write
     patch.setattr(deep_delta, "delta_write", lambda x, u, v, beta, eps, rule, impl: right(x, u, v, beta, eps, "delta"))
+
+
+def _channels_add_without_erasing(patch: pytest.MonkeyPatch) -> None:
+    right = deep_delta.delta_writes
+    patch.setattr(deep_delta, "delta_writes", lambda x, u, v, beta, eps, rule, impl: right(x, u, v, beta, eps, "write_only"))
+
+
+def _channels_erase(patch: pytest.MonkeyPatch) -> None:
+    right = deep_delta.delta_writes
+    patch.setattr(deep_delta, "delta_writes", lambda x, u, v, beta, eps, rule, impl: right(x, u, v, beta, eps, "delta"))
+
+
+def _first_tap_is_current(patch: pytest.MonkeyPatch) -> None:
+    right = deep_delta.causal_conv_sum
+    patch.setattr(deep_delta, "causal_conv_sum", lambda x, weights, **rest: right(x, weights.flip(-1), **rest))
+
+
+def _embeddings_without_past(patch: pytest.MonkeyPatch) -> None:
+    def convolve(x: Tensor, weight: Tensor, **rest: Any) -> Tensor:
+        return x * weight[:, -1]
+
+    patch.setattr(deep_delta, "causal_conv", convolve)
+
+
+def _padded_on_the_other_side(patch: pytest.MonkeyPatch) -> None:
+    right = deep_delta._channel_weights
+    patch.setattr(deep_delta, "_channel_weights", lambda weight, read, dtype: right(weight, read, dtype).roll(1, 0))
 
 
 def _half_gate(patch: pytest.MonkeyPatch) -> None:
@@ -120,13 +188,19 @@ def _norm_before_rotation(patch: pytest.MonkeyPatch) -> None:
 
 
 ADAPTER = Adapter(
-    claims={r"ddl-vdim1(-.*)?": run},
+    claims={r"ddl-vdim1(-.*)?": run, r"ddl-(tc|cc)(-ec)?(-writeonly)?": run_channels},
     mistakes=(
         Mistake("the target from the normalised context", "ddl-vdim1", _target_from_context),
         Mistake("the target from the normalised context", "ddl-vdim1-twolayerbeta", _target_from_context),
         Mistake("writes without erasing", "ddl-vdim1", _adds_without_erasing),
         Mistake("erases in the write-only control", "ddl-vdim1-writeonly", _erases),
         Mistake("a gate in (0, 1)", "ddl-vdim1-twolayerbeta", _half_gate),
+        Mistake("the first tap for the current token", "ddl-tc", _first_tap_is_current),
+        Mistake("an embedding convolution that sees no earlier token", "ddl-tc-ec", _embeddings_without_past),
+        Mistake("channels padded on the other side", "ddl-cc", _padded_on_the_other_side),
+        Mistake("the targets from the normalised context", "ddl-cc-ec", _target_from_context),
+        Mistake("writes channels without erasing", "ddl-cc-ec", _channels_add_without_erasing),
+        Mistake("erases channels in the write-only control", "ddl-cc-ec-writeonly", _channels_erase),
         Mistake("norm of queries and keys before the rotation", "ddl-vdim1", _norm_before_rotation),
     ),
 )

@@ -4,7 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from twoaxis.ops.delta import UpdateRule, delta_write
+from twoaxis.core.errors import ConfigError
+from twoaxis.ops.delta import UpdateRule, delta_write, delta_writes
+from twoaxis.ops.precision import Impl
 
 from .compare import assert_same, normal, output_and_gradients
 
@@ -69,3 +71,56 @@ def test_rounding_and_autocast(dtype: torch.dtype) -> None:
     # Statistics in float32 leave one rounding of the result, and a few float32 roundings before it.
     budget = torch.finfo(dtype).eps * exact.abs() + 16 * torch.finfo(torch.float32).eps * exact.abs().max()
     assert ((written.double() - exact).abs() <= budget).all()
+
+
+def channel_inputs(shape: list[int], C: int, D: int) -> list[Tensor]:
+    channels = [normal(*shape, D, seed=10 + c) for c in range(C)]
+    return [normal(*shape, D, seed=1), normal(C, *shape, seed=2), normal(*shape, seed=3), *channels]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+@given(shape=st.lists(st.integers(1, 3), min_size=1, max_size=2), C=st.integers(1, 4), D=st.integers(1, 5))
+@settings(max_examples=15)
+def test_channels_share_the_direction(impl: Impl, rule: UpdateRule, shape: list[int], C: int, D: int) -> None:
+    def together(u: Tensor, v: Tensor, beta: Tensor, *channels: Tensor) -> Tensor:
+        return torch.stack(delta_writes(channels, u, v, beta, EPS, rule, impl))
+
+    def matrix(u: Tensor, v: Tensor, beta: Tensor, *channels: Tensor) -> Tensor:
+        """The equation of the paper on the state as one D x C matrix."""
+        k = (u / (u.square().sum(-1, keepdim=True) + EPS**2).sqrt()).unsqueeze(-1)
+        state = torch.stack(channels, dim=-1)
+        erased = k.transpose(-1, -2) @ state if rule == "delta" else 0
+        written = state + beta[..., None, None] * k @ (v.movedim(0, -1).unsqueeze(-2) - erased)
+        return written.movedim(-1, 0)
+
+    assert_same(together, matrix, channel_inputs(shape, C, D))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_channels_round_once(dtype: torch.dtype) -> None:
+    u, v, beta, *channels = channel_inputs([16], 3, 33)
+
+    def together(impl: Impl):  # type: ignore[no-untyped-def]
+        return lambda u, *channels: torch.stack(delta_writes(channels, u, v.to(wide), beta.to(wide), EPS, "delta", impl))
+
+    wide = torch.float32
+    rounded = [tensor.to(dtype) for tensor in (u, *channels)]
+    got = output_and_gradients(together("fused"), rounded)
+    wide = torch.float64
+    exact = output_and_gradients(together("reference"), [tensor.double() for tensor in rounded])
+    for ours, truth in zip(got, exact, strict=True):
+        budget = (2 * torch.finfo(dtype).eps + 64 * torch.finfo(torch.float32).eps) * truth.abs().max()
+        assert (ours.double() - truth).abs().max() <= budget
+
+
+def test_targets_for_another_number_of_channels() -> None:
+    with pytest.raises(ConfigError, match="got 2 channels and 1 targets"):
+        delta_writes([normal(1, 2)] * 2, normal(1, 2), normal(1, 1), normal(1), EPS)
+
+
+def test_an_unused_channel_has_no_part_in_the_gradients() -> None:
+    u, v, beta, *channels = (tensor.requires_grad_() for tensor in channel_inputs([3], 2, 4))
+    delta_writes(channels, u, v, beta, EPS)[0].sum().backward()
+    assert v.grad is not None and torch.equal(v.grad[1], torch.zeros(3, dtype=v.dtype))
+    assert channels[1].grad is not None and not channels[1].grad.any()

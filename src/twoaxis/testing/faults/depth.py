@@ -8,6 +8,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
 from twoaxis.depth import DepthConfig, ResidualConfig
@@ -190,6 +191,16 @@ class _WrongGradient(Residual):
         return TooSteep.apply(state), None
 
 
+class _Hoards(Residual):
+    """Carries every token it has seen, and needs none."""
+
+    def new_cache(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def read_along(self, state: Tensor, layout: TokenLayout, cache: Any) -> tuple[Tensor, None, Any]:
+        return state, None, None if cache is None else (*cache, state.clone())
+
+
 class _HidingEnds(StreamEnds):
     """Passes the embeddings around the state."""
 
@@ -250,5 +261,7 @@ DEPTH_FAULTS = (
     _fault("wrong flops", "depth_flops_are_exact", _planted(misstated=Cost(matmul_flops=1))),
     _fault("wrong saved bytes", "depth_saved_bytes_are_exact", _planted(misstated=Cost(saved_bytes=1))),
     _fault("wrong state size", "state_floats_are_exact", _planted(misstated_floats=1)),
+    _fault("undeclared cache", "depth_cache_is_exact", _planted(_Hoards)),
+    _fault("wrong cache size", "depth_cache_is_exact", _planted(misstated=Cost(cache_bytes=1))),
     _fault("graph break", "compiles_once", _planted(_GraphBreak)),
 )

@@ -1,0 +1,255 @@
+"""Frac-Connections: the residual stream cut into fractions, between which every sublayer reads, mixes and writes.
+
+Letters: B batch, T position, D width, n streams, m fractions of a stream, P = n m pieces, C columns of weights.
+"""
+
+from typing import Literal, NamedTuple, Self
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.parameters import Constant, DeclaredModule, Values
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.views import Views
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.hyper_read import ScoreRule, hyper_read
+from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+from twoaxis.ops.streams import mix_pieces, sum_streams
+
+Streams = tuple[Float[Tensor, "B T D"], ...]
+"""The depth state: the streams, whose fractions lie side by side in them."""
+
+LAYER_EPS = 1e-5
+
+
+class FracConnectionsConfig(DepthConfig):
+    """Cuts each residual stream into m fractions; a sublayer reads, mixes and writes them with a matrix over fractions.
+
+    Equation: u_f = sum_j Y_jf X_j,  X'_i = B_i y_i + sum_j A_ji X_j,  y = f(Norm(u)) cut as X, u joined again (paper)
+              lucidrains, over the pieces of n streams: X'_(s,f) = sum_g B_g(s,f) y_g + sum_j A_j(s,f) X_j, h = sum of streams
+              dynamic, from x_j = norm(X_j): Y, A += s_a tanh(w^T x_j), B_i += s_b tanh(w_b^T x_i), in lucidrains' form
+              B_g(s,f) += s_b tanh(w_f^T x_(s,g)); all pieces share the maps w; Y and A are [source, destination]
+    Source:   Frac-Connections, arXiv:2503.14125; lucidrains/hyper-connections 0.4.11 with num_fracs > 1
+    Deviates: paper: no; its norm is that of its models, LayerNorm without gain and bias, and no authors' code was found to
+              compare with. lucidrains' package builds its static weights as [read | residual] columns and uses them as
+              (fraction, [read, residual]); the tensors here follow the use, and start as that construction makes them
+    Shapes:   state n times [B T D]; update [B T D] -> state; scores, tanh and weights in float32, streams rounded once
+    Init:     EXACT (paper): Y = A = I, B = 1, maps 0. NONE (lucidrains with m > 1), by the layout above
+    Cost:     params P*(P + m + 1) per sublayer, dynamic C*D/m + 2 more with C = 2*m + 1 (lucidrains: 2*m + P, and D/m for its
+              gain); flops 2*D/m per weight and token, and for dynamic ones 2*C*D and 3*D or 4*D per stream; state n*D numbers
+              per token, which is that of the plain model for the paper's n = 1; nothing carried from token to token
+    Published: OLMoE-7B with m = 4, arXiv:2503.14125: loss 0.012 below plain, average accuracy 68.30 -> 68.65; OLMo2-1B
+              62.5 -> 63.2; Hyper-Connections with 4 streams converge faster
+
+    Args:
+        n_fractions: fractions of each stream; must divide d_model. The paper's choice is 4.
+        form: `paper` (diagonal B), or `lucidrains` (every fraction of the update goes to every piece).
+        n_streams: streams that are cut, 1 in the paper. More of them are Hyper-Connections between fractions, which belong here
+            and not to `hyper_connections`, since it is the fractions that make weights a matrix over pieces.
+        weights: `dynamic` adds to each weight what the token asks for; `static` weights are parameters alone.
+        scale_init: start of s_a and s_b.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: fractions that do not divide d_model, or several streams in the paper's form.
+
+    Example:
+        >>> FracConnectionsConfig(n_fractions=2).init_equivalence.relation
+        'exact'
+    """
+
+    kind: Literal["frac_connections"] = "frac_connections"
+    n_fractions: int = Field(default=4, ge=1)
+    form: Literal["paper", "lucidrains"] = "paper"
+    n_streams: int = Field(default=1, ge=1)
+    weights: Literal["dynamic", "static"] = "dynamic"
+    scale_init: float = 0.01
+    impl: Impl = "fused"
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        if self.form == "paper" and self.n_streams > 1:
+            allowed = "1 in the paper's form"
+            raise ConfigError(problem("n_streams", self.n_streams, allowed, "set form='lucidrains' or n_streams=1"))
+        if self.weights == "static" and self.scale_init != type(self).model_fields["scale_init"].default:
+            allowed = "left out, since static weights have no scores"
+            raise ConfigError(problem("scale_init", self.scale_init, allowed, "remove it or use weights='dynamic'"))
+        return self
+
+    def prepare(self, stack: Stack) -> Stack:
+        """Returns the stack as it is.
+
+        Raises:
+            ConfigError: fractions that do not divide d_model.
+        """
+        if stack.d_model % self.n_fractions:
+            allowed = f"a divisor of d_model={stack.d_model}"
+            raise ConfigError(problem("n_fractions", self.n_fractions, allowed, "change either of them"))
+        return stack
+
+    @property
+    def pieces(self) -> int:
+        """Fractions of all streams."""
+        return self.n_streams * self.n_fractions
+
+    @property
+    def columns(self) -> int:
+        """Weights of each piece: as a source of the read, as a source of each piece, and for the write."""
+        return self.n_fractions + self.pieces + (1 if self.form == "paper" else self.n_fractions)
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Exact in the paper's form."""
+        if self.form == "lucidrains" and self.n_fractions > 1:
+            return InitEquivalence("none", "the package fills its static weights in another order than it uses them")
+        if self.n_streams > 1:
+            return InitEquivalence("up_to_norm", "all streams are copies of the plain one, and their sum is n times as large")
+        return InitEquivalence("exact", "every fraction is read, kept and written with weight 1, and no other one")
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """All streams."""
+        return self.n_streams * stack.d_model
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """One read, one mixing write and, for dynamic weights, the scores they take."""
+        n, m, P, C, N = self.n_streams, self.n_fractions, self.pieces, self.columns, shape.total_tokens
+        E = site.d_model // m
+        writes = P if self.form == "paper" else m * P
+        static = Cost(params=P * (P + m + 1), elementwise_flops=2 * E * N * (P * m + P * P + writes))
+        if self.weights == "static":
+            return static
+        learns = self.form == "lucidrains"
+        # Scores and weights of every token, the statistics of its norms, and the small tensors that they come from, of which
+        # a narrower model also keeps wider maps when they have a gain.
+        maps = 2 if learns and shape.element_bytes < 4 else 1
+        numbers = N * P * (2 * C + (1 if learns else 2)) + C * (P + maps * E + 2)
+        if n > 1 and m > 1:
+            numbers += N * m * P
+        return static + Cost(
+            params=C * E + 2 + (E if learns else 0),
+            matmul_flops=2 * C * E * P * N,
+            elementwise_flops=N * P * ((3 if learns else 4) * E + 4 * C),
+            saved_bytes=numbers * max(4, shape.element_bytes),
+        )
+
+    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+        """The sum of the streams."""
+        return Cost(elementwise_flops=(self.n_streams - 1) * stack.d_model * shape.total_tokens)
+
+    def build(self, site: Site) -> "FracConnections":
+        """Builds the mixer of one sublayer."""
+        return FracConnections(self, site)
+
+    def build_ends(self, stack: Stack) -> "FracEnds":
+        """Builds the ends."""
+        return FracEnds(self.n_streams)
+
+
+class Mixing(NamedTuple):
+    """What a read hands to its write: the streams as it read them, the weights between pieces, and those of the update."""
+
+    streams: Streams
+    residual: Float[Tensor, "P P *each"]
+    write: Float[Tensor, "rows P *each"]
+
+
+class FracConnections(DepthMixer):
+    """See `FracConnectionsConfig`."""
+
+    def __init__(self, config: FracConnectionsConfig, site: Site) -> None:
+        super().__init__()
+        self.config = config
+        P, m = config.pieces, config.n_fractions
+        read, residual = _starts(config, site.index)
+        self.read_weights = self.parameter("read_weights", (P, m), Values(read), "mixing")
+        self.residual_weights = self.parameter("residual_weights", (P, P), Values(residual), "mixing")
+        self.write_weights = self.parameter("write_weights", (P,), Constant(1.0), "mixing")
+        self.dynamic = DynamicFractions(config, site.d_model) if config.weights == "dynamic" else None
+
+    def read(self, state: Streams) -> tuple[Float[Tensor, "B T D"], Mixing]:
+        """Returns the fractions that are read, side by side, and what its write takes."""
+        if self.dynamic is not None:
+            return self.dynamic(state, self.read_weights, self.residual_weights, self.write_weights)
+        m, impl = self.config.n_fractions, self.config.impl
+        (view,) = mix_pieces(state, None, self.read_weights, None, m, impl)
+        rows = 1 if self.config.form == "paper" else m
+        return view, Mixing(state, self.residual_weights, self.write_weights.expand(rows, -1))
+
+    def write(self, state: Streams, update: Float[Tensor, "B T D"], context: Views, carry: Mixing) -> Streams:
+        """Returns the mixed fractions, each with its share of the update."""
+        config = self.config
+        return mix_pieces(carry.streams, update, carry.residual, carry.write, config.n_fractions, config.impl)
+
+
+def _starts(config: FracConnectionsConfig, index: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The initial read weights [P, m] and residual weights [P, P], row by row."""
+    n, m, P = config.n_streams, config.n_fractions, config.pieces
+    pieces = [(s, f) for s in range(n) for f in range(m)]
+    if config.form == "paper":
+        return tuple(float(j == r) for j in range(P) for r in range(m)), tuple(
+            float(j == i) for j in range(P) for i in range(P)
+        )
+
+    def built(source: tuple[int, int], fraction: int, place: int) -> float:
+        # The package builds rows (fraction, stream) and m columns for the read before P for the residual, and then takes
+        # the columns as (fraction, [read, streams]).
+        row, column = source[1] * n + source[0], fraction * (n + 1) + place
+        return float(row == index % n if column < m else row == column - m)
+
+    read = tuple(built(source, fraction, 0) for source in pieces for fraction in range(m))
+    return read, tuple(built(source, f, 1 + s) for source in pieces for s, f in pieces)
+
+
+class DynamicFractions(DeclaredModule):
+    """What each token adds to the static weights: row j of them from piece j."""
+
+    def __init__(self, config: FracConnectionsConfig, d_model: int) -> None:
+        super().__init__()
+        self.config = config
+        learns = config.form == "lucidrains"
+        norm, eps = ("rms", 0.0) if learns else ("layer", LAYER_EPS)
+        self.rule = ScoreRule(norm, eps, "tanh", config.n_fractions)
+        width = d_model // config.n_fractions
+        # The rows score the fractions of the read, the destinations of the residual, and the write.
+        self.maps = self.parameter("maps", (config.columns, width), Constant(0.0), "matrix")
+        self.mixing_scale = self.parameter("mixing_scale", (1,), Constant(config.scale_init), "gate")
+        self.write_scale = self.parameter("write_scale", (1,), Constant(config.scale_init), "gate")
+        self.gain = self.parameter("gain", (width,), Constant(1.0), "norm") if learns else None
+
+    @outside_autocast
+    def forward(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Float[Tensor, "B T D"], Mixing]:
+        """Returns the fractions that are read, side by side, and what its write takes."""
+        config, n, m = self.config, len(state), self.config.n_fractions
+        P = n * m
+        # In the paper's form a piece weights its own share of the update, in the other one it weights what its fraction of the
+        # update gives to every fraction of its stream.
+        own = write.unsqueeze(1) if self.gain is None else write.view(n, 1, m).expand(n, m, m).flatten(0, 1)
+        static = torch.cat((read, residual, own), dim=1)
+        scale = torch.cat((self.mixing_scale.expand(m + P), self.write_scale.expand(own.shape[1])))
+        maps = self.maps if self.gain is None else self.maps.to(statistics_dtype(state[0])) * self.gain
+        view, weights, streams = hyper_read(state, static, scale, maps, None, self.rule, config.impl)
+        writes = weights[:, P:].transpose(0, 1)
+        if self.gain is not None:
+            writes = weights[:, P:].unflatten(0, (n, m)).transpose(0, 1).flatten(1, 2)
+        return view, Mixing(streams, weights[:, :P], writes)
+
+
+class FracEnds(DepthEnds):
+    """Every stream starts as the embeddings, and the streams end as their sum."""
+
+    def __init__(self, n_streams: int) -> None:
+        super().__init__()
+        self.n_streams = n_streams
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Streams:
+        """Returns the embeddings n times."""
+        return (embeddings,) * self.n_streams
+
+    def leave(self, state: Streams) -> Float[Tensor, "B T D"]:
+        """Returns the sum of the streams."""
+        return sum_streams(state)

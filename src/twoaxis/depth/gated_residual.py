@@ -1,0 +1,171 @@
+"""Gated residual: parallel residual streams that are read through a low-rank elementwise gate and never mixed.
+
+Letters: B batch, T position, D width, n streams.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.views import Views
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.gated_read import gated_read
+from twoaxis.ops.precision import Impl
+from twoaxis.ops.streams import mix_streams
+
+Streams = tuple[Float[Tensor, "B T D"], ...]
+"""The depth state: n streams, which may at first be one tensor n times."""
+
+OWN_GAIN = 1.5
+"""The gain of the stream that a sublayer favours under the `preserving` init; the gains of all n streams have the mean 1."""
+
+
+class GatedResidualConfig(DepthConfig):
+    """Keeps n residual streams; each sublayer reads the mean of the normalised streams behind an elementwise gate.
+
+    Equation: y_j = gain_j * S_j / rms(S_j),  y = (y_1 ... y_n),  gate = sigmoid(up silu(down y / n))
+              u = 1/n sum_j gate_j * y_j,  S'_j = S_j + w_j f(Norm(u)),  w = 2 sigmoid(inject y / n)
+              S_j = embeddings at first;  h is one more such read
+    Source:   transformers 5.24 models/qwen4_exp, Qwen4ExpTextGatedResidual (no paper)
+    Deviates: the blocks of Qwen4Exp have no norm but this one, and none follows its last read; here every sublayer and the head
+              keep their norm. Gains are stored as they multiply, there as their difference from 1
+    Shapes:   state n times [B T D]; update [B T D] -> state; norms, gates and write weights in float32, streams rounded once;
+              down [rank, n*D], up [n*D, rank], inject [n, n*D], gain [n, D]: columns and rows stream-major
+    Init:     UP_TO_NORM with `preserving`: up = 0 and inject = 0, so that all gates are 1/2 and all write weights 1; sublayer g
+              has the gain 1.5 for stream g mod n and (n - 1.5)/(n - 1) for the others, since with equal gains the streams would
+              stay copies for ever. NONE with `normal`: gain 1, maps ~ N(0, 0.25 / fan in)
+    Cost:     params n*D*(2*rank + n + 1) per sublayer, n*D*(2*rank + 1) for the last read; flops 2*n*D*(2*rank + n) + 14*n*D
+              per token and sublayer; state n*D numbers per token; nothing carried from token to token
+    Published: no result of its own; it carries Qwen3.8-Flash-Next (4 streams, rank 320 at width 2560)
+
+    Args:
+        n_streams: residual streams.
+        rank: hidden width of the gate.
+        init: `preserving` or `normal`.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: n_streams or rank below 1.
+
+    Example:
+        >>> GatedResidualConfig(init="normal").init_equivalence.relation
+        'none'
+    """
+
+    kind: Literal["gated_residual"] = "gated_residual"
+    n_streams: int = Field(default=4, ge=1)
+    rank: int = Field(default=320, ge=1)
+    init: Literal["preserving", "normal"] = "preserving"
+    impl: Impl = "fused"
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Up to the scale of the read, or none."""
+        if self.init == "normal":
+            return InitEquivalence("none", "random gates differ from feature to feature, and random write weights are not 1")
+        return InitEquivalence("up_to_norm", "all streams are copies of the plain stream, read divided by their rms")
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """All streams."""
+        return self.n_streams * stack.d_model
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """The gated read, and a write to every stream."""
+        n, D, N = self.n_streams, site.d_model, shape.total_tokens
+        # The products for the write weights, the sigmoid of them, and its double.
+        write = Cost(
+            params=n * n * D,
+            matmul_flops=2 * n * n * D * N,
+            elementwise_flops=2 * n * D * N,
+            saved_bytes=2 * n * N * max(4, shape.element_bytes),
+        )
+        return self._read_cost(D, shape) + write
+
+    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+        """The last read."""
+        return self._read_cost(stack.d_model, shape)
+
+    def _read_cost(self, D: int, shape: Shape) -> Cost:
+        n, N = self.n_streams, shape.total_tokens
+        return Cost(
+            params=n * D * (2 * self.rank + 1),
+            matmul_flops=4 * self.rank * n * D * N,
+            elementwise_flops=12 * n * D * N,
+            saved_bytes=N * (n + self.rank) * max(4, shape.element_bytes),
+        )
+
+    def build(self, site: Site) -> "GatedResidual":
+        """Builds the mixer of one sublayer."""
+        return GatedResidual(self, site)
+
+    def build_ends(self, stack: Stack) -> "GatedResidualEnds":
+        """Builds the ends."""
+        return GatedResidualEnds(self, stack)
+
+
+class StreamGate(DeclaredModule):
+    """The gated read, and with `writes` the products that the write weights come from."""
+
+    def __init__(self, config: GatedResidualConfig, stack: Stack, index: int, writes: bool) -> None:
+        super().__init__()
+        n, D, preserving = config.n_streams, stack.d_model, config.init == "preserving"
+        self.impl: Impl = config.impl
+        self.eps = stack.norm_eps
+        others = (n - OWN_GAIN) / (n - 1) if n > 1 else 1.0
+        own = OWN_GAIN if n > 1 else 1.0
+        gains = [own if j == index % n else others for j in range(n)]
+        gain = Values(tuple(g for g in gains for _ in range(D))) if preserving else Constant(1.0)
+        self.gain = self.parameter("gain", (n, D), gain, "norm")
+        self.down = self.parameter("down", (config.rank, n * D), Normal(matrix_std(n * D)), "matrix")
+        up = Constant(0.0) if preserving else Normal(matrix_std(config.rank))
+        self.up = self.parameter("up", (n * D, config.rank), up, "matrix")
+        self.inject = None
+        if writes:
+            inject = Constant(0.0) if preserving else Normal(matrix_std(n * D))
+            self.inject = self.parameter("inject", (n, n * D), inject, "matrix")
+
+    def forward(self, state: Streams) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "n B T"] | None]:
+        """Returns what is read, and the logits of the write weights."""
+        return gated_read(state, self.gain, self.down, self.up, self.inject, self.eps, self.impl)
+
+
+class GatedResidual(DepthMixer):
+    """See `GatedResidualConfig`."""
+
+    def __init__(self, config: GatedResidualConfig, site: Site) -> None:
+        super().__init__()
+        self.impl: Impl = config.impl
+        self.gate = StreamGate(config, site.stack, site.index, writes=True)
+
+    def read(self, state: Streams) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "n B T"]]:
+        """Returns the gated mean of the normalised streams, and the write weights."""
+        view, logits = self.gate(state)
+        return view, 2 * torch.sigmoid(logits)
+
+    def write(self, state: Streams, update: Float[Tensor, "B T D"], context: Views, carry: Float[Tensor, "n B T"]) -> Streams:
+        """Returns the streams, each with its share of the update."""
+        return mix_streams(state, update.to(state[0].dtype), None, carry, self.impl)
+
+
+class GatedResidualEnds(DepthEnds):
+    """Every stream starts as the embeddings, and the streams end in one more gated read."""
+
+    def __init__(self, config: GatedResidualConfig, stack: Stack) -> None:
+        super().__init__()
+        self.n_streams = config.n_streams
+        self.gate = StreamGate(config, stack, stack.n_sublayers, writes=False)
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Streams:
+        """Returns the embeddings n times."""
+        return (embeddings,) * self.n_streams
+
+    def leave(self, state: Streams) -> Float[Tensor, "B T D"]:
+        """Returns the gated mean of the normalised streams."""
+        return self.gate(state)[0]

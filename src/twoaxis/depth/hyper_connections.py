@@ -1,0 +1,213 @@
+"""Hyper-Connections: several residual streams, which every sublayer reads, mixes and writes with learned weights.
+
+Letters: B batch, T position, D width, n streams.
+"""
+
+from typing import Literal, NamedTuple, Self
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.parameters import Constant, DeclaredModule, Values
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.views import Views
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.hyper_read import ScoreRule, hyper_read
+from twoaxis.ops.mix import mix
+from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+from twoaxis.ops.streams import mix_streams, sum_streams
+
+Streams = tuple[Float[Tensor, "B T D"], ...]
+"""The depth state: n streams, which may at first be one tensor n times."""
+
+
+class Mixing(NamedTuple):
+    """What a read hands to its write: the streams as it read them, the residual weights [source, destination], and the rest."""
+
+    streams: Streams
+    residual: Float[Tensor, "n n *each"]
+    write: Float[Tensor, "n *each"]
+
+
+class HyperConnectionsConfig(DepthConfig):
+    """Keeps n residual streams; each sublayer reads their weighted sum, mixes them with a matrix and writes to all of them.
+
+    Equation: u = sum_j a_j S_j,  S'_i = b_i f(Norm(u)) + sum_j R_ji S_j,  S_j = embeddings at first,  h = sum_j S_j at last
+              dynamic, from x_j = norm(S_j): a_j = a_j + s_a tanh(w_a^T x_j), R_ji = R_ji + s_a tanh(w_i^T x_j),
+              b_j = b_j + s_b tanh(w_b^T x_j); all streams share the maps w; R is [source j, destination i]
+    Source:   Hyper-Connections, arXiv:2409.19606v3, algorithm 2, and algorithms 1 and 3 for the two ends; checked against
+              corl-team/lime, src/lm/hc.py, and lucidrains/hyper-connections 0.4.11 (`rms_gain`)
+    Deviates: the paper also scales the initial output matrices of all sublayers with sqrt(n), to keep the spread of the summed
+              streams; here a sublayer's own init stays, so that the fresh model is the plain one and can start from its
+              weights. lucidrains' RMSNorm divides by the norm of a row, here by its rms of at least 1e-12
+    Shapes:   state n times [B T D]; update [B T D] -> state; scores, tanh and weights in float32, streams rounded once
+    Init:     UP_TO_NORM (n = 1: EXACT): a one-hot at g mod n for sublayer g, R the identity, b = 1, maps 0: the streams stay
+              n copies of the plain stream, of which the read takes one and the final norm sees the sum
+    Cost:     params n*(n + 2) per sublayer, dynamic (n + 2)*D + 2 more, and D or 2*D for a norm that learns; flops
+              2*n*(n + 2)*D per token and sublayer, dynamic as much again for the scores and 3*n*D or 4*n*D for the norms;
+              state n*D numbers per token; nothing carried from token to token
+    Published: loss of OLMo-1B on V2 after 500B tokens, arXiv:2409.19606v3 tables 1 and 2: plain 2.811, dynamic n = 1 2.819,
+              n = 2 2.802, n = 4 2.781 (without tanh 2.779), n = 8 2.778, static n = 2 2.799, n = 4 2.791. The composite gain of
+              the residual matrices is not bounded: about 3000 at 27B, arXiv:2512.24880
+
+    Args:
+        n_streams: residual streams; the paper's choice is 4. With 1 only scalars are left, which the paper found to hurt.
+        weights: `dynamic` adds to each weight what the token asks for; `static` weights are parameters alone.
+        norm: what the scores see: `layer` (LayerNorm without gain and bias), `layer_affine` (with both), or `rms_gain`
+            (RMSNorm with a gain and no eps, of lucidrains).
+        activation: of the scores, `tanh` or `none`.
+        scale_init: start of s_a and s_b.
+        layer_eps: eps of the LayerNorm.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: n_streams below 1, or an option of the dynamic weights for static ones.
+
+    Example:
+        >>> HyperConnectionsConfig(n_streams=2).init_equivalence.relation
+        'up_to_norm'
+    """
+
+    kind: Literal["hyper_connections"] = "hyper_connections"
+    n_streams: int = Field(default=4, ge=1)
+    weights: Literal["dynamic", "static"] = "dynamic"
+    norm: Literal["layer", "layer_affine", "rms_gain"] = "layer"
+    activation: Literal["tanh", "none"] = "tanh"
+    scale_init: float = 0.01
+    layer_eps: float = Field(default=1e-5, gt=0)
+    impl: Impl = "fused"
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        if self.weights == "static":
+            for name in ("norm", "activation", "scale_init", "layer_eps"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    allowed = "left out, since static weights have no scores"
+                    raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use weights='dynamic'"))
+        return self
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Up to the scale that the final norm removes, or exact with one stream."""
+        if self.n_streams == 1:
+            return InitEquivalence("exact", "the one stream is read, kept and written with weight 1")
+        return InitEquivalence("up_to_norm", "all streams are copies of the plain stream, and their sum is n times as large")
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """All streams."""
+        return self.n_streams * stack.d_model
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """One read, one mixing write and, for dynamic weights, the scores they take."""
+        n, D, N = self.n_streams, site.d_model, shape.total_tokens
+        static = Cost(params=n * (n + 2), elementwise_flops=2 * n * (n + 2) * D * N)
+        if self.weights == "static":
+            return static
+        learned = {"layer": 0, "layer_affine": 2 * D, "rms_gain": D}[self.norm]
+        return static + Cost(
+            params=(n + 2) * D + 2 + learned,
+            matmul_flops=2 * n * (n + 2) * D * N,
+            elementwise_flops=N * n * ((3 if self.norm == "rms_gain" else 4) * D + 4 * (n + 2)),
+            saved_bytes=self._saved_bytes(D, shape),
+        )
+
+    def _saved_bytes(self, D: int, shape: Shape) -> int:
+        """Scores and weights of every token, the statistics of its norms, and the small tensors that they come from."""
+        n, N = self.n_streams, shape.total_tokens
+        statistics = 1 if self.norm == "rms_gain" else 2
+        # The scores take a product of maps and gain, of which a narrower model also keeps the wider maps.
+        maps = 2 if self.norm != "layer" and shape.element_bytes < 4 else 1
+        numbers = N * n * (2 * (n + 2) + statistics) + (n + 2) * (maps * D + n + 2)
+        return numbers * max(4, shape.element_bytes)
+
+    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+        """The sum of the streams."""
+        return Cost(elementwise_flops=(self.n_streams - 1) * stack.d_model * shape.total_tokens)
+
+    def build(self, site: Site) -> "HyperConnections":
+        """Builds the mixer of one sublayer."""
+        return HyperConnections(self, site)
+
+    def build_ends(self, stack: Stack) -> "StreamsEnds":
+        """Builds the ends."""
+        return StreamsEnds(self.n_streams)
+
+
+class HyperConnections(DepthMixer):
+    """See `HyperConnectionsConfig`."""
+
+    def __init__(self, config: HyperConnectionsConfig, site: Site) -> None:
+        super().__init__()
+        n = config.n_streams
+        one_hot = tuple(float(j == site.index % n) for j in range(n))
+        identity = tuple(float(i == j) for j in range(n) for i in range(n))
+        self.impl: Impl = config.impl
+        self.read_weights = self.parameter("read_weights", (n,), Values(one_hot), "mixing")
+        self.residual_weights = self.parameter("residual_weights", (n, n), Values(identity), "mixing")
+        self.write_weights = self.parameter("write_weights", (n,), Constant(1.0), "mixing")
+        self.dynamic = DynamicWeights(config, site.d_model) if config.weights == "dynamic" else None
+
+    def read(self, state: Streams) -> tuple[Float[Tensor, "B T D"], Mixing]:
+        """Returns the weighted sum of the streams, and what its write takes."""
+        if self.dynamic is not None:
+            return self.dynamic(state, self.read_weights, self.residual_weights, self.write_weights)
+        (view,) = mix(state, self.read_weights.unsqueeze(0), self.impl)
+        return view, Mixing(state, self.residual_weights, self.write_weights)
+
+    def write(self, state: Streams, update: Float[Tensor, "B T D"], context: Views, carry: Mixing) -> Streams:
+        """Returns the mixed streams, each with its share of the update."""
+        return mix_streams(carry.streams, update, carry.residual, carry.write, self.impl)
+
+
+class DynamicWeights(DeclaredModule):
+    """What each token adds to the static weights: row j of them from stream j."""
+
+    def __init__(self, config: HyperConnectionsConfig, d_model: int) -> None:
+        super().__init__()
+        n = config.n_streams
+        self.config = config
+        norm, eps = ("rms", 0.0) if config.norm == "rms_gain" else ("layer", config.layer_eps)
+        self.rule = ScoreRule(norm, eps, config.activation)
+        # The rows score the read, the n destinations of the residual, and the write.
+        self.maps = self.parameter("maps", (n + 2, d_model), Constant(0.0), "matrix")
+        self.mixing_scale = self.parameter("mixing_scale", (1,), Constant(config.scale_init), "gate")
+        self.write_scale = self.parameter("write_scale", (1,), Constant(config.scale_init), "gate")
+        if config.norm != "layer":
+            self.gain = self.parameter("gain", (d_model,), Constant(1.0), "norm")
+        if config.norm == "layer_affine":
+            self.bias = self.parameter("bias", (d_model,), Constant(0.0), "bias")
+
+    @outside_autocast
+    def forward(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Float[Tensor, "B T D"], Mixing]:
+        """Returns the weighted sum of the streams, and what its write takes."""
+        config, n, dtype = self.config, len(state), statistics_dtype(state[0])
+        static = torch.cat((read.unsqueeze(1), residual, write.unsqueeze(1)), dim=1)
+        scale = torch.cat((self.mixing_scale.expand(n + 1), self.write_scale))
+        maps, offset = self.maps.to(dtype), None
+        if config.norm == "layer_affine":
+            offset = (maps * self.bias).sum(-1)
+        if config.norm != "layer":
+            maps = maps * self.gain
+        view, weights, streams = hyper_read(state, static, scale, maps, offset, self.rule, config.impl)
+        return view, Mixing(streams, weights[:, :n], weights[:, n])
+
+
+class StreamsEnds(DepthEnds):
+    """Every stream starts as the embeddings, and the streams end as their sum."""
+
+    def __init__(self, n_streams: int) -> None:
+        super().__init__()
+        self.n_streams = n_streams
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Streams:
+        """Returns the embeddings n times."""
+        return (embeddings,) * self.n_streams
+
+    def leave(self, state: Streams) -> Float[Tensor, "B T D"]:
+        """Returns the sum of the streams."""
+        return sum_streams(state)

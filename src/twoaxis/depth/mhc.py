@@ -1,0 +1,371 @@
+"""Manifold-constrained Hyper-Connections: parallel residual streams that are mixed by doubly stochastic matrices.
+
+Letters: B batch, T position, D width, n streams, C rows of the map.
+"""
+
+import dataclasses
+import math
+from typing import Literal, Self
+
+import torch
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.parameters import Constant, Normal, Values
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.views import Views
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.joint_scores import joint_scores
+from twoaxis.ops.mix import mix
+from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+from twoaxis.ops.sinkhorn import Order, Sinkhorn, Start, sinkhorn
+from twoaxis.ops.stream_scores import stream_scores
+from twoaxis.ops.streams import mix_streams
+
+Streams = tuple[Float[Tensor, "B T D"], ...]
+"""The depth state: n streams, which may at first be one tensor n times."""
+
+Preset = Literal["paper", "deepseek_v4", "glm5", "lucidrains_v1", "lucidrains_v2", "hy_v4"]
+Scores = Literal["joint", "per_stream"]
+Residual = Literal["sinkhorn", "identity"]
+ReadOut = Literal["sum", "mean", "learned"]
+
+READ_OF_ONE = 0.7
+"""How much of its own stream a sublayer reads under the `preserving` init; the other streams share the rest."""
+DIAGONAL = 3.0
+"""The logit of keeping a stream under the `preserving` init: with 4 streams each keeps 0.87 of itself."""
+INITIALIZER_RANGE = 0.02
+"""The standard deviation at which transformers starts the maps of checkpoints."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Every choice in which published implementations differ."""
+
+    scores: Scores = "joint"
+    norm_eps: float = 1e-20
+    residual: Residual = "sinkhorn"
+    rounds: int = 20
+    order: Order = "destinations_first"
+    start: Start = "exp"
+    start_eps: float = 0.0
+    sum_eps: float = 0.0
+    read_eps: float = 0.0
+    write_eps: float = 0.0
+    read_out: ReadOut = "sum"
+
+    @property
+    def sinkhorn(self) -> Sinkhorn:
+        """How the residual logits become a matrix."""
+        return Sinkhorn(self.rounds, self.order, self.start, self.start_eps, self.sum_eps)
+
+
+_DEEPSEEK = Form(norm_eps=1e-6, start="softmax", start_eps=1e-6, sum_eps=1e-6, read_eps=1e-6, read_out="learned")
+_LUCIDRAINS = Form(scores="per_stream", order="sources_first", start="exp_minus_max")
+
+PRESETS: dict[Preset, Form] = {
+    "paper": Form(),
+    "deepseek_v4": _DEEPSEEK,
+    "glm5": dataclasses.replace(_DEEPSEEK, read_out="mean"),
+    "lucidrains_v1": _LUCIDRAINS,
+    "lucidrains_v2": _LUCIDRAINS,
+    "hy_v4": Form(norm_eps=1e-6, residual="identity", read_eps=1e-6, write_eps=1e-6, read_out="learned"),
+}
+
+_OF_SINKHORN = ("rounds", "order", "start", "start_eps", "sum_eps")
+
+
+class MHCConfig(DepthConfig):
+    """Keeps n residual streams; each sublayer reads them, mixes them by a doubly stochastic matrix and writes to all of them.
+
+    Equation: u = sum_j a_j S_j,  S'_i = b_i f(Norm(u)) + sum_j R_ji S_j,  S_j = embeddings at first
+              z = fn [S_1 ... S_n] / rms(S_1 ... S_n);  t = scale * z + base, in rows of (a, b, R), one scale for each
+              a = sigmoid(t_a) + read_eps,  b = write_magnitude sigmoid(t_b) + write_eps,  R = Sinkhorn(t_R) or the identity
+              per_stream: row j of (a, b, R) comes from S_j alone, z_j = fn (gain * S_j / rms(S_j)), one fn for all streams
+              learned read-out: h = sum_j w_j S_j, w = sigmoid(scale * z + base) + read_eps
+    Source:   mHC, arXiv:2512.24880, eq. 7-9; transformers 5.24 models/deepseek_v4, glm5_next and hy_v4;
+              lucidrains/hyper-connections 0.4.11 (v1 and v2 are the same mathematics)
+    Deviates: R is [source j, destination i], as in the comb of DeepSeek, whose transpose is applied to the streams; the
+              paper's H_res is the transpose, H_res = R^T, and S' = H_res S. The paper does not publish its read-out: `sum`.
+              lucidrains divides by the norm of a row, here by its rms with an eps of 1e-20
+    Shapes:   state n times [B T D]; update [B T D] -> state; scores, rounds and weights in float32, streams rounded once.
+              joint: fn [n*(n+2), n*D] in DeepSeek's order, rows a (n), b (n), R (n*n, row-major [source, destination]), columns
+              stream-major; base as the rows; scale [3] of (a, b, R). per_stream: fn [n+2, D], rows a, b, R (n destinations),
+              base [n, n+2] in the same columns. The identity has no rows for R
+    Init:     UP_TO_NORM with `preserving` and no eps on the weights: fn 0, scale 0.01, b = 1, R with the logit 3 on its
+              diagonal, and sublayer g reads 0.7 of stream g mod n, so that the streams part as soon as they are trained. NONE
+              with the authors' inits. R of the first sublayer, whose streams are equal, and of the last one before a sum or
+              mean cannot matter (up to convergence and eps): its rows of fn, base and scale get no gradient there
+    Cost:     params n*(n + 2)*(n*D + 1) + 3 per sublayer (per_stream: (n + 2)*(D + n) + 3 + D), learned read-out n*n*D + n + 1;
+              flops 2*n*(n + 2)*D per token and sublayer for the streams, joint scores 2*n^2*(n + 2)*D, and 4*n^2*rounds;
+              state n*D numbers per token; nothing carried from token to token
+    Published: 27B mixture of experts, arXiv:2512.24880: loss 0.021 below the plain model; table 4: BBH 51.0 against 43.8 plain
+              and 48.9 with Hyper-Connections, MMLU 63.4 against 59.0 and 63.0; the composite gain of the residual matrices
+              stays below 1.6, against about 3000 without the constraint
+
+    Args:
+        preset: whose choices the options below have where they are left out. `paper`; `deepseek_v4`, the form of its
+            checkpoints; `glm5`, the same with a mean read-out; `lucidrains_v1` and `lucidrains_v2`; `hy_v4`, without mixing.
+        n_streams: residual streams; all published models have 4.
+        scores: `joint` of all streams together, or `per_stream`.
+        norm_eps: eps of the rms in the scores.
+        residual: `sinkhorn`, or `identity`, which mixes nothing.
+        rounds: of Sinkhorn.
+        order: `destinations_first` or `sources_first`, the sum that each round divides by first.
+        start: `exp`, `exp_minus_max`, `softmax` or `log`.
+        start_eps: added to the start of Sinkhorn.
+        sum_eps: added to each of its sums.
+        read_eps: added to the read weights, also those of a learned read-out.
+        write_eps: added to the write weights.
+        write_magnitude: the upper end of the write weights.
+        read_out: `sum`, `mean` or `learned`.
+        init: `preserving`; or `deepseek_v4`, the placeholder of transformers, `lucidrains` and `hy_v4` as released.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: n_streams below 2, options of Sinkhorn without it or that exclude each other, or an init that does not fit.
+
+    Example:
+        >>> MHCConfig(preset="deepseek_v4", rounds=2).form.order
+        'destinations_first'
+    """
+
+    kind: Literal["mhc"] = "mhc"
+    preset: Preset = "paper"
+    n_streams: int = Field(default=4, ge=2)
+    scores: Scores | None = None
+    norm_eps: float | None = Field(default=None, gt=0)
+    residual: Residual | None = None
+    rounds: int | None = Field(default=None, ge=1)
+    order: Order | None = None
+    start: Start | None = None
+    start_eps: float | None = Field(default=None, ge=0)
+    sum_eps: float | None = Field(default=None, ge=0)
+    read_eps: float | None = Field(default=None, ge=0)
+    write_eps: float | None = Field(default=None, ge=0)
+    write_magnitude: float = Field(default=2.0, gt=0)
+    read_out: ReadOut | None = None
+    init: Literal["preserving", "deepseek_v4", "lucidrains", "hy_v4"] = "preserving"
+    impl: Impl = "fused"
+
+    @property
+    def form(self) -> Form:
+        """The preset with the options that are given."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Form)}
+        return dataclasses.replace(PRESETS[self.preset], **{name: x for name, x in given.items() if x is not None})
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        form = self.form
+        if form.residual == "identity":
+            for name in _OF_SINKHORN:
+                if getattr(self, name) is not None:
+                    allowed = "left out, since the residual is the identity"
+                    raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use residual='sinkhorn'"))
+        # Sinkhorn refuses what excludes each other.
+        assert form.sinkhorn.rounds
+        if self.init == "preserving" and self.write_magnitude <= 1:
+            allowed = "above 1 with init='preserving', which writes with weight 1"
+            raise ConfigError(problem("write_magnitude", self.write_magnitude, allowed, "use 2.0, or another init"))
+        if self.init == "lucidrains" and form.residual == "identity":
+            allowed = "'preserving', 'deepseek_v4' or 'hy_v4' when the residual is the identity"
+            raise ConfigError(problem("init", self.init, allowed, "use 'hy_v4', or residual='sinkhorn'"))
+        return self
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Up to the scale of the read and of the read-out; none with another init or an eps on what is kept and written."""
+        form = self.form
+        if self.init != "preserving":
+            return InitEquivalence("none", f"the init {self.init!r} writes with weights other than 1")
+        if form.write_eps or (form.residual == "sinkhorn" and (form.start_eps or form.sum_eps)):
+            return InitEquivalence(
+                "none", "each write is off by its eps, about 1e-6; without eps this init keeps the plain stream"
+            )
+        return InitEquivalence(
+            "up_to_norm", "all streams are copies of the plain stream, read and left with any sum of weights"
+        )
+
+    @property
+    def n_columns(self) -> int:
+        """Weights that each stream has: of the read, of the write, and to every destination."""
+        return 2 if self.form.residual == "identity" else self.n_streams + 2
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """All streams."""
+        return self.n_streams * stack.d_model
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """The scores, the rounds, one read and one mixing write."""
+        n, D, N, form, columns = self.n_streams, site.d_model, shape.total_tokens, self.form, self.n_columns
+        joint = form.scores == "joint"
+        weights, scales = n * columns, 3 if form.residual == "sinkhorn" else 2
+        sinkhorn_flops = 4 * n * n * form.rounds + 2 * n * n * D if form.residual == "sinkhorn" else 0
+        return Cost(
+            params=weights + scales + (weights * n * D if joint else (columns + 1) * D),
+            matmul_flops=2 * weights * D * N * (n if joint else 1),
+            elementwise_flops=N * (6 * n * D + sinkhorn_flops + 3 * weights),
+            saved_bytes=self._saved_bytes(D, shape),
+        )
+
+    def _saved_bytes(self, D: int, shape: Shape) -> int:
+        n, N, form, columns = self.n_streams, shape.total_tokens, self.form, self.n_columns
+        joint = form.scores == "joint"
+        # The raw scores and their norms; the sigmoids; what is read with, if not a sigmoid itself; what is written with.
+        per_token = n * columns + (1 if joint else n) + 2 * n + (n if form.read_eps else 0) + n
+        # The logits, of which only the rounds keep anything, and the matrix.
+        per_token += n * columns + n * n if form.residual == "sinkhorn" else 0
+        rows = n * columns if joint else columns
+        # A shared map is kept as its product with the gain, of which a narrower model also keeps both factors widened.
+        maps = 0 if joint else columns * D + ((columns + 1) * D if shape.element_bytes < 4 else 0)
+        return (N * per_token + rows + maps) * max(4, shape.element_bytes)
+
+    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+        """The read-out."""
+        n, D, N = self.n_streams, stack.d_model, shape.total_tokens
+        if self.form.read_out != "learned":
+            return Cost(elementwise_flops=(n - 1 + (self.form.read_out == "mean")) * D * N)
+        widened = 0 if shape.element_bytes >= 4 else 1
+        numbers = N * (n + 1 + n + (n if self.form.read_eps else 0)) + widened
+        return Cost(
+            params=n * n * D + n + 1,
+            matmul_flops=2 * n * n * D * N,
+            elementwise_flops=N * (4 * n * D + 3 * n),
+            saved_bytes=numbers * max(4, shape.element_bytes),
+        )
+
+    def build(self, site: Site) -> "MHC":
+        """Builds the mixer of one sublayer."""
+        return MHC(self, site)
+
+    def build_ends(self, stack: Stack) -> "MHCEnds":
+        """Builds the ends."""
+        return MHCEnds(self, stack)
+
+    def base_init(self, index: int) -> list[tuple[float, ...]]:
+        """The starting logits of sublayer `index`: row j is stream j, with the read, the write, and each destination."""
+        n, own = self.n_streams, index % self.n_streams
+        read, other, write, keep = 0.0, 0.0, 0.0, 0.0
+        if self.init == "preserving":
+            read, other = _logit(READ_OF_ONE), _logit((1 - READ_OF_ONE) / (n - 1))
+            write, keep = _logit(1 / self.write_magnitude), DIAGONAL
+        elif self.init == "lucidrains":
+            read, write, keep = 1.0, 1.0, 1.0
+        elif self.init == "hy_v4":
+            read = other = _logit(1 / n)
+        kept = [[keep * (i == j) for i in range(self.n_columns - 2)] for j in range(n)]
+        return [(read if j == own else other, write, *kept[j]) for j in range(n)]
+
+    @property
+    def fn_init(self) -> Constant | Normal:
+        """The start of the maps."""
+        return Normal(INITIALIZER_RANGE) if self.init in ("deepseek_v4", "hy_v4") else Constant(0.0)
+
+    @property
+    def scale_init(self) -> Constant:
+        """The start of the scales."""
+        return Constant(1.0 if self.init == "deepseek_v4" else 0.01)
+
+
+def _logit(probability: float) -> float:
+    return math.log(probability / (1 - probability))
+
+
+class MHC(DepthMixer):
+    """See `MHCConfig`."""
+
+    def __init__(self, config: MHCConfig, site: Site) -> None:
+        super().__init__()
+        # Resolved once, so that a compiled read finds plain values.
+        self.config, self.form, self.sinkhorn = config, config.form, config.form.sinkhorn
+        n, columns, joint = config.n_streams, config.n_columns, self.form.scores == "joint"
+        rows = config.base_init(site.index)
+        base = [x for row in rows for x in row]
+        if joint:
+            base = [row[0] for row in rows] + [row[1] for row in rows] + [x for row in rows for x in row[2:]]
+        shape = (n * columns, n * site.d_model) if joint else (columns, site.d_model)
+        self.fn = self.parameter("fn", shape, config.fn_init, "matrix")
+        self.base = self.parameter("base", (n * columns,) if joint else (n, columns), Values(tuple(base)), "bias")
+        self.scale = self.parameter("scale", (min(3, columns),), config.scale_init, "gate")
+        if not joint:
+            self.gain = self.parameter("gain", (site.d_model,), Constant(1.0), "norm")
+
+    def read(self, state: Streams) -> tuple[Float[Tensor, "B T D"], tuple[Tensor | None, Tensor]]:
+        """Returns the weighted sum of the streams, and the weights that its write takes."""
+        read, residual, write = self.weights(state)
+        (view,) = mix(state, read.unsqueeze(0), self.config.impl)
+        return view, (residual, write)
+
+    def write(
+        self, state: Streams, update: Float[Tensor, "B T D"], context: Views, carry: tuple[Tensor | None, Tensor]
+    ) -> Streams:
+        """Returns the mixed streams, each with its share of the update."""
+        return mix_streams(state, update.to(state[0].dtype), *carry, self.config.impl)
+
+    def weights(self, state: Streams) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Returns the weights of each token: read [n B T], residual [n n B T] or None, and write [n B T]."""
+        read, write, *residual = self._logits(state)
+        read = torch.sigmoid(read)
+        write = self.config.write_magnitude * torch.sigmoid(write)
+        if self.form.read_eps:
+            read = read + self.form.read_eps
+        if self.form.write_eps:
+            write = write + self.form.write_eps
+        matrix = sinkhorn(residual[0], self.sinkhorn, self.config.impl) if residual else None
+        return read, matrix, write
+
+    @outside_autocast
+    def _logits(self, state: Streams) -> tuple[Tensor, ...]:
+        n, each, dtype = len(state), 1, statistics_dtype(state[0])
+        if self.form.scores == "joint":
+            each, scores = n, joint_scores(state, self.fn, self.form.norm_eps, self.config.impl)
+        else:
+            maps = self.fn.to(dtype) * self.gain.to(dtype)
+            scores = stream_scores(state, maps, "rms", self.form.norm_eps, 1, self.config.impl)
+        sizes = (each, each, n * each)[: len(self.scale)]
+        scale = torch.cat([one.expand(size) for one, size in zip(self.scale.to(dtype).split(1), sizes, strict=True)])
+        logits = torch.addcmul(self.base.to(dtype)[..., None, None], scale[:, None, None], scores)
+        read, write, *residual = logits.split(sizes, dim=-3)
+        if self.form.scores == "joint":
+            return read, write, *(part.unflatten(0, (n, n)) for part in residual)
+        return read.squeeze(1), write.squeeze(1), *residual
+
+
+class MHCEnds(DepthEnds):
+    """Every stream starts as the embeddings, and the streams end as their sum, mean, or learned sum."""
+
+    def __init__(self, config: MHCConfig, stack: Stack) -> None:
+        super().__init__()
+        self.config, self.form = config, config.form
+        n = config.n_streams
+        if self.form.read_out == "learned":
+            base = 0.0 if config.init == "deepseek_v4" else _logit(1 / n)
+            self.fn = self.parameter("fn", (n, n * stack.d_model), config.fn_init, "matrix")
+            self.base = self.parameter("base", (n,), Constant(base), "bias")
+            self.scale = self.parameter("scale", (1,), config.scale_init, "gate")
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Streams:
+        """Returns the embeddings n times."""
+        return (embeddings,) * self.config.n_streams
+
+    @outside_autocast
+    def leave(self, state: Streams) -> Float[Tensor, "B T D"]:
+        """Returns the one stream that the final norm sees."""
+        dtype = statistics_dtype(state[0])
+        if self.form.read_out == "learned":
+            scores = joint_scores(state, self.fn, self.form.norm_eps, self.config.impl)
+            scale, base = (parameter.to(dtype)[:, None, None] for parameter in (self.scale, self.base))
+            weights = torch.sigmoid(torch.addcmul(base, scale, scores))
+            if self.form.read_eps:
+                weights = weights + self.form.read_eps
+            return mix(state, weights.unsqueeze(0), self.config.impl)[0]
+        total = state[0].to(dtype)
+        for stream in state[1:]:
+            total = total + stream
+        if self.form.read_out == "mean":
+            total = total / len(state)
+        return total.to(state[0].dtype)

@@ -1,0 +1,352 @@
+"""MUDD: after a block, each input of the next one becomes a sum of all block outputs so far, with weights of the token.
+
+Letters: B batch, T position, D width, S sources of one sum, C ways (sums), K hidden width, L blocks.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Self
+
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.views import QKV, Views
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.mix import mix
+from twoaxis.ops.norm import rms_norm
+from twoaxis.ops.precision import Impl
+from twoaxis.ops.weight_mlp import GELUForm, weight_mlp
+
+POST_GAIN = 1e-3
+"""What the gains of the norm after a sum start at."""
+
+
+class BlockOutputs(NamedTuple):
+    """The depth state.
+
+    Attributes:
+        sources: the block outputs (or their norms) that later sums read, oldest first; the embedding is the first of all.
+        stream: between blocks the newest output as it is; inside a block what it has so far.
+        base: inside a parallel block what it read on the residual way, unless that is the newest source; else nothing.
+    """
+
+    sources: tuple[Float[Tensor, "B T D"], ...]
+    stream: Float[Tensor, "B T D"]
+    base: tuple[Float[Tensor, "B T D"], ...] = ()
+
+
+class MUDDFormerConfig(DepthConfig):
+    """Multiway dynamic dense connections: queries, keys, values and the residual each read their own sum of block outputs.
+
+    Equation: X_i = R_{i-1} + what the sublayers of block i add,  X_0 = R_0 = embeddings
+              w_cj = a_cj + W_2 gelu(W_1 RMSNorm(X_i)) for way c and source j <= i, free in size and sign
+              (Q_i, K_i, V_i, R_i) = sum_j w_cj X_j: what the first sublayer of block i + 1 reads, and what it adds to
+              after the last block one sum R_L, which the final norm sees
+              sequential: later sublayers read R and what the block has added so far;  parallel: they read R
+              source_norm: the sums read RMSNorm(X_j), with a gain for each j;  post_norm: X_i + RMSNorm(sum_j w_cj X_j)
+    Source:   MUDDFormer, arXiv:2502.12170v2, section 3 and eq. 10; authors' code Caiyun-AI/MUDDFormer, pytorch/ and jax/
+    Deviates: `post_norm` alone starts with a = 0 here; their training code then keeps a one-hot, so that inputs start as 2 X_i.
+              Their PyTorch code is for inference and starts at random. The first block sees X_0 in all ways through one
+              norm, as in their PyTorch code; their training code has three
+    Shapes:   state: tuple of [B T D], the outputs still to be read and the stream; weights and sums in float32, rounded once
+    Init:     EXACT: W_1 ~ N(0, 1/D), W_2 = 0, a one-hot on the newest output (0 with a post_norm); parallel: NONE, since later
+              sublayers of a block do not read what earlier ones added
+    Cost:     params K*(D + C*S) + C*S per block with a sum of S = i + 1 sources, K = C*S; matrix product flops 2*K*(D + C*S)
+              and 2*C*S*D more per token; state at most (L + 1)*D numbers per token; nothing carried from token to token
+    Published: Pile perplexity and tasks of MUDDPythia-2.8B equal those of Pythia-6.9B, with 0.23% more parameters and 0.4% more
+              compute; the perplexity of Transformers with 1.8 to 2.4 times the compute (arXiv:2502.12170v2, abstract). The
+              released models, `round64` with `expand_last=4`, have 0.31% to 0.32% more parameters. For 24 blocks and more the
+              authors recommend source_norm and post_norm
+
+    Args:
+        ways: `qkvr`, separate inputs for queries, keys, values and the residual, or `single`, one sum for all.
+        weights: `dynamic`, or `static` for the parameters a alone.
+        residual: `sequential`, or `parallel` as in Pythia.
+        hidden: K = C*S as in the `paper`, or `round64`, (C*S // 64 + 1) * 64, as in the released models.
+        expand_last: factor of C*S in K after the last block, before rounding; 4 in the released models.
+        gelu: `erf` (their PyTorch code) or `tanh` (their training code).
+        source_norm: `rms` normalises the sources (PreDANorm) and gives the input of W_1 a gain.
+        post_norm: which sums get a norm and join X_i (PostDANorm): `none`, `all` (the paper), or `residual` (their training
+            code: the residual way alone; the other sums join X_i as they are).
+        dilation: a sum reads every `dilation`-th output, counted back from the newest.
+        period: blocks between two sums; the others pass their output on.
+        window: a sum reads the embedding and this many newest outputs; None reads them all.
+        weight_eps: eps of the norm before W_1; None is that of the model (their training code has 1e-6 whatever the model has).
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: options that exclude each other, or separate inputs for a sublayer that takes one.
+
+    Example:
+        >>> MUDDFormerConfig(window=2).sums(4)
+        {1: (0, 1), 2: (0, 1, 2), 3: (0, 2, 3), 4: (0, 3, 4)}
+    """
+
+    kind: Literal["muddformer"] = "muddformer"
+    ways: Literal["qkvr", "single"] = "qkvr"
+    weights: Literal["dynamic", "static"] = "dynamic"
+    residual: Literal["sequential", "parallel"] = "sequential"
+    hidden: Literal["paper", "round64"] = "paper"
+    expand_last: int = Field(default=1, ge=1)
+    gelu: GELUForm = "erf"
+    source_norm: Literal["none", "rms"] = "none"
+    post_norm: Literal["none", "all", "residual"] = "none"
+    dilation: int = Field(default=1, ge=1)
+    period: int = Field(default=1, ge=1)
+    window: int | None = Field(default=None, ge=1)
+    weight_eps: float | None = Field(default=None, gt=0)
+    impl: Impl = "fused"
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        if self.window is not None and self.dilation > 1:
+            raise ConfigError(problem("window", self.window, "None when dilation > 1", "set dilation=1 or remove window"))
+        if self.weights == "static":
+            for name in ("hidden", "expand_last", "gelu", "weight_eps"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    allowed = "left out, since static weights have no hidden layer"
+                    raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use weights='dynamic'"))
+        return self
+
+    def sums(self, n_blocks: int) -> dict[int, tuple[int, ...]]:
+        """The outputs that are summed after each block with a sum, oldest first; 0 is the embedding, 1 the first block's."""
+        k = self.dilation
+        found = {i: tuple(range(i % k, i + 1, k)) for i in range(self.period, n_blocks + 1, self.period)}
+        if self.window is None:
+            return found
+        return {i: tuple(j for j in read if j == 0 or j > i - self.window) for i, read in found.items()}
+
+    def prepare(self, stack: Stack) -> Stack:
+        """Returns the stack as it is.
+
+        Raises:
+            ConfigError: separate inputs for a first sublayer that takes one.
+        """
+        for site in stack.sites:
+            if stack.slots and self.splits_views(site) and not site.slot.takes_views:
+                what = f"first sublayer of block {site.block}"
+                allowed = "one that takes separate queries, keys and values when ways='qkvr'"
+                raise ConfigError(problem(what, site.slot.kind, allowed, "use 'attention' there or ways='single'"))
+        return stack
+
+    def splits_views(self, site: Site) -> bool:
+        """At the first sublayer of a block that reads sums on separate ways."""
+        return self.ways == "qkvr" and site.opens_block and site.block in self.sums(site.stack.n_blocks)
+
+    def n_ways(self, stack: Stack, block: int) -> int:
+        """Ways C of the sum after this many blocks."""
+        return 4 if self.ways == "qkvr" and block < stack.n_blocks else 1
+
+    def hidden_width(self, n_weights: int, is_last: bool) -> int:
+        """The hidden width K for this many weights of a token; 0 for static ones."""
+        if self.weights == "static":
+            return 0
+        width = n_weights * (self.expand_last if is_last else 1)
+        return width if self.hidden == "paper" else (width // 64 + 1) * 64
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Exact, unless later sublayers of a block read less."""
+        if self.residual == "parallel":
+            return InitEquivalence("none", "later sublayers of a block do not read what its earlier ones added")
+        return InitEquivalence("exact", "every sum starts as the newest output alone")
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """The outputs that later sums read, the stream, and the base of a parallel block."""
+        place = _Place.before(self, stack, index)
+        return stack.d_model * (len(place.kept) + 1 + place.holds_base)
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """One add, and at the first sublayer of a block the sums it reads."""
+        add = Cost(elementwise_flops=shape.total_tokens * site.d_model)
+        if not site.opens_block:
+            return add
+        return add + self._sum_cost(site.stack, site.block, shape)
+
+    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+        """The sum after the last block."""
+        return self._sum_cost(stack, stack.n_blocks, shape)
+
+    def _sum_cost(self, stack: Stack, block: int, shape: Shape) -> Cost:
+        """The norm of the newest source and the sums that are read after this many blocks."""
+        place, D, N = _Place(self, stack, block), stack.d_model, shape.total_tokens
+        S, C, wide = len(place.read), self.n_ways(stack, block), max(4, shape.element_bytes)
+        M, K = C * S, self.hidden_width(C * S, block == stack.n_blocks)
+        cost = Cost()
+        if place.norms_newest:
+            dropped = N * D * shape.element_bytes if block not in place.kept else 0
+            cost += Cost(params=D, elementwise_flops=4 * N * D, saved_bytes=N * wide + dropped)
+        if not S:
+            return cost
+        cost += Cost(params=M, elementwise_flops=2 * M * N * D)
+        if self.weights == "dynamic":
+            gain = D if self.source_norm == "rms" else 0
+            maps = K * (D + M)
+            flops = N * (3 * D + 9 * K + M)
+            cost += Cost(maps + gain, 2 * N * maps, elementwise_flops=flops, saved_bytes=N * (1 + K + M) * wide)
+        if self.post_norm != "none":
+            P = _post_normed(self, C)
+            saved = P * N * (D * shape.element_bytes + wide)
+            cost += Cost(params=P * D, elementwise_flops=N * D * (4 * P + C), saved_bytes=saved)
+        return cost
+
+    def build(self, site: Site) -> "MUDDFormer":
+        """Builds the mixer of one sublayer."""
+        return MUDDFormer(self, site)
+
+    def build_ends(self, stack: Stack) -> "MUDDFormerEnds":
+        """Builds the ends."""
+        return MUDDFormerEnds(self, stack)
+
+
+def _post_normed(config: MUDDFormerConfig, n_ways: int) -> int:
+    """How many sums get a norm: the last ones."""
+    return {"none": 0, "all": n_ways, "residual": 1}[config.post_norm]
+
+
+class _Place:
+    """What is read after `block` blocks, and what the state holds from there on, inside the next block and after it.
+
+    Attributes:
+        read: the outputs that are summed here, or nothing.
+        kept: the outputs up to the newest here that later sums read.
+        norms_newest: whether the newest output gets its norm here.
+        base_is_kept: whether the base of the next block is its newest source.
+        holds_base: whether the state that is asked for holds a base.
+    """
+
+    def __init__(self, config: MUDDFormerConfig, stack: Stack, block: int) -> None:
+        sums = config.sums(stack.n_blocks)
+        self.block = block
+        self.read = sums.get(block, ())
+        self.kept = _read_later(sums, block)
+        self.norms_newest = config.source_norm == "rms" and (block in self.read or block in self.kept)
+        self.base_is_kept = not self.read and config.source_norm == "none" and block in self.kept
+        self.holds_base = False
+
+    @staticmethod
+    def before(config: MUDDFormerConfig, stack: Stack, index: int) -> "_Place":
+        """The place whose outputs the state holds before sublayer `index`."""
+        if index == stack.n_sublayers or stack.sites[index].opens_block:
+            block = stack.n_blocks if index == stack.n_sublayers else stack.sites[index].block
+            return _Place(config, stack, block - 1)
+        place = _Place(config, stack, stack.sites[index].block)
+        place.holds_base = config.residual == "parallel" and not place.base_is_kept
+        return place
+
+
+def _read_later(sums: Mapping[int, tuple[int, ...]], block: int) -> tuple[int, ...]:
+    """The outputs of up to this many blocks that the sums of later blocks read."""
+    return tuple(sorted({source for i, read in sums.items() if i > block for source in read if source <= block}))
+
+
+class Sum(DeclaredModule):
+    """What is read after one block: a norm of its output where sources have one, and a sum for each way."""
+
+    def __init__(self, config: MUDDFormerConfig, stack: Stack, block: int) -> None:
+        super().__init__()
+        place, before = _Place(config, stack, block), _Place(config, stack, block - 1)
+        self.config, self.eps, D = config, stack.norm_eps, stack.d_model
+        self.weight_eps = stack.norm_eps if config.weight_eps is None else config.weight_eps
+        # Positions in what is there: the outputs held before, and the newest behind them.
+        held = (*before.kept, block)
+        self.sources = tuple(held.index(source) for source in place.read)
+        self.kept = tuple(held.index(source) for source in place.kept)
+        self.n_ways = config.n_ways(stack, block)
+        self.norms_newest = place.norms_newest
+        if self.norms_newest:
+            self.source_gain = self.parameter("source_gain", (D,), Constant(1.0), "norm")
+        if not self.sources:
+            return
+        C, S = self.n_ways, len(self.sources)
+        newest = 0.0 if config.post_norm != "none" else 1.0
+        self.static = self.parameter("static", (C, S), Values((*(0.0,) * (S - 1), newest) * C), "mixing")
+        if config.weights == "dynamic":
+            K = config.hidden_width(C * S, block == stack.n_blocks)
+            self.to_hidden = self.parameter("to_hidden", (K, D), Normal(D**-0.5), "mixing")
+            self.to_weights = self.parameter("to_weights", (C * S, K), Constant(0.0), "mixing")
+            gained = config.source_norm == "rms"
+            self.input_gain = self.parameter("input_gain", (D,), Constant(1.0), "norm") if gained else None
+        if config.post_norm != "none":
+            shape = (_post_normed(config, C), D)
+            self.post_gain = self.parameter("post_gain", shape, Constant(POST_GAIN), "norm")
+
+    def forward(
+        self, held: tuple[Float[Tensor, "B T D"], ...], newest: Float[Tensor, "B T D"]
+    ) -> tuple[tuple[Float[Tensor, "B T D"], ...], tuple[Float[Tensor, "B T D"], ...]]:
+        """Returns what each way reads, or the newest output alone where nothing is summed, and the sources to keep."""
+        source = rms_norm(newest, self.source_gain, self.eps, self.config.impl) if self.norms_newest else newest
+        held = (*held, source)
+        kept = tuple(held[index] for index in self.kept)
+        if not self.sources:
+            return (newest,), kept
+        ways = mix([held[index] for index in self.sources], self.weights(newest), self.config.impl)
+        return (ways if self.config.post_norm == "none" else self._joined(ways, newest)), kept
+
+    def weights(self, newest: Float[Tensor, "B T D"]) -> Float[Tensor, "C S *each"]:
+        """Returns the weight of every source in every way: one number for each token, or one for all if static."""
+        config = self.config
+        if config.weights == "static":
+            return self.static
+        inputs = (newest, self.to_hidden, self.to_weights, self.static.flatten(), self.input_gain)
+        return weight_mlp(*inputs, self.weight_eps, config.gelu, config.impl).unflatten(0, self.static.shape)
+
+    def _joined(self, ways: tuple[Tensor, ...], newest: Tensor) -> tuple[Tensor, ...]:
+        """The newest output plus each sum, the last ones behind their norms."""
+        plain = self.n_ways - len(self.post_gain)
+        normed = [
+            rms_norm(way, gain, self.eps, self.config.impl) for way, gain in zip(ways[plain:], self.post_gain, strict=True)
+        ]
+        return tuple(newest + way for way in (*ways[:plain], *normed))
+
+
+class MUDDFormer(DepthMixer):
+    """See `MUDDFormerConfig`."""
+
+    def __init__(self, config: MUDDFormerConfig, site: Site) -> None:
+        super().__init__()
+        place = _Place(config, site.stack, site.block)
+        self.opens_block, self.closes_block = site.opens_block, site.closes_block
+        self.is_parallel, self.base_is_kept = config.residual == "parallel", place.base_is_kept
+        self.sum = Sum(config, site.stack, site.block) if site.opens_block else None
+        self.splits_views = config.splits_views(site)
+
+    def read(self, state: BlockOutputs) -> tuple[Views, Any]:
+        """Returns the sums in the first sublayer of a block, later what the block has so far or what it began with."""
+        if self.sum is not None:
+            ways, sources = self.sum(state.sources, state.stream)
+            return QKV(*ways[:3]) if self.splits_views else ways[0], (sources, ways[-1])
+        if not self.is_parallel:
+            return state.stream, None
+        return state.sources[-1] if self.base_is_kept else state.base[0], None
+
+    def write(self, state: BlockOutputs, update: Float[Tensor, "B T D"], context: Views, carry: Any) -> BlockOutputs:
+        """Returns the state with the update added to the residual way."""
+        sources, base = carry if self.opens_block else (state.sources, state.stream)
+        # Under autocast the update may be narrower than the stream that it joins.
+        stream = base + update.to(base.dtype)
+        if self.closes_block or not self.is_parallel or self.base_is_kept:
+            return BlockOutputs(sources, stream)
+        return BlockOutputs(sources, stream, (base,) if self.opens_block else state.base)
+
+
+class MUDDFormerEnds(DepthEnds):
+    """The embedding is the first source, and the last sum is left."""
+
+    def __init__(self, config: MUDDFormerConfig, stack: Stack) -> None:
+        super().__init__()
+        self.sum = Sum(config, stack, stack.n_blocks)
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> BlockOutputs:
+        """Returns the embeddings as the newest output."""
+        return BlockOutputs((), embeddings)
+
+    def leave(self, state: BlockOutputs) -> Float[Tensor, "B T D"]:
+        """Returns the sum after the last block, or its output where nothing is summed."""
+        ways, _ = self.sum(state.sources, state.stream)
+        return ways[-1]

@@ -1,0 +1,191 @@
+"""The dynamic read of Hyper- and Frac-Connections: each token's mixing weights, and what the sublayer sees of its streams.
+
+Letters: B batch, T position, D width, n streams, m fractions of a stream, P = n m pieces (all fractions of the first stream,
+then those of the next), E = D / m width of a piece, C columns: weights that start from one piece, N = B T tokens.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.stream_scores import StreamNorm, normalised, row_statistics
+from twoaxis.ops.streams import pieces_of, rows_of, spans
+
+Activation = Literal["tanh", "none"]
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """How a piece becomes its scores: its norm with its eps, the fractions of a stream, and what bounds a score."""
+
+    norm: StreamNorm
+    eps: float
+    activation: Activation = "tanh"
+    n_fractions: int = 1
+
+
+class HyperRead(NamedTuple):
+    """What a sublayer sees, the columns of the weights that are not of the read, and the streams for the write.
+
+    The streams are the ones that were read. Only when the write takes them from here do their gradients from both meet in one
+    buffer.
+    """
+
+    view: Float[Tensor, "B T D"]
+    weights: Float[Tensor, "P columns B T"]
+    streams: tuple[Float[Tensor, "B T D"], ...]
+
+
+@outside_autocast
+def hyper_read(
+    streams: Sequence[Float[Tensor, "B T D"]],
+    static: Float[Tensor, "P C"],
+    scale: Float[Tensor, " C"],
+    maps: Float[Tensor, "C E"],
+    offset: Float[Tensor, " C"] | None,
+    rule: ScoreRule,
+    impl: Impl = "fused",
+) -> HyperRead:
+    """Computes the weights of every token from its normalised pieces and reads with the first m columns of them.
+
+    Equation: A_jc = static_jc + scale_c * act(w_c^T norm(x_j) + offset_c),  u_r = sum_j A_jr x_j for fraction r < m
+              layer: norm(x) = (x - mean(x)) / sqrt(var(x) + eps),  rms: norm(x) = x / sqrt(mean(x^2) + eps)
+    Source:   Hyper-Connections, arXiv:2409.19606v3, algorithm 2 (width connection)
+    Deviates: the fused engine scales the product instead of the stream, (w^T x) / rms(x), and takes the mean off the map:
+              w^T (x - mean(x)) = (w - mean(w))^T x
+    Shapes:   norms, scores and weights in float32; the view in the dtype of the streams, rounded once
+    Cost:     matrix product flops 2*C*D per stream and token; saves the streams, C + 1 numbers per piece and token (layer:
+              C + 2), and static, scale, maps and offset where they are copies
+    """
+    dtype = statistics_dtype(streams[0])
+    static, scale, maps = static.to(dtype), scale.to(dtype), maps.to(dtype)
+    offset = torch.zeros_like(scale) if offset is None else offset.to(dtype)
+    if runs_plain(impl):
+        return _plain(streams, static, scale, maps, offset, rule)
+    if rule.norm == "layer":
+        maps = maps - maps.mean(-1, keepdim=True)
+    view, weights, *passed = _HyperRead.apply(rule, static, scale, maps, offset, *streams)
+    return HyperRead(view, weights, tuple(passed))
+
+
+def _plain(
+    streams: Sequence[Tensor], static: Tensor, scale: Tensor, maps: Tensor, offset: Tensor, rule: ScoreRule
+) -> HyperRead:
+    m = rule.n_fractions
+    pieces = [piece.to(maps.dtype) for piece in pieces_of(streams, m)]
+    scores = torch.stack([(normalised(piece, rule.norm, rule.eps) @ maps.T + offset).movedim(-1, 0) for piece in pieces])
+    change = torch.tanh(scores) if rule.activation == "tanh" else scores
+    weights = static[:, :, None, None] + scale[:, None, None] * change
+    views = []
+    for fraction in range(m):
+        view = weights[0, fraction].unsqueeze(-1) * pieces[0]
+        for j in range(1, len(pieces)):
+            view = view + weights[j, fraction].unsqueeze(-1) * pieces[j]
+        views.append(view.to(streams[0].dtype))
+    return HyperRead(views[0] if m == 1 else torch.cat(views, dim=-1), weights[:, m:], tuple(streams))
+
+
+def _change(scores: Tensor, offset: Tensor, rule: ScoreRule) -> Tensor:
+    """What the tokens add to the static weights, before its scale."""
+    shifted = scores + offset.unsqueeze(-1)
+    return shifted.tanh_() if rule.activation == "tanh" else shifted
+
+
+def _by_piece(rows: Tensor, m: int) -> Tensor:
+    """From [C, N m], the order of the rows of pieces, to [m, C, N]."""
+    return rows.unflatten(-1, (-1, m)).permute(2, 0, 1)
+
+
+def _by_row(pieces: Tensor) -> Tensor:
+    """From [m, ..., N] to [..., N m], the order of the rows of pieces."""
+    return pieces.movedim(0, -1).flatten(-2)
+
+
+class _HyperRead(torch.autograd.Function):
+    """Goes through the tokens once in each direction, a few at a time, so that every stream is fetched once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rule: ScoreRule, static: Tensor, scale: Tensor, maps: Tensor, offset: Tensor, *streams: Tensor
+    ) -> tuple[Tensor, ...]:
+        m, tokens, dtype = rule.n_fractions, streams[0].shape[:2], maps.dtype
+        flat, E = rows_of(streams), maps.shape[1]
+        N = len(flat[0])
+        scores, weights = (maps.new_empty(*static.shape, N) for _ in range(2))
+        statistics = maps.new_empty(2 if rule.norm == "layer" else 1, len(streams), N * m)
+        view = torch.empty_like(flat[0], dtype=dtype)
+        for span in spans(flat[0]):
+            rows = slice(span.start * m, span.stop * m)
+            for k, stream in enumerate(flat):
+                x = stream[span].reshape(-1, E)
+                statistics[:, k, rows] = torch.stack(row_statistics(x, rule.norm, rule.eps, dtype))
+                product = torch.mm(maps, x.to(dtype).T).mul_(statistics[0, k, rows])
+                scores[k * m : (k + 1) * m, :, span] = _by_piece(product, m)
+            change = _change(scores[..., span], offset, rule)
+            torch.addcmul(static.unsqueeze(-1), scale.unsqueeze(-1), change, out=weights[..., span])
+            pieces = pieces_of([stream[span] for stream in flat], m)
+            by_fraction = weights[:, :m, span].unsqueeze(-1).unbind(1)
+            for total, column in zip(pieces_of([view[span]], m), by_fraction, strict=True):
+                reads = column.unbind()
+                torch.mul(pieces[0], reads[0], out=total)
+                for piece, weight in zip(pieces[1:], reads[1:], strict=True):
+                    total.addcmul_(piece, weight)
+        ctx.save_for_backward(static, scale, maps, offset, scores, statistics, *streams)
+        ctx.rule = rule
+        # A stream is given on as a tensor of its own, which no one writes in place.
+        passed = (stream.detach() for stream in streams)
+        return view.view_as(streams[0]).to(streams[0].dtype), weights.unflatten(-1, tokens)[:, m:], *passed
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        return _backward(ctx, *grad_outputs)
+
+
+@outside_autocast
+def _backward(ctx: Any, grad_view: Tensor, grad_rest: Tensor, *grad_passed: Tensor) -> tuple[Tensor | None, ...]:
+    """With g the gradient of the scores s and r the inverse: dx = r (g^T W - (g^T s) norm(x) / E) + what the read gives."""
+    static, scale, maps, offset, scores, statistics, *streams = ctx.saved_tensors
+    rule: ScoreRule = ctx.rule
+    m, E, dtype = rule.n_fractions, maps.shape[1], maps.dtype
+    flat, flat_view, flat_passed = (rows_of(some) for some in (streams, [grad_view], grad_passed))
+    grad_rest = grad_rest.flatten(2)
+    results = [torch.empty_like(x, dtype=dtype) for x in flat]
+    grad_static, grad_scale, grad_maps, grad_offset = (torch.zeros_like(x) for x in (static, scale, maps, offset))
+    # A last row of ones carries the mean, so that one product gives all of the gradient that is not along x.
+    wide = torch.cat((maps, torch.ones_like(maps[:1]))) if len(statistics) == 2 else maps
+    for span in spans(flat[0]):
+        pieces, passed, totals = (pieces_of([x[span] for x in some], m) for some in (flat, flat_passed, results))
+        change = _change(scores[..., span], offset, rule)
+        views = pieces_of([flat_view[0][span].to(dtype)], m)
+        buffer = torch.empty_like(views[0])
+        reads = torch.stack([torch.mul(part, piece, out=buffer).sum(-1) for piece in pieces for part in views])
+        grad_weights = torch.cat((reads.unflatten(0, (-1, m)), grad_rest[..., span]), dim=1)
+        weights = torch.addcmul(static[:, :m, None], scale[:m, None], change[:, :m]).unsqueeze(-1)
+        for total, grad, row in zip(totals, passed, weights.unbind(), strict=True):
+            own = row.unbind()
+            torch.addcmul(grad, views[0], own[0], out=total)
+            for part, weight in zip(views[1:], own[1:], strict=True):
+                total.addcmul_(part, weight)
+        grad_static += grad_weights.sum(-1)
+        grad_scale += (grad_weights * change).sum((0, 2))
+        grad_scores = grad_weights.mul_(scale.unsqueeze(-1))
+        if rule.activation == "tanh":
+            grad_scores.addcmul_(grad_scores, change.square(), value=-1)
+        grad_offset += grad_scores.sum((0, 2))
+        along = (grad_scores * scores[..., span]).sum(1).div_(-E)
+        rows = slice(span.start * m, span.stop * m)
+        for k, stream in enumerate(flat):
+            x, inverse = stream[span].reshape(-1, E), statistics[0, k, rows]
+            by_row = _by_row(grad_scores[k * m : (k + 1) * m]).mul_(inverse)
+            along_x = _by_row(along[k * m : (k + 1) * m]) * inverse.square()
+            grad_maps.addmm_(by_row, x.to(dtype))
+            if len(statistics) == 2:
+                by_row = torch.cat((by_row, (-along_x * statistics[1, k, rows]).unsqueeze(0)))
+            results[k][span].view(-1, E).addmm_(by_row.T, wide).addcmul_(x, along_x.unsqueeze(-1))
+    grads = (x.view(stream.shape).to(stream.dtype) for x, stream in zip(results, streams, strict=True))
+    return None, grad_static, grad_scale, grad_maps, grad_offset, *grads

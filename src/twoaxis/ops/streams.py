@@ -1,0 +1,251 @@
+"""Writes to parallel residual streams: every new stream is a weighted sum of the old ones and of the update.
+
+Letters: B batch, T position, D width, n streams, m fractions of a stream, P pieces that are read and Q that result: all
+fractions of the first stream, then those of the next. Weights are [source, destination]: row j says where piece j goes.
+Streams are a sequence of separate tensors: a stack would copy all of them at every write.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+
+NUMBERS_IN_CACHE = 2**17
+"""Of one stream at a time, so that the streams of an operator and their gradients stay in the cache of a core."""
+
+
+@outside_autocast
+def mix_streams(
+    streams: Sequence[Float[Tensor, "B T D"]],
+    update: Float[Tensor, "B T D"],
+    residual: Float[Tensor, "source result *each"] | None,
+    write: Float[Tensor, "n *per"],
+    impl: Impl = "fused",
+) -> tuple[Float[Tensor, "B T D"], ...]:
+    """Mixes the streams and adds the update to each of them; the read is `ops.mix.mix`.
+
+    Equation: S'_i = w_i y + sum_j R_ji S_j with R [source j, destination i]; None is the identity, S'_i = S_i + w_i y
+    Source:   Hyper-Connections, arXiv:2409.19606v3, algorithm 2 (depth connection)
+    Shapes:   weights one number each, or one per token ("B T"), in the precision of statistics; each S'_i in the dtype of the
+              streams, rounded once
+    Cost:     flops 2*D per weight and token; saves the streams, the update and the weights
+
+    Raises:
+        ConfigError: weights for another number of streams.
+
+    Example:
+        >>> streams = torch.ones(1, 1, 1), torch.full((1, 1, 1), 10.0)
+        >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+        >>> [s.item() for s in mix_streams(streams, torch.full((1, 1, 1), 0.5), swap, torch.tensor([2.0, 0.0]))]
+        [11.0, 1.0]
+    """
+    return mix_pieces(streams, update, residual, write.unsqueeze(0), 1, impl)
+
+
+@outside_autocast
+def mix_pieces(
+    streams: Sequence[Float[Tensor, "B T D"]],
+    update: Float[Tensor, "B T D"] | None,
+    residual: Float[Tensor, "P Q *each"] | None,
+    write: Float[Tensor, "rows n *per"] | None,
+    n_fractions: int,
+    impl: Impl = "fused",
+) -> tuple[Float[Tensor, "B T D"], ...]:
+    """As `mix_streams` between the fractions of the streams; without an update it is a read of Q / m results.
+
+    Equation: X'_i = sum_f W_fi y_f + sum_j R_ji X_j over pieces i, j and fractions f; with one row, fraction i mod m of the
+              update goes to piece i alone: X'_i = W_0i y_(i mod m) + sum_j R_ji X_j
+    Source:   Frac-Connections, arXiv:2503.14125
+    Cost:     flops 2*D/m per weight and token; saves the streams, the update and the weights
+
+    Raises:
+        ConfigError: weights for another number of pieces.
+    """
+    plan = _plan(len(streams) * n_fractions, n_fractions, residual, write)
+    given = streams if update is None else (*streams, update)
+    if runs_plain(impl):
+        return _plain(plan, residual, write, given)
+    return _MixPieces.apply(plan, residual, write, *given)
+
+
+def sum_streams(streams: Sequence[Float[Tensor, "B T D"]]) -> Float[Tensor, "B T D"]:
+    """Returns the sum of the streams, added in float32 and rounded once; saves nothing."""
+    total = streams[0].to(statistics_dtype(streams[0]))
+    for stream in streams[1:]:
+        total = total + stream
+    return total.to(streams[0].dtype)
+
+
+class _Term(NamedTuple):
+    """A source piece (those of the update come last), the result piece it is added to, and its weight: matrix and row."""
+
+    source: int
+    result: int
+    matrix: int
+    row: int
+
+
+class _Plan(NamedTuple):
+    """What is added to what; the fused engine and the reference follow the same one."""
+
+    n_fractions: int
+    n_results: int
+    keeps: bool
+    terms: tuple[_Term, ...]
+
+
+def _plan(pieces: int, m: int, residual: Tensor | None, write: Tensor | None) -> _Plan:
+    n_results = pieces if residual is None else residual.shape[1]
+    fits = residual is None or residual.shape[0] == pieces
+    fits = fits and n_results % m == 0 and (write is None or (write.shape[0] in (1, m) and write.shape[1] == n_results))
+    if not fits:
+        shapes = [None if weights is None else tuple(weights.shape) for weights in (residual, write)]
+        raise ConfigError(f"mix_streams: got weights {shapes} for {pieces} pieces; give one row per source of each result")
+    terms = [] if residual is None else [_Term(j, i, 0, j) for j in range(pieces) for i in range(n_results)]
+    if write is not None:
+        rows = range(write.shape[0])
+        own = write.shape[0] < m
+        terms += [_Term(pieces + (i % m if own else f), i, 1, f) for f in rows for i in range(n_results)]
+    return _Plan(m, n_results, residual is None, tuple(terms))
+
+
+def pieces_of(tensors: Sequence[Float[Tensor, "*rows D"]], m: int) -> list[Float[Tensor, "*rows E"]]:
+    """Views of every fraction of every tensor."""
+    return list(tensors) if m == 1 else [piece for tensor in tensors for piece in tensor.chunk(m, dim=-1)]
+
+
+def _plain(plan: _Plan, residual: Tensor | None, write: Tensor | None, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    m, dtype = plan.n_fractions, statistics_dtype(given[0])
+    matrices, sources = _widened((residual, write), dtype), pieces_of(given, m)
+    totals: list[Tensor | None] = [sources[i].to(dtype) if plan.keeps else None for i in range(plan.n_results)]
+    for source, result, matrix, row in plan.terms:
+        term, total = matrices[matrix][row, result] * sources[source], totals[result]
+        totals[result] = term if total is None else total + term
+    results = [total.to(given[0].dtype) for total in totals if total is not None]
+    return tuple(results[i] if m == 1 else torch.cat(results[i : i + m], dim=-1) for i in range(0, len(results), m))
+
+
+class _MixPieces(torch.autograd.Function):
+    """One buffer per result in the forward pass, one buffer per source in the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, residual: Tensor | None, write: Tensor | None, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(residual, write, *given)
+        ctx.plan = plan
+        dtype = statistics_dtype(given[0])
+        matrices = _flat_weights((residual, write), dtype)
+        results = [torch.empty_like(given[0], dtype=dtype) for _ in range(plan.n_results // plan.n_fractions)]
+        flat, flat_results = rows_of(given), rows_of(results)
+        for span in spans(flat[0]):
+            sources, totals = (pieces_of([v[span] for v in some], plan.n_fractions) for some in (flat, flat_results))
+            weights = _of_span(matrices, span)
+            begun: set[int] = set()
+            for source, result, matrix, row in plan.terms:
+                v, weight, total = sources[source], weights[matrix][row][result], totals[result]
+                if result in begun:
+                    total.addcmul_(v, weight)
+                elif plan.keeps:
+                    torch.addcmul(sources[result], v, weight, out=total)
+                else:
+                    torch.mul(v, weight, out=total)
+                begun.add(result)
+        return tuple(result.to(given[0].dtype) for result in results)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Any, ...]:
+        residual, write, *given = ctx.saved_tensors
+        plan: _Plan = ctx.plan
+        m, dtype = plan.n_fractions, statistics_dtype(given[0])
+        matrices = _flat_weights((residual, write), dtype)
+        # With an identity, the gradient of a stream is that of its own result.
+        kept = len(grad_outputs) if plan.keeps else 0
+        wanted = [needed and k >= kept for k, needed in enumerate(ctx.needs_input_grad[3:])]
+        grad_given = [torch.empty_like(v, dtype=dtype) if needed else None for v, needed in zip(given, wanted, strict=True)]
+        first = 0 if ctx.needs_input_grad[1] else len(given) - 1
+        products = Products(len(given[first:]) * m, plan.n_results, given[0]) if any(ctx.needs_input_grad[1:3]) else None
+        flat, flat_results = rows_of(given), rows_of([grad.to(dtype) for grad in grad_outputs])
+        flat_given = [None if grad is None else grad.view(-1, grad.shape[-1]) for grad in grad_given]
+        for span in spans(flat[0]):
+            grads = pieces_of([grad[span] for grad in flat_results], m)
+            if products is not None:
+                products.add(span, pieces_of([v[span] for v in flat[first:]], m), grads)
+            weights = _of_span(matrices, span)
+            totals = [None if grad is None else pieces_of([grad[span]], m) for grad in flat_given]
+            begun: set[int] = set()
+            for source, result, matrix, row in plan.terms:
+                pieces = totals[source // m]
+                if pieces is None:
+                    continue
+                if source in begun:
+                    pieces[source % m].addcmul_(grads[result], weights[matrix][row][result])
+                else:
+                    torch.mul(grads[result], weights[matrix][row][result], out=pieces[source % m])
+                begun.add(source)
+        grad_given[:kept] = grad_outputs[:kept]
+        grad_weights = (None, None) if products is None else products.split(plan, residual, write)
+        return (
+            None,
+            *(grad if needed else None for grad, needed in zip(grad_weights, ctx.needs_input_grad[1:3], strict=True)),
+            *(None if grad is None else grad.to(v.dtype) for grad, v in zip(grad_given, given, strict=True)),
+        )
+
+
+class Products:
+    """The product of every source piece with the gradient of every result piece: what each weight takes its gradient from."""
+
+    def __init__(self, n_sources: int, n_results: int, like: Tensor) -> None:
+        self.tokens = like.shape[:2]
+        self.values = like.new_empty(like.shape[:2].numel(), n_sources, n_results, dtype=statistics_dtype(like))
+
+    @outside_autocast
+    def add(self, span: slice, sources: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
+        """Computes them for some tokens, as one matrix product per token."""
+        a, b = (torch.stack(tuple(some), dim=1).to(self.values.dtype) for some in (sources, grads))
+        torch.bmm(a, b.transpose(1, 2), out=self.values[span])
+
+    def split(self, plan: _Plan, residual: Tensor | None, write: Tensor | None) -> Iterator[Tensor | None]:
+        """The gradients of both matrices."""
+        values = self.values.unflatten(0, self.tokens).permute(2, 3, 0, 1)
+        pieces = values.shape[0] - (0 if write is None else plan.n_fractions)
+        for weights, found in ((residual, values[:pieces]), (write, values[pieces:])):
+            if weights is None or not len(found):
+                yield None
+                continue
+            if weights is write and len(write) < plan.n_fractions:
+                results = torch.arange(plan.n_results, device=found.device)
+                found = found[results % plan.n_fractions, results].unsqueeze(0)
+            yield (found.sum((-2, -1)) if weights.ndim == 2 else found).to(weights.dtype)
+
+
+def spans(rows: Float[Tensor, "N D"]) -> list[slice]:
+    """Cuts rows where a processor would otherwise read them from memory again for every operation on them."""
+    in_cache = torch.get_num_threads() * NUMBERS_IN_CACHE
+    step = max(1, in_cache // rows.shape[-1]) if rows.device.type == "cpu" else len(rows)
+    return [slice(start, start + step) for start in range(0, len(rows), step)]
+
+
+def rows_of(tensors: Sequence[Float[Tensor, "B T D"]]) -> list[Float[Tensor, "N D"]]:
+    """Every tensor as the rows of its tokens."""
+    return [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
+
+
+def _flat_weights(matrices: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor]:
+    """As [rows, results, 1] or, one per token, [rows, results, N, 1]; empty where there is none."""
+    return [matrix.flatten(2, 3) if matrix.ndim == 5 else matrix for matrix in _widened(matrices, dtype)]
+
+
+def _of_span(matrices: Sequence[Tensor], span: slice) -> list[list[tuple[Tensor, ...]]]:
+    """Every weight on its own, by matrix, row and result."""
+    cut = [matrix[:, :, span] if matrix.ndim == 4 else matrix for matrix in matrices]
+    return [[row.unbind() for row in matrix.unbind()] for matrix in cut]
+
+
+def _widened(matrices: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor]:
+    """Each in the precision of statistics and with an axis for the features; empty where there is none."""
+    # A number without an axis would leave products with a narrower stream in the precision of the stream.
+    return [torch.empty(0, 0, 1) if matrix is None else matrix.to(dtype).unsqueeze(-1) for matrix in matrices]

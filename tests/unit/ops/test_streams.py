@@ -1,0 +1,121 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.ops.precision import Impl
+from twoaxis.ops.streams import mix_pieces, mix_streams
+
+from .compare import assert_same, assert_within_rounding, normal
+
+ENGINES: tuple[Impl, ...] = ("fused", "reference")
+SIZES = {"B": st.integers(1, 2), "T": st.integers(1, 3)}
+
+
+def weights(each: str, rows: int, results: int, B: int, T: int, seed: int) -> Tensor:
+    return normal(rows, results, *((B, T) if each == "token" else ()), seed=seed)
+
+
+def loops(residual: Tensor | None, write: Tensor | None, update: Tensor | None, m: int, *streams: Tensor) -> Tensor:
+    """Piece by piece, feature by feature."""
+    B, T, D = streams[0].shape
+    sources = torch.cat(streams, -1).unflatten(-1, (-1, D // m))
+    pieces = sources.shape[-2]
+    n_results = pieces if residual is None else residual.shape[1]
+    parts = None if update is None else update.unflatten(-1, (m, -1))
+    per_token = any(weights is not None and weights.ndim == 4 for weights in (residual, write))
+    rows = torch.zeros(B, T, n_results, D // m, dtype=sources.dtype)
+    for b, t, i in torch.cartesian_prod(torch.arange(B), torch.arange(T), torch.arange(n_results)).tolist():
+        at = (i, b, t) if per_token else (i,)
+        if residual is None:
+            rows[b, t, i] += sources[b, t, i]
+        else:
+            for j in range(pieces):
+                rows[b, t, i] += residual[(j, *at)] * sources[b, t, j]
+        if write is not None and parts is not None:
+            for f in range(m) if write.shape[0] == m else [i % m]:
+                rows[b, t, i] += write[(f if write.shape[0] == m else 0, *at)] * parts[b, t, f]
+    return rows.flatten(-2).unflatten(-1, (-1, D)).movedim(-2, 0)
+
+
+@pytest.mark.parametrize("each", ["number", "token"])
+@pytest.mark.parametrize("rows", ["all", "own", "identity"])
+@given(n=st.integers(1, 3), m=st.integers(1, 3), width=st.integers(1, 2), **SIZES)
+@settings(max_examples=8)
+def test_equals_loops(each: str, rows: str, n: int, m: int, width: int, B: int, T: int) -> None:
+    P = n * m
+    residual = None if rows == "identity" else weights(each, P, P, B, T, 1)
+    write = weights(each, 1 if rows == "own" else m, P, B, T, 2)
+    update, *streams = (normal(B, T, m * width, seed=3 + k) for k in range(n + 1))
+    inputs = [write, update, *streams] if residual is None else [write, update, residual, *streams]
+
+    def given_all(function):  # type: ignore[no-untyped-def]
+        def call(write: Tensor, update: Tensor, *rest: Tensor) -> Tensor:
+            own, streams = (None, rest) if residual is None else (rest[0], rest[1:])
+            return function(own, write, update, streams)
+
+        return call
+
+    expected = given_all(lambda r, w, y, s: loops(r, w, y, m, *s))
+    for impl in ENGINES:
+        assert_same(given_all(lambda r, w, y, s, i=impl: torch.stack(mix_pieces(s, y, r, w, m, i))), expected, inputs)
+
+
+@pytest.mark.parametrize("each", ["number", "token"])
+@given(n=st.integers(1, 3), m=st.integers(1, 3), reads=st.integers(1, 2), **SIZES)
+@settings(max_examples=8)
+def test_a_read_equals_loops(each: str, n: int, m: int, reads: int, B: int, T: int) -> None:
+    inputs = [weights(each, n * m, reads * m, B, T, 1), *(normal(B, T, 2 * m, seed=3 + k) for k in range(n))]
+    for impl in ENGINES:
+        assert_same(
+            lambda w, *s, i=impl: torch.stack(mix_pieces(s, None, w, None, m, i)),
+            lambda w, *s: loops(w, None, None, m, *s),
+            inputs,
+        )
+
+
+def streams_of(impl: Impl):  # type: ignore[no-untyped-def]
+    return lambda first, residual, write, update, *rest: torch.stack(mix_streams((first, *rest), update, residual, write, impl))
+
+
+@pytest.mark.parametrize("each", ["number", "token"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rounds_once(each: str, dtype: torch.dtype) -> None:
+    first, update, *rest = (normal(2, 3, 8, seed=2 + k) for k in range(5))
+    inputs = [first, weights(each, 4, 4, 2, 3, 0), weights(each, 1, 4, 2, 3, 1)[0], update, *rest]
+    assert_within_rounding(streams_of("fused"), streams_of("reference"), inputs, dtype)
+
+
+def test_rows_are_sources_and_columns_destinations() -> None:
+    streams = [torch.full((1, 1, 1), float(10**k)) for k in range(3)]
+    cycle = torch.zeros(3, 3)
+    cycle[0, 1] = cycle[1, 2] = cycle[2, 0] = 1.0
+    results = mix_streams(streams, torch.ones(1, 1, 1), cycle, torch.zeros(3))
+    assert [s.item() for s in results] == [100.0, 1.0, 10.0]
+
+
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+def test_one_tensor_may_be_several_streams(impl: Impl) -> None:
+    x, y = normal(1, 2, 3).requires_grad_(), normal(1, 2, 3, seed=1)
+    residual = normal(2, 2, seed=2)
+    torch.stack(mix_streams((x, x), y, residual, torch.ones(2, dtype=x.dtype), impl)).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, residual.sum().expand_as(x))
+
+
+def test_mixed_precision_updates() -> None:
+    streams = [normal(1, 2, 4, seed=k, dtype=torch.float32) for k in range(2)]
+    update = normal(1, 2, 4, seed=2, dtype=torch.bfloat16).requires_grad_()
+    results = mix_streams(streams, update, torch.eye(2), torch.ones(2))
+    torch.stack(results).sum().backward()
+    assert {s.dtype for s in results} == {torch.float32}
+    assert update.grad is not None and update.grad.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(("residual", "write"), [((3, 2), (2,)), ((2, 2), (3,)), (None, (3,))])
+def test_weights_for_another_number_of_streams(residual: tuple[int, int] | None, write: tuple[int]) -> None:
+    streams = [normal(1, 1, 2), normal(1, 1, 2, seed=1)]
+    with pytest.raises(ConfigError, match="for 2 pieces; give one row per source of each result"):
+        mix_streams(streams, normal(1, 1, 2), None if residual is None else torch.ones(residual), torch.ones(write))
