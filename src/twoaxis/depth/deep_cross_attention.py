@@ -34,13 +34,13 @@ class DeepCrossAttentionConfig(DepthConfig):
     Source:   DeepCrossAttention, arXiv:2502.06785v2, section 3 and figure 4; no authors' code. Options of the package
               lucidrains/deep-cross-attention 0.1.1: activation='relu', score_norm='rms', score_std=0.01, middle='drop'
     Deviates: sigma is GELU here: with the paper's ReLU and w = 0 no score ever gets a gradient, and v3 stays v2
-              (lucidrains/deep-cross-attention issue 2). GELU keeps its shape and the start of the model, has slope 1/2 at 0, and
+              (lucidrains/deep-cross-attention issue 2). GELU keeps its shape and the start of the model, has slope 1/2 at 0 and
               needs no gate, behind which w would have no gradient either at the start. activation='relu' is the paper's
               literal form, whose scores are declared dead. Blocks may have any number of sublayers
     Shapes:   state (S times [B T D], and inside a block Q and A); scores and sums in float32, rounded once
     Init:     EXACT: b = 1 and w = 0, for every k; NONE with score_std > 0 or a dropped middle
     Cost:     params per read and way S*D + D (per_source: 2*S*D; v2: S*D; v1: S), S = min(t, k + 2) in block t, and as much for
-              one way over min(L + 1, k + 2) at the end; per token, way and column matrix product flops 2*D and 4*D more (v1, v2:
+              one way over min(L + 1, k + 2) at the end; per token, way and column product flops 2*D and 4*D more (v1, v2:
               2*D in all); state S*D numbers per token, 2*D more inside a block; keeps one number per token, way and column
     Published: perplexity on LM1B, arXiv:2502.06785v2: 6 blocks (tables 5 and 7) plain 18.98, v1 18.80, v2 18.43, v3 18.41, dca
               18.06: the scores add nothing measurable to v2, separate reads do; 24 blocks (table 1) plain 15.14, k=1 14.48, k=2

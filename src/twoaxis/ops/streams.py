@@ -216,7 +216,7 @@ class Products:
             if weights is None or not len(found):
                 yield None
                 continue
-            if weights is write and len(write) < plan.n_fractions:
+            if weights is write and len(weights) < plan.n_fractions:
                 results = torch.arange(plan.n_results, device=found.device)
                 found = found[results % plan.n_fractions, results].unsqueeze(0)
             yield (found.sum((-2, -1)) if weights.ndim == 2 else found).to(weights.dtype)

@@ -67,7 +67,9 @@ def test_blocks_of_any_length_are_the_equation(variant: Any, sublayers: int) -> 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("sublayers", [1, 3])
 @pytest.mark.parametrize(
-    "check", [cost.depth_saved_bytes_are_exact, state.state_floats_are_exact, gradient.gradients_reach_parameters], ids=str
+    "check",
+    [cost.depth_saved_bytes_are_exact, state.state_floats_are_exact, gradient.gradients_reach_parameters],
+    ids=lambda check: check.name,
 )
 def test_blocks_of_any_length_keep_their_promises(
     variant: Any, sublayers: int, check: Check, monkeypatch: pytest.MonkeyPatch

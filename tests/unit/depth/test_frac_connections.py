@@ -33,7 +33,7 @@ def step(built: FracConnections, state: tuple[Tensor, ...], update: Tensor) -> t
 
 @pytest.mark.parametrize("weights", ["static", "dynamic"])
 @pytest.mark.parametrize("m", [1, 2, 4, 8])
-def test_the_papers_form_starts_as_the_plain_model_to_the_last_bit(m: int, weights: str) -> None:
+def test_the_papers_form_starts_as_the_plain_model_to_the_last_bit(m: int, weights: Any) -> None:
     model = toy_decoder(FracConnectionsConfig(n_fractions=m, weights=weights), perturbed=False)
     plain = toy_decoder(ResidualConfig(), perturbed=False)
     torch.testing.assert_close(model(toy_tokens()), plain(toy_tokens()), rtol=0, atol=1e-14)
@@ -65,7 +65,7 @@ def test_every_connection_parameter_of_the_middle_has_a_gradient(options: dict) 
 
 
 @pytest.mark.parametrize("weights", ["static", "dynamic"])
-def test_every_weight_of_the_papers_form_moves_what_its_equation_says(weights: str) -> None:
+def test_every_weight_of_the_papers_form_moves_what_its_equation_says(weights: Any) -> None:
     m, update, (x,) = 4, noise((2, 3, D), "update"), streams(1)
     built = mixer(n_fractions=m, weights=weights)
     parts, shares = x.chunk(m, -1), update.chunk(m, -1)

@@ -33,7 +33,7 @@ def step(built: HyperConnections, state: tuple[Tensor, ...], update: Tensor) -> 
 
 
 @pytest.mark.parametrize("weights", ["static", "dynamic"])
-def test_a_permuted_residual_matrix_changes_the_output(weights: str) -> None:
+def test_a_permuted_residual_matrix_changes_the_output(weights: Any) -> None:
     model = toy_decoder(HyperConnectionsConfig(n_streams=4, weights=weights))
     before = model(toy_tokens())
     for sublayer in sublayer_list(model)[2:4]:
@@ -53,7 +53,7 @@ def test_every_connection_parameter_of_the_middle_has_a_gradient(options: dict) 
 
 @pytest.mark.parametrize("weights", ["static", "dynamic"])
 @torch.no_grad()
-def test_with_the_identity_and_a_mean_read_it_is_the_plain_model(weights: str) -> None:
+def test_with_the_identity_and_a_mean_read_it_is_the_plain_model(weights: Any) -> None:
     n = 4
     model = toy_decoder(HyperConnectionsConfig(n_streams=n, weights=weights))
     for sublayer in sublayer_list(model):
@@ -89,7 +89,7 @@ def test_the_stream_that_is_read_first_is_counted_over_sublayers() -> None:
 
 
 @pytest.mark.parametrize("weights", ["static", "dynamic"])
-def test_every_weight_moves_what_its_equation_says(weights: str) -> None:
+def test_every_weight_moves_what_its_equation_says(weights: Any) -> None:
     n, update = 3, noise((2, 3, D), "update")
     built, state = mixer(n_streams=n, weights=weights), streams(3)
     with torch.no_grad():

@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -65,7 +67,7 @@ def test_chunks_behind_their_history(
 
     def chunked(x: Tensor, w: Tensor, bias: Tensor) -> Tensor:
         history, parts = None, []
-        for start, stop in zip(cuts, cuts[1:], strict=False):
+        for start, stop in itertools.pairwise(cuts):
             past = 0 if history is None else history.shape[1]
             known = None if documents is None else documents[:, start - past : stop]
             chunk = x[:, start:stop]
