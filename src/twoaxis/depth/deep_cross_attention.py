@@ -119,6 +119,10 @@ class DeepCrossAttentionConfig(DepthConfig):
             return n_deltas
         return min(n_deltas, 2 * self.k if self.middle == "drop" else self.k + 2)
 
+    def splits_views(self, site: Site) -> bool:
+        """Where a block opens, if queries, keys and values are read apart."""
+        return site.opens_block and self.n_ways == 3
+
     def state_floats(self, stack: Stack, index: int) -> int:
         """The columns, and inside a block what it read and what it has added."""
         if index == stack.n_sublayers:
@@ -207,7 +211,7 @@ class DeepCrossAttention(DepthMixer):
     def __init__(self, config: DeepCrossAttentionConfig, site: Site) -> None:
         super().__init__()
         self.config, self.closes_block = config, site.closes_block
-        self.splits_views = site.opens_block and config.n_ways == 3
+        self.splits_views = config.splits_views(site)
         self.grn = None
         if site.opens_block:
             self.grn = GRN(config, config.n_columns(site.block + 1), config.n_ways, site.d_model, site.norm_eps)
