@@ -1,12 +1,13 @@
-"""Every depth mixer with every sequence mixer: forward, backward, decode."""
+"""Every depth mixer with every sequence mixer: forward, backward, decode, or a refusal in one sentence."""
 
 import pytest
 import torch
 
+from twoaxis.core.errors import ConfigError
 from twoaxis.depth import DEPTH, DepthConfig
 from twoaxis.sequence import SEQUENCE, SequenceConfig
 from twoaxis.testing.decoding import decode
-from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, toy_decoder, toy_tokens
+from twoaxis.testing.toy import ATTENTION, D_MODEL, FEED_FORWARD, toy_decoder, toy_tokens
 
 PAIRS = [
     pytest.param(depth.example(d), sequence.example(s), id=f"{depth.kind}-{d}-{sequence.kind}-{s}")
@@ -17,9 +18,23 @@ PAIRS = [
 ]
 
 
+CARRIES_HEADS = ("value_residual", "lime")
+"""Mixers that carry kv-heads from layer to layer, so that all layers of a kind need the same."""
+
+
+def _kv(config: SequenceConfig) -> tuple[int, int] | None:
+    heads = config.head_shape(D_MODEL)
+    return None if heads is None else (heads.n_kv_heads, heads.head_dim)
+
+
 @pytest.mark.parametrize(("depth", "sequence"), PAIRS)
 def test_pair(depth: DepthConfig, sequence: SequenceConfig) -> None:
-    model = toy_decoder(depth, n_layers=2, blocks=((sequence, ATTENTION, FEED_FORWARD),))
+    blocks = ((sequence, ATTENTION, FEED_FORWARD),)
+    if depth.kind in CARRIES_HEADS and sequence.kind == ATTENTION.kind and _kv(sequence) != _kv(ATTENTION):
+        with pytest.raises(ConfigError, match=r"^[^\n]*kv-heads of 'attention'[^\n]*in every layer[^\n]*$"):
+            toy_decoder(depth, n_layers=2, blocks=blocks)
+        return
+    model = toy_decoder(depth, n_layers=2, blocks=blocks)
     tokens = toy_tokens()
     full = model(tokens)
     full.square().sum().backward()

@@ -14,7 +14,7 @@ from twoaxis.core.site import Site, Stack
 from twoaxis.core.table import Row
 from twoaxis.core.views import QKV
 from twoaxis.depth.base import DepthConfig, DepthMixer
-from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.model import DecoderConfig
 from twoaxis.testing import Check, depth_checks, run_checks
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD
 
@@ -32,6 +32,9 @@ class SplitReadConfig(DepthConfig):
     def cost(self, site: Site, shape: Shape) -> Cost:
         return Cost(params=3 * site.d_model if site.opens_block else 0)
 
+    def splits_views(self, site: Site) -> bool:
+        return site.opens_block
+
     def build(self, site: Site) -> DepthMixer:
         return SplitRead(site.d_model) if site.opens_block else PlainAdd()
 
@@ -45,8 +48,6 @@ class PlainAdd(DepthMixer):
 
 
 class SplitRead(DepthMixer):
-    splits_views = True
-
     def __init__(self, d_model: int) -> None:
         super().__init__()
         self.scales = self.parameter("scales", (3, d_model), Constant(1.0), "mixing")
@@ -66,10 +67,9 @@ def test_conformance(check: Check) -> None:
     check.run(ROW.example("default"))
 
 
-def test_views_before_a_mixer_that_takes_one_input_fail_at_build() -> None:
-    config = DecoderConfig(vocab_size=11, d_model=8, n_layers=1, depth=SplitReadConfig(), blocks=((FEED_FORWARD, ATTENTION),))
+def test_views_before_a_mixer_that_takes_one_input_fail_at_config_time() -> None:
     with pytest.raises(ConfigError, match="reads separate q, k and v before 'swiglu'") as caught:
-        Decoder.build(config)
+        DecoderConfig(vocab_size=11, d_model=8, n_layers=1, depth=SplitReadConfig(), blocks=((FEED_FORWARD, ATTENTION),))
     assert "\n" not in str(caught.value)
 
 

@@ -6,9 +6,8 @@ import typer
 
 from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE
 from twoaxis.cli.output import Json, print_json, print_table
-from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_STACK
-from twoaxis.core.cost import Cost
-from twoaxis.core.documentation import sections
+from twoaxis.cli.reference import depth_cost
+from twoaxis.core.documentation import source
 from twoaxis.core.errors import ConfigError, nearest
 
 AXES: dict[str, Any] = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD}
@@ -38,22 +37,9 @@ def list_mixers(
 
 def _row(axis: str, row: Any) -> dict[str, str]:
     config = row.config()
-    found = {"kind": row.kind, "summary": row.summary, "source": _source(row.config)}
+    found = {"kind": row.kind, "summary": row.summary, "source": source(row.config)}
     if axis != "feed_forward":
         found["at initialisation"] = config.init_equivalence.relation.replace("_", " ")
     if axis == "depth":
-        found["parameters"] = f"{_added_parameters(config):,}"
+        found["parameters"] = f"{depth_cost(config).params:,}"
     return found | {"status": row.status}
-
-
-def _source(config: type) -> str:
-    """The first clause of where a method comes from."""
-    return sections(config).get("Source", "").partition(";")[0]
-
-
-def _added_parameters(config: Any) -> int:
-    stack = config.prepare(REFERENCE_STACK)
-    total: Cost = config.ends_cost(stack, REFERENCE_SHAPE)
-    for site in stack.sites:
-        total += config.cost(site, REFERENCE_SHAPE)
-    return total.params

@@ -1,8 +1,18 @@
 """The model whose size makes the numbers of `list` and `show` comparable."""
 
 from twoaxis import DecoderConfig
-from twoaxis.core.cost import Shape
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.depth import DepthConfig
 
 REFERENCE_STACK = DecoderConfig(vocab_size=512, d_model=256, n_layers=12, norm_eps=1e-6).stack
 REFERENCE_SHAPE = Shape(batch=1, tokens=512)
 REFERENCE_SITE = REFERENCE_STACK.sites[-2]
+
+
+def depth_cost(config: DepthConfig) -> Cost:
+    """What a depth mixer costs in the whole model, its ends included."""
+    stack = config.prepare(REFERENCE_STACK)
+    total = config.ends_cost(stack, REFERENCE_SHAPE)
+    for site in stack.sites:
+        total += config.cost(site, REFERENCE_SHAPE)
+    return total

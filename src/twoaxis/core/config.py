@@ -9,6 +9,9 @@ from pydantic_core import ErrorDetails
 
 from twoaxis.core.errors import ConfigError, nearest, problem
 
+_ALTERNATIVE = re.compile(r"int|float|str|bool|constrained-\w+|\w+\[.*\]")
+"""What pydantic adds to the place of an error in a field with alternatives."""
+
 
 class Config(BaseModel):
     """Base of every configuration: frozen, strict about keys, and readable from plain data.
@@ -46,9 +49,12 @@ class Config(BaseModel):
 
 
 def _in_one_line(error: ValidationError, config: type[BaseModel]) -> str:
-    first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"])
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    errors = error.errors()
+    # Of a field with alternatives, the one that got furthest is the one that was meant.
+    first = max((e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]), key=lambda e: len(e["loc"]))
+    path = _path(first)
+    others = {_path(e) for e in errors if e["loc"][:1] != first["loc"][:1] or len(e["loc"]) == len(first["loc"])} - {path}
+    more = f" (and {len(others)} more)" if others else ""
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError | ValueError):
         return (f"{path}: {cause}" if path else str(cause)) + more
@@ -58,6 +64,11 @@ def _in_one_line(error: ValidationError, config: type[BaseModel]) -> str:
         return f"{path} is missing in {_title(config)}: it has no default; add it{more}"
     allowed, remedy = _expected(first)
     return problem(path, first["input"], allowed, remedy or f"correct it in {_title(config)}") + more
+
+
+def _path(error: ErrorDetails) -> str:
+    """Where the value stands, without pydantic's names for the alternatives of a field."""
+    return ".".join(str(part) for part in error["loc"] if isinstance(part, int) or not _ALTERNATIVE.fullmatch(part))
 
 
 def _expected(error: ErrorDetails) -> tuple[str, str | None]:

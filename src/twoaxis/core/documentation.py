@@ -7,7 +7,7 @@ _SECTION = re.compile(r"^([A-Z][a-z]+):\s*")
 
 
 def sections(documented: type) -> dict[str, str]:
-    """Returns each `Name: text` section of a class docstring in one line, and its first sentence as `Summary`.
+    r"""Returns each `Name: text` section of a class docstring line by line, and what stands before them as `Summary`.
 
     Example:
         >>> class Halving:
@@ -18,7 +18,7 @@ def sections(documented: type) -> dict[str, str]:
         ...               per token
         ...     '''
         >>> sections(Halving)
-        {'Summary': 'Halves what it reads.', 'Equation': 'y = x / 2', 'Cost': 'flops D per token'}
+        {'Summary': 'Halves what it reads.', 'Equation': 'y = x / 2', 'Cost': 'flops D\nper token'}
     """
     found: dict[str, list[str]] = {"Summary": []}
     current = "Summary"
@@ -28,4 +28,19 @@ def sections(documented: type) -> dict[str, str]:
             found[current] = [line[heading.end() :]]
         elif line.strip():
             found[current].append(line.strip())
-    return {name: " ".join(" ".join(lines).split()) for name, lines in found.items()}
+    return {name: "\n".join(line for line in lines if line) for name, lines in found.items()}
+
+
+def source(documented: type) -> str:
+    """Where a mixer comes from: the first clause of its `Source` section, in one line.
+
+    Example:
+        >>> class Halving:
+        ...     '''Halves what it reads.
+        ...
+        ...     Source: Zeno, Paradoxes; checked with a ruler
+        ...     '''
+        >>> source(Halving)
+        'Zeno, Paradoxes'
+    """
+    return " ".join(sections(documented).get("Source", "").split()).partition(";")[0]

@@ -47,7 +47,18 @@ class Uniform:
     bound: float
 
 
-Init = Constant | Values | Normal | Uniform
+@dataclass(frozen=True)
+class Striped:
+    """This value where the row and the column of a matrix agree modulo `period`, and 0 elsewhere.
+
+    Rows of one period, which together fill every column once, are orthogonal.
+    """
+
+    value: float
+    period: int
+
+
+Init = Constant | Values | Normal | Uniform | Striped
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,9 @@ def _initial_value(init: Init, name: str, seed: int, shape: torch.Size) -> Tenso
         return torch.full(shape, init.value)
     if isinstance(init, Values):
         return torch.tensor(init.values).reshape(shape)
+    if isinstance(init, Striped):
+        row, column = (torch.arange(n) % init.period for n in shape)
+        return (row[:, None] == column) * init.value
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     fresh = torch.empty(shape)

@@ -5,12 +5,15 @@ from twoaxis.depth.attention_residuals import AttentionResidualsConfig
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.depth.deep_cross_attention import DeepCrossAttentionConfig
 from twoaxis.depth.deep_delta import DeepDelta, DeepDeltaConfig
+from twoaxis.depth.delta_attention_residuals import DeltaAttentionResidualsConfig
 from twoaxis.depth.denseformer import DenseFormerConfig
 from twoaxis.depth.depth_attention import DepthAttentionConfig
 from twoaxis.depth.elc_bert import ElcBertConfig
 from twoaxis.depth.frac_connections import FracConnectionsConfig
 from twoaxis.depth.gated_residual import GatedResidualConfig
 from twoaxis.depth.hyper_connections import HyperConnectionsConfig
+from twoaxis.depth.laurel import LaurelConfig
+from twoaxis.depth.laurel_gemma3n import LaurelGemma3nConfig
 from twoaxis.depth.lime import LimeConfig
 from twoaxis.depth.mhc import MHCConfig
 from twoaxis.depth.muddformer import MUDDFormerConfig
@@ -29,7 +32,32 @@ DEPTH: Table[DepthConfig] = Table(
         Row(
             AttentionResidualsConfig,
             "reads a softmax mixture of all earlier outputs or block sums",
-            {"full": {}, "block2": {"block_size": 2}, "block3": {"block_size": 3}},
+            {
+                "full": {},
+                "block2": {"block_size": 2},
+                "block3": {"block_size": 3},
+                "layers": {"block_size": 2, "count": "layer"},
+                "heads": {"n_heads": 2},
+                "token": {"query": "token", "n_heads": 2},
+                "low_rank": {"key_rank": 3, "block_size": 2, "source_prior": "log_count"},
+                "low_rank_heads": {"key_rank": 4, "n_heads": 2, "key_scale": "head", "query": "token"},
+                "two_phase": {"schedule": "two_phase"},
+                "two_phase_block3": {"schedule": "two_phase", "block_size": 3, "n_heads": 2},
+            },
+        ),
+        Row(
+            DeltaAttentionResidualsConfig,
+            "adds a softmax mixture of earlier outputs or block deltas to the stream it reads",
+            {
+                "delta": {},
+                "block": {"block_size": 2, "embedding": "first_read"},
+                "as_released": {"block_size": 2, "entries": "as_released"},
+                "retrofit": {"block_size": 3, "running_source": "included"},
+                "alpha_null": {"gate": "alpha", "null_source": "learned", "count": "layer"},
+                "null": {"null_source": "learned"},
+                "values": {"value_routing": "separate"},
+                "released_values": {"value_routing": "separate", "embedding": "never"},
+            },
         ),
         Row(
             DepthAttentionConfig,
@@ -136,6 +164,7 @@ DEPTH: Table[DepthConfig] = Table(
                 "qkvr": {},
                 "released": {"hidden": "round64", "expand_last": 4, "gelu": "tanh"},
                 "norms": {"source_norm": "rms", "post_norm": "all"},
+                "source_norm": {"source_norm": "rms"},
                 "norms_code": {"source_norm": "rms", "post_norm": "residual", "window": 1},
                 "single_2x2": {"ways": "single", "dilation": 2, "period": 2, "post_norm": "residual"},
                 "static_parallel": {"weights": "static", "residual": "parallel", "period": 2},
@@ -153,6 +182,23 @@ DEPTH: Table[DepthConfig] = Table(
                 "added": {"skip": "added", "norm": "none", "embedding": "first_input"},
             },
             status="contrib",
+        ),
+        Row(
+            LaurelConfig,
+            "learns weights and low-rank maps of the residual way of each block",
+            {
+                "rw_lr": {"rank": 3},
+                "rw": {"variant": "rw", "bound": "sigmoid"},
+                "lr": {"variant": "lr", "rank": 2, "granularity": "sublayer"},
+                "pa": {"variant": "pa", "rank": 3, "n_previous": 2},
+                "identity": {"variant": "rw_lr_pa", "previous_map": "identity", "granularity": "sublayer"},
+                "rw_lr_pa": {"variant": "rw_lr_pa", "rank": 2},
+            },
+        ),
+        Row(
+            LaurelGemma3nConfig,
+            "averages the stream with a low-rank map of what attention sees, as in Gemma 3n",
+            {"default": {"rank": 3}},
         ),
         Row(
             LimeConfig,
@@ -180,6 +226,7 @@ __all__ = [
     "DeepCrossAttentionConfig",
     "DeepDelta",
     "DeepDeltaConfig",
+    "DeltaAttentionResidualsConfig",
     "DenseFormerConfig",
     "DepthAttentionConfig",
     "DepthConfig",
@@ -189,6 +236,8 @@ __all__ = [
     "FracConnectionsConfig",
     "GatedResidualConfig",
     "HyperConnectionsConfig",
+    "LaurelConfig",
+    "LaurelGemma3nConfig",
     "LimeConfig",
     "MHCConfig",
     "MUDDFormerConfig",

@@ -1,114 +1,291 @@
 """Attention Residuals: each sublayer reads a softmax mixture of all earlier outputs instead of their sum.
 
-Letters: B batch, T position, D width, S depth sources.
+Letters: B batch, T position, D width, H heads, R key rank, S depth sources.
 """
 
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, Self
 
+import torch
+import torch.nn.functional as F
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.parameters import Constant, DeclaredModule
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
+from twoaxis.core.site import Site, Slot, Stack
+from twoaxis.core.source_blocks import BlockSize, Count, check_blocks, openings
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.ops.depth_read import depth_read
-from twoaxis.ops.norm import inverse_rms
-from twoaxis.ops.precision import Impl
+from twoaxis.ops.depth_read import depth_read, depth_scores, softmax_mix, source_factor
+from twoaxis.ops.precision import Impl, outside_autocast
+from twoaxis.ops.two_phase import EarlyRead, early_reads, late_read
 
 
 class AttentionResidualsConfig(DepthConfig):
     """Replaces the residual sum by a softmax over the embedding and the outputs (or block sums) of earlier sublayers.
 
-    Equation: h_g = sum_i a_i v_i,  a = softmax_i(w_g^T (gain_g * RMSNorm(v_i))),  v_0 = embeddings,
-              block sums b_n = sum of f over block n; sources of sublayer g: completed blocks, then the running one
+    Equation: h_g = concat_h(sum_i a_ih v_i[head h]),  a = softmax_i(s),  s_ih = sum_{c in head h} q_c n_ic + log(c_i)?,
+              n_i = gain_g * RMSNorm(v_i),  q = w_g (+ W_g RMSNorm(v_newest) with query="token"),  v_0 = embeddings,
+              block sums b_n = sum of f over block n; sources of sublayer g: completed blocks, then the running one;
+              with a key_rank n_i = RMSNorm(mean of the R numbers that each sublayer of block i emits)
     Source:   Attention Residuals, arXiv:2603.15031, eq. 2-4 and the listing of the block form; checked against fla-org/
-              flash-linear-attention fla/ops/attnres/naive.py
-    Deviates: the first sublayer has one source, so its query and gain would be dead: they do not exist here
-    Shapes:   state ((S times [B T D]), (S times [B T])); update [B T D] -> state; scores and softmax in float32
-    Init:     UP_TO_NORM: zero queries make every read the mean of the sources, which the next norm rescales to the sum
-    Cost:     params 2*D per read (sublayers 1..G-1 and the final one); flops 4*D per source and token, and 2*D
-              once per source; state S*(D+1) numbers per token with S = 1 + ceil(g / block_size)
+              flash-linear-attention fla/ops/attnres/naive.py. Heads: Multi-Head Attention Residuals, arXiv:2607.27230.
+              Key ranks: LR-AttnRes, arXiv:2607.09694
+    Deviates: the first sublayer has one source, so its query and gain would be dead: they do not exist here. The paper says
+              of its input-dependent query only that it is projected from the hidden state: here from the newest key
+    Shapes:   state ((S times [B T D]), (S times [B T]), with a key_rank S times [B T R], and within a block of the two-phase
+              schedule its early reads); update [B T D+R] -> state; scores and softmax in float32
+    Init:     UP_TO_NORM: zero queries make every read the mean of the sources, which the next norm rescales to the sum;
+              NONE with source_prior="log_count" on uneven or longer blocks, which is a weighted mean
+    Cost:     params 2*D per read (sublayers 1..G-1 and the final one), R with a key_rank and R*D once; with query="token" D*D
+              (R*R) more; flops 4*D per source and token, and 2*D once per source; state S*(D+1) numbers per token with
+              S = 1 + ceil(g / block_size), R more per source with a key_rank
+    Published: validation loss 1.737 (full) and 1.746 (blocks of 4) against 1.766 at 436M, arXiv:2603.15031, table 4
 
     Args:
-        block_size: sublayers summed into one source; 1 keeps every output (full Attention Residuals).
+        block_size: sublayers summed into one source; 1 keeps every output (full Attention Residuals); a tuple gives the
+            size of each block.
+        count: whether block_size counts sublayers, or layers (the transformer blocks) as Kimi K3 does.
+        n_heads: heads H, each with its own softmax over its slice of the channels.
+        query: one `static` query for all tokens, or one for each `token`.
+        key_rank: R, numbers that each sublayer emits as its key beside its output; None takes the output as its key.
+        key_scale: with a key_rank, `none`, or `head`: scores are divided by sqrt(R / H).
+        source_prior: with a key_rank, `none`, or `log_count`: adds the log of the number of outputs in a source to its score.
+        schedule: `per_read` reads all sources at each sublayer; `two_phase` reads the completed ones once for all sublayers
+            of a transformer block and merges later ones: the same result.
         impl: `fused` or `reference`.
 
+    Raises:
+        ConfigError: sizes that do not add up, heads that do not divide, options of a key_rank without one, or the two-phase
+            schedule with a query or a key that it cannot know ahead.
+
     Example:
-        >>> AttentionResidualsConfig(block_size=4).sources(6)
+        >>> AttentionResidualsConfig(block_size=4).sources(6, Stack(8, 1e-6, block_lengths=(2, 2, 2, 2)))
         3
     """
 
     kind: Literal["attention_residuals"] = "attention_residuals"
-    block_size: int = Field(default=1, ge=1)
+    block_size: BlockSize = 1
+    count: Count = "sublayer"
+    n_heads: int = Field(default=1, ge=1)
+    query: Literal["static", "token"] = "static"
+    key_rank: int | None = Field(default=None, ge=1)
+    key_scale: Literal["none", "head"] = "none"
+    source_prior: Literal["none", "log_count"] = "none"
+    schedule: Literal["per_read", "two_phase"] = "per_read"
     impl: Impl = "fused"
 
-    def sources(self, index: int) -> int:
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        for name in ("key_scale", "source_prior"):
+            if self.key_rank is None and getattr(self, name) != "none":
+                raise ConfigError(problem(name, getattr(self, name), "'none' without a key_rank", "set key_rank"))
+        if self.key_rank is not None and self.key_rank % self.n_heads:
+            allowed = f"a multiple of n_heads={self.n_heads}"
+            raise ConfigError(problem("key_rank", self.key_rank, allowed, "change one of them"))
+        if self.schedule == "two_phase" and (self.query == "token" or self.key_rank is not None):
+            name = "query" if self.query == "token" else "key_rank"
+            remedy = "use schedule='per_read'"
+            raise ConfigError(problem(name, getattr(self, name), "the default with schedule='two_phase'", remedy))
+        return self
+
+    def prepare(self, stack: Stack) -> Stack:
+        """Refuses blocks and heads that do not fit, and asks each sublayer for its key."""
+        check_blocks(self.block_size, self.count, stack)
+        if stack.d_model % self.n_heads:
+            raise ConfigError(problem("n_heads", self.n_heads, f"a divisor of d_model={stack.d_model}", "change one of them"))
+        if self.key_rank is None:
+            return stack
+        slots = stack.slots or (Slot(),) * stack.n_sublayers
+        return replace(stack, slots=tuple(replace(slot, update_extra=self.key_rank) for slot in slots))
+
+    def opens(self, stack: Stack) -> tuple[int, ...]:
+        """The sublayers whose output opens a source."""
+        return openings(self.block_size, self.count, stack)
+
+    def sources(self, index: int, stack: Stack) -> int:
         """Sources that sublayer `index` reads: the embedding, completed blocks, and the running block if any."""
-        return 1 + -(-index // self.block_size)
+        return 1 + sum(opening < index for opening in self.opens(stack))
+
+    def counts(self, index: int, stack: Stack) -> tuple[int, ...]:
+        """Outputs in each source that sublayer `index` reads."""
+        starts = [opening for opening in self.opens(stack) if opening < index]
+        return (1, *(end - start for start, end in zip(starts, [*starts[1:], index], strict=True)))
+
+    def key_width(self, d_model: int) -> int:
+        """Numbers in one key."""
+        return self.key_rank or d_model
 
     @property
     def init_equivalence(self) -> InitEquivalence:
         """Up to the scale that a norm removes."""
+        if self.source_prior == "log_count" and self.block_size != 1:
+            return InitEquivalence("none", "zero queries weigh every source by its number of outputs, not by one")
         return InitEquivalence(
             "up_to_norm", "zero queries read the mean of the sources, the plain stream divided by their number"
         )
 
     def state_floats(self, stack: Stack, index: int) -> int:
-        """Each source with its inverse rms."""
-        return self.sources(index) * (stack.d_model + 1)
+        """Each source with its inverse rms, its key if that is another one, and early reads that wait for their sublayer."""
+        D = stack.d_model
+        waiting = 0 if self.schedule == "per_read" or index == stack.n_sublayers else self.waiting(stack.sites[index])
+        return self.sources(index, stack) * (D + (self.key_rank or 0) + 1) + waiting * (D + self.n_heads)
+
+    def waiting(self, site: Site) -> int:
+        """Early reads in the state that enters this sublayer: its own and those of the later ones of its block."""
+        return site.stack.block_lengths[site.block] - site.place if site.place else 0
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read over the sources, and the running sum with its rms."""
-        write = shape.total_tokens * site.d_model * (2 + (site.index % self.block_size > 0))
-        return self._read_cost(site.index, site.stack, shape) + Cost(elementwise_flops=write)
+        runs_on = site.index not in self.opens(site.stack)
+        numbers = 2 * self.key_width(site.d_model) + runs_on * (site.d_model + 3 * (self.key_rank or 0))
+        write = Cost(elementwise_flops=shape.total_tokens * numbers)
+        if self.schedule == "two_phase":
+            return self._two_phase_cost(site, shape) + write
+        return self._read_cost(site.index, site.stack, shape) + write
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
-        """The final read, and the rms of the embeddings."""
-        enter = Cost(elementwise_flops=2 * shape.total_tokens * stack.d_model)
+        """The final read, and the key and the rms of the embeddings."""
+        N, width = shape.total_tokens, self.key_width(stack.d_model)
+        weights = stack.d_model * (self.key_rank or 0)
+        enter = Cost(params=weights, matmul_flops=2 * N * weights, elementwise_flops=2 * N * width)
         return self._read_cost(stack.n_sublayers, stack, shape) + enter
 
     def _read_cost(self, index: int, stack: Stack, shape: Shape) -> Cost:
-        n, N, D = self.sources(index), shape.total_tokens, stack.d_model
+        n, N, D = self.sources(index, stack), shape.total_tokens, stack.d_model
+        H, W = self.n_heads, self.key_width(D)
         if n == 1:
             return Cost()
-        # Raw scores and weights of every source, the product of pseudo-query and gain, and the former widened.
-        saved = (2 * n * N + (1 if shape.element_bytes >= 4 else 2) * D) * max(4, shape.element_bytes)
-        return Cost(params=2 * D, elementwise_flops=N * n * (4 * D + 5), saved_bytes=saved)
+        narrow, per_token = shape.element_bytes < 4, self.query == "token"
+        by_product = H == 1 and not per_token and self.key_rank is None
+        # Raw scores and weights of every source, then what the query is made of and the former widened.
+        saved = 2 * n * N * H
+        if per_token:
+            saved += (2 if self.key_rank else 3) * N * W + narrow * W * W
+        elif self.key_rank is None or self.key_scale == "head":
+            saved += (2 if narrow and self.key_rank is None else 1) * W
+        elif narrow:
+            saved += W
+        matrix = W * W if per_token else 0
+        return Cost(
+            params=self._query_params(D),
+            matmul_flops=2 * N * (matrix + n * D * by_product),
+            elementwise_flops=N * n * (2 * D + 2 * W * (not by_product) + 5 * H) + N * W * per_token,
+            saved_bytes=saved * max(4, shape.element_bytes),
+        )
+
+    def _query_params(self, d_model: int) -> int:
+        W = self.key_width(d_model)
+        return W + (d_model if self.key_rank is None else 0) + (W * W if self.query == "token" else 0)
+
+    def _two_phase_cost(self, site: Site, shape: Shape) -> Cost:
+        """Phase 1 where a block opens, for all its sublayers, and the merging of what came later."""
+        N, D, H, narrow = shape.total_tokens, site.d_model, self.n_heads, shape.element_bytes < 4
+        early = completed(self, site)
+        late = self.sources(site.index, site.stack) - early
+        asks = site.index > 0
+        # The product of pseudo-query and gain, and the former widened.
+        query = (1 + narrow) * D
+        flops = matmul = saved = 0
+        if site.opens_block:
+            Q = asks + site.stack.block_lengths[site.block] - 1
+            flops, matmul = N * early * Q * (2 * D + 5 * H), 2 * N * early * Q * D if H == 1 else 0
+            flops += N * early * Q * 2 * D * (H > 1)
+            saved = Q * (2 * early * N * H + query)
+            # The merging keeps the own mixture, which is not the view then.
+            saved += N * D * (asks and bool(late))
+        if asks and late:
+            flops += N * (late * (4 * D + 5 * H) + 2 * D)
+            saved += query + (2 * late + 1) * N * H
+        return Cost(
+            params=asks * self._query_params(D),
+            matmul_flops=matmul,
+            elementwise_flops=flops,
+            saved_bytes=saved * max(4, shape.element_bytes),
+        )
 
     def build(self, site: Site) -> "AttentionResiduals":
-        """Builds the mixer of one sublayer."""
+        """Builds the mixer of one sublayer, which reads all sources itself."""
         return AttentionResiduals(self, site)
+
+    def build_block(self, sites: Sequence[Site]) -> list[DepthMixer]:
+        """Builds the mixers of one block; in two phases, the first one asks for all of them."""
+        if self.schedule == "per_read":
+            return [self.build(site) for site in sites]
+        mixers = [TwoPhaseResiduals(self, site) for site in sites]
+        mixers[0].later = tuple(mixer.query for mixer in mixers[1:] if mixer.query is not None)
+        return list(mixers)
 
     def build_ends(self, stack: Stack) -> "AttentionResidualsEnds":
         """Builds the ends."""
         return AttentionResidualsEnds(self, stack)
 
 
+def completed(config: AttentionResidualsConfig, site: Site) -> int:
+    """Sources that no sublayer of this block changes any more when the block opens."""
+    opening = site.index - site.place
+    runs_on = opening > 0 and opening not in config.opens(site.stack)
+    return config.sources(opening, site.stack) - runs_on
+
+
 class Sources(NamedTuple):
-    """The depth state: every source with the inverse rms of each of its rows, which all later reads share."""
+    """The depth state: every source with the inverse rms of each of its keys, which all later reads share.
+
+    Attributes:
+        values: the sources.
+        inverse_rms: of the keys.
+        keys: the keys, or empty where a source is its own key.
+        early: reads that phase 1 has begun for the sublayers to come.
+    """
 
     values: tuple[Float[Tensor, "B T D"], ...]
     inverse_rms: tuple[Float[Tensor, "B T"], ...]
+    keys: tuple[Float[Tensor, "B T R"], ...] = ()
+    early: tuple[EarlyRead, ...] = ()
 
 
 class DepthQuery(DeclaredModule):
     """One read site: a pseudo-query and a key gain, of which only the product matters to the read."""
 
-    def __init__(self, d_model: int, impl: Impl) -> None:
+    def __init__(self, config: AttentionResidualsConfig, index: int, stack: Stack) -> None:
         super().__init__()
-        self.impl: Impl = impl
-        self.pseudo_query = self.parameter("pseudo_query", (d_model,), Constant(0.0), "query")
-        self.key_gain = self.parameter("key_gain", (d_model,), Constant(1.0), "norm")
+        self.config = config
+        W = config.key_width(stack.d_model)
+        self.scale = math.sqrt(config.n_heads / W) if config.key_scale == "head" else 1.0
+        self.prior = [math.log(n) for n in config.counts(index, stack)] if config.source_prior == "log_count" else None
+        self.pseudo_query = self.parameter("pseudo_query", (W,), Constant(0.0), "query")
+        self.key_gain = None
+        if config.key_rank is None:
+            self.key_gain = self.parameter("key_gain", (W,), Constant(1.0), "norm")
+        if config.query == "token":
+            self.query_map = self.parameter("query_map", (W, W), Constant(0.0), "matrix")
 
     def forward(self, sources: Sources) -> Float[Tensor, "B T D"]:
         """Returns the mixture of the sources."""
+        config, factors = self.config, sources.inverse_rms
+        if config.key_rank is None:
+            return depth_read(sources.values, factors, self.query(sources), config.impl, n_heads=config.n_heads)
+        logits = depth_scores(sources.keys, factors, self.query(sources), config.n_heads)
+        if self.prior is not None:
+            logits = logits + torch.tensor(self.prior, dtype=logits.dtype, device=logits.device).view(-1, 1, 1, 1)
+        return softmax_mix(sources.values, logits, config.impl)
+
+    def query(self, sources: Sources) -> Float[Tensor, "*each W"]:
+        """The query with the key gain in it, in the precision of statistics."""
+        newest = sources.inverse_rms[-1]
+        query = self.pseudo_query.to(newest.dtype)
+        if self.config.query == "token":
+            key = (sources.keys or sources.values)[-1]
+            query = query + linear(key * newest.unsqueeze(-1), self.query_map.to(newest.dtype))
         # The product in float32, so that two rounded factors do not become one badly rounded query.
-        query = self.pseudo_query.to(sources.inverse_rms[0].dtype) * self.key_gain
-        return depth_read(sources.values, sources.inverse_rms, query, self.impl)
+        query = query if self.key_gain is None else query * self.key_gain
+        return query if self.scale == 1.0 else query * self.scale
 
 
 class AttentionResiduals(DepthMixer):
@@ -116,23 +293,68 @@ class AttentionResiduals(DepthMixer):
 
     def __init__(self, config: AttentionResidualsConfig, site: Site) -> None:
         super().__init__()
-        self.eps = site.norm_eps
-        self.opens_source = site.index % config.block_size == 0
-        self.query = DepthQuery(site.d_model, config.impl) if config.sources(site.index) > 1 else None
+        self.config, self.eps = config, site.norm_eps
+        self.width = site.d_model
+        self.opens_source = site.index in config.opens(site.stack)
+        # Outputs in the newest source after this write.
+        self.count = config.counts(site.index + 1, site.stack)[-1]
+        self.query = DepthQuery(config, site.index, site.stack) if site.index > 0 else None
 
-    def read(self, state: Sources) -> tuple[Float[Tensor, "B T D"], None]:
+    def read(self, state: Sources) -> tuple[Float[Tensor, "B T D"], Any]:
         """Returns the mixture of all sources; the only source itself at the first sublayer."""
         return (state.values[0] if self.query is None else self.query(state)), None
 
-    def write(self, state: Sources, update: Float[Tensor, "B T D"], context: Views, carry: None) -> Sources:
+    def write(self, state: Sources, update: Float[Tensor, "B T W"], context: Views, carry: Any) -> Sources:
         """Returns the sources with the update as a new one, or added to the running block sum."""
-        values, factors = state
+        values, factors, keys, _ = state
         # Under autocast the update may be narrower than the stream that it joins.
         update = update.to(values[0].dtype)
+        extra = update[..., self.width :]
+        if keys:
+            update = update[..., : self.width].contiguous()
         if not self.opens_source:
             update = values[-1] + update
             values, factors = values[:-1], factors[:-1]
-        return Sources((*values, update), (*factors, inverse_rms(update, self.eps)))
+            if keys:
+                extra = keys[-1] + (extra - keys[-1]) / self.count
+                keys = keys[:-1]
+        if not keys:
+            return Sources((*values, update), (*factors, source_factor(update, self.eps, self.config.impl)))
+        key = extra.contiguous()
+        factor = source_factor(key, self.eps, self.config.impl)
+        return Sources((*values, update), (*factors, factor), (*keys, key))
+
+
+class TwoPhaseResiduals(AttentionResiduals):
+    """Reads the completed sources for its whole block when it opens one, and else merges into what was read for it."""
+
+    def __init__(self, config: AttentionResidualsConfig, site: Site) -> None:
+        super().__init__(config, site)
+        self.completed = completed(config, site)
+        self.opens_block = site.opens_block
+        # In a tuple, so that only their own mixers register them.
+        self.later: tuple[DepthQuery, ...] = ()
+
+    def read(self, state: Sources) -> tuple[Float[Tensor, "B T D"], tuple[EarlyRead, ...]]:
+        """Returns the mixture, and the early reads of the later sublayers of the block."""
+        config, (values, factors, _, early) = self.config, state
+        if self.opens_block:
+            asking = (*(() if self.query is None else (self.query,)), *self.later)
+            queries = [module.query(state) for module in asking]
+            ready = values[: self.completed], factors[: self.completed]
+            early = early_reads(*ready, queries, config.n_heads, config.impl) if queries else early
+        if self.query is None:
+            return values[0], early
+        own, rest = early[0], tuple(early[1:])
+        late = values[self.completed :]
+        mixed = own.mixture
+        if late:
+            mixed = late_read(own, late, factors[self.completed :], self.query.query(state), config.impl)
+        return mixed.to(values[0].dtype), rest
+
+    def write(self, state: Sources, update: Float[Tensor, "B T D"], context: Views, carry: tuple[EarlyRead, ...]) -> Sources:
+        """Returns the sources as usual, and the early reads that still wait."""
+        return super().write(state, update, context, None)._replace(early=carry)
 
 
 class AttentionResidualsEnds(DepthEnds):
@@ -140,13 +362,26 @@ class AttentionResidualsEnds(DepthEnds):
 
     def __init__(self, config: AttentionResidualsConfig, stack: Stack) -> None:
         super().__init__()
-        self.eps = stack.norm_eps
-        self.query = DepthQuery(stack.d_model, config.impl)
+        self.config, self.eps = config, stack.norm_eps
+        self.query = DepthQuery(config, stack.n_sublayers, stack)
+        self.key_map = None
+        if config.key_rank is not None:
+            start = Normal(matrix_std(stack.d_model))
+            self.key_map = self.parameter("key_map", (config.key_rank, stack.d_model), start, "matrix")
 
     def enter(self, embeddings: Float[Tensor, "B T D"]) -> Sources:
         """Returns the embedding as the only source."""
-        return Sources((embeddings,), (inverse_rms(embeddings, self.eps),))
+        if self.key_map is None:
+            return Sources((embeddings,), (source_factor(embeddings, self.eps, self.config.impl),))
+        key = F.linear(embeddings, self.key_map).to(embeddings.dtype)
+        return Sources((embeddings,), (source_factor(key, self.eps, self.config.impl),), (key,))
 
     def leave(self, state: Sources) -> Float[Tensor, "B T D"]:
         """Returns the final mixture."""
         return self.query(state)
+
+
+@outside_autocast
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """A linear map in the precision of its arguments, whatever autocast says."""
+    return F.linear(x, weight)

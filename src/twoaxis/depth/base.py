@@ -17,10 +17,12 @@ from torch import Tensor
 from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Heads, Views
+from twoaxis.ops.streams import sum_streams
 
 State = Any
 """A tensor or nested tuples of tensors; each mixer names its own."""
@@ -54,11 +56,17 @@ class DepthConfig(Config, ABC):
         return False
 
     def prepare(self, stack: Stack) -> Stack:
-        """Returns the stack with what this mixer asks of its sublayers; the default asks nothing.
+        """Returns the stack with what this mixer asks of its sublayers; the default asks for sublayers that take its views.
 
         Raises:
             ConfigError: sublayers that this mixer cannot work with.
         """
+        for site in stack.sites if stack.slots else ():
+            if self.splits_views(site) and not site.slot.takes_views:
+                raise ConfigError(
+                    f"depth mixer {self.kind!r} reads separate q, k and v before {site.slot.kind!r} in block {site.block}: "
+                    "must be a mixer that takes them; use 'attention' there, or options with one view"
+                )
         return stack
 
     @abstractmethod
@@ -76,9 +84,6 @@ class DepthConfig(Config, ABC):
 
 class DepthMixer(DeclaredModule, ABC):
     """What one sublayer does to the depth state."""
-
-    splits_views = False
-    """Whether `read` returns separate inputs for queries, keys and values."""
 
     mixes_heads = False
     """Whether `mix_heads` is called between the projections of the sublayer and its attention."""
@@ -128,6 +133,22 @@ class DepthEnds(DeclaredModule, ABC):
     def leave_along(self, state: State, layout: TokenLayout, cache: Any) -> tuple[Float[Tensor, "B T D"], Any]:
         """As `leave`, in the same way; it is given the cache that `enter_along` returned."""
         return self.leave(state), cache
+
+
+class ParallelEnds(DepthEnds):
+    """The state is n parallel streams that start as the embeddings and end as their sum."""
+
+    def __init__(self, n_streams: int) -> None:
+        super().__init__()
+        self.n_streams = n_streams
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], ...]:
+        """Returns the embeddings n times."""
+        return (embeddings,) * self.n_streams
+
+    def leave(self, state: tuple[Float[Tensor, "B T D"], ...]) -> Float[Tensor, "B T D"]:
+        """Returns the sum of the streams."""
+        return sum_streams(state)
 
 
 class StreamEnds(DepthEnds):

@@ -34,14 +34,14 @@ class DeepCrossAttentionConfig(DepthConfig):
     Source:   DeepCrossAttention, arXiv:2502.06785v2, section 3 and figure 4; no authors' code. Options of the package
               lucidrains/deep-cross-attention 0.1.1: activation='relu', score_norm='rms', score_std=0.01, middle='drop'
     Deviates: sigma is GELU here: with the paper's ReLU and w = 0 no score ever gets a gradient, and v3 stays v2
-              (lucidrains/deep-cross-attention issue 2). GELU keeps its shape and the start of the model, has slope 1/2 at 0 and
-              needs no gate, behind which w would have no gradient either at the start. activation='relu' is the paper's
-              literal form, whose scores are declared dead. Blocks may have any number of sublayers
+              (lucidrains/deep-cross-attention issue 2). GELU keeps the shape and the start, has slope 1/2 at 0, and needs no
+              gate at 0, behind which w would have no gradient at the start either. activation='relu' is the paper's literal
+              form; its scores are declared dead. Blocks may have any number of sublayers
     Shapes:   state (S times [B T D], and inside a block Q and A); scores and sums in float32, rounded once
     Init:     EXACT: b = 1 and w = 0, for every k; NONE with score_std > 0 or a dropped middle
     Cost:     params per read and way S*D + D (per_source: 2*S*D; v2: S*D; v1: S), S = min(t, k + 2) in block t, and as much for
-              one way over min(L + 1, k + 2) at the end; per token, way and column product flops 2*D and 4*D more (v1, v2:
-              2*D in all); state S*D numbers per token, 2*D more inside a block; keeps one number per token, way and column
+              one way over min(L + 1, k + 2) at the end; per token, way and column matrix product flops 2*D and 4*D more (v1,
+              v2: 2*D in all); state S*D numbers per token, 2*D more inside a block; keeps one number per token, way and column
     Published: perplexity on LM1B, arXiv:2502.06785v2: 6 blocks (tables 5 and 7) plain 18.98, v1 18.80, v2 18.43, v3 18.41, dca
               18.06: the scores add nothing measurable to v2, separate reads do; 24 blocks (table 1) plain 15.14, k=1 14.48, k=2
               14.41, k=24 14.35. Its table 7 counts more parameters than its formula has; `per_source` would give its counts
@@ -101,18 +101,6 @@ class DeepCrossAttentionConfig(DepthConfig):
         """Separate reads of the first sublayer of a block."""
         return 3 if self.variant == "dca" else 1
 
-    def prepare(self, stack: Stack) -> Stack:
-        """Returns the stack as it is.
-
-        Raises:
-            ConfigError: a block that opens with a sublayer that takes one input, for `dca`.
-        """
-        for site in stack.sites if self.variant == "dca" and stack.slots else ():
-            if site.opens_block and not site.slot.takes_views:
-                allowed = f"'v1', 'v2' or 'v3' where a block opens with {site.slot.kind!r}, which takes one input"
-                raise ConfigError(problem("variant", self.variant, allowed, "or open every block with 'attention'"))
-        return stack
-
     def n_columns(self, n_deltas: int) -> int:
         """Columns of a read of this many deltas, the embedding among them."""
         if self.k is None:
@@ -133,9 +121,8 @@ class DeepCrossAttentionConfig(DepthConfig):
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The reads where a block opens, one or two adds elsewhere, and one more where a delta joins the middle."""
         width = shape.total_tokens * site.d_model
-        merges = (
-            site.closes_block and self.middle == "sum" and self.n_columns(site.block + 2) < self.n_columns(site.block + 1) + 1
-        )
+        after = site.block + 2
+        merges = site.closes_block and self.middle == "sum" and self.n_columns(after) < after
         joins = Cost(elementwise_flops=width * merges)
         if not site.opens_block:
             return joins + Cost(elementwise_flops=2 * width)

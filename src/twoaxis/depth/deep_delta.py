@@ -4,6 +4,7 @@ Letters: B batch, T position, D width, C value channels of the state (the paper'
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Self, cast
 
@@ -199,12 +200,12 @@ Histories = tuple[Float[Tensor, "B _ D"], ...]
 """The last tokens of every channel, or nothing before the first call."""
 
 
-class Compressor(DeclaredModule):
+class Compressor(DeclaredModule, ABC):
     """Makes one input of all channels."""
 
+    @abstractmethod
     def forward(self, state: Channels, layout: TokenLayout | None = None, cache: Any = None) -> tuple[Tensor, Any]:
         """Returns the input and the next cache; without a layout every row is one document."""
-        raise NotImplementedError
 
     def new_cache(self) -> Any:
         """What it carries from token to token before the first one."""

@@ -16,10 +16,10 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
 from twoaxis.ops.hyper_read import ScoreRule, hyper_read
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
-from twoaxis.ops.streams import mix_pieces, sum_streams
+from twoaxis.ops.streams import mix_pieces
 
 Streams = tuple[Float[Tensor, "B T D"], ...]
 """The depth state: the streams, whose fractions lie side by side in them."""
@@ -145,9 +145,9 @@ class FracConnectionsConfig(DepthConfig):
         """Builds the mixer of one sublayer."""
         return FracConnections(self, site)
 
-    def build_ends(self, stack: Stack) -> "FracEnds":
+    def build_ends(self, stack: Stack) -> ParallelEnds:
         """Builds the ends."""
-        return FracEnds(self.n_streams)
+        return ParallelEnds(self.n_streams)
 
 
 class Mixing(NamedTuple):
@@ -237,19 +237,3 @@ class DynamicFractions(DeclaredModule):
         if self.gain is not None:
             writes = weights[:, P:].unflatten(0, (n, m)).transpose(0, 1).flatten(1, 2)
         return view, Mixing(streams, weights[:, :P], writes)
-
-
-class FracEnds(DepthEnds):
-    """Every stream starts as the embeddings, and the streams end as their sum."""
-
-    def __init__(self, n_streams: int) -> None:
-        super().__init__()
-        self.n_streams = n_streams
-
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Streams:
-        """Returns the embeddings n times."""
-        return (embeddings,) * self.n_streams
-
-    def leave(self, state: Streams) -> Float[Tensor, "B T D"]:
-        """Returns the sum of the streams."""
-        return sum_streams(state)

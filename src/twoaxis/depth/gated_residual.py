@@ -15,7 +15,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
 from twoaxis.ops.gated_read import gated_read
 from twoaxis.ops.precision import Impl
 from twoaxis.ops.streams import mix_streams
@@ -154,17 +154,12 @@ class GatedResidual(DepthMixer):
         return mix_streams(state, update.to(state[0].dtype), None, carry, self.impl)
 
 
-class GatedResidualEnds(DepthEnds):
+class GatedResidualEnds(ParallelEnds):
     """Every stream starts as the embeddings, and the streams end in one more gated read."""
 
     def __init__(self, config: GatedResidualConfig, stack: Stack) -> None:
-        super().__init__()
-        self.n_streams = config.n_streams
+        super().__init__(config.n_streams)
         self.gate = StreamGate(config, stack, stack.n_sublayers, writes=False)
-
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Streams:
-        """Returns the embeddings n times."""
-        return (embeddings,) * self.n_streams
 
     def leave(self, state: Streams) -> Float[Tensor, "B T D"]:
         """Returns the gated mean of the normalised streams."""

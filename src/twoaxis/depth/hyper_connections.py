@@ -16,11 +16,11 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
 from twoaxis.ops.hyper_read import ScoreRule, hyper_read
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
-from twoaxis.ops.streams import mix_streams, sum_streams
+from twoaxis.ops.streams import mix_streams
 
 Streams = tuple[Float[Tensor, "B T D"], ...]
 """The depth state: n streams, which may at first be one tensor n times."""
@@ -133,9 +133,9 @@ class HyperConnectionsConfig(DepthConfig):
         """Builds the mixer of one sublayer."""
         return HyperConnections(self, site)
 
-    def build_ends(self, stack: Stack) -> "StreamsEnds":
+    def build_ends(self, stack: Stack) -> ParallelEnds:
         """Builds the ends."""
-        return StreamsEnds(self.n_streams)
+        return ParallelEnds(self.n_streams)
 
 
 class HyperConnections(DepthMixer):
@@ -195,19 +195,3 @@ class DynamicWeights(DeclaredModule):
             maps = maps * self.gain
         view, weights, streams = hyper_read(state, static, scale, maps, offset, self.rule, config.impl)
         return view, Mixing(streams, weights[:, :n], weights[:, n])
-
-
-class StreamsEnds(DepthEnds):
-    """Every stream starts as the embeddings, and the streams end as their sum."""
-
-    def __init__(self, n_streams: int) -> None:
-        super().__init__()
-        self.n_streams = n_streams
-
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Streams:
-        """Returns the embeddings n times."""
-        return (embeddings,) * self.n_streams
-
-    def leave(self, state: Streams) -> Float[Tensor, "B T D"]:
-        """Returns the sum of the streams."""
-        return sum_streams(state)

@@ -18,7 +18,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, Normal, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
 from twoaxis.ops.joint_scores import joint_scores
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
@@ -335,11 +335,11 @@ class MHC(DepthMixer):
         return read.squeeze(1), write.squeeze(1), *residual
 
 
-class MHCEnds(DepthEnds):
+class MHCEnds(ParallelEnds):
     """Every stream starts as the embeddings, and the streams end as their sum, mean, or learned sum."""
 
     def __init__(self, config: MHCConfig, stack: Stack) -> None:
-        super().__init__()
+        super().__init__(config.n_streams)
         self.config, self.form = config, config.form
         n = config.n_streams
         if self.form.read_out == "learned":
@@ -348,14 +348,12 @@ class MHCEnds(DepthEnds):
             self.base = self.parameter("base", (n,), Constant(base), "bias")
             self.scale = self.parameter("scale", (1,), config.scale_init, "gate")
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Streams:
-        """Returns the embeddings n times."""
-        return (embeddings,) * self.config.n_streams
-
     @outside_autocast
     def leave(self, state: Streams) -> Float[Tensor, "B T D"]:
         """Returns the one stream that the final norm sees."""
         dtype = statistics_dtype(state[0])
+        if self.form.read_out == "sum":
+            return super().leave(state)
         if self.form.read_out == "learned":
             scores = joint_scores(state, self.fn, self.form.norm_eps, self.config.impl)
             scale, base = (parameter.to(dtype)[:, None, None] for parameter in (self.scale, self.base))
@@ -366,6 +364,4 @@ class MHCEnds(DepthEnds):
         total = state[0].to(dtype)
         for stream in state[1:]:
             total = total + stream
-        if self.form.read_out == "mean":
-            total = total / len(state)
-        return total.to(state[0].dtype)
+        return (total / len(state)).to(state[0].dtype)

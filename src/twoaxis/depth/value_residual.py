@@ -3,6 +3,7 @@
 Letters: B batch, T position, D width, G kv-heads, K key width, N attention layers of a chain.
 """
 
+from dataclasses import replace
 from typing import Literal, NamedTuple, Self
 
 import torch
@@ -15,9 +16,10 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.head_chains import chains, check_chains, place_in_chain
 from twoaxis.core.parameters import Constant, Normal, Values, matrix_std
-from twoaxis.core.site import Site, Slot, Stack
+from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 
@@ -84,14 +86,11 @@ class ValueResidualConfig(DepthConfig):
         check_chains(stack, self.kind)
         if self.variant != "svformer":
             return stack
-        sites = stack.sites
         slots = tuple(
-            slot
-            if slot.heads is None or place_in_chain(site) == 0
-            else Slot(slot.kind, slot.takes_views, slot.heads, False, slot.update_extra)
-            for slot, site in zip(stack.slots, sites, strict=True)
+            slot if slot.heads is None or place_in_chain(site) == 0 else replace(slot, projects_values=False)
+            for slot, site in zip(stack.slots, stack.sites, strict=True)
         )
-        return Stack(stack.d_model, stack.norm_eps, stack.block_lengths, slots)
+        return replace(stack, slots=slots)
 
     def mixes(self, site: Site) -> bool:
         """Whether this sublayer attends with mixed values."""
@@ -125,8 +124,8 @@ class ValueResidualConfig(DepthConfig):
         G, width = heads.n_kv_heads, heads.n_kv_heads * heads.head_dim
         wide, half = max(4, shape.element_bytes), shape.element_bytes < 4
         if self.variant == "gated":
-            # The gate; in half precision also the widened context and weight, and what the blend widens.
-            saved = N * G * wide + (half and (N * D + G * D + 2 * N * width) * wide)
+            # The gate, and in half precision what the blend widens.
+            saved = N * G * wide + (half and 2 * N * width * wide)
             return add + Cost(
                 params=G * (D + 1), matmul_flops=2 * N * D * G, elementwise_flops=3 * N * width, saved_bytes=saved
             )
@@ -156,8 +155,6 @@ class StreamAndValues(NamedTuple):
 
 class ValueResidual(DepthMixer):
     """See `ValueResidualConfig`."""
-
-    mixes_heads = True
 
     def __init__(self, config: ValueResidualConfig, site: Site) -> None:
         super().__init__()
@@ -204,7 +201,9 @@ class ValueResidual(DepthMixer):
         if config.variant == "svformer":
             return earlier[0].unflatten(-1, shape)
         if config.variant == "gated":
-            return _blend(earlier[0].unflatten(-1, shape), v, context.v if isinstance(context, QKV) else context, self)
+            read = context.v if isinstance(context, QKV) else context
+            scores = linear_scores(read, self.gate_weight, config.impl).permute(1, 2, 0) + self.gate_bias
+            return _blend(earlier[0].unflatten(-1, shape), v, torch.sigmoid(scores))
         if config.variant == "constant":
             dtype = statistics_dtype(v)
             weights = torch.tensor([[config.first, config.own]], dtype=dtype, device=v.device)
@@ -215,10 +214,8 @@ class ValueResidual(DepthMixer):
 
 
 @outside_autocast
-def _blend(first: Tensor, own: Tensor, context: Tensor, mixer: ValueResidual) -> Tensor:
-    dtype = statistics_dtype(own)
-    scores = context.to(dtype) @ mixer.gate_weight.to(dtype).T + mixer.gate_bias
-    return torch.lerp(first.to(dtype), own.to(dtype), torch.sigmoid(scores).unsqueeze(-1)).to(own.dtype)
+def _blend(first: Tensor, own: Tensor, gate: Tensor) -> Tensor:
+    return torch.lerp(first.to(gate.dtype), own.to(gate.dtype), gate.unsqueeze(-1)).to(own.dtype)
 
 
 class ValueResidualEnds(DepthEnds):

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.site import Site
@@ -45,22 +44,14 @@ class Sublayer(nn.Module):
     """Reads from the depth state, normalises, mixes, writes back.
 
     Separate views have a norm each: `norm` for the queries, `key_norm` and `value_norm`.
-
-    Raises:
-        ConfigError: a depth mixer with separate q, k and v reads before a mixer that takes one input.
     """
 
-    def __init__(self, depth: DepthMixer, config: SublayerConfig, site: Site) -> None:
+    def __init__(self, depth: DepthMixer, config: SublayerConfig, site: Site, splits_views: bool) -> None:
         super().__init__()
         self.depth = depth
         self.norm = RMSNorm(site.d_model, site.norm_eps)
         self.mixer = config.build(site)
-        if depth.splits_views:
-            if not site.slot.takes_views:
-                raise ConfigError(
-                    f"a depth mixer reads separate q, k and v before {config.kind!r}: must be a mixer that takes them; use "
-                    "'attention' or a depth mixer with one view"
-                )
+        if splits_views:
             self.key_norm = RMSNorm(site.d_model, site.norm_eps)
             self.value_norm = RMSNorm(site.d_model, site.norm_eps)
 
@@ -105,7 +96,7 @@ class Block(nn.Module):
         for mixer, config, site in zip(mixers, configs, sites, strict=True):
             earlier = sum(other.kind == config.kind for other in configs[: site.place])
             name = f"{config.kind}_{earlier + 1}" if earlier else config.kind
-            self.add_module(name, Sublayer(mixer, config, site))
+            self.add_module(name, Sublayer(mixer, config, site, depth.splits_views(site)))
 
     @property
     def sublayers(self) -> list[Sublayer]:

@@ -129,9 +129,11 @@ class _Taps:
         self.weights = weights.permute(2, 0, 1).flip(0).to(self.dtype).contiguous()
 
     def __iter__(self) -> Iterator[tuple[int, tuple[slice, slice], tuple[slice, slice], Tensor | None]]:
-        """Yields each piece and tap: how far back it reaches, the outputs it serves, its rows, and where documents agree.
+        """Yields every tap of every piece.
 
-        The last is None where one document is all there is.
+        Returns:
+            How many tokens back the tap reaches, the outputs that have such a token, where these tokens are among the rows,
+            and where both are of one document (None: everywhere).
         """
         for rows, start, stop in _pieces(self.batch, self.tokens, self.channels, self.weights.device):
             for shift in range(len(self.weights)):

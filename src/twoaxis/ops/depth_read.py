@@ -1,7 +1,7 @@
-"""The depth read: a softmax-weighted sum of sources along depth, scored by one learned query.
+"""The depth read: a softmax-weighted sum of sources along depth, scored by one query.
 
-Letters: B batch, T position, D width, S depth sources. Sources are a sequence of separate tensors: a stack would
-copy the whole history at every read, and autograd would keep every copy.
+Letters: B batch, T position, D width, H heads, S depth sources, R key width. Sources are a sequence of separate tensors: a
+stack would copy the whole history at every read, and autograd would keep every copy.
 """
 
 from collections.abc import Sequence
@@ -12,51 +12,129 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops.depth_sweeps import (
+    by_head,
+    head_sums,
+    mixtures,
+    products,
+    query_gradients,
+    raw_scores,
+    source_gradients,
+    spread,
+)
+from twoaxis.ops.norm import inverse_rms as rms_factor
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
-from twoaxis.ops.row_product import sum_of_rows
 
 
 @outside_autocast
 def depth_read(
     sources: Sequence[Float[Tensor, "B T D"]],
     inverse_rms: Sequence[Float[Tensor, "B T"]],
-    query: Float[Tensor, " D"],
+    query: Float[Tensor, "*each D"],
     impl: Impl = "fused",
+    *,
+    n_heads: int = 1,
+    stream: Float[Tensor, "B T D"] | None = None,
+    scale: Float[Tensor, "1"] | None = None,
 ) -> Float[Tensor, "B T D"]:
-    """Mixes the sources of each token with softmax weights over depth.
+    """Mixes the sources of each token with softmax weights over depth, per head, and may add the result to a stream.
 
-    Equation: s_i = r_i * q^T v_i,  a = softmax_i(s),  h = sum_i a_i * v_i,  r_i = 1 / sqrt(mean(v_i^2) + eps)
-    Source:   Attention Residuals, arXiv:2603.15031, eq. 2-4; q is the product of pseudo-query and key gain
-    Deviates: the inverse rms of a source is given, since it is the same at every read of that source; it is a statistic of
-              the source, so the gradient of the source includes what flows through it
-    Cost:     flops 4*D per source and token; saves the sources themselves and 3 numbers per source and token
+    Equation: s_ih = r_i * sum_{c in head h} q_c v_ic,  a = softmax_i(s),  m = concat_h(sum_i a_ih v_i[head h]),
+              h = m | stream + scale * m,  r_i = 1 / sqrt(mean(v_i^2) + eps)
+    Source:   Attention Residuals, arXiv:2603.15031, eq. 2-4 (one head); Multi-Head Attention Residuals, arXiv:2607.27230: the
+              norm is over the whole width; q is the product of pseudo-query and key gain, the same for all tokens or one each
+    Deviates: the inverse rms of a source is given, since it is the same at every read of that source. One with a gradient
+              (`source_factor`) receives it; one without is a statistic, and the source receives what flows through it
+    Cost:     flops 4*D per source and token; saves the sources themselves and 1 + 2*H numbers per source and token
 
     Raises:
         ConfigError: no source, or sources of different shape, dtype or device.
     """
     _check(sources, inverse_rms)
     if runs_plain(impl):
-        weights = depth_weights(sources, inverse_rms, query)
-        return sum((w.unsqueeze(-1) * v for w, v in zip(weights, sources, strict=True)), torch.zeros(())).to(sources[0].dtype)
+        weights = depth_weights(sources, inverse_rms, query, n_heads)
+        weights = weights.unsqueeze(-1) if n_heads == 1 else weights
+        mixed = torch.zeros((), dtype=weights.dtype, device=weights.device)
+        for w, v in zip(weights, sources, strict=True):
+            mixed = mixed + spread(w) * by_head(v, n_heads)
+        mixed = mixed.reshape(sources[0].shape)
+        mixed = mixed if scale is None else scale * mixed
+        return (mixed if stream is None else stream + mixed).to(sources[0].dtype)
     if len(sources) == 1:
-        return sources[0]
-    return _DepthRead.apply(query, *sources, *inverse_rms)
+        # One source has weight 1 whatever the query asks.
+        mixed = sources[0]
+        if scale is not None:
+            return torch.addcmul(torch.zeros_like(mixed) if stream is None else stream, scale.to(mixed.dtype), mixed)
+        return mixed if stream is None else stream + mixed
+    return _DepthRead.apply(query, stream, scale, n_heads, *sources, *inverse_rms)
 
 
 @outside_autocast
 def depth_weights(
-    sources: Sequence[Float[Tensor, "B T D"]], inverse_rms: Sequence[Float[Tensor, "B T"]], query: Float[Tensor, " D"]
-) -> Float[Tensor, "S B T"]:
-    """The softmax weights of a depth read, for telemetry and for the reference engine."""
-    query = query.to(statistics_dtype(sources[0]))
-    scores = [(v * query).sum(-1) * with_gradient(r, v) for v, r in zip(sources, inverse_rms, strict=True)]
-    return torch.softmax(torch.stack(scores), dim=0)
+    sources: Sequence[Float[Tensor, "B T D"]],
+    inverse_rms: Sequence[Float[Tensor, "B T"]],
+    query: Float[Tensor, "*each D"],
+    n_heads: int = 1,
+) -> Float[Tensor, "S B T *H"]:
+    """The softmax weights of a depth read, for telemetry and for the reference engine; an axis of heads if there are many."""
+    weights = torch.softmax(depth_scores(sources, inverse_rms, query, n_heads), dim=0)
+    return weights.squeeze(-1) if n_heads == 1 else weights
+
+
+@outside_autocast
+def depth_scores(
+    keys: Sequence[Float[Tensor, "B T R"]],
+    inverse_rms: Sequence[Float[Tensor, "B T"]],
+    query: Float[Tensor, "*each R"],
+    n_heads: int = 1,
+) -> Float[Tensor, "S B T H"]:
+    """The scores of a depth read, in plain form: the normalised keys times the query, per head."""
+    query = query.to(statistics_dtype(keys[0]))
+    factors = (with_gradient(r, k).unsqueeze(-1) for k, r in zip(keys, inverse_rms, strict=True))
+    return torch.stack([head_sums(k * query, n_heads) * r for k, r in zip(keys, factors, strict=True)])
 
 
 def with_gradient(inverse_rms: Float[Tensor, "B T"], v: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
     """The inverse rms of v with its gradient: dr = -r^3/2 d mean(v^2), whatever eps it was computed with."""
+    if inverse_rms.requires_grad or not torch.is_grad_enabled():
+        return inverse_rms
     square = v.to(inverse_rms.dtype).square().mean(-1)
     return inverse_rms - inverse_rms.pow(3) / 2 * (square - square.detach())
+
+
+@outside_autocast
+def source_factor(v: Float[Tensor, "B T D"], eps: float, impl: Impl = "fused") -> Float[Tensor, "B T"]:
+    """The inverse rms of a source with a gradient of its own, so that all its reads together pass through it once.
+
+    Equation: r = 1 / sqrt(mean(v^2) + eps)
+    Cost:     flops 2*D per token; saves v and r
+    """
+    if runs_plain(impl):
+        return torch.rsqrt(v.to(statistics_dtype(v)).square().mean(-1) + eps)
+    return _SourceFactor.apply(v, eps)
+
+
+@outside_autocast
+def softmax_mix(
+    values: Sequence[Float[Tensor, "B T D"]], logits: Float[Tensor, "S B T H"], impl: Impl = "fused"
+) -> Float[Tensor, "B T D"]:
+    """Mixes values with a softmax over depth of given logits: a depth read whose scores come from elsewhere.
+
+    Equation: h = concat_h(sum_i softmax_i(logits_ih) v_i[head h])
+    Cost:     flops 2*D per source and token; saves the values and H numbers per source and token
+
+    Raises:
+        ConfigError: no value, or logits for another number of them.
+    """
+    if not values or logits.shape[0] != len(values):
+        raise ConfigError(f"softmax_mix: got {len(values)} values and logits for {logits.shape[0]}; give one per value")
+    if runs_plain(impl):
+        weights, n_heads = torch.softmax(logits, dim=0), logits.shape[-1]
+        mixed = torch.zeros((), dtype=weights.dtype, device=weights.device)
+        for w, v in zip(weights, values, strict=True):
+            mixed = mixed + spread(w) * by_head(v, n_heads)
+        return mixed.reshape(values[0].shape).to(values[0].dtype)
+    return _SoftmaxMix.apply(logits, *values)
 
 
 def _check(sources: Sequence[Tensor], inverse_rms: Sequence[Tensor]) -> None:
@@ -73,49 +151,80 @@ def _check(sources: Sequence[Tensor], inverse_rms: Sequence[Tensor]) -> None:
             )
 
 
-def _mean_of_products(weights: Tensor, grad: Tensor, sources: Sequence[Tensor]) -> Tensor:
-    return torch.stack([weight * (grad * v).sum(-1) for weight, v in zip(weights, sources, strict=True)]).sum(0)
+class _SourceFactor(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, eps: float) -> Tensor:
+        factor = rms_factor(v, eps)
+        ctx.save_for_backward(v, factor)
+        return factor
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        v, factor = ctx.saved_tensors
+        along = (grad_outputs[0] * factor.pow(3)).div_(-v.shape[-1])
+        return (v * along.unsqueeze(-1)).to(v.dtype), None
 
 
 class _DepthRead(torch.autograd.Function):
-    """Saves the sources, the result, the weights and the raw scores: linear in the number of sources."""
+    """Saves the sources, the weights and the raw scores: linear in the number of sources."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, stream: Tensor | None, scale: Tensor | None, n_heads: int, *tensors: Tensor) -> Tensor:
         n = len(tensors) // 2
         sources, inverse_rms = tensors[:n], tensors[n:]
-        # One buffer for all products, which then holds the result. Not a matrix-vector product, which BLAS computes on one
-        # core.
-        wide_query = query.to(statistics_dtype(sources[0]))
-        buffer = torch.empty_like(sources[0], dtype=wide_query.dtype)
-        scores = torch.stack([torch.mul(v, wide_query, out=buffer).sum(-1) for v in sources])
-        weights = torch.softmax(scores * torch.stack(inverse_rms), dim=0)
-        mixed = torch.mul(sources[0], weights[0].unsqueeze(-1), out=buffer)
-        for v, weight in zip(sources[1:], weights[1:], strict=True):
-            mixed.addcmul_(v, weight.unsqueeze(-1))
-        mixed = mixed.to(sources[0].dtype)
-        ctx.save_for_backward(query, scores, weights, mixed, *tensors)
-        return mixed
+        scores = raw_scores(sources, query.to(statistics_dtype(sources[0])).unsqueeze(0), n_heads)
+        weights = torch.softmax(scores * _factors(inverse_rms), dim=0)
+        (mixed,) = mixtures(sources, weights)
+        if stream is not None:
+            mixed = mixed.add_(stream) if scale is None else mixed.mul_(scale).add_(stream)
+        elif scale is not None:
+            mixed.mul_(scale)
+        ctx.scaled = scale is not None
+        ctx.save_for_backward(query, scores, weights, *tensors, *(() if scale is None else (scale,)))
+        return mixed.to(sources[0].dtype)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        query, scores, weights, mixed, *tensors = ctx.saved_tensors
+        query, scores, weights, *tensors = ctx.saved_tensors
+        scale = tensors.pop() if ctx.scaled else None
         n = len(tensors) // 2
         sources, inverse_rms = tensors[:n], tensors[n:]
         grad = grad_outputs[0].to(weights.dtype)
-        wide_query = query.to(weights.dtype)
-        # The mean of the weights' gradients is grad^T h, so that one sweep over the sources is enough; not when h
-        # was rounded to a narrower dtype, since the rounding would then be larger than what it stands for.
-        buffer = grad * mixed
-        mean = buffer.sum(-1) if mixed.dtype == weights.dtype else _mean_of_products(weights, grad, sources)
-        grad_query = torch.zeros_like(wide_query)
-        grad_sources = []
-        for v, factor, score, weight in zip(sources, inverse_rms, scores, weights, strict=True):
-            grad_logit = torch.mul(grad, v, out=buffer).sum(-1).sub_(mean).mul_(weight)
-            grad_score = grad_logit.mul_(factor)
-            # The part of the gradient that flows through the inverse rms.
-            along_v = (grad_score * score).mul_(factor.square()).div_(-v.shape[-1]).unsqueeze(-1)
-            grad_query += sum_of_rows(v, grad_score)
-            grad_v = (grad * weight.unsqueeze(-1)).addcmul_(grad_score.unsqueeze(-1), wide_query).addcmul_(along_v, v)
-            grad_sources.append(grad_v.to(v.dtype))
-        return grad_query.to(query.dtype), *grad_sources, *(None for _ in inverse_rms)
+        queries = query.to(weights.dtype).unsqueeze(0)
+        by_weight = products(sources, [grad], weights.shape[-1])
+        # The mean of the weights' gradients is grad^T m, which needs no m.
+        mean = (weights * by_weight).sum(0)
+        grad_scale = None if scale is None else mean.sum().reshape(scale.shape).to(scale.dtype)
+        by_logit = by_weight.sub_(mean).mul_(weights)
+        if scale is not None:
+            weights, by_logit = weights * scale, by_logit.mul_(scale)
+        by_factor = (by_logit * scores).sum((1, -1))
+        by_score = by_logit.mul_(_factors(inverse_rms))
+        own = any(ctx.needs_input_grad[4 + n :])
+        # What flows through inverse rms without a gradient of their own.
+        along = None if own else by_factor * torch.stack(list(inverse_rms)).pow(3) / -sources[0].shape[-1]
+        grad_sources = source_gradients(sources, [grad], weights, queries, by_score, along)
+        grad_query = query_gradients(sources, by_score, query.ndim > 1).squeeze(0).to(query.dtype)
+        grad_stream = grad_outputs[0] if ctx.needs_input_grad[1] else None
+        return grad_query, grad_stream, grad_scale, None, *grad_sources, *(by_factor if own else (None,) * n)
+
+
+class _SoftmaxMix(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, *values: Tensor) -> Tensor:
+        weights = torch.softmax(logits, dim=0)
+        ctx.save_for_backward(weights, *values)
+        return mixtures(values, weights.unsqueeze(1))[0].to(values[0].dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
+        weights, *values = ctx.saved_tensors
+        grad = grad_outputs[0].to(weights.dtype)
+        by_weight = products(values, [grad], weights.shape[-1]).squeeze(1)
+        mean = (weights * by_weight).sum(0)
+        return by_weight.sub_(mean).mul_(weights), *source_gradients(values, [grad], weights.unsqueeze(1))
+
+
+def _factors(inverse_rms: Sequence[Tensor]) -> Tensor:
+    """[S 1 B T 1]."""
+    return torch.stack(list(inverse_rms)).unsqueeze(1).unsqueeze(-1)

@@ -110,6 +110,7 @@ class _GRN(torch.autograd.Function):
         C, S, N = bias.shape[0], len(sources), rows[0].shape[0]
         z = weight.new_empty(S, C, N)
         inverse = weight.new_empty(S if score_gain is not None else 0, N)
+        buffer = weight.new_empty(N, shape[-1])
         totals: list[Tensor] = []
         for j, x in enumerate(rows):
             torch.mm(weight[:, j % weight.shape[1]], x.to(dtype).T, out=z[j])
@@ -117,12 +118,12 @@ class _GRN(torch.autograd.Function):
                 inverse[j] = inverse_rms(x, eps)
                 z[j].mul_(inverse[j])
             s = ACTIVATIONS[activation](z[j]).unsqueeze(-1)
-            if j == 0:
-                totals = [x * row for row in wide_bias[:, 0]]
-            for c, total in enumerate(totals):
-                if j:
-                    total.addcmul_(x, wide_bias[c, j])
-                total.addcmul_(x, s[c])
+            for c in range(C):
+                torch.add(wide_bias[c, j], s[c], out=buffer)
+                if j == 0:
+                    totals.append(x * buffer)
+                else:
+                    totals[c].addcmul_(x, buffer)
         ctx.save_for_backward(bias, score_weight, score_gain, z, inverse, *sources)
         ctx.activation = activation
         return tuple(total.view(shape).to(sources[0].dtype) for total in totals)
@@ -161,7 +162,7 @@ def _backward(ctx: Any, grad_outputs: tuple[Tensor, ...]) -> tuple[Tensor | None
         s = ACTIVATIONS[ctx.activation](z[j]).unsqueeze(-1)
         grad_x = torch.mm(grad_z.T, weight[:, row])
         for c, grad in enumerate(grads):
-            grad_x.addcmul_(grad, wide_bias[c, j]).addcmul_(grad, s[c])
+            grad_x.addcmul_(grad, torch.add(wide_bias[c, j], s[c], out=buffer))
         if along is not None:
             grad_x.addcmul_(x, along)
         grad_sources.append(grad_x.view(v.shape).to(v.dtype))

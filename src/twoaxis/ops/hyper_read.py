@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
-from twoaxis.ops.stream_scores import StreamNorm, normalised, row_statistics
+from twoaxis.ops.stream_scores import SMALLEST_RMS, StreamNorm, normalised
 from twoaxis.ops.streams import pieces_of, rows_of, spans
 
 Activation = Literal["tanh", "none"]
@@ -96,14 +96,30 @@ def _change(scores: Tensor, offset: Tensor, rule: ScoreRule) -> Tensor:
     return shifted.tanh_() if rule.activation == "tanh" else shifted
 
 
-def _by_piece(rows: Tensor, m: int) -> Tensor:
-    """From [C, N m], the order of the rows of pieces, to [m, C, N]."""
-    return rows.unflatten(-1, (-1, m)).permute(2, 0, 1)
+def _by_piece(rows: Float[Tensor, "n C rows"], m: int) -> Float[Tensor, "P C tokens"]:
+    """From the order of the rows of a stream, fraction by fraction of each token, to the order of pieces."""
+    return rows if m == 1 else rows.unflatten(-1, (-1, m)).permute(0, 3, 1, 2).flatten(0, 1)
 
 
-def _by_row(pieces: Tensor) -> Tensor:
-    """From [m, ..., N] to [..., N m], the order of the rows of pieces."""
-    return pieces.movedim(0, -1).flatten(-2)
+def _by_row(pieces: Float[Tensor, "P C tokens"], m: int) -> Float[Tensor, "n C rows"]:
+    return pieces if m == 1 else pieces.unflatten(0, (-1, m)).permute(0, 2, 3, 1).flatten(2)
+
+
+def _normalised_products(streams: list[Tensor], maps: Tensor, rule: ScoreRule) -> tuple[Tensor, Tensor]:
+    """Every map times every normalised row, and the statistics of the rows: their inverse deviation and, for `layer`, mean."""
+    m, (C, E) = rule.n_fractions, maps.shape
+    rows = [stream.reshape(-1, E).to(maps.dtype) for stream in streams]
+    products = maps.new_empty(len(rows), C, len(rows[0]))
+    statistics = maps.new_empty(2 if rule.norm == "layer" else 1, len(rows), len(rows[0]))
+    buffer = torch.empty_like(rows[0]) if rule.norm == "layer" else None
+    for k, x in enumerate(rows):
+        torch.mm(maps, x.T, out=products[k])
+        if buffer is not None:
+            # Not the mean square less the squared mean, which cancels where the mean is large.
+            x = torch.sub(x, torch.mean(x, -1, out=statistics[1, k]).unsqueeze(-1), out=buffer)
+        torch.linalg.vector_norm(x, dim=-1, out=statistics[0, k])
+    statistics[0].square_().div_(E).add_(rule.eps).clamp_min_(SMALLEST_RMS**2).rsqrt_()
+    return _by_piece(products.mul_(statistics[0].unsqueeze(1)), m), statistics
 
 
 class _HyperRead(torch.autograd.Function):
@@ -113,24 +129,17 @@ class _HyperRead(torch.autograd.Function):
     def forward(
         ctx: Any, rule: ScoreRule, static: Tensor, scale: Tensor, maps: Tensor, offset: Tensor, *streams: Tensor
     ) -> tuple[Tensor, ...]:
-        m, tokens, dtype = rule.n_fractions, streams[0].shape[:2], maps.dtype
-        flat, E = rows_of(streams), maps.shape[1]
-        N = len(flat[0])
-        scores, weights = (maps.new_empty(*static.shape, N) for _ in range(2))
-        statistics = maps.new_empty(2 if rule.norm == "layer" else 1, len(streams), N * m)
-        view = torch.empty_like(flat[0], dtype=dtype)
-        for span in spans(flat[0]):
-            rows = slice(span.start * m, span.stop * m)
-            for k, stream in enumerate(flat):
-                x = stream[span].reshape(-1, E)
-                statistics[:, k, rows] = torch.stack(row_statistics(x, rule.norm, rule.eps, dtype))
-                product = torch.mm(maps, x.to(dtype).T).mul_(statistics[0, k, rows])
-                scores[k * m : (k + 1) * m, :, span] = _by_piece(product, m)
+        m, tokens, flat = rule.n_fractions, streams[0].shape[:2], rows_of(streams)
+        scores, weights = (maps.new_empty(*static.shape, tokens.numel()) for _ in range(2))
+        statistics = maps.new_empty(2 if rule.norm == "layer" else 1, len(streams), tokens.numel() * m)
+        view = torch.empty_like(flat[0], dtype=maps.dtype)
+        for span in spans(flat[0], 2):
+            some = [stream[span] for stream in flat]
+            scores[..., span], statistics[..., _rows(span, m)] = _normalised_products(some, maps, rule)
             change = _change(scores[..., span], offset, rule)
-            torch.addcmul(static.unsqueeze(-1), scale.unsqueeze(-1), change, out=weights[..., span])
-            pieces = pieces_of([stream[span] for stream in flat], m)
-            by_fraction = weights[:, :m, span].unsqueeze(-1).unbind(1)
-            for total, column in zip(pieces_of([view[span]], m), by_fraction, strict=True):
+            own = torch.addcmul(static.unsqueeze(-1), scale.unsqueeze(-1), change, out=weights[..., span])
+            pieces = pieces_of(some, m)
+            for total, column in zip(pieces_of([view[span]], m), own[:, :m].unsqueeze(-1).unbind(1), strict=True):
                 reads = column.unbind()
                 torch.mul(pieces[0], reads[0], out=total)
                 for piece, weight in zip(pieces[1:], reads[1:], strict=True):
@@ -146,46 +155,48 @@ class _HyperRead(torch.autograd.Function):
         return _backward(ctx, *grad_outputs)
 
 
+def _rows(span: slice, m: int) -> slice:
+    """The rows of pieces of these tokens."""
+    return slice(span.start * m, span.stop * m)
+
+
 @outside_autocast
 def _backward(ctx: Any, grad_view: Tensor, grad_rest: Tensor, *grad_passed: Tensor) -> tuple[Tensor | None, ...]:
     """With g the gradient of the scores s and r the inverse: dx = r (g^T W - (g^T s) norm(x) / E) + what the read gives."""
     static, scale, maps, offset, scores, statistics, *streams = ctx.saved_tensors
     rule: ScoreRule = ctx.rule
     m, E, dtype = rule.n_fractions, maps.shape[1], maps.dtype
-    flat, flat_view, flat_passed = (rows_of(some) for some in (streams, [grad_view], grad_passed))
+    flat, (flat_view,), flat_passed = (rows_of(some) for some in (streams, [grad_view], grad_passed))
     grad_rest = grad_rest.flatten(2)
     results = [torch.empty_like(x, dtype=dtype) for x in flat]
     grad_static, grad_scale, grad_maps, grad_offset = (torch.zeros_like(x) for x in (static, scale, maps, offset))
     # A last row of ones carries the mean, so that one product gives all of the gradient that is not along x.
-    wide = torch.cat((maps, torch.ones_like(maps[:1]))) if len(statistics) == 2 else maps
-    for span in spans(flat[0]):
+    wide = torch.cat((maps, torch.ones_like(maps[:1]))) if rule.norm == "layer" else maps
+    for span in spans(flat[0], 2):
         pieces, passed, totals = (pieces_of([x[span] for x in some], m) for some in (flat, flat_passed, results))
-        change = _change(scores[..., span], offset, rule)
-        views = pieces_of([flat_view[0][span].to(dtype)], m)
-        buffer = torch.empty_like(views[0])
-        reads = torch.stack([torch.mul(part, piece, out=buffer).sum(-1) for piece in pieces for part in views])
-        grad_weights = torch.cat((reads.unflatten(0, (-1, m)), grad_rest[..., span]), dim=1)
+        views = pieces_of([flat_view[span].to(dtype)], m)
+        own, change = scores[..., span], _change(scores[..., span], offset, rule)
         weights = torch.addcmul(static[:, :m, None], scale[:m, None], change[:, :m]).unsqueeze(-1)
-        for total, grad, row in zip(totals, passed, weights.unbind(), strict=True):
-            own = row.unbind()
-            torch.addcmul(grad, views[0], own[0], out=total)
-            for part, weight in zip(views[1:], own[1:], strict=True):
-                total.addcmul_(part, weight)
+        buffer = torch.empty_like(views[0])
+        reads: list[Tensor] = []
+        for piece, total, grad, row in zip(pieces, totals, passed, weights.unbind(), strict=True):
+            for r, (part, weight) in enumerate(zip(views, row.unbind(), strict=True)):
+                reads.append(torch.mul(part, piece, out=buffer).sum(-1))
+                torch.addcmul(total if r else grad, part, weight, out=total)
+        grad_weights = torch.cat((torch.stack(reads).unflatten(0, (-1, m)), grad_rest[..., span]), dim=1)
         grad_static += grad_weights.sum(-1)
         grad_scale += (grad_weights * change).sum((0, 2))
         grad_scores = grad_weights.mul_(scale.unsqueeze(-1))
         if rule.activation == "tanh":
-            grad_scores.addcmul_(grad_scores, change.square(), value=-1)
+            grad_scores.addcmul_(grad_scores, change.square_(), value=-1)
         grad_offset += grad_scores.sum((0, 2))
-        along = (grad_scores * scores[..., span]).sum(1).div_(-E)
-        rows = slice(span.start * m, span.stop * m)
+        inverse, *means = statistics[..., _rows(span, m)].unbind()
+        along = _by_row((grad_scores * own).sum(1, keepdim=True).div_(-E), m) * inverse.square().unsqueeze(1)
+        by_row = _by_row(grad_scores, m) * inverse.unsqueeze(1)
+        all_rows = torch.cat((by_row, -along * means[0].unsqueeze(1)), dim=1) if means else by_row
         for k, stream in enumerate(flat):
-            x, inverse = stream[span].reshape(-1, E), statistics[0, k, rows]
-            by_row = _by_row(grad_scores[k * m : (k + 1) * m]).mul_(inverse)
-            along_x = _by_row(along[k * m : (k + 1) * m]) * inverse.square()
-            grad_maps.addmm_(by_row, x.to(dtype))
-            if len(statistics) == 2:
-                by_row = torch.cat((by_row, (-along_x * statistics[1, k, rows]).unsqueeze(0)))
-            results[k][span].view(-1, E).addmm_(by_row.T, wide).addcmul_(x, along_x.unsqueeze(-1))
+            x = stream[span].reshape(-1, E)
+            grad_maps.addmm_(by_row[k], x.to(dtype))
+            results[k][span].view(-1, E).addmm_(all_rows[k].T, wide).addcmul_(x, along[k].T)
     grads = (x.view(stream.shape).to(stream.dtype) for x, stream in zip(results, streams, strict=True))
     return None, grad_static, grad_scale, grad_maps, grad_offset, *grads

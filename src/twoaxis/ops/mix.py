@@ -14,7 +14,7 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
-NUMBERS_IN_CACHE = 2**17
+NUMBERS_IN_CACHE = 2**16
 """Of one source at a time, in the backward pass of many ways."""
 
 

@@ -167,7 +167,7 @@ class _MixPieces(torch.autograd.Function):
         wanted = [needed and k >= kept for k, needed in enumerate(ctx.needs_input_grad[3:])]
         grad_given = [torch.empty_like(v, dtype=dtype) if needed else None for v, needed in zip(given, wanted, strict=True)]
         first = 0 if ctx.needs_input_grad[1] else len(given) - 1
-        products = Products(len(given[first:]) * m, plan.n_results, given[0]) if any(ctx.needs_input_grad[1:3]) else None
+        products = Products(len(given[first:]) * m, plan.n_results, m, given[0]) if any(ctx.needs_input_grad[1:3]) else None
         flat, flat_results = rows_of(given), rows_of([grad.to(dtype) for grad in grad_outputs])
         flat_given = [None if grad is None else grad.view(-1, grad.shape[-1]) for grad in grad_given]
         for span in spans(flat[0]):
@@ -198,15 +198,24 @@ class _MixPieces(torch.autograd.Function):
 class Products:
     """The product of every source piece with the gradient of every result piece: what each weight takes its gradient from."""
 
-    def __init__(self, n_sources: int, n_results: int, like: Tensor) -> None:
-        self.tokens = like.shape[:2]
-        self.values = like.new_empty(like.shape[:2].numel(), n_sources, n_results, dtype=statistics_dtype(like))
+    def __init__(self, n_sources: int, n_results: int, m: int, like: Tensor) -> None:
+        self.tokens, width = like.shape[:2], like.shape[-1] // m
+        self.values = like.new_empty(self.tokens.numel(), n_sources, n_results, dtype=statistics_dtype(like))
+        # Both sides have to lie side by side, for so few tokens that they are still in the cache when they are multiplied.
+        self.step = max(1, spans(like.flatten(0, 1))[0].stop // 4)
+        self.left, self.right = (self.values.new_empty(self.step, n, width) for n in (n_sources, n_results))
 
     @outside_autocast
     def add(self, span: slice, sources: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
         """Computes them for some tokens, as one matrix product per token."""
-        a, b = (torch.stack(tuple(some), dim=1).to(self.values.dtype) for some in (sources, grads))
-        torch.bmm(a, b.transpose(1, 2), out=self.values[span])
+        values = self.values[span]
+        for start in range(0, len(values), self.step):
+            part = slice(start, start + self.step)
+            tokens = len(values[part])
+            left, right = self.left[:tokens], self.right[:tokens]
+            torch.stack([v[part] for v in sources], dim=1, out=left)
+            torch.stack([v[part] for v in grads], dim=1, out=right)
+            torch.bmm(left, right.transpose(1, 2), out=values[part])
 
     def split(self, plan: _Plan, residual: Tensor | None, write: Tensor | None) -> Iterator[Tensor | None]:
         """The gradients of both matrices."""
@@ -222,11 +231,14 @@ class Products:
             yield (found.sum((-2, -1)) if weights.ndim == 2 else found).to(weights.dtype)
 
 
-def spans(rows: Float[Tensor, "N D"]) -> list[slice]:
-    """Cuts rows where a processor would otherwise read them from memory again for every operation on them."""
-    in_cache = torch.get_num_threads() * NUMBERS_IN_CACHE
+def spans(rows: Float[Tensor, "N D"], times: int = 1) -> list[slice]:
+    """Cuts rows where a processor would otherwise read them from memory again for every operation on them.
+
+    `times` as many at once pay for an operator of many small steps between few passes over the rows.
+    """
+    in_cache = torch.get_num_threads() * NUMBERS_IN_CACHE * times
     step = max(1, in_cache // rows.shape[-1]) if rows.device.type == "cpu" else len(rows)
-    return [slice(start, start + step) for start in range(0, len(rows), step)]
+    return [slice(start, min(start + step, len(rows))) for start in range(0, len(rows), step)]
 
 
 def rows_of(tensors: Sequence[Float[Tensor, "B T D"]]) -> list[Float[Tensor, "N D"]]:

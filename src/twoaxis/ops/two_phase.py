@@ -3,19 +3,21 @@
 A decoder or a pipeline stage holds the completed sources long before the running one exists. Phase 1 reads them for
 every query of the block; phase 2 merges what came later, and equals the read of all sources at once.
 
-Letters: B batch, T position, D width, Q queries.
+Letters: B batch, T position, D width, H heads, S depth sources, Q queries.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.depth_read import with_gradient
-from twoaxis.ops.precision import outside_autocast, statistics_dtype
+from twoaxis.ops.depth_read import depth_scores, softmax_mix, with_gradient
+from twoaxis.ops.depth_sweeps import mixtures, products, query_gradients, raw_scores, source_gradients
+from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.row_product import row_product
 
 
 class PartialRead(NamedTuple):
@@ -97,3 +99,103 @@ def _weighted_sum(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
     for v, weight in zip(sources[1:], weights[1:], strict=True):
         mixed = torch.addcmul(mixed, weight.unsqueeze(-1), v.to(mixed.dtype))
     return mixed
+
+
+class EarlyRead(NamedTuple):
+    """The finished read of some of the sources; to whatever is merged in later it is one more source with a known score.
+
+    Attributes:
+        mixture: the read of these sources alone, in the precision of statistics.
+        log_total: the log of the sum of exp(s_i), per head: the score of the mixture.
+    """
+
+    mixture: Float[Tensor, "B T D"]
+    log_total: Float[Tensor, "B T H"]
+
+
+@outside_autocast
+def early_reads(
+    sources: Sequence[Float[Tensor, "B T D"]],
+    inverse_rms: Sequence[Float[Tensor, "B T"]],
+    queries: Sequence[Float[Tensor, " D"]],
+    n_heads: int = 1,
+    impl: Impl = "fused",
+) -> tuple[EarlyRead, ...]:
+    """Reads the sources at hand for several queries in one sweep: phase 1 of training, one result per query.
+
+    Equation: m = sum_i softmax_i(s) v_i,  l = log sum_i exp(s_i),  s_i = r_i * q^T v_i, per head
+    Source:   Attention Residuals, arXiv:2603.15031, Algorithm 1, normalised, so that merging is a softmax over (l, s_late)
+    Deviates: the maximum and the sum are kept as one number, their log-sum-exp
+    Shapes:   all results in float32 (float64 for float64)
+    Cost:     flops 4*D per source, query and token; saves the sources and 2*H numbers per source, query and token
+
+    Raises:
+        ConfigError: no source, or not one inverse rms per source.
+    """
+    if not sources or len(sources) != len(inverse_rms):
+        raise ConfigError(
+            f"early_reads: got {len(sources)} sources and {len(inverse_rms)} inverse rms; give one of each per source"
+        )
+    dtype = statistics_dtype(sources[0])
+    if runs_plain(impl):
+        scores = [depth_scores(sources, inverse_rms, query, n_heads) for query in queries]
+        wide = [v.to(dtype) for v in sources]
+        return tuple(EarlyRead(softmax_mix(wide, s, "reference"), s.logsumexp(0)) for s in scores)
+    factors = [with_gradient(r, v) for v, r in zip(sources, inverse_rms, strict=True)]
+    results = _EarlyReads.apply(torch.stack([query.to(dtype) for query in queries]), n_heads, *sources, *factors)
+    return tuple(EarlyRead(*pair) for pair in zip(results[::2], results[1::2], strict=True))
+
+
+@outside_autocast
+def late_read(
+    early: EarlyRead,
+    sources: Sequence[Float[Tensor, "B T D"]],
+    inverse_rms: Sequence[Float[Tensor, "B T"]],
+    query: Float[Tensor, " D"],
+    impl: Impl = "fused",
+) -> Float[Tensor, "B T D"]:
+    """Merges the sources that came later into an early read: phase 2 of training, equal to the read of all at once.
+
+    Equation: h = softmax over (l, s_late) of (m, v_late)
+    Source:   Attention Residuals, arXiv:2603.15031, Algorithm 1
+    Cost:     flops 4*D per late source and 2*D, per token
+    """
+    n_heads = early.log_total.shape[-1]
+    if n_heads == 1:
+        factors = (with_gradient(r, v) for v, r in zip(sources, inverse_rms, strict=True))
+        rows = (row_product(v, query, impl) * r for v, r in zip(sources, factors, strict=True))
+        scores = torch.stack(tuple(rows)).unsqueeze(-1)
+    else:
+        scores = depth_scores(sources, inverse_rms, query, n_heads)
+    return softmax_mix((early.mixture, *sources), torch.cat((early.log_total.unsqueeze(0), scores)), impl)
+
+
+class _EarlyReads(torch.autograd.Function):
+    """One sweep over the sources each way, whatever the number of queries."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, n_heads: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        n = len(tensors) // 2
+        sources, factors = tensors[:n], tensors[n:]
+        scores = raw_scores(sources, queries, n_heads)
+        logits = scores * torch.stack(factors).unsqueeze(1).unsqueeze(-1)
+        totals = torch.logsumexp(logits, dim=0)
+        weights = logits.sub_(totals).exp_()
+        ctx.save_for_backward(queries, scores, weights, *tensors)
+        mixed = mixtures(sources, weights)
+        return tuple(part for mixture, total in zip(mixed, totals, strict=True) for part in (mixture, total.clone()))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        queries, scores, weights, *tensors = ctx.saved_tensors
+        n = len(tensors) // 2
+        sources, factors = tensors[:n], tensors[n:]
+        grads, by_total = grad_outputs[::2], torch.stack(grad_outputs[1::2])
+        by_weight = products(sources, grads, weights.shape[-1])
+        # What every weight of one query loses to the others, less what its total passes on.
+        lost = (weights * by_weight).sum(0).sub_(by_total)
+        by_logit = by_weight.sub_(lost).mul_(weights)
+        by_factor = (by_logit * scores).sum((1, -1))
+        by_score = by_logit.mul_(torch.stack(factors).unsqueeze(1).unsqueeze(-1))
+        grad_sources = source_gradients(sources, grads, weights, queries, by_score)
+        return query_gradients(sources, by_score, each=False), None, *grad_sources, *by_factor

@@ -1,5 +1,7 @@
 """Adapters: one file per family; each runs our code on a fixture and returns every stored output and gradient."""
 
+import importlib
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,36 +50,6 @@ def claimed_by(name: str) -> Run | None:
 
 
 def adapters() -> tuple[Adapter, ...]:
-    """Every adapter; imported here, since each of them imports this package."""
-    from . import (
-        attention_residuals,
-        deep_cross_attention,
-        deep_delta,
-        denseformer,
-        elc_bert,
-        frac_connections,
-        gated_residual,
-        hyper_connections,
-        lime,
-        mhc,
-        muddformer,
-        sliding_window,
-        value_residual,
-    )
-
-    modules = (
-        attention_residuals,
-        deep_cross_attention,
-        deep_delta,
-        denseformer,
-        elc_bert,
-        frac_connections,
-        gated_residual,
-        hyper_connections,
-        lime,
-        mhc,
-        muddformer,
-        sliding_window,
-        value_residual,
-    )
-    return tuple(module.ADAPTER for module in modules)
+    """The adapter of every file beside this one."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(importlib.import_module(f".{name}", __name__).ADAPTER for name in names)

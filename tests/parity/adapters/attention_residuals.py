@@ -1,4 +1,4 @@
-"""Attention Residuals: the read as an operator, in two phases, and two independent decoders."""
+"""Attention Residuals: the read as an operator, with heads, in two phases, and two independent decoders."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from twoaxis.depth import AttentionResidualsConfig, attention_residuals
 from twoaxis.depth.attention_residuals import DepthQuery, Sources
-from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.model import Decoder
 from twoaxis.ops import two_phase
-from twoaxis.ops.depth_read import depth_read, depth_weights
+from twoaxis.ops.depth_read import depth_read, depth_weights, source_factor
 from twoaxis.ops.norm import inverse_rms, rms_norm
 from twoaxis.sequence import AttentionConfig
 
+from ..backbones.llama import llama_decoder
 from ..golden import Golden
 from ..trace import logits_and_gradients, states, sublayers
 from ..weights import Weights
@@ -40,6 +40,24 @@ def run_operator(golden: Golden) -> Mapping[str, Tensor]:
         "output/o": mixed,
         "output/p": depth_weights(sources, factors, query),
         **{f"grad/{name}": _gradient(tensor) for name, tensor in leaves.items()},
+    }
+
+
+def run_heads(golden: Golden) -> Mapping[str, Tensor]:
+    """One read with a softmax per head."""
+    config = golden.about["config"]
+    query, gain = (golden.take(f"param/{name}").requires_grad_() for name in ("query", "rms_weight"))
+    stacked = golden.take("input/sources").requires_grad_()
+    sources = [v.contiguous() for v in stacked.unbind()]
+    factors = [source_factor(v, config["eps"]) for v in sources]
+    mixed = depth_read(sources, factors, query * gain, n_heads=config["heads"])
+    mixed.backward(golden.take("input/cotangent"))
+    return {
+        "output/o": mixed,
+        "output/p": depth_weights(sources, factors, query * gain, config["heads"]),
+        "grad/query": _gradient(query),
+        "grad/rms_weight": _gradient(gain),
+        "grad/sources": _gradient(stacked),
     }
 
 
@@ -73,7 +91,7 @@ def run_fla(golden: Golden) -> Mapping[str, Tensor]:
         n_kv_heads=config["num_kv_heads"],
         qk_norm="before_rope" if config["qk_norm"] else "none",
     )
-    model = _decoder(golden, attention, config["norm_eps"], config["attnres_block_size"])
+    model = llama_decoder(config, attention, AttentionResidualsConfig(block_size=config["attnres_block_size"]))
     weights = Weights(golden)
     weights.put("embedding.weight", "model.embeddings.weight")
     names = {"attn": "attn", "attention_norm": "attn_norm", "mlp_norm": "mlp_norm"}
@@ -102,7 +120,7 @@ def run_qwen3(golden: Golden) -> Mapping[str, Tensor]:
     )
     layers_per_block = math.ceil(config["num_hidden_layers"] / config.get("attnres_num_blocks", math.inf))
     block_size = {"full": 1, "block": 2 * layers_per_block}[config["attnres_mode"]]
-    model = _decoder(golden, attention, config["rms_norm_eps"], block_size)
+    model = llama_decoder(config, attention, AttentionResidualsConfig(block_size=block_size))
     weights = Weights(golden)
     weights.put("embedding.weight", "model.embed_tokens.weight")
     names = {"attn": "self_attn", "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
@@ -114,21 +132,6 @@ def run_qwen3(golden: Golden) -> Mapping[str, Tensor]:
         if index % 2 == 0:
             computed[f"output/partial_{index // 2}"] = state.values[-1]
     return computed
-
-
-def _decoder(golden: Golden, attention: AttentionConfig, norm_eps: float, block_size: int) -> Decoder:
-    config = golden.about["config"]
-    return Decoder(
-        DecoderConfig(
-            vocab_size=config["vocab_size"],
-            d_model=config["hidden_size"],
-            n_layers=config["num_hidden_layers"],
-            norm_eps=norm_eps,
-            tie_embeddings=config["tie_word_embeddings"],
-            depth=AttentionResidualsConfig(block_size=block_size),
-            blocks=((attention, SwiGLUConfig(d_ff=config["intermediate_size"])),),
-        )
-    )
 
 
 def _place(weights: Weights, config: Mapping[str, Any], names: Mapping[str, str], qk_norm: bool, final: str) -> None:
@@ -172,7 +175,7 @@ def _reads(model: Decoder, golden: Golden) -> Iterator[tuple[int, Sources, Tenso
 
 
 def _no_key_norm(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention_residuals, "inverse_rms", lambda x, eps: torch.ones_like(x[..., 0]))
+    patch.setattr(attention_residuals, "source_factor", lambda v, eps, impl: torch.ones_like(v[..., 0]))
 
 
 def _no_key_norm_in_operator(patch: pytest.MonkeyPatch) -> None:
@@ -181,6 +184,7 @@ def _no_key_norm_in_operator(patch: pytest.MonkeyPatch) -> None:
 
 def _no_key_gain(patch: pytest.MonkeyPatch) -> None:
     def forward(self: DepthQuery, sources: Sources) -> Tensor:
+        assert self.key_gain is not None
         return depth_read(sources.values, sources.inverse_rms, self.pseudo_query + 0 * self.key_gain)
 
     patch.setattr(DepthQuery, "forward", forward)
@@ -196,6 +200,16 @@ def _blocks_begin_one_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attention_residuals.AttentionResiduals, "__init__", init)
 
 
+def _norm_of_each_head(patch: pytest.MonkeyPatch) -> None:
+    def read(sources: Any, factors: Any, query: Tensor, n_heads: int) -> Tensor:
+        slices = [[v.contiguous() for v in x.chunk(n_heads, -1)] for x in (*sources, query)]
+        parts = zip(*slices, strict=True)
+        return torch.cat([right(vs, [source_factor(v, 1e-6) for v in vs], q) for *vs, q in parts], -1)
+
+    right = depth_read
+    patch.setitem(globals(), "depth_read", read)
+
+
 def _merge_without_rescaling(patch: pytest.MonkeyPatch) -> None:
     def merge(first: two_phase.PartialRead, second: two_phase.PartialRead) -> two_phase.PartialRead:
         added = first.mixture + second.mixture
@@ -208,6 +222,7 @@ ADAPTER = Adapter(
     claims={
         r"attnres-op(-.*)?": run_operator,
         r"attnres-twophase-op(-.*)?": run_two_phase,
+        r"mhar-op(-.*)?": run_heads,
         r"attnres-(full|block\d*)-qwen3(-.*)?": run_qwen3,
         r"attnres-(full|block\d*)(-.*)?": run_fla,
     },
@@ -216,6 +231,7 @@ ADAPTER = Adapter(
         Mistake("no norm of the keys", "attnres-op-onorm", _no_key_norm_in_operator),
         Mistake("no norm of the keys", "attnres-twophase-op", _no_key_norm_in_operator),
         Mistake("a merge that ignores the maxima", "attnres-twophase-op", _merge_without_rescaling),
+        Mistake("a norm of the keys per head", "mhar-op", _norm_of_each_head),
         Mistake("no norm of the keys", "attnres-full", _no_key_norm),
         Mistake("no norm of the keys", "attnres-full-qwen3", _no_key_norm),
         Mistake("no gain of the keys", "attnres-block2", _no_key_gain),

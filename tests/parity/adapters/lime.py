@@ -9,11 +9,10 @@ from torch import Tensor
 from twoaxis.core.views import Heads
 from twoaxis.depth import LimeConfig
 from twoaxis.depth.lime import Lime
-from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.model import Decoder
 from twoaxis.sequence import AttentionConfig
 
-from ..backbones.llama import llama_gradients, place_llama, run_llama
+from ..backbones.llama import llama_decoder, llama_gradients, place_llama, run_llama
 from ..golden import Golden
 from ..weights import Weights
 from . import Adapter, Mistake
@@ -23,17 +22,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     """The whole model; keys and values come from one matrix whose rows go channel by channel, then head by head."""
     config = golden.about["config"]
     H, G, K = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
-    model = Decoder(
-        DecoderConfig(
-            vocab_size=config["vocab_size"],
-            d_model=config["hidden_size"],
-            n_layers=config["num_hidden_layers"],
-            norm_eps=config["rms_norm_eps"],
-            tie_embeddings=False,
-            depth=LimeConfig(),
-            blocks=((AttentionConfig(n_heads=H, n_kv_heads=G, head_dim=K), SwiGLUConfig(d_ff=config["intermediate_size"])),),
-        )
-    )
+    model = llama_decoder(config, AttentionConfig(n_heads=H, n_kv_heads=G, head_dim=K), LimeConfig())
     weights = Weights(golden)
     place_llama(weights, config)
     for layer in range(config["num_hidden_layers"]):

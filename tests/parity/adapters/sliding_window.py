@@ -8,11 +8,11 @@ from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.site import Stack
-from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.model import Decoder
 from twoaxis.ops import local_attention
 from twoaxis.sequence import AttentionConfig, ShortSWAConfig, heads
 
+from ..backbones.llama import llama_decoder
 from ..golden import Golden
 from ..trace import logits_and_gradients, states
 from ..weights import Weights
@@ -55,16 +55,7 @@ def run_mistral(golden: Golden) -> Mapping[str, Tensor]:
         window=config["sliding_window"],
         rope_theta=config["rope_theta"],
     )
-    model = Decoder(
-        DecoderConfig(
-            vocab_size=config["vocab_size"],
-            d_model=config["hidden_size"],
-            n_layers=config["num_hidden_layers"],
-            norm_eps=config["rms_norm_eps"],
-            tie_embeddings=False,
-            blocks=((attention, SwiGLUConfig(d_ff=config["intermediate_size"])),),
-        )
-    )
+    model = llama_decoder(config, attention)
     weights = Weights(golden)
     weights.put("embedding.weight", "model.embed_tokens.weight")
     weights.put("norm.gain", "model.norm.weight")

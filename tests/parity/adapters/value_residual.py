@@ -12,11 +12,9 @@ from twoaxis.core.site import HeadShape, Slot, Stack
 from twoaxis.core.views import Heads
 from twoaxis.depth import ValueResidualConfig
 from twoaxis.depth.value_residual import ValueResidual
-from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import AttentionConfig
 
-from ..backbones.llama import llama_gradients, place_llama, run_llama
+from ..backbones.llama import llama_decoder, llama_gradients, place_llama, run_llama
 from ..golden import Golden
 from ..weights import Weights
 from . import Adapter, Mistake
@@ -37,17 +35,7 @@ def run_svformer(golden: Golden) -> Mapping[str, Tensor]:
 def _llama(golden: Golden, depth: ValueResidualConfig) -> Mapping[str, Tensor]:
     config = golden.about["config"]
     attention = AttentionConfig(n_heads=config["num_attention_heads"], n_kv_heads=config["num_key_value_heads"])
-    model = Decoder(
-        DecoderConfig(
-            vocab_size=config["vocab_size"],
-            d_model=config["hidden_size"],
-            n_layers=config["num_hidden_layers"],
-            norm_eps=config["rms_norm_eps"],
-            tie_embeddings=False,
-            depth=depth,
-            blocks=((attention, SwiGLUConfig(d_ff=config["intermediate_size"])),),
-        )
-    )
+    model = llama_decoder(config, attention, depth)
     weights = Weights(golden)
     place_llama(weights, config)
     for layer in range(config["num_hidden_layers"]):

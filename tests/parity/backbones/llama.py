@@ -7,11 +7,29 @@ import torch
 from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
-from twoaxis.model import Decoder
+from twoaxis.depth import DepthConfig, ResidualConfig
+from twoaxis.feed_forward import SwiGLUConfig
+from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.ops.rope import Rotation
+from twoaxis.sequence import AttentionConfig
 
 from ..golden import Golden
 from ..weights import Weights
+
+
+def llama_decoder(config: Mapping[str, Any], attention: AttentionConfig, depth: DepthConfig | None = None) -> Decoder:
+    """Our decoder at the sizes of a configuration in the words of transformers."""
+    return Decoder(
+        DecoderConfig(
+            vocab_size=config["vocab_size"],
+            d_model=config["hidden_size"],
+            n_layers=config["num_hidden_layers"],
+            norm_eps=config.get("rms_norm_eps") or config["norm_eps"],
+            tie_embeddings=config.get("tie_word_embeddings", False),
+            depth=depth or ResidualConfig(),
+            blocks=((attention, SwiGLUConfig(d_ff=config["intermediate_size"])),),
+        )
+    )
 
 
 def place_llama(weights: Weights, config: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ class TinyLM(nn.Module):
         for index, mixer in enumerate(cast(Iterable[DepthMixer], self.mixers)):
             views: Any
             views, carry = mixer.read(state)
-            state = mixer.write(state, self.branch(index, views), _norm(views), carry)
+            state = mixer.write(state, self.branch(index, views), self.context(index, views), carry)
             states.append(state)
         collapsed = ends.leave(state)
         logits = _norm(collapsed) @ self.body["head"].T
@@ -57,6 +57,10 @@ class TinyLM(nn.Module):
             "grad/body.embed": embed.grad,
             "grad/input_embeddings": embeddings.grad,
         }
+
+    def context(self, index: int, x: Any) -> Tensor:
+        """What the write sees of the input of a sublayer."""
+        return _norm(x)
 
     def branch(self, index: int, x: Any) -> Tensor:
         """Attention at even sublayers, the feed-forward at odd ones; each begins with its own norm."""

@@ -172,11 +172,11 @@ def test_a_channel_cache_is_a_copy_of_the_last_tokens() -> None:
 
 def test_parameters_of_the_published_sizes() -> None:
     """The counts of the authors' 124M models: 36,912, 264,364 and 144,556 more than the plain one."""
-    expected = (
+    expected = [
         (DeepDeltaConfig(), 36_912),
         (DeepDeltaConfig(value_channels=4, compressor="time", expansion="embedding_conv"), 264_364),
         (DeepDeltaConfig(value_channels=4, compressor="channel", expansion="embedding_conv"), 144_556),
-    )
+    ]
     for config, count in expected:
         stack = toy_decoder(DeepDeltaConfig()).config.replace(d_model=768, n_layers=12).stack
         shape = Shape(1, 1)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.depth_read import depth_read, depth_weights
+from twoaxis.ops import depth_sweeps
+from twoaxis.ops.depth_read import depth_read, depth_weights, softmax_mix, source_factor
 from twoaxis.ops.norm import inverse_rms
 from twoaxis.ops.precision import Impl
 
@@ -138,3 +139,101 @@ def test_mismatched_sources() -> None:
         depth_read([v, v], [r], q)
     with pytest.raises(ConfigError, match=r"source 1 is \(1, 2, 4\) torch.float64 on cpu: must be like source 0"):
         depth_read([v, v.double()], [r, r], q)
+
+
+def factored(sources: list[Tensor], impl: Impl) -> list[Tensor]:
+    return [source_factor(v, EPS, impl) for v in sources]
+
+
+@pytest.mark.parametrize("n_heads", [1, 2, 4])
+@pytest.mark.parametrize("each", [False, True])
+def test_engines_agree_with_heads_and_a_query_per_token(n_heads: int, each: bool) -> None:
+    query = normal(2, 3, 8, seed=77) if each else normal(8, seed=77)
+
+    def read(impl: Impl) -> Callable[..., Tensor]:
+        return lambda q, *vs: depth_read(vs, factored(list(vs), impl), q, impl, n_heads=n_heads)
+
+    assert_same(read("fused"), read("reference"), [query, *(normal(2, 3, 8, seed=i) * 3.0**i for i in range(4))])
+
+
+def test_heads_are_reads_of_slices_with_the_whole_norm() -> None:
+    query, *sources = inputs(3, 2, 3, 6)
+    factors = factored(sources, "reference")
+    slices = [depth_read([v[..., c : c + 3] for v in sources], factors, query[c : c + 3], "reference") for c in (0, 3)]
+    got = depth_read(sources, factors, query, n_heads=2)
+    torch.testing.assert_close(got, torch.cat(slices, dim=-1), rtol=0, atol=1e-12)
+
+
+def test_equal_queries_of_all_tokens_are_one_query() -> None:
+    query, *sources = inputs(3, 2, 3, 5)
+    factors = factored(sources, "fused")
+    got = depth_read(sources, factors, query.expand(2, 3, 5))
+    torch.testing.assert_close(got, depth_read(sources, factors, query), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("impl", IMPLS)
+def test_added_to_a_stream_with_a_scale(impl: Impl, n: int) -> None:
+    query, *sources = inputs(n, 2, 3, 5)
+    stream, scale = normal(2, 3, 5, seed=8), torch.tensor([0.7], dtype=torch.float64)
+
+    def added(q: Tensor, x: Tensor, a: Tensor, *vs: Tensor) -> Tensor:
+        return x + a * depth_read(vs, factored(list(vs), "reference"), q, "reference")
+
+    def at_once(q: Tensor, x: Tensor, a: Tensor, *vs: Tensor) -> Tensor:
+        # A single source is read whatever the query is, which then has no gradient in the fused engine.
+        return depth_read(vs, factored(list(vs), impl), q, impl, stream=x, scale=a) + 0 * q.sum()
+
+    assert_same(at_once, added, [query, stream, scale, *sources])
+    torch.testing.assert_close(depth_read(sources, factored(sources, impl), query, impl, scale=0 * scale), 0 * stream)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+def test_gradient_through_an_inverse_rms_arrives_either_way(impl: Impl) -> None:
+    """With a gradient of its own or as a statistic, the inverse rms of a source leads to the same gradients."""
+
+    def statistic(q: Tensor, *vs: Tensor) -> Tensor:
+        return depth_read(vs, [inverse_rms(v, EPS) for v in vs], q, impl)
+
+    def own(q: Tensor, *vs: Tensor) -> Tensor:
+        return depth_read(vs, factored(list(vs), impl), q, impl)
+
+    assert_same(own, statistic, inputs(3, 2, 3, 5))
+
+
+def test_a_source_scaled_by_a_hundred_keeps_all_weights() -> None:
+    query, *sources = [normal(6, seed=77), *(normal(2, 3, 6, seed=i) for i in range(4))]
+    scaled = [sources[0], 100 * sources[1], *sources[2:]]
+    eps = 1e-16
+    weights = [depth_weights(vs, [inverse_rms(v, eps) for v in vs], query) for vs in (sources, scaled)]
+    torch.testing.assert_close(*weights, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("H", [1, 3])
+def test_softmax_mix_engines_agree(H: int) -> None:
+    def mixed(impl: Impl) -> Callable[..., Tensor]:
+        return lambda logits, *vs: softmax_mix(vs, logits, impl)
+
+    assert_same(mixed("fused"), mixed("reference"), [normal(4, 2, 3, H, seed=7), *(normal(2, 3, 6, seed=i) for i in range(4))])
+    with pytest.raises(ConfigError, match="got 1 values and logits for 4"):
+        softmax_mix([normal(2, 3, 6)], normal(4, 2, 3, H))
+
+
+@pytest.mark.parametrize("n_heads", [1, 2])
+def test_blocks_of_rows_change_nothing(n_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, *sources = inputs(3, 2, 5, 4)
+
+    def read(q: Tensor, *vs: Tensor) -> Tensor:
+        return depth_read(vs, factored(list(vs), "fused"), q, n_heads=n_heads)
+
+    whole = output_and_gradients(read, [query, *sources])
+    for numbers in (1, 12):
+        monkeypatch.setattr(depth_sweeps, "BLOCK_NUMBERS", numbers)
+        for got, expected in zip(output_and_gradients(read, [query, *sources]), whole, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
+
+
+def test_source_factor_by_finite_differences() -> None:
+    v = normal(1, 2, 3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda v: source_factor(v, EPS), v)
+    assert source_factor(normal(1, 2, 3, dtype=torch.bfloat16), EPS).dtype == torch.float32

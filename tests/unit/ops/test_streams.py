@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,8 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.ops import streams as stream_ops
 from twoaxis.ops.precision import Impl
-from twoaxis.ops.streams import mix_pieces, mix_streams
+from twoaxis.ops.streams import mix_pieces, mix_streams, sum_streams
 
 from .compare import assert_same, assert_within_rounding, normal
 
@@ -40,27 +43,51 @@ def loops(residual: Tensor | None, write: Tensor | None, update: Tensor | None, 
     return rows.flatten(-2).unflatten(-1, (-1, D)).movedim(-2, 0)
 
 
+def write_of(m: int, impl: Impl, keeps: bool) -> Callable[..., Tensor]:
+    """As a function of write weights, update, residual weights unless the streams are kept, and streams."""
+
+    def function(write: Tensor, update: Tensor, *rest: Tensor) -> Tensor:
+        residual, streams = (None, rest) if keeps else (rest[0], rest[1:])
+        return torch.stack(mix_pieces(streams, update, residual, write, m, impl))
+
+    return function
+
+
+def write_loops(m: int, keeps: bool) -> Callable[..., Tensor]:
+    def function(write: Tensor, update: Tensor, *rest: Tensor) -> Tensor:
+        residual, streams = (None, rest) if keeps else (rest[0], rest[1:])
+        return loops(residual, write, update, m, *streams)
+
+    return function
+
+
+def read_of(m: int, impl: Impl) -> Callable[..., Tensor]:
+    return lambda weights, *streams: torch.stack(mix_pieces(streams, None, weights, None, m, impl))
+
+
+def inputs_of(each: str, rows: str, n: int, m: int, width: int, B: int, T: int) -> list[Tensor]:
+    P = n * m
+    write, update = weights(each, 1 if rows == "own" else m, P, B, T, 2), normal(B, T, m * width, seed=3)
+    residual = [] if rows == "identity" else [weights(each, P, P, B, T, 1)]
+    return [write, update, *residual, *(normal(B, T, m * width, seed=4 + k) for k in range(n))]
+
+
 @pytest.mark.parametrize("each", ["number", "token"])
 @pytest.mark.parametrize("rows", ["all", "own", "identity"])
 @given(n=st.integers(1, 3), m=st.integers(1, 3), width=st.integers(1, 2), **SIZES)
 @settings(max_examples=8)
 def test_equals_loops(each: str, rows: str, n: int, m: int, width: int, B: int, T: int) -> None:
-    P = n * m
-    residual = None if rows == "identity" else weights(each, P, P, B, T, 1)
-    write = weights(each, 1 if rows == "own" else m, P, B, T, 2)
-    update, *streams = (normal(B, T, m * width, seed=3 + k) for k in range(n + 1))
-    inputs = [write, update, *streams] if residual is None else [write, update, residual, *streams]
-
-    def given_all(function):  # type: ignore[no-untyped-def]
-        def call(write: Tensor, update: Tensor, *rest: Tensor) -> Tensor:
-            own, streams = (None, rest) if residual is None else (rest[0], rest[1:])
-            return function(own, write, update, streams)
-
-        return call
-
-    expected = given_all(lambda r, w, y, s: loops(r, w, y, m, *s))
+    keeps = rows == "identity"
     for impl in ENGINES:
-        assert_same(given_all(lambda r, w, y, s, i=impl: torch.stack(mix_pieces(s, y, r, w, m, i))), expected, inputs)
+        assert_same(write_of(m, impl, keeps), write_loops(m, keeps), inputs_of(each, rows, n, m, width, B, T))
+
+
+@pytest.mark.parametrize("rows", ["all", "own", "identity"])
+def test_a_few_tokens_at_a_time_give_the_same(rows: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeps, inputs = rows == "identity", inputs_of("token", rows, 2, 2, 3, 2, 7)
+    monkeypatch.setattr(stream_ops, "NUMBERS_IN_CACHE", 1)
+    assert len(stream_ops.spans(inputs[-1].flatten(0, 1))) > 2
+    assert_same(write_of(2, "fused", keeps), write_loops(2, keeps), inputs)
 
 
 @pytest.mark.parametrize("each", ["number", "token"])
@@ -69,11 +96,13 @@ def test_equals_loops(each: str, rows: str, n: int, m: int, width: int, B: int, 
 def test_a_read_equals_loops(each: str, n: int, m: int, reads: int, B: int, T: int) -> None:
     inputs = [weights(each, n * m, reads * m, B, T, 1), *(normal(B, T, 2 * m, seed=3 + k) for k in range(n))]
     for impl in ENGINES:
-        assert_same(
-            lambda w, *s, i=impl: torch.stack(mix_pieces(s, None, w, None, m, i)),
-            lambda w, *s: loops(w, None, None, m, *s),
-            inputs,
-        )
+        assert_same(read_of(m, impl), lambda weights, *streams: loops(weights, None, None, m, *streams), inputs)
+
+
+def test_the_sum_is_rounded_once() -> None:
+    streams = [normal(1, 4, 8, seed=k).bfloat16() for k in range(5)]
+    exact = torch.stack(streams).double().sum(0)
+    assert torch.equal(sum_streams(streams), exact.bfloat16())
 
 
 def streams_of(impl: Impl):  # type: ignore[no-untyped-def]

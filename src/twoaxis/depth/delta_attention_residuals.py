@@ -1,0 +1,272 @@
+"""Delta Attention Residuals: each sublayer reads the stream plus a softmax mixture of what was added to it.
+
+Letters: B batch, T position, D width, S depth sources.
+"""
+
+from typing import Literal, NamedTuple, Self
+
+import torch
+from jaxtyping import Float
+from pydantic import model_validator
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.parameters import Constant, DeclaredModule
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.source_blocks import BlockSize, Count, check_blocks, openings
+from twoaxis.core.views import QKV, Views
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.depth_read import depth_read, source_factor
+from twoaxis.ops.precision import Impl
+
+
+class DeltaAttentionResidualsConfig(DepthConfig):
+    """Adds to the plain stream, at every read, a softmax mixture of the embedding and of earlier outputs or block deltas.
+
+    Equation: h_g = s_g + alpha_g sum_i a_i v_i,  a = softmax_i(w_g^T (gain_g * RMSNorm(v_i))),  s_{g+1} = s_g + f_g(Norm(h_g)),
+              sources v: embedding, then every output (block_size 1) or every block's sum of outputs; out = s_G
+    Source:   Delta Attention Residuals, arXiv:2605.18855v1; authors' code wdlctc/delta-attention-residuals-code@fc11c3e,
+              Attention-Residuals/modeling_qwen3_attnres.py, and wdlctc/open-attention-residuals for blocks
+    Deviates: queries start at zero, as the paper says and the code does not (its host draws them anew). A read of one source
+              has no query. The released blocks append the stream less the previous entry, an alternating sum that equals a
+              block's delta only once: entries="as_released" is that. running_source is ours: with it the sources of the block
+              form add up to the stream, which makes a retrofit equal to its origin
+    Shapes:   state ([B T D], S times [B T D], S times [B T], the running delta within a block); update [B T D] -> state;
+              scores and softmax in float32
+    Init:     EXACT with gate="alpha", which starts at 0; UP_TO_NORM where the sources add up to the stream, since their mean
+              then only scales it; else NONE: blocks without a running source, no embedding, or entries as released
+    Cost:     params 2*D per read of more than one source, D with a null source, 1 with a gate; flops 4*D per source and token;
+              state D + S*(D+1) numbers per token
+    Published: perplexity 36.83 (blocks 37.08) against 37.39 of Attention Residuals and 38.71 of the residual at 220M,
+              arXiv:2605.18855; one seed
+
+    Args:
+        block_size: sublayers whose outputs are summed into one source; a tuple gives the size of each block.
+        count: whether block_size counts sublayers or layers.
+        entries: `block_delta`, or `as_released`.
+        running_source: whether the delta of the running block is `included` or `excluded`.
+        embedding: whether the embedding is a source from the `first_read`, from the `second_read`, or `never`.
+        value_routing: `shared`, or `separate`: attention has one read for queries and keys and one for values.
+        null_source: `none`, or `learned`: a vector per read, zero at the start, that the softmax may choose.
+        gate: `one`, or `alpha`: a learned factor per read, zero at the start.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: sizes that do not add up, options that the released entries lack, or separate values without attention.
+
+    Example:
+        >>> DeltaAttentionResidualsConfig(gate="alpha").init_equivalence.relation
+        'exact'
+    """
+
+    kind: Literal["delta_attention_residuals"] = "delta_attention_residuals"
+    block_size: BlockSize = 1
+    count: Count = "sublayer"
+    entries: Literal["block_delta", "as_released"] = "block_delta"
+    running_source: Literal["excluded", "included"] = "excluded"
+    embedding: Literal["first_read", "second_read", "never"] = "second_read"
+    value_routing: Literal["shared", "separate"] = "shared"
+    null_source: Literal["none", "learned"] = "none"
+    gate: Literal["one", "alpha"] = "one"
+    impl: Impl = "fused"
+
+    @model_validator(mode="after")
+    def _entries_allow(self) -> Self:
+        for name, allowed in (("running_source", "excluded"), ("embedding", "second_read")):
+            if self.entries == "as_released" and getattr(self, name) != allowed:
+                what = f"{allowed!r} with entries='as_released'"
+                raise ConfigError(problem(name, getattr(self, name), what, "use entries='block_delta'"))
+        return self
+
+    def prepare(self, stack: Stack) -> Stack:
+        """Refuses sizes that do not add up, and separate values where no sublayer takes them."""
+        check_blocks(self.block_size, self.count, stack)
+        if self.value_routing == "separate" and stack.slots and not any(slot.takes_views for slot in stack.slots):
+            allowed = "'shared' where no sublayer takes separate inputs"
+            raise ConfigError(problem("value_routing", "separate", allowed, "add an attention sublayer"))
+        return super().prepare(stack)
+
+    def splits_views(self, site: Site) -> bool:
+        """At attention, with separate values."""
+        return self.value_routing == "separate" and site.slot.takes_views
+
+    def opens(self, stack: Stack) -> tuple[int, ...]:
+        """The sublayers that open a block."""
+        return openings(self.block_size, self.count, stack)
+
+    def completed(self, index: int, stack: Stack) -> int:
+        """Sources in the state that enters sublayer `index`, without the running delta; nobody reads after the last."""
+        if index == stack.n_sublayers:
+            return 0
+        if self.entries == "as_released":
+            return sum(opening < index for opening in self.opens(stack))
+        first = {"first_read": 0, "second_read": 1, "never": stack.n_sublayers}[self.embedding]
+        return (index >= first) + sum(0 < opening <= index for opening in self.opens(stack))
+
+    def runs_on(self, index: int, stack: Stack) -> bool:
+        """Whether sublayer `index` is inside a block whose delta is still growing."""
+        inside = index < stack.n_sublayers and index not in self.opens(stack)
+        return inside and self.entries == "block_delta"
+
+    def sources(self, site: Site) -> int:
+        """Sources of one read."""
+        running = self.running_source == "included" and self.runs_on(site.index, site.stack)
+        return self.completed(site.index, site.stack) + running + (self.null_source == "learned")
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """As the sources add up to the stream or not."""
+        if self.gate == "alpha":
+            return InitEquivalence("exact", "the factor of the mixture starts at zero")
+        sizes = self.block_size if isinstance(self.block_size, tuple) else (self.block_size,)
+        each = self.count == "sublayer" and set(sizes) == {1}
+        whole = self.entries == "block_delta" and (each or self.running_source == "included") and self.embedding != "never"
+        if whole:
+            return InitEquivalence("up_to_norm", "zero queries add the mean of sources that add up to the stream")
+        return InitEquivalence("none", "zero queries add the mean of sources that do not add up to the stream")
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """The stream, each source with its inverse rms, and the running delta."""
+        running = (stack.d_model + (self.running_source == "included")) * self.runs_on(index, stack)
+        return stack.d_model + self.completed(index, stack) * (stack.d_model + 1) + running
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """One read, or two where values are routed apart, and the write."""
+        read = self._read_cost(self.sources(site), site.d_model, shape)
+        write = Cost(elementwise_flops=shape.total_tokens * site.d_model * (3 + self.runs_on(site.index, site.stack)))
+        return read + (read if self.splits_views(site) else Cost()) + write
+
+    def _read_cost(self, n: int, D: int, shape: Shape) -> Cost:
+        N, null, gate = shape.total_tokens, self.null_source == "learned", self.gate == "alpha"
+        if n == 0:
+            return Cost()
+        params = null * D + gate
+        if n == 1:
+            return Cost(params=params, elementwise_flops=N * D * (1 + gate))
+        # Raw scores and weights, the query, and its factors widened.
+        numbers = 2 * n * N + null + (2 if shape.element_bytes < 4 else 1) * D
+        return Cost(
+            params=params + 2 * D,
+            matmul_flops=2 * N * n * D,
+            elementwise_flops=N * (n * (2 * D + 5) + D * (1 + gate)),
+            saved_bytes=numbers * max(4, shape.element_bytes),
+        )
+
+    def build(self, site: Site) -> "DeltaAttentionResiduals":
+        """Builds the mixer of one sublayer."""
+        return DeltaAttentionResiduals(self, site)
+
+    def build_ends(self, stack: Stack) -> "DeltaEnds":
+        """Builds the ends."""
+        return DeltaEnds(self, stack)
+
+
+class StreamAndDeltas(NamedTuple):
+    """The depth state: the plain stream and what was added to it.
+
+    Attributes:
+        stream: the residual stream.
+        values: the completed sources.
+        inverse_rms: of every source, the running one included where it is read.
+        running: the delta of the running block, or empty.
+    """
+
+    stream: Float[Tensor, "B T D"]
+    values: tuple[Float[Tensor, "B T D"], ...] = ()
+    inverse_rms: tuple[Float[Tensor, "B T"], ...] = ()
+    running: tuple[Float[Tensor, "B T D"], ...] = ()
+
+
+class DeltaRead(DeclaredModule):
+    """One read: a pseudo-query and a key gain where there is a choice, a null source and a factor where asked for."""
+
+    def __init__(self, config: DeltaAttentionResidualsConfig, site: Site) -> None:
+        super().__init__()
+        self.config, self.eps, D = config, site.norm_eps, site.d_model
+        self.chooses = config.sources(site) > 1
+        if self.chooses:
+            self.pseudo_query = self.parameter("pseudo_query", (D,), Constant(0.0), "query")
+            self.key_gain = self.parameter("key_gain", (D,), Constant(1.0), "norm")
+        self.null = self.parameter("null", (D,), Constant(0.0), "query") if config.null_source == "learned" else None
+        self.alpha = self.parameter("alpha", (1,), Constant(0.0), "gate") if config.gate == "alpha" else None
+
+    def forward(self, state: StreamAndDeltas) -> Float[Tensor, "B T D"]:
+        """Returns the stream plus the mixture."""
+        stream, values, factors, running = state
+        if len(factors) > len(values):
+            values = (*values, *running)
+        null = None if self.null is None else self.null.to(stream.dtype).view(1, 1, -1)
+        if null is not None:
+            values = (null.expand_as(stream), *values)
+        if not self.chooses:
+            return stream + values[0] if self.alpha is None else torch.addcmul(stream, self.alpha.to(stream.dtype), values[0])
+        if null is not None:
+            factors = (source_factor(null, self.eps, self.config.impl).expand(stream.shape[:-1]), *factors)
+        # The product in float32, so that two rounded factors do not become one badly rounded query.
+        query = self.pseudo_query.to(factors[0].dtype) * self.key_gain
+        return depth_read(values, factors, query, self.config.impl, stream=stream, scale=self.alpha)
+
+
+class DeltaAttentionResiduals(DepthMixer):
+    """See `DeltaAttentionResidualsConfig`."""
+
+    def __init__(self, config: DeltaAttentionResidualsConfig, site: Site) -> None:
+        super().__init__()
+        self.config, self.eps = config, site.norm_eps
+        opens, following = config.opens(site.stack), site.index + 1
+        self.is_first, self.is_last = site.index == 0, following == site.stack.n_sublayers
+        self.opens_source, self.closes_source = site.index in opens, following in opens
+        reads = config.sources(site) > 0
+        self.splits_views = config.splits_views(site)
+        self.route = DeltaRead(config, site) if reads else None
+        self.value_route = DeltaRead(config, site) if reads and self.splits_views else None
+
+    def read(self, state: StreamAndDeltas) -> tuple[Views, None]:
+        """Returns the stream plus the mixture; separately for the values where they are routed apart."""
+        view = state.stream if self.route is None else self.route(state)
+        if not self.splits_views:
+            return view, None
+        return QKV(view, view, view if self.value_route is None else self.value_route(state)), None
+
+    def write(self, state: StreamAndDeltas, update: Float[Tensor, "B T D"], context: Views, carry: None) -> StreamAndDeltas:
+        """Returns the stream plus the update, and the sources that it completes."""
+        # Under autocast the update may be narrower than the stream that it joins.
+        update = update.to(state.stream.dtype)
+        stream = state.stream + update
+        if self.is_last:
+            return StreamAndDeltas(stream)
+        values, factors = state.values, state.inverse_rms[: len(state.values)]
+        running: tuple[Tensor, ...] = ()
+        if self.config.entries == "as_released":
+            fresh = [state.stream - values[-1] if values else state.stream] if self.opens_source else []
+        else:
+            delta = state.running[0] + update if state.running else update
+            fresh = [state.stream] if self.is_first and self.config.embedding == "second_read" else []
+            if self.closes_source:
+                fresh.append(delta)
+            else:
+                running = (delta,)
+        read = [*fresh, *(running if self.config.running_source == "included" else ())]
+        factors = (*factors, *(source_factor(v, self.eps, self.config.impl) for v in read))
+        return StreamAndDeltas(stream, (*values, *fresh), factors, running)
+
+
+class DeltaEnds(DepthEnds):
+    """The stream starts as the embedding, which may be a source at once, and is left as it is."""
+
+    def __init__(self, config: DeltaAttentionResidualsConfig, stack: Stack) -> None:
+        super().__init__()
+        self.config, self.eps = config, stack.norm_eps
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> StreamAndDeltas:
+        """Returns the embeddings as the stream."""
+        if self.config.embedding != "first_read":
+            return StreamAndDeltas(embeddings)
+        factor = source_factor(embeddings, self.eps, self.config.impl)
+        return StreamAndDeltas(embeddings, (embeddings,), (factor,))
+
+    def leave(self, state: StreamAndDeltas) -> Float[Tensor, "B T D"]:
+        """Returns the stream."""
+        return state.stream

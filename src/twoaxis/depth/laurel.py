@@ -1,0 +1,261 @@
+"""LAuReL: learned weights and low-rank maps on the residual way of each block, of its input and of the inputs before it.
+
+Letters: B batch, T position, D width, r rank of a map, k inputs that one block sees, S = min(k, i + 1) of them in block i.
+"""
+
+import math
+from typing import Literal, NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.parameters import Constant, Striped
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.views import Views
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.low_rank import low_rank_sum
+from twoaxis.ops.mix import mix
+from twoaxis.ops.precision import Impl, statistics_dtype
+
+PreviousMap = Literal["identity", "shared", "separate"]
+
+
+class LaurelConfig(DepthConfig):
+    """Replaces the residual way of each block by learned weights, a low-rank map of its input, or maps of earlier inputs too.
+
+    Equation: rw: x' = a f(x) + b x;  lr: x' = f(x) + x + B A x;  rw_lr: x' = a f(x) + b (x + B A x)
+              pa: x' = f(x) + x + sum_{j<k} g_j h(x_{i-j}), x_i = x;  rw_lr_pa: x' = a f(x) + b (x + sum_{j<k} g_j h_j(x_{i-j}))
+              (a, b) = 2 softmax(l) or 2 sigmoid(l);  f(x) all that the sublayers of the block add;  h = B A or the identity
+    Source:   LAuReL, arXiv:2411.07501, eq. 1-6, footnote 2 and tables 4-5; no authors' code. Gemma 3n has another form under
+              this name, `laurel_gemma3n`
+    Deviates: the paper bounds a and b by softmax or sigmoid and gives neither scale nor start; the factor 2 starts both at 1,
+              where a softmax alone would halve the stream in each block. The start of g is ours, too
+    Shapes:   state (S times [B T D], and inside a block what it has added); weights in float32, one rounding at the end
+    Init:     EXACT: l = 0, B = 0, A orthogonal with entries 1 / sqrt(r D) where column mod r = row, g = 1 / k; identity: g = 0
+    Cost:     params per block rw 2, lr 2*r*D, pa 2*r*D + S (shared), 2*r*S*D + S (separate) or S (identity); matrix product
+              flops per token 4*r*D for lr, 2*r*D for each input and for each map of pa; state S*D numbers per token, D more
+              inside a block; keeps r numbers per token and input, and where a and b are learned what the block adds
+    Published: test loss after 10B tokens of C4, 24 layers, 157M parameters, arXiv:2411.07501 table 5: plain 3.0159 (28 layers
+              2.9963), rw 2.9557, lr 2.9624, pa 2.9512, rw_lr 2.9531, rw_lr_pa 2.9499, with r = 32 and k = 3. Its parameter
+              counts are those of one residual way per layer, of separate maps in rw_lr_pa, and in pa of no maps of rank 32
+
+    Args:
+        variant: `rw`, `lr`, `pa`, `rw_lr` or `rw_lr_pa`.
+        rank: r; the authors find 32 to 64 good for language models, and use 4 where parameters are scarce.
+        n_previous: k, the input of the block itself among them.
+        previous_map: h of pa: `shared` by all inputs (eq. 4), `separate` for each (eq. 6), or the `identity`; None means the
+            equation of the variant.
+        bound: what keeps a and b from growing.
+        granularity: f is a `block`, or each `sublayer`.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: options that the variant does not have, or a rank above the width.
+
+    Example:
+        >>> LaurelConfig(variant="rw_lr_pa").maps
+        'separate'
+    """
+
+    kind: Literal["laurel"] = "laurel"
+    variant: Literal["rw", "lr", "pa", "rw_lr", "rw_lr_pa"] = "rw_lr"
+    rank: int = Field(default=32, ge=1)
+    n_previous: int = Field(default=3, ge=1)
+    previous_map: PreviousMap | None = None
+    bound: Literal["softmax", "sigmoid"] = "softmax"
+    granularity: Literal["block", "sublayer"] = "block"
+    impl: Impl = "fused"
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        idle = [] if self.has_previous else ["n_previous", "previous_map"]
+        idle += [] if self.has_weights else ["bound"]
+        idle += [] if self.low_rank else ["rank"]
+        for name in idle:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                allowed = f"left out, since nothing of variant={self.variant!r} with these options reads it"
+                raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use another variant"))
+        return self
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a and b are learned."""
+        return "rw" in self.variant
+
+    @property
+    def has_previous(self) -> bool:
+        """Whether earlier inputs are read."""
+        return "pa" in self.variant
+
+    @property
+    def maps(self) -> PreviousMap | None:
+        """Which maps there are; None for none."""
+        if self.variant == "rw":
+            return None
+        own: PreviousMap = "separate" if self.variant == "rw_lr_pa" else "shared"
+        return self.previous_map or own
+
+    @property
+    def low_rank(self) -> bool:
+        """Whether there are maps of low rank."""
+        return self.maps in ("shared", "separate")
+
+    def prepare(self, stack: Stack) -> Stack:
+        """Returns the stack as it is.
+
+        Raises:
+            ConfigError: a rank above the width.
+        """
+        if self.low_rank and self.rank > stack.d_model:
+            allowed = f"at most d_model={stack.d_model}, since the rows of A are orthogonal"
+            raise ConfigError(problem("rank", self.rank, allowed, "lower it"))
+        return stack
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Exact."""
+        return InitEquivalence("exact", "weights start at 1 and what is added to the residual way at 0")
+
+    def n_inputs(self, unit: int) -> int:
+        """Inputs that this block (or sublayer) sees, its own among them."""
+        return min(self.n_previous, unit + 1) if self.has_previous else 1
+
+    def unit(self, site: Site) -> int:
+        """The block, or the sublayer, that has one residual way."""
+        return site.block if self.granularity == "block" else site.index
+
+    def opens_unit(self, site: Site) -> bool:
+        """Whether the residual way begins here."""
+        return self.granularity == "sublayer" or site.opens_block
+
+    def closes_unit(self, site: Site) -> bool:
+        """Whether the residual way ends here."""
+        return self.granularity == "sublayer" or site.closes_block
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """The inputs still to be read, and inside a block what it has added."""
+        if index == stack.n_sublayers:
+            return stack.d_model
+        site = stack.sites[index]
+        return stack.d_model * (self.n_inputs(self.unit(site)) + (not self.opens_unit(site)))
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """One or two adds inside a block, and the residual way where it ends."""
+        width = shape.total_tokens * site.d_model
+        # What the sublayers of a block have added, before and behind this one.
+        inside = Cost(elementwise_flops=width * (0 if self.opens_unit(site) else 2))
+        return inside + self._residual_cost(site, shape) if self.closes_unit(site) else inside
+
+    def _residual_cost(self, site: Site, shape: Shape) -> Cost:
+        N, D, S, r = shape.total_tokens, site.d_model, self.n_inputs(self.unit(site)), self.rank
+        M = S if self.maps == "separate" else int(self.low_rank)
+        # a and b with what bounds them, b g_j with its factors that are no parameters, and all of them in a row for `mix`.
+        numbers = 2 + 2 * self.has_weights
+        if self.has_previous:
+            numbers += S + S * (self.has_weights and (shape.element_bytes < 4 or not self.low_rank)) + (not self.low_rank)
+        hidden = S * N * r * self.low_rank
+        added = N * D * (not self.opens_unit(site) and (self.has_weights or not self.low_rank))
+        return Cost(
+            params=2 * self.has_weights + S * self.has_previous + 2 * M * r * D,
+            matmul_flops=2 * N * D * r * (S + M) * self.low_rank,
+            elementwise_flops=N * (4 * D if self.low_rank else 2 * (1 + S) * D),
+            saved_bytes=numbers * max(4, shape.element_bytes) + (hidden + added) * shape.element_bytes,
+        )
+
+    def build(self, site: Site) -> "Laurel":
+        """Builds the mixer of one sublayer."""
+        return Laurel(self, site)
+
+    def build_ends(self, stack: Stack) -> "InputsEnds":
+        """Builds the ends."""
+        return InputsEnds()
+
+
+class Inputs(NamedTuple):
+    """The depth state.
+
+    Attributes:
+        inputs: the inputs of blocks that are read again, oldest first; the last is that of the block at hand.
+        inside: inside a block what its sublayers have added so far; else nothing.
+    """
+
+    inputs: tuple[Float[Tensor, "B T D"], ...]
+    inside: tuple[Float[Tensor, "B T D"], ...] = ()
+
+
+class Laurel(DepthMixer):
+    """See `LaurelConfig`."""
+
+    def __init__(self, config: LaurelConfig, site: Site) -> None:
+        super().__init__()
+        self.config, self.closes_unit = config, config.closes_unit(site)
+        if not self.closes_unit:
+            return
+        unit = config.unit(site)
+        S, r, D = config.n_inputs(unit), config.rank, site.d_model
+        # How many inputs the next unit reads besides its own; the last one passes nothing but the stream on.
+        is_last = site.index == site.stack.n_sublayers - 1
+        self.n_passed = 0 if is_last else config.n_inputs(unit + 1) - 1
+        self.n_maps = S if config.maps == "separate" else 1
+        if config.has_weights:
+            self.logits = self.parameter("logits", (2,), Constant(0.0), "mixing")
+        if config.has_previous:
+            start = 0.0 if config.maps == "identity" else 1 / config.n_previous
+            self.input_weights = self.parameter("input_weights", (S,), Constant(start), "mixing")
+        if config.low_rank:
+            rows = self.n_maps * r
+            self.down = self.parameter("down", (rows, D), Striped(1 / math.sqrt(r * D), r), "matrix")
+            self.up = self.parameter("up", (D, rows), Constant(0.0), "matrix")
+
+    def read(self, state: Inputs) -> tuple[Float[Tensor, "B T D"], None]:
+        """Returns the input of the block plus what it has added so far."""
+        return state.inputs[-1] + state.inside[0] if state.inside else state.inputs[-1], None
+
+    def write(self, state: Inputs, update: Float[Tensor, "B T D"], context: Views, carry: None) -> Inputs:
+        """Returns the state with the update added to what the block adds, which joins the residual way when it closes."""
+        # Under autocast the update may be narrower than the stream.
+        update = update.to(state.inputs[-1].dtype)
+        added = state.inside[0] + update if state.inside else update
+        if not self.closes_unit:
+            return Inputs(state.inputs, (added,))
+        passed = state.inputs[len(state.inputs) - self.n_passed :]
+        return Inputs((*passed, self._residual(added, state.inputs)))
+
+    def _residual(self, added: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
+        config, dtype = self.config, statistics_dtype(added)
+        scales = self._scales(added)
+        a, b = scales.chunk(2)
+        g = self.input_weights.to(dtype) if config.has_previous else None
+        if config.low_rank:
+            weights = b if g is None else b * g
+            return low_rank_sum(added, inputs, scales, weights, self.down, self.up, self.n_maps, config.impl)
+        if g is not None:
+            # The stream is the last input, and counts whatever its g is.
+            b = b * (g + F.pad(g.new_ones(1), (len(g) - 1, 0)))
+        return mix((added, *inputs), torch.cat((a, b)).unsqueeze(0), config.impl)[0]
+
+    def _scales(self, x: Tensor) -> Float[Tensor, " two"]:
+        """The weights a and b."""
+        dtype = statistics_dtype(x)
+        if not self.config.has_weights:
+            return torch.ones(2, dtype=dtype, device=x.device)
+        logits = self.logits.to(dtype)
+        return 2 * (torch.softmax(logits, dim=0) if self.config.bound == "softmax" else torch.sigmoid(logits))
+
+
+class InputsEnds(DepthEnds):
+    """The embedding is the first input, and the state ends as the stream alone."""
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Inputs:
+        """Returns the embeddings."""
+        return Inputs((embeddings,))
+
+    def leave(self, state: Inputs) -> Float[Tensor, "B T D"]:
+        """Returns the stream."""
+        return state.inputs[-1]

@@ -1,0 +1,107 @@
+"""The LAuReL of Gemma 3n: a normalised low-rank map of what attention sees, joined to the stream and divided by sqrt(2).
+
+Letters: B batch, T position, D width, r rank.
+"""
+
+import math
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.parameters import Constant, Normal, matrix_std
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.views import Views
+from twoaxis.depth.base import DepthConfig, DepthMixer
+from twoaxis.ops.norm import rms_norm
+from twoaxis.ops.precision import Impl
+
+
+class LaurelGemma3nConfig(DepthConfig):
+    """Adds normalised updates to the stream and, where a block opens, what attention sees and a normalised low-rank map of it.
+
+    Equation: first sublayer of a block, c = Norm(x): x' = (x + RMSNorm(f(c)) + c + RMSNorm(R L c)) / sqrt(2)
+              other sublayers: x' = x + RMSNorm(f(Norm(x)))
+    Source:   Gemma 3n: transformers 5.24, models/gemma3n, Gemma3nTextLaurelBlock and Gemma3nTextDecoderLayer (no paper). Not
+              the LAuReL-LR of arXiv:2411.07501, which is `laurel`
+    Deviates: AltUp and the embeddings per layer, which act on the stream of Gemma 3n too, are not part of it
+    Shapes:   state [B T D]; update [B T D] -> state; norms in float32
+    Init:     NONE: c and the divisor have no place in the plain model at any value. L, R ~ N(0, 1 / (4 fan_in)), gains 1
+    Cost:     params D per sublayer, and 2*r*D + D where a block opens; there matrix product flops 4*r*D and 14*D more per
+              token, elsewhere 5*D; state D numbers per token; keeps (r + D) numbers per token where a block opens
+    Published: none; no ablation of this form is known to us. Gemma 3n has r = 64
+
+    Args:
+        rank: r.
+        impl: `fused` or `reference`.
+
+    Example:
+        >>> LaurelGemma3nConfig(rank=4).init_equivalence.relation
+        'none'
+    """
+
+    kind: Literal["laurel_gemma3n"] = "laurel_gemma3n"
+    rank: int = Field(default=64, ge=1)
+    impl: Impl = "fused"
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """None."""
+        return InitEquivalence("none", "updates are normalised, and the stream is averaged with its norm")
+
+    def state_floats(self, stack: Stack, index: int) -> int:
+        """One stream."""
+        return stack.d_model
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """The norm of the update and, where a block opens, the map and its norm."""
+        N, D, r = shape.total_tokens, site.d_model, self.rank
+        factor = N * max(4, shape.element_bytes)
+        cost = Cost(params=D, elementwise_flops=5 * N * D, saved_bytes=factor)
+        if not site.opens_block:
+            return cost
+        return cost + Cost(
+            params=(2 * r + 1) * D,
+            matmul_flops=4 * N * r * D,
+            elementwise_flops=9 * N * D,
+            saved_bytes=factor + N * (r + D) * shape.element_bytes,
+        )
+
+    def build(self, site: Site) -> "LaurelGemma3n":
+        """Builds the mixer of one sublayer."""
+        return LaurelGemma3n(self, site)
+
+
+class LaurelGemma3n(DepthMixer):
+    """See `LaurelGemma3nConfig`."""
+
+    def __init__(self, config: LaurelGemma3nConfig, site: Site) -> None:
+        super().__init__()
+        self.impl: Impl = config.impl
+        self.eps, self.opens_block = site.norm_eps, site.opens_block
+        r, D = config.rank, site.d_model
+        self.update_gain = self.parameter("update_gain", (D,), Constant(1.0), "norm")
+        if site.opens_block:
+            self.down = self.parameter("down", (r, D), Normal(matrix_std(D)), "matrix")
+            self.up = self.parameter("up", (D, r), Normal(matrix_std(r)), "matrix")
+            self.gain = self.parameter("gain", (D,), Constant(1.0), "norm")
+
+    def read(self, state: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], None]:
+        """Returns the stream."""
+        return state, None
+
+    def write(
+        self, state: Float[Tensor, "B T D"], update: Float[Tensor, "B T D"], context: Views, carry: None
+    ) -> Float[Tensor, "B T D"]:
+        """Returns the stream with the normalised update, and where a block opens with the map of the context."""
+        assert isinstance(context, Tensor), "the read returns one view, so the context is one tensor"
+        # Under autocast updates may be narrower than the stream.
+        joined = state + rms_norm(update, self.update_gain, self.eps, self.impl)
+        if not self.opens_block:
+            return joined
+        mapped = F.linear(F.linear(context, self.down), self.up)
+        return (joined + (context + rms_norm(mapped, self.gain, self.eps, self.impl))) / math.sqrt(2)

@@ -1,0 +1,32 @@
+"""The pages of docs/mixers are what `make docs` would write now, and every depth mixer has its figure."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE
+
+AXES = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD}
+ROWS = [pytest.param(axis, row, id=f"{axis}-{row.kind}") for axis, table in AXES.items() for row in table]
+
+
+@pytest.fixture(scope="module")
+def build(root: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_build", root / "docs" / "build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(("axis", "row"), ROWS)
+def test_page_is_up_to_date(axis: str, row, root: Path, build: ModuleType) -> None:  # type: ignore[no-untyped-def]
+    page = root / "docs" / "mixers" / axis / f"{row.kind}.md"
+    assert page.read_text(encoding="utf-8") == build.page(axis, row), "run `make docs`"
+    assert page.with_suffix(".svg").exists() == (axis == "depth")
+
+
+def test_index_is_up_to_date(root: Path, build: ModuleType) -> None:
+    assert (root / "docs" / "mixers" / "README.md").read_text(encoding="utf-8") == build.index(), "run `make docs`"
