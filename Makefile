@@ -14,7 +14,7 @@ CORE = $(VENV)/.core-installed
 DEV  = $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help study test check format bench conformance clean
+.PHONY: help study test check format bench docs conformance clean
 
 help:  ## lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -36,6 +36,9 @@ check: $(DEV)  ## lint, format, types, spelling, import arrows
 format: $(DEV)  ## formats the code and repairs what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(DEV)  ## writes a page and a figure for every mixer into docs/mixers
+	$(BIN)/python docs/build.py
 
 conformance: $(DEV)  ## runs the conformance checks of one mixer: make conformance NAME=deep_delta
 	$(PYTEST) tests/conformance -k "$(or $(NAME),$(error say which mixer: make conformance NAME=deep_delta))"

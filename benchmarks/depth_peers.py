@@ -4,6 +4,8 @@ A package that is not installed is reported and left out, never imitated.
 """
 
 import dataclasses
+import functools
+import importlib
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import models
-from benchmarks.peers import PeerShape
+from benchmarks.peers import PeerShape, x_transformers_model
 from twoaxis.core.layout import TokenLayout
 
 
@@ -131,28 +133,9 @@ def _attn_res(shape: PeerShape) -> Builders:
 
 
 def _x_transformers(shape: PeerShape) -> Builders:
-    from x_transformers import Decoder, TransformerWrapper
-
-    def build(**options: bool) -> Callable[[], nn.Module]:
-        def model() -> nn.Module:
-            layers = Decoder(
-                dim=shape.d_model,
-                depth=shape.n_layers,
-                heads=shape.n_heads,
-                attn_dim_head=shape.d_model // shape.n_heads,
-                attn_flash=True,
-                rotary_pos_emb=True,
-                use_rmsnorm=True,
-                ff_swish=True,
-                ff_glu=True,
-                ff_mult=shape.d_ff / shape.d_model,
-                ff_no_bias=True,
-                **options,
-            )
-            return TransformerWrapper(num_tokens=shape.vocab_size, max_seq_len=shape.max_seq_len, attn_layers=layers)
-
-        return model
-
+    # Reported here when it is missing, not where a model is built.
+    importlib.import_module("x_transformers")
+    build = functools.partial(functools.partial, x_transformers_model, shape)
     return {
         "x-transformers plain": build(),
         "x-transformers value residual": build(add_value_residual=True),

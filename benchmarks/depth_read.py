@@ -7,8 +7,7 @@ from torch import Tensor
 
 from benchmarks.bounds import Bound
 from benchmarks.measure import interleave, table
-from twoaxis.ops.depth_read import depth_read
-from twoaxis.ops.norm import inverse_rms
+from twoaxis.ops.depth_read import depth_read, source_factor
 from twoaxis.ops.precision import Impl
 
 BATCH, TOKENS, WIDTH, EPS = 4, 512, 256, 1e-6
@@ -46,7 +45,7 @@ def _inputs(n: int) -> tuple[list[Tensor], Tensor, Tensor]:
 
 def _read(impl: Impl) -> Callable[[list[Tensor], Tensor], Tensor]:
     def read(sources: list[Tensor], query: Tensor) -> Tensor:
-        return depth_read(sources, [inverse_rms(v, EPS) for v in sources], query, impl)
+        return depth_read(sources, [source_factor(v, EPS, impl) for v in sources], query, impl)
 
     return read
 

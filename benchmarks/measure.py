@@ -208,6 +208,11 @@ def header() -> dict[str, str]:
     }
 
 
+def header_lines() -> str:
+    """The header as a Markdown list."""
+    return "".join(f"* {key}: {value}\n" for key, value in header().items())
+
+
 def _processor() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []

@@ -139,9 +139,23 @@ def litgpt(shape: PeerShape) -> Peer | None:
 def x_transformers(shape: PeerShape) -> Peer | None:
     """`Decoder` of x-transformers, decoding with its `AutoregressiveWrapper`."""
     try:
-        from x_transformers import AutoregressiveWrapper, Decoder, TransformerWrapper
+        from x_transformers import AutoregressiveWrapper
     except ImportError as error:
         return _missing("x-transformers", error)
+    model = x_transformers_model(shape)
+    wrapper = AutoregressiveWrapper(model)
+
+    @torch.inference_mode()
+    def decode(tokens: Tensor, n: int) -> Tensor:
+        return wrapper.generate(tokens, n, temperature=0.0, cache_kv=True)
+
+    return Peer("x-transformers", model, model, decode)
+
+
+def x_transformers_model(shape: PeerShape, **options: bool) -> Any:
+    """The decoder of x-transformers at this shape, with further options of its `Decoder`."""
+    from x_transformers import Decoder, TransformerWrapper
+
     layers = Decoder(
         dim=shape.d_model,
         depth=shape.n_layers,
@@ -154,21 +168,15 @@ def x_transformers(shape: PeerShape) -> Peer | None:
         ff_swish=True,
         ff_no_bias=True,
         ff_mult=shape.d_ff / shape.d_model,
+        **options,
     )
-    model = TransformerWrapper(
+    return TransformerWrapper(
         num_tokens=shape.vocab_size,
         max_seq_len=shape.max_seq_len,
         attn_layers=layers,
         tie_embedding=True,
         use_abs_pos_emb=False,
     )
-    wrapper = AutoregressiveWrapper(model)
-
-    @torch.inference_mode()
-    def decode(tokens: Tensor, n: int) -> Tensor:
-        return wrapper.generate(tokens, n, temperature=0.0, cache_kv=True)
-
-    return Peer("x-transformers", model, model, decode)
 
 
 BUILDERS: dict[str, Callable[[PeerShape], Peer | None]] = {

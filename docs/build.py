@@ -4,8 +4,10 @@ Nothing on a page is typed in here: words come from the docstring, numbers from 
 running the mixer.
 """
 
+import re
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE
-from twoaxis.core.cost import Cost
-from twoaxis.core.documentation import sections
+from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_STACK, depth_cost
+from twoaxis.core.documentation import sections, source
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.testing.measure import read_and_write, sublayer_list, tensors, trace
@@ -26,7 +28,6 @@ MIXERS = Path(__file__).parent / "mixers"
 AXES: dict[str, Any] = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD}
 TITLES = {"depth": "The depth axis", "sequence": "The sequence axis", "feed_forward": "Feed-forwards"}
 N_LAYERS = 4
-FIGURE_SCALE = 1.0
 
 
 def main() -> int:
@@ -37,7 +38,8 @@ def main() -> int:
         for row in table:
             (MIXERS / axis / f"{row.kind}.md").write_text(page(axis, row), encoding="utf-8")
             if axis == "depth":
-                figure(row.config()).save(str(MIXERS / axis / f"{row.kind}.svg"))
+                # The first example is one that a model of the figure's size can hold.
+                figure(row.example(next(iter(row.examples)))).save(str(MIXERS / axis / f"{row.kind}.svg"))
     (MIXERS / "README.md").write_text(index(), encoding="utf-8")
     return 0
 
@@ -48,8 +50,7 @@ def index() -> str:
     for axis, table in AXES.items():
         lines += [f"## {TITLES[axis]}\n", "| kind | what it does | source |", "|---|---|---|"]
         for row in table:
-            source = sections(row.config).get("Source", "").partition(";")[0]
-            lines.append(f"| [{row.kind}]({axis}/{row.kind}.md) | {row.summary} | {_escaped(source)} |")
+            lines.append(f"| [{row.kind}]({axis}/{row.kind}.md) | {row.summary} | {_escaped(source(row.config))} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -57,12 +58,15 @@ def index() -> str:
 def page(axis: str, row: Any) -> str:
     """The page of one mixer."""
     said = sections(row.config)
-    lines = [f"# {row.kind}\n", said.pop("Summary") + "\n"]
+    lines = [f"# {row.kind}\n", said["Summary"] + "\n"]
     if axis == "depth":
         lines += [f"![What each sublayer of a small model reads, at initialisation and away from it]({row.kind}.svg)\n"]
-    for name in ("Equation", "Source", "Deviates", "Shapes", "Init", "Cost", "Published", "Args", "Raises"):
+    lines += ["```text", said["Equation"], "```\n"] if "Equation" in said else []
+    for name in ("Source", "Deviates", "Shapes", "Init", "Cost", "Published", "Raises"):
         if name in said:
             lines += [f"**{name}.** {_escaped(said[name])}\n"]
+    if "Args" in said:
+        lines += ["**Options.**\n", *_options(said["Args"], row.config.model_fields), ""]
     if axis == "depth":
         equivalence = row.config().init_equivalence
         relation = equivalence.relation.replace("_", " ")
@@ -72,12 +76,15 @@ def page(axis: str, row: Any) -> str:
     return "\n".join(lines)
 
 
-def _cost_table(config: DepthConfig) -> list[str]:
-    from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_STACK
+def _options(text: str, names: Iterable[str]) -> list[str]:
+    """One item for each `name: meaning`, whatever lines it takes."""
+    items = re.split(rf"\n(?=(?:{'|'.join(names)}): )", text)
+    return [f"* `{name}`: {_escaped(meaning)}" for name, _, meaning in (item.partition(": ") for item in items)]
 
+
+def _cost_table(config: DepthConfig) -> list[str]:
     stack = config.prepare(REFERENCE_STACK)
-    parts = [config.cost(site, REFERENCE_SHAPE) for site in stack.sites]
-    total = sum(parts, config.ends_cost(stack, REFERENCE_SHAPE) + Cost())
+    total = depth_cost(config)
     tokens = REFERENCE_SHAPE.total_tokens
     rows = {
         "parameters added": total.params,
@@ -95,7 +102,10 @@ def _cost_table(config: DepthConfig) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("_", "\\_").replace("<", "\\<")
+    """One line of Markdown in which nothing but code between backticks is marked up."""
+    parts = " ".join(text.split()).split("`")
+    plain = [re.sub(r"([|*_<])", r"\\\1", part) if index % 2 == 0 else part for index, part in enumerate(parts)]
+    return "`".join(plain)
 
 
 def figure(config: DepthConfig) -> alt.HConcatChart:
@@ -114,17 +124,17 @@ def _pattern(model: Decoder) -> list[dict[str, Any]]:
     embeddings = model.embed(tokens)
     plain = _reads(model, run, embeddings, list(run.updates))
     rows = []
-    for source in range(len(run.updates) + 1):
+    for origin in range(len(run.updates) + 1):
         updates, moved = list(run.updates), embeddings
-        disturbance = 1e-3 * noise(tuple((updates[source - 1] if source else embeddings).shape), f"docs/{source}")
-        if source:
-            updates[source - 1] = updates[source - 1] + disturbance
+        disturbance = 1e-3 * noise(tuple((updates[origin - 1] if origin else embeddings).shape), f"docs/{origin}")
+        if origin:
+            updates[origin - 1] = updates[origin - 1] + disturbance
         else:
             moved = embeddings + disturbance
         for reader, (before, after) in enumerate(zip(plain, _reads(model, run, moved, updates), strict=True)):
-            if reader >= source:
+            if reader >= origin:
                 change = max(float((a - b).norm() / disturbance.norm()) for a, b in zip(after, before, strict=True))
-                rows.append({"source": source, "reader": reader, "moves by": change})
+                rows.append({"source": origin, "reader": reader, "moves by": change})
     return rows
 
 
