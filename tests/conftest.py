@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-CHECKED_PACKAGES = ["core", "ops", "depth", "sequence", "feed_forward", "model"]
+CHECKED_PACKAGES = ["core", "ops", "depth", "sequence", "feed_forward", "local", "model"]
 PARITY = Path(__file__).with_name("parity").resolve()
 QUARANTINE = Path(__file__).with_name("QUARANTINE.md")
 

@@ -4,6 +4,7 @@ from twoaxis.core.errors import CheckpointError, ConfigError, DataError, StudyEr
 from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DEPTH
 from twoaxis.feed_forward import FEED_FORWARD
+from twoaxis.local import LOCAL
 from twoaxis.model import Decoder, DecoderConfig, Sampling, generate
 from twoaxis.sequence import SEQUENCE
 
@@ -12,6 +13,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DEPTH",
     "FEED_FORWARD",
+    "LOCAL",
     "SEQUENCE",
     "CheckpointError",
     "ConfigError",

@@ -7,11 +7,12 @@ import pytest
 
 import twoaxis.depth
 import twoaxis.feed_forward
+import twoaxis.local
 import twoaxis.sequence
 from twoaxis.core.table import Row
 
 FIELDS = ["Equation:", "Source:", "Deviates:", "Shapes:", "Init:", "Cost:"]
-ROWS = [*twoaxis.depth.DEPTH, *twoaxis.sequence.SEQUENCE, *twoaxis.feed_forward.FEED_FORWARD]
+ROWS = [*twoaxis.depth.DEPTH, *twoaxis.sequence.SEQUENCE, *twoaxis.feed_forward.FEED_FORWARD, *twoaxis.local.LOCAL]
 
 
 def _types(annotation: object) -> Iterator[object]:

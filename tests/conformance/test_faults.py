@@ -4,10 +4,15 @@ from itertools import chain
 
 import pytest
 
-from twoaxis.testing import Check, CheckFailed, depth_checks, feed_forward_checks, sequence_checks
-from twoaxis.testing.faults import DEPTH_FAULTS, FEED_FORWARD_FAULTS, SEQUENCE_FAULTS, Fault
+from twoaxis.testing import Check, CheckFailed, depth_checks, feed_forward_checks, local_checks, sequence_checks
+from twoaxis.testing.faults import DEPTH_FAULTS, FEED_FORWARD_FAULTS, LOCAL_FAULTS, SEQUENCE_FAULTS, Fault
 
-AXES = ((DEPTH_FAULTS, depth_checks()), (SEQUENCE_FAULTS, sequence_checks()), (FEED_FORWARD_FAULTS, feed_forward_checks()))
+AXES = (
+    (DEPTH_FAULTS, depth_checks()),
+    (SEQUENCE_FAULTS, sequence_checks()),
+    (FEED_FORWARD_FAULTS, feed_forward_checks()),
+    (LOCAL_FAULTS, local_checks()),
+)
 CASES = [
     pytest.param(fault, check, id=f"{fault.name} - {check.name}")
     for faults, checks in AXES

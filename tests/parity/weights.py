@@ -35,6 +35,21 @@ class Weights:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         model.double()
         model.load_state_dict({name: value.reshape(shapes[name]) for name, value in self.state.items()})
+        self._saves_what_was_loaded(model)
+
+    def saved(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+        """Yields the parameters of our model under the authors' names and in their shapes."""
+        for theirs, place in self._places.items():
+            if place is not None:
+                ours, start, stop = place
+                parameter = model.get_parameter(ours).detach()
+                whole = parameter.numel() == self.golden.tensors[f"param/{theirs}"].numel()
+                part = parameter if whole else parameter[start:stop]
+                yield theirs, part.reshape(self.golden.tensors[f"param/{theirs}"].shape)
+
+    def _saves_what_was_loaded(self, model: nn.Module) -> None:
+        for theirs, value in self.saved(model):
+            assert torch.equal(value, self.golden.tensors[f"param/{theirs}"]), f"{theirs} is saved otherwise than it was loaded"
 
     def gradients(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         """Yields the gradient of each stored parameter, under its stored name and shape."""

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE
+from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
 from twoaxis.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -19,11 +19,12 @@ def relation(row: Any) -> str:
 def expected_rows() -> list[str]:
     rows = [f"| depth | `{r.kind}` | {r.summary} | {relation(r)} |" for r in DEPTH]
     rows += [f"| sequence | `{r.kind}` | {r.summary} | |" for r in SEQUENCE]
-    return rows + [f"| feed-forward | `{r.kind}` | {r.summary} | |" for r in FEED_FORWARD]
+    rows += [f"| feed-forward | `{r.kind}` | {r.summary} | |" for r in FEED_FORWARD]
+    return rows + [f"| local | `{r.kind}` | {r.summary} | |" for r in LOCAL]
 
 
 def test_mixer_table_is_the_tables():
-    found = [line for line in README.splitlines() if re.match(r"\| (depth|sequence|feed-forward) \|", line)]
+    found = [line for line in README.splitlines() if re.match(r"\| (depth|sequence|feed-forward|local) \|", line)]
     assert found == expected_rows()
 
 

@@ -10,7 +10,7 @@ from twoaxis.core.errors import ConfigError, nearest
 
 
 def check(
-    axis: Annotated[str, typer.Argument(help="depth, sequence or feed_forward.")],
+    axis: Annotated[str, typer.Argument(help="depth, sequence, feed_forward or local.")],
     kinds: Annotated[list[str] | None, typer.Argument(help="Only these mixers; all of the axis by default.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the slow checks, such as those that compile.")] = False,
     as_json: Json = False,

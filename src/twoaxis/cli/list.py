@@ -4,21 +4,23 @@ from typing import Annotated, Any
 
 import typer
 
-from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE
+from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
 from twoaxis.cli.output import Json, print_json, print_table
 from twoaxis.cli.reference import depth_cost
 from twoaxis.core.documentation import source
 from twoaxis.core.errors import ConfigError, nearest
 
-AXES: dict[str, Any] = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD}
-TITLES = {"depth": "Depth axis", "sequence": "Sequence axis", "feed_forward": "Feed-forward"}
+AXES: dict[str, Any] = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD, "local": LOCAL}
+TITLES = {"depth": "Depth axis", "sequence": "Sequence axis", "feed_forward": "Feed-forward", "local": "Inside a sublayer"}
 
 
 def list_mixers(
-    axis: Annotated[str | None, typer.Argument(help="depth, sequence or feed_forward; all of them when left out.")] = None,
+    axis: Annotated[
+        str | None, typer.Argument(help="depth, sequence, feed_forward or local; all of them when left out.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """List every mixer of both axes, and the feed-forwards between them.
+    """List every mixer of both axes, the feed-forwards between them, and the local mixers inside a sublayer.
 
     Parameters are what a mixer adds to 12 blocks at d_model 256, in its default form. `twoaxis show NAME` says more about one.
     """

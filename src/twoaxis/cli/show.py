@@ -24,7 +24,8 @@ def show(
 ) -> None:
     """Show what a mixer does: equation, source, initialisation, options, parameters and cost.
 
-    The place is the last of 12 blocks at d_model 256 and 512 tokens, float32: all of it for a depth mixer, else one sublayer.
+    The place is the last of 12 blocks at d_model 256 and 512 tokens, float32: all of it for a depth mixer, else one sublayer
+    or one place inside it.
 
     Example: twoaxis show attention_residuals block_size=4
     """
@@ -42,7 +43,7 @@ def show(
     print_table("Options", ("key", "value"), list(described["options"].items()))
     print()
     parameters = [tuple(parameter.values()) for parameter in described["parameters"]]
-    place = "the last block" if axis == "depth" else "one sublayer"
+    place = {"depth": "the last block", "local": "one place of d_model channels"}.get(axis, "one sublayer")
     title = f"Parameters of {place}" + (" and the ends" if axis == "depth" else "")
     print_table(title, ("name", "shape", "initial value", "tag"), parameters)
     print()
@@ -71,11 +72,15 @@ def _described(axis: str, config: Any) -> dict[str, Any]:
 
 def _parameters(axis: str, config: Any) -> list[dict[str, str]]:
     with torch.device("meta"):
-        module = _depth_part(config) if axis == "depth" else config.build(REFERENCE_SITE)
+        module = _depth_part(config) if axis == "depth" else config.build(_place(axis))
     return [
         {"name": name, "shape": " x ".join(map(str, parameter.shape)), "init": str(declaration.init), "tag": declaration.tag}
         for name, parameter, declaration in declarations(module)
     ]
+
+
+def _place(axis: str) -> Any:
+    return REFERENCE_STACK.d_model if axis == "local" else REFERENCE_SITE
 
 
 def _depth_part(config: Any) -> nn.Module:
@@ -94,7 +99,7 @@ def _last_block(stack: Stack) -> list[Site]:
 
 def _cost(axis: str, config: Any) -> dict[str, int]:
     stack = config.prepare(REFERENCE_STACK) if axis == "depth" else REFERENCE_STACK
-    sites = _last_block(stack) if axis == "depth" else [REFERENCE_SITE]
+    sites = _last_block(stack) if axis == "depth" else [_place(axis)]
     cost = sum((config.cost(site, REFERENCE_SHAPE) for site in sites), Cost())
     tokens = REFERENCE_SHAPE.total_tokens
     found = {

@@ -58,7 +58,28 @@ class Striped:
     period: int
 
 
-Init = Constant | Values | Normal | Uniform | Striped
+@dataclass(frozen=True)
+class UniformPairs:
+    """Pairs (u, 1 - u) on a last axis of two, with independent u, uniform between 0 and 1."""
+
+
+@dataclass(frozen=True)
+class LogOfUniform:
+    """Logarithms of independent numbers, uniform between these bounds."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class SoftplusInverse:
+    """Independent entries whose softplus is log-uniform between these bounds."""
+
+    low: float
+    high: float
+
+
+Init = Constant | Values | Normal | Uniform | Striped | UniformPairs | LogOfUniform | SoftplusInverse
 
 
 @dataclass(frozen=True)
@@ -147,6 +168,14 @@ def _initial_value(init: Init, name: str, seed: int, shape: torch.Size) -> Tenso
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     fresh = torch.empty(shape)
+    if isinstance(init, UniformPairs):
+        first = torch.rand(shape[:-1], generator=generator)
+        return torch.stack((first, 1 - first), dim=-1)
+    if isinstance(init, LogOfUniform):
+        return fresh.uniform_(init.low, init.high, generator=generator).log()
+    if isinstance(init, SoftplusInverse):
+        step = fresh.uniform_(math.log(init.low), math.log(init.high), generator=generator).exp()
+        return step + (-torch.expm1(-step)).log()
     if isinstance(init, Uniform):
         return fresh.uniform_(-init.bound, init.bound, generator=generator)
     return fresh.normal_(0.0, init.std, generator=generator)

@@ -212,6 +212,7 @@ DEPTH: Table[DepthConfig] = Table(
                 "learnable": {},
                 "plain": {"first": 0.0, "own": 1.0},
                 "constant": {"variant": "constant", "first": 2.0, "own": 1.0, "layers": [2]},
+                "plus": {"variant": "plus"},
                 "dense": {"variant": "dense"},
                 "gated": {"variant": "gated"},
                 "svformer": {"variant": "svformer"},

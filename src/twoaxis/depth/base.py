@@ -65,7 +65,7 @@ class DepthConfig(Config, ABC):
             if self.splits_views(site) and not site.slot.takes_views:
                 raise ConfigError(
                     f"depth mixer {self.kind!r} reads separate q, k and v before {site.slot.kind!r} in block {site.block}: "
-                    "must be a mixer that takes them; use 'attention' there, or options with one view"
+                    "must be a mixer that takes them; use 'attention' without input_local there, or options with one view"
                 )
         return stack
 

@@ -23,26 +23,30 @@ from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 
-Variant = Literal["learnable", "constant", "dense", "gated", "svformer"]
+Variant = Literal["learnable", "constant", "plus", "dense", "gated", "svformer"]
 
 
 class ValueResidualConfig(DepthConfig):
     """Attends with a weighted sum of each layer's own values and those of the first layer; the stream stays plain.
 
     Equation: V'_n = l1_n V_1 + l2_n V_n for n >= 2 of a chain, in the place of V_n before attention;
+              plus: l1_n = scale softmax_n(logits), one softmax over all mixing layers, which the first layer owns;
               dense: V'_n = sum_{j<n} l_nj V_j + l2_n V_n;  gated: V'_n = V_1 + g (V_n - V_1), g = sigmoid(W c + b);
               svformer: V'_n = V_1, and later layers project no values
     Source:   Value Residual Learning, arXiv:2410.17897, section 3; `gated` is that of x-transformers 2.31.10
     Deviates: a chain is all sublayers of one kind that have heads, so that a ShortSWA never takes values of another width;
-              svformer caches the shared values once per layer. The variant with one softmax over all layers is not here
+              svformer caches the shared values once per layer. The published start of plus is not known; here it equals that
+              of learnable: logits 0, and the scale that makes each l1_n the option `first`
     Shapes:   state ([B T D], values [B T G*K] per chain); heads [B T G K]; weights and gates in float32
     Init:     NONE as published; EXACT with first=0 and own=1
-    Cost:     params 2 per later layer (constant, svformer 0; dense n; gated G*(D+1)); flops 2*G*K per source and token;
-              state D + G*K numbers per token and chain (dense: n*G*K)
-    Published: 82M validation loss 2.739, learnable 2.705, constant 2.700, sparse 2.687 (arXiv:2410.17897)
+    Cost:     params 2 per later layer (constant, svformer 0; dense n; gated G*(D+1); plus 2 and one scale per chain); flops
+              2*G*K per source and token; state D + G*K numbers per token and chain (dense: n*G*K; plus: one more per
+              mixing layer, so that a pipeline stage knows its weights)
+    Published: 82M validation loss 2.739, learnable 2.705, constant 2.700, sparse 2.687, plus 2.681 (arXiv:2410.17897)
 
     Args:
-        variant: `learnable` weights; `constant` ones; `dense`, which reads all earlier layers; `gated`; or `svformer`.
+        variant: `learnable` weights; `constant` ones; `plus`, which shares one softmax among layers; `dense`, which reads all
+            earlier layers; `gated`; or `svformer`.
         first: initial (or constant) weight l1 of the first layer's values.
         own: initial (or constant) weight l2 of the layer's own values.
         layers: layers of a chain that mix, counted from 0; None means all later ones. A subset is the sparse variant.
@@ -77,7 +81,7 @@ class ValueResidualConfig(DepthConfig):
     @property
     def init_equivalence(self) -> InitEquivalence:
         """Exact when the first layer's values start with weight 0 and the own ones with weight 1."""
-        if self.variant in ("learnable", "constant", "dense") and (self.first, self.own) == (0.0, 1.0):
+        if self.variant in ("learnable", "constant", "plus", "dense") and (self.first, self.own) == (0.0, 1.0):
             return InitEquivalence("exact", "the own values start with weight 1 and the first layer's with weight 0")
         return InitEquivalence("none", "attention in later layers mixes in the values of the first one")
 
@@ -100,6 +104,15 @@ class ValueResidualConfig(DepthConfig):
             and (self.layers is None or place_in_chain(site) in self.layers)
         )
 
+    def shares(self, site: Site) -> bool:
+        """Whether this sublayer owns the weights that the later ones of its chain give to its values."""
+        heads = site.slot.heads is not None
+        return self.variant == "plus" and heads and place_in_chain(site) == 0 and bool(self.mixing(site))
+
+    def mixing(self, site: Site) -> list[int]:
+        """The sublayers of the chain of this one that attend with mixed values."""
+        return [s.index for s in site.stack.sites if s.slot.kind == site.slot.kind and self.mixes(s)]
+
     def kept(self, stack: Stack, index: int) -> dict[str, int]:
         """How many layers' values of each chain are in the state that enters sublayer `index`."""
         found = dict.fromkeys(chains(stack), 0)
@@ -111,12 +124,21 @@ class ValueResidualConfig(DepthConfig):
     def state_floats(self, stack: Stack, index: int) -> int:
         """The stream and the kept values."""
         widths = {kind: shape.n_kv_heads * shape.head_dim for kind, shape in chains(stack).items()}
-        return stack.d_model + sum(n * widths[kind] for kind, n in self.kept(stack, index).items())
+        total = stack.d_model + sum(n * widths[kind] for kind, n in self.kept(stack, index).items())
+        if self.variant == "plus":
+            firsts = (site for site in stack.sites[:index] if site.slot.heads is not None and place_in_chain(site) == 0)
+            total += sum(len(self.mixing(site)) for site in firsts)
+        return total
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The mixing weights, and one multiply-add per source and number."""
         N, D = shape.total_tokens, site.d_model
         add = Cost(elementwise_flops=N * D)
+        if self.shares(site):
+            layers = len(self.mixing(site))
+            # The softmax, and in half precision the widened scale.
+            saved = (layers + (shape.element_bytes < 4)) * max(4, shape.element_bytes)
+            return add + Cost(params=layers + 1, saved_bytes=saved)
         if not self.mixes(site) or self.variant == "svformer":
             return add
         heads = site.slot.heads
@@ -130,6 +152,8 @@ class ValueResidualConfig(DepthConfig):
                 params=G * (D + 1), matmul_flops=2 * N * D * G, elementwise_flops=3 * N * width, saved_bytes=saved
             )
         sources = (place_in_chain(site) if self.variant == "dense" else 1) + 1
+        if self.variant == "plus":
+            return add + Cost(params=1, elementwise_flops=4 * N * width, saved_bytes=2 * N * wide)
         learned = self.variant != "constant"
         return add + Cost(
             params=sources if learned else 0,
@@ -166,8 +190,16 @@ class ValueResidual(DepthMixer):
         place = place_in_chain(site)
         self.chain = list(chains(site.stack)).index(site.slot.kind)
         self.records = place == 0 or config.variant == "dense"
+        self.shares = config.shares(site)
+        if self.shares:
+            layers = len(config.mixing(site))
+            self.logits = self.parameter("logits", (layers,), Constant(0.0), "mixing")
+            self.scale = self.parameter("scale", (1,), Constant(config.first * layers), "mixing")
         if not self.mixes:
             return
+        if config.variant == "plus":
+            self.rank = config.mixing(site).index(site.index)
+            self.own = self.parameter("own", (1,), Constant(config.own), "mixing")
         if config.variant == "gated":
             D, G = site.d_model, heads.n_kv_heads
             self.gate_weight = self.parameter("gate_weight", (G, D), Normal(matrix_std(D)), "gate")
@@ -188,9 +220,16 @@ class ValueResidual(DepthMixer):
             mixed = heads._replace(v=self._mixed(heads.v, context, earlier))
         if self.records:
             own = (*earlier, heads.v.flatten(2).contiguous())
+            if self.shares:
+                own = (*own, self._shares(heads.v))
             values = (*state.values[: self.chain], own, *state.values[self.chain + 1 :])
             state = state._replace(values=values)
         return mixed, state
+
+    def _shares(self, v: Tensor) -> Tensor:
+        """[B T layers]: what each later layer weighs these values with, the same for every token."""
+        dtype = statistics_dtype(v)
+        return (self.scale.to(dtype) * torch.softmax(self.logits.to(dtype), dim=0)).expand(*v.shape[:2], -1).contiguous()
 
     def write(self, state: StreamAndValues, update: Float[Tensor, "B T D"], context: Views, carry: None) -> StreamAndValues:
         """Returns the stream plus the update, beside the values."""
@@ -204,6 +243,11 @@ class ValueResidual(DepthMixer):
             read = context.v if isinstance(context, QKV) else context
             scores = linear_scores(read, self.gate_weight, config.impl).permute(1, 2, 0) + self.gate_bias
             return _blend(earlier[0].unflatten(-1, shape), v, torch.sigmoid(scores))
+        if config.variant == "plus":
+            first, shares = earlier
+            own = self.own.to(shares.dtype).expand(shares.shape[:2])
+            (mixed,) = mix((first, v.flatten(2)), torch.stack((shares[..., self.rank], own)).unsqueeze(0), config.impl)
+            return mixed.unflatten(-1, shape)
         if config.variant == "constant":
             dtype = statistics_dtype(v)
             weights = torch.tensor([[config.first, config.own]], dtype=dtype, device=v.device)

@@ -11,8 +11,24 @@ FEED_FORWARD: Table[FeedForwardConfig] = Table(
     FeedForwardConfig,
     "twoaxis.feed_forward",
     [
-        Row(SwiGLUConfig, "gated by SiLU", {"default": {}, "rising": {"d_ff": 256, "d_ff_by_depth": "rising"}}),
-        Row(GELUConfig, "Gaussian error linear unit", {"erf": {}, "tanh": {"form": "tanh"}}),
+        Row(
+            SwiGLUConfig,
+            "gated by SiLU",
+            {
+                "default": {},
+                "rising": {"d_ff": 256, "d_ff_by_depth": "rising"},
+                "canon": {
+                    "d_ff": 16,
+                    "input_local": {"kind": "canon", "kernel": 3},
+                    "projected_local": {"kind": "canon", "kernel": 2, "taps_init": "zero"},
+                },
+            },
+        ),
+        Row(
+            GELUConfig,
+            "Gaussian error linear unit",
+            {"erf": {}, "tanh": {"form": "tanh"}, "canon": {"d_ff": 16, "projected_local": "canon"}},
+        ),
         Row(ReLU2Config, "squared rectifier", {"default": {}}),
     ],
 )

@@ -1,5 +1,9 @@
-"""The contract of a feed-forward sublayer: token by token, no cache."""
+"""The contract of a feed-forward sublayer, and what those with one hidden width share.
 
+Letters: B batch, T position, D width, E emitted numbers, F hidden width, P projected width.
+"""
+
+import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
@@ -10,8 +14,9 @@ from torch import Tensor
 from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import DeclaredModule
+from twoaxis.core.parameters import DeclaredModule, matrix_std, with_extra
 from twoaxis.core.site import Site
+from twoaxis.local import Local, Places, local_cost, local_field, mix_locally
 
 
 class FeedForwardConfig(Config, ABC):
@@ -19,6 +24,11 @@ class FeedForwardConfig(Config, ABC):
 
     # Any, since each mixer narrows it to the one literal that names it.
     kind: Any
+
+    @property
+    def receptive_field(self) -> int:
+        """Tokens one output depends on, itself included."""
+        return 1
 
     @abstractmethod
     def cost(self, site: Site, shape: Shape) -> Cost:
@@ -30,28 +40,43 @@ class FeedForwardConfig(Config, ABC):
 
 
 class FeedForward(DeclaredModule, ABC):
-    """Transforms each token alone."""
+    """Transforms each token; only local mixers inside it look at tokens before."""
+
+    def new_cache(self) -> Any:
+        """The cache before the first token; by default nothing is carried from token to token."""
+        return None
 
     @abstractmethod
-    def transform(self, context: Float[Tensor, "B T D"]) -> Float[Tensor, "B T E"]:
-        """Returns the update of each token."""
-
-    def new_cache(self) -> None:
-        """Nothing is carried from token to token."""
-
-    def forward(self, context: Tensor, layout: TokenLayout, cache: None = None) -> tuple[Float[Tensor, "B T E"], None]:
+    def forward(
+        self, context: Float[Tensor, "B T D"], layout: TokenLayout, cache: Any = None
+    ) -> tuple[Float[Tensor, "B T E"], Any]:
         """The call of a sublayer, the same as a sequence mixer's."""
-        return self.transform(context), None
 
 
-class WidthConfig(FeedForwardConfig):
+class HiddenConfig(FeedForwardConfig):
     """A feed-forward with one hidden width, the same in every block or growing with depth."""
 
     ratio: ClassVar[float]
     """Hidden width over model width when `d_ff` is None."""
+    projections: ClassVar[int] = 1
+    """Maps of the token to the hidden width, side by side."""
+    activation_flops: ClassVar[int]
+    """Operations per hidden number between the maps."""
 
     d_ff: int | None = Field(default=None, ge=1)
     d_ff_by_depth: Literal["equal", "rising"] = "equal"
+    input_local: Local = None
+    projected_local: Local = None
+
+    @property
+    def locals(self) -> Places:
+        """The local mixers at the two places."""
+        return Places(self.input_local, self.projected_local)
+
+    @property
+    def receptive_field(self) -> int:
+        """The token, and what the local mixers see before it."""
+        return local_field(self.locals)
 
     def hidden_width(self, d_model: int) -> int:
         """F at this model width: of every block, or their mean."""
@@ -61,6 +86,51 @@ class WidthConfig(FeedForwardConfig):
         """F of the block of this site."""
         mean = self.hidden_width(site.d_model)
         return mean if self.d_ff_by_depth == "equal" else rising_width(mean, site.block, site.stack.n_blocks)
+
+    def local_channels(self, site: Site) -> Places:
+        """Channels at the two places for local mixers: the input, and all projections side by side."""
+        return Places(site.d_model, self.projections * self.width_at(site))
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """The matrices, the activation and the local mixers."""
+        F, N = self.width_at(site), shape.total_tokens
+        params = ((self.projections + 1) * site.d_model + site.slot.update_extra) * F
+        own = Cost(params=params, matmul_flops=2 * N * params, elementwise_flops=self.activation_flops * N * F)
+        return own + local_cost(self.locals, self.local_channels(site), shape)
+
+
+class HiddenFeedForward(FeedForward):
+    """W_down activate(project(c)), with a local mixer before either map where the configuration asks for one."""
+
+    def __init__(self, config: HiddenConfig, site: Site) -> None:
+        super().__init__()
+        F, at = config.width_at(site), config.local_channels(site)
+        self.down = self.linear("down", F, site.d_model, std=matrix_std(F) / math.sqrt(2 * site.stack.n_blocks))
+        self.extra = self.linear("extra", F, site.slot.update_extra) if site.slot.update_extra else None
+        self.input_local = None if config.input_local is None else config.input_local.build(at.input)
+        self.projected_local = None if config.projected_local is None else config.projected_local.build(at.projected)
+
+    def new_cache(self) -> Places:
+        """Those of the local mixers."""
+        return Places(*(None if mixer is None else mixer.new_cache() for mixer in (self.input_local, self.projected_local)))
+
+    @abstractmethod
+    def project(self, context: Float[Tensor, "B T D"]) -> Float[Tensor, "B T P"]:
+        """Returns all projections side by side."""
+
+    @abstractmethod
+    def activate(self, projected: Float[Tensor, "B T P"]) -> Float[Tensor, "B T F"]:
+        """Returns the hidden numbers."""
+
+    def forward(
+        self, context: Float[Tensor, "B T D"], layout: TokenLayout, cache: Places | None = None
+    ) -> tuple[Float[Tensor, "B T E"], Places | None]:
+        """Returns the update and the next caches of the local mixers."""
+        before = cache or Places(None, None)
+        context, after_input = mix_locally(self.input_local, context, layout, before.input)
+        projected, after_projected = mix_locally(self.projected_local, self.project(context), layout, before.projected)
+        update = with_extra(self.down, self.extra, self.activate(projected))
+        return update, None if cache is None else Places(after_input, after_projected)
 
 
 def rising_width(mean: int, block: int, n_blocks: int) -> int:

@@ -22,6 +22,8 @@ class GELUConfig(PlainConfig):
     Args:
         d_ff: hidden width F; None means 4 d_model rounded up to a multiple of 16.
         d_ff_by_depth: `equal` widths, or `rising` from 0.5 d_ff in the first block to 1.5 d_ff in the last (MUDDFormer).
+        input_local: a local mixer of the context, such as `canon` (place C of the Canon paper).
+        projected_local: a local mixer of the hidden numbers before the activation (place D).
         form: `erf` (exact) or `tanh` (GPT-2).
 
     Example:

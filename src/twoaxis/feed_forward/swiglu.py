@@ -3,20 +3,17 @@
 Letters: D width, F hidden width.
 """
 
-import math
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.parameters import matrix_std, with_extra
 from twoaxis.core.site import Site
-from twoaxis.feed_forward.base import FeedForward, WidthConfig
+from twoaxis.feed_forward.base import FeedForward, HiddenConfig, HiddenFeedForward
 from twoaxis.ops.gated_linear import silu_gate
 from twoaxis.ops.precision import Impl
 
 
-class SwiGLUConfig(WidthConfig):
+class SwiGLUConfig(HiddenConfig):
     """Gates one linear map of the token by the SiLU of another, then projects back.
 
     Equation: y = W_down (silu(W_gate c) * W_up c)
@@ -28,6 +25,8 @@ class SwiGLUConfig(WidthConfig):
     Args:
         d_ff: hidden width F; None means 8/3 d_model rounded up to a multiple of 16.
         d_ff_by_depth: `equal` widths, or `rising` from 0.5 d_ff in the first block to 1.5 d_ff in the last (MUDDFormer).
+        input_local: a local mixer of the context, such as `canon` (place C of the Canon paper).
+        projected_local: a local mixer of gate and value before the activation (place D).
         impl: `fused` or `reference`.
 
     Example:
@@ -37,31 +36,27 @@ class SwiGLUConfig(WidthConfig):
 
     kind: Literal["swiglu"] = "swiglu"
     ratio: ClassVar[float] = 8 / 3
+    projections: ClassVar[int] = 2
+    activation_flops: ClassVar[int] = 5
     impl: Impl = "fused"
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
-        """Three matrices and one gate."""
-        F = self.width_at(site)
-        params = (3 * site.d_model + site.slot.update_extra) * F
-        N = shape.total_tokens
-        return Cost(params=params, matmul_flops=2 * N * params, elementwise_flops=5 * N * F)
-
-    def build(self, site: Site) -> "SwiGLU":
+    def build(self, site: Site) -> FeedForward:
         """Builds the feed-forward at this site."""
         return SwiGLU(self, site)
 
 
-class SwiGLU(FeedForward):
+class SwiGLU(HiddenFeedForward):
     """See `SwiGLUConfig`."""
 
     def __init__(self, config: SwiGLUConfig, site: Site) -> None:
-        super().__init__()
+        super().__init__(config, site)
         self.impl: Impl = config.impl
-        F = config.width_at(site)
-        self.gate_up = self.linear("gate_up", site.d_model, 2 * F)
-        self.down = self.linear("down", F, site.d_model, std=matrix_std(F) / math.sqrt(2 * site.stack.n_blocks))
-        self.extra = self.linear("extra", F, site.slot.update_extra) if site.slot.update_extra else None
+        self.gate_up = self.linear("gate_up", site.d_model, config.local_channels(site).projected)
 
-    def transform(self, context: Tensor) -> Tensor:
-        """Returns W_down (silu(W_gate c) * W_up c)."""
-        return with_extra(self.down, self.extra, silu_gate(self.gate_up(context), self.impl))
+    def project(self, context: Tensor) -> Tensor:
+        """Returns W_gate c and W_up c."""
+        return self.gate_up(context)
+
+    def activate(self, projected: Tensor) -> Tensor:
+        """Returns silu(W_gate c) * W_up c."""
+        return silu_gate(projected, self.impl)

@@ -82,7 +82,8 @@ class Sublayer(nn.Module):
             update, cache = self.mixer(context, layout, cache)
             return update, state, cache
         mixer = cast(HeadMixer, self.mixer)
-        heads, state = self.depth.mix_heads(mixer.project(context), context, state)
+        heads, cache = mixer.project(context, layout, cache)
+        heads, state = self.depth.mix_heads(heads, context, state)
         update, cache = mixer.attend(heads, layout, cache)
         return update, state, cache
 

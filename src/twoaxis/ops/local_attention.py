@@ -4,7 +4,7 @@ Letters: B batch, H heads, G kv-heads, T queries, S keys, K key width. Query t s
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ def local_attention(
     window: int | None = None,
     documents: Int[Tensor, "B T"] | None = None,
     key_documents: Int[Tensor, "B S"] | None = None,
+    sink: Float[Tensor, " H"] | None = None,
     impl: Impl = "fused",
 ) -> Float[Tensor, "B H T K"]:
     """Attends from each query to the last `window` keys of its own document, itself included.
@@ -33,6 +34,7 @@ def local_attention(
     Equation: y_t = sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j over j in [t-window+1, t] with documents[j] = documents[t]
     Source:   Residual Stream Duality, arXiv:2603.16039, Algorithm 1; window=None is full causal attention
     Shapes:   consecutive groups of H/G query heads share a kv-head; softmax in float32 (float64 for float64)
+    Sink:     a score per query head that takes part in the softmax with a value of zero (gpt-oss, arXiv:2508.10925)
     Cost:     flops 4*K per head and visible pair; the fused engine holds T*(chunk+window) booleans, never T*S
 
     Raises:
@@ -43,14 +45,47 @@ def local_attention(
     if window is not None and window >= k.shape[2]:
         window = None
     if impl == "reference":
-        return _reference(q, k, v, visible(q.shape[2], k.shape[2], window, documents, key_documents, q.device))
+        return _reference(q, k, v, visible(q.shape[2], k.shape[2], window, documents, key_documents, q.device), sink)
+    if sink is not None:
+        wide = _with_sink(q, k, v, sink)
+        return _fused(*wide, window, documents, key_documents, _Sink(1 / math.sqrt(q.shape[-1])))[..., : q.shape[-1]]
+    return _fused(q, k, v, window, documents, key_documents, None)
+
+
+class _Sink(NamedTuple):
+    """That there is a sink, and the scale of scores, which the width of heads no longer tells."""
+
+    scale: float
+
+
+def _with_sink(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One channel more: queries carry the score of the sink, keys of tokens nothing."""
+    score = (sink.to(q.dtype) * math.sqrt(q.shape[-1])).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+    return torch.cat((q, score), dim=-1), F.pad(k, (0, 1)), F.pad(v, (0, 1))
+
+
+def _sink_key(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The key of the sink in front of the others, with a value of zero."""
+    key = F.pad(torch.ones_like(k[..., :1, :1]), (k.shape[-1] - 1, 0))
+    return torch.cat((key, k), dim=-2), F.pad(v, (0, 0, 1, 0))
+
+
+def _fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int | None,
+    documents: Tensor | None,
+    key_documents: Tensor | None,
+    sink: _Sink | None,
+) -> Tensor:
     if window is not None:
         if q.shape[2] == 1:
             k, v = k[:, :, -window:], v[:, :, -window:]
             key_documents = None if key_documents is None else key_documents[:, -window:]
         else:
-            return _windowed(q, k, v, window, documents, key_documents)
-    return _full(q, k, v, documents, key_documents)
+            return _windowed(q, k, v, window, documents, key_documents, sink)
+    return _full(q, k, v, documents, key_documents, sink)
 
 
 def visible(
@@ -83,22 +118,35 @@ def _check(q: Tensor, k: Tensor, window: int | None) -> None:
         raise ConfigError(problem("queries", q.shape[2], f"at most the keys={k.shape[2]}", "pass the keys of these tokens too"))
 
 
-def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor | None) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     dtype = statistics_dtype(q)
     k, v = (x.to(dtype).repeat_interleave(groups, dim=1) for x in (k, v))
     scores = (q.to(dtype) @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
-    weights = torch.softmax(scores.masked_fill(~mask, -torch.inf), dim=-1)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if sink is not None:
+        scores = torch.cat((scores, sink.to(dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)), dim=-1)
+    weights = torch.softmax(scores, dim=-1)[..., : k.shape[2]]
     return (weights @ v).to(q.dtype)
 
 
-def _full(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, key_documents: Tensor | None) -> Tensor:
-    grouped = q.shape[1] != k.shape[1]
+def _full(
+    q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, key_documents: Tensor | None, sink: _Sink | None
+) -> Tensor:
+    options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1], "scale": sink and sink.scale}
     alone = documents is None or key_documents is None
-    if alone and (q.shape[2] == k.shape[2] or q.shape[2] == 1):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1, enable_gqa=grouped)
-    mask = visible(q.shape[2], k.shape[2], None, documents, key_documents, q.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=grouped)
+    plain = alone and (q.shape[2] == k.shape[2] or q.shape[2] == 1)
+    mask = None if plain else visible(q.shape[2], k.shape[2], None, documents, key_documents, q.device)
+    causal = plain and q.shape[2] > 1
+    if sink is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, **options)
+    k, v = _sink_key(k, v)
+    if mask is not None:
+        mask = F.pad(mask, (1, 0), value=True)
+    if not causal:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+    # A query before the first one stands at the sink, so that no mask is needed.
+    return F.scaled_dot_product_attention(F.pad(q, (0, 0, 1, 0)), k, v, is_causal=True, **options)[:, :, 1:]
 
 
 class _Chunks(NamedTuple):
@@ -137,7 +185,15 @@ class _Chunks(NamedTuple):
         return torch.cat((early, late), dim=dim + 1)
 
 
-def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, documents: Tensor | None, key_documents: Tensor | None) -> Tensor:
+def _windowed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+    documents: Tensor | None,
+    key_documents: Tensor | None,
+    sink: _Sink | None,
+) -> Tensor:
     B, H, T, K = q.shape
     G = k.shape[1]
     chunks = _Chunks.plan(T, k.shape[2], window)
@@ -150,7 +206,10 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, documents: Tensor | 
     mask = _chunk_mask(chunks, window, documents, key_documents, B, q.device)
     mask = mask.expand(-1, G, -1, -1, -1).reshape(-1, *mask.shape[2:]) if mask.shape[0] > 1 else mask[:, 0]
     mask = mask.repeat(1, 1, H // G, 1)
-    y = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    if sink is not None:
+        keys, values = _sink_key(keys, values)
+        mask = F.pad(mask, (1, 0), value=True)
+    y = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=sink and sink.scale)
     y = y.reshape(B, G, chunks.n, H // G, chunks.length, K).transpose(2, 3).reshape(B, H, -1, K)
     return y[:, :, :T]
 

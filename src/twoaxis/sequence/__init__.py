@@ -3,6 +3,9 @@
 from twoaxis.core.table import Row, Table
 from twoaxis.sequence.attention import AttentionConfig
 from twoaxis.sequence.base import HeadMixer, SequenceConfig, SequenceMixer
+from twoaxis.sequence.gated_delta_net import GatedDeltaNetConfig
+from twoaxis.sequence.kv_shift import KVShiftConfig
+from twoaxis.sequence.short_conv import ShortConvConfig
 from twoaxis.sequence.short_swa import ShortSWAConfig
 
 SEQUENCE: Table[SequenceConfig] = Table(
@@ -18,6 +21,24 @@ SEQUENCE: Table[SequenceConfig] = Table(
                 "gqa": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 4, "qk_norm": "before_rope"},
                 "mqa": {"n_heads": 2, "n_kv_heads": 1, "qk_norm": "after_rope"},
                 "window": {"n_heads": 2, "window": 3},
+                "sink": {"n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "window": 3, "sink": "learned"},
+                "canon": {
+                    "n_heads": 2,
+                    "n_kv_heads": 1,
+                    "head_dim": 4,
+                    "window": 2,
+                    "qk_norm": "before_rope",
+                    "qk_norm_over": "all_heads",
+                    "rope_dim": 2,
+                    "input_local": "canon",
+                    "projected_local": {"kind": "canon", "kernel": 2, "form": "plain", "activation": "silu"},
+                },
+                "local_swa": {
+                    "n_heads": 2,
+                    "rope_dim": 0,
+                    "input_local": {"kind": "local_swa", "window": 3, "n_heads": 1, "head_dim": 4, "output_init": "zero"},
+                    "projected_local": {"kind": "local_swa", "window": 2, "n_heads": 2, "head_dim": 4},
+                },
             },
         ),
         Row(
@@ -29,7 +50,57 @@ SEQUENCE: Table[SequenceConfig] = Table(
                 "window1": {"n_heads": 2, "n_kv_heads": 2, "window": 1},
             },
         ),
+        Row(
+            ShortConvConfig,
+            "a short causal convolution of each channel as a sublayer of its own",
+            {
+                "default": {},
+                "zero": {"kernel": 2, "taps_init": "zero"},
+                "residual": {"kernel": 3, "form": "residual", "activation": "none", "bias": "channel"},
+            },
+        ),
+        Row(
+            KVShiftConfig,
+            "attention whose keys and values are mixed with those of the token before",
+            {
+                "fixed": {"n_heads": 2, "n_kv_heads": 1, "window": 3},
+                "token": {"n_heads": 2, "form": "token", "window": 2},
+                "identity": {"n_heads": 2, "shift_init": "identity"},
+            },
+        ),
+        Row(
+            GatedDeltaNetConfig,
+            "overwrites a decaying state along each token's key: a global mixer of linear cost",
+            {
+                "default": {"n_heads": 2},
+                "conv": {
+                    "n_heads": 2,
+                    "head_dim": 3,
+                    "value_dim": 5,
+                    "input_local": "canon",
+                    "projected_local": {"kind": "canon", "kernel": 2, "activation": "silu"},
+                    "output_init": "zero",
+                },
+                "swa": {
+                    "n_heads": 2,
+                    "head_dim": 3,
+                    "value_dim": 4,
+                    "projected_local": {"kind": "local_swa", "window": 3, "n_heads": 1, "head_dim": 4},
+                },
+                "bare": {"n_heads": 1, "value_dim": 3, "projected_local": None},
+            },
+        ),
     ],
 )
 
-__all__ = ["SEQUENCE", "AttentionConfig", "HeadMixer", "SequenceConfig", "SequenceMixer", "ShortSWAConfig"]
+__all__ = [
+    "SEQUENCE",
+    "AttentionConfig",
+    "GatedDeltaNetConfig",
+    "HeadMixer",
+    "KVShiftConfig",
+    "SequenceConfig",
+    "SequenceMixer",
+    "ShortConvConfig",
+    "ShortSWAConfig",
+]

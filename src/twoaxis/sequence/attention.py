@@ -24,7 +24,12 @@ class AttentionConfig(HeadsConfig):
         head_dim: K, even; None means d_model / n_heads.
         window: tokens seen, the query included; None means all.
         rope_theta: base of the rotation angles.
-        qk_norm: per-head RMSNorm of queries and keys: `none`, `before_rope` or `after_rope`.
+        rope_dim: channels of each head that are rotated, the first ones; None means all, 0 none (NoPE).
+        qk_norm: RMSNorm of queries and keys: `none`, `before_rope` or `after_rope`.
+        qk_norm_over: one norm for each `head` (one gain for all heads), or over `all_heads` together (OLMo 2, Canon).
+        sink: `learned` gives each head a score that takes part in the softmax with a value of zero (gpt-oss), 0 at first.
+        input_local: a local mixer of the context, such as `canon` (place A of the Canon paper) or `local_swa`.
+        projected_local: a local mixer of queries, keys and values behind their norm and before rotation (place B).
         output_init: `scaled`, or `zero` for a sublayer that adds nothing at first.
         impl: `fused` or `reference`.
 

@@ -1,7 +1,7 @@
 """The contract of the sequence axis: a mixer along positions with a declared receptive field, cache and cost."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -20,8 +20,16 @@ class SequenceConfig(Config, ABC):
 
     # Any, since each mixer narrows it to the one literal that names it.
     kind: Any
-    accepts_qkv: ClassVar[bool] = False
-    """Whether the mixer takes separate inputs for queries, keys and values."""
+
+    @property
+    def accepts_qkv(self) -> bool:
+        """Whether the mixer takes separate inputs for queries, keys and values."""
+        return False
+
+    @property
+    def unseen_keys(self) -> int:
+        """Keys that every query weighs beside those of tokens, such as a sink."""
+        return 0
 
     @property
     @abstractmethod
@@ -69,8 +77,11 @@ class HeadMixer(SequenceMixer, ABC):
     """A sequence mixer in two steps, between which a depth mixer may mix the heads."""
 
     @abstractmethod
-    def project(self, context: Views) -> Heads:
-        """Returns queries, keys and values; the keys stand in for values that the slot does not project."""
+    def project(self, context: Views, layout: TokenLayout, cache: Any = None) -> tuple[Heads, Any]:
+        """Returns queries, keys and values, and the cache for `attend`.
+
+        Keys stand in for values that the slot does not project.
+        """
 
     @abstractmethod
     def attend(self, heads: Heads, layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T E"], Any]:

@@ -4,7 +4,8 @@ Letters: B batch, T position, D width, E emitted numbers, H heads, G kv-heads, K
 """
 
 import math
-from typing import ClassVar, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -15,30 +16,34 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape, visible_pairs
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, matrix_std, with_extra
 from twoaxis.core.site import HeadShape, Site
 from twoaxis.core.views import QKV, Heads, Views
+from twoaxis.local import Local, Places, local_cost, local_field, mix_locally
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.rope import rotate, rotation
 from twoaxis.sequence.base import HeadMixer, SequenceConfig
-from twoaxis.sequence.cache import KeyValueCache
 
 QKNorm = Literal["none", "before_rope", "after_rope"]
 
 
 class HeadsConfig(SequenceConfig):
-    """The options of softmax attention; `AttentionConfig` and `ShortSWAConfig` are its two named forms."""
-
-    accepts_qkv: ClassVar[bool] = True
+    """The options of softmax attention; `AttentionConfig`, `ShortSWAConfig` and `KVShiftConfig` are its named forms."""
 
     n_heads: int = Field(default=4, ge=1)
     n_kv_heads: int | None = Field(default=None)
     head_dim: int | None = Field(default=None, ge=2)
     rope_theta: float = Field(default=10_000.0, gt=0)
+    rope_dim: int | None = Field(default=None, ge=0, multiple_of=2)
     qk_norm: QKNorm = "none"
+    qk_norm_over: Literal["head", "all_heads"] = "head"
+    sink: Literal["none", "learned"] = "none"
+    input_local: Local = None
+    projected_local: Local = None
     output_init: Literal["scaled", "zero"] = "scaled"
     impl: Impl = "fused"
 
@@ -49,6 +54,12 @@ class HeadsConfig(SequenceConfig):
             raise ConfigError(problem("n_kv_heads", self.n_kv_heads, allowed, "use n_kv_heads=1 or n_heads for the extremes"))
         if self.head_dim is not None and self.head_dim % 2:
             raise ConfigError(problem("head_dim", self.head_dim, "even, since RoPE turns pairs of channels", "add 1"))
+        if self.projected_local is not None and self.qk_norm == "after_rope":
+            raise ConfigError(
+                problem(
+                    "qk_norm", self.qk_norm, "none or before_rope beside projected_local", "move the norm before the rotation"
+                )
+            )
         return self
 
     @property
@@ -62,9 +73,24 @@ class HeadsConfig(SequenceConfig):
         return None
 
     @property
+    def locals(self) -> Places:
+        """The local mixers at the two places."""
+        return Places(self.input_local, self.projected_local)
+
+    @property
+    def accepts_qkv(self) -> bool:
+        """A local mixer of the input needs one input."""
+        return self.input_local is None
+
+    @property
+    def unseen_keys(self) -> int:
+        """The sink."""
+        return int(self.sink == "learned")
+
+    @property
     def receptive_field(self) -> int | None:
-        """The window."""
-        return self.span
+        """The window, and what the local mixers see before its first token."""
+        return None if self.span is None else self.span + local_field(self.locals) - 1
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -74,14 +100,28 @@ class HeadsConfig(SequenceConfig):
         return InitEquivalence("none", "a random output projection adds a random update")
 
     def check(self, d_model: int) -> None:
-        """Raises ConfigError when the heads do not divide the width."""
+        """Raises ConfigError when the heads do not divide the width, or are narrower than what is rotated."""
         if self.head_dim is None and (d_model % self.n_heads or (d_model // self.n_heads) % 2):
             allowed = f"a divisor of d_model={d_model} with an even quotient, or given with a head_dim"
             raise ConfigError(problem("n_heads", self.n_heads, allowed, f"set head_dim, or change n_heads of {self.kind!r}"))
+        if self.rotated(d_model) > self.key_width(d_model):
+            allowed = f"at most the head width {self.key_width(d_model)}"
+            raise ConfigError(problem("rope_dim", self.rope_dim, allowed, "leave it out to rotate whole heads"))
+        for local, channels in zip(self.locals, self.local_channels(d_model), strict=True):
+            if local is not None:
+                local.check(channels)
 
     def key_width(self, d_model: int) -> int:
         """Width of one head."""
         return self.head_dim or d_model // self.n_heads
+
+    def rotated(self, d_model: int) -> int:
+        """Channels of each head that are rotated."""
+        return self.key_width(d_model) if self.rope_dim is None else self.rope_dim
+
+    def local_channels(self, d_model: int) -> Places:
+        """Channels at the two places for local mixers: the input, and all heads side by side."""
+        return Places(d_model, (self.n_heads + 2 * self.kv_heads) * self.key_width(d_model))
 
     def head_shape(self, d_model: int) -> HeadShape:
         """The heads of these options."""
@@ -92,21 +132,30 @@ class HeadsConfig(SequenceConfig):
         K, H, G, D, N = self.key_width(site.d_model), self.n_heads, self.kv_heads, site.d_model, shape.total_tokens
         projected = H + (2 if site.slot.projects_values else 1) * G
         weights = D * projected * K + H * K * (D + site.slot.update_extra)
-        norms = 0 if self.qk_norm == "none" else 2 * K
-        pairs = shape.batch * visible_pairs(shape.tokens, self.span)
+        norms = 0 if self.qk_norm == "none" else 2 * K if self.qk_norm_over == "head" else (H + G) * K
+        pairs = shape.batch * visible_pairs(shape.tokens, self.span) + N * self.unseen_keys
         cached = shape.tokens if self.span is None else min(shape.tokens, self.span - 1)
-        return Cost(
-            params=weights + norms,
+        own = Cost(
+            params=weights + norms + H * self.unseen_keys,
             matmul_flops=2 * N * weights,
-            pair_flops=4 * K * H * pairs,
-            elementwise_flops=N * (H + G) * K * (3 + (4 if norms else 0)),
+            pair_flops=4 * (K + self.unseen_keys) * H * pairs,
+            elementwise_flops=N * (H + G) * (3 * self.rotated(D) + (4 * K if norms else 0)),
             cache_bytes=2 * shape.batch * cached * G * K * shape.element_bytes,
         )
+        return own + local_cost(self.locals, self.local_channels(D), shape)
 
     def build(self, site: Site) -> "SoftmaxAttention":
         """Builds the mixer at this site."""
         self.check(site.d_model)
         return SoftmaxAttention(self, site)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCache:
+    """What attention carries from token to token: keys and values, and the caches of its local mixers."""
+
+    keys: KeyValueCache
+    local: Places
 
 
 class SoftmaxAttention(HeadMixer):
@@ -116,7 +165,7 @@ class SoftmaxAttention(HeadMixer):
         super().__init__()
         self.config = config
         self.norm_eps = site.norm_eps
-        self.head_dim = config.key_width(site.d_model)
+        self.head_dim, self.rotated = config.key_width(site.d_model), config.rotated(site.d_model)
         H, G, K, D = config.n_heads, config.kv_heads, self.head_dim, site.d_model
         self.projects_values = site.slot.projects_values
         self.qkv = self.linear("qkv", D, (H + (2 if self.projects_values else 1) * G) * K)
@@ -125,49 +174,87 @@ class SoftmaxAttention(HeadMixer):
         self.output = self.linear("output", H * K, D, std=0.0 if config.output_init == "zero" else scaled)
         self.extra = self.linear("extra", H * K, site.slot.update_extra) if site.slot.update_extra else None
         if config.qk_norm != "none":
-            self.q_gain = self.parameter("q_gain", (K,), Constant(1.0), "norm")
-            self.k_gain = self.parameter("k_gain", (K,), Constant(1.0), "norm")
+            each = config.qk_norm_over == "head"
+            self.q_gain = self.parameter("q_gain", (K if each else H * K,), Constant(1.0), "norm")
+            self.k_gain = self.parameter("k_gain", (K if each else G * K,), Constant(1.0), "norm")
+        self.sink = self.parameter("sink", (H,), Constant(0.0), "bias") if config.sink == "learned" else None
+        at = config.local_channels(D)
+        self.input_local = None if config.input_local is None else config.input_local.build(at.input)
+        self.projected_local = None if config.projected_local is None else config.projected_local.build(at.projected)
 
-    def new_cache(self) -> KeyValueCache:
-        """An empty cache that keeps what the window can still see."""
-        return KeyValueCache(self.config.span)
+    def new_cache(self) -> AttentionCache:
+        """Empty caches; that of keys and values keeps what the window can still see."""
+        local = Places(*(None if mixer is None else mixer.new_cache() for mixer in (self.input_local, self.projected_local)))
+        return AttentionCache(KeyValueCache(self.config.span), local)
 
     def forward(
-        self, context: Views, layout: TokenLayout, cache: KeyValueCache | None = None
-    ) -> tuple[Float[Tensor, "B T E"], KeyValueCache | None]:
+        self, context: Views, layout: TokenLayout, cache: AttentionCache | None = None
+    ) -> tuple[Float[Tensor, "B T E"], AttentionCache | None]:
         """Returns the attention output and the extended cache."""
         if not self.projects_values:
-            return self.attend(self.project(context), layout, cache)
+            heads, cache = self.project(context, layout, cache)
+            return self.attend(heads, layout, cache)
+        context, cache = self._mix_input(context, layout, cache)
         q_k, v = self._project(context).split((self.config.n_heads + self.config.kv_heads, self.config.kv_heads), dim=2)
         return self._attend(q_k, v, layout, cache)
 
-    def project(self, context: Views) -> Heads:
-        """Returns the heads before rotation and norm; keys in place of values where the slot projects none."""
+    def project(
+        self, context: Views, layout: TokenLayout, cache: AttentionCache | None = None
+    ) -> tuple[Heads, AttentionCache | None]:
+        """Returns the heads before norm, local mixing and rotation; keys in place of values where the slot projects none."""
         H, G = self.config.n_heads, self.config.kv_heads
+        context, cache = self._mix_input(context, layout, cache)
         projected = self._project(context)
         if self.projects_values:
-            return Heads(*projected.split((H, G, G), dim=2))
+            return Heads(*projected.split((H, G, G), dim=2)), cache
         q, k = projected.split((H, G), dim=2)
-        return Heads(q, k, k)
+        return Heads(q, k, k), cache
 
     def attend(
-        self, heads: Heads, layout: TokenLayout, cache: KeyValueCache | None = None
-    ) -> tuple[Float[Tensor, "B T E"], KeyValueCache | None]:
+        self, heads: Heads, layout: TokenLayout, cache: AttentionCache | None = None
+    ) -> tuple[Float[Tensor, "B T E"], AttentionCache | None]:
         """Returns the output of attention over these heads and the extended cache."""
         return self._attend(torch.cat((heads.q, heads.k), dim=2), heads.v, layout, cache)
 
+    def _mix_input(
+        self, context: Views, layout: TokenLayout, cache: AttentionCache | None
+    ) -> tuple[Views, AttentionCache | None]:
+        if self.input_local is None:
+            return context, cache
+        assert isinstance(context, Tensor)
+        context, following = mix_locally(self.input_local, context, layout, None if cache is None else cache.local.input)
+        return context, None if cache is None else replace(cache, local=cache.local._replace(input=following))
+
     def _attend(
-        self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: KeyValueCache | None
-    ) -> tuple[Tensor, KeyValueCache | None]:
+        self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: AttentionCache | None
+    ) -> tuple[Tensor, AttentionCache | None]:
         config = self.config
-        q, k = self._place(q_k, layout).split((config.n_heads, config.kv_heads), dim=2)
+        if config.qk_norm == "before_rope":
+            q_k = self._normalise(q_k)
+        if self.projected_local is not None:
+            q_k, v, cache = self._mix_projected(q_k, v, layout, cache)
+        q_k = self._rotate(q_k, layout)
+        if config.qk_norm == "after_rope":
+            q_k = self._normalise(q_k)
+        q, k = q_k.split((config.n_heads, config.kv_heads), dim=2)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         if cache is not None:
-            k, v, cache = cache.extend(k, v)
+            k, v, keys = cache.keys.extend(k, v)
+            cache = replace(cache, keys=keys)
         documents = layout.documents
         key_documents = None if documents is None else layout.key_documents(k.shape[2])
-        y = local_attention(q, k, v, window=config.span, documents=documents, key_documents=key_documents, impl=config.impl)
+        y = local_attention(
+            q, k, v, window=config.span, documents=documents, key_documents=key_documents, sink=self.sink, impl=config.impl
+        )
         return with_extra(self.output, self.extra, y.transpose(1, 2).flatten(2)), cache
+
+    def _mix_projected(
+        self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: AttentionCache | None
+    ) -> tuple[Tensor, Tensor, AttentionCache | None]:
+        before = None if cache is None else cache.local.projected
+        heads, following = mix_locally(self.projected_local, torch.cat((q_k, v), dim=2).flatten(2), layout, before)
+        q_k, v = heads.unflatten(-1, (-1, self.head_dim)).split((q_k.shape[2], v.shape[2]), dim=2)
+        return q_k, v, None if cache is None else replace(cache, local=cache.local._replace(projected=following))
 
     def _project(self, context: Views) -> Tensor:
         """[B T H+2G K]: query heads, then key heads, then value heads where the slot projects them."""
@@ -179,17 +266,20 @@ class SoftmaxAttention(HeadMixer):
         parts = [F.linear(x, weight) for x, weight in zip(context, weights, strict=False)]
         return torch.cat(parts, dim=-1).unflatten(-1, (-1, self.head_dim))
 
-    def _place(self, q_k: Tensor, layout: TokenLayout) -> Tensor:
-        config = self.config
-        dtype = statistics_dtype(q_k)
-        key = ("rotation", self.head_dim, config.rope_theta, dtype)
-        turn = layout.shared(key, lambda: rotation(layout.positions, self.head_dim, config.rope_theta, dtype))
-        if config.qk_norm == "before_rope":
-            return rotate(self._normalise(q_k), turn)
-        if config.qk_norm == "after_rope":
-            return self._normalise(rotate(q_k, turn))
-        return rotate(q_k, turn)
+    def _rotate(self, q_k: Tensor, layout: TokenLayout) -> Tensor:
+        if self.rotated == 0:
+            return q_k
+        dtype, theta = statistics_dtype(q_k), self.config.rope_theta
+        key = ("rotation", self.rotated, theta, dtype)
+        turn = layout.shared(key, lambda: rotation(layout.positions, self.rotated, theta, dtype))
+        if self.rotated == self.head_dim:
+            return rotate(q_k, turn)
+        first, rest = q_k.split((self.rotated, self.head_dim - self.rotated), dim=-1)
+        return torch.cat((rotate(first, turn), rest), dim=-1)
 
     def _normalise(self, q_k: Tensor) -> Tensor:
-        q, k = q_k.split((self.config.n_heads, self.config.kv_heads), dim=2)
-        return torch.cat((rms_norm(q, self.q_gain, self.norm_eps), rms_norm(k, self.k_gain, self.norm_eps)), dim=2)
+        parts = zip(q_k.split((self.config.n_heads, self.config.kv_heads), dim=2), (self.q_gain, self.k_gain), strict=True)
+        if self.config.qk_norm_over == "head":
+            return torch.cat([rms_norm(x, gain, self.norm_eps) for x, gain in parts], dim=2)
+        wide = [rms_norm(x.flatten(2), gain, self.norm_eps).unflatten(-1, x.shape[2:]) for x, gain in parts]
+        return torch.cat(wide, dim=2)

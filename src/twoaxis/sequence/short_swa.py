@@ -27,6 +27,8 @@ class ShortSWAConfig(HeadsConfig):
         output_init: `scaled` or `zero`.
         impl: `fused` (cost linear in T, no T x T mask) or `reference`.
 
+    Further:  the other options of `attention`; in the place of a convolution inside attention, see `local_swa`
+
     Raises:
         ConfigError: heads, widths or windows that cannot be.
 

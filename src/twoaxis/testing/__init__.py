@@ -59,27 +59,45 @@ def depth_checks() -> tuple[Check, ...]:
     )
 
 
+_EVERY_MIXER = (
+    causality.receptive_field_is_exact,
+    decoding.chunk_size_invariance,
+    decoding.chunked_gradients,
+    decoding.forked_cache,
+    decoding.cache_size,
+    gradient.gradcheck_mixer,
+    cost.mixer_costs_are_exact,
+)
+"""Of everything that a sublayer or a place inside one may hold."""
+
+
 def sequence_checks() -> tuple[Check, ...]:
     """The checks of a sequence mixer."""
     return (
         *_EVERY_AXIS,
+        *_EVERY_MIXER,
+        precision.mixer_statistics_are_wide,
         initialisation.sublayer_init_equivalence,
-        causality.receptive_field_is_exact,
         causality.window_covers_all,
         causality.position_offset_invariance,
-        decoding.chunk_size_invariance,
-        decoding.chunked_gradients,
-        decoding.forked_cache,
-        decoding.cache_size,
-        gradient.gradcheck_mixer,
-        precision.mixer_statistics_are_wide,
-        cost.sequence_costs_are_exact,
     )
 
 
 def feed_forward_checks() -> tuple[Check, ...]:
     """The checks of a feed-forward."""
-    return (*_EVERY_AXIS, causality.token_by_token, gradient.gradcheck_mixer, cost.feed_forward_costs_are_exact)
+    return (*_EVERY_AXIS, *_EVERY_MIXER)
+
+
+def local_checks() -> tuple[Check, ...]:
+    """The checks of a local mixer inside a sublayer."""
+    return (
+        *_EVERY_AXIS,
+        *_EVERY_MIXER,
+        precision.mixer_statistics_are_wide,
+        initialisation.local_init_equivalence,
+        causality.window_covers_all,
+        causality.position_offset_invariance,
+    )
 
 
 __all__ = [
@@ -89,6 +107,7 @@ __all__ = [
     "depth_checks",
     "feed_forward_checks",
     "iterate_checks",
+    "local_checks",
     "run_checks",
     "sequence_checks",
 ]

@@ -6,12 +6,20 @@ from torch import Tensor
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import declarations
 from twoaxis.depth import DepthConfig
-from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.model import Decoder
-from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.check import check, close, differs, distance, exactly, identical, require
 from twoaxis.testing.measure import Trace, trace
-from twoaxis.testing.toy import TOKENS, AxisConfig, noise, other_tokens, toy_context, toy_decoder, toy_mixer, toy_tokens
+from twoaxis.testing.toy import (
+    TOKENS,
+    AxisConfig,
+    MixerConfig,
+    noise,
+    other_tokens,
+    toy_context,
+    toy_decoder,
+    toy_mixer,
+    toy_tokens,
+)
 
 
 @check
@@ -70,22 +78,7 @@ def _gradients_go_down_only(model: Decoder, tokens: Tensor, updates: list[Tensor
 
 
 @check
-def token_by_token(config: FeedForwardConfig) -> None:
-    """A token's update depends on that token alone, bit for bit."""
-    mixer = toy_mixer(config)
-    context = toy_context()
-    base, _ = mixer(context, TokenLayout.contiguous(TOKENS))
-    for position in range(TOKENS):
-        changed = context.clone()
-        changed[:, position] += noise((2, context.shape[-1]), f"token {position}")
-        got, _ = mixer(changed, TokenLayout.contiguous(TOKENS))
-        others = [t for t in range(TOKENS) if t != position]
-        identical(f"updates of other tokens when token {position} changes", got[:, others], base[:, others])
-        differs(f"update of token {position} when it changes", got[:, position], base[:, position])
-
-
-@check
-def receptive_field_is_exact(config: SequenceConfig) -> None:
+def receptive_field_is_exact(config: MixerConfig) -> None:
     """An output changes with the farthest token of the declared receptive field and not with the one before it."""
     for variant in with_windows(config, (1, 2, TOKENS - 1, TOKENS, TOKENS + 1)):
         mixer = toy_mixer(variant)
@@ -105,7 +98,7 @@ def receptive_field_is_exact(config: SequenceConfig) -> None:
 
 
 @check
-def window_covers_all(config: SequenceConfig) -> None:
+def window_covers_all(config: MixerConfig) -> None:
     """A window of at least all tokens means full causal mixing, however large it is."""
     layout = TokenLayout.contiguous(TOKENS)
     windows = (TOKENS, TOKENS + 1, 4 * TOKENS, *((None,) if _allows_no_window(config) else ()))
@@ -115,20 +108,20 @@ def window_covers_all(config: SequenceConfig) -> None:
         close(f"output with receptive field {variant.receptive_field}", got, outputs[0], "same_values")
 
 
-def with_windows(config: SequenceConfig, windows: tuple[int | None, ...]) -> list[SequenceConfig]:
+def with_windows(config: MixerConfig, windows: tuple[int | None, ...]) -> list[MixerConfig]:
     """The configuration with each of these windows; itself alone when it has none to set."""
     if getattr(config, "window", None) is None:
         return [config]
     return [config, *(config.replace(window=window) for window in windows)]
 
 
-def _allows_no_window(config: SequenceConfig) -> bool:
+def _allows_no_window(config: MixerConfig) -> bool:
     field = type(config).model_fields.get("window")
     return field is not None and field.default is None
 
 
 @check
-def position_offset_invariance(config: SequenceConfig) -> None:
+def position_offset_invariance(config: MixerConfig) -> None:
     """Shifting all positions by a constant leaves the outputs as they were, when the gains of norms are still equal."""
     mixer = toy_mixer(config)
     with torch.no_grad():

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.core.probe import distance
 from twoaxis.core.table import Row
 from twoaxis.testing.budgets import bound
 
@@ -137,10 +138,3 @@ def same_kind(what: str, got: Tensor, expected: Tensor) -> None:
     """Fails unless two tensors have one shape and one dtype."""
     exactly(f"{what}: shape", tuple(got.shape), tuple(expected.shape))
     exactly(f"{what}: dtype", got.dtype, expected.dtype)
-
-
-def distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference between entries; NaN counts as infinite."""
-    if not a.numel():
-        return 0.0
-    return float(torch.nan_to_num((a.detach().double() - b.detach().double()).abs(), nan=torch.inf).max())

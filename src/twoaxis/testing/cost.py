@@ -9,14 +9,24 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.site import Stack
 from twoaxis.depth import DepthConfig
-from twoaxis.feed_forward import FeedForwardConfig
+from twoaxis.local import Places, local_cost
 from twoaxis.ops.local_attention import visible
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.check import check, exactly
 from twoaxis.testing.measure import product_flops, read_and_write, saved_bytes, sublayer_list, tensors, trace
-from twoaxis.testing.toy import D_MODEL, N_LAYERS, ODD_WIDTH, TOKENS, odd_width, toy_context, toy_decoder, toy_mixer, toy_tokens
+from twoaxis.testing.toy import (
+    D_MODEL,
+    TOKENS,
+    MixerConfig,
+    odd_width,
+    toy_context,
+    toy_cost,
+    toy_decoder,
+    toy_mixer,
+    toy_site,
+    toy_tokens,
+)
 
 BYTES = 8
 """Of one float64 number."""
@@ -76,34 +86,37 @@ def _parts(config: DepthConfig, dtype: torch.dtype = torch.float64) -> list[tupl
 
 
 @check
-def sequence_costs_are_exact(config: SequenceConfig) -> None:
-    """Parameters, products with weights, products over exactly the visible pairs, and cache bytes are as declared."""
-    site = Stack(D_MODEL, 1e-6, (2,) * N_LAYERS).sites[0]
-    mixer = toy_mixer(config)
-    exactly("parameters", _count(mixer), config.cost(site, Shape(1, 1, BYTES)).params)
-    for batch, tokens in ((1, 1), (2, TOKENS), (1, 40)):
-        declared = config.cost(site, Shape(batch, tokens, BYTES))
-        context = toy_context(batch, tokens)
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-            products, pairs = product_flops(lambda c=context: mixer(c, TokenLayout.contiguous(c.shape[1])))
-            single = product_flops(lambda: mixer(toy_context(1, 1), TokenLayout.contiguous(1)))[1]
-        exactly(f"matrix product flops of {batch} x {tokens} tokens", products - pairs, declared.matmul_flops)
-        seen = int(visible(tokens, tokens, config.receptive_field).sum())
-        exactly(f"pair flops of {batch} x {tokens} tokens", single * batch * seen, declared.pair_flops)
-
-
-@check
-def feed_forward_costs_are_exact(config: FeedForwardConfig) -> None:
-    """Parameters and matrix product flops are as declared, and nothing is cached."""
-    for width in (D_MODEL, ODD_WIDTH):
-        site = Stack(width, 1e-6, (2,) * N_LAYERS).sites[0]
+def mixer_costs_are_exact(config: MixerConfig) -> None:
+    """Parameters, products with weights, and products over exactly the visible pairs are as declared."""
+    for width in sorted({D_MODEL, odd_width(config)}):
         mixer = toy_mixer(config, d_model=width)
-        declared = config.cost(site, Shape(2, TOKENS, BYTES))
-        exactly("parameters", _count(mixer), declared.params)
-        context = toy_context(d_model=width)
-        measured = product_flops(lambda m=mixer, c=context: m(c, TokenLayout.contiguous(TOKENS)))[0]
-        exactly("matrix product flops", measured, declared.matmul_flops)
-        exactly("cache bytes", declared.cache_bytes, 0)
+        exactly("parameters", _count(mixer), toy_cost(config, Shape(1, 1, BYTES), d_model=width).params)
+        for batch, tokens in ((1, 1), (2, TOKENS), (1, 40)):
+            declared = toy_cost(config, Shape(batch, tokens, BYTES), d_model=width)
+            products, pairs = _measured(mixer, toy_context(batch, tokens, width))
+            exactly(f"matrix product flops of {batch} x {tokens} tokens", products - pairs, declared.matmul_flops)
+            expected = _pair_flops(config, width, Shape(batch, tokens, BYTES))
+            exactly(f"pair flops of {batch} x {tokens} tokens", expected, declared.pair_flops)
+
+
+def _measured(mixer: Any, context: Tensor) -> tuple[int, int]:
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        return product_flops(lambda: mixer(context, TokenLayout.contiguous(context.shape[1])))
+
+
+def _pair_flops(config: MixerConfig, width: int, shape: Shape) -> int:
+    """What one query over one key was measured to cost, for every pair that the declared window leaves visible."""
+    places = getattr(config, "locals", Places(None, None))
+    channels = Places(0, 0)
+    if any(places):
+        # Windows of their own: what they declare is held against measurements by the checks of local mixers.
+        channels = config.local_channels(width if isinstance(config, SequenceConfig) else toy_site(width))  # type: ignore[union-attr]
+        config = config.replace(input_local=None, projected_local=None)
+    others = getattr(config, "unseen_keys", 0)
+    single = _measured(toy_mixer(config, d_model=width), toy_context(1, 1, width))[1] // (1 + others)
+    window = getattr(config, "span", config.receptive_field)
+    seen = int(visible(shape.tokens, shape.tokens, window).sum()) + shape.tokens * others
+    return single * shape.batch * seen + local_cost(places, channels, shape).pair_flops
 
 
 def _count(module: Any) -> int:

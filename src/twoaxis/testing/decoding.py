@@ -4,6 +4,7 @@ Letters: B batch, T position.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -11,13 +12,21 @@ from torch import Tensor
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.site import Stack
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
-from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.check import check, close, exactly, require
 from twoaxis.testing.measure import gradients, reachable_tensors, storage_bytes
-from twoaxis.testing.toy import D_MODEL, N_LAYERS, TOKENS, AxisConfig, noise, toy_context, toy_decoder, toy_mixer, toy_tokens
+from twoaxis.testing.toy import (
+    TOKENS,
+    AxisConfig,
+    MixerConfig,
+    noise,
+    toy_context,
+    toy_cost,
+    toy_decoder,
+    toy_mixer,
+    toy_tokens,
+)
 
 RAGGED = (2, 1, 3, 1, 2)
 NO_BOUND = 4
@@ -64,7 +73,7 @@ def left_padding(config: AxisConfig) -> None:
 
 
 @check
-def chunk_size_invariance(config: SequenceConfig) -> None:
+def chunk_size_invariance(config: MixerConfig) -> None:
     """Chunks of 1, w-1, w, w+1 and more tokens behind prompts of every length around the window give one result."""
     mixer, w = toy_mixer(config), config.receptive_field or NO_BOUND
     total = 4 * w + 3
@@ -78,7 +87,7 @@ def chunk_size_invariance(config: SequenceConfig) -> None:
 
 
 @check
-def chunked_gradients(config: SequenceConfig) -> None:
+def chunked_gradients(config: MixerConfig) -> None:
     """Gradients through the cache of a pass in chunks equal those of one pass."""
     mixer = toy_mixer(config)
     context = toy_context().requires_grad_()
@@ -95,7 +104,7 @@ def chunked_gradients(config: SequenceConfig) -> None:
 
 
 @check
-def forked_cache(config: SequenceConfig) -> None:
+def forked_cache(config: MixerConfig) -> None:
     """Two continuations of one cache are both right, also when their tokens alternate."""
     mixer = toy_mixer(config)
     width = config.receptive_field or NO_BOUND
@@ -117,15 +126,14 @@ def forked_cache(config: SequenceConfig) -> None:
 
 
 @check
-def cache_size(config: SequenceConfig) -> None:
+def cache_size(config: MixerConfig) -> None:
     """The cache holds exactly the declared bytes after any number of tokens, and a window bounds its storage."""
     mixer = toy_mixer(config)
-    site = Stack(D_MODEL, 1e-6, (2,) * N_LAYERS).sites[0]
     for first, steps in ((1, 20), (300, 20)):
         with torch.no_grad():
             _, cache = mixer(toy_context(tokens=first), TokenLayout.contiguous(first), mixer.new_cache())
             for length in range(first, first + steps):
-                declared = config.cost(site, Shape(2, length, element_bytes=8)).cache_bytes
+                declared = toy_cost(config, Shape(2, length, element_bytes=8)).cache_bytes
                 exactly(f"cache bytes after {length} tokens", _live_bytes(cache), declared)
                 _, cache = mixer(toy_context(tokens=1), TokenLayout.contiguous(1, start=length), cache)
     if config.receptive_field is not None:
@@ -154,9 +162,15 @@ def depth_cache_is_exact(config: DepthConfig) -> None:
 
 
 def _live_bytes(cache: Any) -> int:
-    """What the cache says it holds; without such a statement, all the storage it keeps."""
+    """What the parts of the cache say they hold; without such a statement, all the storage they keep."""
     stated = getattr(cache, "live_bytes", None)
-    return storage_bytes(reachable_tensors(cache)) if stated is None else stated
+    if stated is not None:
+        return stated
+    if isinstance(cache, tuple):
+        return sum(map(_live_bytes, cache))
+    if is_dataclass(cache):
+        return sum(_live_bytes(getattr(cache, field.name)) for field in fields(cache))
+    return storage_bytes(reachable_tensors(cache))
 
 
 def _storage_sizes(mixer: Any, tokens: int) -> Iterator[int]:

@@ -1,17 +1,21 @@
 """Checks of the declared relation to the plain pre-norm model at initialisation; a denial has to be true as well."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.parameters import initialise
 from twoaxis.depth import DepthConfig, ResidualConfig
+from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.check import check, close, differs, exactly, identical, require
 from twoaxis.testing.measure import gradients
-from twoaxis.testing.toy import FEED_FORWARD, decoder_config, hostile_initialisation, noise, toy_tokens
+from twoaxis.testing.toy import D_MODEL, FEED_FORWARD, decoder_config, hostile_initialisation, noise, toy_context, toy_tokens
 
 TINY_EPS = 1e-20
 """The norm eps at which a scale that only the norm removes is invisible."""
@@ -36,6 +40,21 @@ def sublayer_init_equivalence(config: SequenceConfig) -> None:
     """The fresh model relates to the same model without this sublayer as declared."""
     plain = decoder_config(ResidualConfig(), norm_eps=TINY_EPS, blocks=((FEED_FORWARD,),))
     _relation(config.init_equivalence, plain.replace(blocks=((config, FEED_FORWARD),)), plain, _nothing)
+
+
+@check
+def local_init_equivalence(config: LocalConfig) -> None:
+    """The fresh mixer gives its input back exactly when it declares to, and trains from there."""
+    mixer: Any = config.build(D_MODEL).double()
+    initialise(mixer, 0)
+    x = toy_context()
+    y, _ = mixer(x, TokenLayout.contiguous(x.shape[1]))
+    if config.init_equivalence.relation == "none":
+        differs("output, with init_equivalence none", y, x, "init_none")
+        return
+    close("output, with init_equivalence exact", y, x, "init_exact")
+    found = gradients(mixer, (y * noise(tuple(y.shape), "loss weights")).sum())
+    require(any(float(gradient.abs().max()) > 0 for gradient in found.values()), "gradients: all 0, some must not be")
 
 
 def _depth_relation(config: DepthConfig, host: Pass) -> None:

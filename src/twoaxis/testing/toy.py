@@ -4,22 +4,25 @@ Letters: B batch, T position, D width.
 """
 
 import contextlib
-import hashlib
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.probe import noise, perturb
+from twoaxis.core.site import Site, Stack
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FeedForwardConfig, SwiGLUConfig
+from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import AttentionConfig, SequenceConfig
 
-AxisConfig = DepthConfig | SequenceConfig | FeedForwardConfig
+AxisConfig = DepthConfig | SequenceConfig | FeedForwardConfig | LocalConfig
+MixerConfig = SequenceConfig | FeedForwardConfig | LocalConfig
 
 D_MODEL = 8
 ODD_WIDTH = 7
@@ -48,8 +51,11 @@ def decoder_config(config: AxisConfig, **changes: Any) -> DecoderConfig:
         depth = config
     elif isinstance(config, SequenceConfig):
         sequence = config
-    else:
+    elif isinstance(config, FeedForwardConfig):
         feed_forward = config
+    else:
+        places = {"input_local": config, "projected_local": config}
+        sequence, feed_forward = sequence.replace(**places), feed_forward.replace(**places)
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "d_model": D_MODEL, "n_layers": N_LAYERS, "max_seq_len": 4096}
     return DecoderConfig(**{**sizes, "depth": depth, "blocks": ((sequence, feed_forward),), **changes})
 
@@ -62,20 +68,21 @@ def toy_decoder(
     return perturb(model) if perturbed else model
 
 
-def toy_mixer(config: SequenceConfig | FeedForwardConfig, *, d_model: int = D_MODEL, dtype: torch.dtype = torch.float64) -> Any:
-    """Builds one sequence mixer or feed-forward alone, away from its initial values."""
-    mixer = config.build(Stack(d_model, 1e-6, (2,) * N_LAYERS).sites[0])
+def toy_mixer(config: MixerConfig, *, d_model: int = D_MODEL, dtype: torch.dtype = torch.float64) -> Any:
+    """Builds one mixer alone, away from its initial values."""
+    mixer: Any = config.build(d_model) if isinstance(config, LocalConfig) else config.build(toy_site(d_model))
     initialise(mixer, 0)
     return perturb(mixer.to(dtype))
 
 
-@torch.no_grad()
-def perturb(model: Any, seed: int = 0) -> Any:
-    """Adds noise to every parameter, the same for the same name: half a unit, over sqrt(fan in) for matrices."""
-    for name, parameter in model.named_parameters():
-        scale = 0.5 if parameter.ndim < 2 or "embedding" in name else 0.5 / parameter.shape[-1] ** 0.5
-        parameter.add_(noise(tuple(parameter.shape), f"perturb/{seed}/{name}").to(parameter.dtype), alpha=scale)
-    return model
+def toy_site(d_model: int = D_MODEL) -> Site:
+    """The first sublayer of three blocks of two."""
+    return Stack(d_model, 1e-6, (2,) * N_LAYERS).sites[0]
+
+
+def toy_cost(config: MixerConfig, shape: Shape, *, d_model: int = D_MODEL) -> Cost:
+    """What that mixer declares to cost."""
+    return config.cost(d_model, shape) if isinstance(config, LocalConfig) else config.cost(toy_site(d_model), shape)
 
 
 @torch.no_grad()
@@ -91,12 +98,6 @@ def hostile_initialisation(model: nn.Module) -> None:
                 module.bias.zero_()
 
     model.apply(overwrite)
-
-
-def noise(shape: tuple[int, ...], name: str) -> Tensor:
-    """Standard normal float64 numbers that depend on the shape and this name only."""
-    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def toy_tokens(batch: int = 2, tokens: int = TOKENS, seed: int = 0) -> Int[Tensor, "B T"]:

@@ -178,13 +178,13 @@ def _half_gate(patch: pytest.MonkeyPatch) -> None:
 
 
 def _norm_before_rotation(patch: pytest.MonkeyPatch) -> None:
-    right = heads.SoftmaxAttention._place
+    right = heads.SoftmaxAttention._attend
 
-    def place(self: heads.SoftmaxAttention, q_k: Tensor, layout: Any) -> Tensor:
+    def attend(self: heads.SoftmaxAttention, *args: Any) -> Any:
         self.config = self.config.replace(qk_norm="before_rope")
-        return right(self, q_k, layout)
+        return right(self, *args)
 
-    patch.setattr(heads.SoftmaxAttention, "_place", place)
+    patch.setattr(heads.SoftmaxAttention, "_attend", attend)
 
 
 ADAPTER = Adapter(

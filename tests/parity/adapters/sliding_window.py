@@ -87,7 +87,7 @@ def _decode(model: Decoder, golden: Golden, sizes: list[int]) -> None:
     decoded = torch.cat(parts, dim=1)
     message = f"{golden.name}: output/logits decoded in {sizes} differ"
     torch.testing.assert_close(decoded, golden.tensors["output/logits"], rtol=1e-9, atol=1e-9, msg=message)
-    assert {cache[0].mixer.length for cache in cache.sublayers} == {golden.about["cached_kv_length_after_decode"]}
+    assert {cache[0].mixer.keys.length for cache in cache.sublayers} == {golden.about["cached_kv_length_after_decode"]}
 
 
 def _window_besides_the_query(patch: pytest.MonkeyPatch) -> None:

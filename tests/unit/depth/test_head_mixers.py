@@ -72,3 +72,22 @@ def test_svformer_projects_values_once() -> None:
 def test_lime_mixes_keys_and_values_of_every_earlier_head() -> None:
     run = trace(decoder("lime"), toy_tokens())
     assert [len(state.heads[0]) for state in run.states] == [0, 2, 2, 4, 4, 6, 6]
+
+
+def test_plus_starts_as_learnable_weights_and_shares_one_softmax() -> None:
+    plus, learnable = (decoder({"kind": "value_residual", "variant": variant}) for variant in ("plus", "learnable"))
+    shared = {name: value for name, value in learnable.state_dict().items() if name in plus.state_dict()}
+    plus.load_state_dict(shared, strict=False)
+    sites = [block.attention.depth for block in plus.blocks]
+    first, second, third = sites
+    with torch.no_grad():
+        for block, weights in zip(list(learnable.blocks)[1:], (2.0, 1.0), strict=True):
+            block.attention.depth.weights.copy_(torch.tensor([[weights, 0.25]]))
+        # A softmax of 2/3 and 1/3.
+        first.logits.copy_(torch.tensor([2.0, 1.0], dtype=torch.float64).log())
+        first.scale.fill_(3.0)
+        for site in (second, third):
+            site.own.fill_(0.25)
+    assert torch.allclose(plus(toy_tokens()), learnable(toy_tokens()), rtol=0, atol=1e-12)
+    plus(toy_tokens()).square().sum().backward()
+    assert abs(float(first.logits.grad.sum())) < 1e-12 < float(first.logits.grad.abs().min())

@@ -157,9 +157,9 @@ def test_a_cache_holds_what_later_queries_see(mixer: dict, tokens_seen: int) -> 
     ((held,),) = cache.sublayers
     held = held.mixer
     window = mixer.get("window")
-    assert held.length == (tokens_seen if window is None else min(tokens_seen, window - 1))
+    assert held.keys.length == (tokens_seen if window is None else min(tokens_seen, window - 1))
     shape = Shape(batch=2, tokens=tokens_seen, element_bytes=8)
-    assert held.live_bytes == model.config.layers[0][0].cost(model.config.stack.sites[0], shape).cache_bytes
+    assert held.keys.live_bytes == model.config.layers[0][0].cost(model.config.stack.sites[0], shape).cache_bytes
     if window is not None:
         assert held._buffer.capacity < 300, "a long prefill is let go of"
     same(model(text[:, -1:], cache=cache)[0], model(text)[:, -1:])

@@ -25,8 +25,8 @@ class _Planted(GELUConfig):
 
 
 class _TokenLeak(Plain):
-    def transform(self, context: Tensor) -> Tensor:
-        return super().transform(context + 0.1 * context.cumsum(dim=1))
+    def project(self, context: Tensor) -> Tensor:
+        return super().project(context + 0.1 * context.cumsum(dim=1))
 
 
 def _planted(module: type[Plain] = Plain, **statements: Any) -> FeedForwardConfig:
@@ -34,6 +34,6 @@ def _planted(module: type[Plain] = Plain, **statements: Any) -> FeedForwardConfi
 
 
 FEED_FORWARD_FAULTS = (
-    Fault("tokens mixed", _planted(_TokenLeak), _planted(), ("token_by_token", "incremental_decode")),
-    Fault("wrong flops", _planted(misstated=Cost(matmul_flops=1)), _planted(), ("feed_forward_costs_are_exact",)),
+    Fault("tokens mixed", _planted(_TokenLeak), _planted(), ("receptive_field_is_exact", "incremental_decode")),
+    Fault("wrong flops", _planted(misstated=Cost(matmul_flops=1)), _planted(), ("mixer_costs_are_exact",)),
 )

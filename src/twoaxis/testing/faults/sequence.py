@@ -1,5 +1,6 @@
 """Attention that is right but for one fault."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -7,11 +8,11 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.site import Site
 from twoaxis.sequence import AttentionConfig, SequenceConfig
-from twoaxis.sequence.cache import KeyValueCache
-from twoaxis.sequence.heads import SoftmaxAttention
+from twoaxis.sequence.heads import AttentionCache, SoftmaxAttention
 from twoaxis.testing.faults.fault import Fault, TooSteep
 
 Output = tuple[Tensor, Any]
@@ -41,12 +42,12 @@ class _StaleCache(SoftmaxAttention):
 
     def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
         y, following = super().forward(context, layout, cache)
-        return y, cache if cache is not None and cache.length and context.shape[1] > 1 else following
+        return y, cache if cache is not None and cache.keys.length and context.shape[1] > 1 else following
 
 
 class _GrowingCache(SoftmaxAttention):
-    def new_cache(self) -> KeyValueCache:
-        return KeyValueCache(None)
+    def new_cache(self) -> AttentionCache:
+        return replace(super().new_cache(), keys=KeyValueCache(None))
 
 
 class _TornCache(KeyValueCache):
@@ -61,7 +62,8 @@ class _SharesCache(SoftmaxAttention):
     def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
         y, following = super().forward(context, layout, cache)
         if following is not None:
-            following = _TornCache(following.window, following._buffer, following._start, following._stop)
+            keys = following.keys
+            following = replace(following, keys=_TornCache(keys.window, keys._buffer, keys._start, keys._stop))
         return y, following
 
 
@@ -69,8 +71,9 @@ class _DetachedCache(SoftmaxAttention):
     def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
         y, following = super().forward(context, layout, cache)
         if following is not None:
-            assert following._buffer is not None
-            following._buffer.keys = following._buffer.keys.detach()
+            buffer = following.keys._buffer
+            assert buffer is not None
+            buffer.keys = buffer.keys.detach()
         return y, following
 
 
@@ -150,6 +153,6 @@ SEQUENCE_FAULTS = (
     _fault("engines that differ", "fused_equals_reference", _planted(_RoughEngine)),
     _fault("wrong gradient", "gradcheck_mixer", _planted(_WrongGradient)),
     _fault("false claim of equivalence", "sublayer_init_equivalence", _planted(relation="exact")),
-    _fault("wrong pair flops", "sequence_costs_are_exact", _planted(misstated=Cost(pair_flops=1))),
+    _fault("wrong pair flops", "mixer_costs_are_exact", _planted(misstated=Cost(pair_flops=1))),
     _fault("wrong cache bytes", "cache_size", _planted(misstated=Cost(cache_bytes=1))),
 )

@@ -1,0 +1,32 @@
+"""What any module holds, counts and learns from: measurements that need no model of ours."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+PAIR_PRODUCTS = ("bmm", "baddbmm", "scaled_dot_product")
+
+
+def tensors(value: Any) -> list[Tensor]:
+    """Every tensor of a nested value, in order."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def product_flops(run: Callable[[], Any]) -> tuple[int, int]:
+    """Counts (all matrix products, those between activations: attention scores and values)."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    by_operation = counter.get_flop_counts().get("Global", {})
+    pairs = sum(n for operation, n in by_operation.items() if any(word in str(operation) for word in PAIR_PRODUCTS))
+    return counter.get_total_flops(), pairs
+
+
+def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
+    """The gradient of every parameter by name, zeros where there is none; the model's own `.grad` stays as it is."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, parameters, found, strict=True)}

@@ -1,0 +1,61 @@
+"""Floor 2, below the axes: local mixers inside a sublayer. One row per mixer.
+
+A sublayer has two places for one: its input, and what it projects that to (`input_local` and `projected_local`).
+"""
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, SerializeAsAny
+
+from twoaxis.core.table import Row, Table
+from twoaxis.local.base import LocalConfig, LocalMixer, Places, local_cost, local_field, mix_locally
+from twoaxis.local.canon import CanonConfig
+from twoaxis.local.local_swa import LocalSWAConfig
+
+LOCAL: Table[LocalConfig] = Table(
+    "local mixer",
+    LocalConfig,
+    "twoaxis.local",
+    [
+        Row(
+            CanonConfig,
+            "adds a short causal convolution of each channel",
+            {
+                "default": {},
+                "zero": {"taps_init": "zero"},
+                "short_conv": {"form": "plain", "activation": "silu"},
+                "identity": {"form": "plain", "taps_init": "identity", "kernel": 3, "bias": "channel"},
+            },
+        ),
+        Row(
+            LocalSWAConfig,
+            "adds softmax attention over the last few tokens, in the place of a convolution",
+            {
+                "window4": {"window": 4, "n_heads": 2, "head_dim": 4},
+                "zero": {"window": 3, "n_heads": 2, "head_dim": 4, "output_init": "zero"},
+                "plain": {"window": 2, "n_heads": 2, "n_kv_heads": 2, "head_dim": 4, "form": "plain"},
+            },
+        ),
+    ],
+)
+
+
+def _parse(data: Any) -> LocalConfig | None:
+    return None if data is None else LOCAL.parse(data)
+
+
+Local = Annotated[SerializeAsAny[LocalConfig] | None, BeforeValidator(_parse)]
+"""The type of a configuration's field that holds a local mixer or none."""
+
+__all__ = [
+    "LOCAL",
+    "CanonConfig",
+    "Local",
+    "LocalConfig",
+    "LocalMixer",
+    "LocalSWAConfig",
+    "Places",
+    "local_cost",
+    "local_field",
+    "mix_locally",
+]

@@ -1,0 +1,62 @@
+"""Canon layers: a short causal convolution beside its input, at any of four places inside the two sublayers of a block."""
+
+from typing import Literal
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.local.base import LocalConfig, LocalMixer
+from twoaxis.local.conv import ConvOptions
+
+
+class CanonConfig(ConvOptions, LocalConfig):
+    """Adds to every channel a weighted sum of its own last `kernel` tokens.
+
+    Equation: y_t = x_t + act(b + sum_(s=0..k-1) w_(k-1-s) x_(t-s)), without x_t in the plain form
+    Source:   Physics of Language Models Part 4.1, arXiv:2512.17351, section 3; facebookresearch/PhysicsLM4 at 7580696
+    Deviates: later chunks of a cached sequence see the tokens before them, which the reference code forgets; with documents
+              or padding no tap crosses a border
+    Shapes:   x [B T C] -> y [B T C]; sums in float32 (float64 for float64)
+    Init:     taps U(-1/sqrt(k), 1/sqrt(k)), the reference's own: NONE; EXACT with taps_init="zero" in the residual form
+              (still trains), or with taps_init="identity" in the plain one
+    Cost:     params k*C; flops about 2*k*C per token; cache k-1 tokens of C numbers. Per block of attention with G of H
+              kv-heads and SwiGLU, all four places: k*(2*D + (H+2G)*K + 2*F)
+    Places:   A `input_local` of attention, B its `projected_local` (queries, keys and values behind their norm and before
+              rotation), C `input_local` of the feed-forward, D its `projected_local` (before the activation)
+
+    Args:
+        kernel: taps k, the current token's included.
+        form: `residual` (published default) or `plain`.
+        activation: `none` (published default) or `silu`; plain with silu is the ShortConv of Mamba and of linear attention.
+        bias: `none` or one per `channel`.
+        taps_init: `uniform`, `zero` or `identity` (1 on the current token).
+        impl: `fused` or `reference`.
+
+    Example:
+        >>> from twoaxis.sequence import AttentionConfig
+        >>> AttentionConfig(window=8, input_local=CanonConfig(), projected_local=CanonConfig(taps_init="zero")).receptive_field
+        14
+    """
+
+    kind: Literal["canon"] = "canon"
+    form: Literal["residual", "plain"] = "residual"
+
+    @property
+    def receptive_field(self) -> int:
+        """The taps."""
+        return self.kernel
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Exact with taps that change nothing."""
+        return self.relation_to_identity
+
+    def check(self, channels: int) -> None:
+        """Any number of channels will do."""
+
+    def cost(self, channels: int, shape: Shape) -> Cost:
+        """That of the convolution."""
+        return self.conv_cost(channels, shape)
+
+    def build(self, channels: int) -> LocalMixer:
+        """Builds the convolution."""
+        return self.build_conv(channels)

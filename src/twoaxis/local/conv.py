@@ -1,0 +1,91 @@
+"""Short causal depthwise convolution: what Canon and the ShortConv sublayer share.
+
+Letters: B batch, T position, C channels, k taps.
+"""
+
+import math
+from typing import Literal
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from twoaxis.core.config import Config
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.parameters import Constant, Init, Uniform, Values
+from twoaxis.local.base import LocalMixer
+from twoaxis.local.token_history import TokenHistory
+from twoaxis.ops.causal_conv import causal_conv
+from twoaxis.ops.precision import Impl
+
+
+class ConvOptions(Config):
+    """The options of a short convolution; `CanonConfig` and `ShortConvConfig` are its two named placements."""
+
+    kernel: int = Field(default=4, ge=2, le=8)
+    form: Literal["residual", "plain"] = "plain"
+    activation: Literal["none", "silu"] = "none"
+    bias: Literal["none", "channel"] = "none"
+    taps_init: Literal["uniform", "zero", "identity"] = "uniform"
+    impl: Impl = "fused"
+
+    @property
+    def relation_to_identity(self) -> InitEquivalence:
+        """Exact for zero taps beside the input, and for a single tap on the current token."""
+        if self.form == "residual" and self.taps_init == "zero":
+            return InitEquivalence("exact", "zero taps add nothing to the input")
+        if self.form == "plain" and self.taps_init == "identity" and self.activation == "none":
+            return InitEquivalence("exact", "the only tap that is not zero is 1 on the current token")
+        return InitEquivalence("none", "the taps change the input")
+
+    def conv_cost(self, channels: int, shape: Shape) -> Cost:
+        """One multiplication and one addition per tap and channel, and the last k - 1 inputs as cache."""
+        per_channel = 2 * self.kernel + (self.form == "residual") + (self.bias == "channel") + 4 * (self.activation == "silu")
+        cached = shape.batch * min(shape.tokens, self.kernel - 1) * channels
+        return Cost(
+            params=channels * (self.kernel + (self.bias == "channel")),
+            elementwise_flops=per_channel * shape.total_tokens * channels,
+            cache_bytes=cached * shape.element_bytes,
+        )
+
+    def build_conv(self, channels: int) -> "ShortConv":
+        """Builds the convolution."""
+        return ShortConv(self, channels)
+
+
+class ShortConv(LocalMixer):
+    """act(conv(x)), beside x or in its place."""
+
+    def __init__(self, options: ConvOptions, channels: int) -> None:
+        super().__init__()
+        self.options = options
+        self.weight = self.parameter("weight", (channels, options.kernel), _taps(options, channels), "mixing")
+        self.bias = self.parameter("bias", (channels,), Constant(0.0), "bias") if options.bias == "channel" else None
+
+    def new_cache(self) -> TokenHistory:
+        """No tokens."""
+        return TokenHistory()
+
+    def forward(
+        self, x: Float[Tensor, "B T C"], layout: TokenLayout, cache: TokenHistory | None = None
+    ) -> tuple[Float[Tensor, "B T C"], TokenHistory | None]:
+        """Returns the convolved tokens and the last inputs."""
+        options, history = self.options, cache or TokenHistory()
+        documents = layout.key_documents(history.length + x.shape[1])
+        y = causal_conv(x, self.weight, self.bias, history=history.tokens, documents=documents, impl=options.impl)
+        if options.activation == "silu":
+            y = F.silu(y)
+        if options.form == "residual":
+            y = x + y
+        return y, None if cache is None else history.following(x, options.kernel)
+
+
+def _taps(options: ConvOptions, channels: int) -> Init:
+    if options.taps_init == "zero":
+        return Constant(0.0)
+    if options.taps_init == "identity":
+        return Values((*(0.0,) * (options.kernel - 1), 1.0) * channels)
+    return Uniform(1 / math.sqrt(options.kernel))

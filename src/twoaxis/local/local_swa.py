@@ -1,0 +1,133 @@
+"""ShortSWA in the place of a short convolution: local adaptive mixing of channels inside a sublayer.
+
+Letters: B batch, T position, C channels, H heads, G kv-heads, K key width.
+"""
+
+from typing import Literal, Self
+
+from jaxtyping import Float
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape, visible_pairs
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.key_value_cache import KeyValueCache
+from twoaxis.core.layout import TokenLayout
+from twoaxis.local.base import LocalConfig, LocalMixer
+from twoaxis.ops.local_attention import local_attention
+from twoaxis.ops.precision import Impl, statistics_dtype
+from twoaxis.ops.rope import rotate, rotation
+
+
+class LocalSWAConfig(LocalConfig):
+    """Adds to the channels a softmax mixture of their own last `window` tokens.
+
+    Equation: y_t = x_t + W_o concat_h sum_(j=t-w+1..t) softmax_j(q_t^T k_j / sqrt(K)) v_j,  q, k, v = W x, q and k rotated
+    Source:   Residual Stream Duality in Modern Transformer Architectures, arXiv:2603.16039, section 3; its author places the
+              operator where other blocks have a short convolution
+    Deviates: nothing about projections, heads or initial values is published; all are options here
+    Shapes:   x [B T C] -> y [B T C]; softmax and rotations in float32 (float64 for float64)
+    Init:     EXACT with output_init="zero" in the residual form (still trains), else NONE
+    Cost:     params C*(2H+2G)*K; pair flops 4*H*K*min(t, w) per token; cache at most w-1 keys and values
+    Args:
+        window: tokens seen, the current one included.
+        n_heads: query heads H.
+        n_kv_heads: kv-heads G, a divisor of H.
+        head_dim: K, even.
+        form: `residual` beside the channels, or `plain` in their place.
+        rope_theta: base of the rotation angles.
+        output_init: `scaled` or `zero`.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: heads or widths that cannot be.
+
+    Example:
+        >>> LocalSWAConfig(window=16).receptive_field
+        16
+    """
+
+    kind: Literal["local_swa"] = "local_swa"
+    window: int = Field(default=16, ge=1)
+    n_heads: int = Field(default=4, ge=1)
+    n_kv_heads: int = Field(default=1, ge=1)
+    head_dim: int = Field(default=16, ge=2, multiple_of=2)
+    form: Literal["residual", "plain"] = "residual"
+    rope_theta: float = Field(default=10_000.0, gt=0)
+    output_init: Literal["scaled", "zero"] = "scaled"
+    impl: Impl = "fused"
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.n_heads % self.n_kv_heads:
+            raise ConfigError(
+                problem("n_kv_heads", self.n_kv_heads, f"a divisor of n_heads={self.n_heads}", "use n_kv_heads=1")
+            )
+        return self
+
+    @property
+    def receptive_field(self) -> int:
+        """The window."""
+        return self.window
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Exact when a zero output projection stands beside the channels."""
+        if self.form == "residual" and self.output_init == "zero":
+            return InitEquivalence("exact", "the zero output projection adds nothing to the input")
+        return InitEquivalence("none", "a random output projection changes the input")
+
+    def check(self, channels: int) -> None:
+        """Any number of channels will do."""
+
+    def cost(self, channels: int, shape: Shape) -> Cost:
+        """Two projections, the visible pairs, and what later tokens see."""
+        H, G, K = self.n_heads, self.n_kv_heads, self.head_dim
+        weights = 2 * channels * (H + G) * K
+        cached = min(shape.tokens, self.window - 1)
+        return Cost(
+            params=weights,
+            matmul_flops=2 * shape.total_tokens * weights,
+            pair_flops=4 * K * H * shape.batch * visible_pairs(shape.tokens, self.window),
+            elementwise_flops=shape.total_tokens * (3 * (H + G) * K + channels * (self.form == "residual")),
+            cache_bytes=2 * shape.batch * cached * G * K * shape.element_bytes,
+        )
+
+    def build(self, channels: int) -> "LocalSWA":
+        """Builds the mixer."""
+        return LocalSWA(self, channels)
+
+
+class LocalSWA(LocalMixer):
+    """See `LocalSWAConfig`."""
+
+    def __init__(self, config: LocalSWAConfig, channels: int) -> None:
+        super().__init__()
+        self.config = config
+        H, G, K = config.n_heads, config.n_kv_heads, config.head_dim
+        self.qkv = self.linear("qkv", channels, (H + 2 * G) * K)
+        self.output = self.linear("output", H * K, channels, std=0.0 if config.output_init == "zero" else None)
+
+    def new_cache(self) -> KeyValueCache:
+        """An empty cache that keeps what the window can still see."""
+        return KeyValueCache(self.config.window)
+
+    def forward(
+        self, x: Float[Tensor, "B T C"], layout: TokenLayout, cache: KeyValueCache | None = None
+    ) -> tuple[Float[Tensor, "B T C"], KeyValueCache | None]:
+        """Returns the mixed channels and the extended cache."""
+        config = self.config
+        H, G, K = config.n_heads, config.n_kv_heads, config.head_dim
+        q_k, v = self.qkv(x).unflatten(-1, (-1, K)).split((H + G, G), dim=2)
+        dtype = statistics_dtype(x)
+        key = ("rotation", K, config.rope_theta, dtype)
+        turn = layout.shared(key, lambda: rotation(layout.positions, K, config.rope_theta, dtype))
+        q, k = rotate(q_k, turn).split((H, G), dim=2)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        if cache is not None:
+            k, v, cache = cache.extend(k, v)
+        documents, seen = layout.documents, layout.key_documents(k.shape[2])
+        y = local_attention(q, k, v, window=config.window, documents=documents, key_documents=seen, impl=config.impl)
+        update = self.output(y.transpose(1, 2).flatten(2))
+        return x + update if config.form == "residual" else update, cache

@@ -1,0 +1,60 @@
+"""A pass through a decoder by hand, with everything that passes between its parts."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.measure import tensors
+from twoaxis.model.decoder import Decoder
+
+
+class Trace(NamedTuple):
+    """One pass through a decoder, sublayer by sublayer."""
+
+    states: list[Any]
+    views: list[list[Tensor]]
+    contexts: list[Any]
+    heads: list[Any]
+    updates: list[Tensor]
+    left: Tensor
+    logits: Tensor
+
+
+def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None = None) -> Trace:
+    """Runs the contract loop by hand, adding a disturbance to the update of some sublayers.
+
+    Everything is recorded as it is at that moment; only the states are the live values.
+    """
+    embeddings = model.embed(tokens)
+    layout = TokenLayout.contiguous(tokens.shape[1])
+    state = model.ends.enter(embeddings)
+    states, views, contexts, heads, updates = [state], [], [], [], []
+    for index, sublayer in enumerate(sublayer_list(model)):
+        view, carry = sublayer.depth.read(state)
+        views.append([t + 0 for t in tensors(view)])
+        context = sublayer.normalise(view)
+        heads.append(sublayer.mixer.project(context, layout)[0] if sublayer.depth.mixes_heads else ())
+        update, state, _ = sublayer.mix(context, state, layout)
+        if disturbances and index in disturbances:
+            update = update + disturbances[index]
+        contexts.append(context)
+        updates.append(update)
+        state = sublayer.depth.write(state, update, context, carry)
+        states.append(state)
+    left = model.ends.leave(state)
+    logits = nn.functional.linear(model.norm(left), model.head_weight)
+    return Trace(states, views, contexts, heads, updates, left + 0, logits)
+
+
+def read_and_write(mixer: Any, state: Any, update: Tensor, context: Any, heads: Any) -> tuple[Any, Any, Any]:
+    """What one depth mixer makes of a state: the views, the heads if it mixes them, and the next state."""
+    views, carry = mixer.read(state)
+    if heads:
+        heads, state = mixer.mix_heads(heads, context, state)
+    return views, heads, mixer.write(state, update, context, carry)
+
+
+def sublayer_list(model: Decoder) -> list[Any]:
+    """The sublayers of a decoder in order."""
+    return [sublayer for block in model.blocks for sublayer in block.sublayers]  # type: ignore[union-attr]

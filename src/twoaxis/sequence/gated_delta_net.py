@@ -1,0 +1,205 @@
+"""Gated DeltaNet: a global mixer of linear cost, whose memory is a state of fixed size per head.
+
+Letters: B batch, T position, D width, E emitted numbers, H heads, K key width, V value width, C channels.
+"""
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from pydantic import Field
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.parameters import Constant, LogOfUniform, Normal, SoftplusInverse, matrix_std, with_extra
+from twoaxis.core.site import Site
+from twoaxis.core.views import Views
+from twoaxis.local import CanonConfig, Local, Places, local_cost, mix_locally
+from twoaxis.ops.gated_delta import gated_delta
+from twoaxis.ops.linear_scores import linear_scores
+from twoaxis.ops.norm import rms_norm
+from twoaxis.ops.precision import Impl, statistics_dtype
+from twoaxis.sequence.base import SequenceConfig, SequenceMixer
+
+
+class GatedDeltaNetConfig(SequenceConfig):
+    """Writes every token into a decaying state of fixed size, over what the state held for its key, and reads the state.
+
+    Equation: S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T;  y_t = W_o concat_h (RMSNorm(S_t q_t) * silu(W_g x_t));
+              q, k, v = local(W x), q and k scaled to length 1 per head;
+              a = exp(-exp(A_log) softplus(W_a x + dt_bias)), b = sigmoid(W_b x), one number each per head
+    Source:   Gated Delta Networks, arXiv:2412.06464, eq. 10; fla-org/flash-linear-attention at bc3b101,
+              layers/gated_deltanet.py
+    Deviates: q is not divided by sqrt(K), which the output norm removes up to its eps; the eps of that norm is the model's;
+              nothing crosses a document border; engines are plain PyTorch, no kernel of another library is called
+    Shapes:   context [B T D] -> update [B T D]; lengths, a, b, the state and the output gate in float32 (float64 for float64)
+    Init:     NONE, or EXACT with output_init="zero"; matrices as in attention, exp(A_log) ~ U(0.0001, 16), softplus(dt_bias)
+              log-uniform between 0.001 and 0.1, gain 1
+    Cost:     params D*H*(2*K + 3*V + 2) + 2*H + V, and those of the local mixers; pair flops those of the recurrence, 6*K*V
+              per head and token (the fused engine runs about twice as many at K = 64); cache H*K*V numbers, however many tokens
+    Args:
+        n_heads: heads H.
+        head_dim: width K of queries and keys; None means d_model / n_heads (published: 3/4 of it).
+        value_dim: width V of values; None means 2 K, as published.
+        input_local: a local mixer of the context.
+        projected_local: a local mixer of queries, keys and values side by side, before they are scaled; the published short
+            convolution by default, and the place that the author of ShortSWA proposed for it (`local_swa`).
+        qk_eps: added to the squared length of queries and keys.
+        output_init: `scaled` or `zero`.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: heads that do not divide the width.
+
+    Example:
+        >>> GatedDeltaNetConfig(head_dim=12, projected_local={"kind": "local_swa", "window": 16}).value_width(64)
+        24
+    """
+
+    kind: Literal["gated_delta_net"] = "gated_delta_net"
+    n_heads: int = Field(default=4, ge=1)
+    head_dim: int | None = Field(default=None, ge=1)
+    value_dim: int | None = Field(default=None, ge=1)
+    input_local: Local = None
+    projected_local: Local = CanonConfig(form="plain", activation="silu")
+    qk_eps: float = Field(default=1e-6, gt=0)
+    output_init: Literal["scaled", "zero"] = "scaled"
+    impl: Impl = "fused"
+
+    @property
+    def span(self) -> int:
+        """Tokens whose keys and values a product between activations meets: its own, since the state stands for the others."""
+        return 1
+
+    @property
+    def locals(self) -> Places:
+        """The local mixers at the two places."""
+        return Places(self.input_local, self.projected_local)
+
+    @property
+    def receptive_field(self) -> None:
+        """No bound: the state fades but forgets nothing at once."""
+        return None
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Exact when the output projection starts at zero: the sublayer then adds nothing."""
+        if self.output_init == "zero":
+            return InitEquivalence("exact", "the zero output projection adds nothing")
+        return InitEquivalence("none", "a random output projection adds a random update")
+
+    def check(self, d_model: int) -> None:
+        """Raises ConfigError when the heads do not divide the width."""
+        if self.head_dim is None and d_model % self.n_heads:
+            allowed = f"a divisor of d_model={d_model}, or given with a head_dim"
+            raise ConfigError(problem("n_heads", self.n_heads, allowed, f"set head_dim, or change n_heads of {self.kind!r}"))
+        for local, channels in zip(self.locals, self.local_channels(d_model), strict=True):
+            if local is not None:
+                local.check(channels)
+
+    def key_width(self, d_model: int) -> int:
+        """Width of the queries and keys of one head."""
+        return self.head_dim or d_model // self.n_heads
+
+    def value_width(self, d_model: int) -> int:
+        """Width of the values of one head."""
+        return self.value_dim or 2 * self.key_width(d_model)
+
+    def local_channels(self, d_model: int) -> Places:
+        """Channels at the two places for local mixers: the input, and all heads side by side."""
+        return Places(d_model, self.n_heads * (2 * self.key_width(d_model) + self.value_width(d_model)))
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """Projections by their weights, the recurrence by its three products per token, cache by the state."""
+        D, H, N = site.d_model, self.n_heads, shape.total_tokens
+        K, V = self.key_width(D), self.value_width(D)
+        weights = D * H * (2 * K + 2 * V + 2) + H * V * (D + site.slot.update_extra)
+        own = Cost(
+            params=weights + 2 * H + V,
+            matmul_flops=2 * N * weights,
+            pair_flops=6 * K * V * H * N,
+            elementwise_flops=N * H * (8 * K + K * V + 9 * V + 8),
+            cache_bytes=shape.batch * H * K * V * max(4, shape.element_bytes),
+        )
+        return own + local_cost(self.locals, self.local_channels(D), shape)
+
+    def build(self, site: Site) -> "GatedDeltaNet":
+        """Builds the mixer at this site."""
+        self.check(site.d_model)
+        return GatedDeltaNet(self, site)
+
+
+class GatedDeltaNetCache(NamedTuple):
+    """The state after the last token, None before the first, and the caches of the local mixers."""
+
+    state: Float[Tensor, "B H V K"] | None
+    local: Places
+
+
+class GatedDeltaNet(SequenceMixer):
+    """See `GatedDeltaNetConfig`."""
+
+    def __init__(self, config: GatedDeltaNetConfig, site: Site) -> None:
+        super().__init__()
+        self.config = config
+        self.norm_eps = site.norm_eps
+        H, D = config.n_heads, site.d_model
+        self.key_width, V = config.key_width(D), config.value_width(D)
+        at = config.local_channels(D)
+        self.qkv = self.linear("qkv", D, at.projected)
+        self.gate = self.linear("gate", D, H * V)
+        self.decay_and_beta = self.parameter("decay_and_beta", (2 * H, D), Normal(matrix_std(D)), "gate")
+        self.A_log = self.parameter("A_log", (H,), LogOfUniform(1e-4, 16.0), "gate")
+        self.dt_bias = self.parameter("dt_bias", (H,), SoftplusInverse(0.001, 0.1), "bias")
+        self.gain = self.parameter("gain", (V,), Constant(1.0), "norm")
+        scaled = matrix_std(H * V) / math.sqrt(2 * site.stack.n_blocks)
+        self.output = self.linear("output", H * V, D, std=0.0 if config.output_init == "zero" else scaled)
+        self.extra = self.linear("extra", H * V, site.slot.update_extra) if site.slot.update_extra else None
+        self.input_local = None if config.input_local is None else config.input_local.build(at.input)
+        self.projected_local = None if config.projected_local is None else config.projected_local.build(at.projected)
+
+    def new_cache(self) -> GatedDeltaNetCache:
+        """No state, and empty caches of the local mixers."""
+        local = Places(*(None if mixer is None else mixer.new_cache() for mixer in (self.input_local, self.projected_local)))
+        return GatedDeltaNetCache(None, local)
+
+    def forward(
+        self, context: Views, layout: TokenLayout, cache: GatedDeltaNetCache | None = None
+    ) -> tuple[Float[Tensor, "B T E"], GatedDeltaNetCache | None]:
+        """Returns what the heads read, gated and projected back, and the state after these tokens."""
+        assert isinstance(context, Tensor)
+        state, local = (None, Places(None, None)) if cache is None else cache
+        context, input_local = mix_locally(self.input_local, context, layout, local.input)
+        channels, projected_local = mix_locally(self.projected_local, self.qkv(context), layout, local.projected)
+        documents = layout.key_documents(channels.shape[1] + (state is not None))
+        heads = (*self._heads(channels), *self._gates(context))
+        y, state = gated_delta(*heads, state=state, documents=documents, impl=self.config.impl)
+        update = with_extra(self.output, self.extra, self._gated(y.transpose(1, 2), context))
+        return update, None if cache is None else GatedDeltaNetCache(state, Places(input_local, projected_local))
+
+    def _heads(self, channels: Float[Tensor, "B T C"]) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys of length 1, and values, each [B H T _]."""
+        H, K = self.config.n_heads, self.key_width
+        q_k, v = channels.split((2 * H * K, channels.shape[-1] - 2 * H * K), dim=-1)
+        # The root mean square of K numbers is their length over sqrt(K).
+        length_one = channels.new_full((K,), 1 / math.sqrt(K))
+        q_k = rms_norm(q_k.unflatten(-1, (2 * H, K)), length_one, self.config.qk_eps / K, self.config.impl)
+        q, k = q_k.transpose(1, 2).chunk(2, dim=1)
+        return q, k, v.unflatten(-1, (H, -1)).transpose(1, 2)
+
+    def _gates(self, context: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B H T"], Float[Tensor, "B H T"]]:
+        """The logarithm of what each head keeps of its state, and how far it overwrites."""
+        scores = linear_scores(context, self.decay_and_beta, self.config.impl).transpose(0, 1)
+        decay, beta = scores.chunk(2, dim=1)
+        rate, bias = (x.to(scores.dtype).unsqueeze(-1) for x in (self.A_log, self.dt_bias))
+        return -rate.exp() * F.softplus(decay + bias), torch.sigmoid(beta)
+
+    def _gated(self, y: Float[Tensor, "B T H V"], context: Float[Tensor, "B T D"]) -> Float[Tensor, "B T _"]:
+        wide = statistics_dtype(y)
+        gate = F.silu(self.gate(context).to(wide))
+        return (rms_norm(y, self.gain, self.norm_eps, self.config.impl).flatten(2) * gate).to(y.dtype)

@@ -1,0 +1,91 @@
+"""ShortConv: a short causal depthwise convolution as a sublayer of its own.
+
+Letters: B batch, T position, D width, E emitted numbers.
+"""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.site import Site
+from twoaxis.core.views import Views
+from twoaxis.local.conv import ConvOptions
+from twoaxis.local.token_history import TokenHistory
+from twoaxis.sequence.base import SequenceConfig, SequenceMixer
+
+
+class ShortConvConfig(ConvOptions, SequenceConfig):
+    """Mixes the last `kernel` tokens of each channel with weights of its own: local mixing that does not adapt.
+
+    Equation: y_t = act(b + sum_(s=0..k-1) w_(k-1-s) c_(t-s)), with c_t added in the residual form
+    Source:   flash-linear-attention, ShortConvolution; the operator of Mamba, arXiv:2312.00752, figure 3
+    Deviates: with documents or padding no tap crosses a border, and the cache holds k - 1 tokens, not k
+    Shapes:   context [B T D] -> update [B T D]; sums in float32 (float64 for float64)
+    Init:     taps U(-1/sqrt(k), 1/sqrt(k)): NONE; EXACT with taps_init="zero" in the plain form without activation or with
+              SiLU, whose gradient at zero is 1/2, so that it still trains
+    Cost:     params k*D; flops about 2*k*D per token; cache k-1 tokens of D numbers
+    Args:
+        kernel: taps k, the current token's included.
+        form: `plain` or `residual` (the context is added once more).
+        activation: `silu` (the default of the reference) or `none`.
+        bias: `none` or one per `channel`.
+        taps_init: `uniform`, `zero` or `identity` (1 on the current token).
+        impl: `fused` or `reference`.
+
+    Example:
+        >>> ShortConvConfig(kernel=4).receptive_field
+        4
+    """
+
+    kind: Literal["short_conv"] = "short_conv"
+    activation: Literal["none", "silu"] = "silu"
+
+    @property
+    def receptive_field(self) -> int:
+        """The taps."""
+        return self.kernel
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """Exact when zero taps leave nothing to add."""
+        if self.form == "plain" and self.taps_init == "zero":
+            return InitEquivalence("exact", "zero taps add nothing")
+        return InitEquivalence("none", "the convolved context is added")
+
+    def check(self, d_model: int) -> None:
+        """Any width will do."""
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """That of the convolution, and of what the slot asks it to emit."""
+        extra = site.d_model * site.slot.update_extra
+        return self.conv_cost(site.d_model, shape) + Cost(params=extra, matmul_flops=2 * shape.total_tokens * extra)
+
+    def build(self, site: Site) -> "ShortConvSublayer":
+        """Builds the mixer at this site."""
+        return ShortConvSublayer(self, site)
+
+
+class ShortConvSublayer(SequenceMixer):
+    """See `ShortConvConfig`."""
+
+    def __init__(self, config: ShortConvConfig, site: Site) -> None:
+        super().__init__()
+        self.conv = config.build_conv(site.d_model)
+        self.extra = self.linear("extra", site.d_model, site.slot.update_extra) if site.slot.update_extra else None
+
+    def new_cache(self) -> TokenHistory:
+        """No tokens."""
+        return self.conv.new_cache()
+
+    def forward(
+        self, context: Views, layout: TokenLayout, cache: TokenHistory | None = None
+    ) -> tuple[Float[Tensor, "B T E"], TokenHistory | None]:
+        """Returns the convolved context and its last tokens."""
+        assert isinstance(context, Tensor)
+        y, cache = self.conv(context, layout, cache)
+        return y if self.extra is None else torch.cat((y, self.extra(context)), dim=-1), cache

@@ -1,0 +1,102 @@
+"""Local mixers that are right but for one fault."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.layout import TokenLayout
+from twoaxis.local import CanonConfig, LocalConfig
+from twoaxis.local.conv import ShortConv
+from twoaxis.local.token_history import TokenHistory
+from twoaxis.testing.faults.fault import Fault
+
+Output = tuple[Tensor, Any]
+
+
+class _Planted(CanonConfig):
+    """Canon with another module or another statement about itself."""
+
+    module: ClassVar[type[ShortConv]] = ShortConv
+    misstated: ClassVar[Cost] = Cost()
+    relation: ClassVar[Any] = "none"
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        return InitEquivalence(self.relation, "a planted fault or its twin")
+
+    def cost(self, channels: int, shape: Shape) -> Cost:
+        return super().cost(channels, shape) + self.misstated
+
+    def build(self, channels: int) -> ShortConv:
+        return self.module(self, channels)
+
+
+class _ForgetsLaterChunks(ShortConv):
+    """Starts every call of several tokens anew, as a cache for single steps only does."""
+
+    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
+        if cache is not None and x.shape[1] > 1:
+            y, _ = super().forward(x, layout.after(None))
+            return y, cache.following(x, self.options.kernel)
+        return super().forward(x, layout, cache)
+
+
+class _NewestTapFirst(ShortConv):
+    """Reads the taps from the wrong end, so that the tap of an identity stands on the oldest token."""
+
+    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
+        kept = self.weight
+        del self.weight
+        self.weight = kept.flip(-1)  # type: ignore[assignment]
+        try:
+            return super().forward(x, layout, cache)
+        finally:
+            del self.weight
+            self.weight = kept
+
+
+class _AcrossDocuments(ShortConv):
+    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
+        return super().forward(x, TokenLayout(layout.positions), cache)
+
+
+class _SymmetricTaps(ShortConv):
+    """Pads at both ends, so that a tap reaches the next token."""
+
+    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
+        y, cache = super().forward(x, layout, cache)
+        return torch.cat((y[:, :-1] + 0.1 * x[:, 1:], y[:, -1:]), dim=1), cache
+
+
+class _OneTokenTooMany(ShortConv):
+    """Keeps k tokens where k - 1 are needed."""
+
+    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
+        y, _ = super().forward(x, layout, cache)
+        return y, None if cache is None else cache.following(x, self.options.kernel + 1)
+
+
+def _planted(module: type[ShortConv] = ShortConv, **options: Any) -> LocalConfig:
+    statements = {key: options.pop(key) for key in ("misstated", "relation") if key in options}
+    config = type("PlantedConfig", (_Planted,), {"module": module, **statements, "__module__": __name__})
+    return config(**options)
+
+
+def _fault(name: str, caught_by: str, faulty: LocalConfig, twin: LocalConfig | None = None) -> Fault:
+    return Fault(name, faulty, twin or _planted(), tuple(caught_by.split()))
+
+
+_IDENTITY: dict[str, Any] = {"form": "plain", "taps_init": "identity", "relation": "exact"}
+
+LOCAL_FAULTS = (
+    _fault("later chunks without history", "chunk_size_invariance incremental_decode", _planted(_ForgetsLaterChunks)),
+    _fault("newest tap first", "local_init_equivalence", _planted(_NewestTapFirst, **_IDENTITY), _planted(**_IDENTITY)),
+    _fault("taps across documents", "document_isolation left_padding", _planted(_AcrossDocuments)),
+    _fault("taps on both sides", "causal_along_positions receptive_field_is_exact", _planted(_SymmetricTaps)),
+    _fault("one token too many", "cache_size", _planted(_OneTokenTooMany)),
+    _fault("false claim of identity", "local_init_equivalence", _planted(relation="exact")),
+    _fault("wrong parameters", "mixer_costs_are_exact", _planted(misstated=Cost(params=1))),
+)
