@@ -37,7 +37,7 @@ format: $(DEV)  ## formats the code and repairs what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(DEV)  ## writes a page and a figure for every mixer into docs/mixers
+docs: $(DEV)  ## writes a page and a figure for every mixer, and the page of claims, into docs
 	$(BIN)/python docs/build.py
 
 conformance: $(DEV)  ## runs the conformance checks of one mixer: make conformance NAME=deep_delta

@@ -1,9 +1,10 @@
-"""`python docs/build.py`: writes one page and one figure per mixer from its docstring, its row and its behaviour.
+"""`python docs/build.py`: writes one page and one figure per mixer, and the page of the paper's claims.
 
-Nothing on a page is typed in here: words come from the docstring, numbers from the declared costs, and the figure from
-running the mixer.
+Nothing on a page is typed in here: words come from the docstring or the claim, numbers from the declared costs or the
+computation, and the figure from running the mixer.
 """
 
+import contextlib
 import re
 import shutil
 import sys
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE
+from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
+from twoaxis.claims import CLAIMS, Claim, Finding
 from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_STACK, depth_cost
 from twoaxis.core.documentation import sections, source
 from twoaxis.depth import DepthConfig
@@ -24,14 +26,20 @@ from twoaxis.model import Decoder
 from twoaxis.testing.measure import read_and_write, sublayer_list, tensors, trace
 from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
 
-MIXERS = Path(__file__).parent / "mixers"
-AXES: dict[str, Any] = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD}
-TITLES = {"depth": "The depth axis", "sequence": "The sequence axis", "feed_forward": "Feed-forwards"}
+DOCS = Path(__file__).parent
+MIXERS = DOCS / "mixers"
+AXES: dict[str, Any] = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD, "local": LOCAL}
+TITLES = {
+    "depth": "The depth axis",
+    "sequence": "The sequence axis",
+    "feed_forward": "Feed-forwards",
+    "local": "Inside a sublayer",
+}
 N_LAYERS = 4
 
 
 def main() -> int:
-    """Writes docs/mixers anew."""
+    """Writes docs/mixers and docs/claims.md anew."""
     shutil.rmtree(MIXERS, ignore_errors=True)
     for axis, table in AXES.items():
         (MIXERS / axis).mkdir(parents=True)
@@ -41,6 +49,7 @@ def main() -> int:
                 # The first example is one that a model of the figure's size can hold.
                 figure(row.example(next(iter(row.examples)))).save(str(MIXERS / axis / f"{row.kind}.svg"))
     (MIXERS / "README.md").write_text(index(), encoding="utf-8")
+    (DOCS / "claims.md").write_text(claims_page(), encoding="utf-8")
     return 0
 
 
@@ -62,7 +71,7 @@ def page(axis: str, row: Any) -> str:
     if axis == "depth":
         lines += [f"![What each sublayer of a small model reads, at initialisation and away from it]({row.kind}.svg)\n"]
     lines += ["```text", said["Equation"], "```\n"] if "Equation" in said else []
-    for name in ("Source", "Deviates", "Shapes", "Init", "Cost", "Published", "Raises"):
+    for name in ("Source", "Deviates", "Shapes", "Init", "Cost", "Places", "Published", "Further", "Raises"):
         if name in said:
             lines += [f"**{name}.** {_escaped(said[name])}\n"]
     if "Args" in said:
@@ -74,6 +83,42 @@ def page(axis: str, row: Any) -> str:
         lines += _cost_table(row.config())
     lines += [f"**Status.** {row.status}. Try `twoaxis show {row.kind}` and `twoaxis check {axis}`.\n"]
     return "\n".join(lines)
+
+
+def claims_page() -> str:
+    """The page of the paper's claims; measured differences stay off it, since each machine has its own."""
+    # Reports of studies are looked up where a person would call the command.
+    with contextlib.chdir(DOCS.parent):
+        found = [(claim, claim.find()) for claim in CLAIMS]
+    lines = [
+        "# The claims of the paper\n",
+        "*Residual Stream Duality in Modern Transformer Architectures*, arXiv:2603.16039, claim by claim, in our words. "
+        "Computed by `make docs`; `twoaxis claims` computes them on your machine and adds the largest differences found "
+        "there.\n",
+        "| claim | verdict |",
+        "|---|---|",
+        *(f"| {claim.number}. {claim.title} | {finding.sentence} |" for claim, finding in found),
+        "",
+    ]
+    for claim, finding in found:
+        lines += _claim(claim, finding)
+    return "\n".join(lines)
+
+
+def _claim(claim: Claim, finding: Finding) -> list[str]:
+    lines = [f"## {claim.number}. {claim.title}\n", f"{_escaped(claim.statement)}\n"]
+    lines += [f"**Source.** {claim.source}\n", f"**Tested.** {_escaped(claim.tested)}\n"]
+    lines += [f"**Verdict.** {finding.sentence}\n", *(f"* {_escaped(line)}" for line in finding.evidence), ""]
+    if finding.table is not None:
+        lines += [_row_of(finding.table.columns), "|---" * len(finding.table.columns) + "|"]
+        lines += [*map(_row_of, finding.table.rows), ""]
+    if finding.links:
+        lines += ["Studies: " + ", ".join(f"[{link}](../{link})" for link in finding.links) + "\n"]
+    return lines
+
+
+def _row_of(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(map(_escaped, cells)) + " |"
 
 
 def _options(text: str, names: Iterable[str]) -> list[str]:

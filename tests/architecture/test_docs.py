@@ -1,4 +1,4 @@
-"""The pages of docs/mixers are what `make docs` would write now, and every depth mixer has its figure."""
+"""The pages of docs are what `make docs` would write now, and every depth mixer has its figure."""
 
 import importlib.util
 from pathlib import Path
@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE
+from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
 
-AXES = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD}
+AXES = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD, "local": LOCAL}
 ROWS = [pytest.param(axis, row, id=f"{axis}-{row.kind}") for axis, table in AXES.items() for row in table]
 
 
@@ -30,3 +30,7 @@ def test_page_is_up_to_date(axis: str, row, root: Path, build: ModuleType) -> No
 
 def test_index_is_up_to_date(root: Path, build: ModuleType) -> None:
     assert (root / "docs" / "mixers" / "README.md").read_text(encoding="utf-8") == build.index(), "run `make docs`"
+
+
+def test_page_of_claims_is_up_to_date(root: Path, build: ModuleType) -> None:
+    assert (root / "docs" / "claims.md").read_text(encoding="utf-8") == build.claims_page(), "run `make docs`"

@@ -9,7 +9,7 @@ import pytest
 from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, __version__
 from twoaxis.cli import main
 
-VERBS = ("list", "show", "train", "study", "report", "generate", "check")
+VERBS = ("list", "show", "claims", "train", "study", "report", "generate", "check")
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +122,7 @@ def test_version(capsys):
         (["report", "no-such-folder"], "must be the design of a study"),
         (["generate", "no-such-run"], "no-such-run"),
         (["check", "dept"], "unknown axis 'dept'; did you mean 'depth'?"),
+        (["claims", "11"], "claim=11: must be in 1..10; leave it out to see all of them"),
         (["check", "depth", "residul"], "unknown depth mixer 'residul'; did you mean 'residual'?"),
     ],
 )

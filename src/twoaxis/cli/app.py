@@ -8,6 +8,7 @@ import typer
 
 from twoaxis import __version__
 from twoaxis.cli.check import check
+from twoaxis.cli.claims import claims
 from twoaxis.cli.generate import generate
 from twoaxis.cli.list import list_mixers
 from twoaxis.cli.report import report
@@ -35,6 +36,7 @@ app = typer.Typer(
 for name, verb in (
     ("list", list_mixers),
     ("show", show),
+    ("claims", claims),
     ("train", train),
     ("study", study),
     ("report", report),

@@ -1,0 +1,97 @@
+"""Claim 10: what only training can tell; undecided until a study says otherwise."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from twoaxis.claims.claim import Claim, EvidenceTable, Finding, Verdict
+
+STUDIES = Path("studies")
+"""Where designs are, NAME.toml, and reports, results/NAME/report.json: in the folder that the command is run in."""
+
+
+class Comparison(NamedTuple):
+    """One empirical claim and the study that would decide it.
+
+    Attributes:
+        statement: what has to come out.
+        study: the name of the study.
+        arms: arms that have to be better than the study's control; empty where its control is not the rival.
+    """
+
+    statement: str
+    study: str
+    arms: tuple[str, ...] = ()
+
+    @property
+    def design(self) -> Path:
+        """The file that says how it is decided."""
+        return STUDIES / f"{self.study}.toml"
+
+    @property
+    def report(self) -> Path:
+        """Where its outcome is kept."""
+        return STUDIES / "results" / self.study / "report.json"
+
+
+COMPARISONS = (
+    Comparison("learned aggregation over depth has a lower loss than uniform accumulation", "first", ("block_attnres",)),
+    Comparison("Deep Delta Learning has a lower loss than the residual stream", "first", ("deep_delta",)),
+    Comparison("ShortSWA has a lower loss than ShortConv and Canon", "local_mixing"),
+    Comparison("at equal cost, mixing along positions has a lower loss than mixing along depth", "depth_retrieval"),
+)
+
+
+def compute() -> Finding:
+    """Reads what reports there are."""
+    rows = [(comparison, *outcome(comparison)) for comparison in COMPARISONS]
+    verdicts = [verdict for _, verdict, _ in rows]
+    decided: dict[bool, Verdict] = {"worse" in verdicts: "does not hold", all(v == "better" for v in verdicts): "holds within"}
+    verdict = decided.get(True, "undecided")
+    return Finding(
+        verdict,
+        "the 95 % intervals of the studies" if verdict == "holds within" else "",
+        (
+            "A study decides by the rule that it fixed before its first run; a small one speaks for its own scale only.",
+            "To decide one: `twoaxis study studies/NAME.toml`, then keep its report.json as studies/results/NAME/report.json.",
+        ),
+        EvidenceTable(
+            ("claim", "study that decides it", "verdict", "what its report says"),
+            tuple((one.statement, one.design.as_posix(), verdict, said) for one, verdict, said in rows),
+        ),
+        tuple(dict.fromkeys(one.design.as_posix() for one in COMPARISONS)),
+    )
+
+
+def outcome(comparison: Comparison) -> tuple[str, str]:
+    """The verdict on one comparison, and what the report of its study says."""
+    if not comparison.report.exists():
+        return "undecided", "no report yet"
+    try:
+        arms = json.loads(comparison.report.read_text(encoding="utf-8"))["arms"]
+        rivals = {name: arm for name, arm in arms.items() if not arm["control"]}
+        said = [arm["sentence"] for name, arm in rivals.items() if not comparison.arms or name in comparison.arms]
+        verdicts = {_verdict(rivals[name]) for name in comparison.arms}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return "undecided", f"{comparison.report.as_posix()} cannot be read ({type(error).__name__}); write it anew"
+    for verdict in ("worse", "undecided"):
+        if verdict in verdicts:
+            return verdict, " ".join(said)
+    return "better" if verdicts else "undecided", " ".join(said)
+
+
+def _verdict(arm: dict[str, Any]) -> str:
+    """An arm without a verdict, because runs are missing, is undecided."""
+    return arm["verdict"] or "undecided"
+
+
+CLAIM = Claim(
+    number=10,
+    title="What only training can tell",
+    statement="Learned aggregation over depth can beat uniform accumulation; Deep Delta Learning can beat the residual stream; "
+    "ShortSWA can beat ShortConv and Canon; and at equal cost, mixing along positions can beat mixing along depth.",
+    source="arXiv:2603.16039, abstract and section 3",
+    tested="By the study that is named for each, if its report is there: paired replicates, an interval, and a rule fixed "
+    "before the first run.",
+    compute=compute,
+)
