@@ -26,7 +26,7 @@ def report(
 
 def print_report(written: "Report", as_json: bool) -> int:
     """Prints the outcome of a study; 1 while runs are missing, since there is no verdict without them."""
-    from twoaxis.study.table import RESULT_COLUMNS, result_rows
+    from twoaxis.study.table import ACCURACY_COLUMNS, RESULT_COLUMNS, accuracy_rows, result_rows
     from twoaxis.study.verdicts import verdict_sentence
 
     analysis = written.analysis
@@ -35,6 +35,8 @@ def print_report(written: "Report", as_json: bool) -> int:
     else:
         numbers = [column for column in RESULT_COLUMNS[1:] if column != "verdict"]
         print_table(analysis.study.question, RESULT_COLUMNS, result_rows(analysis), numbers)
+        if accuracies := accuracy_rows(analysis):
+            print_table("accuracy on the answers, after the last step", ACCURACY_COLUMNS, accuracies, ACCURACY_COLUMNS[1:])
         print()
         for arm in analysis.arms:
             if arm.name != analysis.study.control:

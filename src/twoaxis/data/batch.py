@@ -1,5 +1,6 @@
 """A batch of packed windows. Letters: B windows, T tokens in each."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ class Batch(NamedTuple):
 
     Attributes:
         tokens: [B T] int64.
-        targets: [B T] int64, the next token, or `IGNORE` where it belongs to another document.
+        targets: [B T] int64, the next token, or `IGNORE` where it belongs to another document or is no answer.
         documents: [B T] int64, the document within the row counted from 0, or None when a row is one text.
     """
 
@@ -63,11 +64,18 @@ def windows_in(shard: TokenShard, seq_len: int) -> int:
     return count
 
 
-def read_batch(shard: TokenShard, windows: np.ndarray, seq_len: int, packing: Packing) -> Batch:
-    """Reads windows; window i holds the tokens i*T to i*T + T - 1, and its last target is token i*T + T."""
+def read_batch(
+    shard: TokenShard, windows: np.ndarray, seq_len: int, packing: Packing, answer_cues: Sequence[int] = ()
+) -> Batch:
+    """Reads windows; window i holds the tokens i*T to i*T + T - 1, and its last target is token i*T + T.
+
+    With answer cues, only targets whose token is one of them count.
+    """
     first = windows.astype(np.int64) * seq_len
     rows = np.stack([shard.window(start, start + seq_len + 1) for start in first.tolist()])
     tokens, targets = rows[:, :-1].copy(), rows[:, 1:].copy()
+    if answer_cues:
+        targets[~np.isin(tokens, answer_cues)] = IGNORE
     documents = None
     if packing == "isolated":
         numbers = shard.document_numbers(first[:, None] + np.arange(seq_len + 1))

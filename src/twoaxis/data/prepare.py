@@ -13,7 +13,7 @@ from twoaxis.data.corpus import Corpus, CorpusConfig, Side, parse_corpus
 from twoaxis.data.shard_format import VERSION
 from twoaxis.data.shard_writer import shard_writer
 from twoaxis.data.shards import TokenShard
-from twoaxis.data.tokenizer import Progress, Tokenizer, TokenizerConfig, parse_tokenizer
+from twoaxis.data.tokenizer import ByteTokenizer, Progress, Tokenizer, TokenizerConfig, parse_tokenizer
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,14 @@ class PreparedData:
         tokenizer: what made the tokens.
         train: the tokens to train on.
         validation: the tokens to validate on.
+        answer_cues: the tokens after which a target counts; none means that all count.
     """
 
     corpus: Corpus
     tokenizer: Tokenizer
     train: TokenShard
     validation: TokenShard
+    answer_cues: tuple[int, ...] = ()
 
     def bits_per_byte(self, nats_per_token: float) -> float:
         """Turns a validation loss into bits per byte of text, which compares different tokenizers."""
@@ -68,10 +70,23 @@ def prepare(
     """
     opened = Corpus.open(parse_corpus(corpus))
     built = parse_tokenizer(tokenizer).build(opened, cache, progress)
+    cues = _answer_cues(opened, built)
     folder = cache_folder(cache) / "shards" / f"v{VERSION}-{opened.fingerprint[:16]}-{built.fingerprint[:16]}"
     train = _shard(folder, "train", opened, built, 0, progress)
     validation = _shard(folder, "validation", opened, built, train.header.text_bytes, progress)
-    return PreparedData(opened, built, train, validation)
+    return PreparedData(opened, built, train, validation, cues)
+
+
+def _answer_cues(corpus: Corpus, tokenizer: Tokenizer) -> tuple[int, ...]:
+    characters = corpus.config.answer_cues
+    if not characters:
+        return ()
+    if not isinstance(tokenizer, ByteTokenizer):
+        raise DataError(
+            f"corpus {corpus.source.name!r} with a tokenizer of {tokenizer.vocab_size} tokens: must be read one character a "
+            "token, since single characters ask for its answers; use data.tokenizer=byte"
+        )
+    return tuple(tokenizer.encode(characters))
 
 
 def _shard(folder: Path, side: Side, corpus: Corpus, tokenizer: Tokenizer, done: int, progress: Progress | None) -> TokenShard:

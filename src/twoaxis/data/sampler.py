@@ -1,6 +1,6 @@
 """The order in which training sees the windows of a shard: a function of the seed and the step alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,19 +23,29 @@ class PackedSampler:
         seq_len: tokens in a window.
         seed: of the order, at least 0.
         packing: whether the documents in a window see each other.
+        answer_cues: the tokens after which a target counts; none means that all count.
 
     Raises:
         DataError: the shard is shorter than one window and the token after it.
         ConfigError: an impossible batch size, seed or packing.
     """
 
-    def __init__(self, shard: TokenShard, batch_size: int, seq_len: int, seed: int = 0, packing: Packing = "isolated") -> None:
+    def __init__(
+        self,
+        shard: TokenShard,
+        batch_size: int,
+        seq_len: int,
+        seed: int = 0,
+        packing: Packing = "isolated",
+        answer_cues: Sequence[int] = (),
+    ) -> None:
         if batch_size < 1 or seed < 0:
             raise ConfigError(f"batch_size={batch_size}, seed={seed}: must be at least 1 and at least 0; correct them")
         if packing not in ("isolated", "joined"):
             raise ConfigError(f"packing={packing!r}: must be 'isolated' or 'joined'; choose one")
         self.shard, self.batch_size, self.seq_len, self.seed = shard, batch_size, seq_len, seed
         self.packing: Packing = packing
+        self.answer_cues = tuple(answer_cues)
         self.windows_per_epoch = windows_in(shard, seq_len)
         self.step = 0
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
@@ -50,7 +60,7 @@ class PackedSampler:
         """Reads the batch of any step, whatever was read before."""
         drawn = range(step * self.batch_size, (step + 1) * self.batch_size)
         windows = [self._epoch_order(number // self.windows_per_epoch)[number % self.windows_per_epoch] for number in drawn]
-        return read_batch(self.shard, np.asarray(windows), self.seq_len, self.packing)
+        return read_batch(self.shard, np.asarray(windows), self.seq_len, self.packing, self.answer_cues)
 
     def state(self) -> dict[str, Any]:
         """Returns the step with everything it is only valid for, as plain JSON-ready data."""
@@ -91,7 +101,12 @@ class PackedSampler:
 
 
 def validation_batches(
-    shard: TokenShard, batch_size: int, seq_len: int, n_tokens: int, packing: Packing = "isolated"
+    shard: TokenShard,
+    batch_size: int,
+    seq_len: int,
+    n_tokens: int,
+    packing: Packing = "isolated",
+    answer_cues: Sequence[int] = (),
 ) -> list[Batch]:
     """Reads the windows that every arm is validated on, in the order of the text.
 
@@ -104,6 +119,7 @@ def validation_batches(
         seq_len: tokens in a window.
         n_tokens: tokens to read, rounded up to whole windows; the whole shard when it has fewer.
         packing: whether the documents in a window see each other.
+        answer_cues: the tokens after which a target counts; none means that all count.
 
     Raises:
         DataError: the shard is shorter than one window and the token after it.
@@ -113,4 +129,5 @@ def validation_batches(
     available = windows_in(shard, seq_len)
     count = min(available, -(-n_tokens // seq_len))
     windows = np.arange(count) * available // count
-    return [read_batch(shard, windows[cut : cut + batch_size], seq_len, packing) for cut in range(0, count, batch_size)]
+    cuts = range(0, count, batch_size)
+    return [read_batch(shard, windows[cut : cut + batch_size], seq_len, packing, answer_cues) for cut in cuts]

@@ -19,6 +19,7 @@ class ArmSummary:
         name: the arm.
         planned: replicates the study was decided with.
         losses: validation loss of every finished run by seed, nats per token.
+        accuracies: validation accuracy of every finished run by seed; empty for a corpus that asks for no answers.
         comparison: with the control; None for the control itself and whenever there is `no_verdict`.
         no_verdict: why nothing is concluded about this arm, in words; "" otherwise.
         parameters: a count; None before any run has a result, like the fields below.
@@ -32,6 +33,7 @@ class ArmSummary:
     name: str
     planned: int
     losses: dict[int, float]
+    accuracies: dict[int, float]
     comparison: Comparison | None
     no_verdict: str
     parameters: int | None
@@ -117,6 +119,12 @@ def _losses(study: StudyConfig, arm: str, records: Mapping[Place, RunRecord]) ->
     return {seed: loss for seed, loss in found.items() if loss is not None}
 
 
+def _accuracies(study: StudyConfig, arm: str, records: Mapping[Place, RunRecord]) -> dict[int, float]:
+    results = {seed: _result(records, arm, seed) for seed in study.replicates}
+    found = {seed: result.validation_accuracy for seed, result in results.items() if result is not None}
+    return {seed: accuracy for seed, accuracy in found.items() if accuracy is not None}
+
+
 def _summary(
     study: StudyConfig, arm: str, records: Mapping[Place, RunRecord], comparison: Comparison | None, no_verdict: str
 ) -> ArmSummary:
@@ -127,6 +135,7 @@ def _summary(
         name=arm,
         planned=len(study.replicates),
         losses=_losses(study, arm, records),
+        accuracies=_accuracies(study, arm, records),
         comparison=comparison,
         no_verdict=no_verdict,
         parameters=any_result.parameters if any_result else None,

@@ -6,7 +6,7 @@ from html import escape
 from twoaxis.study import words
 from twoaxis.study.analysis import Analysis
 from twoaxis.study.figures import Figure
-from twoaxis.study.table import RESULT_COLUMNS, RUN_COLUMNS, Rows, result_rows, run_rows
+from twoaxis.study.table import ACCURACY_COLUMNS, RESULT_COLUMNS, RUN_COLUMNS, Rows, accuracy_rows, result_rows, run_rows
 from twoaxis.study.verdicts import decision_rule, limits, overturn, pairing_sentence, verdict_sentence
 
 STYLE = """
@@ -51,6 +51,7 @@ def page(analysis: Analysis, figures: Sequence[Figure], design: str, made: str) 
         _table(RESULT_COLUMNS, result_rows(analysis), ("arm", "verdict")),
         "<p class=\"facts\">Difference: mean over replicates of the arm's validation loss minus the control's with the same "
         "seed, in nats per token; below zero is better. Ratios to the control are medians over the pairs.</p>",
+        *_accuracies(analysis),
         *(_figure(number, figure) for number, figure in enumerate(figures, 1)),
         "<h2>Decision rule</h2>",
         f"<p>{escape(decision_rule(analysis))}</p>",
@@ -121,6 +122,17 @@ def _incomplete(analysis: Analysis) -> str:
 
 def _error_class(analysis: Analysis) -> str:
     return ' class="error"' if any(pair.problems for pair in analysis.pairs) else ""
+
+
+def _accuracies(analysis: Analysis) -> list[str]:
+    rows = accuracy_rows(analysis)
+    if not rows:
+        return []
+    note = (
+        "Part of the answers that were the most likely token, after the last step. It is shown beside the loss, and decides "
+        "nothing."
+    )
+    return ["<h2>Accuracy</h2>", _table(ACCURACY_COLUMNS, rows, ("arm",)), f'<p class="facts">{note}</p>']
 
 
 def _list(sentences: Sequence[str]) -> str:

@@ -104,6 +104,7 @@ def _arm_data(analysis: Analysis, arm: ArmSummary) -> dict[str, Any]:
         "replicates_planned": arm.planned,
         "losses": {str(seed): loss for seed, loss in arm.losses.items()},
         "mean_loss": arm.mean_loss,
+        "accuracies": {str(seed): accuracy for seed, accuracy in arm.accuracies.items()},
         "parameters": arm.parameters,
         "training_flops_per_token": arm.training_flops_per_token,
         "tokens_per_second": arm.tokens_per_second,

@@ -1,5 +1,6 @@
 """The tables of a study as rows of text, for terminals and pages: its result by arm, its runs, and its plan."""
 
+import statistics
 from collections.abc import Callable, Sequence
 
 from twoaxis.study import words
@@ -24,6 +25,9 @@ RESULT_COLUMNS = (
 
 RUN_COLUMNS = ("arm", "seed", "outcome", "validation loss, nats/token", "tokens", "tokens/s", "training time, s", "peak memory")
 
+ACCURACY_COLUMNS = ("arm", "validation accuracy", "of the replicates")
+"""The mean over the replicates, and each of them in the order of the seeds."""
+
 PLAN_COLUMNS = ("arm", "parameters", "training FLOPs/token", "runs", "tokens")
 
 MISSING = "—"
@@ -33,6 +37,15 @@ MISSING = "—"
 def result_rows(analysis: Analysis) -> list[list[str]]:
     """One row per arm."""
     return [_result_row(analysis, arm) for arm in analysis.arms]
+
+
+def accuracy_rows(analysis: Analysis) -> list[list[str]]:
+    """One row per arm with finished runs, for a corpus that asks for answers; else none."""
+    return [
+        [arm.name, words.percentage(statistics.fmean(values)), ", ".join(map(words.percentage, values))]
+        for arm in analysis.arms
+        if (values := list(arm.accuracies.values()))
+    ]
 
 
 def run_rows(analysis: Analysis) -> list[list[str]]:

@@ -73,6 +73,16 @@ def probability(value: float) -> str:
     return "above 0.999" if 0.999 < value < 1 else f"{value:.3f}"
 
 
+def percentage(value: float) -> str:
+    """A part of a whole.
+
+    Example:
+        >>> percentage(0.98765), percentage(1)
+        ('98.8 %', '100.0 %')
+    """
+    return f"{100 * value:.1f} %"
+
+
 def memory(n_bytes: float) -> str:
     """Bytes in MiB or GiB.
 

@@ -11,6 +11,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.data import Batch
 from twoaxis.model import Decoder
+from twoaxis.ops.cross_entropy import IGNORE
 from twoaxis.train.recipe import TrainConfig
 
 
@@ -71,17 +72,29 @@ class TokenLoss:
         with self._precision(), torch.compiler.set_stance("force_eager"):
             return self._eager_loss(*batch.to(self.device))
 
+    @torch.no_grad()
+    def hits(self, batch: Batch) -> Int[Tensor, ""]:
+        """How many targets of the batch are the most likely token, never compiled."""
+        tokens, targets, documents = batch.to(self.device)
+        with self._precision(), torch.compiler.set_stance("force_eager"):
+            hidden, _ = self.model.hidden(self.model.embed(tokens), _layout(documents))
+            valid = targets != IGNORE
+            return (self.model.logits(hidden[valid]).argmax(-1) == targets[valid]).sum()
+
     def _eager_loss(
         self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None
     ) -> Float[Tensor, ""]:
-        layout = None if documents is None else TokenLayout.packed(documents)
-        total, _ = self.model.loss(tokens, targets, layout, recompute=self._recompute)
+        total, _ = self.model.loss(tokens, targets, _layout(documents), recompute=self._recompute)
         return total
 
     def _precision(self) -> AbstractContextManager[object]:
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+def _layout(documents: Int[Tensor, "B T"] | None) -> TokenLayout | None:
+    return None if documents is None else TokenLayout.packed(documents)
 
 
 def rows_at_once(config: TrainConfig) -> int:

@@ -90,7 +90,7 @@ def _step(trainer: Trainer) -> StepRecord:
     last = trainer.step == trainer.config.steps
     if not _divergence(record) and (last or trainer.step % trainer.config.validate_every == 0):
         validation = trainer.validate()
-        record = record._replace(validation_loss=validation.loss, bpb=validation.bpb)
+        record = record._replace(validation_loss=validation.loss, bpb=validation.bpb, validation_accuracy=validation.accuracy)
     trainer.metrics.append(record)
     trainer.progress.step(record)
     return record

@@ -23,6 +23,7 @@ class StepRecord(NamedTuple):
         seconds: spent in the step, without validation and checkpoints.
         validation_loss: after the step in nats per token, when it was measured.
         bpb: the validation loss in bits per byte.
+        validation_accuracy: part of the answers that were the most likely token, for a corpus that asks for answers.
     """
 
     step: int
@@ -33,6 +34,7 @@ class StepRecord(NamedTuple):
     seconds: float
     validation_loss: float | None = None
     bpb: float | None = None
+    validation_accuracy: float | None = None
 
     def to_line(self) -> str:
         """The record as JSON; numbers that are not finite, which JSON cannot hold, become null."""

@@ -130,6 +130,8 @@ class Pace:
         self.seconds = record.seconds if not self.seconds else 0.9 * self.seconds + 0.1 * record.seconds
         if record.validation_loss is not None:
             self.validation = f"  validation {record.validation_loss:.4f}"
+        if record.validation_accuracy is not None:
+            self.validation += f" (accuracy {record.validation_accuracy:.1%})"
 
     def words(self, record: StepRecord) -> str:
         """Loss, tokens per second and the time left, without validations and checkpoints."""

@@ -42,12 +42,20 @@ class DataConfig(Config):
         tokenizer: a kind, the path of a `tokenizer.json`, or a table with `kind`.
         seq_len: tokens in a window.
         packing: `isolated` (the documents in a window do not see each other) or `joined`.
+
+    Raises:
+        ConfigError: windows that would cut the samples of a synthetic task.
     """
 
     corpus: CorpusField = Field(default_factory=lambda: parse_corpus("sotu"))
     tokenizer: TokenizerField = Field(default_factory=lambda: parse_tokenizer("byte"))
     seq_len: int = Field(default=256, ge=1)
     packing: Packing = "isolated"
+
+    @model_validator(mode="after")
+    def _whole_samples(self) -> Self:
+        self.corpus.check_windows(self.seq_len)
+        return self
 
 
 class TrainConfig(Config):

@@ -27,6 +27,8 @@ class Result(Config):
         validation_loss: after the last step, in nats per token; None when there was no validation.
         best_validation_loss: the smallest of the run, in nats per token.
         bpb: the last validation loss in bits per byte.
+        validation_accuracy: after the last step, the part of the answers that were the most likely token; None for a corpus
+            that asks for no answers.
         forward_flops_per_token: of one forward pass, by the declared costs.
         training_flops_per_token: three forward passes, since the backward pass computes twice as much.
         train_seconds: spent in steps, without validation and checkpoints.
@@ -45,6 +47,7 @@ class Result(Config):
     validation_loss: float | None
     best_validation_loss: float | None
     bpb: float | None
+    validation_accuracy: float | None = None
     forward_flops_per_token: float
     training_flops_per_token: float
     train_seconds: float
@@ -68,6 +71,7 @@ def summarise(records: Sequence[StepRecord], tokens_per_step: int) -> dict[str, 
         "validation_loss": validated[-1].validation_loss if validated else None,
         "best_validation_loss": min(losses, default=None),
         "bpb": validated[-1].bpb if validated else None,
+        "validation_accuracy": validated[-1].validation_accuracy if validated else None,
         "train_seconds": math.fsum(seconds),
         "tokens_per_second": tokens_per_step / typical if typical else None,
         "step_seconds": typical,

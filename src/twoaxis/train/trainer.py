@@ -49,8 +49,9 @@ class Trainer:
         data, rows, device = config.data, rows_at_once(config), choose_device(config.device)
         self.data = prepare(data.corpus, data.tokenizer, progress=progress.preparing)
         self.rows = rows
-        self.sampler = PackedSampler(self.data.train, config.batch_size, data.seq_len, config.seed, data.packing)
-        self.validation = validation_batches(self.data.validation, rows, data.seq_len, config.validation_tokens, data.packing)
+        cues, held_out = self.data.answer_cues, self.data.validation
+        self.sampler = PackedSampler(self.data.train, config.batch_size, data.seq_len, config.seed, data.packing, cues)
+        self.validation = validation_batches(held_out, rows, data.seq_len, config.validation_tokens, data.packing, cues)
         torch.manual_seed(config.seed)
         self.model = Decoder.build(config.decoder(self.data.tokenizer.vocab_size), config.seed)
         groups = parameter_groups(self.model, config.optimizer)
@@ -85,8 +86,8 @@ class Trainer:
         return outcome
 
     def validate(self) -> Validation:
-        """Measures the loss on the validation batches."""
-        return evaluate(self.token_loss.evaluate, self.validation, self.data)
+        """Measures the loss, and where there are answers the accuracy, on the validation batches."""
+        return evaluate(self.token_loss.evaluate, self.validation, self.data, self.token_loss.hits)
 
     def save(self) -> None:
         """Writes a checkpoint.

@@ -13,6 +13,11 @@ from twoaxis.data.corpus.scan import Document, Scan
 from twoaxis.data.corpus.sotu import SotuConfig
 from twoaxis.data.corpus.split import Side, Split
 from twoaxis.data.corpus.text_files import FileCorpusConfig, TextConfig
+from twoaxis.data.synthetic.copying import CopyConfig
+from twoaxis.data.synthetic.early_feature import EarlyFeatureConfig
+from twoaxis.data.synthetic.mqar import MqarConfig
+from twoaxis.data.synthetic.multi_hop import MultiHopConfig
+from twoaxis.data.synthetic.switching_ngram import SwitchingNgramConfig
 
 CORPORA: Table[CorpusConfig] = Table(
     "corpus",
@@ -23,6 +28,11 @@ CORPORA: Table[CorpusConfig] = Table(
         Row(TextConfig, "a text file, or a folder with one document per file", {"file": {"path": "corpus.txt"}}),
         Row(JsonlConfig, "JSON Lines files with one document per line", {"file": {"path": "corpus.jsonl"}}),
         Row(ParquetConfig, "Parquet files with one document per row", {"file": {"path": "corpus.parquet"}}),
+        Row(MqarConfig, "synthetic: the values of several keys (associative recall)", {"default": {}}),
+        Row(CopyConfig, "synthetic: symbols copied in order without the blanks among them (induction)", {"default": {}}),
+        Row(SwitchingNgramConfig, "synthetic: a local n-gram whose place the last token switches", {"default": {}}),
+        Row(EarlyFeatureConfig, "synthetic: a token or what was looked up for it, as a mark decides", {"default": {}}),
+        Row(MultiHopConfig, "synthetic: the k-th successor of a node on a cycle of shuffled edges", {"default": {}}),
     ],
 )
 """The kinds of corpus; other packages add rows through the entry point `twoaxis.corpora`."""
@@ -56,18 +66,23 @@ CorpusField = Annotated[SerializeAsAny[CorpusConfig], BeforeValidator(parse_corp
 
 __all__ = [
     "CORPORA",
+    "CopyConfig",
     "Corpus",
     "CorpusConfig",
     "CorpusField",
     "Document",
+    "EarlyFeatureConfig",
     "FileCorpusConfig",
     "JsonlConfig",
+    "MqarConfig",
+    "MultiHopConfig",
     "ParquetConfig",
     "Scan",
     "Side",
     "SotuConfig",
     "Source",
     "Split",
+    "SwitchingNgramConfig",
     "TextConfig",
     "parse_corpus",
 ]

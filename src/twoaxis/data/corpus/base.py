@@ -39,6 +39,15 @@ class CorpusConfig(Config, ABC):
     def split(self, scan: Scan) -> Split:
         """Chooses how the corpus is divided, given what one pass over it found."""
 
+    @property
+    def answer_cues(self) -> str:
+        """The characters after which the next token counts in the loss; "" when every token counts."""
+        return ""
+
+    def check_windows(self, seq_len: int) -> None:
+        """Refuses windows of a length that the corpus cannot be read in; by default every length will do."""
+        del seq_len
+
     def check(self, scan: Scan) -> None:
         """Refuses a corpus that is not the one this configuration promises; by default every corpus will do."""
         del scan

@@ -1,0 +1,1 @@
+"""From text to batches: corpora, tokenizers, shards and samplers."""

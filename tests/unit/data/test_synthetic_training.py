@@ -1,0 +1,74 @@
+"""A small model with the right operator solves each synthetic task within seconds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twoaxis.data.synthetic import (
+    CopyConfig,
+    EarlyFeatureConfig,
+    MqarConfig,
+    MultiHopConfig,
+    SwitchingNgramConfig,
+    SyntheticConfig,
+)
+from twoaxis.train import TrainConfig, train
+
+LOOKUP = [["short_conv", {"kind": "attention", "n_heads": 1}, "swiglu"]]
+"""Brings the last token to every token, then matches: one lookup a block."""
+
+SHORT = [[{"kind": "short_swa", "n_heads": 2, "window": 8}, {"kind": "attention", "n_heads": 2}, "swiglu"]]
+"""Finds a place among the last tokens, then matches or reads."""
+
+SWITCHING = SwitchingNgramConfig(n_answers=3)
+
+RUNS = [
+    (MqarConfig(n_pairs=4, n_queries=4, n_keys=8, n_values=8), LOOKUP, 1, 300, 1e-2),
+    (CopyConfig(n_symbols=4, n_blanks=3, n_letters=8), SHORT, 2, 150, 1e-2),
+    (SWITCHING, SHORT, 1, 300, 5e-3),
+    (EarlyFeatureConfig(n_letters=8, n_entries=3, n_queries=3), LOOKUP, 2, 350, 1e-2),
+    (MultiHopConfig(n_nodes=3, n_names=8, n_queries=4), LOOKUP, 2, 450, 1e-2),
+]
+
+
+def accuracy(task: SyntheticConfig, blocks: list[list[Any]], n_layers: int, steps: int, lr: float, run: Path) -> float | None:
+    config = TrainConfig.from_data(
+        {
+            "model": {"d_model": 32, "n_layers": n_layers, "blocks": blocks, "max_seq_len": task.sample_length},
+            "data": {
+                "corpus": task.replace(n_train=10_000, n_validation=200),
+                "seq_len": task.sample_length,
+                "packing": "joined",
+            },
+            "optimizer": {"lr": lr},
+            "batch_size": 64,
+            "steps": steps,
+            "validate_every": steps,
+            "checkpoint_every": steps,
+            "device": "cpu",
+        }
+    )
+    return train(config, run).validation_accuracy
+
+
+@pytest.mark.parametrize(("task", "blocks", "n_layers", "steps", "lr"), RUNS, ids=[run[0].source.name for run in RUNS])
+def test_a_model_with_the_right_operator_solves_it(
+    task: SyntheticConfig,
+    blocks: list[list[Any]],
+    n_layers: int,
+    steps: int,
+    lr: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path / "cache"))
+    found = accuracy(task, blocks, n_layers, steps, lr, tmp_path / "run")
+    assert found is not None and found > 0.95
+
+
+def test_one_attention_alone_does_not_solve_two_local_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path / "cache"))
+    blocks = [[{"kind": "attention", "n_heads": 2}, "swiglu"]]
+    found = accuracy(SWITCHING, blocks, 1, 300, 5e-3, tmp_path / "run")
+    assert found is not None and found < 0.6
