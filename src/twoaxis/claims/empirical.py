@@ -35,10 +35,14 @@ class Comparison(NamedTuple):
 
 
 COMPARISONS = (
-    Comparison("learned aggregation over depth has a lower loss than uniform accumulation", "first", ("block_attnres",)),
+    Comparison(
+        "learned aggregation over depth has a lower loss than uniform accumulation",
+        "depth_retrieval",
+        ("attention_residuals", "denseformer"),
+    ),
     Comparison("Deep Delta Learning has a lower loss than the residual stream", "first", ("deep_delta",)),
     Comparison("ShortSWA has a lower loss than ShortConv and Canon", "local_mixing"),
-    Comparison("at equal cost, mixing along positions has a lower loss than mixing along depth", "depth_retrieval"),
+    Comparison("at equal cost, mixing along positions has a lower loss than mixing along depth", "first"),
 )
 
 

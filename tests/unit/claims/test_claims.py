@@ -198,28 +198,34 @@ def report(arms: dict[str, str | None]) -> str:
     return json.dumps({"arms": {"residual": {"control": True}, **data}})
 
 
+BOTH_BETTER = {"attention_residuals": "better", "denseformer": "better"}
+DAMAGED = "{"
+
+
 @pytest.mark.parametrize(
     ("content", "verdict", "rows"),
     [
         (None, "undecided", ["undecided", "undecided"]),
-        (report({"block_attnres": "better", "deep_delta": None}), "undecided", ["better", "undecided"]),
-        (report({"block_attnres": "undecided", "deep_delta": "worse"}), "does not hold", ["undecided", "worse"]),
+        (report({**BOTH_BETTER, "deep_delta": None}), "undecided", ["better", "undecided"]),
+        (report({**BOTH_BETTER, "denseformer": "undecided", "deep_delta": "worse"}), "does not hold", ["undecided", "worse"]),
         (report({"deep_delta": "better"}), "undecided", ["undecided", "better"]),
-        ("{", "undecided", ["undecided", "undecided"]),
+        (DAMAGED, "undecided", ["undecided", "undecided"]),
     ],
-    ids=["no report", "unfinished", "worse", "another arm", "damaged"],
+    ids=["no report", "unfinished", "worse", "arms missing", "damaged"],
 )
 def test_training_claims_follow_the_reports(
     content: str | None, verdict: str, rows: list[str], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    path = tmp_path / "studies" / "results" / "first" / "report.json"
-    if content is not None:
-        path.parent.mkdir(parents=True)
-        path.write_text(content)
+    for study in ("first", "depth_retrieval"):
+        path = tmp_path / "studies" / "results" / study / "report.json"
+        if content is not None:
+            path.parent.mkdir(parents=True)
+            path.write_text(content)
     found = finding(10)
     assert found.verdict == verdict
     assert found.table is not None
     assert [row[2] for row in found.table.rows] == [*rows, "undecided", "undecided"]
-    said = " ".join(row[3] for row in found.table.rows)
-    assert ("no report yet" in said) and ("cannot be read" in said) == (content in ("{", report({"deep_delta": "better"})))
+    first_row = found.table.rows[0][3]
+    assert ("no report yet" in first_row) == (content is None)
+    assert ("cannot be read" in first_row) == (content in (DAMAGED, report({"deep_delta": "better"})))
