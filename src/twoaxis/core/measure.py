@@ -17,12 +17,13 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def product_flops(run: Callable[[], Any]) -> tuple[int, int]:
-    """Counts (all matrix products, those between activations: attention scores and values)."""
+    """Counts (all matrix products, those between activations: attention scores and values); convolutions are neither."""
     with FlopCounterMode(display=False) as counter:
         run()
-    by_operation = counter.get_flop_counts().get("Global", {})
-    pairs = sum(n for operation, n in by_operation.items() if any(word in str(operation) for word in PAIR_PRODUCTS))
-    return counter.get_total_flops(), pairs
+    counted = {str(operation): n for operation, n in counter.get_flop_counts().get("Global", {}).items()}
+    products = {operation: n for operation, n in counted.items() if "convolution" not in operation}
+    pairs = sum(n for operation, n in products.items() if any(word in operation for word in PAIR_PRODUCTS))
+    return sum(products.values()), pairs
 
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:

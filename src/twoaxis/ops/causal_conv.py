@@ -1,10 +1,11 @@
 """Causal depthwise convolution along positions: each channel sums its own last k tokens with weights of its own.
 
-Letters: B batch, T position, C channels, k taps, P tokens of history, S sources, R = P + T.
+Letters: B batch, T position, C channels, k taps, P tokens of history, S sources, R = P + T,
+n outputs at borders.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
-from twoaxis.ops.streams import NUMBERS_IN_CACHE
 
 NO_DOCUMENT = -2
 """The document of tokens before the first one; no token and no padding has it."""
@@ -105,70 +105,58 @@ def _plain(rows: Sequence[Tensor], weights: Tensor, bias: Tensor | None, documen
     return total.to(rows[0].dtype)
 
 
-def _pieces(batch: int, tokens: int, channels: int, device: torch.device) -> Iterator[tuple[slice, int, int]]:
-    """Yields (rows, first token, token after the last) of pieces that a processor keeps at hand; the whole on a GPU."""
-    if device.type != "cpu":
-        yield slice(0, batch), 0, tokens
-        return
-    at_once = max(1, torch.get_num_threads() * NUMBERS_IN_CACHE // channels)
-    rows, step = max(1, at_once // tokens), min(tokens, at_once)
-    for row in range(0, batch, rows):
-        for start in range(0, tokens, step):
-            yield slice(row, row + rows), start, min(start + step, tokens)
+class _Borders(NamedTuple):
+    """The outputs that some tap must not reach, since a document begins in between, and which taps reach them.
 
+    Attributes:
+        row: of each such output, n of them.
+        token: its place among the new tokens.
+        source: [n k] where each tap looks among all tokens, the oldest first.
+        seen: [n k 1] whether that is a token of the same document.
+    """
 
-class _Taps:
-    """Walks over the pieces of a convolution and the taps that each piece has."""
+    row: Tensor
+    token: Tensor
+    source: Tensor
+    seen: Tensor
 
-    def __init__(self, weights: Tensor, documents: Tensor | None, tokens: int, row: Tensor) -> None:
-        self.dtype = statistics_dtype(row)
-        self.batch, length, self.channels = row.shape
-        self.tokens, self.past = tokens, length - tokens
-        self.documents = documents
-        # The current token first.
-        self.weights = weights.permute(2, 0, 1).flip(0).to(self.dtype).contiguous()
+    @staticmethod
+    def find(documents: Int[Tensor, "B R"], tokens: int, kernel: int) -> "_Borders | None":
+        """Looks for them; None when every tap reaches what it may see, or stands before the first token of all."""
+        cut = torch.zeros_like(documents, dtype=torch.bool)
+        for shift in range(1, min(kernel, documents.shape[1])):
+            cut[:, shift:] |= documents[:, shift:] != documents[:, :-shift]
+        past = documents.shape[1] - tokens
+        row, token = cut[:, past:].nonzero(as_tuple=True)
+        if not len(row):
+            return None
+        source = (token + past).unsqueeze(-1) - torch.arange(kernel - 1, -1, -1, device=row.device)
+        own = documents[row, token + past].unsqueeze(-1)
+        seen = (source >= 0) & (documents[row.unsqueeze(-1), source.clamp(min=0)] == own)
+        return _Borders(row, token, source.clamp(min=0), seen.unsqueeze(-1))
 
-    def __iter__(self) -> Iterator[tuple[int, tuple[slice, slice], tuple[slice, slice], Tensor | None]]:
-        """Yields every tap of every piece.
-
-        Returns:
-            How many tokens back the tap reaches, the outputs that have such a token, where these tokens are among the rows,
-            and where both are of one document (None: everywhere).
-        """
-        for rows, start, stop in _pieces(self.batch, self.tokens, self.channels, self.weights.device):
-            for shift in range(len(self.weights)):
-                first = max(start, shift - self.past)
-                if first >= stop:
-                    break
-                now, then = (
-                    slice(self.past + first, self.past + stop),
-                    slice(self.past + first - shift, self.past + stop - shift),
-                )
-                same = None
-                if self.documents is not None and shift:
-                    same = (self.documents[rows, now] == self.documents[rows, then]).to(self.dtype).unsqueeze(-1)
-                yield shift, (rows, slice(first, stop)), (rows, then), same
+    def gather(self, x: Float[Tensor, "B R C"]) -> Float[Tensor, "n k C"]:
+        """What the taps read, zeros where they must not."""
+        return torch.where(self.seen, x[self.row.unsqueeze(-1), self.source], 0.0)
 
 
 class _CausalConv(torch.autograd.Function):
-    """One buffer for the result; every tap is one pass over shifted rows, never a copy of them."""
+    """Depthwise convolution with the channels last, which libraries do at the speed of memory; borders are done anew."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, bias: Tensor | None, documents: Tensor | None, tokens: int, *rows: Tensor) -> Tensor:
         ctx.save_for_backward(weights, bias, documents, *rows)
         ctx.tokens = tokens
-        taps = _Taps(weights, documents, tokens, rows[0])
-        y = torch.empty(taps.batch, tokens, taps.channels, dtype=taps.dtype, device=weights.device)
-        for shift, outputs, inputs, same in taps:
-            # Where documents cut a tap, all sources are summed first and cut once.
-            total = y[outputs] if same is None else torch.empty_like(y[outputs])
-            for j, (weight, x) in enumerate(zip(taps.weights[shift], rows, strict=True)):
-                if j == 0 and (shift == 0 or same is not None):
-                    torch.mul(x[inputs], weight, out=total)
-                else:
-                    total.addcmul_(x[inputs], weight)
-            if same is not None:
-                y[outputs].addcmul_(total, same)
+        dtype, past = statistics_dtype(rows[0]), rows[0].shape[1] - tokens
+        taps = weights.to(dtype)
+        y, *others = (_slide(x.to(dtype), own) for x, own in zip(rows, taps, strict=True))
+        for other in others:
+            y += other
+        y = y[:, past : past + tokens]
+        borders = None if documents is None else _Borders.find(documents, tokens, taps.shape[-1])
+        if borders is not None:
+            parts = (borders.gather(x.to(dtype)) * own.T for x, own in zip(rows, taps, strict=True))
+            y[borders.row, borders.token] = sum(parts, torch.zeros((), dtype=dtype, device=y.device)).sum(1)
         if bias is not None:
             y += bias
         return y.to(rows[0].dtype)
@@ -176,25 +164,52 @@ class _CausalConv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         weights, bias, documents, *rows = ctx.saved_tensors
-        taps = _Taps(weights, documents, ctx.tokens, rows[0])
-        grad = grad_outputs[0].to(taps.dtype).contiguous()
-        grad_weights = torch.zeros_like(taps.weights)
-        # Without a history the first tap of a piece reaches all of its tokens, so nothing has to be zero before.
-        make = torch.zeros_like if taps.past else torch.empty_like
-        grad_rows = [make(x, dtype=taps.dtype) for x in rows]
-        for shift, outputs, inputs, same in taps:
-            g = grad[outputs] if same is None else grad[outputs] * same
-            buffer = torch.empty_like(g)
-            for weight, x, grad_x, grad_w in zip(taps.weights[shift], rows, grad_rows, grad_weights[shift], strict=True):
-                if shift or taps.past:
-                    grad_x[inputs].addcmul_(g, weight)
-                else:
-                    torch.mul(g, weight, out=grad_x[inputs])
-                grad_w += torch.mul(g, x[inputs], out=buffer).flatten(0, 1).sum(0)
-        return (
-            grad_weights.flip(0).permute(1, 2, 0).to(weights.dtype),
-            None if bias is None else grad.sum((0, 1)).to(bias.dtype),
-            None,
-            None,
-            *(grad_x.to(x.dtype) for grad_x, x in zip(grad_rows, rows, strict=True)),
-        )
+        dtype, tokens, kernel = statistics_dtype(rows[0]), ctx.tokens, weights.shape[-1]
+        grad, taps = grad_outputs[0].to(dtype), weights.to(dtype)
+        grad_bias = None if bias is None else grad.sum((0, 1)).to(bias.dtype)
+        borders = None if documents is None else _Borders.find(documents, tokens, kernel)
+        at_borders = None
+        if borders is not None:
+            at_borders = grad[borders.row, borders.token].unsqueeze(1)
+            grad = grad.index_put((borders.row, borders.token), grad.new_zeros(()))
+        grad_rows, grad_taps = [], []
+        for x, own in zip(rows, taps, strict=True):
+            wide = x.to(dtype)
+            grad_x, grad_tap = _grad_input(grad, own, x.shape[1]), _grad_taps(grad, wide, kernel)
+            if borders is not None and at_borders is not None:
+                back = torch.where(borders.seen, at_borders * own.T, 0.0)
+                grad_x.index_put_((borders.row.unsqueeze(-1), borders.source), back, accumulate=True)
+                grad_tap += (at_borders * borders.gather(wide)).sum(0).T
+            grad_rows.append(grad_x.to(x.dtype))
+            grad_taps.append(grad_tap)
+        return torch.stack(grad_taps).to(weights.dtype), grad_bias, None, None, *grad_rows
+
+
+@outside_autocast
+def _slide(x: Float[Tensor, "B R C"], taps: Float[Tensor, "C k"]) -> Float[Tensor, "B _ C"]:
+    """The sum at each place where the taps overlap the tokens, R + k - 1 of them; the first R end at each token in turn."""
+    C, kernel = taps.shape
+    y = F.conv2d(x.transpose(1, 2).unsqueeze(2), taps.view(C, 1, 1, kernel), groups=C, padding=(0, kernel - 1))
+    return y.squeeze(2).transpose(1, 2)
+
+
+def _grad_input(grad: Float[Tensor, "B T C"], taps: Float[Tensor, "C k"], length: int) -> Float[Tensor, "B R C"]:
+    """Each token gets the gradients of the outputs from itself on, k of them."""
+    kernel, tokens = taps.shape[1], grad.shape[1]
+    reached = _slide(grad, taps.flip(1))[:, -min(length, tokens + kernel - 1) :]
+    return F.pad(reached, (0, 0, length - reached.shape[1], 0)) if reached.shape[1] < length else reached
+
+
+def _grad_taps(grad: Float[Tensor, "B T C"], x: Float[Tensor, "B R C"], kernel: int) -> Float[Tensor, "C k"]:
+    past = x.shape[1] - grad.shape[1]
+    found = grad.new_zeros(kernel, grad.shape[2])
+    # One buffer for all taps, since memory that is new costs more than what is done with it.
+    product = torch.empty_like(grad, memory_format=torch.contiguous_format)
+    flat, ones = product.view(-1, grad.shape[2]), grad.new_ones(grad.shape[0] * grad.shape[1])
+    for shift in range(min(kernel, x.shape[1])):
+        first = max(0, shift - past)
+        product[:, :first] = 0
+        torch.mul(grad[:, first:], x[:, past + first - shift : x.shape[1] - shift], out=product[:, first:])
+        # A product with ones reads once what it sums; `mv`, unlike `@`, keeps its precision under autocast.
+        found[kernel - 1 - shift] = torch.mv(flat.T, ones)
+    return found.T.contiguous()

@@ -14,7 +14,7 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.ops.precision import Impl, check_impl, statistics_dtype
 
-SMALLEST_CHUNK = 64
+SMALLEST_CHUNK = 32
 """Queries handled together in the windowed engine; shorter chunks lose more to overhead than they save."""
 
 

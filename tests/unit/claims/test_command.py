@@ -40,7 +40,7 @@ def test_json_gives_everything_and_comes_back(capsys: pytest.CaptureFixture[str]
         assert one == json.loads(json.dumps(claim.to_data(finding)))
         assert one["sentence"] == finding.sentence
         assert one["measured"] == finding.measured
-    assert found[1]["table"]["rows"][0][1] == found[1]["links"][0] == "studies/first.toml"
+    assert found[1]["table"]["rows"][0][1] == found[1]["links"][0] == "studies/depth_retrieval.toml"
 
 
 def test_a_claim_that_does_not_hold_is_exit_1(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,17 +80,26 @@ def test_chunks_behind_their_history(
     assert_same(chunked, lambda x, w, b: causal_conv(x, w, b, documents=documents, impl=impl), [x, weights[0], bias])
 
 
-def test_pieces_that_do_not_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine cuts long rows and many rows; no cut may show."""
-    for at_once in (1, 9, 40):
-        monkeypatch.setattr(module, "NUMBERS_IN_CACHE", at_once)
-        documents = torch.arange(11).expand(3, -1) // 4
-        for known in (None, documents):
-            assert_same(
-                lambda w, b, *x, known=known: causal_conv_sum(x, w, b, documents=known),
-                lambda w, b, *x, known=known: causal_conv_sum(x, w, b, documents=known, impl="reference"),
-                inputs(3, 11, 3, 4, 2),
-            )
+def test_nothing_crosses_a_border_not_even_what_is_not_a_number() -> None:
+    documents = torch.tensor([[0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 4]])
+    weights, bias, x = inputs(1, 11, 3, 4, 1)
+    broken = x.clone()
+    broken[:, 2:5] = torch.nan
+    broken = broken.requires_grad_()
+    expected = causal_conv(x, weights[0], bias, documents=documents)
+    y = causal_conv(broken, weights[0], bias, documents=documents)
+    others = [t for t in range(11) if t not in (2, 3, 4)]
+    assert torch.equal(y[:, others], expected[:, others])
+    (grad,) = torch.autograd.grad(y[:, 5:].sum(), broken)
+    assert grad.isfinite().all() and not grad[:, :5].any()
+
+
+def test_float32_with_borders_is_as_exact_as_the_reference() -> None:
+    documents = torch.arange(200).expand(3, -1) // 17
+    weights, bias, *rows = inputs(3, 200, 24, 4, 2)
+    exact = causal_conv_sum(rows, weights, bias, documents=documents, impl="reference")
+    single = causal_conv_sum([x.float() for x in rows], weights.float(), bias.float(), documents=documents)
+    torch.testing.assert_close(single.double(), exact, rtol=0, atol=5e-6)
 
 
 def test_is_the_depthwise_convolution_of_torch() -> None:
