@@ -9,14 +9,9 @@ from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.model import Decoder
-from twoaxis.model.block import Sublayer
+from twoaxis.model.trace import sublayer_list
 
 from .golden import Golden
-
-
-def sublayers(model: Decoder) -> list[Sublayer]:
-    """Every sublayer in order."""
-    return [sublayer for block in model.blocks for sublayer in block.sublayers]  # type: ignore[union-attr]
 
 
 @torch.no_grad()
@@ -25,7 +20,7 @@ def states(model: Decoder, golden: Golden) -> Iterator[Any]:
     embeddings = model.embed(golden.take("input/input_ids"))
     layout = TokenLayout.contiguous(embeddings.shape[1])
     state = model.ends.enter(embeddings)
-    for sublayer in sublayers(model):
+    for sublayer in sublayer_list(model):
         yield state
         state, _ = sublayer(state, layout)
     yield state

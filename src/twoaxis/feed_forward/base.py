@@ -16,7 +16,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule, matrix_std, with_extra
 from twoaxis.core.site import Site
-from twoaxis.local import Local, Places, local_cost, local_field, mix_locally
+from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 
 
 class FeedForwardConfig(Config, ABC):
@@ -53,7 +53,7 @@ class FeedForward(DeclaredModule, ABC):
         """The call of a sublayer, the same as a sequence mixer's."""
 
 
-class HiddenConfig(FeedForwardConfig):
+class HiddenConfig(PlacesConfig, FeedForwardConfig):
     """A feed-forward with one hidden width, the same in every block or growing with depth."""
 
     ratio: ClassVar[float]
@@ -65,18 +65,11 @@ class HiddenConfig(FeedForwardConfig):
 
     d_ff: int | None = Field(default=None, ge=1)
     d_ff_by_depth: Literal["equal", "rising"] = "equal"
-    input_local: Local = None
-    projected_local: Local = None
-
-    @property
-    def locals(self) -> Places:
-        """The local mixers at the two places."""
-        return Places(self.input_local, self.projected_local)
 
     @property
     def receptive_field(self) -> int:
         """The token, and what the local mixers see before it."""
-        return local_field(self.locals)
+        return self.local_field
 
     def hidden_width(self, d_model: int) -> int:
         """F at this model width: of every block, or their mean."""
@@ -88,7 +81,7 @@ class HiddenConfig(FeedForwardConfig):
         return mean if self.d_ff_by_depth == "equal" else rising_width(mean, site.block, site.stack.n_blocks)
 
     def local_channels(self, site: Site) -> Places:
-        """Channels at the two places for local mixers: the input, and all projections side by side."""
+        """The input, and all projections side by side."""
         return Places(site.d_model, self.projections * self.width_at(site))
 
     def cost(self, site: Site, shape: Shape) -> Cost:
@@ -96,23 +89,22 @@ class HiddenConfig(FeedForwardConfig):
         F, N = self.width_at(site), shape.total_tokens
         params = ((self.projections + 1) * site.d_model + site.slot.update_extra) * F
         own = Cost(params=params, matmul_flops=2 * N * params, elementwise_flops=self.activation_flops * N * F)
-        return own + local_cost(self.locals, self.local_channels(site), shape)
+        return own + self.local_cost(site, shape)
 
 
-class HiddenFeedForward(FeedForward):
+class HiddenFeedForward(LocalPlaces, FeedForward):
     """W_down activate(project(c)), with a local mixer before either map where the configuration asks for one."""
 
     def __init__(self, config: HiddenConfig, site: Site) -> None:
         super().__init__()
-        F, at = config.width_at(site), config.local_channels(site)
+        F = config.width_at(site)
         self.down = self.linear("down", F, site.d_model, std=matrix_std(F) / math.sqrt(2 * site.stack.n_blocks))
         self.extra = self.linear("extra", F, site.slot.update_extra) if site.slot.update_extra else None
-        self.input_local = None if config.input_local is None else config.input_local.build(at.input)
-        self.projected_local = None if config.projected_local is None else config.projected_local.build(at.projected)
+        self.fill_places(config, site)
 
     def new_cache(self) -> Places:
         """Those of the local mixers."""
-        return Places(*(None if mixer is None else mixer.new_cache() for mixer in (self.input_local, self.projected_local)))
+        return self.new_local_caches()
 
     @abstractmethod
     def project(self, context: Float[Tensor, "B T D"]) -> Float[Tensor, "B T P"]:
@@ -126,7 +118,7 @@ class HiddenFeedForward(FeedForward):
         self, context: Float[Tensor, "B T D"], layout: TokenLayout, cache: Places | None = None
     ) -> tuple[Float[Tensor, "B T E"], Places | None]:
         """Returns the update and the next caches of the local mixers."""
-        before = cache or Places(None, None)
+        before = cache or Places()
         context, after_input = mix_locally(self.input_local, context, layout, before.input)
         projected, after_projected = mix_locally(self.projected_local, self.project(context), layout, before.projected)
         update = with_extra(self.down, self.extra, self.activate(projected))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, SerializeAsAny
 
 from twoaxis.core.table import Row, Table
-from twoaxis.local.base import LocalConfig, LocalMixer, Places, local_cost, local_field, mix_locally
+from twoaxis.local.base import LocalConfig, LocalMixer
 from twoaxis.local.canon import CanonConfig
 from twoaxis.local.local_swa import LocalSWAConfig
 
@@ -47,15 +47,4 @@ def _parse(data: Any) -> LocalConfig | None:
 Local = Annotated[SerializeAsAny[LocalConfig] | None, BeforeValidator(_parse)]
 """The type of a configuration's field that holds a local mixer or none."""
 
-__all__ = [
-    "LOCAL",
-    "CanonConfig",
-    "Local",
-    "LocalConfig",
-    "LocalMixer",
-    "LocalSWAConfig",
-    "Places",
-    "local_cost",
-    "local_field",
-    "mix_locally",
-]
+__all__ = ["LOCAL", "CanonConfig", "Local", "LocalConfig", "LocalMixer", "LocalSWAConfig"]

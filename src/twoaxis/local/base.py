@@ -4,7 +4,7 @@ Letters: B batch, T position, C channels.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -33,10 +33,6 @@ class LocalConfig(Config, ABC):
         """How the mixer relates at initialisation to the identity."""
 
     @abstractmethod
-    def check(self, channels: int) -> None:
-        """Raises ConfigError when the mixer cannot be built for so many channels."""
-
-    @abstractmethod
     def cost(self, channels: int, shape: Shape) -> Cost:
         """What the mixer costs in one forward pass over these channels."""
 
@@ -55,26 +51,3 @@ class LocalMixer(DeclaredModule, ABC):
     @abstractmethod
     def forward(self, x: Float[Tensor, "B T C"], layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T C"], Any]:
         """Returns the mixed tokens and the cache that the next call starts from (None when none was given)."""
-
-
-class Places(NamedTuple):
-    """One thing for each of the two places for local mixers in a sublayer: its input, and what it projects that to."""
-
-    input: Any
-    projected: Any
-
-
-def local_field(configs: Places) -> int:
-    """Tokens that the local mixers of a sublayer see together, one behind the other."""
-    return 1 + sum(config.receptive_field - 1 for config in configs if config is not None)
-
-
-def local_cost(configs: Places, channels: Places, shape: Shape) -> Cost:
-    """What the local mixers of a sublayer cost together."""
-    costs = (config.cost(width, shape) for config, width in zip(configs, channels, strict=True) if config is not None)
-    return sum(costs, Cost())
-
-
-def mix_locally(mixer: LocalMixer | None, x: Tensor, layout: TokenLayout, cache: Any) -> tuple[Tensor, Any]:
-    """Applies a local mixer where there is one."""
-    return (x, cache) if mixer is None else mixer(x, layout, cache)

@@ -50,9 +50,6 @@ class CanonConfig(ConvOptions, LocalConfig):
         """Exact with taps that change nothing."""
         return self.relation_to_identity
 
-    def check(self, channels: int) -> None:
-        """Any number of channels will do."""
-
     def cost(self, channels: int, shape: Shape) -> Cost:
         """That of the convolution."""
         return self.conv_cost(channels, shape)

@@ -17,7 +17,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.local.base import LocalConfig, LocalMixer
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.precision import Impl, statistics_dtype
-from twoaxis.ops.rope import rotate, rotation
+from twoaxis.ops.rope import layout_rotation, rotate
 
 
 class LocalSWAConfig(LocalConfig):
@@ -78,9 +78,6 @@ class LocalSWAConfig(LocalConfig):
             return InitEquivalence("exact", "the zero output projection adds nothing to the input")
         return InitEquivalence("none", "a random output projection changes the input")
 
-    def check(self, channels: int) -> None:
-        """Any number of channels will do."""
-
     def cost(self, channels: int, shape: Shape) -> Cost:
         """Two projections, the visible pairs, and what later tokens see."""
         H, G, K = self.n_heads, self.n_kv_heads, self.head_dim
@@ -120,9 +117,7 @@ class LocalSWA(LocalMixer):
         config = self.config
         H, G, K = config.n_heads, config.n_kv_heads, config.head_dim
         q_k, v = self.qkv(x).unflatten(-1, (-1, K)).split((H + G, G), dim=2)
-        dtype = statistics_dtype(x)
-        key = ("rotation", K, config.rope_theta, dtype)
-        turn = layout.shared(key, lambda: rotation(layout.positions, K, config.rope_theta, dtype))
+        turn = layout_rotation(layout, K, config.rope_theta, statistics_dtype(x))
         q, k = rotate(q_k, turn).split((H, G), dim=2)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if cache is not None:

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from twoaxis.core.layout import TokenLayout
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
 Rotation = tuple[Float[Tensor, "_ T 1 K"], Float[Tensor, "_ T 1 K"]]
@@ -22,6 +23,12 @@ def rotation(positions: Int[Tensor, "_ T"], head_dim: int, theta: float, dtype: 
     angles = positions.to(dtype).unsqueeze(-1) * theta**-exponent
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1).unsqueeze(2), torch.cat((-sin, sin), dim=-1).unsqueeze(2)
+
+
+def layout_rotation(layout: TokenLayout, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
+    """The rotation of the positions of a layout, computed once for all that ask for the same."""
+    key = ("rotation", head_dim, theta, dtype)
+    return layout.shared(key, lambda: rotation(layout.positions, head_dim, theta, dtype))
 
 
 @outside_autocast

@@ -27,6 +27,11 @@ class SequenceConfig(Config, ABC):
         return False
 
     @property
+    def pair_window(self) -> int | None:
+        """Keys that one query meets in products between activations, its own included; None when there is no bound."""
+        return self.receptive_field
+
+    @property
     def unseen_keys(self) -> int:
         """Keys that every query weighs beside those of tokens, such as a sink."""
         return 0

@@ -19,7 +19,8 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, LogOfUniform, Normal, SoftplusInverse, matrix_std, with_extra
 from twoaxis.core.site import Site
 from twoaxis.core.views import Views
-from twoaxis.local import CanonConfig, Local, Places, local_cost, mix_locally
+from twoaxis.local import CanonConfig, Local
+from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.gated_delta import gated_delta
 from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.norm import rms_norm
@@ -27,7 +28,7 @@ from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.sequence.base import SequenceConfig, SequenceMixer
 
 
-class GatedDeltaNetConfig(SequenceConfig):
+class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
     """Writes every token into a decaying state of fixed size, over what the state held for its key, and reads the state.
 
     Equation: S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T;  y_t = W_o concat_h (RMSNorm(S_t q_t) * silu(W_g x_t));
@@ -65,21 +66,15 @@ class GatedDeltaNetConfig(SequenceConfig):
     n_heads: int = Field(default=4, ge=1)
     head_dim: int | None = Field(default=None, ge=1)
     value_dim: int | None = Field(default=None, ge=1)
-    input_local: Local = None
     projected_local: Local = CanonConfig(form="plain", activation="silu")
     qk_eps: float = Field(default=1e-6, gt=0)
     output_init: Literal["scaled", "zero"] = "scaled"
     impl: Impl = "fused"
 
     @property
-    def span(self) -> int:
-        """Tokens whose keys and values a product between activations meets: its own, since the state stands for the others."""
+    def pair_window(self) -> int:
+        """Its own, since the state stands for the others."""
         return 1
-
-    @property
-    def locals(self) -> Places:
-        """The local mixers at the two places."""
-        return Places(self.input_local, self.projected_local)
 
     @property
     def receptive_field(self) -> None:
@@ -98,9 +93,6 @@ class GatedDeltaNetConfig(SequenceConfig):
         if self.head_dim is None and d_model % self.n_heads:
             allowed = f"a divisor of d_model={d_model}, or given with a head_dim"
             raise ConfigError(problem("n_heads", self.n_heads, allowed, f"set head_dim, or change n_heads of {self.kind!r}"))
-        for local, channels in zip(self.locals, self.local_channels(d_model), strict=True):
-            if local is not None:
-                local.check(channels)
 
     def key_width(self, d_model: int) -> int:
         """Width of the queries and keys of one head."""
@@ -110,9 +102,10 @@ class GatedDeltaNetConfig(SequenceConfig):
         """Width of the values of one head."""
         return self.value_dim or 2 * self.key_width(d_model)
 
-    def local_channels(self, d_model: int) -> Places:
-        """Channels at the two places for local mixers: the input, and all heads side by side."""
-        return Places(d_model, self.n_heads * (2 * self.key_width(d_model) + self.value_width(d_model)))
+    def local_channels(self, site: Site) -> Places:
+        """The input, and all heads side by side."""
+        D = site.d_model
+        return Places(D, self.n_heads * (2 * self.key_width(D) + self.value_width(D)))
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Projections by their weights, the recurrence by its three products per token, cache by the state."""
@@ -126,7 +119,7 @@ class GatedDeltaNetConfig(SequenceConfig):
             elementwise_flops=N * H * (8 * K + K * V + 9 * V + 8),
             cache_bytes=shape.batch * H * K * V * max(4, shape.element_bytes),
         )
-        return own + local_cost(self.locals, self.local_channels(D), shape)
+        return own + self.local_cost(site, shape)
 
     def build(self, site: Site) -> "GatedDeltaNet":
         """Builds the mixer at this site."""
@@ -141,7 +134,7 @@ class GatedDeltaNetCache(NamedTuple):
     local: Places
 
 
-class GatedDeltaNet(SequenceMixer):
+class GatedDeltaNet(LocalPlaces, SequenceMixer):
     """See `GatedDeltaNetConfig`."""
 
     def __init__(self, config: GatedDeltaNetConfig, site: Site) -> None:
@@ -150,8 +143,7 @@ class GatedDeltaNet(SequenceMixer):
         self.norm_eps = site.norm_eps
         H, D = config.n_heads, site.d_model
         self.key_width, V = config.key_width(D), config.value_width(D)
-        at = config.local_channels(D)
-        self.qkv = self.linear("qkv", D, at.projected)
+        self.qkv = self.linear("qkv", D, config.local_channels(site).projected)
         self.gate = self.linear("gate", D, H * V)
         self.decay_and_beta = self.parameter("decay_and_beta", (2 * H, D), Normal(matrix_std(D)), "gate")
         self.A_log = self.parameter("A_log", (H,), LogOfUniform(1e-4, 16.0), "gate")
@@ -160,20 +152,18 @@ class GatedDeltaNet(SequenceMixer):
         scaled = matrix_std(H * V) / math.sqrt(2 * site.stack.n_blocks)
         self.output = self.linear("output", H * V, D, std=0.0 if config.output_init == "zero" else scaled)
         self.extra = self.linear("extra", H * V, site.slot.update_extra) if site.slot.update_extra else None
-        self.input_local = None if config.input_local is None else config.input_local.build(at.input)
-        self.projected_local = None if config.projected_local is None else config.projected_local.build(at.projected)
+        self.fill_places(config, site)
 
     def new_cache(self) -> GatedDeltaNetCache:
         """No state, and empty caches of the local mixers."""
-        local = Places(*(None if mixer is None else mixer.new_cache() for mixer in (self.input_local, self.projected_local)))
-        return GatedDeltaNetCache(None, local)
+        return GatedDeltaNetCache(None, self.new_local_caches())
 
     def forward(
         self, context: Views, layout: TokenLayout, cache: GatedDeltaNetCache | None = None
     ) -> tuple[Float[Tensor, "B T E"], GatedDeltaNetCache | None]:
         """Returns what the heads read, gated and projected back, and the state after these tokens."""
         assert isinstance(context, Tensor)
-        state, local = (None, Places(None, None)) if cache is None else cache
+        state, local = (None, Places()) if cache is None else cache
         context, input_local = mix_locally(self.input_local, context, layout, local.input)
         channels, projected_local = mix_locally(self.projected_local, self.qkv(context), layout, local.projected)
         documents = layout.key_documents(channels.shape[1] + (state is not None))

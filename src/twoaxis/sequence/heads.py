@@ -21,17 +21,17 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, matrix_std, with_extra
 from twoaxis.core.site import HeadShape, Site
 from twoaxis.core.views import QKV, Heads, Views
-from twoaxis.local import Local, Places, local_cost, local_field, mix_locally
+from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
-from twoaxis.ops.rope import rotate, rotation
+from twoaxis.ops.rope import layout_rotation, rotate
 from twoaxis.sequence.base import HeadMixer, SequenceConfig
 
 QKNorm = Literal["none", "before_rope", "after_rope"]
 
 
-class HeadsConfig(SequenceConfig):
+class HeadsConfig(PlacesConfig, SequenceConfig):
     """The options of softmax attention; `AttentionConfig`, `ShortSWAConfig` and `KVShiftConfig` are its named forms."""
 
     n_heads: int = Field(default=4, ge=1)
@@ -42,8 +42,6 @@ class HeadsConfig(SequenceConfig):
     qk_norm: QKNorm = "none"
     qk_norm_over: Literal["head", "all_heads"] = "head"
     sink: Literal["none", "learned"] = "none"
-    input_local: Local = None
-    projected_local: Local = None
     output_init: Literal["scaled", "zero"] = "scaled"
     impl: Impl = "fused"
 
@@ -73,9 +71,9 @@ class HeadsConfig(SequenceConfig):
         return None
 
     @property
-    def locals(self) -> Places:
-        """The local mixers at the two places."""
-        return Places(self.input_local, self.projected_local)
+    def pair_window(self) -> int | None:
+        """The attention window."""
+        return self.span
 
     @property
     def accepts_qkv(self) -> bool:
@@ -90,7 +88,7 @@ class HeadsConfig(SequenceConfig):
     @property
     def receptive_field(self) -> int | None:
         """The window, and what the local mixers see before its first token."""
-        return None if self.span is None else self.span + local_field(self.locals) - 1
+        return None if self.span is None else self.span + self.local_field - 1
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -107,9 +105,6 @@ class HeadsConfig(SequenceConfig):
         if self.rotated(d_model) > self.key_width(d_model):
             allowed = f"at most the head width {self.key_width(d_model)}"
             raise ConfigError(problem("rope_dim", self.rope_dim, allowed, "leave it out to rotate whole heads"))
-        for local, channels in zip(self.locals, self.local_channels(d_model), strict=True):
-            if local is not None:
-                local.check(channels)
 
     def key_width(self, d_model: int) -> int:
         """Width of one head."""
@@ -119,9 +114,9 @@ class HeadsConfig(SequenceConfig):
         """Channels of each head that are rotated."""
         return self.key_width(d_model) if self.rope_dim is None else self.rope_dim
 
-    def local_channels(self, d_model: int) -> Places:
-        """Channels at the two places for local mixers: the input, and all heads side by side."""
-        return Places(d_model, (self.n_heads + 2 * self.kv_heads) * self.key_width(d_model))
+    def local_channels(self, site: Site) -> Places:
+        """The input, and all heads side by side."""
+        return Places(site.d_model, (self.n_heads + 2 * self.kv_heads) * self.key_width(site.d_model))
 
     def head_shape(self, d_model: int) -> HeadShape:
         """The heads of these options."""
@@ -142,7 +137,7 @@ class HeadsConfig(SequenceConfig):
             elementwise_flops=N * (H + G) * (3 * self.rotated(D) + (4 * K if norms else 0)),
             cache_bytes=2 * shape.batch * cached * G * K * shape.element_bytes,
         )
-        return own + local_cost(self.locals, self.local_channels(D), shape)
+        return own + self.local_cost(site, shape)
 
     def build(self, site: Site) -> "SoftmaxAttention":
         """Builds the mixer at this site."""
@@ -158,7 +153,7 @@ class AttentionCache:
     local: Places
 
 
-class SoftmaxAttention(HeadMixer):
+class SoftmaxAttention(LocalPlaces, HeadMixer):
     """Projects to heads, rotates queries and keys by absolute position, attends, projects back."""
 
     def __init__(self, config: HeadsConfig, site: Site) -> None:
@@ -178,14 +173,11 @@ class SoftmaxAttention(HeadMixer):
             self.q_gain = self.parameter("q_gain", (K if each else H * K,), Constant(1.0), "norm")
             self.k_gain = self.parameter("k_gain", (K if each else G * K,), Constant(1.0), "norm")
         self.sink = self.parameter("sink", (H,), Constant(0.0), "bias") if config.sink == "learned" else None
-        at = config.local_channels(D)
-        self.input_local = None if config.input_local is None else config.input_local.build(at.input)
-        self.projected_local = None if config.projected_local is None else config.projected_local.build(at.projected)
+        self.fill_places(config, site)
 
     def new_cache(self) -> AttentionCache:
         """Empty caches; that of keys and values keeps what the window can still see."""
-        local = Places(*(None if mixer is None else mixer.new_cache() for mixer in (self.input_local, self.projected_local)))
-        return AttentionCache(KeyValueCache(self.config.span), local)
+        return AttentionCache(KeyValueCache(self.config.span), self.new_local_caches())
 
     def forward(
         self, context: Views, layout: TokenLayout, cache: AttentionCache | None = None
@@ -269,9 +261,7 @@ class SoftmaxAttention(HeadMixer):
     def _rotate(self, q_k: Tensor, layout: TokenLayout) -> Tensor:
         if self.rotated == 0:
             return q_k
-        dtype, theta = statistics_dtype(q_k), self.config.rope_theta
-        key = ("rotation", self.rotated, theta, dtype)
-        turn = layout.shared(key, lambda: rotation(layout.positions, self.rotated, theta, dtype))
+        turn = layout_rotation(layout, self.rotated, self.config.rope_theta, statistics_dtype(q_k))
         if self.rotated == self.head_dim:
             return rotate(q_k, turn)
         first, rest = q_k.split((self.rotated, self.head_dim - self.rotated), dim=-1)

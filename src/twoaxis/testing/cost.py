@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DepthConfig
-from twoaxis.local import Places, local_cost
+from twoaxis.local.places import PlacesConfig
 from twoaxis.ops.local_attention import visible
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.check import check, exactly
@@ -106,17 +106,17 @@ def _measured(mixer: Any, context: Tensor) -> tuple[int, int]:
 
 def _pair_flops(config: MixerConfig, width: int, shape: Shape) -> int:
     """What one query over one key was measured to cost, for every pair that the declared window leaves visible."""
-    places = getattr(config, "locals", Places(None, None))
-    channels = Places(0, 0)
-    if any(places):
+    inside = 0
+    if isinstance(config, PlacesConfig):
         # Windows of their own: what they declare is held against measurements by the checks of local mixers.
-        channels = config.local_channels(width if isinstance(config, SequenceConfig) else toy_site(width))  # type: ignore[union-attr]
+        inside = config.local_cost(toy_site(width), shape).pair_flops
         config = config.replace(input_local=None, projected_local=None)
-    others = getattr(config, "unseen_keys", 0)
+    others, window = 0, config.receptive_field
+    if isinstance(config, SequenceConfig):
+        others, window = config.unseen_keys, config.pair_window
     single = _measured(toy_mixer(config, d_model=width), toy_context(1, 1, width))[1] // (1 + others)
-    window = getattr(config, "span", config.receptive_field)
     seen = int(visible(shape.tokens, shape.tokens, window).sum()) + shape.tokens * others
-    return single * shape.batch * seen + local_cost(places, channels, shape).pair_flops
+    return single * shape.batch * seen + inside
 
 
 def _count(module: Any) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from twoaxis.depth import AttentionResidualsConfig, attention_residuals
 from twoaxis.depth.attention_residuals import DepthQuery, Sources
 from twoaxis.model import Decoder
+from twoaxis.model.trace import sublayer_list
 from twoaxis.ops import two_phase
 from twoaxis.ops.depth_read import depth_read, depth_weights, source_factor
 from twoaxis.ops.norm import inverse_rms, rms_norm
@@ -18,7 +19,7 @@ from twoaxis.sequence import AttentionConfig
 
 from ..backbones.llama import llama_decoder
 from ..golden import Golden
-from ..trace import logits_and_gradients, states, sublayers
+from ..trace import logits_and_gradients, states
 from ..weights import Weights
 from . import Adapter, Mistake
 
@@ -165,7 +166,7 @@ def _place(weights: Weights, config: Mapping[str, Any], names: Mapping[str, str]
 def _reads(model: Decoder, golden: Golden) -> Iterator[tuple[int, Sources, Tensor, Tensor]]:
     """Yields the number of each read with its sources, its mixture and its weights; read 0 is that of sublayer 0."""
     for index, state in enumerate(states(model, golden)):
-        place = sublayers(model)[index].depth if index < len(sublayers(model)) else model.ends
+        place = sublayer_list(model)[index].depth if index < len(sublayer_list(model)) else model.ends
         read: Any = place.query
         if read is None:
             yield index, state, state.values[0], torch.ones_like(state.inverse_rms[0])[None]

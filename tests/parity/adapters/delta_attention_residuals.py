@@ -12,12 +12,13 @@ from twoaxis.core.views import QKV
 from twoaxis.depth import DeltaAttentionResidualsConfig, delta_attention_residuals
 from twoaxis.depth.delta_attention_residuals import DeltaAttentionResiduals, DeltaEnds, DeltaRead, StreamAndDeltas
 from twoaxis.model import Decoder
+from twoaxis.model.trace import sublayer_list
 from twoaxis.sequence import AttentionConfig
 
 from ..backbones.llama import llama_decoder
 from ..backbones.tinylm import TinyLM
 from ..golden import Golden
-from ..trace import logits_and_gradients, states, sublayers
+from ..trace import logits_and_gradients, states
 from ..weights import Weights
 from . import Adapter, Mistake
 
@@ -69,7 +70,7 @@ def _depth(golden: Golden) -> DeltaAttentionResidualsConfig:
 def _place(weights: Weights, model: Decoder) -> None:
     weights.put("embedding.weight", "model.embed_tokens.weight")
     weights.put("norm.gain", "model.norm.weight")
-    for index, sublayer in enumerate(sublayers(model)):
+    for index, sublayer in enumerate(sublayer_list(model)):
         layer, kind = index // 2, ("attention", "swiglu")[index % 2]
         ours, theirs = f"blocks.{layer}.{kind}", f"model.layers.{layer}"
         if kind == "attention":
@@ -104,14 +105,14 @@ def _place_read(weights: Weights, ours: str, read: Any, theirs: str) -> None:
 
 def _input_norm_gradient(model: Decoder, layer: int) -> Tensor:
     """Separate views have a norm each, where the authors' have one: its gradient is the sum."""
-    sublayer = sublayers(model)[2 * layer]
+    sublayer = sublayer_list(model)[2 * layer]
     norms = [getattr(sublayer, name) for name in ("norm", "key_norm", "value_norm") if hasattr(sublayer, name)]
     return torch.stack([norm.gain.grad for norm in norms]).sum(0)
 
 
 def _reads(model: Decoder, index: int, state: StreamAndDeltas) -> Iterator[Tensor]:
-    if index < len(sublayers(model)):
-        views, _ = sublayers(model)[index].depth.read(state)
+    if index < len(sublayer_list(model)):
+        views, _ = sublayer_list(model)[index].depth.read(state)
         yield from (views.q, views.v) if isinstance(views, QKV) else (views,)
 
 

@@ -98,12 +98,12 @@ def _window_besides_the_query(patch: pytest.MonkeyPatch) -> None:
 
 
 def _other_rotation_base(patch: pytest.MonkeyPatch) -> None:
-    wrong = heads.rotation
+    right = heads.layout_rotation
 
-    def other_base(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> object:
-        return wrong(positions, head_dim, theta / 2, dtype)
+    def other_base(layout: TokenLayout, head_dim: int, theta: float, dtype: torch.dtype) -> object:
+        return right(layout, head_dim, theta / 2, dtype)
 
-    patch.setattr(heads, "rotation", other_base)
+    patch.setattr(heads, "layout_rotation", other_base)
 
 
 ADAPTER = Adapter(

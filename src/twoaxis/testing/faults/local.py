@@ -1,5 +1,6 @@
 """Local mixers that are right but for one fault."""
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.parameters import Values
 from twoaxis.local import CanonConfig, LocalConfig
 from twoaxis.local.conv import ShortConv
 from twoaxis.local.token_history import TokenHistory
@@ -45,17 +47,12 @@ class _ForgetsLaterChunks(ShortConv):
 
 
 class _NewestTapFirst(ShortConv):
-    """Reads the taps from the wrong end, so that the tap of an identity stands on the oldest token."""
+    """Takes the first tap for the current token, so that the identity stands on the oldest one."""
 
-    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
-        kept = self.weight
-        del self.weight
-        self.weight = kept.flip(-1)  # type: ignore[assignment]
-        try:
-            return super().forward(x, layout, cache)
-        finally:
-            del self.weight
-            self.weight = kept
+    def __init__(self, options: Any, channels: int) -> None:
+        super().__init__(options, channels)
+        oldest = Values((1.0, *(0.0,) * (options.kernel - 1)) * channels)
+        self.declarations["weight"] = replace(self.declarations["weight"], init=oldest)
 
 
 class _AcrossDocuments(ShortConv):

@@ -1,0 +1,71 @@
+"""The two places for local mixers in a sublayer: its input, and what it projects that to.
+
+Letters: B batch, T position, C channels.
+"""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from twoaxis.core.config import Config
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.parameters import DeclaredModule
+from twoaxis.core.site import Site
+from twoaxis.local import Local
+from twoaxis.local.base import LocalConfig, LocalMixer
+
+
+class Places(NamedTuple):
+    """One thing for each place."""
+
+    input: Any = None
+    projected: Any = None
+
+
+class PlacesConfig(Config, ABC):
+    """The options of a sublayer with both places, and what the mixers in them see and cost together."""
+
+    input_local: Local = None
+    projected_local: Local = None
+
+    @abstractmethod
+    def local_channels(self, site: Site) -> Places:
+        """Channels at the two places."""
+
+    @property
+    def local_field(self) -> int:
+        """Tokens that the local mixers see, one behind the other."""
+        return 1 + sum(local.receptive_field - 1 for local in self._locals if local is not None)
+
+    def local_cost(self, site: Site, shape: Shape) -> Cost:
+        """What the local mixers cost at this site."""
+        at = zip(self._locals, self.local_channels(site), strict=True)
+        return sum((local.cost(channels, shape) for local, channels in at if local is not None), Cost())
+
+    @property
+    def _locals(self) -> tuple[LocalConfig | None, LocalConfig | None]:
+        return self.input_local, self.projected_local
+
+
+class LocalPlaces(DeclaredModule):
+    """A sublayer's module that may hold a local mixer at either place."""
+
+    input_local: LocalMixer | None
+    projected_local: LocalMixer | None
+
+    def fill_places(self, config: PlacesConfig, site: Site) -> None:
+        """Builds the local mixers that the configuration asks for."""
+        channels = config.local_channels(site)
+        self.input_local = config.input_local and config.input_local.build(channels.input)
+        self.projected_local = config.projected_local and config.projected_local.build(channels.projected)
+
+    def new_local_caches(self) -> Places:
+        """The caches of the local mixers before the first token."""
+        return Places(*(mixer and mixer.new_cache() for mixer in (self.input_local, self.projected_local)))
+
+
+def mix_locally(mixer: LocalMixer | None, x: Tensor, layout: TokenLayout, cache: Any) -> tuple[Tensor, Any]:
+    """Applies a local mixer where there is one."""
+    return (x, cache) if mixer is None else mixer(x, layout, cache)
