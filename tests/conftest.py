@@ -104,7 +104,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "compile" in item.nodeid:
             item.add_marker("compile")
-        if item.nodeid in ROWS:
+        # A reason that begins with "without" names what a machine may lack: skipped there, the test has to pass elsewhere.
+        if item.nodeid in ROWS and not ROWS[item.nodeid].startswith("without "):
             item.add_marker(pytest.mark.xfail(reason=ROWS[item.nodeid], strict=True))
     stale = set(ROWS) - {item.nodeid for item in items}
     whole_files = {item.nodeid.partition("::")[0] for item in items}

@@ -34,3 +34,11 @@ def test_index_is_up_to_date(root: Path, build: ModuleType) -> None:
 
 def test_page_of_claims_is_up_to_date(root: Path, build: ModuleType) -> None:
     assert (root / "docs" / "claims.md").read_text(encoding="utf-8") == build.claims_page(), "run `make docs`"
+
+
+def test_pages_of_studies_are_up_to_date(root: Path, build: ModuleType) -> None:
+    pages = root / "docs" / "studies"
+    assert {path.stem for path in pages.glob("*.md")} == {"README", *build.studies()}, "run `make docs`"
+    assert (pages / "README.md").read_text(encoding="utf-8") == build.studies_index(), "run `make docs`"
+    for name in build.studies():
+        assert (pages / f"{name}.md").read_text(encoding="utf-8") == build.study_page(name), "run `make docs`"

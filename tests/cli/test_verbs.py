@@ -9,7 +9,7 @@ import pytest
 from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, __version__
 from twoaxis.cli import main
 
-VERBS = ("list", "show", "claims", "train", "study", "report", "generate", "check")
+VERBS = ("list", "show", "claims", "train", "audit", "study", "report", "generate", "check")
 
 
 @pytest.fixture(scope="module")

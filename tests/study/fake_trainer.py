@@ -4,6 +4,7 @@ Usage: fake_trainer.py SCRIPT RECIPE RUN_DIR, where SCRIPT is JSON with the para
 step, and what each run does: a list of actions, one for each time it is started.
 """
 
+import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +22,12 @@ def write(path: Path, data: object) -> None:
 def main(script: dict, recipe: dict, run: Path) -> int:
     arm, seed = run.parent.name, recipe["seed"]
     run.mkdir(parents=True, exist_ok=True)
+    lock = open(run / ".lock", "ab")  # noqa: SIM115, held until the process ends
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print("another process trains in it", file=sys.stderr)
+        return 2
     starts = run / "starts.txt"
     started = len(starts.read_text()) if starts.exists() else 0
     starts.write_text("x" * (started + 1))

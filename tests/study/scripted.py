@@ -3,16 +3,34 @@
 import json
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from twoaxis.study import StudyConfig
+from twoaxis.study.costs import flops_per_step
+from twoaxis.study.engine import Engine
 from twoaxis.study.folder import Place, RunRecord
 from twoaxis.study.pairing import initial_values
+from twoaxis.study.plan import StudyPlan
+from twoaxis.study.planner import plan_study
 from twoaxis.study.runner import run_study
+from twoaxis.study.timing import Timing
+from twoaxis.train.recipe import TrainConfig
 
 FAKE = Path(__file__).with_name("fake_trainer.py")
+
+
+def fake_timer(recipes: Mapping[str, TrainConfig]) -> Timing:
+    """A machine that computes exactly a billion operations in a second, and becomes slower from round to round."""
+    return Timing(
+        warmup_steps=0,
+        steps_in_a_turn=1,
+        seconds={name: tuple(drift * flops_per_step(one) / 1e9 for drift in (1.0, 1.5, 2.0)) for name, one in recipes.items()},
+        state_bytes=dict.fromkeys(recipes, 1000),
+        saved_bytes=dict.fromkeys(recipes, 100),
+        environment={"threads": 1},
+    )
 
 
 @dataclass
@@ -33,8 +51,12 @@ class FakeTrainer:
     losses: dict[str, float] = field(default_factory=dict)
     step_seconds: float = 0.0
 
+    @property
+    def plan(self) -> StudyPlan:
+        return plan_study(self.study, fake_timer)
+
     def command(self) -> Callable[[Path, Path], list[str]]:
-        parameters = {arm: sorted(initial_values(self.study.recipe(arm, 0).decoder(256))) for arm in self.study.arms}
+        parameters = {arm.name: sorted(initial_values(arm.train_config(arm.seeds[0]).decoder(256))) for arm in self.plan.arms}
         script = {
             "parameters": parameters,
             "actions": self.actions,
@@ -44,8 +66,8 @@ class FakeTrainer:
         self.script.write_text(json.dumps(script))
         return lambda recipe, run: [sys.executable, "-I", "-S", str(FAKE), str(self.script), str(recipe), str(run)]
 
-    def run(self, study: StudyConfig | None = None) -> dict[Place, RunRecord]:
-        return run_study(study or self.study, self.folder, command=self.command())
+    def run(self, study: StudyConfig | None = None, engine: Engine | None = None) -> dict[Place, RunRecord]:
+        return run_study(study or self.study, self.folder, command=self.command(), timer=fake_timer, engine=engine)
 
     @property
     def order(self) -> list[str]:
@@ -53,7 +75,8 @@ class FakeTrainer:
 
     def spread(self, **effects: float) -> None:
         """Sets losses with a seed effect, a small noise, and an effect by arm."""
-        for arm in self.study.arms:
-            for seed in self.study.replicates:
-                noise = 0.001 * random.Random(f"{arm}/{seed}").random()
-                self.losses[f"{arm}/{seed}"] = 5.0 + 0.3 * seed + noise + effects.get(arm, 0.0)
+        for arm in self.plan.arms:
+            for seed in arm.seeds:
+                noise = 0.001 * random.Random(f"{arm.name}/{seed}").random()
+                falls = (arm.steps / self.plan.control.steps) ** -0.3 - 1 if arm.role == "rung" else 0.0
+                self.losses[f"{arm.name}/{seed}"] = 5.0 + 0.3 * seed + noise + effects.get(arm.name, 0.0) + falls

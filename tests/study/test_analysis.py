@@ -3,20 +3,20 @@
 import pytest
 
 from twoaxis.study import words
-from twoaxis.study.analysis import Analysis, analyse
+from twoaxis.study.analysis import analyse
 from twoaxis.study.folder import RunRecord
+from twoaxis.study.report_data import ReportData
 from twoaxis.study.statistics import paired_test
-from twoaxis.study.table import RESULT_COLUMNS, result_rows, run_rows
-from twoaxis.study.verdicts import limits, pairing_sentence, verdict_sentence
+from twoaxis.study.table import RESULT_COLUMNS, result_rows
 
 from .scripted import FakeTrainer
 
 
-def _analysis(trainer: FakeTrainer) -> Analysis:
-    return analyse(trainer.study, trainer.run())
+def _analysis(trainer: FakeTrainer) -> ReportData:
+    return analyse(trainer.study, trainer.plan, trainer.run())
 
 
-def _row(analysis: Analysis, arm: str) -> dict[str, str]:
+def _row(analysis: ReportData, arm: str) -> dict[str, str]:
     row = next(row for row in result_rows(analysis) if row[0] == arm)
     return dict(zip(RESULT_COLUMNS, row, strict=True))
 
@@ -24,34 +24,41 @@ def _row(analysis: Analysis, arm: str) -> dict[str, str]:
 def test_pairs_are_what_is_compared(trainer: FakeTrainer) -> None:
     trainer.spread(delta=-0.1, local=+0.2)
     analysis = _analysis(trainer)
-    arms = {arm.name: arm for arm in analysis.arms}
+    arms = analysis.arms
     expected = paired_test([trainer.losses[f"delta/{seed}"] - trainer.losses[f"plain/{seed}"] for seed in (0, 1, 2)])
-    assert arms["delta"].comparison is not None and arms["delta"].comparison.test == expected
-    assert arms["delta"].comparison.verdict == "better"
-    assert arms["local"].comparison is not None and arms["local"].comparison.verdict == "worse"
-    assert arms["plain"].comparison is None
-    assert analysis.complete
-    assert verdict_sentence(analysis, arms["delta"]).startswith("delta: better than plain, its validation loss is lower")
+    found = arms["delta"].charged["tokens"].comparison
+    assert found is not None and found.paired_differences == expected.differences
+    assert found.ci95 == (expected.low, expected.high) and found.bootstrap95 == expected.bootstrap
+    assert (arms["delta"].verdict, arms["local"].verdict, arms["plain"].verdict) == ("better", "worse", None)
+    assert analysis.complete and analysis.control == "plain"
+    assert arms["delta"].sentence.startswith("delta: better than plain, its validation loss is lower (at equal tokens, mean")
+    assert analysis.answer.startswith("At equal tokens, the validation loss is lower for delta (")
+    assert "higher for local (" in analysis.answer
     assert _row(analysis, "plain")["verdict"] == "control"
-    assert _row(analysis, "plain")["tokens/s to control"] == words.ratio(1.0)
+    assert _row(analysis, "plain")["seconds to control"] == words.ratio(1.0)
 
 
 def test_ratios_and_costs(trainer: FakeTrainer) -> None:
-    arms = {arm.name: arm for arm in _analysis(trainer).arms}
-    assert arms["delta"].parameters == 1005
-    assert arms["delta"].training_flops_per_token == 6005.0
-    assert arms["delta"].tokens_per_second_ratio == pytest.approx(1.0)
-    assert arms["local"].peak_memory_ratio == pytest.approx((2**28 + 5) / (2**28 + 5))
+    analysis, plan = _analysis(trainer), trainer.plan
+    delta = analysis.arms["delta"]
+    assert delta.parameters == plan.arm("delta").parameters
+    assert delta.training_flops == delta.tokens * (delta.training_flops_per_token or 0)
+    # The machine of the timer becomes slower, and the ratio of each round is that of the FLOPs all the same.
+    assert delta.step_seconds_ratio == pytest.approx(
+        plan.arm("delta").training_flops_per_token / plan.control.training_flops_per_token
+    )
+    assert delta.tokens_per_second_ratio == pytest.approx(1.0)
+    assert analysis.arms["local"].peak_memory_ratio == pytest.approx((2**28 + 5) / (2**28 + 5))
+    assert delta.predicted_memory_bytes == 1100
 
 
 def test_an_undecided_arm_says_what_would_decide(trainer: FakeTrainer) -> None:
     trainer.losses |= {"plain/0": 5.0, "plain/1": 5.1, "plain/2": 5.2, "delta/0": 5.1, "delta/1": 5.0, "delta/2": 5.25}
-    analysis = _analysis(trainer)
-    delta = next(arm for arm in analysis.arms if arm.name == "delta")
-    assert delta.comparison is not None and delta.comparison.verdict == "undecided"
-    sentence = verdict_sentence(analysis, delta)
-    assert f"About {delta.comparison.replicates_needed} replicates would find" in sentence
-    assert delta.comparison.replicates_needed is not None and delta.comparison.replicates_needed > 3
+    delta = _analysis(trainer).arms["delta"]
+    found = delta.charged["tokens"].comparison
+    assert found is not None and delta.verdict == "undecided"
+    assert f"About {found.replicates_needed} replicates would find" in delta.sentence
+    assert found.replicates_needed is not None and found.replicates_needed > 3
 
 
 @pytest.mark.parametrize(
@@ -85,23 +92,23 @@ def test_an_arm_without_result_still_counts_in_the_correction(trainer: FakeTrain
     trainer.spread(delta=-0.1)
     records = trainer.run()
     gone = {place: RunRecord(place, "failed", "gone", None, (), {}, {}, {}, {}) for place in records if place.arm == "local"}
-    after = next(arm for arm in analyse(trainer.study, records | gone).arms if arm.name == "delta").comparison
+    after = analyse(trainer.study, trainer.plan, records | gone).arms["delta"].charged["tokens"].comparison
     assert after is not None
-    assert after.p_holm == pytest.approx(2 * after.test.p)
+    assert after.p_holm == pytest.approx(2 * after.p)
 
 
 def test_diverged_runs_are_named(trainer: FakeTrainer) -> None:
     trainer.actions["delta/2"] = ["diverge"]
     analysis = _analysis(trainer)
     assert _row(analysis, "delta")["verdict"] == "2 of 3 replicates (diverged): no verdict"
-    assert any(row[2] == "diverged: diverged at step 3: loss nan" for row in run_rows(analysis))
+    assert any((run.status, run.message) == ("diverged", "diverged at step 3: loss nan") for run in analysis.runs)
 
 
 def test_pairs_are_verified_from_what_runs_recorded(trainer: FakeTrainer) -> None:
-    analysis = _analysis(trainer)
-    assert len(analysis.pairs) == 6
-    assert all(pair.shared == pair.equal > 5 and not pair.problems for pair in analysis.pairs)
-    assert pairing_sentence(analysis).startswith("Verified for all 6 pairs")
+    pairing = _analysis(trainer).pairing
+    assert len(pairing.pairs) == 6
+    assert all(pair["shared_parameter_tensors"] == pair["equal_parameter_tensors"] > 5 for pair in pairing.pairs)
+    assert pairing.verified and pairing.sentence.startswith("Verified for all 6 pairs")
 
 
 @pytest.mark.parametrize(
@@ -112,8 +119,8 @@ def test_broken_pairs_are_an_error(trainer: FakeTrainer, action: str, words: str
     trainer.spread(delta=-0.1, local=-0.1)
     trainer.actions["delta/1"] = [action]
     analysis = _analysis(trainer)
-    assert not analysis.complete
-    sentence = pairing_sentence(analysis)
+    assert not analysis.complete and not analysis.pairing.verified
+    sentence = analysis.pairing.sentence
     assert sentence.startswith("ERROR: the pairing is broken") and words in sentence and "delta seed 1" in sentence
     assert _row(analysis, "delta")["verdict"] == "not paired with the control: no verdict"
     assert _row(analysis, "local")["verdict"] == "better"
@@ -121,7 +128,7 @@ def test_broken_pairs_are_an_error(trainer: FakeTrainer, action: str, words: str
 
 def test_other_environments_are_a_limit(trainer: FakeTrainer) -> None:
     records = trainer.run()
-    assert not any("Environment" in limit for limit in limits(analyse(trainer.study, records)))
+    assert not any("Environment" in limit for limit in analyse(trainer.study, trainer.plan, records).limits)
     first = next(iter(records.values()))
     first.environment["threads"] = 2
-    assert "threads differ" in limits(analyse(trainer.study, records))[-1]
+    assert "threads differ" in analyse(trainer.study, trainer.plan, records).limits[-1]

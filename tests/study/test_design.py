@@ -10,7 +10,7 @@ import pytest
 from twoaxis.core.errors import ConfigError, StudyError, TwoAxisError
 from twoaxis.study import StudyConfig, read_study
 from twoaxis.study.overlay import overlay
-from twoaxis.study.plan import plan_study
+from twoaxis.study.planner import plan_study
 from twoaxis.study.table import plan_rows
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def test_recipe_of_a_run(study: StudyConfig) -> None:
 def test_budget_in_tokens_is_rounded_up_to_steps(study_data: dict[str, Any]) -> None:
     study = StudyConfig.from_data(study_data | {"budget": {"tokens": 4 * 16 * 5 + 1}})
     assert study.recipe("plain", 0).steps == 6
-    assert study.tokens_per_run == 6 * 64
+    assert plan_study(study).control.tokens == 6 * 64
 
 
 def test_a_changed_kind_drops_the_keys_of_the_old_one() -> None:
@@ -123,13 +123,13 @@ def test_unreadable_files(tmp_path: Path, text: str, message: str) -> None:
 
 def test_plan(study: StudyConfig) -> None:
     plan = plan_study(study)
-    assert (plan.runs, plan.steps, plan.tokens_per_run) == (9, 6, 384)
+    assert (plan.runs, plan.control.steps, plan.control.tokens, plan.tokens) == (9, 6, 384, 9 * 384)
     assert [row[0] for row in plan_rows(plan)] == ["plain", "delta", "local"]
     assert plan.arms[1].parameters - plan.arms[0].parameters == 2 * 2 * 17
     assert all(arm.training_flops_per_token > 0 for arm in plan.arms)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").rglob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_studies_can_be_planned(path: Path) -> None:
     try:
         plan = plan_study(read_study(path))

@@ -1,5 +1,6 @@
 """Running, resuming and surviving: every run in its own process, none of which can take the study with it."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,14 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from twoaxis.core.errors import StudyError
 from twoaxis.study import StudyConfig
+from twoaxis.study.engine import LocalEngine
 from twoaxis.study.folder import Place, StudyFolder, places
+from twoaxis.study.planner import plan_study
 from twoaxis.study.progress import Forecast, PlainStudyProgress
+from twoaxis.study.report import read_study_folder
+from twoaxis.study.report_data import ReportData
 from twoaxis.study.runner import LineCount, train_command
 
 from .scripted import FAKE, FakeTrainer
@@ -104,15 +110,21 @@ def test_refuses_a_folder_that_cannot_be_made(trainer: FakeTrainer) -> None:
 
 
 PROGRAM = """
+import json
 import sys
 from pathlib import Path
 from twoaxis.study import StudyConfig
 from twoaxis.study.progress import PlainStudyProgress
 from twoaxis.study.runner import run_study
+from twoaxis.study.timing import Timing
 fake, script, study, folder = sys.argv[1:]
 command = lambda recipe, run: [sys.executable, "-I", "-S", fake, script, str(recipe), str(run)]
-import json
-run_study(StudyConfig.from_data(json.loads(Path(study).read_text())), folder, command=command, progress=PlainStudyProgress())
+def timer(recipes):
+    zero = dict.fromkeys(recipes, 0)
+    seconds = {name: (1.0, 1.0) for name in recipes}
+    return Timing(warmup_steps=0, steps_in_a_turn=1, seconds=seconds, state_bytes=zero, saved_bytes=zero, environment={})
+study = StudyConfig.from_data(json.loads(Path(study).read_text()))
+run_study(study, folder, command=command, progress=PlainStudyProgress(), timer=timer)
 """
 
 
@@ -145,8 +157,84 @@ def test_an_interrupt_leaves_everything_resumable(trainer: FakeTrainer, tmp_path
     assert trainer.order[:3] == ["plain/0", "plain/0", "delta/0"]
 
 
+def _same(report: ReportData) -> dict[str, Any]:
+    """What a report says, without when and where it was made."""
+    return report.replace(made="", command="").to_data()
+
+
+def test_a_killed_runner_and_the_same_command_again_yield_the_same_report(trainer: FakeTrainer, tmp_path: Path) -> None:
+    trainer.study = trainer.study.replace(budget={"steps": 12, "ladder": [0.5, 2.0]}, tuning={"lr": [1e-3, 1e-2], "seed": 9})
+    trainer.spread(delta=-0.1)
+    trainer.step_seconds = 0.01
+    trainer.command()
+    (tmp_path / "study.json").write_text(json.dumps(trainer.study.to_data()))
+
+    def call(folder: Path) -> "subprocess.Popen[str]":
+        arguments = [str(FAKE), str(trainer.script), str(tmp_path / "study.json"), str(folder)]
+        return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stderr=subprocess.DEVNULL, text=True)
+
+    assert call(tmp_path / "whole" / "study").wait() == 0
+    random = Random(0)
+    for _ in range(4):
+        process = call(trainer.folder)
+        # A call takes a second or two to import, and then some for its runs.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(random.uniform(1.5, 4.0))
+        process.kill()
+        process.wait()
+    assert call(trainer.folder).wait() == 0
+    killed, whole = (_same(read_study_folder(folder)) for folder in (trainer.folder, tmp_path / "whole" / "study"))
+    assert killed["complete"] and killed == whole
+
+
+def test_runs_at_once_come_to_the_same(trainer: FakeTrainer) -> None:
+    trainer.spread(delta=-0.1)
+    trainer.step_seconds = 0.02
+    trainer.actions["local/1"] = ["kill"]
+    records = trainer.run(engine=LocalEngine(jobs=3))
+    assert {str(place): record.status for place, record in records.items() if record.status != "finished"} == {
+        "local seed 1": "failed"
+    }
+    assert len(trainer.order) == 9
+
+
+def test_trials_choose_the_learning_rates(trainer: FakeTrainer) -> None:
+    trainer.study = trainer.study.replace(tuning={"lr": [1e-3, 1e-2, 1e-1], "seed": 9})
+    trainer.spread(**{"plain@lr=0.01": -1.0, "delta@lr=0.1": -1.0, "local@lr=0.001": -1.0})
+    trainer.actions["plain@lr=0.1/9"] = ["diverge"]
+    trainer.run()
+    folder = StudyFolder(trainer.folder)
+    assert folder.learning_rates == {"plain": 0.01, "delta": 0.1, "local": 0.001}
+    assert folder.run(Place("delta", 2)).config.optimizer.lr == 0.1
+    tuning = read_study_folder(trainer.folder).tuning
+    assert tuning is not None and tuning.losses["plain"]["0.1"] is None and tuning.chosen["local"] == 0.001
+    assert tuning.tokens == 9 * 6 * 64
+    trainer.run()
+    assert len(trainer.order) == 18
+
+
+def test_an_arm_that_no_learning_rate_trains_is_an_outcome(trainer: FakeTrainer) -> None:
+    trainer.study = trainer.study.replace(tuning={"lr": [1e-3, 1e-2], "seed": 9})
+    trainer.spread()
+    trainer.actions |= {f"delta@lr={lr}/9": ["diverge"] for lr in ("0.001", "0.01")}
+    records = trainer.run()
+    assert records[Place("delta", 0)].status == "failed"
+    assert "none of the learning rates of delta trained" in records[Place("delta", 0)].message
+    assert records[Place("local", 0)].status == "finished"
+
+
+def test_a_trial_that_failed_is_tried_again_before_anything_else(trainer: FakeTrainer) -> None:
+    trainer.study = trainer.study.replace(tuning={"lr": [1e-3, 1e-2], "seed": 9})
+    trainer.spread()
+    trainer.actions["delta@lr=0.01/9"] = ["kill"]
+    with pytest.raises(StudyError, match="every trial must have run"):
+        trainer.run()
+    assert len(trainer.order) == 6
+    assert {record.status for record in trainer.run().values()} == {"finished"}
+
+
 def test_an_interrupted_study_has_complete_pairs(study: StudyConfig) -> None:
-    order = places(study)
+    order = places(plan_study(study))
     for end in range(3, len(order) + 1, 3):
         arms = {place.seed: {other.arm for other in order[:end] if other.seed == place.seed} for place in order[:end]}
         assert all(names == set(study.arms) for names in arms.values())
@@ -173,16 +261,20 @@ def test_progress_tells_rate_and_time_left(capsys: pytest.CaptureFixture[str], m
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     progress = PlainStudyProgress(every_seconds=10)
-    progress.start(total_runs=4, finished_runs=1, steps=100, tokens_per_step=64)
-    progress.begin(Place("delta", 0), 0)
-    for now, step in ((5.0, 1), (15.0, 21)):
+    progress.start(total_runs=4, finished_runs=1, total_steps=400, finished_steps=100, tokens_per_step=64)
+    progress.begin(Place("delta", 0), 100, 0)
+    progress.begin(Place("local", 0), 100, 50)
+    for now, step in ((5.0, 1), (15.0, 20)):
         clock[0] = now
-        progress.step(step)
-    # 20 steps of 64 tokens in the 10 s after the start-up; 279 of 300 steps are left at 21 in 15 s.
-    assert "delta seed 0: step 21 of 100  128 tokens/s  about 3:19 left for the study" in capsys.readouterr().err
+        progress.step(Place("local", 0), 50 + step)
+        progress.step(Place("delta", 0), step)
+    # 21 steps of 64 tokens in 15 s when the line is due; of 400 steps 229 are left.
+    said = capsys.readouterr().err
+    assert "delta seed 0: step 1 of 100, local seed 0: step 70 of 100" in said
+    assert "90 tokens/s  about 2:44 left for the study" in said
 
 
 def test_forecast_before_the_first_step() -> None:
-    forecast = Forecast(total_runs=2, finished_runs=0, steps=10, tokens_per_step=64)
-    forecast.begin(0)
+    forecast = Forecast(total_runs=2, finished_runs=0, total_steps=20, finished_steps=0, tokens_per_step=64)
+    forecast.begin(Place("delta", 0), 10, 0)
     assert forecast.words() == "starting"

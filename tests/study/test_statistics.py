@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from twoaxis.core.errors import StudyError
-from twoaxis.study.statistics import compare, holm, paired_test, power, replicates_needed
+from twoaxis.study.statistics import (
+    SharedError,
+    bootstrap_interval,
+    compare,
+    holm,
+    paired_test,
+    power,
+    replicates_needed,
+)
 
 # R's `sleep` data: extra sleep of ten patients under two drugs; t.test(paired = TRUE) and power.t.test give these numbers.
 DRUG_1 = [0.7, -1.6, -0.2, -1.2, -0.1, 3.4, 3.7, 0.8, 0.0, 2.0]
@@ -132,3 +140,76 @@ def test_correction_counts_arms_without_a_result() -> None:
     differences = {"arm": [-0.1, -0.101, -0.09]}
     alone, planned = compare(differences, 0.05, 0.02)["arm"], compare(differences, 0.05, 0.02, comparisons=4)["arm"]
     assert planned.p_holm == pytest.approx(4 * alone.p_holm)
+
+
+VARIED = [-0.1, -0.2, -0.14, -0.16, -0.12, -0.19]
+
+
+def test_bootstrap_of_three_replicates_ends_at_the_outermost() -> None:
+    # 1 resample in 27 draws one replicate three times, more than an interval may leave out on a side.
+    assert bootstrap_interval([-0.1, -0.2, -0.13]) == pytest.approx((-0.2, -0.1))
+
+
+@given(st.floats(-5, 5), st.floats(0.1, 10))
+def test_bootstrap_moves_with_its_data(shift: float, scale: float) -> None:
+    low, high = bootstrap_interval(VARIED)
+    moved = bootstrap_interval([shift + scale * value for value in VARIED])
+    assert moved == pytest.approx((shift + scale * low, shift + scale * high), abs=1e-9)
+
+
+def test_bootstrap_is_the_same_on_every_call_and_close_under_another_seed() -> None:
+    assert bootstrap_interval(VARIED) == bootstrap_interval(VARIED)
+    other = bootstrap_interval(VARIED, seed=1)
+    assert other != bootstrap_interval(VARIED)
+    assert other == pytest.approx(bootstrap_interval(VARIED), abs=0.01)
+
+
+def test_bootstrap_of_many_replicates_agrees_with_student() -> None:
+    test = paired_test(np.random.default_rng(0).normal(0.0, 1.0, 400).tolist())
+    assert test.bootstrap == pytest.approx((test.low, test.high), abs=0.01)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=8), st.sampled_from([0.8, 0.95]))
+def test_bootstrap_stays_within_the_replicates_and_grows_with_confidence(values: list[float], confidence: float) -> None:
+    low, high = bootstrap_interval(values, confidence)
+    wide_low, wide_high = bootstrap_interval(values, 0.99)
+    assert min(values) - 1e-12 <= wide_low <= low <= high <= wide_high <= max(values) + 1e-12
+
+
+def test_bootstrap_stands_beside_the_interval_of_student() -> None:
+    assert compare({"arm": VARIED}, 0.05, 0.02)["arm"].test.bootstrap == bootstrap_interval(VARIED)
+    assert paired_test([-0.1, -0.1, -0.1]).bootstrap is None
+
+
+@pytest.mark.parametrize("values", [[], [0.1], [0.1, math.nan]])
+def test_bootstrap_refuses_what_has_no_interval(values: list[float]) -> None:
+    with pytest.raises(StudyError, match="at least 2 finite numbers"):
+        bootstrap_interval(values)
+
+
+def test_a_shared_error_is_that_of_an_unpaired_second_sample() -> None:
+    # Welch's test: the mean of the second sample is an error that all members of the first share.
+    first, second = np.array(VARIED), np.array([0.3, -0.25, 0.1, -0.15])
+    theirs: Any = stats.ttest_ind(first, second, equal_var=False)
+    low, high = theirs.confidence_interval(0.95)
+    ours = paired_test((first - second.mean()).tolist(), shared=SharedError(float(second.var(ddof=1)) / 4, 3))
+    assert ours.p == pytest.approx(theirs.pvalue, rel=1e-9)
+    assert (ours.low, ours.high) == pytest.approx((low, high), rel=1e-9)
+
+
+@given(st.floats(0, 1), st.floats(1, 30), st.sampled_from([2, 3, 6]))
+def test_a_shared_error_never_adds_confidence(variance: float, df: float, n: int) -> None:
+    alone, shared = paired_test(VARIED[:n]), paired_test(VARIED[:n], shared=SharedError(variance, df))
+    assert shared.p >= alone.p
+    assert shared.low <= alone.low and shared.high >= alone.high
+    assert (shared.p <= 0.05) == (shared.high < 0 or shared.low > 0)
+
+
+def test_a_shared_error_counts_in_verdict_and_power() -> None:
+    alone = compare({"arm": VARIED, "other": VARIED}, 0.05, 0.05)
+    shared = compare({"arm": VARIED, "other": VARIED}, 0.05, 0.05, shared={"arm": SharedError(0.04, 10)})
+    assert shared["other"] == alone["other"]
+    assert (alone["arm"].verdict, shared["arm"].verdict) == ("better", "undecided")
+    assert shared["arm"].test.spread == pytest.approx(math.sqrt(alone["arm"].test.sd ** 2 + 6 * 0.04))
+    assert shared["arm"].power == pytest.approx(power(6, 0.05, shared["arm"].test.spread, 0.025))
+    assert (shared["arm"].replicates_needed or 0) > (alone["arm"].replicates_needed or 0)

@@ -17,11 +17,13 @@ class Comparison(NamedTuple):
         statement: what has to come out.
         study: the name of the study.
         arms: arms that have to be better than the study's control; empty where its control is not the rival.
+        against_companions: whether the companions of the arms have to be better than the arms.
     """
 
     statement: str
     study: str
     arms: tuple[str, ...] = ()
+    against_companions: bool = False
 
     @property
     def design(self) -> Path:
@@ -40,9 +42,11 @@ COMPARISONS = (
         "depth_retrieval",
         ("attention_residuals", "denseformer"),
     ),
-    Comparison("Deep Delta Learning has a lower loss than the residual stream", "first", ("deep_delta",)),
+    Comparison("Deep Delta Learning has a lower loss than the residual stream", "shortcut", ("deep_delta",)),
     Comparison("ShortSWA has a lower loss than ShortConv and Canon", "local_mixing"),
-    Comparison("at equal cost, mixing along positions has a lower loss than mixing along depth", "first"),
+    Comparison(
+        "at equal cost, ShortSWA along positions has a lower loss than mixing along depth", "fork", against_companions=True
+    ),
 )
 
 
@@ -72,7 +76,10 @@ def outcome(comparison: Comparison) -> tuple[str, str]:
     if not comparison.report.exists():
         return "undecided", "no report yet"
     try:
-        arms = json.loads(comparison.report.read_text(encoding="utf-8"))["arms"]
+        report = json.loads(comparison.report.read_text(encoding="utf-8"))
+        if comparison.against_companions:
+            return _of_companions(report["contrasts"])
+        arms = report["arms"]
         rivals = {name: arm for name, arm in arms.items() if not arm["control"]}
         said = [arm["sentence"] for name, arm in rivals.items() if not comparison.arms or name in comparison.arms]
         verdicts = {_verdict(rivals[name]) for name in comparison.arms}
@@ -82,6 +89,19 @@ def outcome(comparison: Comparison) -> tuple[str, str]:
         if verdict in verdicts:
             return verdict, " ".join(said)
     return "better" if verdicts else "undecided", " ".join(said)
+
+
+def _of_companions(contrasts: list[dict[str, Any]]) -> tuple[str, str]:
+    """The verdict on the companions; that of a contrast is on the arm, so it is turned round."""
+    found = [one["comparison"]["verdict"] if one["comparison"] else "undecided" for one in contrasts]
+    counts = {
+        word: found.count(turned) for word, turned in (("better", "worse"), ("worse", "better"), ("undecided", "undecided"))
+    }
+    said = ", ".join(f"{word} in {n}" for word, n in counts.items())
+    said = f"of {len(found)} comparisons of an arm with its companion, the companion is {said}"
+    if counts["better"] and counts["worse"]:
+        return "undecided", f"{said}: it depends on the arm"
+    return next((word for word in ("worse", "undecided") if counts[word]), "better" if found else "undecided"), said
 
 
 def _verdict(arm: dict[str, Any]) -> str:

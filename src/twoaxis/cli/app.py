@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from twoaxis import __version__
+from twoaxis.cli.audit import audit
 from twoaxis.cli.check import check
 from twoaxis.cli.claims import claims
 from twoaxis.cli.generate import generate
 from twoaxis.cli.list import list_mixers
+from twoaxis.cli.plan import plan
 from twoaxis.cli.report import report
 from twoaxis.cli.show import show
 from twoaxis.cli.study import study
@@ -38,8 +40,10 @@ for name, verb in (
     ("show", show),
     ("claims", claims),
     ("train", train),
+    ("plan", plan),
     ("study", study),
     ("report", report),
+    ("audit", audit),
     ("generate", generate),
     ("check", check),
 ):

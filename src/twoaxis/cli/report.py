@@ -26,20 +26,28 @@ def report(
 
 def print_report(written: "Report", as_json: bool) -> int:
     """Prints the outcome of a study; 1 while runs are missing, since there is no verdict without them."""
-    from twoaxis.study.table import ACCURACY_COLUMNS, RESULT_COLUMNS, accuracy_rows, result_rows
-    from twoaxis.study.verdicts import verdict_sentence
+    from twoaxis.study.table import (
+        ACCURACY_COLUMNS,
+        CONTRAST_COLUMNS,
+        RESULT_COLUMNS,
+        accuracy_rows,
+        contrast_rows,
+        result_rows,
+    )
 
-    analysis = written.analysis
+    data = written.data
     if as_json:
-        print_json({**written.data, "report": str(written.html)})
-    else:
-        numbers = [column for column in RESULT_COLUMNS[1:] if column != "verdict"]
-        print_table(analysis.study.question, RESULT_COLUMNS, result_rows(analysis), numbers)
-        if accuracies := accuracy_rows(analysis):
-            print_table("accuracy on the answers, after the last step", ACCURACY_COLUMNS, accuracies, ACCURACY_COLUMNS[1:])
-        print()
-        for arm in analysis.arms:
-            if arm.name != analysis.study.control:
-                print(verdict_sentence(analysis, arm))
-        print(f"\nreport: {written.html}")
-    return 0 if analysis.complete else 1
+        print_json({**data.to_data(), "report": str(written.html)})
+        return 0 if data.complete else 1
+    words_in = ("verdict", "at equal FLOPs", "at equal seconds")
+    print_table(data.question, RESULT_COLUMNS, result_rows(data), [c for c in RESULT_COLUMNS[1:] if c not in words_in])
+    if contrasts := contrast_rows(data):
+        print_table("against companions", CONTRAST_COLUMNS, contrasts, CONTRAST_COLUMNS[3:5])
+    if accuracies := accuracy_rows(data):
+        print_table("accuracy on the answers, after the last step", ACCURACY_COLUMNS, accuracies, ACCURACY_COLUMNS[1:])
+    print(f"\n{data.answer}\n")
+    for arm in data.arms.values():
+        if arm.role == "treatment":
+            print(arm.sentence)
+    print(f"\nreport: {written.html}")
+    return 0 if data.complete else 1

@@ -1,11 +1,13 @@
 """`twoaxis study STUDY`: arms against a control, in pairs, with intervals."""
 
+import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from twoaxis.cli.output import Json, print_json, print_table
+from twoaxis.cli.output import Json
+from twoaxis.cli.plan import print_plan
 from twoaxis.cli.report import print_report
 
 
@@ -15,7 +17,12 @@ def study(
         list[str] | None, typer.Argument(help="Changes to the study as key=value, such as replicates=3 or budget.steps=400.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the study; by default runs/ and the file's name.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, and stop.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once; the cores are shared out between them.")] = 1,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="Where runs are made: here, or on a Ray cluster that shares the folder.")
+    ] = "local",
+    track: Annotated[list[str] | None, typer.Option(help="A tracker for every run, such as tensorboard; repeatable.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, measure nothing, and stop.")] = False,
     as_json: Json = False,
 ) -> int:
     """Run a study, print its table, and write its report.
@@ -27,20 +34,29 @@ def study(
     Example: twoaxis study studies/first.toml replicates=3 --out runs/first
     """
     from twoaxis.study import read_study
-    from twoaxis.study.plan import plan_study
+    from twoaxis.study.engine import LocalEngine
+    from twoaxis.study.planner import plan_study
     from twoaxis.study.progress import console_study_progress
     from twoaxis.study.report import write_report
-    from twoaxis.study.runner import run_study
-    from twoaxis.study.table import PLAN_COLUMNS, plan_rows, plan_title
+    from twoaxis.study.runner import run_study, train_command
 
     config = read_study(study_file, overrides or [])
     if dry_run:
-        plan = plan_study(config)
-        if as_json:
-            print_json({"title": plan_title(plan), "arms": [dict(zip(PLAN_COLUMNS, r, strict=True)) for r in plan_rows(plan)]})
-        else:
-            print_table(plan_title(plan), PLAN_COLUMNS, plan_rows(plan), numbers=PLAN_COLUMNS[1:])
-        return 0
+        return print_plan(plan_study(config), as_json)
     folder = out or Path("runs") / study_file.stem
-    run_study(config, folder, progress=console_study_progress())
+    trackers = [word for name in track or [] for word in ("--track", name)]
+    if engine == "ray":
+        from twoaxis.study.ray_engine import RayEngine
+
+        chosen = RayEngine(jobs)
+    else:
+        chosen = LocalEngine(jobs)
+    run_study(
+        config,
+        folder,
+        progress=console_study_progress(),
+        engine=chosen,
+        command=lambda recipe, run: [*train_command(recipe, run), *trackers],
+        command_line=shlex.join(["twoaxis", "study", str(study_file), *(overrides or []), "--out", str(folder)]),
+    )
     return print_report(write_report(folder), as_json)

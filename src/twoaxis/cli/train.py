@@ -14,6 +14,10 @@ def train(
         list[str] | None, typer.Argument(help="Changes to the recipe as key=value, such as model.depth.kind=deep_delta.")
     ] = None,
     run: Annotated[Path | None, typer.Option(help="The folder of the run; by default runs/ and the recipe's name.")] = None,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TRACKER", help="Where else to show the numbers: tensorboard, wandb or trackio; may be repeated."),
+    ] = None,
     as_json: Json = False,
 ) -> int:
     """Train a model, or go on where an earlier call in the same folder stopped.
@@ -22,14 +26,20 @@ def train(
     a table with `model`, `data`, `optimizer`, `schedule`, `batch_size`, `steps` and more; every key has a default but
     model.d_model and model.n_layers.
 
+    metrics.jsonl in the folder always has every step. A tracker shows the same numbers elsewhere and never changes them:
+    tensorboard in the folder of the run, trackio in a database on this machine, wandb where its own settings say, with
+    WANDB_MODE=offline on this machine. Each is an extra, such as twoaxis[wandb], and takes options as an inline table:
+    --track '{kind="wandb", project="depth"}'.
+
     Example: twoaxis train examples/tiny.toml model.depth=deep_delta steps=50 --run runs/delta
     """
+    from twoaxis.core.overrides import parse_value
     from twoaxis.train import console_progress, read_recipe
     from twoaxis.train import train as run_training
 
     config = read_recipe(recipe, overrides or [])
     folder = run or Path("runs") / recipe.stem
-    result = run_training(config, folder, console_progress())
+    result = run_training(config, folder, console_progress(), trackers=[parse_value(one) for one in track or []])
     data = result.to_data()
     if as_json:
         print_json({"run": str(folder), **data})

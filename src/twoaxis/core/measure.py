@@ -1,10 +1,11 @@
 """What any module holds, counts and learns from: measurements that need no model of ours."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,3 +32,27 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     names, parameters = zip(*model.named_parameters(), strict=True)
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, parameters, found, strict=True)}
+
+
+def storage_bytes(found: Iterable[Tensor]) -> int:
+    """Bytes of the distinct storages behind these tensors."""
+    return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in found)}.values())
+
+
+def saved_bytes(run: Callable[[], Any], known: Callable[[Any], Iterable[Tensor]]) -> int:
+    """Bytes of the distinct storages that autograd keeps, other than those of known tensors.
+
+    Args:
+        run: what is measured.
+        known: given what `run` returned, the parameters, inputs and outputs that are alive anyway.
+    """
+    kept: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = run()
+    alive = {t.untyped_storage().data_ptr() for t in known(result)}
+    return storage_bytes(t for t in kept if t.untyped_storage().data_ptr() not in alive)

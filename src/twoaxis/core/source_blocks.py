@@ -8,6 +8,7 @@ from pydantic import Field
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.site import Stack
+from twoaxis.core.weighted_sum import span_name
 
 Size = Annotated[int, Field(ge=1)]
 BlockSize = Size | Annotated[tuple[Size, ...], Field(min_length=1)]
@@ -31,6 +32,17 @@ def openings(size: int | Sequence[int], count: Count, stack: Stack) -> tuple[int
         return begins
     starts = (0, *accumulate(stack.block_lengths))
     return tuple(starts[begin] for begin in begins)
+
+
+def block_names(starts: Sequence[int], stack: Stack) -> tuple[str, ...]:
+    """The names of source blocks that begin at these sublayers, each by all of its sublayers, also while it still runs.
+
+    Example:
+        >>> block_names((0, 2), Stack(8, 1e-6, (2, 1)))
+        ('sublayers 0-1', 'sublayer 2')
+    """
+    ends = (*starts[1:], stack.n_sublayers)
+    return tuple(span_name("sublayer", start, end - 1) for start, end in zip(starts, ends, strict=True))
 
 
 def check_blocks(size: int | Sequence[int], count: Count, stack: Stack) -> None:

@@ -4,7 +4,7 @@ Letters: B batch, T position, D width, H heads, R key rank, S depth sources.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Self
 
@@ -19,10 +19,11 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
 from twoaxis.core.site import Site, Slot, Stack
-from twoaxis.core.source_blocks import BlockSize, Count, check_blocks, openings
+from twoaxis.core.source_blocks import BlockSize, Count, block_names, check_blocks, openings
 from twoaxis.core.views import Views
+from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.ops.depth_read import depth_read, depth_scores, softmax_mix, source_factor
+from twoaxis.ops.depth_read import depth_read, depth_scores, depth_weights, softmax_mix, source_factor
 from twoaxis.ops.precision import Impl, outside_autocast
 from twoaxis.ops.two_phase import EarlyRead, early_reads, late_read
 
@@ -118,9 +119,17 @@ class AttentionResidualsConfig(DepthConfig):
         starts = [opening for opening in self.opens(stack) if opening < index]
         return (1, *(end - start for start, end in zip(starts, [*starts[1:], index], strict=True)))
 
+    def names(self, index: int, stack: Stack) -> tuple[str, ...]:
+        """What each source that sublayer `index` reads is called."""
+        return ("embedding", *block_names(self.opens(stack), stack))[: self.sources(index, stack)]
+
     def key_width(self, d_model: int) -> int:
         """Numbers in one key."""
         return self.key_rank or d_model
+
+    def static_form(self) -> Mapping[str, Any] | None:
+        """DenseFormer, which sums the same sources with free weights."""
+        return {"kind": "denseformer", "granularity": "sublayer" if self.block_size == 1 else "block"}
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -255,7 +264,7 @@ class DepthQuery(DeclaredModule):
 
     def __init__(self, config: AttentionResidualsConfig, index: int, stack: Stack) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.names = config, config.names(index, stack)
         W = config.key_width(stack.d_model)
         self.scale = math.sqrt(config.n_heads / W) if config.key_scale == "head" else 1.0
         self.prior = [math.log(n) for n in config.counts(index, stack)] if config.source_prior == "log_count" else None
@@ -271,10 +280,23 @@ class DepthQuery(DeclaredModule):
         config, factors = self.config, sources.inverse_rms
         if config.key_rank is None:
             return depth_read(sources.values, factors, self.query(sources), config.impl, n_heads=config.n_heads)
-        logits = depth_scores(sources.keys, factors, self.query(sources), config.n_heads)
-        if self.prior is not None:
-            logits = logits + torch.tensor(self.prior, dtype=logits.dtype, device=logits.device).view(-1, 1, 1, 1)
-        return softmax_mix(sources.values, logits, config.impl)
+        return softmax_mix(sources.values, self._logits(sources), config.impl)
+
+    def sum(self, sources: Sources, made: Float[Tensor, "B T D"]) -> WeightedSum:
+        """The mixture with its weights."""
+        config = self.config
+        if config.key_rank is None:
+            weights = depth_weights(sources.values, sources.inverse_rms, self.query(sources), config.n_heads)
+        else:
+            weights = torch.softmax(self._logits(sources), dim=0)
+        return WeightedSum(made, "read", self.names, sources.values, per_token(weights, made))
+
+    def _logits(self, sources: Sources) -> Float[Tensor, "S B T H"]:
+        """What keys of their own score."""
+        logits = depth_scores(sources.keys, sources.inverse_rms, self.query(sources), self.config.n_heads)
+        if self.prior is None:
+            return logits
+        return logits + torch.tensor(self.prior, dtype=logits.dtype, device=logits.device).view(-1, 1, 1, 1)
 
     def query(self, sources: Sources) -> Float[Tensor, "*each W"]:
         """The query with the key gain in it, in the precision of statistics."""
@@ -303,6 +325,10 @@ class AttentionResiduals(DepthMixer):
     def read(self, state: Sources) -> tuple[Float[Tensor, "B T D"], Any]:
         """Returns the mixture of all sources; the only source itself at the first sublayer."""
         return (state.values[0] if self.query is None else self.query(state)), None
+
+    def read_sums(self, state: Sources, views: Tensor, carry: Any) -> tuple[WeightedSum, ...]:
+        """The mixture of the sources; none at the first sublayer."""
+        return () if self.query is None else (self.query.sum(state, views),)
 
     def write(self, state: Sources, update: Float[Tensor, "B T W"], context: Views, carry: Any) -> Sources:
         """Returns the sources with the update as a new one, or added to the running block sum."""
@@ -379,6 +405,10 @@ class AttentionResidualsEnds(DepthEnds):
     def leave(self, state: Sources) -> Float[Tensor, "B T D"]:
         """Returns the final mixture."""
         return self.query(state)
+
+    def leave_sums(self, state: Sources, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
+        """The final mixture."""
+        return (self.query.sum(state, left),)
 
 
 @outside_autocast

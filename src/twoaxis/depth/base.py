@@ -8,7 +8,7 @@ Letters: B batch, T position, D width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -22,6 +22,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Heads, Views
+from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.ops.streams import sum_streams
 
 State = Any
@@ -54,6 +55,19 @@ class DepthConfig(Config, ABC):
     def splits_views(self, site: Site) -> bool:
         """Whether the mixer at this site returns separate inputs for queries, keys and values, each behind its own norm."""
         return False
+
+    @property
+    def parallel_streams(self) -> int:
+        """How many residual streams run side by side; 1 unless a mixer says otherwise."""
+        return 1
+
+    def static_form(self) -> Mapping[str, Any] | None:
+        """Data of the mixer that reads the same sources with weights that do not depend on the input; None without one."""
+        return None
+
+    def write_only_form(self) -> Mapping[str, Any] | None:
+        """Data of the mixer that writes the same without erasing anything first; None without one."""
+        return None
 
     def prepare(self, stack: Stack) -> Stack:
         """Returns the stack with what this mixer asks of its sublayers; the default asks for sublayers that take its views.
@@ -111,6 +125,18 @@ class DepthMixer(DeclaredModule, ABC):
     def write(self, state: State, update: Float[Tensor, "B T D"], context: Views, carry: Any) -> State:
         """Returns the next state, given the sublayer's output and the normalised input it was computed from."""
 
+    def read_sums(self, state: State, views: Any, carry: Any) -> tuple[WeightedSum, ...]:
+        """The weighted sums behind what `read` has returned for this state, for audits; none by default."""
+        return ()
+
+    def write_sums(self, state: State, update: Tensor, carry: Any, following: State) -> tuple[WeightedSum, ...]:
+        """The weighted sums behind the state that `write` has returned, for audits; none by default."""
+        return ()
+
+    def write_gauges(self, state: State, update: Tensor, context: Views, carry: Any) -> dict[str, Float[Tensor, "B T"]]:
+        """Numbers per token that say how a write works, by name, for audits; none by default."""
+        return {}
+
 
 class DepthEnds(DeclaredModule, ABC):
     """How embeddings become a depth state, and how the last state becomes what the final norm sees."""
@@ -134,13 +160,22 @@ class DepthEnds(DeclaredModule, ABC):
         """As `leave`, in the same way; it is given the cache that `enter_along` returned."""
         return self.leave(state), cache
 
+    def leave_sums(self, state: State, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
+        """The weighted sums behind what `leave` has returned, for audits; none by default."""
+        return ()
+
 
 class ParallelEnds(DepthEnds):
-    """The state is n parallel streams that start as the embeddings and end as their sum."""
+    """The state is n parallel streams that start as the embeddings and end as their sum.
 
-    def __init__(self, n_streams: int) -> None:
+    Args:
+        n_streams: n.
+        n_fractions: pieces of each stream, where pieces are read and mixed.
+    """
+
+    def __init__(self, n_streams: int, n_fractions: int = 1) -> None:
         super().__init__()
-        self.n_streams = n_streams
+        self.n_streams, self.n_fractions = n_streams, n_fractions
 
     def enter(self, embeddings: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], ...]:
         """Returns the embeddings n times."""

@@ -3,7 +3,8 @@
 Letters: B batch, T position, D width, S columns (sources) of one read, C ways (1, or 3 for q, k and v), L blocks.
 """
 
-from typing import Literal, NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Self
 
 from jaxtyping import Float
 from pydantic import Field, model_validator
@@ -15,8 +16,9 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import QKV, Views
+from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.ops.grn import Activation, grn
+from twoaxis.ops.grn import Activation, grn, grn_scores
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl
 
@@ -87,6 +89,10 @@ class DeepCrossAttentionConfig(DepthConfig):
             raise ConfigError(problem("middle", "drop", "'sum' when k is None", "set k, the columns to keep on each side"))
         return self
 
+    def static_form(self) -> Mapping[str, Any] | None:
+        """The first variant, whose weights do not depend on the input."""
+        return None if self.variant == "v1" else {"kind": self.kind, "variant": "v1", "k": self.k, "middle": self.middle}
+
     @property
     def init_equivalence(self) -> InitEquivalence:
         """Exact while scores start at 0 and nothing is dropped."""
@@ -106,6 +112,16 @@ class DeepCrossAttentionConfig(DepthConfig):
         if self.k is None:
             return n_deltas
         return min(n_deltas, 2 * self.k if self.middle == "drop" else self.k + 2)
+
+    def names(self, n_deltas: int) -> tuple[str, ...]:
+        """What each column of a read of this many deltas is called."""
+        deltas = tuple(unit_name(unit) for unit in range(n_deltas))
+        k = self.k
+        if k is None or self.n_columns(n_deltas) == n_deltas:
+            return deltas
+        if self.middle == "drop":
+            return (*deltas[:k], *deltas[-k:])
+        return (deltas[0], span_name("block", 0, n_deltas - k - 2), *deltas[-k:])
 
     def splits_views(self, site: Site) -> bool:
         """Where a block opens, if queries, keys and values are read apart."""
@@ -169,9 +185,10 @@ class Deltas(NamedTuple):
 class GRN(DeclaredModule):
     """A generalised residual: one weighted sum of the columns for each way."""
 
-    def __init__(self, config: DeepCrossAttentionConfig, n_columns: int, n_ways: int, d_model: int, eps: float) -> None:
+    def __init__(self, config: DeepCrossAttentionConfig, n_deltas: int, n_ways: int, d_model: int, eps: float) -> None:
         super().__init__()
         self.config, self.eps = config, eps
+        self.names, n_columns = config.names(n_deltas), config.n_columns(n_deltas)
         shape = (n_ways, n_columns) if config.variant == "v1" else (n_ways, n_columns, d_model)
         self.bias = self.parameter("bias", shape, Constant(1.0), "mixing")
         self.has_scores = config.variant in ("v3", "dca")
@@ -191,6 +208,17 @@ class GRN(DeclaredModule):
         activation, impl = self.config.activation, self.config.impl
         return grn(columns, self.bias, self.score_weight, activation, self.score_gain, self.eps, impl)
 
+    def sums(self, columns: tuple[Float[Tensor, "B T D"], ...], made: Sequence[Tensor]) -> tuple[WeightedSum, ...]:
+        """The sums with their weights, one for each way."""
+        weights: Sequence[Tensor] = [per_token(way, made[0]) for way in self.bias]
+        if self.has_scores:
+            inputs = (self.score_weight, self.config.activation, self.score_gain, self.eps)
+            scores = grn_scores(columns, *inputs).unsqueeze(-1)
+            weights = [bias + score for bias, score in zip(weights, scores, strict=True)]
+        results = ("q", "k", "v") if len(made) > 1 else ("read",)
+        ways = zip(made, results, weights, strict=True)
+        return tuple(WeightedSum(tensor, result, self.names, columns, weight) for tensor, result, weight in ways)
+
 
 class DeepCrossAttention(DepthMixer):
     """See `DeepCrossAttentionConfig`."""
@@ -201,7 +229,7 @@ class DeepCrossAttention(DepthMixer):
         self.splits_views = config.splits_views(site)
         self.grn = None
         if site.opens_block:
-            self.grn = GRN(config, config.n_columns(site.block + 1), config.n_ways, site.d_model, site.norm_eps)
+            self.grn = GRN(config, site.block + 1, config.n_ways, site.d_model, site.norm_eps)
 
     def read(self, state: Deltas) -> tuple[Views, Float[Tensor, "B T D"]]:
         """Returns the sums of the columns, or inside a block its query input plus what was added; carries the query input."""
@@ -210,6 +238,12 @@ class DeepCrossAttention(DepthMixer):
             return query + added, query
         ways = self.grn(state.columns)
         return (QKV(*ways) if self.splits_views else ways[0]), ways[0]
+
+    def read_sums(self, state: Deltas, views: Views, carry: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
+        """The sums of the columns, where a block opens."""
+        if self.grn is None:
+            return ()
+        return self.grn.sums(state.columns, tuple(views) if isinstance(views, QKV) else (views,))
 
     def write(self, state: Deltas, update: Float[Tensor, "B T D"], context: Views, carry: Float[Tensor, "B T D"]) -> Deltas:
         """Returns the state with the update added to the delta of the block, which becomes a column when the block closes."""
@@ -235,7 +269,7 @@ class DeltasEnds(DepthEnds):
 
     def __init__(self, config: DeepCrossAttentionConfig, stack: Stack) -> None:
         super().__init__()
-        self.grn = GRN(config, config.n_columns(stack.n_blocks + 1), 1, stack.d_model, stack.norm_eps)
+        self.grn = GRN(config, stack.n_blocks + 1, 1, stack.d_model, stack.norm_eps)
 
     def enter(self, embeddings: Float[Tensor, "B T D"]) -> Deltas:
         """Returns the embeddings as the only column."""
@@ -244,3 +278,7 @@ class DeltasEnds(DepthEnds):
     def leave(self, state: Deltas) -> Float[Tensor, "B T D"]:
         """Returns the sum of the columns."""
         return self.grn(state.columns)[0]
+
+    def leave_sums(self, state: Deltas, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
+        """The last sum."""
+        return self.grn.sums(state.columns, (left,))

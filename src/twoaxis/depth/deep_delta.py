@@ -5,7 +5,7 @@ Letters: B batch, T position, D width, C value channels of the state (the paper'
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Self, cast
 
 import torch
@@ -23,7 +23,7 @@ from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, StreamEnds
 from twoaxis.ops.causal_conv import causal_conv, causal_conv_sum, next_history
-from twoaxis.ops.delta import UpdateRule, delta_write, delta_writes
+from twoaxis.ops.delta import UpdateRule, components, delta_write, delta_writes
 from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
@@ -107,6 +107,15 @@ class DeepDeltaConfig(DepthConfig):
             allowed = "left out with value_channels=1"
             raise ConfigError(problem(what, got, allowed, "the authors use value_channels=4 with it"))
         return self
+
+    @property
+    def parallel_streams(self) -> int:
+        """The value channels."""
+        return self.value_channels
+
+    def write_only_form(self) -> Mapping[str, Any] | None:
+        """The same without the erasure."""
+        return {**self.to_data(), "update_rule": "write_only"} if self.update_rule == "delta" else None
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -326,6 +335,21 @@ class DeepDelta(DepthMixer):
             return delta_write(state, update, target, beta, config.direction_eps, config.update_rule, config.impl)
         targets = self.target(carry, context)
         return delta_writes(state, update, targets, beta, config.direction_eps, config.update_rule, config.impl)
+
+    def write_gauges(self, state: Any, update: Tensor, context: Views, carry: Any) -> dict[str, Float[Tensor, "B T"]]:
+        """The gate beta, and how far the component k^T X is from its target before and after the write, over all channels."""
+        assert isinstance(context, Tensor), "the read returns one view, so the context is one tensor"
+        channels = (state,) if carry is None else state
+        target = self.target(state if carry is None else carry, context)
+        written = self.write(state, update, context, carry)
+        targets = target.unsqueeze(0) if carry is None else target
+        eps = self.config.direction_eps
+
+        def discrepancy(of: Channels) -> Float[Tensor, "B T"]:
+            return torch.linalg.vector_norm(components(of, update, eps) - targets, dim=0)
+
+        after = (written,) if carry is None else written
+        return {"beta": self.gate(context), "before": discrepancy(channels), "after": discrepancy(after)}
 
     def target(
         self, x: Float[Tensor, "B T D"], context: Float[Tensor, "B T D"]

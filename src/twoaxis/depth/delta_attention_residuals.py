@@ -3,7 +3,8 @@
 Letters: B batch, T position, D width, S depth sources.
 """
 
-from typing import Literal, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
@@ -15,11 +16,12 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.source_blocks import BlockSize, Count, check_blocks, openings
+from twoaxis.core.source_blocks import BlockSize, Count, block_names, check_blocks, openings
 from twoaxis.core.views import QKV, Views
+from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.ops.depth_read import depth_read, source_factor
-from twoaxis.ops.precision import Impl
+from twoaxis.ops.depth_read import depth_read, depth_weights, source_factor
+from twoaxis.ops.precision import Impl, statistics_dtype
 
 
 class DeltaAttentionResidualsConfig(DepthConfig):
@@ -115,6 +117,20 @@ class DeltaAttentionResidualsConfig(DepthConfig):
         running = self.running_source == "included" and self.runs_on(site.index, site.stack)
         return self.completed(site.index, site.stack) + running + (self.null_source == "learned")
 
+    def names(self, site: Site) -> tuple[str, ...]:
+        """What each source of one read is called."""
+        blocks = block_names(self.opens(site.stack), site.stack)
+        # As released, every entry is the stream where a block opens less the entry before it.
+        held = tuple(f"entry {n}" for n in range(len(blocks))) if self.entries == "as_released" else blocks
+        if self.entries == "block_delta" and self.embedding != "never" and self.completed(site.index, site.stack):
+            held = ("embedding", *held)
+        null = ("null",) if self.null_source == "learned" else ()
+        return (*null, *held)[: self.sources(site)]
+
+    def static_form(self) -> Mapping[str, Any] | None:
+        """DenseFormer, which sums the same sources with free weights."""
+        return {"kind": "denseformer", "granularity": "sublayer" if self.block_size == 1 else "block"}
+
     @property
     def init_equivalence(self) -> InitEquivalence:
         """As the sources add up to the stream or not."""
@@ -185,6 +201,7 @@ class DeltaRead(DeclaredModule):
     def __init__(self, config: DeltaAttentionResidualsConfig, site: Site) -> None:
         super().__init__()
         self.config, self.eps, D = config, site.norm_eps, site.d_model
+        self.names = config.names(site)
         self.chooses = config.sources(site) > 1
         if self.chooses:
             self.pseudo_query = self.parameter("pseudo_query", (D,), Constant(0.0), "query")
@@ -194,19 +211,42 @@ class DeltaRead(DeclaredModule):
 
     def forward(self, state: StreamAndDeltas) -> Float[Tensor, "B T D"]:
         """Returns the stream plus the mixture."""
-        stream, values, factors, running = state
-        if len(factors) > len(values):
-            values = (*values, *running)
-        null = None if self.null is None else self.null.to(stream.dtype).view(1, 1, -1)
-        if null is not None:
-            values = (null.expand_as(stream), *values)
+        stream, values = state.stream, self._values(state)
         if not self.chooses:
             return stream + values[0] if self.alpha is None else torch.addcmul(stream, self.alpha.to(stream.dtype), values[0])
-        if null is not None:
-            factors = (source_factor(null, self.eps, self.config.impl).expand(stream.shape[:-1]), *factors)
+        factors = self._factors(state)
+        return depth_read(values, factors, self._query(factors), self.config.impl, stream=stream, scale=self.alpha)
+
+    def sum(self, state: StreamAndDeltas, made: Float[Tensor, "B T D"], result: str) -> WeightedSum:
+        """The mixture with its weights, which is added to the stream."""
+        values = self._values(state)
+        if self.chooses:
+            factors = self._factors(state)
+            weights = depth_weights(values, factors, self._query(factors))
+        else:
+            weights = torch.ones(1, dtype=statistics_dtype(made), device=made.device)
+        weights = weights if self.alpha is None else weights * self.alpha
+        stream = state.stream
+        return WeightedSum(made, result, self.names, values, per_token(weights, made), finish=lambda mixed: stream + mixed)
+
+    def _values(self, state: StreamAndDeltas) -> tuple[Float[Tensor, "B T D"], ...]:
+        """The null source where there is one, the completed sources, and the running one where it is read."""
+        values = (*state.values, *state.running) if len(state.inverse_rms) > len(state.values) else state.values
+        return values if self.null is None else (self._null(state.stream).expand_as(state.stream), *values)
+
+    def _factors(self, state: StreamAndDeltas) -> tuple[Float[Tensor, "B T"], ...]:
+        if self.null is None:
+            return state.inverse_rms
+        factor = source_factor(self._null(state.stream), self.eps, self.config.impl)
+        return (factor.expand(state.stream.shape[:-1]), *state.inverse_rms)
+
+    def _null(self, stream: Tensor) -> Float[Tensor, "1 1 D"]:
+        assert self.null is not None
+        return self.null.to(stream.dtype).view(1, 1, -1)
+
+    def _query(self, factors: tuple[Tensor, ...]) -> Float[Tensor, " D"]:
         # The product in float32, so that two rounded factors do not become one badly rounded query.
-        query = self.pseudo_query.to(factors[0].dtype) * self.key_gain
-        return depth_read(values, factors, query, self.config.impl, stream=stream, scale=self.alpha)
+        return self.pseudo_query.to(factors[0].dtype) * self.key_gain
 
 
 class DeltaAttentionResiduals(DepthMixer):
@@ -229,6 +269,15 @@ class DeltaAttentionResiduals(DepthMixer):
         if not self.splits_views:
             return view, None
         return QKV(view, view, view if self.value_route is None else self.value_route(state)), None
+
+    def read_sums(self, state: StreamAndDeltas, views: Views, carry: None) -> tuple[WeightedSum, ...]:
+        """The mixture that is added to the stream, and that of the values where they are routed apart."""
+        if self.route is None:
+            return ()
+        if not isinstance(views, QKV):
+            return (self.route.sum(state, views, "read"),)
+        own = () if self.value_route is None else (self.value_route.sum(state, views.v, "v"),)
+        return (self.route.sum(state, views.q, "q and k"), *own)
 
     def write(self, state: StreamAndDeltas, update: Float[Tensor, "B T D"], context: Views, carry: None) -> StreamAndDeltas:
         """Returns the stream plus the update, and the sources that it completes."""

@@ -17,6 +17,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
+from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl
@@ -201,6 +202,8 @@ class DenseFormer(DepthMixer):
         self.row = None if after.row is None else tuple(held.index(source) for source in after.row)
         self.kept = tuple(held.index(source) for source in after.kept)
         self.newest_is_kept = after.stream_is_kept
+        what = "block" if config.granularity == "block" else "sublayer"
+        self.names = tuple(unit_name(unit, what) for unit in after.row or ())
         if self.row is not None:
             start = (*(config.first_weight for _ in self.row[1:]), 1.0)
             self.weights = self.parameter("weights", (len(start),), Values(start), "mixing")
@@ -211,17 +214,30 @@ class DenseFormer(DepthMixer):
 
     def write(self, state: Outputs, update: Float[Tensor, "B T D"], context: Views, carry: None) -> Outputs:
         """Returns the state with the update added and, where a unit with a row ends, the stream replaced by the row's sum."""
-        # Under autocast the update may be narrower than the stream that it joins.
-        newest = state[-1] + update.to(state[-1].dtype)
-        outputs = state if self.stream_is_kept else state[:-1]
+        outputs = self._outputs(state, update)
         if not self.ends_unit:
-            return (*outputs, newest)
-        outputs = (*outputs, newest)
+            return outputs
         kept = tuple(outputs[index] for index in self.kept)
         if self.row is not None:
             (stream,) = mix([outputs[index] for index in self.row], self.weights.unsqueeze(0), self.impl)
             return (*kept, stream)
-        return kept if self.newest_is_kept else (*kept, newest)
+        return kept if self.newest_is_kept else (*kept, outputs[-1])
+
+    def write_sums(
+        self, state: Outputs, update: Float[Tensor, "B T D"], carry: None, following: Outputs
+    ) -> tuple[WeightedSum, ...]:
+        """The sum of the row, which is what the next unit reads."""
+        if self.row is None:
+            return ()
+        outputs = self._outputs(state, update)
+        sources, made = tuple(outputs[index] for index in self.row), following[-1]
+        return (WeightedSum(made, "stream", self.names, sources, per_token(self.weights, made)),)
+
+    def _outputs(self, state: Outputs, update: Float[Tensor, "B T D"]) -> Outputs:
+        """The outputs that are held, and the stream with the update behind them."""
+        # Under autocast the update may be narrower than the stream that it joins.
+        newest = state[-1] + update.to(state[-1].dtype)
+        return (*(state if self.stream_is_kept else state[:-1]), newest)
 
 
 class SkipGain(DepthMixer):

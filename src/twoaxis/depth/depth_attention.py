@@ -4,7 +4,9 @@ Letters: B batch, T position, D width, H heads, K key width, W depth window, S s
 """
 
 import math
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -17,8 +19,9 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
+from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.ops.depth_attention import depth_attention
+from twoaxis.ops.depth_attention import depth_attention, depth_attention_weights
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl
 
@@ -82,6 +85,10 @@ class DepthAttentionConfig(DepthConfig):
         """Keys and values that the sublayer leaves to later ones, its own included."""
         return self.sources(site.index + 1) - 1 if site.index + 1 < site.stack.n_sublayers else 0
 
+    def static_form(self) -> Mapping[str, Any] | None:
+        """DenseFormer, which sums the same sources with free weights."""
+        return {"kind": "denseformer", "granularity": "sublayer"}
+
     @property
     def init_equivalence(self) -> InitEquivalence:
         """Exact when the read is added through a zero matrix."""
@@ -143,6 +150,8 @@ class DepthAttention(DepthMixer):
         self.config, self.eps = config, site.norm_eps
         self.asks, self.is_asked = config.asks(site), config.is_asked(site)
         self.keeps = config.kept(site)
+        first = site.index + 1 - config.sources(site.index)
+        self.names = tuple(f"state at {i}" if i else "embedding" for i in range(first, site.index + 1))
         D, W = site.d_model, config.width(site.d_model)
         parts = 1 + self.asks + self.is_asked
         self.projection = self.parameter("projection", (parts * W, D), Normal(matrix_std(D)), "matrix")
@@ -155,9 +164,7 @@ class DepthAttention(DepthMixer):
     def read(self, state: StreamAndMemory) -> tuple[Float[Tensor, "B T D"], StreamAndMemory]:
         """Returns the stream after the read, as the view and, with the memory after it, as the carry."""
         config, x = self.config, state.stream
-        context = rms_norm(x, self.gain, self.eps) if config.states == "normalised" else x
-        heads = F.linear(context, self.projection).chunk(1 + self.asks + self.is_asked, dim=-1)
-        *asking, value = (part.unflatten(-1, (config.n_heads, -1)).contiguous() for part in heads)
+        *asking, value = self._heads(x)
         mixed = value
         if self.is_asked:
             keys, values = (*state.keys, asking[-1]), (*state.values, value)
@@ -166,9 +173,31 @@ class DepthAttention(DepthMixer):
             keys, values = (past[len(past) - self.keeps :] for past in (keys, values))
         else:
             keys, values = (), ()
-        update = F.linear(mixed.flatten(2), self.output).to(x.dtype)
-        stream = x + update if config.mode == "add" else update
+        stream = self._joined(x, mixed.flatten(2))
         return stream, StreamAndMemory(stream, keys, values)
+
+    def read_sums(
+        self, state: StreamAndMemory, views: Float[Tensor, "B T D"], carry: StreamAndMemory
+    ) -> tuple[WeightedSum, ...]:
+        """The mixture of values, per head, before its output projection."""
+        if not self.asks:
+            return ()
+        query, key, value = self._heads(state.stream)
+        weights = depth_attention_weights(query, (*state.keys, key))
+        values = tuple(v.flatten(2) for v in (*state.values, value))
+        finish = partial(self._joined, state.stream)
+        return (WeightedSum(views, "read", self.names, values, weights, finish=finish),)
+
+    def _heads(self, x: Float[Tensor, "B T D"]) -> list[Float[Tensor, "B T H K"]]:
+        """The query and the key, where there are such, and the value."""
+        context = rms_norm(x, self.gain, self.eps) if self.config.states == "normalised" else x
+        parts = F.linear(context, self.projection).chunk(1 + self.asks + self.is_asked, dim=-1)
+        return [part.unflatten(-1, (self.config.n_heads, -1)).contiguous() for part in parts]
+
+    def _joined(self, x: Float[Tensor, "B T D"], mixed: Float[Tensor, "B T W"]) -> Float[Tensor, "B T D"]:
+        """The stream after the read."""
+        update = F.linear(mixed, self.output).to(x.dtype)
+        return x + update if self.config.mode == "add" else update
 
     def write(
         self, state: StreamAndMemory, update: Float[Tensor, "B T D"], context: Views, carry: StreamAndMemory

@@ -16,6 +16,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.parameters import DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
+from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
@@ -135,8 +136,15 @@ class Combination(DeclaredModule):
 
     def forward(self, sources: tuple[Float[Tensor, "B T D"], ...]) -> Float[Tensor, "B T D"]:
         """Returns the convex sum of the sources."""
-        weights = torch.softmax(self.logits, dim=0, dtype=statistics_dtype(self.logits))
-        return mix(sources, weights.unsqueeze(0), self.impl)[0]
+        return mix(sources, self._weights().unsqueeze(0), self.impl)[0]
+
+    def sum(self, sources: tuple[Float[Tensor, "B T D"], ...], made: Float[Tensor, "B T D"]) -> WeightedSum:
+        """The convex sum with its weights."""
+        names = tuple(unit_name(block) for block in range(len(sources)))
+        return WeightedSum(made, "read", names, sources, per_token(self._weights(), made))
+
+    def _weights(self) -> Float[Tensor, " n"]:
+        return torch.softmax(self.logits, dim=0, dtype=statistics_dtype(self.logits))
 
 
 class ElcBert(DepthMixer):
@@ -155,6 +163,12 @@ class ElcBert(DepthMixer):
             return combined, (combined,)
         added, *block_input = state.inside
         return block_input[0] + added if block_input else added, tuple(block_input)
+
+    def read_sums(
+        self, state: BlockOutputs, views: Float[Tensor, "B T D"], carry: tuple[Float[Tensor, "B T D"], ...]
+    ) -> tuple[WeightedSum, ...]:
+        """The combination, where a block after the first one opens."""
+        return () if self.combination is None else (self.combination.sum(state.outputs, views),)
 
     def write(
         self,
@@ -200,3 +214,7 @@ class ElcBertEnds(DepthEnds):
     def leave(self, state: BlockOutputs) -> Float[Tensor, "B T D"]:
         """Returns the last output, or the final combination."""
         return state.outputs[-1] if self.combination is None else self.combination(state.outputs)
+
+    def leave_sums(self, state: BlockOutputs, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
+        """The final combination, if any."""
+        return () if self.combination is None else (self.combination.sum(state.outputs, left),)

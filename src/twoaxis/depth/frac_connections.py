@@ -3,7 +3,8 @@
 Letters: B batch, T position, D width, n streams, m fractions of a stream, P = n m pieces, C columns of weights.
 """
 
-from typing import Literal, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
@@ -16,10 +17,11 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
+from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
-from twoaxis.ops.hyper_read import ScoreRule, hyper_read
+from twoaxis.ops.hyper_read import ScoreRule, hyper_read, hyper_weights
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
-from twoaxis.ops.streams import mix_pieces
+from twoaxis.ops.streams import mix_pieces, piece_names, pieces_of, stream_sums
 
 Streams = tuple[Float[Tensor, "B T D"], ...]
 """The depth state: the streams, whose fractions lie side by side in them."""
@@ -103,6 +105,15 @@ class FracConnectionsConfig(DepthConfig):
         return self.n_fractions + self.pieces + (1 if self.form == "paper" else self.n_fractions)
 
     @property
+    def parallel_streams(self) -> int:
+        """The streams."""
+        return self.n_streams
+
+    def static_form(self) -> Mapping[str, Any] | None:
+        """The same with static weights."""
+        return {**self.to_data(), "weights": "static"} if self.weights == "dynamic" else None
+
+    @property
     def init_equivalence(self) -> InitEquivalence:
         """Exact in the paper's form."""
         if self.form == "lucidrains" and self.n_fractions > 1:
@@ -147,7 +158,7 @@ class FracConnectionsConfig(DepthConfig):
 
     def build_ends(self, stack: Stack) -> ParallelEnds:
         """Builds the ends."""
-        return ParallelEnds(self.n_streams)
+        return ParallelEnds(self.n_streams, self.n_fractions)
 
 
 class Mixing(NamedTuple):
@@ -184,6 +195,22 @@ class FracConnections(DepthMixer):
         """Returns the mixed fractions, each with its share of the update."""
         config = self.config
         return mix_pieces(carry.streams, update, carry.residual, carry.write, config.n_fractions, config.impl)
+
+    def read_sums(self, state: Streams, views: Float[Tensor, "B T D"], carry: Mixing) -> tuple[WeightedSum, ...]:
+        """The sum of all pieces that each fraction of what is read is."""
+        m, weights = self.config.n_fractions, self.read_weights
+        if self.dynamic is not None:
+            columns = self.dynamic.read_columns(state, self.read_weights, self.residual_weights, self.write_weights)
+            weights = columns.movedim(1, -1)
+        weights = weights[:, None, None] if weights.ndim == 2 else weights
+        sources = tuple(piece.repeat(1, 1, m) for piece in pieces_of(state, m))
+        names, parts = piece_names(len(state), m), tuple(f"fraction {f}" for f in range(m)) if m > 1 else ()
+        weights = weights.expand(-1, *views.shape[:2], -1)
+        return (WeightedSum(views, "read", names, sources, weights, parts=parts),)
+
+    def write_sums(self, state: Streams, update: Tensor, carry: Mixing, following: Streams) -> tuple[WeightedSum, ...]:
+        """The sum of all pieces that each fraction of a new stream is."""
+        return stream_sums(carry.streams, update, carry.residual, carry.write, following, self.config.n_fractions)
 
 
 def _starts(config: FracConnectionsConfig, index: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -224,7 +251,23 @@ class DynamicFractions(DeclaredModule):
     @outside_autocast
     def forward(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Float[Tensor, "B T D"], Mixing]:
         """Returns the fractions that are read, side by side, and what its write takes."""
-        config, n, m = self.config, len(state), self.config.n_fractions
+        n, m = len(state), self.config.n_fractions
+        P, inputs = n * m, self._inputs(state, read, residual, write)
+        view, weights, streams = hyper_read(state, *inputs, None, self.rule, self.config.impl)
+        writes = weights[:, P:].transpose(0, 1)
+        if self.gain is not None:
+            writes = weights[:, P:].unflatten(0, (n, m)).transpose(0, 1).flatten(1, 2)
+        return view, Mixing(streams, weights[:, :P], writes)
+
+    @outside_autocast
+    def read_columns(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> Float[Tensor, "P m B T"]:
+        """The weights of each token in the fractions that are read."""
+        inputs = self._inputs(state, read, residual, write)
+        return hyper_weights(state, *inputs, None, self.rule)[:, : self.config.n_fractions]
+
+    def _inputs(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The static weights, their scales, and the maps."""
+        n, m = len(state), self.config.n_fractions
         P = n * m
         # In the paper's form a piece weights its own share of the update, in the other one it weights what its fraction of the
         # update gives to every fraction of its stream.
@@ -232,8 +275,4 @@ class DynamicFractions(DeclaredModule):
         static = torch.cat((read, residual, own), dim=1)
         scale = torch.cat((self.mixing_scale.expand(m + P), self.write_scale.expand(own.shape[1])))
         maps = self.maps if self.gain is None else self.maps.to(statistics_dtype(state[0])) * self.gain
-        view, weights, streams = hyper_read(state, static, scale, maps, None, self.rule, config.impl)
-        writes = weights[:, P:].transpose(0, 1)
-        if self.gain is not None:
-            writes = weights[:, P:].unflatten(0, (n, m)).transpose(0, 1).flatten(1, 2)
-        return view, Mixing(streams, weights[:, :P], writes)
+        return static, scale, maps

@@ -15,10 +15,11 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
+from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
-from twoaxis.ops.gated_read import gated_read
+from twoaxis.ops.gated_read import gated_parts, gated_read
 from twoaxis.ops.precision import Impl
-from twoaxis.ops.streams import mix_streams
+from twoaxis.ops.streams import mix_streams, piece_names, stream_sums
 
 Streams = tuple[Float[Tensor, "B T D"], ...]
 """The depth state: n streams, which may at first be one tensor n times."""
@@ -64,6 +65,11 @@ class GatedResidualConfig(DepthConfig):
     rank: int = Field(default=320, ge=1)
     init: Literal["preserving", "normal"] = "preserving"
     impl: Impl = "fused"
+
+    @property
+    def parallel_streams(self) -> int:
+        """The streams."""
+        return self.n_streams
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -135,6 +141,12 @@ class StreamGate(DeclaredModule):
         """Returns what is read, and the logits of the write weights."""
         return gated_read(state, self.gain, self.down, self.up, self.inject, self.eps, self.impl)
 
+    def sum(self, state: Streams, made: Float[Tensor, "B T D"]) -> WeightedSum:
+        """The gated mean of the normalised streams; the weight of a feature is its gate over n."""
+        normalised, gates = gated_parts(state, self.gain, self.down, self.up, self.eps)
+        weights = torch.stack(gates) / len(state)
+        return WeightedSum(made, "read", piece_names(len(state), 1), tuple(normalised), weights)
+
 
 class GatedResidual(DepthMixer):
     """See `GatedResidualConfig`."""
@@ -153,6 +165,18 @@ class GatedResidual(DepthMixer):
         """Returns the streams, each with its share of the update."""
         return mix_streams(state, update.to(state[0].dtype), None, carry, self.impl)
 
+    def read_sums(
+        self, state: Streams, views: Float[Tensor, "B T D"], carry: Float[Tensor, "n B T"]
+    ) -> tuple[WeightedSum, ...]:
+        """The gated mean of the normalised streams."""
+        return (self.gate.sum(state, views),)
+
+    def write_sums(
+        self, state: Streams, update: Tensor, carry: Float[Tensor, "n B T"], following: Streams
+    ) -> tuple[WeightedSum, ...]:
+        """The sum that each new stream is."""
+        return stream_sums(state, update.to(state[0].dtype), None, carry.unsqueeze(0), following)
+
 
 class GatedResidualEnds(ParallelEnds):
     """Every stream starts as the embeddings, and the streams end in one more gated read."""
@@ -164,3 +188,7 @@ class GatedResidualEnds(ParallelEnds):
     def leave(self, state: Streams) -> Float[Tensor, "B T D"]:
         """Returns the gated mean of the normalised streams."""
         return self.gate(state)[0]
+
+    def leave_sums(self, state: Streams, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
+        """The last gated mean."""
+        return (self.gate.sum(state, left),)

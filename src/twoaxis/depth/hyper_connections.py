@@ -3,7 +3,8 @@
 Letters: B batch, T position, D width, n streams.
 """
 
-from typing import Literal, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
@@ -16,11 +17,12 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
+from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
-from twoaxis.ops.hyper_read import ScoreRule, hyper_read
+from twoaxis.ops.hyper_read import ScoreRule, hyper_read, hyper_weights
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
-from twoaxis.ops.streams import mix_streams
+from twoaxis.ops.streams import mix_streams, piece_names, stream_sums
 
 Streams = tuple[Float[Tensor, "B T D"], ...]
 """The depth state: n streams, which may at first be one tensor n times."""
@@ -90,6 +92,15 @@ class HyperConnectionsConfig(DepthConfig):
                     allowed = "left out, since static weights have no scores"
                     raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use weights='dynamic'"))
         return self
+
+    @property
+    def parallel_streams(self) -> int:
+        """The streams."""
+        return self.n_streams
+
+    def static_form(self) -> Mapping[str, Any] | None:
+        """The same with static weights."""
+        return {"kind": self.kind, "weights": "static", "n_streams": self.n_streams} if self.weights == "dynamic" else None
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -163,6 +174,17 @@ class HyperConnections(DepthMixer):
         """Returns the mixed streams, each with its share of the update."""
         return mix_streams(carry.streams, update, carry.residual, carry.write, self.impl)
 
+    def read_sums(self, state: Streams, views: Float[Tensor, "B T D"], carry: Mixing) -> tuple[WeightedSum, ...]:
+        """The sum of the streams that is read."""
+        weights = self.read_weights
+        if self.dynamic is not None:
+            weights = self.dynamic.read_column(state, self.read_weights, self.residual_weights, self.write_weights)
+        return (WeightedSum(views, "read", piece_names(len(state), 1), state, per_token(weights, views)),)
+
+    def write_sums(self, state: Streams, update: Tensor, carry: Mixing, following: Streams) -> tuple[WeightedSum, ...]:
+        """The sum that each new stream is."""
+        return stream_sums(carry.streams, update, carry.residual, carry.write.unsqueeze(0), following)
+
 
 class DynamicWeights(DeclaredModule):
     """What each token adds to the static weights: row j of them from stream j."""
@@ -185,6 +207,17 @@ class DynamicWeights(DeclaredModule):
     @outside_autocast
     def forward(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Float[Tensor, "B T D"], Mixing]:
         """Returns the weighted sum of the streams, and what its write takes."""
+        n = len(state)
+        view, weights, streams = hyper_read(state, *self._inputs(state, read, residual, write), self.rule, self.config.impl)
+        return view, Mixing(streams, weights[:, :n], weights[:, n])
+
+    @outside_autocast
+    def read_column(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> Float[Tensor, "n B T"]:
+        """The weights of each token in what is read."""
+        return hyper_weights(state, *self._inputs(state, read, residual, write), self.rule)[:, 0]
+
+    def _inputs(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Tensor, Tensor, Tensor, Any]:
+        """The static weights, their scales, the maps, and the offset of scores if any."""
         config, n, dtype = self.config, len(state), statistics_dtype(state[0])
         static = torch.cat((read.unsqueeze(1), residual, write.unsqueeze(1)), dim=1)
         scale = torch.cat((self.mixing_scale.expand(n + 1), self.write_scale))
@@ -193,5 +226,4 @@ class DynamicWeights(DeclaredModule):
             offset = (maps * self.bias).sum(-1)
         if config.norm != "layer":
             maps = maps * self.gain
-        view, weights, streams = hyper_read(state, static, scale, maps, offset, self.rule, config.impl)
-        return view, Mixing(streams, weights[:, :n], weights[:, n])
+        return static, scale, maps, offset

@@ -5,7 +5,8 @@ Letters: B batch, T position, D width, n streams, C rows of the map.
 
 import dataclasses
 import math
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -18,13 +19,14 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, Normal, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
+from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
 from twoaxis.ops.joint_scores import joint_scores
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 from twoaxis.ops.sinkhorn import Order, Sinkhorn, Start, sinkhorn
 from twoaxis.ops.stream_scores import stream_scores
-from twoaxis.ops.streams import mix_streams
+from twoaxis.ops.streams import mix_streams, piece_names, stream_sums
 
 Streams = tuple[Float[Tensor, "B T D"], ...]
 """The depth state: n streams, which may at first be one tensor n times."""
@@ -177,6 +179,15 @@ class MHCConfig(DepthConfig):
         return self
 
     @property
+    def parallel_streams(self) -> int:
+        """The streams."""
+        return self.n_streams
+
+    def static_form(self) -> Mapping[str, Any] | None:
+        """Static hyper-connections, whose weights are free where these are doubly stochastic."""
+        return {"kind": "hyper_connections", "weights": "static", "n_streams": self.n_streams}
+
+    @property
     def init_equivalence(self) -> InitEquivalence:
         """Up to the scale of the read and of the read-out; none with another init or an eps on what is kept and written."""
         form = self.form
@@ -306,6 +317,18 @@ class MHC(DepthMixer):
         """Returns the mixed streams, each with its share of the update."""
         return mix_streams(state, update.to(state[0].dtype), *carry, self.config.impl)
 
+    def read_sums(self, state: Streams, views: Float[Tensor, "B T D"], carry: Any) -> tuple[WeightedSum, ...]:
+        """The sum of the streams that is read."""
+        read, _, _ = self.weights(state)
+        return (WeightedSum(views, "read", piece_names(len(state), 1), state, per_token(read, views)),)
+
+    def write_sums(
+        self, state: Streams, update: Tensor, carry: tuple[Tensor | None, Tensor], following: Streams
+    ) -> tuple[WeightedSum, ...]:
+        """The sum that each new stream is."""
+        residual, write = carry
+        return stream_sums(state, update.to(state[0].dtype), residual, write.unsqueeze(0), following)
+
     def weights(self, state: Streams) -> tuple[Tensor, Tensor | None, Tensor]:
         """Returns the weights of each token: read [n B T], residual [n n B T] or None, and write [n B T]."""
         read, write, *residual = self._logits(state)
@@ -355,13 +378,23 @@ class MHCEnds(ParallelEnds):
         if self.form.read_out == "sum":
             return super().leave(state)
         if self.form.read_out == "learned":
-            scores = joint_scores(state, self.fn, self.form.norm_eps, self.config.impl)
-            scale, base = (parameter.to(dtype)[:, None, None] for parameter in (self.scale, self.base))
-            weights = torch.sigmoid(torch.addcmul(base, scale, scores))
-            if self.form.read_eps:
-                weights = weights + self.form.read_eps
-            return mix(state, weights.unsqueeze(0), self.config.impl)[0]
+            return mix(state, self._read_out(state).unsqueeze(0), self.config.impl)[0]
         total = state[0].to(dtype)
         for stream in state[1:]:
             total = total + stream
         return (total / len(state)).to(state[0].dtype)
+
+    def leave_sums(self, state: Streams, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
+        """The learned read-out; none where the streams weigh the same."""
+        if self.form.read_out != "learned":
+            return ()
+        return (WeightedSum(left, "read", piece_names(len(state), 1), state, per_token(self._read_out(state), left)),)
+
+    @outside_autocast
+    def _read_out(self, state: Streams) -> Float[Tensor, "n B T"]:
+        """The weights of a learned read-out."""
+        dtype = statistics_dtype(state[0])
+        scores = joint_scores(state, self.fn, self.form.norm_eps, self.config.impl)
+        scale, base = (parameter.to(dtype)[:, None, None] for parameter in (self.scale, self.base))
+        weights = torch.sigmoid(torch.addcmul(base, scale, scores))
+        return weights + self.form.read_eps if self.form.read_eps else weights

@@ -3,7 +3,8 @@
 Letters: B batch, T position, D width, S sources of one sum, C ways (sums), K hidden width, L blocks.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, Self
 
 from jaxtyping import Float
@@ -16,6 +17,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import QKV, Views
+from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.ops.mix import mix
 from twoaxis.ops.norm import rms_norm
@@ -137,6 +139,12 @@ class MUDDFormerConfig(DepthConfig):
         width = n_weights * (self.expand_last if is_last else 1)
         return width if self.hidden == "paper" else (width // 64 + 1) * 64
 
+    def static_form(self) -> Mapping[str, Any] | None:
+        """The same with static weights, which have no hidden layer."""
+        of_the_hidden_layer = ("hidden", "expand_last", "gelu")
+        kept = {name: value for name, value in self.to_data().items() if name not in of_the_hidden_layer}
+        return {**kept, "weights": "static"} if self.weights == "dynamic" else None
+
     @property
     def init_equivalence(self) -> InitEquivalence:
         """Exact, unless later sublayers of a block read less, or sums replace the newest output by its norm."""
@@ -242,6 +250,7 @@ class Sum(DeclaredModule):
         super().__init__()
         place, before = _Place(config, stack, block), _Place(config, stack, block - 1)
         self.config, self.eps, D = config, stack.norm_eps, stack.d_model
+        self.names = tuple(unit_name(source) for source in place.read)
         self.weight_eps = stack.norm_eps if config.weight_eps is None else config.weight_eps
         # Positions in what is there: the outputs held before, and the newest behind them.
         held = (*before.kept, block)
@@ -270,13 +279,31 @@ class Sum(DeclaredModule):
         self, held: tuple[Float[Tensor, "B T D"], ...], newest: Float[Tensor, "B T D"]
     ) -> tuple[tuple[Float[Tensor, "B T D"], ...], tuple[Float[Tensor, "B T D"], ...]]:
         """Returns what each way reads, or the newest output alone where nothing is summed, and the sources to keep."""
-        source = rms_norm(newest, self.source_gain, self.eps, self.config.impl) if self.norms_newest else newest
-        held = (*held, source)
+        held = self._held(held, newest)
         kept = tuple(held[index] for index in self.kept)
         if not self.sources:
             return (newest,), kept
         ways = mix([held[index] for index in self.sources], self.weights(newest), self.config.impl)
-        return (ways if self.config.post_norm == "none" else self._joined(ways, newest)), kept
+        return tuple(self._joined(c, way, newest) for c, way in enumerate(ways)), kept
+
+    def sums(
+        self, held: tuple[Float[Tensor, "B T D"], ...], newest: Float[Tensor, "B T D"], made: Sequence[Tensor]
+    ) -> tuple[WeightedSum, ...]:
+        """The sums with their weights, one for each way, before their norms; none where nothing is summed."""
+        if not self.sources:
+            return ()
+        held = self._held(held, newest)
+        sources = tuple(held[index] for index in self.sources)
+        results = ("q", "k", "v", "residual") if self.n_ways > 1 else ("read",)
+        found = []
+        for c, (tensor, result, weights) in enumerate(zip(made, results, self.weights(newest), strict=True)):
+            finish = partial(self._joined, c, newest=newest)
+            found.append(WeightedSum(tensor, result, self.names, sources, per_token(weights, newest), finish=finish))
+        return tuple(found)
+
+    def _held(self, held: tuple[Tensor, ...], newest: Tensor) -> tuple[Tensor, ...]:
+        """The outputs held before, and the newest, behind its norm where sources have one."""
+        return (*held, rms_norm(newest, self.source_gain, self.eps, self.config.impl) if self.norms_newest else newest)
 
     def weights(self, newest: Float[Tensor, "B T D"]) -> Float[Tensor, "C S *each"]:
         """Returns the weight of every source in every way: one number for each token, or one for all if static."""
@@ -286,13 +313,12 @@ class Sum(DeclaredModule):
         inputs = (newest, self.to_hidden, self.to_weights, self.static.flatten(), self.input_gain)
         return weight_mlp(*inputs, self.weight_eps, config.gelu, config.impl).unflatten(0, self.static.shape)
 
-    def _joined(self, ways: tuple[Tensor, ...], newest: Tensor) -> tuple[Tensor, ...]:
-        """The newest output plus each sum, the last ones behind their norms."""
-        plain = self.n_ways - len(self.post_gain)
-        normed = [
-            rms_norm(way, gain, self.eps, self.config.impl) for way, gain in zip(ways[plain:], self.post_gain, strict=True)
-        ]
-        return tuple(newest + way for way in (*ways[:plain], *normed))
+    def _joined(self, c: int, way: Tensor, newest: Tensor) -> Tensor:
+        """The sum of way c; where the last ways have norms, the newest output plus it, behind its norm if it has one."""
+        if self.config.post_norm == "none":
+            return way
+        normed = c - (self.n_ways - len(self.post_gain))
+        return newest + (way if normed < 0 else rms_norm(way, self.post_gain[normed], self.eps, self.config.impl))
 
 
 class MUDDFormer(DepthMixer):
@@ -314,6 +340,13 @@ class MUDDFormer(DepthMixer):
         if not self.is_parallel:
             return state.stream, None
         return state.sources[-1] if self.base_is_kept else state.base[0], None
+
+    def read_sums(self, state: BlockOutputs, views: Views, carry: Any) -> tuple[WeightedSum, ...]:
+        """The sum of each way, where a block opens that reads sums."""
+        if self.sum is None:
+            return ()
+        made = (*views, carry[1]) if isinstance(views, QKV) else (views,)
+        return self.sum.sums(state.sources, state.stream, made)
 
     def write(self, state: BlockOutputs, update: Float[Tensor, "B T D"], context: Views, carry: Any) -> BlockOutputs:
         """Returns the state with the update added to the residual way."""
@@ -340,3 +373,7 @@ class MUDDFormerEnds(DepthEnds):
         """Returns the sum after the last block, or its output where nothing is summed."""
         ways, _ = self.sum(state.sources, state.stream)
         return ways[-1]
+
+    def leave_sums(self, state: BlockOutputs, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
+        """The last sum, if any."""
+        return self.sum.sums(state.sources, state.stream, (left,))

@@ -5,6 +5,7 @@ Letters: B batch, T position, D width.
 
 from typing import Literal, NamedTuple
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
+from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 
 
@@ -74,6 +76,13 @@ class ResidualScalars(DepthMixer):
         """Returns a x + b x_0, as view and as carry."""
         mixed = state.stream * self.stream_weight + state.embedding * self.embedding_weight
         return mixed, mixed
+
+    def read_sums(
+        self, state: StreamAndEmbedding, views: Float[Tensor, "B T D"], carry: Float[Tensor, "B T D"]
+    ) -> tuple[WeightedSum, ...]:
+        """The sum of stream and embedding."""
+        weights = per_token(torch.cat((self.stream_weight, self.embedding_weight)), views)
+        return (WeightedSum(views, "read", ("stream", "embedding"), (state.stream, state.embedding), weights),)
 
     def write(
         self, state: StreamAndEmbedding, update: Float[Tensor, "B T D"], context: Views, carry: Float[Tensor, "B T D"]

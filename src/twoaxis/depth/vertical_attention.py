@@ -17,6 +17,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
+from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.ops.mix import mix
 from twoaxis.ops.norm import rms_norm
@@ -222,21 +223,36 @@ class Mixture(DeclaredModule):
 
     def forward(self, state: LayerOutputs) -> Float[Tensor, "B T D"]:
         """Returns what the layer reads: the mixture, added to the residual stream if that is kept."""
-        mixed = state.sources[0] if self.logits is None else self._mixed(state, self.logits)
+        if self.logits is None:
+            return self._joined(state, state.sources[0])
+        return self._joined(state, mix(state.sources, self._weights(state, self.logits).unsqueeze(0), self.config.impl)[0])
+
+    def sums(self, state: LayerOutputs, made: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
+        """The mixture with its weights, before its norm and the skip; none with one source."""
+        if self.logits is None:
+            return ()
+        what = "block" if self.config.granularity == "block" else "sublayer"
+        first = 0 if self.config.embedding == "source" else 1
+        names = tuple(unit_name(first + n, what) for n in range(len(state.sources)))
+        weights = per_token(self._weights(state, self.logits), made)
+        return (WeightedSum(made, "read", names, state.sources, weights, finish=lambda mixed: self._joined(state, mixed)),)
+
+    @outside_autocast
+    def _weights(self, state: LayerOutputs, logits: Float[Tensor, " n"]) -> Float[Tensor, "n *each"]:
+        wide = logits.to(statistics_dtype(logits))
+        if self.config.norm == "weights":
+            # softmax(w - log rms) is softmax(w) / rms, normalised again.
+            wide = wide.reshape(-1, 1, 1) - torch.stack(state.log_rms)
+        return torch.softmax(wide, dim=0)
+
+    def _joined(self, state: LayerOutputs, mixed: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """The mixture behind its norm, beside the residual stream if that is kept."""
         if self.config.norm == "sum":
             mixed = _normalised(mixed, self.config, self.eps)
         if self.config.skip == "none":
             return mixed
         (stream,) = state.rest
         return torch.addcmul(stream, mixed, self.gate) if self.config.skip == "gated" else stream + mixed
-
-    @outside_autocast
-    def _mixed(self, state: LayerOutputs, logits: Float[Tensor, " n"]) -> Float[Tensor, "B T D"]:
-        wide = logits.to(statistics_dtype(logits))
-        if self.config.norm == "weights":
-            # softmax(w - log rms) is softmax(w) / rms, normalised again.
-            wide = wide.reshape(-1, 1, 1) - torch.stack(state.log_rms)
-        return mix(state.sources, torch.softmax(wide, dim=0).unsqueeze(0), self.config.impl)[0]
 
 
 class VerticalAttention(DepthMixer):
@@ -257,6 +273,12 @@ class VerticalAttention(DepthMixer):
         else:
             view = state.rest[0] if len(state.rest) == 1 else state.rest[0] + state.rest[1]
         return view, view
+
+    def read_sums(
+        self, state: LayerOutputs, views: Float[Tensor, "B T D"], carry: Float[Tensor, "B T D"]
+    ) -> tuple[WeightedSum, ...]:
+        """The mixture, where a layer opens that has a choice."""
+        return () if self.mixture is None else self.mixture.sums(state, views)
 
     def write(
         self, state: LayerOutputs, update: Float[Tensor, "B T D"], context: Views, carry: Float[Tensor, "B T D"]
@@ -296,6 +318,10 @@ class VerticalAttentionEnds(DepthEnds):
     def leave(self, state: LayerOutputs) -> Float[Tensor, "B T D"]:
         """Returns the last output, or the final read."""
         return state.rest[0] if self.mixture is None else self.mixture(state)
+
+    def leave_sums(self, state: LayerOutputs, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
+        """The final mixture, if any."""
+        return () if self.mixture is None else self.mixture.sums(state, left)
 
 
 @outside_autocast

@@ -115,14 +115,25 @@ class LocalSWA(LocalMixer):
     ) -> tuple[Float[Tensor, "B T C"], KeyValueCache | None]:
         """Returns the mixed channels and the extended cache."""
         config = self.config
-        H, G, K = config.n_heads, config.n_kv_heads, config.head_dim
-        q_k, v = self.qkv(x).unflatten(-1, (-1, K)).split((H + G, G), dim=2)
-        turn = layout_rotation(layout, K, config.rope_theta, statistics_dtype(x))
-        q, k = rotate(q_k, turn).split((H, G), dim=2)
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        q, k, v = self._heads(x, layout)
         if cache is not None:
             k, v, cache = cache.extend(k, v)
         documents, seen = layout.documents, layout.key_documents(k.shape[2])
         y = local_attention(q, k, v, window=config.window, documents=documents, key_documents=seen, impl=config.impl)
         update = self.output(y.transpose(1, 2).flatten(2))
         return x + update if config.form == "residual" else update, cache
+
+    def queries_and_keys(
+        self, x: Float[Tensor, "B T C"], layout: TokenLayout
+    ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"]]:
+        """What the scores of attention over these channels are products of, for audits."""
+        return self._heads(x, layout)[:2]
+
+    def _heads(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys behind their rotation, and values, with heads before positions."""
+        config = self.config
+        H, G, K = config.n_heads, config.n_kv_heads, config.head_dim
+        q_k, v = self.qkv(x).unflatten(-1, (-1, K)).split((H + G, G), dim=2)
+        turn = layout_rotation(layout, K, config.rope_theta, statistics_dtype(x))
+        q, k = rotate(q_k, turn).split((H, G), dim=2)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

@@ -60,14 +60,27 @@ def _plain(
     channels: Sequence[Tensor], direction: Tensor, targets: Tensor, beta: Tensor, eps: float, rule: UpdateRule
 ) -> tuple[Tensor, ...]:
     dtype = statistics_dtype(channels[0])
-    u = direction.to(dtype)
-    k = u * torch.rsqrt((u * u).sum(-1, keepdim=True) + eps * eps)
+    k = _unit(direction, eps, dtype)
     written = []
     for x, target in zip(channels, targets, strict=True):
         erased = (k * x.to(dtype)).sum(-1) if rule == "delta" else 0.0
         step = (beta * (target - erased)).unsqueeze(-1)
         written.append((x.to(dtype) + step * k).to(x.dtype))
     return tuple(written)
+
+
+def _unit(direction: Float[Tensor, "*n D"], eps: float, dtype: torch.dtype) -> Float[Tensor, "*n D"]:
+    u = direction.to(dtype)
+    return u * torch.rsqrt((u * u).sum(-1, keepdim=True) + eps * eps)
+
+
+@outside_autocast
+def components(
+    channels: Sequence[Float[Tensor, "*n D"]], direction: Float[Tensor, "*n D"], eps: float
+) -> Float[Tensor, "C *n"]:
+    """The component k^T x of every channel along a direction, for audits."""
+    k = _unit(direction, eps, statistics_dtype(channels[0]))
+    return torch.stack([(k * x.to(k.dtype)).sum(-1) for x in channels])
 
 
 class _DeltaWrite(torch.autograd.Function):

@@ -38,13 +38,19 @@ def depth_attention(q: Source, keys: Sequence[Source], values: Sequence[Source],
     if not keys or len(keys) != len(values):
         raise ConfigError(f"depth_attention: got {len(keys)} keys and {len(values)} values; give one of each per source")
     if runs_plain(impl):
-        wide = q.to(statistics_dtype(q)) / math.sqrt(q.shape[-1])
-        weights = torch.softmax(torch.stack([(wide * k).sum(-1, keepdim=True) for k in keys]), dim=0)
+        weights = depth_attention_weights(q, keys).unsqueeze(-1)
         mixed = weights[0] * values[0]
         for weight, v in zip(weights[1:], values[1:], strict=True):
             mixed = mixed + weight * v
         return mixed.to(q.dtype)
     return _DepthAttention.apply(q, *keys, *values)
+
+
+@outside_autocast
+def depth_attention_weights(q: Source, keys: Sequence[Source]) -> Float[Tensor, "S B T H"]:
+    """The softmax weights of `depth_attention`, for audits and for the reference engine."""
+    wide = q.to(statistics_dtype(q)) / math.sqrt(q.shape[-1])
+    return torch.softmax(torch.stack([(wide * k).sum(-1) for k in keys]), dim=0)
 
 
 class _DepthAttention(torch.autograd.Function):

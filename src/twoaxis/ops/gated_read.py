@@ -43,15 +43,28 @@ def _plain(
     streams: Sequence[Tensor], gain: Tensor, down: Tensor, up: Tensor, extra: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor | None]:
     n, dtype = len(streams), statistics_dtype(streams[0])
+    normalised, gates = gated_parts(streams, gain, down, up, eps)
+    gated = [gate * y for gate, y in zip(gates, normalised, strict=True)]
+    view = (torch.stack(gated).sum(0) / n).to(streams[0].dtype)
+    return view, None if extra is None else (_product(normalised, extra.to(dtype)) / n).permute(2, 0, 1)
+
+
+@outside_autocast
+def gated_parts(
+    streams: Sequence[Float[Tensor, "B T D"]],
+    gain: Float[Tensor, "n D"],
+    down: Float[Tensor, "R nD"],
+    up: Float[Tensor, "nD R"],
+    eps: float,
+) -> tuple[list[Float[Tensor, "B T D"]], list[Float[Tensor, "B T D"]]]:
+    """The normalised streams y and the gates g of `gated_read`, for audits and for the reference engine."""
+    n, dtype = len(streams), statistics_dtype(streams[0])
     normalised = []
     for stream, row in zip(streams, gain.to(dtype), strict=True):
         x = stream.to(dtype)
         normalised.append(x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * row)
     hidden = F.silu(_product(normalised, down.to(dtype)) / n)
-    logits = [hidden @ part.T for part in up.to(dtype).chunk(n)]
-    gated = [torch.sigmoid(logit) * y for logit, y in zip(logits, normalised, strict=True)]
-    view = (torch.stack(gated).sum(0) / n).to(streams[0].dtype)
-    return view, None if extra is None else (_product(normalised, extra.to(dtype)) / n).permute(2, 0, 1)
+    return normalised, [torch.sigmoid(hidden @ part.T) for part in up.to(dtype).chunk(n)]
 
 
 def _product(normalised: Sequence[Tensor], weight: Tensor) -> Tensor:

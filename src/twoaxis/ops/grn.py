@@ -71,17 +71,34 @@ def _plain(
     score_gain: Tensor | None,
     eps: float,
 ) -> tuple[Tensor, ...]:
+    scores = grn_scores(sources, score_weight, activation, score_gain, eps)
+    dtype = scores.dtype
+    totals = [torch.zeros((), dtype=dtype, device=bias.device)] * bias.shape[0]
+    for j, v in enumerate(sources):
+        wide = v.to(dtype)
+        totals = [total + (bias[c, j].to(dtype) + scores[c, j].unsqueeze(-1)) * wide for c, total in enumerate(totals)]
+    return tuple(total.to(sources[0].dtype) for total in totals)
+
+
+@outside_autocast
+def grn_scores(
+    sources: Sequence[Float[Tensor, "B T D"]],
+    score_weight: Float[Tensor, "C R D"],
+    activation: Activation,
+    score_gain: Float[Tensor, " D"] | None = None,
+    eps: float = 0.0,
+) -> Float[Tensor, "C S B T"]:
+    """The scores s of `grn` for each way and source, for audits and for the reference engine."""
     dtype = statistics_dtype(sources[0])
     weight = _effective(score_weight, score_gain, dtype)
-    totals = [torch.zeros((), dtype=dtype, device=bias.device)] * bias.shape[0]
+    found = []
     for j, v in enumerate(sources):
         wide = v.to(dtype)
         z = wide @ weight[:, j % weight.shape[1]].T
         if score_gain is not None:
             z = z * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        s = ACTIVATIONS[activation](z)
-        totals = [total + (bias[c, j].to(dtype) + s[..., c : c + 1]) * wide for c, total in enumerate(totals)]
-    return tuple(total.to(sources[0].dtype) for total in totals)
+        found.append(ACTIVATIONS[activation](z).movedim(-1, 0))
+    return torch.stack(found, dim=1)
 
 
 def _effective(score_weight: Tensor, score_gain: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -78,9 +78,7 @@ def _plain(
 ) -> HyperRead:
     m = rule.n_fractions
     pieces = [piece.to(maps.dtype) for piece in pieces_of(streams, m)]
-    scores = torch.stack([(normalised(piece, rule.norm, rule.eps) @ maps.T + offset).movedim(-1, 0) for piece in pieces])
-    change = torch.tanh(scores) if rule.activation == "tanh" else scores
-    weights = static[:, :, None, None] + scale[:, None, None] * change
+    weights = hyper_weights(streams, static, scale, maps, offset, rule)
     views = []
     for fraction in range(m):
         view = weights[0, fraction].unsqueeze(-1) * pieces[0]
@@ -88,6 +86,25 @@ def _plain(
             view = view + weights[j, fraction].unsqueeze(-1) * pieces[j]
         views.append(view.to(streams[0].dtype))
     return HyperRead(views[0] if m == 1 else torch.cat(views, dim=-1), weights[:, m:], tuple(streams))
+
+
+@outside_autocast
+def hyper_weights(
+    streams: Sequence[Float[Tensor, "B T D"]],
+    static: Float[Tensor, "P C"],
+    scale: Float[Tensor, " C"],
+    maps: Float[Tensor, "C E"],
+    offset: Float[Tensor, " C"] | None,
+    rule: ScoreRule,
+) -> Float[Tensor, "P C B T"]:
+    """All weights of `hyper_read`, those of the view first, for audits and for the reference engine."""
+    dtype = statistics_dtype(streams[0])
+    maps = maps.to(dtype)
+    pieces = [piece.to(dtype) for piece in pieces_of(streams, rule.n_fractions)]
+    products = [normalised(piece, rule.norm, rule.eps) @ maps.T for piece in pieces]
+    scores = torch.stack([(product if offset is None else product + offset.to(dtype)).movedim(-1, 0) for product in products])
+    change = torch.tanh(scores) if rule.activation == "tanh" else scores
+    return static.to(dtype)[:, :, None, None] + scale.to(dtype)[:, None, None] * change
 
 
 def _change(scores: Tensor, offset: Tensor, rule: ScoreRule) -> Tensor:

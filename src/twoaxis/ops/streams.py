@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 NUMBERS_IN_CACHE = 2**17
@@ -79,6 +80,46 @@ def sum_streams(streams: Sequence[Float[Tensor, "B T D"]]) -> Float[Tensor, "B T
     for stream in streams[1:]:
         total = total + stream
     return total.to(streams[0].dtype)
+
+
+def stream_sums(
+    streams: Sequence[Float[Tensor, "B T D"]],
+    update: Float[Tensor, "B T D"],
+    residual: Float[Tensor, "P Q *each"] | None,
+    write: Float[Tensor, "rows Q *per"],
+    following: Sequence[Float[Tensor, "B T D"]],
+    n_fractions: int = 1,
+) -> tuple[WeightedSum, ...]:
+    """The weighted sums behind what `mix_pieces` has returned: each new stream, of all old pieces and those of the update."""
+    n, m = len(streams), n_fractions
+    mixing = torch.eye(n * m, dtype=write.dtype, device=write.device) if residual is None else residual
+    mixing, write = (x if x.ndim == 4 else x[..., None, None].expand(*x.shape, *update.shape[:2]) for x in (mixing, write))
+    sources = tuple(piece.repeat(1, 1, m) for piece in pieces_of((*streams, update), m))
+    names = (*piece_names(n, m), *(("update",) if m == 1 else (f"update fraction {f}" for f in range(m))))
+    found = []
+    for s, made in enumerate(following):
+        own = slice(s * m, (s + 1) * m)
+        given = write[:, own].movedim(1, -1)
+        if write.shape[0] < m:
+            # Only fraction f of the update goes to fraction f of a stream.
+            given = torch.diag_embed(given[0]).movedim(-2, 0)
+        weights = torch.cat((mixing[:, own].movedim(1, -1), given))
+        parts = tuple(f"fraction {f}" for f in range(m)) if m > 1 else ()
+        found.append(WeightedSum(made, f"stream {s}", names, sources, weights, "mix", parts))
+    return tuple(found)
+
+
+def piece_names(n_streams: int, n_fractions: int) -> tuple[str, ...]:
+    """What the pieces of a state are called.
+
+    Example:
+        >>> piece_names(2, 1), piece_names(1, 2)
+        (('stream 0', 'stream 1'), ('fraction 0', 'fraction 1'))
+    """
+    if n_fractions == 1:
+        return tuple(f"stream {s}" for s in range(n_streams))
+    own = [f"fraction {f}" for f in range(n_fractions)]
+    return tuple(name if n_streams == 1 else f"stream {s} {name}" for s in range(n_streams) for name in own)
 
 
 class _Term(NamedTuple):

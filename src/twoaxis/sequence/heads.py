@@ -221,15 +221,7 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: AttentionCache | None
     ) -> tuple[Tensor, AttentionCache | None]:
         config = self.config
-        if config.qk_norm == "before_rope":
-            q_k = self._normalise(q_k)
-        if self.projected_local is not None:
-            q_k, v, cache = self._mix_projected(q_k, v, layout, cache)
-        q_k = self._rotate(q_k, layout)
-        if config.qk_norm == "after_rope":
-            q_k = self._normalise(q_k)
-        q, k = q_k.split((config.n_heads, config.kv_heads), dim=2)
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        q, k, v, cache = self._ready(q_k, v, layout, cache)
         if cache is not None:
             k, v, keys = cache.keys.extend(k, v)
             cache = replace(cache, keys=keys)
@@ -239,6 +231,26 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
             q, k, v, window=config.span, documents=documents, key_documents=key_documents, sink=self.sink, impl=config.impl
         )
         return with_extra(self.output, self.extra, y.transpose(1, 2).flatten(2)), cache
+
+    def queries_and_keys(self, heads: Heads, layout: TokenLayout) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"]]:
+        """What the scores of attention over these heads are products of, for audits."""
+        q, k, _, _ = self._ready(torch.cat((heads.q, heads.k), dim=2), heads.v, layout, None)
+        return q, k
+
+    def _ready(
+        self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: AttentionCache | None
+    ) -> tuple[Tensor, Tensor, Tensor, AttentionCache | None]:
+        """Queries, keys and values behind norm, local mixing and rotation, with heads before positions."""
+        config = self.config
+        if config.qk_norm == "before_rope":
+            q_k = self._normalise(q_k)
+        if self.projected_local is not None:
+            q_k, v, cache = self._mix_projected(q_k, v, layout, cache)
+        q_k = self._rotate(q_k, layout)
+        if config.qk_norm == "after_rope":
+            q_k = self._normalise(q_k)
+        q, k = q_k.split((config.n_heads, config.kv_heads), dim=2)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cache
 
     def _mix_projected(
         self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: AttentionCache | None

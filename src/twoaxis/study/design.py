@@ -2,9 +2,9 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -13,6 +13,7 @@ from twoaxis.core.config_file import read_config_file
 from twoaxis.core.errors import ConfigError, StudyError, nearest, problem
 from twoaxis.core.overrides import apply_overrides
 from twoaxis.study.overlay import overlay
+from twoaxis.study.rules import BudgetConfig, CompanionKind, DecisionConfig, MatchConfig, MatchField, TuningConfig
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import first_difference
 
@@ -22,51 +23,13 @@ DECIDED_BY_THE_STUDY = ("steps", "seed")
 EQUAL_IN_ALL_ARMS = ("data", "batch_size", "validation_tokens", "validate_every")
 """Keys of a recipe without whose equality losses could not be compared in pairs."""
 
+OF_THE_ARM = ("why", "match")
+"""Keys of an arm that belong to the study and not to its recipe."""
+
+UNDECIDED_STEPS = 10**9
+"""Stands in for a number of steps that only the plan knows; no warm-up is found too long for it."""
+
 _ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]*")
-
-
-class BudgetConfig(Config):
-    """What every run may spend: either steps, or tokens rounded up to whole steps.
-
-    Args:
-        steps: optimizer steps.
-        tokens: tokens read.
-    """
-
-    steps: int | None = Field(default=None, ge=1)
-    tokens: int | None = Field(default=None, ge=1)
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        if (self.steps is None) == (self.tokens is None):
-            got = {"steps": self.steps, "tokens": self.tokens}
-            raise ConfigError(problem("budget", got, "either steps or tokens", "give exactly one of them"))
-        return self
-
-    def in_steps(self, tokens_per_step: int) -> int:
-        """The budget in optimizer steps.
-
-        Example:
-            >>> BudgetConfig(tokens=1_000_000).in_steps(4096)
-            245
-        """
-        return self.steps or -(-(self.tokens or 0) // tokens_per_step)
-
-
-class DecisionConfig(Config):
-    """How the verdict is reached; written before the first run and stored with the study.
-
-    Args:
-        smallest_effect: the smallest mean difference that would matter, in nats per token; power is computed for it.
-        alpha: the accepted chance of any false verdict in the whole study.
-        test: `paired_t`, Student's t test of the paired differences.
-        correction: `holm`, over all arms but the control.
-    """
-
-    smallest_effect: float = Field(gt=0)
-    alpha: float = Field(default=0.05, gt=0, lt=0.5)
-    test: Literal["paired_t"] = "paired_t"
-    correction: Literal["holm"] = "holm"
 
 
 def _seeds(data: Any) -> Any:
@@ -79,6 +42,12 @@ def _recipe_data(data: Any) -> Any:
     return read_config_file(Path(data), "base recipe", StudyError) if isinstance(data, str | Path) else data
 
 
+def _companions(data: Any) -> Any:
+    if isinstance(data, bool):
+        return get_args(CompanionKind) if data else ()
+    return data
+
+
 class StudyConfig(Config):
     """A comparison of arms with one control at an equal budget.
 
@@ -86,10 +55,14 @@ class StudyConfig(Config):
         question: what the study is to answer, in a sentence.
         control: the arm that all others are compared with.
         arms: by name, what each changes in the base recipe: a table, or a list of `key=value`. An empty table is the
-            base itself.
+            base itself. Two keys of the table belong to the study: `why`, one line on what the arm is for, and `match`.
         base: the recipe that all arms share, as a table or the path of a file.
         replicates: the seeds, or how many (0, 1, ...). A seed sets the order of the data and the initial values.
         budget: of every run.
+        match: how every arm but the control is changed until it costs as much as the control, unless the arm says otherwise.
+        controls: companions to generate for every arm they apply to; true means all kinds.
+        controls_match: what generated ShortSWA and wider streams are given as much of as the arm they stand beside.
+        tuning: a learning rate for each arm from a grid; without it all use that of the base.
         metric: `validation_loss` after the last step, in nats per token.
         decision: the decision rule.
 
@@ -106,8 +79,8 @@ class StudyConfig(Config):
         ...     budget={"tokens": 100_000},
         ...     decision={"smallest_effect": 0.02},
         ... )
-        >>> study.recipe("deep_delta", seed=1).steps
-        49
+        >>> study.treatments, study.recipe("deep_delta", seed=1).model["depth"]["kind"]
+        (('deep_delta',), 'deep_delta')
     """
 
     question: str = Field(min_length=1)
@@ -116,6 +89,10 @@ class StudyConfig(Config):
     base: Annotated[dict[str, Any], BeforeValidator(_recipe_data)]
     replicates: Annotated[tuple[int, ...], BeforeValidator(_seeds)]
     budget: BudgetConfig
+    match: MatchField = None
+    controls: Annotated[tuple[CompanionKind, ...], BeforeValidator(_companions)] = ()
+    controls_match: tuple[Literal["flops", "seconds"], ...] = ("flops",)
+    tuning: TuningConfig | None = None
     metric: Literal["validation_loss"] = "validation_loss"
     decision: DecisionConfig
 
@@ -146,46 +123,64 @@ class StudyConfig(Config):
         if self.control not in self.arms:
             known = nearest(self.control, self.arms) if self.arms else "add it to [arms]"
             raise ConfigError(f"control={self.control!r}: must be one of the arms; {known}")
-        if len(self.arms) < 2:
+        if len(self.arms) < 2 and not self.controls:
             raise ConfigError(problem("arms", list(self.arms), "the control and at least one more", "add an arm to compare"))
         recipes = {name: self._checked(name) for name in self.arms}
-        control = recipes[self.control]
         for name, recipe in recipes.items():
-            for key in EQUAL_IN_ALL_ARMS:
-                if found := first_difference(control[key], recipe[key], key):
-                    where, there, here = found
-                    raise ConfigError(
-                        f"arm {name!r}: {where}={here!r}: must equal the control's {there!r}, since runs are compared in "
-                        "pairs; set it in base"
-                    )
-        seen: dict[str, str] = {}
-        for name, recipe in recipes.items():
-            text = json.dumps(recipe, sort_keys=True)
-            if text in seen:
-                raise ConfigError(f"arms {seen[text]!r} and {name!r}: must differ, but are the same recipe; change or drop one")
-            seen[text] = name
+            self.check_comparable(name, recipe)
+        self._check_matches(recipes)
+        if self.tuning is not None:
+            self._check_tuning(self.tuning)
         return self
 
+    def check_comparable(self, name: str, recipe: Mapping[str, Any]) -> None:
+        """Refuses a recipe whose losses could not be compared in pairs with the control's.
+
+        Raises:
+            ConfigError: naming the key that differs.
+        """
+        control = self.recipe(self.control, self.replicates[0]).to_data()
+        for key in EQUAL_IN_ALL_ARMS:
+            if found := first_difference(control[key], recipe[key], key):
+                where, there, here = found
+                raise ConfigError(
+                    f"arm {name!r}: {where}={here!r}: must equal the control's {there!r}, since runs are compared in "
+                    "pairs; set it in base"
+                )
+
     def recipe(self, arm: str, seed: int) -> TrainConfig:
-        """The full recipe of one run."""
+        """The recipe of an arm as it was written; its steps are those of the budget where that is equal for all arms."""
         # The budget is known only once the batch is; until then no warm-up may be found too long.
-        config = TrainConfig.from_data(overlay(self.base, self.arms[arm]) | {"steps": 10**9, "seed": seed})
-        return config.replace(steps=self.budget.in_steps(config.batch_size * config.data.seq_len))
+        config = TrainConfig.from_data(overlay(self.base, self.changes(arm)) | {"steps": UNDECIDED_STEPS, "seed": seed})
+        steps = self.budget.in_steps(config.batch_size * config.data.seq_len)
+        return config if steps is None else config.replace(steps=steps)
+
+    def changes(self, arm: str) -> dict[str, Any] | list[str]:
+        """What an arm changes in the base recipe."""
+        changes = self.arms[arm]
+        return {k: v for k, v in changes.items() if k not in OF_THE_ARM} if isinstance(changes, dict) else changes
+
+    def why(self, arm: str) -> str:
+        """One line on what an arm is for; "" when the design says nothing."""
+        changes = self.arms[arm]
+        return str(changes.get("why", "")) if isinstance(changes, dict) else ""
+
+    def match_of(self, arm: str) -> MatchConfig | None:
+        """How an arm is matched; None for the control and for one that is not."""
+        changes = self.arms[arm]
+        own = changes.get("match") if isinstance(changes, dict) else None
+        if own is not None:
+            return _OwnMatch(match=own).match
+        return None if arm == self.control else self.match
 
     @property
     def treatments(self) -> tuple[str, ...]:
         """The arms that are compared with the control."""
         return tuple(name for name in self.arms if name != self.control)
 
-    @property
-    def tokens_per_run(self) -> int:
-        """Tokens that every run reads."""
-        recipe = self.recipe(self.control, self.replicates[0])
-        return recipe.steps * recipe.batch_size * recipe.data.seq_len
-
     def _checked(self, arm: str) -> dict[str, Any]:
         try:
-            laid = overlay({}, self.arms[arm])
+            laid = overlay({}, self.changes(arm))
             for key in DECIDED_BY_THE_STUDY:
                 if key in laid:
                     remedy = "use the study's budget" if key == "steps" else "use the study's replicates"
@@ -193,6 +188,38 @@ class StudyConfig(Config):
             return self.recipe(arm, self.replicates[0]).to_data()
         except ConfigError as error:
             raise ConfigError(f"arm {arm!r}: {error}") from None
+
+    def _check_matches(self, recipes: Mapping[str, Mapping[str, Any]]) -> None:
+        unmatched: dict[str, str] = {}
+        for name, recipe in recipes.items():
+            match = self.match_of(name)
+            if match is None:
+                text = json.dumps(recipe, sort_keys=True)
+                if text in unmatched:
+                    both = f"arms {unmatched[text]!r} and {name!r}"
+                    raise ConfigError(f"{both}: must differ, but are the same recipe; change or drop one")
+                unmatched[text] = name
+                continue
+            to = match.to or self.control
+            if to not in self.arms:
+                raise ConfigError(f"arm {name!r}: match.to={to!r}: must be an arm; {nearest(to, self.arms)}")
+            if to == name or (to != self.control and self.match_of(to) is not None):
+                allowed = "an arm that is not matched itself"
+                raise ConfigError(f"arm {name!r}: {problem('match.to', to, allowed, 'match both to the control')}")
+
+    def _check_tuning(self, tuning: TuningConfig) -> None:
+        if tuning.seed in self.replicates:
+            allowed = "none of the replicates, which it would make look better than they are"
+            raise ConfigError(problem("tuning.seed", tuning.seed, allowed, "choose another"))
+        for name in tuning.arms:
+            if name not in self.arms:
+                raise ConfigError(f"tuning.arms.{name}: must be an arm; {nearest(name, self.arms)}")
+
+
+class _OwnMatch(Config):
+    """Reads the `match` of one arm in the same forms as that of the study."""
+
+    match: MatchField
 
 
 def read_study(path: Path | str, overrides: Sequence[str] = ()) -> StudyConfig:

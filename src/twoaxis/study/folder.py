@@ -9,7 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 from twoaxis.core.errors import CheckpointError, DataError, StudyError
 from twoaxis.data.atomic import replacing
+from twoaxis.study.costs import tokens_per_step
 from twoaxis.study.design import StudyConfig
+from twoaxis.study.plan import PlannedArm, StudyPlan
 from twoaxis.train.metrics import read_metrics
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.result import Result
@@ -42,6 +44,7 @@ class RunRecord:
         recipe: as recorded by the run.
         data: corpus and tokenizer as recorded by the run.
         environment: as recorded by the run.
+        reused_from: the folder of another study that made the same run; "" for a run of this study.
     """
 
     place: Place
@@ -53,6 +56,7 @@ class RunRecord:
     recipe: dict[str, Any]
     data: dict[str, Any]
     environment: dict[str, Any]
+    reused_from: str = ""
 
     @property
     def loss(self) -> float | None:
@@ -93,14 +97,26 @@ class StudyFolder:
         Raises:
             StudyError: the folder holds no study.
         """
-        path = self.path / "study.json"
-        try:
-            return StudyConfig.from_data(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise StudyError(
-                f"{path}: cannot be read ({reason}); must be the design of a study; name a folder that `twoaxis study` has made"
-            ) from None
+        return StudyConfig.from_data(self._read("study", "the design of a study"))
+
+    @property
+    def plan(self) -> StudyPlan:
+        """The plan that was made before the first run.
+
+        Raises:
+            StudyError: there is none.
+        """
+        return StudyPlan.from_data(self._read("plan", "the plan of a study"))
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether the study has been planned."""
+        return (self.path / "plan.json").exists()
+
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """The learning rate that the trials have found for each arm; empty before they have run, or without any."""
+        return self._read("tuned", "learning rates by arm") if (self.path / "tuned.json").exists() else {}
 
     def decide(self, study: StudyConfig) -> None:
         """Writes the design down, or compares it with the one that was.
@@ -118,11 +134,59 @@ class StudyFolder:
                 )
         else:
             write_json(self.path / "study.json", study.to_data())
-        for place in places(study):
+
+    @property
+    def command(self) -> str:
+        """The command that made the study; without a record of it, one that makes it again from its design."""
+        path = self.path / "command.txt"
+        return (
+            path.read_text(encoding="utf-8").strip() if path.exists() else f"twoaxis study {self.path / 'study.json'} --out NEW"
+        )
+
+    def keep_command(self, command: str) -> None:
+        """Writes the command down."""
+        with replacing(self.path / "command.txt") as file:
+            file.write(command.encode() + b"\n")
+
+    def audit(self, place: "Place") -> dict[str, Any] | None:
+        """What `twoaxis audit` has found in a run; None before it was called."""
+        path = self.run(place).path / "audit.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def keep_plan(self, plan: StudyPlan) -> None:
+        """Writes the plan down; from then on it is the one that counts, timing included."""
+        write_json(self.path / "plan.json", plan.to_data())
+
+    def keep_learning_rates(self, chosen: dict[str, float]) -> None:
+        """Writes down what the trials have found; from then on it is what counts."""
+        write_json(self.path / "tuned.json", chosen)
+
+    def recipe_of(self, arm: PlannedArm, seed: int) -> TrainConfig:
+        """The recipe of one run, with the learning rate of its arm if trials have found one."""
+        return arm.train_config(seed, self.learning_rates.get(arm.tuned_as) if arm.role != "trial" else None)
+
+    def check(self, places: "list[Place]") -> None:
+        """Compares the recipes of runs that have begun with those of the plan.
+
+        Raises:
+            StudyError: a folder holds another run.
+        """
+        plan = self.plan
+        for place in places:
             try:
-                self.run(place).check(study.recipe(*place))
+                self.run(place).check(self.recipe_of(plan.arm(place.arm), place.seed))
             except CheckpointError as error:
                 raise StudyError(f"{place}: {error}") from None
+
+    def _read(self, name: str, what: str) -> Any:
+        path = self.path / f"{name}.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StudyError(
+                f"{path}: cannot be read ({reason}); must be {what}; name a folder that `twoaxis study` has made"
+            ) from None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -168,6 +232,7 @@ class StudyFolder:
             files.get("config", {}),
             files.get("data", {}),
             files.get("env", {}),
+            run.read("reused")["from"] if _has(run, "reused") else "",
         )
 
     def _status(self, place: Place, result: Result | None) -> tuple[RunStatus, str]:
@@ -181,14 +246,15 @@ class StudyFolder:
         return "not started", "not started"
 
 
-def places(study: StudyConfig) -> list[Place]:
-    """All runs in the order they are made.
+def places(plan: StudyPlan) -> list[Place]:
+    """All runs in the order they are made: trials first, since the others take their learning rates from them.
 
     Replicates come one after another, so that an interrupted study has complete pairs, and the order of the arms
     rotates from replicate to replicate, so that a machine that becomes slower or faster meets every arm alike.
     """
-    arms, order = list(study.arms), []
-    for number, seed in enumerate(study.replicates):
+    order = [Place(arm.name, seed) for arm in plan.of_role("trial") for seed in arm.seeds]
+    arms = [arm.name for arm in plan.arms if arm.role != "trial"]
+    for number, seed in enumerate(plan.control.seeds):
         turn = number % len(arms)
         order += [Place(arm, seed) for arm in arms[turn:] + arms[:turn]]
     return order
@@ -198,11 +264,6 @@ def write_json(path: Path, data: Any) -> None:
     """Writes a file of JSON, whole or not at all."""
     with replacing(path) as file:
         file.write(json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
-
-
-def tokens_per_step(recipe: TrainConfig) -> int:
-    """Tokens that one step of a recipe reads."""
-    return recipe.batch_size * recipe.data.seq_len
 
 
 def _has(run: RunFolder, name: str) -> bool:

@@ -7,8 +7,8 @@ import torch
 
 from twoaxis.core.parameters import Init, declarations
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.study.design import StudyConfig
 from twoaxis.study.folder import Place, RunRecord
+from twoaxis.study.plan import StudyPlan
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import first_difference
 
@@ -33,12 +33,12 @@ class Pair:
     problems: tuple[str, ...]
 
 
-def verify_pairs(study: StudyConfig, records: Mapping[Place, RunRecord]) -> list[Pair]:
-    """Verifies every finished run against the finished control of its seed, from what both recorded."""
+def verify_pairs(plan: StudyPlan, records: Mapping[Place, RunRecord]) -> list[Pair]:
+    """Verifies every finished run against the finished control of its seed, from what both recorded; trials are no pairs."""
     found = []
-    for arm in study.treatments:
-        for seed in study.replicates:
-            run, control = records[Place(arm, seed)], records[Place(study.control, seed)]
+    for arm in plan.of_role("treatment", "companion", "rung"):
+        for seed in arm.seeds:
+            run, control = records[Place(arm.name, seed)], records[Place(plan.control.name, seed)]
             if run.status == control.status == "finished":
                 found.append(_verify(run, control))
     return found

@@ -1,85 +1,130 @@
-"""What a study will run and cost, before anything runs."""
+"""What a study will run and cost, before anything runs: every arm with its full recipe."""
 
-from dataclasses import dataclass
+from typing import Any, Literal
 
-from twoaxis.core.cost import Shape
-from twoaxis.data import prepare
-from twoaxis.data.tokenizer import BpeConfig, ByteConfig, ByteTokenizer
-from twoaxis.model.cost import decoder_cost
-from twoaxis.study.design import StudyConfig
-from twoaxis.study.folder import tokens_per_step
+from twoaxis.core.config import Config
+from twoaxis.study.costs import tokens_per_step
+from twoaxis.study.report_data import ChangeData, Role
+from twoaxis.study.timing import Timing
 from twoaxis.train.recipe import TrainConfig
 
 
-@dataclass(frozen=True)
-class PlannedArm:
-    """One arm before it runs.
+class PlannedArm(Config):
+    """One arm with everything that its runs need.
 
     Attributes:
-        name: the arm.
+        name: the arm; generated names hold a `~` or an `@`, which no arm of a design may.
+        role: why it is in the study.
+        why: one line on what it is for.
+        recipe: of the first seed.
+        seeds: one run each.
+        changes: what was changed so that it matches another.
+        tuned_as: the arm whose learning rate it takes once the trials have run; "" when nothing is tuned.
         parameters: a count.
-        training_flops_per_token: three forward passes, since the backward pass computes twice as much; a count.
+        training_flops_per_token: by the declared costs.
+        step_seconds: measured before the first run; None without a timing.
+        memory_bytes: of training state and saved activations; None without a timing.
     """
 
     name: str
+    role: Role
+    why: str = ""
+    recipe: dict[str, Any]
+    seeds: tuple[int, ...]
+    changes: tuple[ChangeData, ...] = ()
+    tuned_as: str = ""
     parameters: int
     training_flops_per_token: float
+    step_seconds: float | None = None
+    memory_bytes: int | None = None
 
-
-@dataclass(frozen=True)
-class StudyPlan:
-    """All arms and replicates of a study.
-
-    Attributes:
-        arms: in the order of the design.
-        seeds: one replicate each.
-        steps: of every run.
-        tokens_per_run: that every run reads, a count.
-    """
-
-    arms: tuple[PlannedArm, ...]
-    seeds: tuple[int, ...]
-    steps: int
-    tokens_per_run: int
+    def train_config(self, seed: int, lr: float | None = None) -> TrainConfig:
+        """The recipe of one run, with a learning rate that trials have found."""
+        recipe = TrainConfig.from_data({**self.recipe, "seed": seed})
+        return recipe if lr is None else recipe.replace(optimizer=recipe.optimizer.replace(lr=lr))
 
     @property
-    def runs(self) -> int:
-        """Arms times replicates."""
-        return len(self.arms) * len(self.seeds)
+    def steps(self) -> int:
+        """Optimizer steps of a run."""
+        return self.recipe["steps"]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that a run reads."""
+        return self.steps * tokens_per_step(self.train_config(self.seeds[0]))
 
     @property
     def flops(self) -> float:
-        """Of all training, validation not counted; a count."""
-        return len(self.seeds) * self.tokens_per_run * sum(arm.training_flops_per_token for arm in self.arms)
+        """Training FLOPs of a run."""
+        return self.tokens * self.training_flops_per_token
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of the steps of a run."""
+        return None if self.step_seconds is None else self.steps * self.step_seconds
 
 
-def plan_study(study: StudyConfig) -> StudyPlan:
-    """Counts what the study will run; a byte-pair vocabulary is taken to be as large as asked for.
+class PlannedContrast(Config):
+    """A treatment that is compared with one of its companions.
 
-    Example:
-        >>> study = StudyConfig(
-        ...     question="?", control="a", arms={"a": {}, "b": {"model": {"depth": "deep_delta"}}}, replicates=2,
-        ...     base={"model": {"d_model": 64, "n_layers": 2}}, budget={"steps": 10}, decision={"smallest_effect": 0.02},
-        ... )
-        >>> [arm.parameters for arm in plan_study(study).arms]
-        [117056, 117576]
+    Attributes:
+        arm: the treatment.
+        against: the companion.
+        matched: what they have equally much of by design; "" when nothing was matched.
+        why: what it rules out.
     """
-    recipe = study.recipe(study.control, study.replicates[0])
-    vocab_size = _vocab_size(recipe)
-    arms = tuple(_planned(name, study.recipe(name, study.replicates[0]), vocab_size) for name in study.arms)
-    return StudyPlan(arms, study.replicates, recipe.steps, recipe.steps * tokens_per_step(recipe))
+
+    arm: str
+    against: str
+    matched: Literal["", "flops", "seconds"] = ""
+    why: str = ""
 
 
-def _planned(name: str, recipe: TrainConfig, vocab_size: int) -> PlannedArm:
-    shape = Shape(recipe.batch_size, recipe.data.seq_len)
-    cost = decoder_cost(recipe.decoder(vocab_size), shape)
-    return PlannedArm(name, cost.params, 3 * cost.flops / shape.total_tokens)
+class StudyPlan(Config):
+    """All arms of a study, in the order of the design: control and treatments, companions, rungs, trials.
 
+    Attributes:
+        arms: what runs.
+        contrasts: which treatment is compared with which companion.
+        notes: what was left out, and why.
+        timing: what the seconds rest on; None when nothing was measured.
+    """
 
-def _vocab_size(recipe: TrainConfig) -> int:
-    tokenizer = recipe.data.tokenizer
-    if isinstance(tokenizer, ByteConfig):
-        return ByteTokenizer().vocab_size
-    if isinstance(tokenizer, BpeConfig):
-        return tokenizer.vocab_size
-    return prepare(recipe.data.corpus, tokenizer).tokenizer.vocab_size
+    arms: tuple[PlannedArm, ...]
+    contrasts: tuple[PlannedContrast, ...] = ()
+    notes: tuple[str, ...] = ()
+    timing: Timing | None = None
+
+    def arm(self, name: str) -> PlannedArm:
+        """One arm by name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def of_role(self, *roles: Role) -> tuple[PlannedArm, ...]:
+        """The arms of these roles, in order."""
+        return tuple(arm for arm in self.arms if arm.role in roles)
+
+    @property
+    def control(self) -> PlannedArm:
+        """The control."""
+        return self.of_role("control")[0]
+
+    @property
+    def runs(self) -> int:
+        """All runs."""
+        return sum(len(arm.seeds) for arm in self.arms)
+
+    @property
+    def tokens(self) -> int:
+        """That all runs read."""
+        return sum(len(arm.seeds) * arm.tokens for arm in self.arms)
+
+    @property
+    def flops(self) -> float:
+        """Of all training, validation not counted."""
+        return sum(len(arm.seeds) * arm.flops for arm in self.arms)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all training steps, one run after another; None without a timing."""
+        seconds = [(len(arm.seeds), arm.seconds) for arm in self.arms]
+        return sum(n * s for n, s in seconds if s is not None) if all(s is not None for _, s in seconds) else None

@@ -4,7 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 POLL_SECONDS = 0.2
@@ -14,8 +14,10 @@ PATIENCE_SECONDS = 60.0
 """How long a process that was asked to stop may take to save its checkpoint."""
 
 
-def run_process(command: Sequence[str], log: Path, watch: Callable[[], None]) -> int:
-    """Runs a command until it ends, with its standard error in `log`.
+def run_process(
+    command: Sequence[str], log: Path, watch: Callable[[], None], environment: Mapping[str, str] | None = None
+) -> int:
+    """Runs a command until it ends, with its standard error in `log` and some variables beside those of this process.
 
     An interrupt of this process is passed on: the command is asked to stop, may save what it has, and the interrupt is
     raised again after its end.
@@ -27,7 +29,12 @@ def run_process(command: Sequence[str], log: Path, watch: Callable[[], None]) ->
     with open(log, "ab") as file:
         # In a session of its own, so that Ctrl-C reaches it once, from here, and not also from the terminal.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            start_new_session=True,
+            env={**os.environ, **(environment or {})},
         )
         try:
             while process.poll() is None:

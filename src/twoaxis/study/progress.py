@@ -14,17 +14,17 @@ LINE_SECONDS = 30.0
 class StudyProgress:
     """Receives what happens in a study; this base says nothing, and is what to derive from."""
 
-    def start(self, total_runs: int, finished_runs: int, steps: int, tokens_per_step: int) -> None:
+    def start(self, total_runs: int, finished_runs: int, total_steps: int, finished_steps: int, tokens_per_step: int) -> None:
         """The study begins with some of its runs finished already."""
 
     def preparing(self, stage: str, done: int, total: int) -> None:
         """The corpus is being tokenised; `done` of `total` bytes."""
 
-    def begin(self, place: Place, step: int) -> None:
-        """A run begins or goes on after some steps."""
+    def begin(self, place: Place, steps: int, step: int) -> None:
+        """A run of so many steps begins, or goes on after some."""
 
-    def step(self, step: int) -> None:
-        """The current run has taken this many steps."""
+    def step(self, place: Place, step: int) -> None:
+        """A run has taken this many steps."""
 
     def end(self, place: Place, words: str) -> None:
         """A run has ended in some way."""
@@ -39,39 +39,45 @@ class StudyProgress:
 class Forecast:
     """Rate and time left, from the pace of this session alone: seconds per step, start-up of runs included."""
 
-    def __init__(self, total_runs: int, finished_runs: int, steps: int, tokens_per_step: int) -> None:
-        self.total, self.finished, self.steps, self.tokens_per_step = total_runs, finished_runs, steps, tokens_per_step
+    def __init__(
+        self, total_runs: int, finished_runs: int, total_steps: int, finished_steps: int, tokens_per_step: int
+    ) -> None:
+        self.total, self.finished, self.tokens_per_step = total_runs, finished_runs, tokens_per_step
+        self.total_steps, self.finished_steps = total_steps, finished_steps
         self.begun = time.monotonic()
-        self.done = self.run_begun = self.run_step = 0
-        self.pace: tuple[int, float] | None = None
+        self.taken = 0
+        self.running: dict[Place, tuple[int, int, int]] = {}
 
-    def begin(self, step: int) -> None:
+    def begin(self, place: Place, steps: int, step: int) -> None:
         """A run begins after some steps, which are not of this session."""
-        self.run_begun = self.run_step = step
-        self.pace = None
+        self.running[place] = (steps, step, step)
 
-    def step(self, step: int) -> None:
-        """The current run has taken this many steps."""
-        if self.pace is None and step > self.run_begun:
-            # The first steps of a run come after its start-up, which is no part of its rate.
-            self.pace = step, time.monotonic()
-        self.run_step = step
+    def step(self, place: Place, step: int) -> None:
+        """A run has taken this many steps."""
+        steps, begin, _ = self.running[place]
+        self.running[place] = (steps, begin, step)
 
-    def end(self) -> None:
-        """The current run has ended."""
+    def end(self, place: Place) -> None:
+        """A run has ended."""
+        steps, begin, now = self.running.pop(place)
         self.finished += 1
-        self.done += self.run_step - self.run_begun
-        self.run_begun = self.run_step
+        self.finished_steps += steps
+        self.taken += now - begin
+
+    @property
+    def steps_now(self) -> int:
+        """Steps of all runs so far."""
+        return self.finished_steps + sum(now for _, _, now in self.running.values())
 
     def words(self) -> str:
-        """Rate of the current run and time left for the study."""
-        now, taken = time.monotonic(), self.done + self.run_step - self.run_begun
-        left = max(0, (self.total - self.finished) * self.steps - self.run_step)
-        time_left = f"about {duration(left * (now - self.begun) / taken)} left for the study" if taken else ""
-        first, since = self.pace or (self.run_step, now)
-        paced = (self.run_step - first) * self.tokens_per_step
-        rate = f"{paced / max(now - since, 1e-9):,.0f} tokens/s" if paced else "starting"
-        return f"{rate}  {time_left}".rstrip()
+        """Rate of this session and time left for the study."""
+        seconds = time.monotonic() - self.begun
+        taken = self.taken + sum(now - begin for _, begin, now in self.running.values())
+        if not taken:
+            return "starting"
+        left = max(0, self.total_steps - self.steps_now)
+        rate = taken * self.tokens_per_step / max(seconds, 1e-9)
+        return f"{rate:,.0f} tokens/s  about {duration(left * seconds / taken)} left for the study"
 
 
 class PlainStudyProgress(StudyProgress):
@@ -86,42 +92,45 @@ class PlainStudyProgress(StudyProgress):
         self._stream = stream or sys.stderr
         self._every = every_seconds
         self._next = time.monotonic() + every_seconds
-        self._forecast = Forecast(0, 0, 1, 1)
-        self._place: Place | None = None
+        self._forecast = Forecast(0, 0, 1, 0, 1)
 
-    def start(self, total_runs: int, finished_runs: int, steps: int, tokens_per_step: int) -> None:
+    def start(self, total_runs: int, finished_runs: int, total_steps: int, finished_steps: int, tokens_per_step: int) -> None:
         """Says how much there is to do."""
-        self._forecast = Forecast(total_runs, finished_runs, steps, tokens_per_step)
-        self.note(f"study: {finished_runs} of {total_runs} runs are finished, {steps} steps each")
+        self._forecast = Forecast(total_runs, finished_runs, total_steps, finished_steps, tokens_per_step)
+        self.note(f"study: {finished_runs} of {total_runs} runs are finished")
 
     def preparing(self, stage: str, done: int, total: int) -> None:
         """Says how far the preparation is."""
         if self._due():
             self.note(f"{stage}: {done / max(total, 1):.0%}")
 
-    def begin(self, place: Place, step: int) -> None:
+    def begin(self, place: Place, steps: int, step: int) -> None:
         """Says which run begins."""
-        self._place = place
-        self._forecast.begin(step)
-        self.note(f"run {self._number()}: {place}" + (f", after step {step}" if step else ""))
+        self._forecast.begin(place, steps, step)
+        self.note(f"run {self._number()}: {place}, {steps} steps" + (f", after step {step}" if step else ""))
 
-    def step(self, step: int) -> None:
+    def step(self, place: Place, step: int) -> None:
         """Says how the run goes, when a line is due."""
-        self._forecast.step(step)
+        self._forecast.step(place, step)
         if self._due():
-            self.note(f"run {self._number()}: {self._place}: step {step} of {self._forecast.steps}  {self._forecast.words()}")
+            self.note(f"{self._running()}  {self._forecast.words()}")
 
     def end(self, place: Place, words: str) -> None:
         """Says how a run has ended."""
-        self.note(f"run {self._number()}: {place}: {words}")
-        self._forecast.end()
+        self._forecast.end(place)
+        self.note(f"{self._forecast.finished} of {self._forecast.total} runs: {place}: {words}")
 
     def note(self, text: str) -> None:
         """Writes the text."""
         print(text, file=self._stream, flush=True)
 
     def _number(self) -> str:
-        return f"{min(self._forecast.finished + 1, self._forecast.total)} of {self._forecast.total}"
+        forecast = self._forecast
+        return f"{min(forecast.finished + len(forecast.running), forecast.total)} of {forecast.total}"
+
+    def _running(self) -> str:
+        running = self._forecast.running.items()
+        return ", ".join(f"{place}: step {now} of {steps}" for place, (steps, _, now) in running)
 
     def _due(self) -> bool:
         now = time.monotonic()
@@ -142,25 +151,25 @@ class RichStudyProgress(PlainStudyProgress):
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task = self._bar.add_task("study", words="", total=1)
 
-    def start(self, total_runs: int, finished_runs: int, steps: int, tokens_per_step: int) -> None:
+    def start(self, total_runs: int, finished_runs: int, total_steps: int, finished_steps: int, tokens_per_step: int) -> None:
         """Draws the bar."""
-        super().start(total_runs, finished_runs, steps, tokens_per_step)
+        super().start(total_runs, finished_runs, total_steps, finished_steps, tokens_per_step)
         self._bar.start()
-        self._bar.update(self._task, total=total_runs * steps, completed=finished_runs * steps)
+        self._bar.update(self._task, total=total_steps, completed=finished_steps)
 
     def preparing(self, stage: str, done: int, total: int) -> None:
         """Draws how far the preparation is."""
         self._bar.update(self._task, description=stage, words=f"{done / max(total, 1):.0%}")
 
-    def step(self, step: int) -> None:
+    def step(self, place: Place, step: int) -> None:
         """Moves the bar."""
         forecast = self._forecast
-        forecast.step(step)
+        forecast.step(place, step)
         self._bar.update(
             self._task,
-            description=f"run {self._number()}: {self._place}",
-            completed=forecast.finished * forecast.steps + step,
-            words=f"{step}/{forecast.steps}  {forecast.words()}",
+            description=f"run {self._number()}: {', '.join(map(str, forecast.running))}",
+            completed=forecast.steps_now,
+            words=forecast.words(),
         )
 
     def note(self, text: str) -> None:

@@ -1,22 +1,36 @@
 """Running a study: every arm and replicate in a process of its own, resumable at any moment."""
 
+import contextlib
+import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from twoaxis.core.errors import TwoAxisError
+from twoaxis.core.errors import StudyError, TwoAxisError
 from twoaxis.data import prepare
+from twoaxis.study.costs import tokens_per_step
 from twoaxis.study.design import StudyConfig
-from twoaxis.study.folder import Place, RunRecord, StudyFolder, places, tokens_per_step, write_json
-from twoaxis.study.process import last_words, run_process
+from twoaxis.study.engine import Engine, LocalEngine, Task
+from twoaxis.study.folder import Place, RunRecord, StudyFolder, places, write_json
+from twoaxis.study.plan import StudyPlan
+from twoaxis.study.planner import plan_study
+from twoaxis.study.process import last_words
 from twoaxis.study.progress import StudyProgress
+from twoaxis.study.reuse import reuse
+from twoaxis.study.timing import Timer, Timing
+from twoaxis.study.tuning import choose_learning_rates
+from twoaxis.train.recipe import TrainConfig
 
 Command = Callable[[Path, Path], list[str]]
 """Makes the command that trains the recipe in a file in a run folder."""
+
+WAIT_SECONDS = 0.5
+"""Seconds between looks at a run that an earlier call has left behind."""
 
 DONE = ("finished", "diverged")
 """How runs end that are not run again."""
@@ -33,67 +47,175 @@ def train_command(recipe: Path, run_dir: Path) -> list[str]:
 
 
 def run_study(
-    study: StudyConfig, folder: Path | str, *, progress: StudyProgress | None = None, command: Command = train_command
+    study: StudyConfig,
+    folder: Path | str,
+    *,
+    progress: StudyProgress | None = None,
+    engine: Engine | None = None,
+    command: Command = train_command,
+    timer: Timer | None = None,
+    command_line: str = "",
 ) -> dict[Place, RunRecord]:
     """Runs what the folder does not hold yet, and returns the record of every run.
 
     Runs that have finished or diverged are kept, runs that were stopped or killed are resumed. A run whose process
     fails is recorded with its last words and the others go on; the next call tries it again. An interrupt (SIGINT or
-    SIGTERM) is passed on to the current run, which saves a checkpoint; everything can be resumed afterwards.
+    SIGTERM) is passed on to the runs, which save a checkpoint; everything can be resumed afterwards.
 
     Args:
         study: the design.
         folder: of the study, made if it does not exist.
         progress: told what happens; None tells nobody.
+        engine: where runs are made; None makes them one after another on this machine.
         command: makes the command of one run.
+        timer: measures the seconds of steps, once, before the first run; None measures in a process of its own.
+        command_line: what the user typed, for the report.
 
     Raises:
         StudyError: the folder holds another study, or another process runs it.
         DataError: the corpus or the tokenizer cannot be used.
         KeyboardInterrupt: the study was stopped.
     """
-    progress = progress or StudyProgress()
+    progress, engine = progress or StudyProgress(), engine or LocalEngine()
     place_in = StudyFolder(folder)
     try:
         with place_in.locked(), _termination_as_interrupt():
             place_in.decide(study)
-            _run_all(study, place_in, progress, command)
-            return {place: place_in.record(place) for place in places(study)}
+            if command_line:
+                place_in.keep_command(command_line)
+            if not place_in.has_plan:
+                place_in.keep_plan(_plan(study, place_in, progress, timer))
+            plan = place_in.plan
+            _Session(plan, place_in, progress, engine, command).run()
+            return {place: place_in.record(place) for place in places(plan)}
     finally:
         progress.stop()
 
 
-def _run_all(study: StudyConfig, folder: StudyFolder, progress: StudyProgress, command: Command) -> None:
-    records = [folder.record(place) for place in places(study)]
-    open_places = [record.place for record in records if record.status not in DONE]
-    recipe = study.recipe(*records[0].place)
-    progress.start(len(records), len(records) - len(open_places), recipe.steps, tokens_per_step(recipe))
-    if open_places:
-        # Here rather than in the first run, whose peak memory would else be that of training a tokenizer.
-        prepare(recipe.data.corpus, recipe.data.tokenizer, progress=progress.preparing)
-    for place in open_places:
-        _run_one(study, folder, place, progress, command)
+def _plan(study: StudyConfig, folder: StudyFolder, progress: StudyProgress, timer: Timer | None) -> StudyPlan:
+    recipe = study.recipe(study.control, study.replicates[0])
+    # Here rather than in the first run, whose peak memory would else be that of training a tokenizer.
+    prepare(recipe.data.corpus, recipe.data.tokenizer, progress=progress.preparing)
+    return plan_study(study, timer or process_timer(folder.path, progress))
 
 
-def _run_one(study: StudyConfig, folder: StudyFolder, place: Place, progress: StudyProgress, command: Command) -> None:
-    run, recipe, log = folder.run(place), folder.recipe(place), folder.log(place)
-    write_json(recipe, study.recipe(*place).to_data())
-    folder.failure(place).unlink(missing_ok=True)
-    begin = log.stat().st_size if log.exists() else 0
-    steps = LineCount(run.metrics)
-    progress.begin(place, steps.count())
-    code = run_process(command(recipe, run.path), log, lambda: progress.step(steps.count()))
-    progress.step(steps.count())
-    try:
-        result, message = run.result, last_words(log, code, begin)
-    except TwoAxisError as error:
-        result, message = None, str(error)
-    if result is not None:
-        loss = "" if result.validation_loss is None else f", validation loss {result.validation_loss:.4f} nats per token"
-        progress.end(place, result.message + loss)
-    else:
-        write_json(folder.failure(place), {"exit_code": code, "message": message})
-        progress.end(place, f"failed, the others go on: {message}")
+def process_timer(folder: Path, progress: StudyProgress) -> Timer:
+    """A timer that measures in a process of its own, which leaves its memory behind.
+
+    Raises (when it is called):
+        StudyError: the process failed, with its last words.
+    """
+
+    def measure(recipes: Mapping[str, TrainConfig]) -> Timing:
+        progress.note(f"measuring the seconds of a step of {len(recipes)} arms, in turns")
+        given, got, log = (folder / f"timing.{name}" for name in ("recipes.json", "json", "log"))
+        write_json(given, {name: recipe.to_data() for name, recipe in recipes.items()})
+        got.unlink(missing_ok=True)
+        command = (sys.executable, "-m", "twoaxis.study.timing", str(given), str(got))
+        codes: list[int] = []
+        LocalEngine().run([Task("timing", command, log, {})], lambda _: None, lambda: None, lambda _, code: codes.append(code))
+        if codes != [0]:
+            raise StudyError(f"timing: {last_words(log, codes[0])}; correct the arm, and run the study again")
+        return Timing.from_data(json.loads(got.read_text(encoding="utf-8")))
+
+    return measure
+
+
+class _Session:
+    """One call of `run_study`: what is left to run, and what is told about it."""
+
+    def __init__(self, plan: StudyPlan, folder: StudyFolder, progress: StudyProgress, engine: Engine, command: Command) -> None:
+        self.plan, self.folder, self.progress, self.engine, self.command = plan, folder, progress, engine, command
+        self.order = places(plan)
+        self.counts: dict[str, LineCount] = {}
+        self.logs: dict[str, int] = {}
+
+    def run(self) -> None:
+        """Trials, then the choice of learning rates, then everything else."""
+        self.folder.check([place for place in self.order if self._role(place) == "trial" or self._tuned])
+        done = [place for place in self.order if self._is_done(place)]
+        steps = sum(self.plan.arm(place.arm).steps for place in self.order)
+        steps_done = sum(self.plan.arm(place.arm).steps for place in done)
+        control = self.plan.control
+        tokens = tokens_per_step(control.train_config(control.seeds[0]))
+        self.progress.start(len(self.order), len(done), steps, steps_done, tokens)
+        self._wait_for_earlier_runs([place for place in self.order if place not in done])
+        self._run([place for place in self.order if self._role(place) == "trial"])
+        if not self._tuned:
+            records = [self.folder.record(place) for place in self.order if self._role(place) == "trial"]
+            self.folder.keep_learning_rates(choose_learning_rates(self.plan, records))
+        self._run([place for place in self.order if self._role(place) != "trial"])
+
+    def _wait_for_earlier_runs(self, order: Sequence[Place]) -> None:
+        """Waits for runs that a killed runner has left behind: they go on by themselves, and nothing of them is lost."""
+        for place in order:
+            said = False
+            while self.folder.run(place).is_locked:
+                if not said:
+                    self.progress.note(f"{place}: still trains since an earlier call, and is waited for")
+                said = True
+                time.sleep(WAIT_SECONDS)
+
+    @property
+    def _tuned(self) -> bool:
+        """Whether every arm has its learning rate."""
+        return not self.plan.of_role("trial") or bool(self.folder.learning_rates)
+
+    def _role(self, place: Place) -> str:
+        return self.plan.arm(place.arm).role
+
+    def _is_done(self, place: Place) -> bool:
+        return self.folder.record(place).status in DONE
+
+    def _run(self, order: Sequence[Place]) -> None:
+        tasks, self.by_name = [], {}
+        for place in order:
+            arm = self.plan.arm(place.arm)
+            if self._is_done(place):
+                continue
+            if arm.role != "trial" and arm.tuned_as and arm.tuned_as not in self.folder.learning_rates:
+                message = f"none of the learning rates of {arm.tuned_as} trained; the trials are its last word"
+                write_json(self.folder.failure(place), {"exit_code": None, "message": message})
+                continue
+            recipe = self.folder.recipe_of(arm, place.seed)
+            if (found := reuse(recipe, place, self.folder)) is not None:
+                self.progress.begin(place, recipe.steps, recipe.steps)
+                self.progress.end(place, f"the same run is in {found}, which is used")
+                continue
+            tasks.append(self._task(place, recipe))
+            self.by_name[str(place)] = place
+        if tasks:
+            self.engine.run(tasks, self._began, self._watch, self._ended)
+
+    def _task(self, place: Place, recipe: TrainConfig) -> Task:
+        write_json(self.folder.recipe(place), recipe.to_data())
+        command = tuple(self.command(self.folder.recipe(place).resolve(), self.folder.run(place).path.resolve()))
+        return Task(str(place), command, self.folder.log(place).resolve(), {})
+
+    def _began(self, task: Task) -> None:
+        place = self.by_name[task.name]
+        self.folder.failure(place).unlink(missing_ok=True)
+        self.logs[task.name] = task.log.stat().st_size if task.log.exists() else 0
+        self.counts[task.name] = LineCount(self.folder.run(place).metrics)
+        self.progress.begin(place, self.plan.arm(place.arm).steps, self.counts[task.name].count())
+
+    def _watch(self) -> None:
+        for name, count in self.counts.items():
+            self.progress.step(self.by_name[name], count.count())
+
+    def _ended(self, task: Task, code: int) -> None:
+        place, count = self.by_name[task.name], self.counts.pop(task.name)
+        self.progress.step(place, count.count())
+        try:
+            result, message = self.folder.run(place).result, last_words(task.log, code, self.logs[task.name])
+        except TwoAxisError as error:
+            result, message = None, str(error)
+        if result is not None:
+            loss = "" if result.validation_loss is None else f", validation loss {result.validation_loss:.4f} nats per token"
+            self.progress.end(place, result.message + loss)
+        else:
+            write_json(self.folder.failure(place), {"exit_code": code, "message": message})
+            self.progress.end(place, f"failed, the others go on: {message}")
 
 
 class LineCount:
@@ -104,17 +226,15 @@ class LineCount:
 
     def count(self) -> int:
         """Lines so far; counts anew when the file became shorter."""
-        try:
-            with open(self.path, "rb") as file:
-                if file.seek(0, 2) < self._at:
-                    self._at = self._lines = 0
-                file.seek(self._at)
-                new = file.read()
-        except OSError:
-            return 0
-        self._at += len(new)
-        self._lines += new.count(b"\n")
-        return self._lines
+        with contextlib.suppress(OSError), open(self.path, "rb") as file:
+            if file.seek(0, 2) < self._at:
+                self._at = self._lines = 0
+            file.seek(self._at)
+            new = file.read()
+            self._at += len(new)
+            self._lines += new.count(b"\n")
+            return self._lines
+        return 0
 
 
 @contextmanager

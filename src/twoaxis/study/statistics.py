@@ -1,15 +1,18 @@
 """The paired comparison of arms with a control: Student interval, Holm correction, power, and the verdict.
 
 A difference is the arm's loss minus the control's in the same replicate, in nats per token; below zero is better.
+Letters: N replicates, R resamples.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from scipy.special import nctdtr, stdtr, stdtrit
+from jaxtyping import Float
+from scipy.special import nctdtr, ndtr, stdtr, stdtrit
 
 from twoaxis.core.errors import StudyError
 
@@ -21,8 +24,24 @@ TARGET_POWER = 0.8
 MOST_REPLICATES = 1_000_000
 """No larger number of replicates is looked for."""
 
+RESAMPLES = 10_000
+"""Resamples of a bootstrap over replicates, unless another number is asked for."""
+
 # Differences that agree to this fraction of their size carry no information about how replicates vary.
 _ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class SharedError:
+    """An error of the mean that all replicates have in common, so that their spread does not show it.
+
+    Attributes:
+        variance: of that error, (nats per token)^2.
+        df: degrees of freedom with which the variance was estimated, at least 1.
+    """
+
+    variance: float
+    df: float
 
 
 @dataclass(frozen=True)
@@ -36,6 +55,9 @@ class PairedTest:
         low: lower end of the interval for the mean.
         high: upper end of the interval for the mean.
         p: two-sided p value of a zero mean, before any correction.
+        bootstrap: ends of the bootstrap interval over the replicates, to be read beside Student's and never instead of
+            it, see `bootstrap_interval`; None when the replicates do not vary. It does not know of a shared error.
+        shared: the error that all replicates have in common, which `low`, `high` and `p` include; None if there is none.
     """
 
     differences: tuple[float, ...]
@@ -44,6 +66,8 @@ class PairedTest:
     low: float
     high: float
     p: float
+    bootstrap: tuple[float, float] | None = None
+    shared: SharedError | None = None
 
     @property
     def n(self) -> int:
@@ -55,12 +79,26 @@ class PairedTest:
         """Whether the replicates differ at all; without that there is no interval."""
         return self.sd > 0
 
+    @property
+    def spread(self) -> float:
+        """sqrt(n) times the standard error of the mean, nats per token: `sd`, unless there is a shared error."""
+        return math.hypot(self.sd, math.sqrt(self.n * self.shared.variance)) if self.shared else self.sd
 
-def paired_test(differences: Sequence[float], confidence: float = 0.95) -> PairedTest:
+
+def paired_test(differences: Sequence[float], confidence: float = 0.95, shared: SharedError | None = None) -> PairedTest:
     """Tests whether the mean of paired differences is zero.
 
     Equation: mean +- t_{n-1, (1+confidence)/2} * sd / sqrt(n). With n = 2 there is one degree of freedom and the
     interval is 9 times as wide as the standard deviation on either side, which is what two replicates can say.
+    With a shared error of variance v the standard error is sqrt(sd^2/n + v) with the degrees of freedom
+    (sd^2/n + v)^2 / ((sd^2/n)^2 / (n-1) + v^2 / df_v), and the interval is never narrower than without v: borrowing
+    degrees of freedom from an error that is small covered only 93.4% at n = 3 in simulation.
+    Source: An Approximate Distribution of Estimates of Variance Components, Satterthwaite, Biometrics Bull. 2 (1946).
+
+    Args:
+        differences: arm minus control by replicate, nats per token.
+        confidence: of the interval.
+        shared: an error of the mean that the replicates have in common.
 
     Raises:
         StudyError: fewer than 2 differences, or one that is not finite.
@@ -70,19 +108,94 @@ def paired_test(differences: Sequence[float], confidence: float = 0.95) -> Paire
         >>> round(test.low, 3), round(test.high, 3), round(test.p, 3)
         (-0.785, 0.485, 0.205)
     """
+    values = _finite(differences)
+    mean, sd = float(values.mean()), float(values.std(ddof=1))
+    if sd <= _ROUNDING * float(np.abs(values).max()):
+        # Replicates that do not vary say nothing about how another one would.
+        return PairedTest(tuple(values.tolist()), mean, 0.0, mean, mean, 1.0)
+    half = half_width(sd, values.size, confidence, shared)
+    p = max(float(2 * stdtr(df, -abs(mean) / error)) for error, df in _errors(sd, values.size, shared))
+    bootstrap = bootstrap_interval(differences, confidence)
+    return PairedTest(tuple(values.tolist()), mean, sd, mean - half, mean + half, p, bootstrap, shared)
+
+
+def half_width(sd: float, n: int, confidence: float, shared: SharedError | None = None) -> float:
+    """Half the width of Student's interval for the mean of n differences, see `paired_test`.
+
+    Example:
+        >>> round(half_width(0.2, 4, 0.95), 4), round(half_width(0.2, 4, 0.95, SharedError(0.01, 3)), 4)
+        (0.3182, 0.346)
+    """
+    return max(float(stdtrit(df, (1 + confidence) / 2)) * error for error, df in _errors(sd, n, shared))
+
+
+def _errors(sd: float, n: int, shared: SharedError | None) -> list[tuple[float, float]]:
+    """Standard errors of the mean and their degrees of freedom; the one that says less is to be believed."""
+    own = sd**2 / n
+    if shared is None:
+        return [(sd / math.sqrt(n), n - 1)]
+    total = own + shared.variance
+    df = total**2 / (own**2 / (n - 1) + shared.variance**2 / shared.df)
+    return [(sd / math.sqrt(n), n - 1), (math.sqrt(total), df)]
+
+
+def bootstrap_interval(
+    differences: Sequence[float], confidence: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[float, float]:
+    """A bootstrap interval for the mean of paired differences, the same on every call.
+
+    Equation: quantiles q and 1 - q of the resampled means, q = Phi(-sqrt(n/(n-1)) t_{n-1, (1+confidence)/2}).
+    Source: What Teachers Should Know about the Bootstrap, Hesterberg, arXiv:1411.5279, on the expanded percentile interval
+
+    A 95% interval of normal differences covers their mean in 75% at n = 3, 92% at n = 5 and 94.5% at n = 10, by simulation;
+    skewed ones lose another percent. Student's covers 95% at each, so it decides, and this one shows how much of it rests on
+    the differences alone: at n = 3 it ends at the outermost of them, and nothing that stays between them can cover more.
+    The plain percentile interval covers 74%, 83% and 90%, BCa no more, and a studentised one has no end at n = 3.
+
+    Args:
+        differences: arm minus control by replicate, nats per token.
+        confidence: that would be reached with many replicates.
+        resamples: of the replicates, with replacement.
+        seed: of the resampling.
+
+    Raises:
+        StudyError: fewer than 2 differences, or one that is not finite.
+
+    Example:
+        >>> bootstrap_interval([-0.1, -0.2, -0.15])
+        (-0.2, -0.1)
+    """
+    values = _finite(differences)
+    n = values.size
+    return expanded_percentiles(resampling_weights(n, resamples, seed) @ values, n, confidence)
+
+
+def expanded_percentiles(resampled: Float[np.ndarray, " R"], n: int, confidence: float) -> tuple[float, float]:
+    """The ends of the bootstrap interval of a quantity that was resampled R times from n, see `bootstrap_interval`.
+
+    Example:
+        >>> expanded_percentiles(np.arange(1000.0), 10, 0.95), expanded_percentiles(np.arange(1000.0), 500, 0.95)
+        ((8.0, 991.0), (24.0, 975.0))
+    """
+    level = float(ndtr(-math.sqrt(n / (n - 1)) * stdtrit(n - 1, (1 + confidence) / 2)))
+    # Whole ranks, because between two resamples of which one is infinite there is nothing to interpolate.
+    ordered, rank = np.sort(resampled), int(level * resampled.size)
+    return float(ordered[rank]), float(ordered[-1 - rank])
+
+
+@lru_cache(maxsize=8)
+def resampling_weights(n: int, resamples: int, seed: int) -> Float[np.ndarray, "R N"]:
+    """The share of each of N replicates in each of R resamples of n; do not write into it, it is kept."""
+    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples) / n
+
+
+def _finite(differences: Sequence[float]) -> Float[np.ndarray, " N"]:
     values = np.asarray(differences, dtype=np.float64)
     if values.size < 2 or not np.isfinite(values).all():
         raise StudyError(
             f"paired differences={list(differences)!r}: must be at least 2 finite numbers; run more replicates of both arms"
         )
-    mean, sd = float(values.mean()), float(values.std(ddof=1))
-    if sd <= _ROUNDING * float(np.abs(values).max()):
-        # Replicates that do not vary say nothing about how another one would.
-        return PairedTest(tuple(values.tolist()), mean, 0.0, mean, mean, 1.0)
-    error, df = sd / math.sqrt(values.size), values.size - 1
-    half = float(stdtrit(df, (1 + confidence) / 2)) * error
-    p = float(2 * stdtr(df, -abs(mean) / error))
-    return PairedTest(tuple(values.tolist()), mean, sd, mean - half, mean + half, p)
+    return values
 
 
 def holm(p_values: Mapping[str, float], comparisons: int | None = None) -> dict[str, float]:
@@ -171,7 +284,11 @@ class Comparison:
 
 
 def compare(
-    differences: Mapping[str, Sequence[float]], alpha: float, smallest_effect: float, comparisons: int | None = None
+    differences: Mapping[str, Sequence[float]],
+    alpha: float,
+    smallest_effect: float,
+    comparisons: int | None = None,
+    shared: Mapping[str, SharedError] | None = None,
 ) -> dict[str, Comparison]:
     """Compares every arm with the control, corrected for the number of comparisons.
 
@@ -183,9 +300,10 @@ def compare(
         alpha: the chance of any false verdict that is accepted.
         smallest_effect: the smallest mean difference that would matter, nats per token.
         comparisons: arms the study was planned with; arms without a result still count. By default those given.
+        shared: the error that all replicates of an arm have in common, by arm; arms without one are left out.
     """
     planned = max(comparisons or 0, len(differences))
-    tests = {name: paired_test(values) for name, values in differences.items()}
+    tests = {name: paired_test(values, shared=(shared or {}).get(name)) for name, values in differences.items()}
     adjusted = holm({name: test.p for name, test in tests.items()}, planned)
     return {name: _comparison(test, adjusted[name], alpha, alpha / planned, smallest_effect) for name, test in tests.items()}
 
@@ -196,5 +314,6 @@ def _comparison(test: PairedTest, p_holm: float, alpha: float, level: float, sma
         verdict = "better" if test.mean < 0 else "worse"
     if not test.varies:
         return Comparison(test, p_holm, 0.0, None, verdict)
-    needed = replicates_needed(smallest_effect, test.sd, level)
-    return Comparison(test, p_holm, power(test.n, smallest_effect, test.sd, level), needed, verdict)
+    # A shared error falls with the number of replicates too: each brings a run of the control at every budget.
+    needed = replicates_needed(smallest_effect, test.spread, level)
+    return Comparison(test, p_holm, power(test.n, smallest_effect, test.spread, level), needed, verdict)

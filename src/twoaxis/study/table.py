@@ -1,14 +1,11 @@
-"""The tables of a study as rows of text, for terminals and pages: its result by arm, its runs, and its plan."""
+"""The tables of a study as rows of text for terminals: its results by arm, its contrasts, and its plan."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from twoaxis.study import words
-from twoaxis.study.analysis import Analysis, ArmSummary, peak_memory
-from twoaxis.study.folder import RunRecord
-from twoaxis.study.plan import StudyPlan
-
-Rows = Sequence[Sequence[str]]
+from twoaxis.study.plan import PlannedArm, StudyPlan
+from twoaxis.study.report_data import ArmData, Charge, ComparisonData, ReportData
 
 RESULT_COLUMNS = (
     "arm",
@@ -16,97 +13,141 @@ RESULT_COLUMNS = (
     "difference",
     "95 % interval",
     "verdict",
+    "at equal FLOPs",
+    "at equal seconds",
     "parameters",
     "training FLOPs/token",
-    "tokens/s to control",
+    "seconds to control",
     "peak memory to control",
 )
-"""The difference is the mean over replicates of arm minus control, in nats per token; below zero is better."""
+"""The difference is the mean over replicates of arm minus control by the charge that decides, in nats per token; below zero
+is better."""
 
-RUN_COLUMNS = ("arm", "seed", "outcome", "validation loss, nats/token", "tokens", "tokens/s", "training time, s", "peak memory")
+CONTRAST_COLUMNS = ("arm", "against", "matched by", "difference", "95 % interval", "verdict")
 
 ACCURACY_COLUMNS = ("arm", "validation accuracy", "of the replicates")
 """The mean over the replicates, and each of them in the order of the seeds."""
 
-PLAN_COLUMNS = ("arm", "parameters", "training FLOPs/token", "runs", "tokens")
+PLAN_COLUMNS = (
+    "arm",
+    "role",
+    "parameters",
+    "training FLOPs/token",
+    "steps",
+    "runs",
+    "tokens",
+    "FLOPs",
+    "hours",
+    "memory",
+    "what was changed",
+)
+"""Tokens, FLOPs and hours are those of all runs of an arm; memory is training state and saved activations of one."""
 
 MISSING = "—"
 """Stands where there is nothing to report."""
 
 
-def result_rows(analysis: Analysis) -> list[list[str]]:
+def result_rows(data: ReportData) -> list[list[str]]:
     """One row per arm."""
-    return [_result_row(analysis, arm) for arm in analysis.arms]
+    return [_result_row(data, name, arm) for name, arm in data.arms.items()]
 
 
-def accuracy_rows(analysis: Analysis) -> list[list[str]]:
+def contrast_rows(data: ReportData) -> list[list[str]]:
+    """One row per treatment and companion."""
+    return [
+        [
+            one.arm,
+            one.against,
+            one.matched or MISSING,
+            *_difference(one.comparison),
+            one.comparison.verdict if one.comparison else f"no verdict: {one.no_verdict}",
+        ]
+        for one in data.contrasts
+    ]
+
+
+def accuracy_rows(data: ReportData) -> list[list[str]]:
     """One row per arm with finished runs, for a corpus that asks for answers; else none."""
     return [
-        [arm.name, words.percentage(statistics.fmean(values)), ", ".join(map(words.percentage, values))]
-        for arm in analysis.arms
+        [name, words.percentage(statistics.fmean(values)), ", ".join(map(words.percentage, values))]
+        for name, arm in data.arms.items()
         if (values := list(arm.accuracies.values()))
     ]
 
 
-def run_rows(analysis: Analysis) -> list[list[str]]:
-    """One row per run, in the order they were made."""
-    return [_run_row(run) for run in analysis.runs]
-
-
 def plan_rows(plan: StudyPlan) -> list[list[str]]:
     """One row per arm."""
-    runs, tokens = str(len(plan.seeds)), words.count(len(plan.seeds) * plan.tokens_per_run)
-    return [
-        [arm.name, words.count(arm.parameters), words.count(arm.training_flops_per_token), runs, tokens] for arm in plan.arms
-    ]
+    return [_plan_row(arm) for arm in plan.arms]
 
 
 def plan_title(plan: StudyPlan) -> str:
     """What all runs of a study come to."""
-    return (
-        f"{plan.runs} runs of {plan.steps} steps and {words.count(plan.tokens_per_run)} tokens, "
-        f"{words.count(plan.flops)} FLOPs of training in all"
+    hours = "" if plan.seconds is None else f", {_hours(plan.seconds)} of training steps one run after another"
+    return f"{plan.runs} runs, {words.count(plan.tokens)} tokens, {words.count(plan.flops)} FLOPs of training in all{hours}"
+
+
+def _plan_row(arm: PlannedArm) -> list[str]:
+    runs = len(arm.seeds)
+    changed = "; ".join(
+        f"{change.path} {'' if change.before is None else f'{change.before} -> '}{change.after} ({change.of} of {change.to}: "
+        f"{change.got / change.wanted:.3f})"
+        for change in arm.changes
     )
-
-
-def _result_row(analysis: Analysis, arm: ArmSummary) -> list[str]:
-    control = arm.name == analysis.study.control
-    comparison = arm.comparison
-    if control:
-        verdict = "control" if arm.complete else f"control, {len(arm.losses)} of {arm.planned} replicates"
-        difference = interval = MISSING
-    elif comparison is None:
-        verdict, difference, interval = f"{arm.no_verdict}: no verdict", MISSING, MISSING
-    else:
-        verdict, difference = comparison.verdict, words.signed(comparison.test.mean)
-        interval = words.interval(comparison.test.low, comparison.test.high) if comparison.test.varies else "no variation"
     return [
         arm.name,
-        _or_missing(arm.mean_loss, words.loss),
-        difference,
-        interval,
-        verdict,
-        _or_missing(arm.parameters, words.count),
-        _or_missing(arm.training_flops_per_token, words.count),
-        _or_missing(arm.tokens_per_second_ratio, words.ratio),
-        _or_missing(arm.peak_memory_ratio, words.ratio),
+        arm.role,
+        words.count(arm.parameters),
+        words.count(arm.training_flops_per_token),
+        str(arm.steps),
+        str(runs),
+        words.count(runs * arm.tokens),
+        words.count(runs * arm.flops),
+        or_missing(arm.seconds, lambda seconds: _hours(runs * seconds)),
+        or_missing(arm.memory_bytes, words.memory),
+        changed or MISSING,
     ]
 
 
-def _run_row(run: RunRecord) -> list[str]:
-    result = run.result
-    outcome = run.status if run.status in ("finished", "not started") else f"{run.status}: {run.message}"
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.2f} h"
+
+
+def _result_row(data: ReportData, name: str, arm: ArmData) -> list[str]:
+    decisive = arm.charged.get(data.charge)
+    if arm.control:
+        verdict = (
+            "control" if arm.mean_loss is not None else f"control, {arm.replicates} of {arm.replicates_planned} replicates"
+        )
+    else:
+        verdict = arm.verdict or f"{arm.no_verdict}: no verdict"
     return [
-        run.place.arm,
-        str(run.place.seed),
-        outcome,
-        _or_missing(run.loss, words.loss),
-        _or_missing(result and result.tokens, words.count),
-        _or_missing(result and result.tokens_per_second, lambda value: f"{value:,.0f}"),
-        _or_missing(result and result.train_seconds, lambda value: f"{value:.0f}"),
-        _or_missing(result and peak_memory(result), words.memory),
+        name,
+        or_missing(arm.mean_loss, words.loss),
+        *_difference(decisive.comparison if decisive else None),
+        verdict,
+        _charged(arm, "flops"),
+        _charged(arm, "seconds"),
+        or_missing(arm.parameters, words.count),
+        or_missing(arm.training_flops_per_token, words.count),
+        or_missing(arm.step_seconds_ratio, words.ratio),
+        or_missing(arm.peak_memory_ratio, words.ratio),
     ]
 
 
-def _or_missing(value: float | None, written: Callable[[float], str]) -> str:
+def _charged(arm: ArmData, charge: Charge) -> str:
+    found = arm.charged.get(charge)
+    if found is None or found.comparison is None:
+        return MISSING
+    return f"{words.signed(found.comparison.mean_difference)} {found.comparison.verdict}"
+
+
+def _difference(comparison: ComparisonData | None) -> list[str]:
+    if comparison is None:
+        return [MISSING, MISSING]
+    interval = "no variation" if comparison.ci95 is None else words.interval(*comparison.ci95)
+    return [words.signed(comparison.mean_difference), interval]
+
+
+def or_missing(value: float | None, written: Callable[[float], str]) -> str:
+    """The value as it is written, or what stands where there is none."""
     return MISSING if value is None else written(value)

@@ -3,7 +3,7 @@
 MINUS, TIMES = "\u2212", "\u00d7"
 """The signs of typography, which no font mistakes for a hyphen or a letter."""
 
-_LARGE = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_LARGE = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def count(value: float) -> str:
@@ -91,6 +91,20 @@ def memory(n_bytes: float) -> str:
         ('512 MiB', '3.00 GiB')
     """
     return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours.
+
+    Example:
+        >>> duration(0.01234), duration(26.4), duration(754), duration(9000)
+        ('0.0123 s', '26.4 s', '12.6 min', '2.50 h')
+    """
+    if seconds >= 5400:
+        return f"{seconds / 3600:.2f} h"
+    if seconds >= 300:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.3g} s"
 
 
 def replicates(n: int) -> str:

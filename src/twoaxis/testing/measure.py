@@ -1,14 +1,12 @@
 """What a run keeps, counts and touches: the measured side of every declared number."""
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from twoaxis.core.measure import gradients, product_flops, tensors
+from twoaxis.core.measure import gradients, product_flops, saved_bytes, storage_bytes, tensors
 from twoaxis.model.trace import Trace, read_and_write, sublayer_list, trace
 
 __all__ = [
@@ -65,30 +63,6 @@ def reachable_tensors(value: Any) -> list[Tensor]:
         else:
             todo.extend(getattr(item, "__dict__", {}).values())
     return found
-
-
-def storage_bytes(found: Iterable[Tensor]) -> int:
-    """Bytes of the distinct storages behind these tensors."""
-    return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in found)}.values())
-
-
-def saved_bytes(run: Callable[[], Any], known: Callable[[Any], Iterable[Tensor]]) -> int:
-    """Bytes of the distinct storages that autograd keeps, other than those of known tensors.
-
-    Args:
-        run: what is measured.
-        known: given what `run` returned, the parameters, inputs and outputs that are alive anyway.
-    """
-    kept: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = run()
-    alive = {t.untyped_storage().data_ptr() for t in known(result)}
-    return storage_bytes(t for t in kept if t.untyped_storage().data_ptr() not in alive)
 
 
 class LowPrecisionStatistics(TorchDispatchMode):

@@ -11,10 +11,12 @@ from twoaxis.train.recipe import DataConfig, TrainConfig, read_recipe
 from twoaxis.train.result import Result
 from twoaxis.train.run_folder import RunFolder
 from twoaxis.train.schedule import SCHEDULES, ConstantConfig, CosineConfig, ScheduleConfig, WSDConfig
+from twoaxis.train.trackers import TRACKERS, TrackedRun, Tracker, TrackerConfig
 from twoaxis.train.trained import Trained, load_trained
 
 __all__ = [
     "SCHEDULES",
+    "TRACKERS",
     "ConstantConfig",
     "CosineConfig",
     "DataConfig",
@@ -27,6 +29,9 @@ __all__ = [
     "RunFolder",
     "ScheduleConfig",
     "StepRecord",
+    "TrackedRun",
+    "Tracker",
+    "TrackerConfig",
     "TrainConfig",
     "Trained",
     "WSDConfig",

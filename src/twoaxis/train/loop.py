@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 
 from twoaxis.core.cost import Shape
@@ -14,6 +15,7 @@ from twoaxis.train.progress import Progress
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.result import Result, Status, summarise
 from twoaxis.train.run_folder import RunFolder
+from twoaxis.train.trackers import AnyTracker, Tracking, build_trackers
 from twoaxis.train.trainer import Trainer
 
 
@@ -22,6 +24,7 @@ def train(
     run_dir: Path | str,
     progress: Progress | None = None,
     should_stop: Callable[[], bool] | None = None,
+    trackers: Iterable[AnyTracker] = (),
 ) -> Result:
     """Trains until the recipe is done, resuming whatever the folder holds.
 
@@ -33,12 +36,14 @@ def train(
         run_dir: the folder of the run, made if it does not exist.
         progress: told what happens; None tells nobody.
         should_stop: asked after every step; true stops the run after a checkpoint, as SIGINT and SIGTERM do.
+        trackers: told every step besides `metrics.jsonl`: kinds of the table `TRACKERS`, or objects of your own with the
+            methods of `Tracker`. They are no part of the run: it may be resumed with others.
 
     Returns:
         The result; its status says whether the run has finished, diverged or been interrupted.
 
     Raises:
-        ConfigError: a recipe that cannot be run here.
+        ConfigError: a recipe that cannot be run here, or a tracker that cannot be started.
         DataError: a corpus or tokenizer that cannot be used.
         CheckpointError: a folder of another run, no intact checkpoint among several, or a full disk.
     """
@@ -51,32 +56,37 @@ def train(
             if finished is not None:
                 progress.note(f"{folder.path}: {finished.message}")
                 return finished
-            return _run(Trainer(config, folder, progress), should_stop)
+            # Before the data is prepared, which may take long, so that what is not installed is said at once.
+            built = build_trackers(trackers)
+            trainer = Trainer(config, folder, progress)
+            metrics = trainer.metrics
+            with closing(metrics), Tracking(built, folder, metrics.records, trainer.tokens_per_step, progress) as tracking:
+                result = _run(trainer, tracking, should_stop)
+                tracking.finish(result)
+                return result
     finally:
         progress.stop()
 
 
-def _run(trainer: Trainer, should_stop: Callable[[], bool] | None) -> Result:
+def _run(trainer: Trainer, tracking: Tracking, should_stop: Callable[[], bool] | None) -> Result:
     config, progress = trainer.config, trainer.progress
     # After the data is prepared, which may take more memory than the training.
     reset_peak()
-    try:
-        progress.start(trainer.step, config.steps, trainer.tokens_per_step)
-        with stop_on_signals() as request:
-            while trainer.step < config.steps:
-                record = _step(trainer)
-                problem = _divergence(record)
-                if problem:
-                    return _finish(trainer, "diverged", f"{problem}; the last checkpoint is of step {trainer.saved_step}")
-                asked = request.name or ("should_stop" if should_stop is not None and should_stop() else "")
-                if trainer.step == config.steps or trainer.step % config.checkpoint_every == 0 or asked:
-                    trainer.save()
-                if asked and trainer.step < config.steps:
-                    done = f"{trainer.step} of {config.steps} steps"
-                    return _finish(trainer, "interrupted", f"stopped by {asked}, {done} are saved; run again to go on")
-        return _finish(trainer, "finished", f"finished {config.steps} steps")
-    finally:
-        trainer.metrics.close()
+    progress.start(trainer.step, config.steps, trainer.tokens_per_step)
+    with stop_on_signals() as request:
+        while trainer.step < config.steps:
+            record = _step(trainer)
+            tracking.log(record)
+            problem = _divergence(record)
+            if problem:
+                return _finish(trainer, "diverged", f"{problem}; the last checkpoint is of step {trainer.saved_step}")
+            asked = request.name or ("should_stop" if should_stop is not None and should_stop() else "")
+            if trainer.step == config.steps or trainer.step % config.checkpoint_every == 0 or asked:
+                trainer.save()
+            if asked and trainer.step < config.steps:
+                done = f"{trainer.step} of {config.steps} steps"
+                return _finish(trainer, "interrupted", f"stopped by {asked}, {done} are saved; run again to go on")
+    return _finish(trainer, "finished", f"finished {config.steps} steps")
 
 
 def _step(trainer: Trainer) -> StepRecord:

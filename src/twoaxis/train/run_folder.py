@@ -101,6 +101,15 @@ class RunFolder:
         if not (self.path / f"{name}.json").exists():
             self.write(name, data)
 
+    @property
+    def is_locked(self) -> bool:
+        """Whether a process trains in the folder now."""
+        path = self.path / ".lock"
+        if not path.exists():
+            return False
+        with open(path, "ab") as file:
+            return not _lock(file)
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keeps other processes from training in the folder; a killed process lets go by itself.

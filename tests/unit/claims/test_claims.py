@@ -217,7 +217,7 @@ def test_training_claims_follow_the_reports(
     content: str | None, verdict: str, rows: list[str], tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for study in ("first", "depth_retrieval"):
+    for study in ("shortcut", "depth_retrieval"):
         path = tmp_path / "studies" / "results" / study / "report.json"
         if content is not None:
             path.parent.mkdir(parents=True)
@@ -229,3 +229,25 @@ def test_training_claims_follow_the_reports(
     first_row = found.table.rows[0][3]
     assert ("no report yet" in first_row) == (content is None)
     assert ("cannot be read" in first_row) == (content in (DAMAGED, report({"deep_delta": "better"})))
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (["worse", "worse"], "better"),
+        (["worse", "undecided"], "undecided"),
+        (["better", "better"], "worse"),
+        (["worse", "better"], "undecided"),
+        ([None], "undecided"),
+        ([], "undecided"),
+    ],
+)
+def test_the_fork_is_decided_by_the_companions(
+    verdicts: list[str | None], expected: str, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "studies" / "results" / "fork" / "report.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"contrasts": [{"comparison": verdict and {"verdict": verdict}} for verdict in verdicts]}))
+    found = finding(10).table
+    assert found is not None and found.rows[3][2] == expected

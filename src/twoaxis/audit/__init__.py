@@ -1,0 +1,6 @@
+"""What a trained model does along both axes, and what of it matters: measurements and ablations of one run."""
+
+from twoaxis.audit.result import Audit
+from twoaxis.audit.run import audit_model, audit_run, read_audit
+
+__all__ = ["Audit", "audit_model", "audit_run", "read_audit"]

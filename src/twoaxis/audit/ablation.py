@@ -1,0 +1,252 @@
+"""What matters: passes with one thing taken away, or changed at random by as much.
+
+Letters: B batch, T position, D width, E width of what is changed, C channels of a local mixer.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from twoaxis.audit.loop import Probe, Written, replace_tensor
+from twoaxis.audit.observe import Means, Observer, local_mixers, n_pieces
+from twoaxis.audit.result import Choice, Replacement, Routing, What
+from twoaxis.core.errors import ConfigError
+from twoaxis.core.probe import noise
+from twoaxis.core.views import Views
+from twoaxis.core.weighted_sum import WeightedSum
+from twoaxis.depth.base import ParallelEnds
+from twoaxis.model import Decoder
+from twoaxis.model.trace import sublayer_list
+from twoaxis.ops.streams import piece_names
+
+EMBEDDING = "embedding"
+
+
+class Removal(Probe):
+    """Takes something away in a pass, or as its control changes the same thing in a random direction by the same norm.
+
+    Args:
+        what: the sort of thing.
+        sublayer: where it stands.
+        target: its name.
+        mean: what takes its place; None is zero.
+
+    Attributes:
+        sizes: the norm of the change of each token.
+        direction: names the random direction of a control; None takes the thing away.
+    """
+
+    what: What
+    choice: Choice = ""
+
+    def __init__(self, sublayer: int, target: str, mean: Float[Tensor, " E"] | None = None) -> None:
+        self.first = self.sublayer = sublayer
+        self.target, self.mean = target, mean
+        self.sizes = Means()
+        self.direction: str | None = None
+
+    @property
+    def replacement(self) -> Replacement:
+        """What takes the place of the thing."""
+        return "zero" if self.mean is None else "mean"
+
+    def instead(self, value: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        """What takes the place of a value."""
+        return torch.zeros_like(value) if self.mean is None else self.mean.to(value.dtype).expand_as(value)
+
+    def changed(self, before: Float[Tensor, "B T E"], after: Float[Tensor, "B T E"], where: str = "") -> Tensor:
+        """The value to go on with: without the thing, or changed at random as much."""
+        size = torch.linalg.vector_norm(after - before, dim=-1, keepdim=True)
+        if self.direction is None:
+            self.sizes["change"].add(size)
+            return after
+        drawn = noise(tuple(before.shape), f"{self.direction}/{where}").to(before.dtype)
+        return before + size * drawn / torch.linalg.vector_norm(drawn, dim=-1, keepdim=True)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Lets the removal reach into modules, for the length of a pass."""
+        yield
+
+
+class UpdateRemoval(Removal):
+    """Takes away what one sublayer writes; what it emits beside that for the depth mixer stays."""
+
+    what = "sublayer"
+
+    def __init__(self, sublayer: int, target: str, width: int, mean: Tensor | None = None) -> None:
+        super().__init__(sublayer, target, mean)
+        self.width = width
+
+    def update(self, index: int, update: Tensor) -> Tensor:
+        """Changes the update of the sublayer."""
+        if index != self.sublayer:
+            return update
+        own, extra = update[..., : self.width], update[..., self.width :]
+        own = self.changed(own, self.instead(own))
+        return torch.cat((own, extra), dim=-1) if extra.shape[-1] else own
+
+
+class StreamRemoval(Removal):
+    """Takes away one stream, or one fraction of a stream, of the state that enters a sublayer or the final read."""
+
+    what = "stream"
+
+    def __init__(self, sublayer: int, target: str, place: tuple[int, slice], mean: Tensor | None = None) -> None:
+        super().__init__(sublayer, target, mean)
+        self.stream, self.channels = place
+
+    def state(self, index: int, state: Any) -> Any:
+        """Changes the state before the sublayer."""
+        if index != self.sublayer:
+            return state
+        whole = state[self.stream]
+        own = whole[..., self.channels]
+        changed = whole.clone()
+        changed[..., self.channels] = self.changed(own, self.instead(own))
+        return (*state[: self.stream], changed, *state[self.stream + 1 :])
+
+
+class LocalRemoval(Removal):
+    """Lets the channels pass a local mixer as they are, or moved by the mean of what it does to them."""
+
+    what = "local"
+
+    def __init__(self, sublayer: int, target: str, mixer: nn.Module, mean: Tensor | None = None) -> None:
+        super().__init__(sublayer, target, mean)
+        self.mixer = mixer
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Puts itself behind the local mixer."""
+
+        def instead(module: nn.Module, given: tuple[Any, ...], result: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+            x, (y, cache) = given[0], result
+            return self.changed(y, x + self.instead(x)), cache
+
+        handle = self.mixer.register_forward_hook(instead)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+
+class SourceRemoval(Removal):
+    """Takes one source out of every weighted sum that one sublayer reads or writes, all other weights as they are."""
+
+    what = "source"
+
+    def __init__(self, model: Decoder, sublayer: int, target: str, choice: Choice) -> None:
+        super().__init__(sublayer, target)
+        self.model, self.choice = model, choice
+        self.sublayers = sublayer_list(model)
+
+    def applies(self, index: int) -> bool:
+        """Whether the sums of a sublayer are changed."""
+        return index == self.sublayer
+
+    def read(self, index: int, state: Any, views: Views, carry: Any) -> tuple[Views, Any]:
+        """Changes what the sublayer reads."""
+        if not self.applies(index):
+            return views, carry
+        return self._without((views, carry), self.sublayers[index].depth.read_sums(state, views, carry), index)
+
+    def written(self, index: int, written: Written) -> Any:
+        """Changes what the sublayer leaves."""
+        if not self.applies(index):
+            return written.following
+        _, state, update, _, carry, following = written
+        return self._without(following, self.sublayers[index].depth.write_sums(state, update, carry, following), index)
+
+    def left(self, state: Any, left: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Changes what the head reads."""
+        end = len(self.sublayers)
+        return self._without(left, self.model.ends.leave_sums(state, left), end) if self.applies(end) else left
+
+    def _without(self, tree: Any, sums: tuple[WeightedSum, ...], index: int) -> Any:
+        for number, one in enumerate(sums):
+            if one.role == "read" and len(one.names) > 1 and self.target in one.names:
+                source, where = one.names.index(self.target), f"{index}/{number}"
+                tree, found = replace_tensor(tree, one.made, lambda: self.changed(one.made, one.without(source), where))  # noqa: B023
+                if not found:
+                    kind = self.model.config.depth.kind
+                    raise ConfigError(
+                        f"depth mixer {kind!r}: the sum {one.result!r} of sublayer {index} is no tensor that the mixer has "
+                        "returned; give `made` the tensor itself"
+                    )
+        return tree
+
+
+class EmbeddingRemoval(SourceRemoval):
+    """Takes the embedding out of all weighted sums with several sources; what else the model knows of it stays."""
+
+    what = "embedding"
+
+    def __init__(self, model: Decoder, first: int) -> None:
+        super().__init__(model, first, EMBEDDING, "")
+
+    def applies(self, index: int) -> bool:
+        """Everywhere."""
+        return True
+
+
+def removals(observer: Observer, routing: tuple[Routing, ...], seed: int) -> list[Removal]:
+    """Everything that an audit takes away, in the order of depth within each sort."""
+    model = observer.model
+    return [
+        *_updates(observer),
+        *_streams(observer),
+        *_locals(observer),
+        *_sources(model, routing, seed),
+    ]
+
+
+def _updates(observer: Observer) -> Iterator[Removal]:
+    width = observer.model.config.d_model
+    for site in observer.model.config.stack.sites:
+        for mean in (None, observer.means["mean update", site.index].value):
+            yield UpdateRemoval(site.index, site.slot.kind, width, mean)
+
+
+def _streams(observer: Observer) -> Iterator[Removal]:
+    """Every stream before each block but the first, whose streams are the embedding still, and before the final read."""
+    model, (n, m) = observer.model, n_pieces(observer.model)
+    if n * m == 1 or not isinstance(model.ends, ParallelEnds):
+        return
+    stack, width = model.config.stack, model.config.d_model // m
+    boundaries = [site.index for site in stack.sites if site.opens_block and site.index] + [stack.n_sublayers]
+    for index in boundaries:
+        means = observer.means["piece", index].value
+        for piece, name in enumerate(piece_names(n, m)):
+            first = piece % m * width
+            for mean in (None, means[piece]):
+                yield StreamRemoval(index, name, (piece // m, slice(first, first + width)), mean)
+
+
+def _locals(observer: Observer) -> Iterator[Removal]:
+    for index, place, kind, mixer in local_mixers(observer.model):
+        for mean in (None, observer.means["local", mixer].value):
+            yield LocalRemoval(index, f"{place} ({kind})", mixer, mean)
+
+
+def _sources(model: Decoder, routing: tuple[Routing, ...], seed: int) -> Iterator[Removal]:
+    """The embedding where it is a source, and at each sublayer its favourite source and a random other one."""
+    read = [one for one in routing if one.role == "read" and len(one.sources) > 1]
+    holders = [one.sublayer for one in read if EMBEDDING in one.sources]
+    if holders:
+        yield EmbeddingRemoval(model, min(holders))
+    for index in dict.fromkeys(one.sublayer for one in read):
+        shares: dict[str, float] = {}
+        for one in read:
+            if one.sublayer == index:
+                for name, share in zip(one.sources, one.share, strict=True):
+                    shares[name] = shares.get(name, 0.0) + share
+        favourite = max(shares, key=lambda name: shares[name])
+        others = [name for name in shares if name != favourite]
+        yield SourceRemoval(model, index, favourite, "favourite")
+        yield SourceRemoval(model, index, random.Random(f"{seed}/{index}").choice(others), "random")

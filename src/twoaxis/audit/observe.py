@@ -1,0 +1,207 @@
+"""One look at a model that changes nothing: everything that can be measured on the way, as running sums.
+
+Letters: B batch, T position, D width, E width of a stream or fraction, P streams or fractions, C channels.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from twoaxis.audit.distance import Distances
+from twoaxis.audit.loop import Probe, Sample, Written, run_pass, sequence_losses
+from twoaxis.audit.routing import RoutingTable, rounded
+from twoaxis.audit.token_classes import TokenClasses
+from twoaxis.core.measure import tensors
+from twoaxis.core.views import Views
+from twoaxis.depth.base import ParallelEnds
+from twoaxis.local.base import LocalMixer
+from twoaxis.local.local_swa import LocalSWA
+from twoaxis.local.places import LocalPlaces
+from twoaxis.model import Decoder
+from twoaxis.model.trace import sublayer_list
+from twoaxis.ops.streams import pieces_of
+from twoaxis.sequence.heads import SoftmaxAttention
+
+PLACES = ("input_local", "projected_local")
+"""Where a sublayer may hold a local mixer."""
+
+NEAR = 0.1
+"""How near a gate is to 0 or 1 to count as such."""
+
+
+class Mean:
+    """A mean over tokens, of one or several numbers each."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | float = 0.0
+        self.tokens = 0
+
+    def add(self, values: Float[Tensor, "B T *each"]) -> None:
+        """Counts the tokens of one batch."""
+        self.total = self.total + values.flatten(0, 1).double().sum(0)
+        self.tokens += values.shape[0] * values.shape[1]
+
+    @property
+    def value(self) -> Tensor:
+        """The mean, in float64."""
+        return torch.as_tensor(self.total, dtype=torch.float64) / max(self.tokens, 1)
+
+
+class Means(dict[Any, Mean]):
+    """Means by key, made as they are asked for."""
+
+    def __missing__(self, key: Any) -> Mean:
+        self[key] = Mean()
+        return self[key]
+
+    def number(self, key: Any) -> float:
+        """One mean that is a single number, rounded for a report."""
+        return rounded(self[key].value.reshape(1))[0]
+
+
+def _rms(x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
+    return x.square().mean(-1).sqrt()
+
+
+def n_pieces(model: Decoder) -> tuple[int, int]:
+    """Streams of the state, and fractions of each; (1, 1) unless the state is made of such."""
+    ends = model.ends
+    return (ends.n_streams, ends.n_fractions) if isinstance(ends, ParallelEnds) else (1, 1)
+
+
+def local_mixers(model: Decoder) -> Iterator[tuple[int, str, str, LocalMixer]]:
+    """Every local mixer inside a sublayer, with the sublayer, its place and its kind."""
+    configs = [config for block in model.config.layers for config in block]
+    for index, (sublayer, config) in enumerate(zip(sublayer_list(model), configs, strict=True)):
+        if isinstance(sublayer.mixer, LocalPlaces):
+            for place in PLACES:
+                mixer = getattr(sublayer.mixer, place)
+                if mixer is not None:
+                    yield index, place, getattr(config, place).kind, mixer
+
+
+class Observer(Probe):
+    """Measures every pass that it watches.
+
+    Args:
+        model: what runs.
+        classes: of tokens, by which routing is told apart.
+    """
+
+    def __init__(self, model: Decoder, classes: TokenClasses) -> None:
+        self.model, self.classes = model, classes
+        self.sublayers = sublayer_list(model)
+        self.routing = RoutingTable(classes.names)
+        self.means = Means()
+        self.distances: dict[tuple[int, str], Distances] = {}
+        self.locals = list(local_mixers(model))
+        self._masks = torch.empty(0, 0, 0, dtype=torch.bool)
+        self._composite: Tensor | None = None
+        self._sample: Sample | None = None
+
+    @torch.no_grad()
+    def observe(self, sample: Sample) -> Float[Tensor, " B"]:
+        """Runs one batch, and returns the loss of each sequence."""
+        self._sample, self._composite = sample, None
+        self._masks = self.classes.masks(sample.batch.tokens, sample.layout)
+        for name, mask in zip(self.classes.names, self._masks, strict=True):
+            self.means["class", name].add(mask)
+        with self._local_inputs() as seen:
+            hidden = run_pass(self.model, sample, self)
+        for index, place, _, mixer in self.locals:
+            if isinstance(mixer, LocalSWA):
+                window = mixer.config.window
+                q, k = mixer.queries_and_keys(seen[mixer], sample.layout)
+                self._distance(index, place, window).add(q, k, sample.layout)
+        return sequence_losses(self.model, hidden, sample.batch)
+
+    def state(self, index: int, state: Any) -> Any:
+        """Measures the state and its streams."""
+        if index < len(self.sublayers):
+            width = self.model.config.d_model
+            sizes = [_rms(t) for t in tensors(state) if t.ndim == 3 and t.shape[-1] == width]
+            self.means["state", index].add(torch.stack(sizes).mean(0))
+        n, m = n_pieces(self.model)
+        if n * m > 1:
+            pieces = torch.stack(pieces_of(state, m))
+            self.means["piece", index].add(pieces.movedim(0, 2))
+            compared = pieces if n == 1 else torch.stack(state)
+            apart = (compared - compared.mean(0)).square().mean((0, -1))
+            size = compared.square().mean((0, -1)).clamp(min=torch.finfo(apart.dtype).tiny)
+            self.means["spread", index].add((apart / size).sqrt())
+        return state
+
+    def read(self, index: int, state: Any, views: Views, carry: Any) -> tuple[Views, Any]:
+        """Measures what is read, and with which weights."""
+        self.means["read", index].add(torch.stack([_rms(view) for view in tensors(views)]).mean(0))
+        self.routing.add(index, self.sublayers[index].depth.read_sums(state, views, carry), self._masks)
+        return views, carry
+
+    def update(self, index: int, update: Tensor) -> Tensor:
+        """Measures the update, and adds it up for its mean."""
+        own = update[..., : self.model.config.d_model]
+        self.means["update", index].add(_rms(own))
+        self.means["mean update", index].add(own)
+        return update
+
+    def written(self, index: int, written: Written) -> Any:
+        """Measures how the write works, and how far attention looks back."""
+        sublayer = self.sublayers[index]
+        before, state, update, context, carry, following = written
+        sums = sublayer.depth.write_sums(state, update, carry, following)
+        self.routing.add(index, sums, self._masks)
+        n, m = n_pieces(self.model)
+        if n * m > 1 and any(one.role == "mix" for one in sums):
+            rows = torch.stack([one.weights[: n * m].movedim(0, -1) for one in sums], dim=2)
+            matrix = rows.flatten(2, 3).double()
+            self._composite = matrix if self._composite is None else matrix @ self._composite
+            size = self._composite.abs()
+            self.means["row", index].add(size.sum(-1).amax(-1))
+            self.means["column", index].add(size.sum(-2).amax(-1))
+            self.means["spectral", index].add(torch.linalg.matrix_norm(self._composite, 2))
+        for name, values in sublayer.depth.write_gauges(state, update, context, carry).items():
+            self.means[name, index].add(values)
+            if name == "beta":
+                regimes = (values < NEAR, (values - 1).abs() <= NEAR, values > 1 + NEAR)
+                for regime, members in zip(("near 0", "near 1", "above 1"), regimes, strict=True):
+                    self.means[regime, index].add(members)
+        if isinstance(sublayer.mixer, SoftmaxAttention) and self._sample is not None:
+            self._look_back(index, before, context, self._sample)
+        return following
+
+    def left(self, state: Any, left: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Measures with which weights the head reads."""
+        self.routing.add(len(self.sublayers), self.model.ends.leave_sums(state, left), self._masks)
+        return left
+
+    def _look_back(self, index: int, state: Any, context: Views, sample: Sample) -> None:
+        sublayer = self.sublayers[index]
+        mixer = sublayer.mixer
+        heads, _ = mixer.project(context, sample.layout)
+        if sublayer.depth.mixes_heads:
+            heads, _ = sublayer.depth.mix_heads(heads, context, state)
+        q, k = mixer.queries_and_keys(heads, sample.layout)
+        self._distance(index, "mixer", mixer.config.span).add(q, k, sample.layout, mixer.sink)
+
+    def _distance(self, index: int, place: str, window: int | None) -> Distances:
+        return self.distances.setdefault((index, place), Distances(window))
+
+    @contextmanager
+    def _local_inputs(self) -> Iterator[dict[nn.Module, Tensor]]:
+        """What every local mixer sees during a pass, and what it adds, for its mean."""
+        seen: dict[nn.Module, Tensor] = {}
+
+        def keep(module: nn.Module, given: tuple[Any, ...], result: Any) -> None:
+            seen[module] = given[0]
+            self.means["local", module].add(result[0] - given[0])
+
+        handles = [mixer.register_forward_hook(keep) for _, _, _, mixer in self.locals]
+        try:
+            yield seen
+        finally:
+            for handle in handles:
+                handle.remove()

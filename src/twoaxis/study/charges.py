@@ -1,0 +1,229 @@
+"""Comparing arms with the control when both are given equally much of one thing: tokens, FLOPs or seconds."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from twoaxis.core.errors import StudyError
+from twoaxis.study import words
+from twoaxis.study.control_curve import (
+    Beyond,
+    ControlCurve,
+    bootstrap_speedup,
+    charged_differences,
+    effective_speedup,
+    fit_control_curve,
+)
+from twoaxis.study.plan import PlannedArm, StudyPlan
+from twoaxis.study.report_data import (
+    Charge,
+    ChargedData,
+    ComparisonData,
+    CurveData,
+    PointData,
+    SpeedupData,
+)
+from twoaxis.study.rules import DecisionConfig
+from twoaxis.study.statistics import Comparison, SharedError, compare, paired_test
+
+EQUAL = 1e-9
+"""Costs that differ by less than this fraction are equal, and losses are then compared as they are."""
+
+LINE_POINTS = 40
+"""Points of the fitted curve that are kept for drawing."""
+
+Losses = Mapping[str, Mapping[int, float]]
+"""Validation losses of finished runs, by arm and seed."""
+
+
+def cost_of(arm: PlannedArm, charge: Charge) -> float | None:
+    """What one run of an arm takes; None for seconds that were not measured."""
+    return {"tokens": float(arm.tokens), "flops": arm.flops, "seconds": arm.seconds}[charge]
+
+
+@dataclass(frozen=True)
+class ControlCosts:
+    """The control at all of its budgets, by one charge.
+
+    Attributes:
+        charge: the unit.
+        budget: what the control itself takes; None for seconds that were not measured.
+        curve: fitted to its losses; None without a ladder, or while it cannot be fitted.
+        why: there is no curve, in words; "" with one.
+        points: loss by seed and cost.
+    """
+
+    charge: Charge
+    budget: float | None
+    curve: ControlCurve | None = None
+    why: str = ""
+    points: dict[int, dict[float, float]] = field(default_factory=dict)
+
+    def data(self) -> CurveData:
+        """The same for the report."""
+        found = [(seed, cost, loss) for seed, losses in self.points.items() for cost, loss in sorted(losses.items())]
+        if self.curve is None:
+            bare = tuple(PointData(seed=seed, cost=cost, loss=loss) for seed, cost, loss in found)
+            return CurveData(points=bare, sentence=f"No curve: {self.why}.")
+        curve = self.curve
+        residuals = {(point.seed, point.cost): point.residual for point in curve.points}
+        low, high = math.log(curve.low), math.log(curve.high)
+        costs = [math.exp(low + (high - low) * i / (LINE_POINTS - 1)) for i in range(LINE_POINTS)]
+        # Rounding must not carry the ends outside the measured range, where the curve says nothing.
+        means = [(cost, curve.mean_loss(min(max(cost, curve.low), curve.high))) for cost in costs]
+        return CurveData(
+            points=tuple(
+                PointData(seed=seed, cost=cost, loss=loss, residual=residuals.get((seed, cost))) for seed, cost, loss in found
+            ),
+            amplitude=curve.amplitude,
+            exponent=curve.exponent,
+            residual_sd=curve.residual_sd,
+            line=tuple((cost, mean) for cost, mean in means if not isinstance(mean, Beyond)),
+            sentence=_fit_words(curve, self.charge),
+        )
+
+
+def control_costs(plan: StudyPlan, losses: Losses, charge: Charge) -> ControlCosts:
+    """Fits the loss of the control to what it was given, where the design gave it several budgets."""
+    budget = cost_of(plan.control, charge)
+    rungs = (plan.control, *plan.of_role("rung"))
+    if budget is None:
+        return ControlCosts(charge, None, why="seconds were not measured")
+    points: dict[int, dict[float, float]] = {}
+    for arm in rungs:
+        cost = cost_of(arm, charge)
+        for seed, loss in losses.get(arm.name, {}).items():
+            if cost is not None:
+                points.setdefault(seed, {})[cost] = loss
+    if len(rungs) == 1:
+        why = "the design gives the control one budget only, so its loss at another cost is not known (budget.ladder)"
+        return ControlCosts(charge, budget, why=why, points=points)
+    missing = sum(len(arm.seeds) - len(losses.get(arm.name, {})) for arm in rungs)
+    if missing:
+        why = f"{missing} runs of the control at its budgets have not finished"
+        return ControlCosts(charge, budget, why=why, points=points)
+    try:
+        return ControlCosts(charge, budget, fit_control_curve(points, budget), points=points)
+    except StudyError as error:
+        return ControlCosts(charge, budget, why=str(error), points=points)
+
+
+def charged(
+    plan: StudyPlan,
+    losses: Losses,
+    reasons: Mapping[str, str],
+    arms: Sequence[PlannedArm],
+    control: ControlCosts,
+    rule: DecisionConfig,
+) -> dict[str, ChargedData]:
+    """Compares a family of arms with the control at equal cost.
+
+    Args:
+        plan: of the study.
+        losses: of finished runs.
+        reasons: why an arm cannot be compared at all, by name; "" where it can.
+        arms: the family, over which p values are corrected.
+        control: its budgets, by the charge.
+        rule: the decision rule.
+    """
+    found: dict[str, ChargedData] = {}
+    differences: dict[str, list[float]] = {}
+    shared: dict[str, SharedError] = {}
+    for arm in arms:
+        cost = cost_of(arm, control.charge)
+        ratio = cost / control.budget if cost is not None and control.budget else None
+        why, values, error = reasons[arm.name], {}, None
+        if not why:
+            why, values, error = _differences(losses[arm.name], losses[plan.control.name], cost, ratio, control)
+        found[arm.name] = ChargedData(cost=cost, cost_ratio=ratio, unavailable=why)
+        if not why:
+            differences[arm.name] = [values[seed] for seed in arm.seeds]
+        if error is not None:
+            shared[arm.name] = error
+    compared = compare(differences, rule.alpha, rule.smallest_effect, len(arms), shared) if differences else {}
+    return {
+        name: one if name not in compared else one.replace(comparison=comparison_data(compared[name]))
+        for name, one in found.items()
+    }
+
+
+def _differences(
+    arm: Mapping[int, float], other: Mapping[int, float], cost: float | None, ratio: float | None, control: ControlCosts
+) -> tuple[str, dict[int, float], SharedError | None]:
+    if cost is None or ratio is None:
+        return "seconds were not measured", {}, None
+    if abs(ratio - 1) < EQUAL:
+        return "", {seed: loss - other[seed] for seed, loss in arm.items()}, None
+    if control.curve is None:
+        return control.why, {}, None
+    found = charged_differences(control.curve, arm, other, cost)
+    if isinstance(found, Beyond):
+        return (
+            f"takes {words.ratio(ratio)} the {_unit(control.charge)} of the control, {_times(found)}, outside the "
+            "budgets that the control was run at; nothing is extrapolated",
+            {},
+            None,
+        )
+    return "", found.differences, found.shared
+
+
+def speedup(arm: PlannedArm, losses: Losses, control: ControlCosts, control_name: str) -> SpeedupData | None:
+    """The effective speedup of an arm all of whose runs have finished; None without a curve of the control."""
+    cost, curve = cost_of(arm, control.charge), control.curve
+    if curve is None or cost is None:
+        return None
+    differences = {seed: loss - losses[control_name][seed] for seed, loss in losses[arm.name].items()}
+    test = paired_test([differences[seed] for seed in arm.seeds])
+    if not test.varies:
+        return None
+    found = effective_speedup(curve, test, cost)
+    low, high = bootstrap_speedup(curve, differences, cost)
+    interval = f"{_times(found.low)} to {_times(found.high)}"
+    return SpeedupData(
+        value=_known(found.value),
+        low=_known(found.low),
+        high=_known(found.high),
+        bootstrap95=(_known(low), _known(high)),
+        sentence=f"{_times(found.value)} by {_unit(control.charge)}, 95 % interval {interval}",
+    )
+
+
+def comparison_data(comparison: Comparison) -> ComparisonData:
+    """A comparison for the report."""
+    test = comparison.test
+    return ComparisonData(
+        paired_differences=test.differences,
+        mean_difference=test.mean,
+        sd_difference=test.sd,
+        ci95=(test.low, test.high) if test.varies else None,
+        bootstrap95=test.bootstrap,
+        p=test.p,
+        p_holm=comparison.p_holm,
+        power=comparison.power,
+        replicates_needed=comparison.replicates_needed,
+        verdict=comparison.verdict,
+    )
+
+
+def _known(value: float | Beyond) -> float | None:
+    return None if isinstance(value, Beyond) else value
+
+
+def _times(value: float | Beyond) -> str:
+    return str(value).replace("x", words.TIMES) if isinstance(value, Beyond) else words.ratio(value)
+
+
+def _unit(charge: Charge) -> str:
+    return {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}[charge]
+
+
+def _fit_words(curve: ControlCurve, charge: Charge) -> str:
+    budgets = len({point.cost for point in curve.points})
+    exponent = f"exponent {curve.exponent:.2f}" + (
+        ", an end of the range that was searched, so that it describes this range only" if curve.exponent_at_bound else ""
+    )
+    return (
+        f"The control at {budgets} budgets of {_unit(charge)}, each a whole schedule of its own, {len(curve.offsets)} seeds "
+        f"each: one falling power law ({exponent}) with an offset per seed leaves {words.loss(curve.residual_sd)} nats per "
+        f"token (standard deviation of the residuals, {curve.df} degrees of freedom)."
+    )

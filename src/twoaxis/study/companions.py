@@ -1,0 +1,165 @@
+"""Arms that a study generates beside its own, each to rule out another explanation of a difference.
+
+static weights: does the dependence on the input pay, or would any learned weights? write-only: does the erasure pay? a wider
+plain stream: does the mixing of streams pay, or their width? residual scalars: would two cheap scalars do? ShortSWA at the
+same cost: would the same cost spent along positions do more?
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from twoaxis.model import DecoderConfig
+from twoaxis.study.costs import CostOfStep, flops_per_step, vocab_size
+from twoaxis.study.match import closest
+from twoaxis.study.report_data import ChangeData
+from twoaxis.study.rules import CompanionKind
+from twoaxis.train.recipe import TrainConfig
+
+SWA_WINDOW = 16
+"""Tokens that a generated ShortSWA sees: short, as the note that proposes it asks."""
+
+SWA_HEADS = (1, 2, 4)
+SWA_HEAD_DIMS = (4, 8, 16, 32, 64)
+
+WIDTHS = range(2, 257, 2)
+"""By how much a wider plain stream may be wider than that of the control."""
+
+MOST_ERROR = 0.5
+"""By which part of the cost that is to be spent a companion may miss it."""
+
+
+class Companion(NamedTuple):
+    """A generated arm.
+
+    Attributes:
+        kind: what it rules out.
+        why: the same in one line.
+        recipe: with the steps of the arm that it stands beside.
+        matched: what it has as much of as that arm; "" when nothing was matched.
+        size: the size that was chosen, in words, and the key that holds it.
+    """
+
+    kind: CompanionKind
+    why: str
+    recipe: TrainConfig
+    matched: str = ""
+    size: tuple[str, Any] = ("", None)
+
+    def name(self, arm: str) -> str:
+        """A name that no arm of a design can have; "" stands for all arms."""
+        return f"{arm}~{self.kind}" + (f"@{self.matched}" if self.matched else "")
+
+    def changes(self, arm: str, wanted: float, got: float) -> tuple[ChangeData, ...]:
+        """What was chosen so that it matches the arm."""
+        if not self.matched:
+            return ()
+        path, value = self.size
+        of: Any = self.matched
+        return (ChangeData(path=path, before=None, after=value, of=of, to=arm, wanted=wanted, got=got),)
+
+
+class Sized(NamedTuple):
+    """A candidate for a companion, with the key and the value of its size."""
+
+    path: str
+    value: Any
+    recipe: TrainConfig
+
+
+WHY: Mapping[CompanionKind, str] = {
+    "static_weights": "the same sources with learned weights that do not depend on the input",
+    "write_only": "the same write without the erasure before it",
+    "wider_stream": "the extra cost spent on a wider plain stream instead",
+    "residual_scalars": "learned scalars on the stream and on the embedding: the cheap baseline to beat",
+    "short_swa": "the extra cost spent on ShortSWA along positions instead",
+}
+
+
+def unmatched_companions(kinds: Sequence[CompanionKind], recipe: TrainConfig, control: TrainConfig) -> Iterator[Companion]:
+    """The companions of an arm that follow from its depth mixer alone.
+
+    Args:
+        kinds: that are asked for.
+        recipe: of the arm.
+        control: what all are compared with.
+    """
+    depth = recipe.decoder(vocab_size(recipe)).depth
+    if "static_weights" in kinds and (form := depth.static_form()) is not None:
+        yield Companion("static_weights", WHY["static_weights"], _with_model(recipe, depth=dict(form)))
+    if "write_only" in kinds and (form := depth.write_only_form()) is not None:
+        yield Companion("write_only", WHY["write_only"], _with_model(recipe, depth=dict(form)))
+    if "residual_scalars" in kinds:
+        yield Companion("residual_scalars", WHY["residual_scalars"], _with_model(control, depth={"kind": "residual_scalars"}))
+
+
+def matched_companion(
+    kind: CompanionKind, arm: TrainConfig, control: TrainConfig, sizes: Sequence[Sized], cost: CostOfStep, unit: str
+) -> Companion | str:
+    """The size that costs as much as an arm, or why there is none.
+
+    Args:
+        kind: of the companion.
+        arm: what is to be matched.
+        control: what both are compared with.
+        sizes: to choose from.
+        cost: of a step, in the unit.
+        unit: `flops` or `seconds`.
+    """
+    extra = cost(arm) - cost(control)
+    best = closest(sizes, lambda size: cost(size.recipe), cost(arm))
+    got = cost(best.recipe) - cost(control)
+    if extra <= 0 or abs(got - extra) > MOST_ERROR * extra:
+        return (
+            f"no {kind} at equal {unit}: the arm takes {100 * extra / cost(control):+.2f} % to the control, and the nearest "
+            f"size that was tried {100 * got / cost(control):+.2f} %"
+        )
+    return Companion(kind, WHY[kind], best.recipe.replace(steps=arm.steps), unit, (best.path, best.value))
+
+
+def sizes_of(kind: CompanionKind, control: TrainConfig) -> list[Sized]:
+    """The sizes of a companion that can be matched, the cheapest first."""
+    found = _swa_sizes(control) if kind == "short_swa" else _wider_sizes(control)
+    return sorted(found, key=lambda size: flops_per_step(size.recipe))
+
+
+def applies(kind: CompanionKind, recipe: TrainConfig) -> bool:
+    """Whether a companion that is matched says anything about an arm."""
+    return kind == "short_swa" or recipe.decoder(vocab_size(recipe)).depth.parallel_streams > 1
+
+
+def _swa_sizes(control: TrainConfig) -> Iterator[Sized]:
+    """The control with a ShortSWA before the other sublayers of its first blocks."""
+    model, window = control.decoder(vocab_size(control)), min(SWA_WINDOW, control.data.seq_len)
+    for n_blocks in range(1, model.n_layers + 1):
+        for n_heads in SWA_HEADS:
+            for head_dim in SWA_HEAD_DIMS:
+                swa = {"kind": "short_swa", "window": window, "n_heads": n_heads, "head_dim": head_dim, "output_init": "zero"}
+                words = f"in the first {n_blocks} of {model.n_layers} blocks, {n_heads} x {head_dim} wide, window {window}"
+                yield Sized("short_swa", words, _with_model(control, blocks=_blocks_with(model, swa, n_blocks)))
+
+
+def _wider_sizes(control: TrainConfig) -> Iterator[Sized]:
+    """The control with a wider stream and sublayers of the same inner widths."""
+    model = control.decoder(vocab_size(control))
+    blocks = [[_with_inner_widths(sublayer, model.d_model) for sublayer in block] for block in model.blocks]
+    for more in WIDTHS:
+        yield Sized("model.d_model", model.d_model + more, _with_model(control, d_model=model.d_model + more, blocks=blocks))
+
+
+def _with_model(recipe: TrainConfig, **changes: Any) -> TrainConfig:
+    return recipe.replace(model={**recipe.model, **changes})
+
+
+def _blocks_with(model: DecoderConfig, swa: dict[str, Any], n_blocks: int) -> list[list[dict[str, Any]]]:
+    layers = [[sublayer.to_data() for sublayer in block] for block in model.layers]
+    return [([swa] if number < n_blocks else []) + block for number, block in enumerate(layers)]
+
+
+def _with_inner_widths(sublayer: Any, d_model: int) -> dict[str, Any]:
+    """The data of a sublayer with the widths written out that would else follow from the model's."""
+    data = sublayer.to_data()
+    if "head_dim" in data:
+        data["head_dim"] = sublayer.head_shape(d_model).head_dim
+    if "d_ff" in data:
+        data["d_ff"] = sublayer.hidden_width(d_model)
+    return data

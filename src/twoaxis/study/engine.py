@@ -1,0 +1,117 @@
+"""Where the runs of a study are made: some at once on this machine, or on whatever an engine reaches."""
+
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
+
+from twoaxis.study.process import run_process
+
+POLL_SECONDS = 0.2
+"""Seconds between looks at what runs."""
+
+F = TypeVar("F")
+
+
+class Task(NamedTuple):
+    """One process to run.
+
+    Attributes:
+        name: of the run, for messages.
+        command: what to run.
+        log: where its standard error goes.
+        environment: variables that it gets beside those of this process.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    log: Path
+    environment: Mapping[str, str]
+
+
+class Engine(Protocol):
+    """Runs tasks until all have ended, whatever they end with."""
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        began: Callable[[Task], None],
+        watch: Callable[[], None],
+        ended: Callable[[Task, int], None],
+    ) -> None:
+        """Runs the tasks in this order, as many at once as the engine has room for.
+
+        All three functions are called from the thread that calls `run`. An exception in it, an interrupt among them, stops
+        what runs gently (each run saves a checkpoint) and is raised again.
+
+        Args:
+            tasks: to run.
+            began: told that a task begins.
+            watch: called now and then.
+            ended: told the exit code of a task, negative for a signal.
+        """
+
+
+class LocalEngine:
+    """Runs processes on this machine.
+
+    Args:
+        jobs: how many at once; the processor's cores are shared out between them.
+    """
+
+    def __init__(self, jobs: int = 1) -> None:
+        self.jobs = jobs
+
+    def run(
+        self,
+        tasks: Sequence[Task],
+        began: Callable[[Task], None],
+        watch: Callable[[], None],
+        ended: Callable[[Task, int], None],
+    ) -> None:
+        """Runs the tasks in threads that each wait for one process."""
+        stop = threading.Event()
+        threads = {} if self.jobs == 1 else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.jobs))}
+
+        def stop_when_asked() -> None:
+            if stop.is_set():
+                raise KeyboardInterrupt
+
+        def start(task: Task) -> "Future[int]":
+            environment = {**threads, **task.environment}
+            return pool.submit(run_process, task.command, task.log, stop_when_asked, environment)
+
+        def wait_some(running: Collection["Future[int]"]) -> Iterable["Future[int]"]:
+            return wait(running, POLL_SECONDS, return_when="FIRST_COMPLETED").done
+
+        with ThreadPoolExecutor(self.jobs) as pool:
+            try:
+                keep_busy(tasks, self.jobs, start, wait_some, lambda future: future.result(), began, watch, ended)
+            except BaseException:
+                stop.set()
+                raise
+
+
+def keep_busy(
+    tasks: Sequence[Task],
+    jobs: int,
+    start: Callable[[Task], F],
+    wait_some: Callable[[Collection[F]], Iterable[F]],
+    code_of: Callable[[F], int],
+    began: Callable[[Task], None],
+    watch: Callable[[], None],
+    ended: Callable[[Task, int], None],
+) -> None:
+    """Keeps `jobs` tasks running until all have ended; what stands for a running task is the engine's own."""
+    waiting, running = list(tasks), {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            task = waiting.pop(0)
+            began(task)
+            running[start(task)] = task
+        done = list(wait_some(list(running)))
+        watch()
+        for one in done:
+            ended(running.pop(one), code_of(one))

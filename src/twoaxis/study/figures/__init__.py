@@ -1,0 +1,18 @@
+"""The figures of a report, as specifications that render to SVG and PNG without a browser or the network."""
+
+from twoaxis.study.figures.audits import audits
+from twoaxis.study.figures.base import Figure
+from twoaxis.study.figures.budgets import control_curve, speedup
+from twoaxis.study.figures.curves import losses, paired
+from twoaxis.study.figures.differences import charged, contrasts, differences
+from twoaxis.study.figures.tradeoffs import costs, pareto
+from twoaxis.study.report_data import ReportData
+
+__all__ = ["Figure", "study_figures"]
+
+_MAKERS = (differences, charged, speedup, control_curve, pareto, costs, losses, paired, contrasts)
+
+
+def study_figures(data: ReportData) -> list[Figure]:
+    """The figures for which there are results yet, in the order of the page."""
+    return [*(figure for make in _MAKERS if (figure := make(data)) is not None), *audits(data)]

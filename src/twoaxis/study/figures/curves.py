@@ -1,0 +1,191 @@
+"""Figures along training: the loss with its spread over seeds, and the paired difference of each arm."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import altair as alt
+
+from twoaxis.study import words
+from twoaxis.study.figures.base import GRID, INK, NARROW, SIGNED, Figure, Stroke, colors, own_color, stroke, values
+from twoaxis.study.figures.labels import Frame, spread
+from twoaxis.study.report_data import ReportData
+
+STROKES: dict[Stroke, dict[str, Any]] = {
+    "thin": {"strokeWidth": 1.1, "strokeDash": [4, 2]},
+    "broken": {"strokeWidth": 2, "strokeDash": [7, 3]},
+    "full": {"strokeWidth": 2},
+}
+"""What is drawn later lies above."""
+
+
+class Line(NamedTuple):
+    """The mean of an arm over its seeds with the least and the greatest, by tokens read."""
+
+    arm: str
+    points: tuple[tuple[int, float, float, float], ...]
+
+    @property
+    def last(self) -> float:
+        """The mean at the end."""
+        return self.points[-1][1]
+
+
+def losses(data: ReportData) -> Figure | None:
+    """Validation loss against tokens."""
+    lines = _lines(data, _curves(data))
+    if not lines:
+        return None
+
+    def draw(width: int) -> Any:
+        height = max(360, 13 * len(lines)) if width > NARROW else 300
+        labelled = [line for line in lines if width > NARROW or data.arms[line.arm].role != "companion"]
+        return _labelled(data, lines, labelled, width, height, _late(lines, 0.25))
+
+    caption = (
+        "Line: mean over seeds; shaded: from the least to the greatest of the seeds, for the control and the arms that the "
+        "study asks about. Dashed grey: companions, "
+        "labelled where there is room. The first quarter of training may leave the frame."
+    )
+    told = "At the end: " + "; ".join(f"{line.arm} {words.loss(line.last)}" for line in _sorted(lines)) + " nats per token."
+    return Figure("losses", "Validation loss along training", caption, told, draw)
+
+
+def paired(data: ReportData) -> Figure | None:
+    """The difference to the control of the same seed against tokens, one panel for each arm."""
+    curves = _curves(data)
+    control = curves.get(data.control, {})
+    differences = {
+        arm: {seed: {at: loss - control[seed][at] for at, loss in curve.items() if at in control[seed]}
+              for seed, curve in by_seed.items() if seed in control}
+        for arm, by_seed in curves.items() if arm != data.control
+    }  # fmt: skip
+    lines = _sorted(_lines(data, differences))
+    if not lines:
+        return None
+    order = [line for role in ("treatment", "companion") for line in lines if data.arms[line.arm].role == role]
+
+    def draw(width: int) -> Any:
+        columns = 2 if width <= NARROW else min((4, 5, 6), key=lambda count: (-len(order) % count, -count))
+        each, y_range = (width - 40) // columns - 14, _late(order, 0.5)
+        last = len(order) - columns
+        panels = [_panel(data, line, each, y_range, at % columns == 0, at >= last) for at, line in enumerate(order)]
+        return alt.concat(*panels, columns=columns, spacing=12)
+
+    caption = (
+        f"Loss of each arm minus that of {data.control} with the same seed, at the same tokens; below the line is better. "
+        "Line: mean over seeds; shaded: from the least to the greatest. All panels share one scale, that of the second half of "
+        "training, and are sorted by the difference at the end, companions last."
+    )
+    told = "At the end: " + "; ".join(f"{line.arm} {words.signed(line.last)}" for line in order) + " nats per token."
+    return Figure("paired", f"Difference to {data.control} along training", caption, told, draw)
+
+
+Curves = Mapping[str, Mapping[int, Mapping[int, float]]]
+"""Losses by arm, seed and tokens."""
+
+
+def _curves(data: ReportData) -> dict[str, dict[int, dict[int, float]]]:
+    found: dict[str, dict[int, dict[int, float]]] = {}
+    for run in data.runs:
+        if run.arm in data.arms and run.curve and run.loss is not None:
+            found.setdefault(run.arm, {})[run.seed] = dict(run.curve)
+    return found
+
+
+def _lines(data: ReportData, curves: Curves) -> list[Line]:
+    lines = []
+    for arm in data.arms:
+        by_seed = curves.get(arm, {})
+        places = sorted(set.intersection(*(set(curve) for curve in by_seed.values()))) if by_seed else []
+        points = []
+        for at in places:
+            found = [curve[at] for curve in by_seed.values()]
+            points.append((at, statistics.fmean(found), min(found), max(found)))
+        if points:
+            lines.append(Line(arm, tuple(points)))
+    return lines
+
+
+def _sorted(lines: Sequence[Line]) -> list[Line]:
+    return sorted(lines, key=lambda line: line.last)
+
+
+def _late(lines: Sequence[Line], begin: float) -> tuple[float, float]:
+    """The range of what comes after a part of training: early values are large and say little."""
+    last = max(point[0] for line in lines for point in line.points)
+    found = [end for line in lines for at, _, low, high in line.points if at >= begin * last for end in (low, high)]
+    margin = 0.06 * (max(found) - min(found)) or 0.01
+    return min(found) - margin, max(found) + margin
+
+
+def _table(line: Line, color: str) -> list[dict[str, Any]]:
+    told = f"{line.arm}: {line.last:.4f} at the end".replace("-", words.MINUS)
+    return [
+        {"arm": line.arm, "x": at, "y": mean, "low": low, "high": high, "color": color, "told": told}
+        for at, mean, low, high in line.points
+    ]
+
+
+def _labelled(
+    data: ReportData, lines: Sequence[Line], labelled: Sequence[Line], width: int, height: int, y_range: tuple[float, float]
+) -> Any:
+    color, room = colors(data), int(6.2 * max(len(line.arm) for line in labelled)) + 22
+    inner = width - room - 58
+    axis = alt.Axis(format="~s", tickCount=max(3, inner // 110), grid=False)
+    x = alt.X("x:Q", title="tokens read", axis=axis, scale=alt.Scale(nice=False))
+    y: dict[str, Any] = {
+        "title": "validation loss, nats per token",
+        "scale": alt.Scale(domain=list(y_range), nice=False),
+        "axis": alt.Axis(tickCount=6, format=".2f"),
+    }
+    rows = {line.arm: _table(line, color[line.arm]) for line in lines}
+    bands = values([row for arm, table in rows.items() if data.arms[arm].role != "companion" for row in table])
+    band = bands.mark_area(opacity=0.1, clip=True, aria=False)
+    layers = [band.encode(x=x, y=alt.Y("low:Q", **y), y2=alt.Y2("high"), color=own_color(), detail=alt.Detail("arm:N"))]
+    for kind, mark in STROKES.items():
+        drawn = values([row for arm, table in rows.items() if stroke(data, arm) == kind for row in table])
+        mean = drawn.mark_line(clip=True, **mark)
+        layers.append(
+            mean.encode(
+                x=x, y=alt.Y("y:Q", **y), color=own_color(), detail=alt.Detail("arm:N"), description=alt.Description("told:N")
+            )
+        )
+    frame = Frame((0.0, 1.0), y_range, inner, height)
+    wanted = [frame.pixel(0.0, line.last)[1] for line in labelled]
+    ends = [
+        {"arm": line.arm, "color": color[line.arm], "last": line.last, "y": frame.value(0.0, at)[1]}
+        for line, at in zip(labelled, spread(wanted, 12.5, 4, height - 4), strict=True)
+    ]
+    end = values(ends).encode(color=own_color())
+    leader = end.mark_rule(opacity=0.6, strokeWidth=0.8, aria=False)
+    layers.append(leader.encode(x=alt.XValue(inner + 1), x2=alt.X2Value(inner + 13), y=alt.Y("last:Q", **y), y2=alt.Y2("y")))
+    text = end.mark_text(align="left", fontSize=11, aria=False)
+    layers.append(text.encode(x=alt.XValue(inner + 16), y=alt.Y("y:Q", **y), text=alt.Text("arm:N")))
+    return alt.layer(*layers).properties(width=inner, height=height)
+
+
+def _panel(data: ReportData, line: Line, width: int, y_range: tuple[float, float], first: bool, last: bool) -> Any:
+    color = colors(data)[line.arm]
+    drawn = values(_table(line, color))
+    low, high = min(y_range[0], 0.0), max(y_range[1], 0.0)
+    room: dict[str, Any] = {"minExtent": 34 if first else 0, "maxExtent": 34}
+    axis = alt.Axis(tickCount=3, labelExpr=SIGNED, labels=first, ticks=False, domain=False, **room)
+    y: dict[str, Any] = {"title": None, "scale": alt.Scale(domain=[low, high], nice=False), "axis": axis}
+    tokens = alt.Axis(format="~s", tickCount=2, grid=False, labels=last, ticks=last)
+    x = alt.X("x:Q", title=None, axis=tokens, scale=alt.Scale(nice=False))
+    title = alt.TitleParams(line.arm, fontSize=11, fontWeight="normal", color=color, limit=width + 20, offset=4)
+    band = drawn.mark_area(opacity=0.18, clip=True, aria=False, color=color)
+    # Where the line does not run.
+    top = line.last < (low + high) / 2
+    end = values([{"text": words.signed(line.last)}]).mark_text(
+        align="right", baseline="top" if top else "bottom", fontSize=11, color=INK, aria=False
+    )
+    return alt.layer(
+        values([{"y": 0.0}]).mark_rule(color=INK, strokeWidth=0.8).encode(y=alt.Y("y:Q", **y)),
+        band.encode(x=x, y=alt.Y("low:Q", **y), y2=alt.Y2("high")),
+        drawn.mark_line(strokeWidth=1.8, clip=True, color=color).encode(
+            x=x, y=alt.Y("y:Q", **y), description=alt.Description("told:N")
+        ),
+        end.encode(x=alt.XValue(width - 2), y=alt.YValue(3 if top else 81), text=alt.Text("text:N")),
+    ).properties(width=width, height=84, title=title, view=alt.ViewConfig(stroke=GRID))

@@ -1,0 +1,116 @@
+"""Where labels go so that none covers another."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Places as near to the wanted ones as can be, in the same order, at least `gap` apart and within the ends.
+
+    Example:
+        >>> spread([10, 11, 50], gap=10, low=0, high=100)
+        [5.5, 15.5, 50.0]
+    """
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    gap = min(gap, (high - low) / max(len(order) - 1, 1))
+    # Runs of labels that touch are moved as one, with their mean where it was.
+    runs: list[tuple[float, int]] = []
+    for index in order:
+        centre, size = min(max(wanted[index], low), high), 1
+        while runs and centre - runs[-1][0] < gap * (size + runs[-1][1]) / 2:
+            other, n = runs.pop()
+            centre, size = (other * n + centre * size) / (n + size), n + size
+            half = gap * (size - 1) / 2
+            centre = min(max(centre, low + half), high - half)
+        runs.append((centre, size))
+    placed = [centre + gap * (turn - (size - 1) / 2) for centre, size in runs for turn in range(size)]
+    return [round(placed[order.index(index)], 2) for index in range(len(wanted))]
+
+
+class Frame(NamedTuple):
+    """What a drawing shows, and its size in pixels.
+
+    Attributes:
+        x: ends of the horizontal axis.
+        y: ends of the vertical axis.
+        width: in pixels.
+        height: in pixels.
+        kind: of the horizontal axis, `linear` or `log`.
+
+    Example:
+        >>> frame = Frame((1.0, 100.0), (0.0, 2.0), 200, 100, "log")
+        >>> frame.pixel(10.0, 0.5), frame.value(100.0, 75.0)
+        ((100.0, 75.0), (10.0, 0.5))
+    """
+
+    x: tuple[float, float]
+    y: tuple[float, float]
+    width: float
+    height: float
+    kind: Literal["linear", "log"] = "linear"
+
+    def pixel(self, x: float, y: float) -> tuple[float, float]:
+        """Where a value is drawn."""
+        low, high = map(self._scaled, self.x)
+        across = (self._scaled(x) - low) / (high - low)
+        return self.width * across, self.height * (self.y[1] - y) / (self.y[1] - self.y[0])
+
+    def value(self, left: float, top: float) -> tuple[float, float]:
+        """What is drawn at a place."""
+        low, high = map(self._scaled, self.x)
+        across = low + (high - low) * left / self.width
+        x = math.exp(across) if self.kind == "log" else across
+        return x, self.y[1] - (self.y[1] - self.y[0]) * top / self.height
+
+    def _scaled(self, x: float) -> float:
+        return math.log(x) if self.kind == "log" else x
+
+
+class Placed(NamedTuple):
+    """The left end of a label and the height of its middle, in pixels."""
+
+    x: float
+    y: float
+
+
+def beside_points(
+    points: Sequence[tuple[float, float]], texts: Sequence[str], frame: Frame, size: float = 11
+) -> list[Placed | None]:
+    """A place for the label of each point that covers neither a point nor an earlier label; None where there is none.
+
+    Args:
+        points: in pixels, the most important first.
+        texts: their labels.
+        frame: the drawing, which no label leaves.
+        size: of the letters.
+    """
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
+    found: list[Placed | None] = []
+    for (x, y), text in zip(points, texts, strict=True):
+        length, half = 0.56 * size * len(text), 0.55 * size
+        places = [
+            Placed(left, middle)
+            for away in (8.0, 13.0, 20.0)
+            for left, middle in (
+                (x + away, y),
+                (x - away - length, y),
+                (x + 4, y - away - 2),
+                (x + 4, y + away + 2),
+                (x - length - 2, y - away - 2),
+                (x - length - 2, y + away + 2),
+                (x + away, y - 2 * away),
+                (x + away, y + 2 * away),
+            )
+        ]
+        found.append(next((place for place in places if _is_free(place, length, half, frame, taken)), None))
+        if (at := found[-1]) is not None:
+            taken.append((at.x, at.y - half, at.x + length, at.y + half))
+    return found
+
+
+def _is_free(at: Placed, length: float, half: float, frame: Frame, taken: Sequence[tuple[float, float, float, float]]) -> bool:
+    left, top, right, bottom = at.x, at.y - half, at.x + length, at.y + half
+    if left < 0 or right > frame.width or top < 0 or bottom > frame.height:
+        return False
+    return all(right < x0 or left > x1 or bottom < y0 or top > y1 for x0, y0, x1, y1 in taken)

@@ -1,0 +1,121 @@
+"""The head of a report: the question, the answer, and the verdict on every arm."""
+
+from html import escape
+
+from twoaxis.study import words
+from twoaxis.study.page.html import breakable, details, facts
+from twoaxis.study.report_data import ArmData, ComparisonData, ReportData, Role
+
+SIGNS = {"better": "▼", "worse": "▲", "undecided": "◆", "none": "○"}
+"""Beside the word of a verdict, so that colour is never alone; down is a lower loss."""
+
+STRIP = 120
+"""Width of the interval on a chip, in pixels."""
+
+
+def header(data: ReportData) -> str:
+    """The question, the answer, and what it rests on."""
+    state = "complete" if data.complete else "incomplete"
+    return (
+        f'<header id="answer"><p class="kicker">Study report <span class="state {state}">{state}</span> '
+        f"<span>made {escape(data.made)}</span></p>"
+        f'<h1>{escape(data.question)}</h1><p class="answer">{escape(data.answer)}</p>'
+        f"{problems(data)}{facts(_facts(data))}</header>"
+    )
+
+
+def problems(data: ReportData) -> str:
+    """What a reader has to know before the verdicts: runs that are missing, pairs that are none."""
+    found = []
+    wanted = [run for run in data.runs if run.role != "trial"]
+    finished = sum(run.status == "finished" for run in wanted)
+    if finished < len(wanted):
+        found.append(
+            f"{finished} of {len(wanted)} runs have finished. Arms without all of their replicates get no verdict. Run the "
+            "study again to complete it; what has finished is kept."
+        )
+    if any(pair.get("problems") for pair in data.pairing.pairs):
+        found.append(data.pairing.sentence)
+    return "".join(f'<p class="error">{escape(text)}</p>' for text in found)
+
+
+def verdicts(data: ReportData) -> str:
+    """One chip for each arm: what the study asks about first, then the companions."""
+    scale = _reach(data)
+    asked = _chips(data, "treatment", scale)
+    companions = [arm for arm in data.arms.values() if arm.role == "companion"]
+    counts = {
+        word: sum((arm.verdict or "no verdict") == word for arm in companions)
+        for word in ("better", "worse", "undecided", "no verdict")
+    }
+    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    noun = "companion, which rules" if len(companions) == 1 else "companions, which rule"
+    return asked + details(f"{len(companions)} {noun} out other explanations: {said}", _chips(data, "companion", scale))
+
+
+def _chips(data: ReportData, role: Role, scale: tuple[float, float]) -> str:
+    arms = {name: arm for name, arm in data.arms.items() if arm.role == role}
+    chips = [_chip(data, name, arm, scale) for name, arm in sorted(arms.items(), key=lambda item: _rank(data, item[1]))]
+    return f'<ul class="chips {role}">{"".join(chips)}</ul>' if chips else ""
+
+
+def _facts(data: ReportData) -> list[tuple[str, str]]:
+    control = data.arms[data.control]
+    asked, companions = (sum(arm.role == role for arm in data.arms.values()) for role in ("treatment", "companion"))
+    arms = f"{asked} + {companions} companions" if companions else str(asked)
+    found = [
+        ("control", data.control),
+        ("arms compared with it", arms),
+        ("replicates of each", str(control.replicates_planned)),
+        ("tokens per run", words.count(control.tokens)),
+    ]
+    spent = [
+        ("runs", "all runs", lambda value: f"{value:.0f}"),
+        ("training_flops", "FLOPs in all", words.count),
+        ("train_seconds", "training in all", words.duration),
+    ]
+    return found + [(title, written(data.spent[key])) for key, title, written in spent if key in data.spent]
+
+
+def _comparison(data: ReportData, arm: ArmData) -> ComparisonData | None:
+    found = arm.charged.get(data.charge)
+    return found.comparison if found else None
+
+
+def _rank(data: ReportData, arm: ArmData) -> float:
+    comparison = _comparison(data, arm)
+    return comparison.mean_difference if comparison else float("inf")
+
+
+def _reach(data: ReportData) -> tuple[float, float]:
+    """The range that the strips show: zero and all means, and of the intervals what is not further than three times that."""
+    found = [comparison for arm in data.arms.values() if (comparison := _comparison(data, arm))]
+    most = 3 * max((abs(comparison.mean_difference) for comparison in found), default=1.0)
+    ends = [end for comparison in found for end in comparison.ci95 or (comparison.mean_difference,)]
+    ends = [min(max(end, -most), most) for end in ends]
+    return min([*ends, 0.0]), max([*ends, 0.0])
+
+
+def _chip(data: ReportData, name: str, arm: ArmData, reach: tuple[float, float]) -> str:
+    comparison = _comparison(data, arm)
+    kind, word = arm.verdict or "none", arm.verdict or "no verdict"
+    if comparison is None:
+        numbers, strip = f'<span class="why">{escape(arm.no_verdict)}</span>', ""
+    else:
+        low, high = comparison.ci95 or (comparison.mean_difference,) * 2
+        mean = f'<span class="mean">{words.signed(comparison.mean_difference)}</span>'
+        numbers = f'{mean} <span class="ends">{words.interval(low, high)}</span>'
+        strip = _strip(comparison.mean_difference, low, high, reach)
+    verdict = f'<span class="verdict"><span aria-hidden="true">{SIGNS[kind]}</span> {word}</span>'
+    return (
+        f'<li class="chip {kind}" title="{escape(arm.sentence, quote=True)}"><span class="name">{breakable(name)}</span>'
+        f'{verdict}{strip}<span class="numbers">{numbers}</span></li>'
+    )
+
+
+def _strip(mean: float, low: float, high: float, reach: tuple[float, float]) -> str:
+    span = reach[1] - reach[0] or 1.0
+    at = [round(5 + (STRIP - 10) * (min(max(end, reach[0]), reach[1]) - reach[0]) / span, 1) for end in (0.0, low, mean, high)]
+    drawn = f'<path class="zero" d="M{at[0]} 0V14"/><path class="line" d="M{at[1]} 7H{at[3]}"/>'
+    size = f'width="{STRIP}" height="14" viewBox="0 0 {STRIP} 14"'
+    return f'<svg class="strip" {size} aria-hidden="true">{drawn}<circle cx="{at[2]}" cy="7" r="3.6"/></svg>'

@@ -1,0 +1,137 @@
+// What a reader can do with the page; without it, everything is there at once.
+"use strict";
+(() => {
+  const root = document.documentElement;
+  root.classList.add("scripted");
+
+  // Light or dark: as the system asks until the reader chooses.
+  const theme = document.querySelector(".theme");
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
+  const show = () => {
+    theme.textContent = isDark() ? "Light" : "Dark";
+    theme.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colours`);
+  };
+  const stored = (write) => {
+    // Files opened from a disk may have no storage.
+    try { return write ? localStorage.setItem("twoaxis-theme", write) : localStorage.getItem("twoaxis-theme"); } catch { return null; }
+  };
+  if (["light", "dark"].includes(stored())) root.dataset.theme = stored();
+  theme.removeAttribute("aria-pressed");
+  theme.hidden = false;
+  theme.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    stored(root.dataset.theme);
+    show();
+  });
+  system.addEventListener("change", show);
+  show();
+
+  // One of several tables at a time.
+  let tabs = 0;
+  for (const group of document.querySelectorAll(".alternatives")) {
+    const panels = [...group.children];
+    const bar = document.createElement("div");
+    bar.className = "switch";
+    bar.setAttribute("role", "tablist");
+    bar.setAttribute("aria-label", group.dataset.label);
+    const buttons = panels.map((panel) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = panel.dataset.title;
+      button.setAttribute("role", "tab");
+      button.id = `tab-${++tabs}`;
+      panel.id = `panel-${tabs}`;
+      panel.setAttribute("role", "tabpanel");
+      panel.setAttribute("aria-labelledby", button.id);
+      button.setAttribute("aria-controls", panel.id);
+      bar.append(button);
+      return button;
+    });
+    const select = (chosen) => buttons.forEach((button, at) => {
+      button.setAttribute("aria-selected", String(at === chosen));
+      button.tabIndex = at === chosen ? 0 : -1;
+      panels[at].hidden = at !== chosen;
+    });
+    buttons.forEach((button, at) => {
+      button.addEventListener("click", () => select(at));
+      button.addEventListener("keydown", (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (!step) return;
+        const next = (at + step + buttons.length) % buttons.length;
+        select(next);
+        buttons[next].focus();
+      });
+    });
+    group.prepend(bar);
+    select(0);
+  }
+
+  // Tables sort by the numbers of a column.
+  for (const table of document.querySelectorAll("table")) {
+    const body = table.tBodies[0];
+    if (!body || body.rows.length < 3) continue;
+    [...table.tHead.rows[table.tHead.rows.length - 1].cells].forEach((head, column) => {
+      if (![...body.rows].some((row) => row.cells[column].dataset.value)) return;
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      head.append(button);
+      button.addEventListener("click", () => {
+        const up = head.getAttribute("aria-sort") !== "ascending";
+        const key = (row) => (row.cells[column].dataset.value === undefined ? Infinity : (up ? 1 : -1) * row.cells[column].dataset.value);
+        table.querySelectorAll("[aria-sort]").forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", up ? "ascending" : "descending");
+        body.append(...[...body.rows].sort((a, b) => key(a) - key(b) || 0));
+      });
+    });
+  }
+
+  // Copying, also where the clipboard has no programming interface.
+  for (const button of document.querySelectorAll("[data-copy]")) {
+    button.addEventListener("click", async () => {
+      const source = document.getElementById(button.dataset.copy);
+      let done = true;
+      try {
+        await navigator.clipboard.writeText(source.textContent);
+      } catch {
+        getSelection().selectAllChildren(source);
+        done = document.execCommand("copy");
+      }
+      button.textContent = done ? "Copied" : "Select and copy";
+      button.nextElementSibling.textContent = done ? "The command is on the clipboard." : "";
+      setTimeout(() => { button.textContent = "Copy"; }, 2000);
+    });
+  }
+
+  // What a mark stands for.
+  const tip = document.createElement("div");
+  tip.className = "tip";
+  tip.hidden = true;
+  document.body.append(tip);
+  const point = (event) => {
+    const mark = event.target instanceof Element && event.target.closest(".plot svg [aria-label]");
+    tip.hidden = !mark;
+    if (!mark) return;
+    tip.textContent = mark.getAttribute("aria-label");
+    const box = tip.getBoundingClientRect();
+    tip.style.left = `${Math.max(8, Math.min(event.clientX + 12, innerWidth - box.width - 8))}px`;
+    tip.style.top = `${event.clientY - box.height - 12 < 8 ? event.clientY + 18 : event.clientY - box.height - 12}px`;
+  };
+  document.addEventListener("pointermove", point);
+  document.addEventListener("pointerdown", point);
+  document.addEventListener("scroll", () => { tip.hidden = true; }, { passive: true });
+
+  // The link of the section in view.
+  const links = new Map([...document.querySelectorAll("nav .links a")].map((link) => [link.hash.slice(1), link]));
+  const watch = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (!entry.isIntersecting) continue;
+      for (const [id, link] of links) id === entry.target.id ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
+    }
+  }, { rootMargin: "-20% 0px -70% 0px" });
+  for (const id of links.keys()) watch.observe(document.getElementById(id));
+
+  // Paper shows everything.
+  addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
+})();

@@ -1,0 +1,134 @@
+"""What the arms cost: the front of loss against cost, the ledger beside what was measured, and the learning rates."""
+
+from twoaxis.study import words
+from twoaxis.study.page.html import Cell, Markup, Number, figure, number, paragraph, section, table
+from twoaxis.study.page.results import Figures
+from twoaxis.study.report_data import ReportData
+
+COLUMNS = (
+    "arm",
+    "parameters",
+    "FLOPs per token",
+    "to control",
+    "memory",
+    "s per step",
+    "to control ",
+    "s of a run",
+    "peak memory",
+    "to control  ",
+    "tokens per s",
+    "to control   ",
+)
+"""Names that differ by blanks only look the same to a reader."""
+
+GROUPS = (("", 1), ("by the ledger, before the runs", 4), ("measured, in turns", 3), ("measured, in the runs", 4))
+
+
+def trade_off(figures: Figures) -> str:
+    """The fronts."""
+    return section("trade-off", "Loss against cost", figure(figures.get("pareto"), heading="none"))
+
+
+def costs(data: ReportData, figures: Figures) -> str:
+    """The ledger beside the measurements."""
+    control = data.arms[data.control].training_flops_per_token
+    rows: list[tuple[Cell, ...]] = []
+    for name, arm in data.arms.items():
+        flops = arm.training_flops_per_token
+        over = flops / control if flops is not None and control else None
+        rows.append(
+            (
+                name,
+                number(arm.parameters, words.count),
+                number(flops, words.count),
+                number(over, words.ratio),
+                number(arm.predicted_memory_bytes, words.memory),
+                number(arm.step_seconds, lambda value: f"{value:.3g}"),
+                number(arm.step_seconds_ratio, words.ratio),
+                number(arm.seconds, lambda value: f"{value:.3g}"),
+                number(arm.peak_memory_bytes, words.memory),
+                number(arm.peak_memory_ratio, words.ratio),
+                number(arm.tokens_per_second, lambda value: f"{value:,.0f}"),
+                number(arm.tokens_per_second_ratio, words.ratio),
+            )
+        )
+    caption = (
+        "Costs by arm. Training FLOPs are counted forward and backward. The ledger's memory is that of parameters, gradients, "
+        "optimizer and saved activations; the measured peak is that of the whole process, so only its ratio compares."
+    )
+    return section(
+        "costs",
+        "Costs",
+        figure(figures.get("costs")),
+        table(caption, COLUMNS, rows, groups=GROUPS),
+        paragraph(_timing(data), "note"),
+        _changes(data),
+        _tuning(data),
+    )
+
+
+def _timing(data: ReportData) -> str:
+    if data.timing is None:
+        return ""
+    rounds = max(map(len, data.timing.seconds.values()), default=0)
+    return (
+        f"Seconds were measured without telemetry in {rounds} rounds, in each of which every arm had its turn of "
+        f"{data.timing.steps_in_a_turn} steps after {data.timing.warmup_steps} steps of warm-up, so that a machine that drifts "
+        "hits all arms alike."
+    )
+
+
+def _changes(data: ReportData) -> str:
+    rows: list[tuple[Cell, ...]] = []
+    for name, arm in data.arms.items():
+        for change in arm.changes:
+            before = "was not there" if change.before is None else setting(change.before)
+            error = change.got / change.wanted - 1 if change.wanted else 0.0
+            missed = Number(f"{words.MINUS if error < 0 else '+'}{abs(100 * error):.1f} %", error)
+            costs = (number(change.wanted, words.count), number(change.got, words.count), missed)
+            rows.append((name, change.path, before, setting(change.after), f"{_of(change.of)} of {change.to}", *costs))
+    columns = ("arm", "setting", "before", "now", "to match", "wanted", "got", "missed by")
+    text = ("setting", "before", "now", "to match")
+    return table("What the planner changed so that arms match, before the first run", columns, rows, text=text) if rows else ""
+
+
+def _of(cost: str) -> str:
+    return {"flops": "FLOPs", "params": "parameters"}.get(cost, cost)
+
+
+def _tuning(data: ReportData) -> str:
+    tuning = data.tuning
+    if tuning is None:
+        return ""
+    rates = sorted({rate for losses in tuning.losses.values() for rate in losses}, key=float)
+    rows: list[tuple[Cell, ...]] = []
+    for name, losses in tuning.losses.items():
+        cells: list[Cell] = []
+        for rate in rates:
+            loss = losses.get(rate)
+            chosen = name in tuning.chosen and float(rate) == tuning.chosen[name]
+            if loss is None:
+                cells.append("diverged" if rate in losses else None)
+            else:
+                cells.append(Markup(f"<strong>{words.loss(loss)}</strong> ✓") if chosen else Number(words.loss(loss), loss))
+        rows.append((name, *cells))
+    caption = (
+        f"Validation loss of one trial for each learning rate, with seed {tuning.seed}, which is none of the replicates; ✓ was "
+        f"chosen. All trials together read {words.count(tuning.tokens)} tokens."
+    )
+    return table(caption, ("arm", *(f"lr {float(rate):g}" for rate in rates)), rows)
+
+
+def setting(value: object) -> str:
+    """A setting for readers, who know no Python."""
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(setting, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {setting(inner)}" for key, inner in value.items()) + "}"
+    return str(value)

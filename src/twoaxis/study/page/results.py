@@ -1,0 +1,182 @@
+"""What was found: differences by arm, at equal cost, speedups, companions, and the loss along training."""
+
+from collections.abc import Mapping
+
+from twoaxis.study import words
+from twoaxis.study.figures import Figure
+from twoaxis.study.figures.budgets import SPENT
+from twoaxis.study.figures.differences import CHARGES
+from twoaxis.study.page.html import (
+    Cell,
+    Markup,
+    Number,
+    Reason,
+    alternatives,
+    breakable,
+    bullets,
+    details,
+    figure,
+    number,
+    paragraph,
+    section,
+    table,
+)
+from twoaxis.study.report_data import Charge, ComparisonData, ReportData, SpeedupData
+
+COMPARED = ("difference", "95 % interval", "verdict", "bootstrap", "p, corrected", "power")
+"""The columns of a comparison."""
+
+Figures = Mapping[str, Figure]
+
+
+def result(data: ReportData, figures: Figures) -> str:
+    """Every arm against the control by the rule of the study."""
+    rows = []
+    for name, arm in data.arms.items():
+        found = arm.charged.get(data.charge)
+        compared = _compared(found.comparison if found else None, "control" if arm.control else arm.no_verdict or "no verdict")
+        replicates = f"{arm.replicates} of {arm.replicates_planned}"
+        rows.append((name, number(arm.mean_loss, words.loss), Number(replicates, arm.replicates), *compared))
+    columns = ("arm", "validation loss", "replicates", *COMPARED)
+    caption = (
+        f"Result by arm at {CHARGES[data.charge]}. Losses and differences in nats per token; difference: mean over replicates "
+        "of the arm's loss minus the control's with the same seed, below zero is better."
+    )
+    sentences = [arm.sentence for arm in data.arms.values() if arm.sentence]
+    return section(
+        "result",
+        "Result",
+        figure(figures.get("differences")),
+        table(caption, columns, rows, text=("verdict",)),
+        _accuracies(data),
+        details("The verdicts in sentences", bullets(sentences)),
+    )
+
+
+def equal(data: ReportData, figures: Figures) -> str:
+    """The same at equal tokens, FLOPs and seconds."""
+    parts = [(title, _charged(data, charge)) for charge, title in CHARGES.items()]
+    lead = "An arm that takes more per token is here given fewer tokens, or the control more: which differences outlast that?"
+    inner = (figure(figures.get("charged"), heading="none"), alternatives("charged at", parts))
+    return section("equal", "At equal tokens, FLOPs and seconds", *inner, lead=lead if any(part for _, part in parts) else "")
+
+
+def speedups(data: ReportData, figures: Figures) -> str:
+    """Effective speedup, and the curve it is read from."""
+    rows = []
+    for name, arm in data.arms.items():
+        if arm.speedup:
+            cells = [cell for by in ("flops", "seconds") for cell in _speedup(arm.speedup.get(by))]
+            rows.append((name, *cells))
+    columns = ("arm", "speedup", "95 % interval", "bootstrap", "speedup ", "95 % interval ", "bootstrap ")
+    words_in = [column for column in columns if "interval" in column or "bootstrap" in column]
+    caption = (
+        f"Effective speedup: what {data.control} would need for the loss of an arm, over what the arm took. "
+        "Nothing outside the measured budgets is extrapolated."
+    )
+    groups = (("", 1), ("by FLOPs", 3), ("by seconds", 3))
+    fits = [f"By {SPENT[by]}: {curve.sentence}" for by, curve in data.curves.items()]
+    return section(
+        "speedup",
+        "Effective speedup",
+        figure(figures.get("speedup"), heading="none"),
+        table(caption, columns, rows, text=words_in, groups=groups) if rows else "",
+        figure(figures.get("control-curve")),
+        bullets(fits),
+    )
+
+
+def training(figures: Figures) -> str:
+    """Curves along training."""
+    return section("training", "Along training", figure(figures.get("losses")), figure(figures.get("paired")))
+
+
+def companions(data: ReportData, figures: Figures) -> str:
+    """Treatments against what was generated to rule out other explanations."""
+    rows = []
+    for found in data.contrasts:
+        why = data.arms[found.against].why if found.against in data.arms else ""
+        compared = _compared(found.comparison, found.no_verdict or "no verdict")
+        pair = Markup(f"{breakable(found.arm)} {words.MINUS}<br>{breakable(found.against)}")
+        rows.append((pair, why, _matched(found.matched), *compared))
+    columns = ("difference of", "what the companion is for", "matched", *COMPARED)
+    caption = "Arms minus their companions, nats per token; below zero means that the arm is better than the companion."
+    lead = "Each companion lacks the one thing that an arm is said to win by, or spends the same cost in another way."
+    return section(
+        "companions",
+        "What it is that helps",
+        figure(figures.get("contrasts"), heading="none"),
+        table(caption, columns, rows, text=("matched", "verdict"), long=("what the companion is for",)) if rows else "",
+        bullets(found.sentence for found in data.contrasts if found.comparison is None),
+        lead=lead if rows else "",
+    )
+
+
+def _matched(matched: str) -> Cell:
+    return {"": "nothing", "flops": "FLOPs"}.get(matched, matched)
+
+
+def _compared(comparison: ComparisonData | None, why: str) -> tuple[Cell, ...]:
+    if comparison is None:
+        return (None, None, why if why == "control" else Reason(why), None, None, None)
+    ends = [Number(words.interval(*pair), pair[0]) if pair else None for pair in (comparison.ci95, comparison.bootstrap95)]
+    return (
+        number(comparison.mean_difference, words.signed),
+        ends[0] or "no variation",
+        comparison.verdict,
+        ends[1],
+        number(comparison.p_holm, words.probability),
+        number(comparison.power, words.probability),
+    )
+
+
+def _charged(data: ReportData, charge: Charge) -> str:
+    rows, written = [], {"tokens": words.count, "flops": words.count, "seconds": words.duration}[charge]
+    for name, arm in data.arms.items():
+        found = arm.charged.get(charge)
+        if found is not None:
+            cost = (number(found.cost, written), number(found.cost_ratio, words.ratio))
+            rows.append((name, *cost, *_compared(found.comparison, found.unavailable or arm.no_verdict or "no verdict")))
+    columns = (
+        "arm",
+        {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}[charge] + " of a run",
+        "to control",
+        *COMPARED,
+    )
+    caption = f"Every arm against {data.control} at {CHARGES[charge]}; differences in nats per token, below zero is better."
+    return table(caption, columns, rows, text=("verdict",)) if rows else ""
+
+
+def _speedup(found: SpeedupData | None) -> tuple[Cell, Cell, Cell]:
+    if found is None:
+        return None, None, None
+    value = number(found.value, words.ratio)
+    if found.value is None and found.low is None and found.high is None:
+        return "outside the budgets", None, None
+    pair = found.bootstrap95
+    return value, _between(found.low, found.high), _between(*pair) if pair else None
+
+
+def _between(low: float | None, high: float | None) -> Cell:
+    if low is None or high is None:
+        known = low if low is not None else high
+        return None if known is None else f"{'above' if high is None else 'below'} {words.ratio(known)}"
+    return f"{words.ratio(low)} to {words.ratio(high)}"
+
+
+def _accuracies(data: ReportData) -> str:
+    rows = [
+        (
+            name,
+            number(sum(arm.accuracies.values()) / len(arm.accuracies), words.percentage),
+            ", ".join(map(words.percentage, arm.accuracies.values())),
+        )
+        for name, arm in data.arms.items()
+        if arm.accuracies
+    ]
+    note = (
+        "Part of the answers that were the most likely token, after the last step. It is shown beside the loss, and "
+        "decides nothing."
+    )
+    columns = ("arm", "validation accuracy", "of the replicates")
+    return paragraph(note, "note") + table("Accuracy by arm", columns, rows) if rows else ""

@@ -1,0 +1,187 @@
+"""From the design of a study to its plan: sizes and steps are matched, companions generated, and all arms timed together."""
+
+from collections.abc import Mapping
+
+from twoaxis.study.companions import Companion, applies, matched_companion, sizes_of, unmatched_companions
+from twoaxis.study.costs import CostOfStep, Costs, flops_per_token, parameters
+from twoaxis.study.design import StudyConfig
+from twoaxis.study.match import affordable_steps, resized, with_matched_steps, with_steps
+from twoaxis.study.plan import PlannedArm, PlannedContrast, StudyPlan
+from twoaxis.study.report_data import ChangeData, Role
+from twoaxis.study.rules import STEPS, CompanionKind
+from twoaxis.study.timing import Timer, Timing
+from twoaxis.train.recipe import TrainConfig
+
+MATCHED_KINDS: tuple[CompanionKind, ...] = ("wider_stream", "short_swa")
+
+
+def plan_study(study: StudyConfig, timer: Timer | None = None) -> StudyPlan:
+    """Plans what a study will run; a byte-pair vocabulary is taken to be as large as asked for.
+
+    Args:
+        study: the design.
+        timer: measures seconds of steps; None measures nothing, and leaves out whatever rests on seconds.
+
+    Raises:
+        ConfigError: arms that cannot be matched, or a budget in seconds without a timer.
+
+    Example:
+        >>> study = StudyConfig(
+        ...     question="?", control="a", arms={"a": {}, "b": {"model": {"depth": "deep_delta"}}}, replicates=2,
+        ...     base={"model": {"d_model": 64, "n_layers": 2}}, budget={"steps": 10}, decision={"smallest_effect": 0.02},
+        ... )
+        >>> [arm.parameters for arm in plan_study(study).arms]
+        [117056, 117576]
+    """
+    costs = Costs(timer)
+    recipes = {name: study.recipe(name, study.replicates[0]) for name in study.arms}
+    changes = _match_sizes(study, recipes, costs)
+    _spend_budget(study, recipes, costs)
+    changes |= _match_steps(study, recipes, costs)
+    beside = _Beside(study, recipes, costs)
+    recipes |= beside.recipes
+    for name, recipe in recipes.items():
+        study.check_comparable(name, recipe.to_data())
+    timing = None if timer is None else timer(recipes)
+    why = {name: study.why(name) for name in study.arms} | beside.why
+    arms = [
+        _planned(study, name, recipe, why[name], {**changes, **beside.changes}.get(name, ()), timing)
+        for name, recipe in recipes.items()
+    ]
+    arms += _rungs(study, next(arm for arm in arms if arm.role == "control"))
+    arms += _trials(study, arms)
+    return StudyPlan(arms=tuple(arms), contrasts=tuple(beside.contrasts), notes=tuple(beside.notes), timing=timing)
+
+
+Changes = dict[str, tuple[ChangeData, ...]]
+
+
+def _match_sizes(study: StudyConfig, recipes: dict[str, TrainConfig], costs: Costs) -> Changes:
+    changes: Changes = {}
+    for name in study.arms:
+        match = study.match_of(name)
+        if match is not None and STEPS not in match.by:
+            recipes[name], found = resized(name, recipes[name], match, recipes[match.to or study.control], costs)
+            changes[name] = tuple(found)
+    return changes
+
+
+def _spend_budget(study: StudyConfig, recipes: dict[str, TrainConfig], costs: Costs) -> None:
+    """Gives every arm the steps that it can afford, where the budget is not in steps or tokens."""
+    budget = study.budget
+    if budget.flops is None and budget.seconds is None:
+        return
+    cost = costs.per_step("flops" if budget.flops is not None else "seconds", [recipes[study.control], *recipes.values()])
+    for name, recipe in recipes.items():
+        recipes[name] = with_steps(recipe, affordable_steps(budget.flops or budget.seconds or 0.0, cost(recipe)))
+
+
+def _match_steps(study: StudyConfig, recipes: dict[str, TrainConfig], costs: Costs) -> Changes:
+    changes: Changes = {}
+    for name in study.arms:
+        match = study.match_of(name)
+        if match is not None and STEPS in match.by:
+            to = recipes[match.to or study.control]
+            cost = costs.per_step(match.on, [to, recipes[name]])
+            recipes[name], found = with_matched_steps(name, recipes[name], match, to, cost)
+            changes[name] = tuple(found)
+    return changes
+
+
+class _Beside:
+    """The companions of all arms; an arm that is there already is not generated twice."""
+
+    def __init__(self, study: StudyConfig, recipes: Mapping[str, TrainConfig], costs: Costs) -> None:
+        self.known = dict(recipes)
+        self.recipes: dict[str, TrainConfig] = {}
+        self.why: dict[str, str] = {}
+        self.changes: Changes = {}
+        self.contrasts: list[PlannedContrast] = []
+        self.notes: list[str] = []
+        control = recipes[study.control]
+        # A companion asks about the depth axis, so it stands beside arms that differ there.
+        arms = [name for name in study.treatments if recipes[name].model["depth"] != control.model["depth"]]
+        for name in arms:
+            for companion in unmatched_companions(study.controls, recipes[name], control):
+                stem = "" if companion.kind == "residual_scalars" else name
+                self._add(name, stem, companion, ())
+        for kind in MATCHED_KINDS:
+            if kind in study.controls:
+                for unit in study.controls_match:
+                    self._add_matched(kind, unit, [name for name in arms if applies(kind, recipes[name])], control, costs)
+
+    def _add_matched(self, kind: CompanionKind, unit: str, arms: list[str], control: TrainConfig, costs: Costs) -> None:
+        if unit == "seconds" and costs.timer is None:
+            self.notes += [f"{name}: {kind} at equal seconds is planned only once seconds are measured" for name in arms]
+            return
+        sizes = sizes_of(kind, control)
+        of = "seconds" if unit == "seconds" else "flops"
+        cost: CostOfStep = costs.per_step(of, [control, *(self.known[name] for name in arms)], [size.recipe for size in sizes])
+        for name in arms:
+            found = matched_companion(kind, self.known[name], control, sizes, cost, of)
+            if isinstance(found, str):
+                self.notes.append(f"{name}: {found}")
+            else:
+                self._add(name, name, found, found.changes(name, cost(self.known[name]), cost(found.recipe)))
+
+    def _add(self, arm: str, stem: str, companion: Companion, changes: tuple[ChangeData, ...]) -> None:
+        same = next((name for name, recipe in {**self.known, **self.recipes}.items() if recipe == companion.recipe), None)
+        name = same or companion.name(stem)
+        if name == arm:
+            return
+        matched = "flops" if companion.matched == "flops" else "seconds" if companion.matched else ""
+        self.contrasts.append(PlannedContrast(arm=arm, against=name, matched=matched, why=companion.why))
+        if same is None:
+            self.recipes[name], self.why[name], self.changes[name] = companion.recipe, companion.why, changes
+
+
+def _planned(
+    study: StudyConfig, name: str, recipe: TrainConfig, why: str, changes: tuple[ChangeData, ...], timing: Timing | None
+) -> PlannedArm:
+    role: Role = "control" if name == study.control else "treatment" if name in study.arms else "companion"
+    return PlannedArm(
+        name=name,
+        role=role,
+        why=why,
+        recipe=recipe.to_data(),
+        seeds=study.replicates,
+        changes=changes,
+        tuned_as="" if study.tuning is None else name,
+        parameters=parameters(recipe),
+        training_flops_per_token=flops_per_token(recipe),
+        step_seconds=None if timing is None else timing.step_seconds(name, study.control),
+        memory_bytes=None if timing is None else timing.memory_bytes(name),
+    )
+
+
+def _rungs(study: StudyConfig, control: PlannedArm) -> list[PlannedArm]:
+    """The control at its other budgets."""
+    recipe = control.train_config(control.seeds[0])
+    return [
+        control.replace(
+            name=f"{control.name}@{multiple:g}x",
+            role="rung",
+            why=f"the control at {multiple:g} times its budget",
+            recipe=with_steps(recipe, affordable_steps(multiple * recipe.steps, 1.0)).to_data(),
+        )
+        for multiple in study.budget.ladder
+    ]
+
+
+def _trials(study: StudyConfig, arms: list[PlannedArm]) -> list[PlannedArm]:
+    """One run per learning rate of every arm that has a learning rate of its own."""
+    tuning = study.tuning
+    if tuning is None:
+        return []
+    return [
+        arm.replace(
+            name=f"{arm.name}@lr={lr:g}",
+            role="trial",
+            why=f"a trial of learning rate {lr:g}",
+            recipe=arm.train_config(tuning.seed, lr).to_data(),
+            seeds=(tuning.seed,),
+        )
+        for arm in arms
+        if arm.role != "rung"
+        for lr in tuning.grid(arm.name)
+    ]

@@ -1,0 +1,164 @@
+"""Seconds of a step of every arm, measured in rounds in which each arm has its turn, before the first run of a study.
+
+A machine that becomes slower or faster meets every arm of a round alike, so ratios within a round are what is kept. Nothing
+else happens in these steps: no validation, no checkpoint, no metrics, no tracker.
+
+Run as `python -m twoaxis.study.timing RECIPES OUT`, it measures in a process of its own, whose memory ends with it.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twoaxis.core.config import Config
+from twoaxis.core.measure import saved_bytes
+from twoaxis.data import PackedSampler, PreparedData, prepare
+from twoaxis.data.atomic import replacing
+from twoaxis.model import Decoder
+from twoaxis.train.environment import describe_environment
+from twoaxis.train.forward import TokenLoss, choose_device, rows_at_once
+from twoaxis.train.optim import build_optimizer, parameter_groups
+from twoaxis.train.recipe import TrainConfig
+from twoaxis.train.step import take_step
+
+WARMUP_STEPS = 2
+STEPS_IN_A_TURN = 2
+ROUNDS = 7
+
+STATE_BYTES_PER_PARAMETER = 16
+"""Weights, gradients and the two moments of AdamW, in float32."""
+
+
+class Timing(Config):
+    """What was measured.
+
+    Attributes:
+        warmup_steps: of every arm, which are not counted.
+        steps_in_a_turn: steps timed together.
+        seconds: of a step, by arm and round.
+        state_bytes: parameters, gradients and optimizer state, by arm.
+        saved_bytes: what the backward pass of one micro-batch keeps, by arm.
+        environment: where it was measured.
+    """
+
+    warmup_steps: int
+    steps_in_a_turn: int
+    seconds: dict[str, tuple[float, ...]]
+    state_bytes: dict[str, int]
+    saved_bytes: dict[str, int]
+    environment: dict[str, Any]
+
+    def ratio(self, arm: str, to: str) -> float:
+        """Seconds of a step of one arm over those of another: the median over the rounds.
+
+        Example:
+            >>> timing = Timing(warmup_steps=1, steps_in_a_turn=1, state_bytes={}, saved_bytes={}, environment={},
+            ...                 seconds={"a": (1.0, 2.0, 4.0), "b": (2.0, 4.0, 8.0)})
+            >>> timing.ratio("b", "a")
+            2.0
+        """
+        return statistics.median(own / other for own, other in zip(self.seconds[arm], self.seconds[to], strict=True))
+
+    def step_seconds(self, arm: str, control: str) -> float:
+        """Seconds of a step: the control's median times the ratio to it, which a drift of the machine leaves alone."""
+        return statistics.median(self.seconds[control]) * self.ratio(arm, control)
+
+    def memory_bytes(self, arm: str) -> int:
+        """What training holds: state and saved activations; the libraries themselves not counted."""
+        return self.state_bytes[arm] + self.saved_bytes[arm]
+
+
+Timer = Callable[[Mapping[str, TrainConfig]], Timing]
+"""Measures recipes by name."""
+
+
+def measure(recipes: Mapping[str, TrainConfig]) -> Timing:
+    """Measures in this process; every recipe is held in memory at once.
+
+    Raises:
+        ConfigError: a recipe that cannot be run here.
+        DataError: a corpus that cannot be used.
+    """
+    data: dict[str, PreparedData] = {}
+    arms = {name: _Arm(recipe, data) for name, recipe in recipes.items()}
+    saved = {name: arm.warm_up() for name, arm in arms.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    names = list(arms)
+    for number in range(ROUNDS):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            begin = time.perf_counter()
+            for _ in range(STEPS_IN_A_TURN):
+                arms[name].step()
+            seconds[name].append((time.perf_counter() - begin) / STEPS_IN_A_TURN)
+    first = next(iter(arms.values()))
+    return Timing(
+        warmup_steps=WARMUP_STEPS,
+        steps_in_a_turn=STEPS_IN_A_TURN,
+        seconds={name: tuple(values) for name, values in seconds.items()},
+        state_bytes={name: arm.state_bytes for name, arm in arms.items()},
+        saved_bytes=saved,
+        environment=describe_environment(first.token_loss.device, first.token_loss.dtype),
+    )
+
+
+class _Arm:
+    """One recipe with its model, ready to take steps."""
+
+    def __init__(self, recipe: TrainConfig, prepared: dict[str, PreparedData]) -> None:
+        key = json.dumps(recipe.data.to_data(), sort_keys=True)
+        data = prepared.setdefault(key, prepare(recipe.data.corpus, recipe.data.tokenizer))
+        self.recipe, self.rows = recipe, rows_at_once(recipe)
+        self.sampler = PackedSampler(
+            data.train, recipe.batch_size, recipe.data.seq_len, recipe.seed, recipe.data.packing, data.answer_cues
+        )
+        torch.manual_seed(recipe.seed)
+        self.model = Decoder.build(recipe.decoder(data.tokenizer.vocab_size), recipe.seed)
+        groups = parameter_groups(self.model, recipe.optimizer)
+        self.model.to(choose_device(recipe.device))
+        self.optimizer = build_optimizer(groups, recipe.optimizer)
+        self.token_loss = TokenLoss(self.model, recipe)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of parameters, gradients and optimizer."""
+        return STATE_BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in self.model.parameters())
+
+    def step(self) -> None:
+        """Takes one step and waits for the device."""
+        take_step(
+            self.token_loss,
+            self.optimizer,
+            self.sampler.next(),
+            rows=self.rows,
+            multiplier=1e-3,
+            clip_norm=self.recipe.optimizer.clip_norm,
+        )
+
+    def warm_up(self) -> int:
+        """Takes the first steps, and returns the bytes that autograd keeps in one micro-batch."""
+        for _ in range(WARMUP_STEPS):
+            self.step()
+        part = next(iter(self.sampler.next().micro_batches(self.rows)))
+        parameters = list(self.model.parameters())
+        # Eager, since a compiled graph decides for itself what it keeps, and then keeps less.
+        with torch.compiler.set_stance("force_eager"):
+            return saved_bytes(lambda: self.token_loss(part), lambda loss: [*parameters, loss])
+
+
+def main(recipes: Path, out: Path) -> None:
+    """Measures the recipes in a file of JSON and writes the timing."""
+    data = json.loads(recipes.read_text(encoding="utf-8"))
+    timing = measure({name: TrainConfig.from_data(recipe) for name, recipe in data.items()})
+    with replacing(out) as file:
+        file.write(json.dumps(timing.to_data(), indent=1).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,167 @@
+"""The trackers of a run, kept from influencing it."""
+
+import contextlib
+import secrets
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from twoaxis.core.errors import ConfigError, TwoAxisError
+from twoaxis.train.metrics import StepRecord
+from twoaxis.train.progress import Progress
+from twoaxis.train.result import Result
+from twoaxis.train.run_folder import RunFolder
+from twoaxis.train.trackers.base import TrackedRun, Tracker, series
+from twoaxis.train.training_state import random_state, restore_random_state
+
+
+class Tracking:
+    """Tells every tracker every step once, however often the run is stopped, killed and resumed.
+
+    A context manager: entering it starts the trackers, and tells each what it has not been told of the steps before;
+    leaving it finishes them. What a tracker draws from torch's random generators is put back, what it prints goes to
+    standard error, and a tracker that fails is noted once and then left alone.
+
+    Args:
+        trackers: by name.
+        folder: of the run; `trackers/NAME` there holds how many steps a tracker was told.
+        records: the steps so far, from `metrics.jsonl`.
+        tokens_per_step: tokens read in a step.
+        progress: told of a tracker that fails.
+
+    Raises:
+        ConfigError: on entering, a tracker that cannot be started.
+        DataError: on entering, a folder that cannot be written.
+    """
+
+    def __init__(
+        self,
+        trackers: Mapping[str, Tracker],
+        folder: RunFolder,
+        records: Sequence[StepRecord],
+        tokens_per_step: int,
+        progress: Progress,
+    ) -> None:
+        self._trackers, self._folder, self._records = trackers, folder, records
+        self._tokens_per_step, self._progress = tokens_per_step, progress
+        self._told = {name: ToldSteps(folder.path / "trackers" / name) for name in trackers}
+        self._active: dict[str, Tracker] = {}
+        self._result: Result | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            for name, tracker in self._trackers.items():
+                self._start(name, tracker)
+        except BaseException:
+            self._close()
+            raise
+        for record in self._records:
+            self.log(record)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._close()
+
+    def log(self, record: StepRecord) -> None:
+        """Tells a step to every tracker that was not told it before."""
+        for name, tracker in list(self._active.items()):
+            told = self._told[name]
+            if record.step <= told.steps:
+                continue
+            with self._guarded(name):
+                # Noted first, so that a run killed in between never logs a step twice.
+                told.write(record.step)
+                try:
+                    tracker.log(record.step, record.step * self._tokens_per_step, series(record, self._tokens_per_step))
+                except Exception:
+                    told.write(record.step - 1)
+                    raise
+
+    def finish(self, result: Result) -> None:
+        """Sets the result that the trackers are told at the end, if the run need not go on."""
+        self._result = None if result.status == "interrupted" else result
+
+    def _start(self, name: str, tracker: Tracker) -> None:
+        self._folder.write_once("tracking", {"run_id": secrets.token_hex(8)})
+        told, identity = self._told[name], self._folder.read("tracking")["run_id"]
+        known = told.steps if told.path.exists() else None
+        run = TrackedRun(identity, self._folder.path, self._folder.read("config"), known)
+        try:
+            with _undisturbed():
+                tracker.start(run)
+            self._active[name] = tracker
+            told.write(told.steps)
+        except TwoAxisError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"tracker {name!r}: cannot be started ({_in_one_line(error)}); repair it, or train without it"
+            ) from error
+
+    def _close(self) -> None:
+        for name, tracker in list(self._active.items()):
+            with self._guarded(name):
+                tracker.finish(None if self._result is None else self._result.to_data())
+            self._told[name].close()
+        self._active.clear()
+
+    @contextlib.contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
+        try:
+            with _undisturbed():
+                yield
+        except Exception as error:
+            del self._active[name]
+            self._told[name].close()
+            self._progress.note(
+                f"tracker {name!r} failed and is switched off ({_in_one_line(error)}); the run goes on, metrics.jsonl has all"
+            )
+
+
+class ToldSteps:
+    """How many steps a tracker was told, in a file that a kill at any moment leaves whole.
+
+    Attributes:
+        path: the file.
+        steps: the number.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.steps = int(path.read_bytes())
+        except (OSError, ValueError):
+            self.steps = 0
+        self._file: Any = None
+
+    def write(self, steps: int) -> None:
+        """Sets the number."""
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "r+b" if self.path.exists() else "xb", buffering=0)  # noqa: SIM115, closed by `close`
+        # One write of a fixed length in place costs microseconds; a new file for every step would cost milliseconds.
+        self._file.seek(0)
+        self._file.write(f"{steps:012}\n".encode())
+        self.steps = steps
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    state = random_state()
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        restore_random_state(state)
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

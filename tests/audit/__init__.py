@@ -1,0 +1,1 @@
+"""Tests of audits; a package, since its files share `toy`."""

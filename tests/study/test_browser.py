@@ -1,0 +1,217 @@
+"""The page of a report in a real browser, without a screen: what it loads, draws, says and lets a reader do."""
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twoaxis.study import words
+from twoaxis.study.figures import study_figures
+
+from .report_example import example, example_page
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+MOST_BYTES = 5_000_000
+
+pytestmark = pytest.mark.skipif(
+    BROWSER is None or importlib.util.find_spec("playwright") is None,
+    reason="needs the package playwright and a browser called chromium or google-chrome",
+)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    path.write_text(example_page(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=BROWSER, args=list(ARGUMENTS))
+        yield launched
+        launched.close()
+
+
+class Seen:
+    """A page that is open, with everything it asked for and complained about."""
+
+    def __init__(self, browser: Any, report: Path, width: int, **options: Any) -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
+        self.page = self.context.new_page()
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.goto(report.as_uri())
+
+    def open_everything(self) -> None:
+        self.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+
+
+@pytest.fixture
+def see(browser: Any, report: Path) -> Iterator[Any]:
+    opened: list[Seen] = []
+
+    def look(width: int = 1280, **options: Any) -> Seen:
+        opened.append(Seen(browser, report, width, **options))
+        return opened[-1]
+
+    yield look
+    for seen in opened:
+        with suppress(Exception):
+            seen.context.close()
+
+
+def test_the_page_asks_for_nothing_and_has_no_complaint(see: Any, report: Path) -> None:
+    seen = see()
+    seen.page.mouse.move(640, 600)
+    seen.page.wait_for_timeout(200)
+    assert seen.requests == [report.as_uri()] or seen.requests == [report.as_uri(), "data:,"]
+    assert seen.complaints == []
+    assert report.stat().st_size < MOST_BYTES
+
+
+def test_a_browser_keeps_the_page_from_asking(see: Any) -> None:
+    seen = see()
+    seen.page.evaluate("document.body.append(Object.assign(new Image(), { src: 'http://127.0.0.1:9/pixel.png' }))")
+    seen.page.wait_for_timeout(200)
+    assert any("Content Security Policy" in complaint for complaint in seen.complaints)
+
+
+DRAWN = """() => [...document.querySelectorAll('figure')].map((figure) => {
+  const svg = [...figure.querySelectorAll('.plot svg')].filter((one) => one.getBoundingClientRect().width > 0);
+  const box = svg[0]?.getBoundingClientRect();
+  const marks = svg[0] ? [...svg[0].querySelectorAll('path, line, rect')].filter((one) => {
+    const size = one.getBoundingClientRect();
+    return size.width + size.height > 2;
+  }).length : 0;
+  return { id: figure.id, shown: svg.length, width: box?.width, height: box?.height, marks, letters: svg[0]
+    ? Math.min(...[...svg[0].querySelectorAll('text')].filter((text) => text.textContent.trim())
+      .map((text) => text.getBoundingClientRect().height)) : 0 };
+})"""
+
+
+def test_every_figure_is_drawn(see: Any) -> None:
+    for width in (1280, 390):
+        seen = see(width)
+        seen.open_everything()
+        drawn = seen.page.evaluate(DRAWN)
+        assert {one["id"] for one in drawn} == {f"figure-{figure.name}" for figure in study_figures(example())}
+        for one in drawn:
+            assert one["shown"] == 1, f"{one['id']} is shown {one['shown']} times"
+            assert one["width"] > 250 and one["height"] > 60 and one["marks"] > 15, one
+            assert one["letters"] > 8, f"{one['id']}: letters of {one['letters']} pixels at {width}"
+
+
+OUTSIDE = """() => [...document.querySelectorAll('figure .plot svg text')].filter((text) => {
+  const own = text.getBoundingClientRect(), room = text.closest('section').getBoundingClientRect();
+  return own.width > 0 && (own.left < room.left - 0.5 || own.right > room.right + 0.5);
+}).map((text) => text.closest('figure').id + ': ' + text.textContent)"""
+
+
+def test_nothing_is_wider_than_the_screen(see: Any) -> None:
+    for width in (320, 360, 390, 768, 1280):
+        seen = see(width)
+        seen.open_everything()
+        wide = seen.page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, f"at {width} pixels the page is {wide} wide"
+        assert seen.page.evaluate(OUTSIDE) == [], f"at {width} pixels"
+
+
+CONTRASTS = """() => {
+  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+  const ground = (element) => {
+    for (let one = element; one; one = one.parentElement) {
+      const color = numbers(getComputedStyle(one).backgroundColor);
+      if (color.length < 4 || color[3] === 1) return color;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  for (const element of document.querySelectorAll('body *')) {
+    const text = [...element.childNodes].filter((node) => node.nodeType === 3).map((node) => node.textContent.trim()).join('');
+    if (!text || element.closest('script, style, .spoken, .skip') || element.getBoundingClientRect().width === 0) continue;
+    const style = getComputedStyle(element), drawn = element instanceof SVGElement;
+    if (drawn && style.stroke !== 'none') continue;
+    const [one, other] = [light(numbers(drawn ? style.fill : style.color)), light(ground(element))].sort();
+    const [least, most] = one < other ? [one, other] : [other, one];
+    const ratio = (most + 0.05) / (least + 0.05);
+    if (ratio < 4.5) low.push(`${text.slice(0, 40)}: ${ratio.toFixed(2)}`);
+  }
+  return low;
+}"""
+
+
+def test_light_and_dark_are_both_legible(see: Any) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    seen = see(color_scheme="light")
+    seen.open_everything()
+    light = seen.page.evaluate(ground)
+    assert seen.page.evaluate(CONTRASTS) == []
+    seen.page.get_by_role("button", name="Switch to dark colours").click()
+    dark = seen.page.evaluate(ground)
+    assert dark != light
+    assert seen.page.evaluate(CONTRASTS) == []
+    asked = see(color_scheme="dark")
+    assert asked.page.evaluate(ground) == dark
+    asked.page.get_by_role("button", name="Switch to light colours").click()
+    assert asked.page.evaluate(ground) == light
+
+
+def test_a_reader_can_switch_sort_point_and_copy(see: Any) -> None:
+    seen = see()
+    page = seen.page
+    shown = (
+        "[...document.querySelectorAll('.alternatives .panel')].filter((one) => !one.hidden).map((one) => one.dataset.title)"
+    )
+    assert page.evaluate(shown) == ["equal tokens"]
+    page.get_by_role("tab", name="equal seconds").click()
+    assert page.evaluate(shown) == ["equal seconds"]
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate(shown) == ["equal FLOPs"]
+
+    values = "[...document.querySelectorAll('#result tbody tr')].map((row) => Number(row.cells[1].dataset.value))"
+    losses = f"{values}.filter(Number.isFinite)"
+    before = page.evaluate(losses)
+    page.locator("#result thead button", has_text="validation loss").click()
+    assert page.evaluate(losses) == sorted(before) != before
+
+    page.locator("#figure-differences .wide svg path[aria-label^='muddformer:']").last.hover(force=True)
+    assert page.locator(".tip").inner_text().startswith(f"muddformer: {words.MINUS}0.0")
+
+    page.get_by_role("button", name="Copy").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    page.evaluate("document.querySelector('main').prepend(Object.assign(document.createElement('textarea'), { id: 'pasted' }))")
+    page.locator("#pasted").focus()
+    page.keyboard.press("Control+V")
+    assert page.locator("#pasted").input_value() == example().command
+    assert seen.complaints == []
+
+
+def test_without_scripts_nothing_is_missing(see: Any) -> None:
+    seen = see(java_script_enabled=False)
+    assert seen.page.locator(".alternatives .panel table:visible").count() == 3
+    assert seen.page.locator("figure .wide svg:visible").count() >= 9
+    assert seen.page.locator("#command:visible").count() == 1
+    assert seen.page.locator("button:visible").count() == 0

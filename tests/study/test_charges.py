@@ -1,0 +1,106 @@
+"""Charged comparisons: the control's loss at the cost of an arm is read off its own runs, and never guessed."""
+
+from typing import Any
+
+import pytest
+
+from twoaxis.study import StudyConfig
+from twoaxis.study.analysis import analyse
+from twoaxis.study.report_data import ReportData
+
+from .scripted import FakeTrainer
+
+LADDER = {"steps": 60, "ladder": [0.5, 0.75, 1.5, 2.0]}
+
+
+@pytest.fixture
+def study(study_data: dict[str, Any]) -> StudyConfig:
+    return StudyConfig.from_data(study_data | {"budget": LADDER})
+
+
+def _report(trainer: FakeTrainer) -> ReportData:
+    return analyse(trainer.study, trainer.plan, trainer.run())
+
+
+def test_a_dearer_arm_is_compared_with_a_control_that_spends_as_much(trainer: FakeTrainer) -> None:
+    trainer.spread(local=-0.01)
+    report = _report(trainer)
+    local = report.arms["local"]
+    tokens, flops = local.charged["tokens"], local.charged["flops"]
+    assert tokens.comparison is not None and flops.comparison is not None
+    assert tokens.cost_ratio == 1.0 and flops.cost_ratio is not None and flops.cost_ratio > 1.1
+    # The scripted control falls by C^-0.3 - 1, so at the arm's cost it is lower by exactly this.
+    falls = flops.cost_ratio**-0.3 - 1
+    assert tokens.comparison.mean_difference == pytest.approx(-0.01, abs=0.001)
+    assert flops.comparison.mean_difference == pytest.approx(-0.01 - falls, abs=0.005)
+    assert tokens.comparison.mean_difference < flops.comparison.mean_difference
+    assert (tokens.comparison.verdict, flops.comparison.verdict) == ("better", "worse")
+    assert "At equal FLOPs, delta, local are worse" in report.answer
+    assert local.speedup["flops"].value is not None and local.speedup["flops"].value < 1
+    assert report.curves["flops"].exponent == pytest.approx(0.3, abs=0.05)
+    assert len(report.curves["flops"].points) == 15 and all(p.residual is not None for p in report.curves["flops"].points)
+
+
+def test_the_design_says_which_charge_decides(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
+    trainer.spread(local=-0.01)
+    for charge, verdict in (("tokens", "better"), ("flops", "worse"), ("seconds", "worse")):
+        data = {**study_data, "budget": LADDER, "decision": {"smallest_effect": 0.05, "charge": charge}}
+        trainer.study = StudyConfig.from_data(data)
+        trainer.folder = trainer.folder.with_name(charge)
+        report = _report(trainer)
+        assert report.arms["local"].verdict == verdict
+        assert f"at equal {charge.replace('flops', 'FLOPs')}" in report.arms["local"].sentence
+
+
+def test_nothing_is_extrapolated(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
+    trainer.study = StudyConfig.from_data({**study_data, "budget": {"steps": 60, "ladder": [0.5, 0.75]}})
+    trainer.spread(local=-0.01)
+    local = _report(trainer).arms["local"]
+    assert local.charged["tokens"].comparison is not None
+    assert local.charged["flops"].comparison is None
+    assert "nothing is extrapolated" in local.charged["flops"].unavailable
+    assert local.speedup["flops"].value is None and "than" in local.speedup["flops"].sentence
+
+
+def test_without_a_ladder_only_what_is_equal_is_compared(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
+    trainer.study = StudyConfig.from_data(study_data)
+    trainer.spread()
+    report = _report(trainer)
+    assert not report.curves
+    local = report.arms["local"]
+    assert "budget.ladder" in local.charged["flops"].unavailable and not local.speedup
+    assert local.charged["tokens"].comparison is not None
+
+
+def test_a_missing_rung_leaves_the_curve_out(trainer: FakeTrainer) -> None:
+    trainer.spread(local=-0.01)
+    trainer.actions["plain@2x/1"] = ["kill"]
+    report = _report(trainer)
+    assert "1 runs of the control at its budgets have not finished" in report.arms["local"].charged["flops"].unavailable
+    assert report.arms["local"].verdict == "better", "at equal tokens the rungs are not needed"
+    assert not report.complete
+
+
+def test_fronts_hold_what_no_arm_beats(trainer: FakeTrainer) -> None:
+    trainer.spread(delta=+0.1, local=-0.1)
+    arms = _report(trainer).arms
+    assert {name: arm.front_seconds for name, arm in arms.items()} == {"plain": True, "delta": False, "local": True}
+
+
+def test_companions_have_a_family_of_their_own(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
+    data = {**study_data, "controls": ["write_only", "residual_scalars"]}
+    del data["arms"]["local"]
+    trainer.study = StudyConfig.from_data(data)
+    trainer.spread(delta=-0.1)
+    report = _report(trainer)
+    assert [name for name, arm in report.arms.items() if arm.role == "companion"] == [
+        "~residual_scalars",
+        "delta~write_only",
+    ] or ([name for name, arm in report.arms.items() if arm.role == "companion"] == ["delta~write_only", "~residual_scalars"])
+    one = report.arms["delta"].charged["tokens"].comparison
+    assert one is not None and one.p_holm == pytest.approx(one.p), "one treatment, so nothing to correct"
+    contrasts = {contrast.against: contrast for contrast in report.contrasts}
+    assert set(contrasts) == {"delta~write_only", "~residual_scalars"}
+    found = contrasts["delta~write_only"].comparison
+    assert found is not None and found.verdict == "better" and found.p_holm > found.p
+    assert contrasts["delta~write_only"].sentence.startswith("delta: better than delta~write_only")

@@ -1,0 +1,325 @@
+"""The page, the figures and the tables of a report, all made from one file of data."""
+
+import csv
+import io
+import json
+import re
+import statistics
+from functools import cache
+from html import unescape
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from xml.etree import ElementTree
+
+import altair as alt
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twoaxis.study import words
+from twoaxis.study.figures import Figure, study_figures
+from twoaxis.study.figures.base import ARMS
+from twoaxis.study.figures.labels import Frame, beside_points, spread
+from twoaxis.study.page import POLICY, render_page
+from twoaxis.study.page.html import breakable
+from twoaxis.study.report_data import PairingData, ReportData
+from twoaxis.study.report_files import write_report_files
+from twoaxis.study.tables import tables
+
+from .report_example import CONTROL, DIVERGED, example, example_page
+
+FRAME = Frame((0, 400), (0, 300), 400, 300)
+
+MOST_BYTES = 1_500_000
+"""Of a page with 17 arms; a browser has no trouble with it, nor has a mail."""
+
+
+class Page(HTMLParser):
+    """Collects what a page refers to and what it says."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.labels: list[str] = []
+        self.text = ""
+        self.silent = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.silent += tag in ("style", "script")
+        found = {name: value or "" for name, value in attrs}
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [found[name] for name in ("src", "href", "xlink:href", "action") if name in found]
+        if tag == "svg" and found.get("role") == "img":
+            self.labels.append(found["aria-label"])
+
+    def handle_endtag(self, tag: str) -> None:
+        self.silent -= tag in ("style", "script")
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self.silent else data
+
+
+@cache
+def figures() -> list[Figure]:
+    return study_figures(example())
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    return Page(example_page())
+
+
+def style() -> str:
+    return example_page().partition("<style>")[2].partition("</style>")[0]
+
+
+def test_the_page_needs_nothing_else(page: Page) -> None:
+    assert not {"iframe", "img", "object", "embed", "form"} & set(page.tags)
+    assert page.tags.count("link") == 1 and page.tags.count("script") == 1
+    outside = [link for link in page.links if not link.startswith("#")]
+    assert outside == ["data:,"]
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert "://" not in example_page() and "@import" not in example_page() and "url(h" not in example_page()
+    assert f'content="{POLICY}"' in example_page() and POLICY.startswith("default-src 'none'")
+
+
+def test_ids_are_unique_and_what_figures_refer_to_is_there(page: Page) -> None:
+    assert len(page.ids) == len(set(page.ids))
+    assert set(re.findall(r"url\(#([^)]+)\)", example_page())) <= set(page.ids)
+
+
+def test_the_page_is_small() -> None:
+    assert len(example_page().encode()) < MOST_BYTES
+
+
+def test_question_and_answer_come_first(page: Page) -> None:
+    data = example()
+    question, answer = page.text.index(data.question, page.text.index("Study report")), page.text.index(data.answer)
+    assert question < answer < page.text.index("Result by arm")
+    assert "<it>" not in example_page() and "&amp; is &lt;it&gt; worth it?" in example_page()
+
+
+def test_the_page_says_what_the_data_say(page: Page) -> None:
+    data = example()
+    for name, arm in data.arms.items():
+        if arm.control or not (comparison := arm.charged[data.charge].comparison):
+            continue
+        assert comparison.ci95 is not None
+        named = f'<span class="name">{breakable(name)}</span>'
+        chip = re.search(rf'<li class="chip {arm.verdict}"[^>]*>{named}(.*?)</li>', example_page())
+        assert chip, name
+        said = unescape(re.sub("<[^>]*>", " ", chip[1]))
+        assert words.signed(comparison.mean_difference) in said
+        assert words.interval(*comparison.ci95) in said
+        assert arm.sentence in page.text
+    for text in (data.decision_rule, data.overturn, data.command, data.pairing.sentence, *data.limits):
+        assert text in page.text
+    assert all(data.arms[found.against].why in page.text for found in data.contrasts)
+
+
+def test_an_arm_that_lost_a_run_gets_no_verdict_and_the_run_is_shown(page: Page) -> None:
+    arm, seed = DIVERGED
+    assert f'<li class="chip none" title="{arm}: no verdict, 2 of 3 replicates (diverged).">' in example_page()
+    assert "50 of 51 runs have finished" in page.text
+    lost = example_page().partition("Runs that did not finish</span>")[2].partition("</table>")[0]
+    assert re.findall(r'<th scope="row"[^>]*>(.*?)</th><td[^>]*>([^<]*)</td>', lost) == [(breakable(arm), str(seed))]
+
+
+def test_readers_see_no_placeholders(page: Page) -> None:
+    visible = page.text.partition("study.json")[0] + " ".join(page.labels)
+    assert not re.search(r"\b(nan|NaN|None|null|inf|undefined|True|False)\b", visible)
+    assert not re.search(r"\s-\d", visible), "a hyphen stands for a minus sign"
+
+
+def test_every_figure_is_told_in_words(page: Page) -> None:
+    names = [figure.name for figure in figures()]
+    assert names[:9] == [
+        "differences",
+        "charged",
+        "speedup",
+        "control-curve",
+        "pareto",
+        "costs",
+        "losses",
+        "paired",
+        "contrasts",
+    ]
+    assert len(names) == len(set(names)) == 14
+    assert len(page.labels) == 2 * len(names), "one for each width"
+    assert all(
+        figure.alternative in unescape(label) for figure in figures() for label in page.labels if figure.title + "." in label
+    )
+    data = example()
+    for name, arm in data.arms.items():
+        if arm.mean_loss is not None and not arm.control:
+            assert all(name in figure.alternative for figure in figures() if figure.name in ("differences", "losses", "costs"))
+
+
+def drawings() -> dict[str, list[str]]:
+    """The wide and the narrow drawing of every figure, by name."""
+    found = re.findall(r'<figure id="figure-([^"]+)">(.*?)</figure>', example_page(), re.DOTALL)
+    return {name: re.findall(r"<svg.*?</svg>", inner, re.DOTALL) for name, inner in found}
+
+
+def test_figures_name_every_arm_they_draw() -> None:
+    for name in ("differences", "charged", "costs", "losses"):
+        texts = {unescape(text) for text in re.findall(r"<text[^>]*>([^<]*)</text>", drawings()[name][0])}
+        assert {arm for arm in example().arms if arm != CONTROL or name in ("costs", "losses")} <= texts, name
+
+
+def test_figures_follow_the_schema_of_vega_lite() -> None:
+    # Few arms: the check is slow, and more of them are drawn alike.
+    drawn = study_figures(example(2, ("muddformer", "muddformer~static")))
+    assert {figure.name for figure in drawn} >= {figure.name for figure in figures()[:9]}
+    check = jsonschema.Draft7Validator(alt.load_schema())
+    for figure in (*drawn, *figures()[9:]):
+        assert check.is_valid(json.loads(json.dumps(figure.wide))), figure.name
+    assert not check.is_valid({**drawn[0].wide, "hconcat": 1, "layer": 2})
+
+
+def test_the_page_maps_every_colour_of_the_figures() -> None:
+    every = "".join(drawing for both in drawings().values() for drawing in both)
+    used = set(re.findall(r' (fill|stroke)="(#[0-9a-fA-F]{3,6}|rgb[^"]*|[a-z]+)"', every))
+    assert len(used) > 20
+    unmapped = {color for kind, color in used if f'.plot [{kind}="{color}"]' not in style()}
+    assert unmapped <= {"none", "transparent"}
+
+
+def variables(block: str) -> dict[str, str]:
+    return dict(re.findall(r"(--[\w-]+): (#[0-9a-f]{6})", block))
+
+
+def luminance(color: str) -> float:
+    linear = [
+        value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4
+        for value in (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_text_stands_out_in_light_and_dark() -> None:
+    light, *dark = (block for block in re.findall(r"\{([^{}]*--ground:[^{}]*)\}", style()))
+    assert len(dark) == 2 and variables(dark[0]) == variables(dark[1]), "by choice and by system must look alike"
+    for block in (light, dark[0]):
+        color = variables(block)
+        texts = ["--ink", "--muted", "--control", "--companion", "--accent", *(f"--arm-{n}" for n in range(1, 8))]
+        for text in texts:
+            assert contrast(color[text], color["--card"]) >= 4.5, text
+        for text in ("--ink", "--muted", "--accent"):
+            assert contrast(color[text], color["--ground"]) >= 4.5, text
+        for tone in ("--better", "--worse", "--undecided"):
+            assert contrast(color[tone], color[f"{tone}-soft"]) >= 4.5, tone
+    assert [variables(light)[f"--arm-{n}"] for n in range(1, 8)] == list(ARMS), "a file and the page must look alike"
+
+
+def test_tables_hold_all_digits() -> None:
+    data, made = example(), tables(example())
+    arms = list(csv.DictReader(io.StringIO(made["arms"])))
+    assert [row["arm"] for row in arms] == list(data.arms)
+    charged = {(row["arm"], row["charge"]): row for row in csv.DictReader(io.StringIO(made["charged"]))}
+    for name, arm in data.arms.items():
+        for charge, found in arm.charged.items():
+            row = charged[name, charge]
+            if found.comparison is None:
+                assert row["difference"] == row["verdict"] == "" and row["unavailable"]
+            else:
+                assert float(row["difference"]) == statistics.fmean(found.comparison.paired_differences)
+                assert found.comparison.ci95 and float(row["ci95_low"]) == found.comparison.ci95[0]
+    assert len(list(csv.DictReader(io.StringIO(made["curves"])))) == sum(len(run.curve) for run in data.runs)
+    assert not re.search(r"\b(None|nan)\b", "".join(made.values()))
+
+
+def test_all_files_are_written(tmp_path: Path) -> None:
+    data = example(2, ("muddformer", "muddformer~static"))
+    files = write_report_files(data, tmp_path)
+    schema = json.loads(files.schema.read_text())
+    jsonschema.validate(json.loads(json.dumps(data.to_data())), schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(data.to_data() | {"complete": "perhaps"}, schema)
+    drawn = {figure.name: figure for figure in study_figures(data)}
+    first = next(iter(drawn.values()))
+    assert f">{first.title}</h3>" in files.html.read_text()
+    assert first.inline("wide") == first.inline("wide"), "the same data make the same page"
+    assert sorted(path.name for path in files.figures) == sorted(f"{name}.{kind}" for name in drawn for kind in ("png", "svg"))
+    for path in files.figures:
+        if path.suffix == ".svg":
+            assert drawn[path.stem].title in "".join(ElementTree.parse(path).getroot().itertext())
+        else:
+            content = path.read_bytes()
+            assert content.startswith(b"\x89PNG")
+            assert min(int.from_bytes(content[at : at + 4], "big") for at in (16, 20)) > 200
+    written = {path for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == {files.html, files.schema, *files.figures, *files.tables}
+
+
+def test_a_report_before_any_run_has_finished() -> None:
+    data = nothing_yet()
+    assert study_figures(data) == []
+    text = Page(render_page(data, [])).text
+    assert "0 of 51 runs have finished" in text
+    assert not re.search(r"\b(nan|None|null|inf)\b", text.partition("study.json")[0])
+
+
+def nothing_yet() -> ReportData:
+    data = example()
+    unknown = dict.fromkeys((
+        "mean_loss", "parameters", "training_flops_per_token", "training_flops", "step_seconds", "step_seconds_ratio",
+        "seconds", "predicted_memory_bytes", "peak_memory_bytes", "peak_memory_ratio", "tokens_per_second",
+        "tokens_per_second_ratio", "front_seconds", "front_memory", "verdict", "audit",
+    ))  # fmt: skip
+    arms = {
+        name: arm.replace(
+            **unknown, losses={}, replicates=0, charged={}, speedup={}, no_verdict="0 of 3 replicates (not started)"
+        )
+        for name, arm in data.arms.items()
+    }
+    runs = [
+        run.replace(status="not started", message="", loss=None, curve=(), result=None, recipe={}, data={}, environment={})
+        for run in data.runs
+    ]
+    return data.replace(arms=arms, runs=tuple(runs), contrasts=(), curves={}, tuning=None, timing=None, spent={})
+
+
+def test_broken_pairs_stand_out() -> None:
+    pairing = PairingData(
+        verified=False, sentence="ERROR: the pairing is broken.", pairs=({"arm": "mhc", "problems": ["start"]},)
+    )
+    text = render_page(nothing_yet().replace(pairing=pairing), [])
+    assert text.count('<p class="error">ERROR: the pairing is broken.</p>') == 2
+
+
+def test_without_scripts_everything_is_there(page: Page) -> None:
+    assert example_page().count('<div class="panel" data-title=') == 3
+    assert " hidden>" not in example_page().replace('aria-pressed="false" hidden>', "")
+
+
+@given(st.lists(st.floats(0, 300), min_size=1, max_size=20))
+def test_labels_at_the_end_of_lines_stay_apart_and_in_order(wanted: list[float]) -> None:
+    placed = spread(wanted, gap=12, low=0, high=300)
+    assert all(0 <= place <= 300 for place in placed)
+    assert all(after - before >= 12 - 0.02 for before, after in pairwise(sorted(placed)))
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    assert sorted(order, key=lambda index: placed[index]) == order
+
+
+@given(st.lists(st.tuples(st.floats(0, 400), st.floats(0, 300)), min_size=1, max_size=20))
+def test_labels_beside_points_cover_nothing(points: list[tuple[float, float]]) -> None:
+    placed = [place for place in beside_points(points, ["block_attnres"] * len(points), FRAME) if place is not None]
+    length, half = 0.56 * 11 * len("block_attnres"), 0.55 * 11
+    boxes = [(place.x, place.y - half, place.x + length, place.y + half) for place in placed]
+    for at, one in enumerate(boxes):
+        assert one[0] >= 0 and one[1] >= 0 and one[2] <= 400 and one[3] <= 300
+        assert not any(one[0] < x < one[2] and one[1] < y < one[3] for x, y in points)
+        for other in boxes[:at]:
+            assert one[2] < other[0] or other[2] < one[0] or one[3] < other[1] or other[3] < one[1]

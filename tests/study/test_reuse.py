@@ -1,0 +1,76 @@
+"""A run that another study has made is used, and the report says so; a run that differs in anything is made anew."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from twoaxis.study import StudyConfig
+from twoaxis.study.folder import Place, StudyFolder
+from twoaxis.study.report import read_study_folder
+from twoaxis.train.environment import describe_environment
+from twoaxis.train.forward import choose_device, choose_dtype
+
+from .scripted import FakeTrainer
+
+
+@pytest.fixture
+def first(trainer: FakeTrainer) -> FakeTrainer:
+    """A study whose runs were made here and by this code."""
+    trainer.run()
+    _claim_as_ours(trainer.folder)
+    return trainer
+
+
+def _claim_as_ours(folder: Path) -> None:
+    device = choose_device("auto")
+    here = describe_environment(device, choose_dtype("auto", device))
+    for path in folder.glob("runs/*/seed-*/env.json"):
+        path.write_text(json.dumps(here))
+
+
+def _second(first: FakeTrainer, study_data: dict[str, Any], name: str = "second") -> FakeTrainer:
+    data = {**study_data, "arms": {**study_data["arms"], "scalars": {"model": {"depth": "residual_scalars"}}}}
+    return FakeTrainer(StudyConfig.from_data(data), first.folder.with_name(name), first.script)
+
+
+def test_runs_of_a_neighbour_are_used(first: FakeTrainer, study_data: dict[str, Any]) -> None:
+    second = _second(first, study_data)
+    records = second.run()
+    assert second.order == ["scalars/0", "scalars/1", "scalars/2"], "only what the neighbour has not made"
+    record = records[Place("delta", 1)]
+    assert record.status == "finished" and record.reused_from == str(first.folder / "runs" / "delta" / "seed-1")
+    assert records[Place("scalars", 0)].reused_from == ""
+    report = read_study_folder(second.folder)
+    assert report.complete and report.spent["reused_runs"] == 9.0 and report.spent["runs"] == 3.0
+    assert second.run() == records
+
+
+@pytest.mark.parametrize("key", ["code", "threads"])
+def test_other_code_or_machine_is_not_the_same_run(first: FakeTrainer, study_data: dict[str, Any], key: str) -> None:
+    for path in first.folder.glob("runs/*/seed-*/env.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: "another"}))
+    second = _second(first, study_data)
+    second.run()
+    assert len(second.order) == 12
+
+
+def test_another_recipe_is_not_the_same_run(first: FakeTrainer, study_data: dict[str, Any]) -> None:
+    second = _second(first, {**study_data, "budget": {"steps": 8}})
+    second.run()
+    assert len(second.order) == 12
+
+
+def test_the_neighbour_keeps_its_files(first: FakeTrainer, study_data: dict[str, Any]) -> None:
+    before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
+    _second(first, study_data).run()
+    assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_damaged_neighbour_is_passed_over(first: FakeTrainer, study_data: dict[str, Any]) -> None:
+    (first.folder / "runs/delta/seed-1/result.json").write_text("{")
+    second = _second(first, study_data)
+    second.run()
+    assert second.order[0] == "scalars/0" and "delta/1" in second.order
+    assert StudyFolder(second.folder).record(Place("delta", 1)).status == "finished"
