@@ -29,7 +29,7 @@ from twoaxis.train.step import take_step
 
 WARMUP_STEPS = 2
 STEPS_IN_A_TURN = 2
-ROUNDS = 7
+ROUNDS = 15
 
 STATE_BYTES_PER_PARAMETER = 16
 """Weights, gradients and the two moments of AdamW, in float32."""

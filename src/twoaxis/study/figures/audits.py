@@ -9,7 +9,7 @@ from twoaxis.audit.result import Ablation, Audit
 from twoaxis.audit.table import place_name
 from twoaxis.core.errors import ConfigError
 from twoaxis.study import words
-from twoaxis.study.figures.base import CONTROL, HEAT, INK, MUTED, NARROW, PAPER, SIGNED, Figure, values
+from twoaxis.study.figures.base import CONTROL, HEAT, INK, MUTED, NARROW, PAPER, SIGNED, WIDE, Figure, row_axis, values
 from twoaxis.study.figures.forest import label_width
 from twoaxis.study.report_data import ArmData, ReportData
 
@@ -107,11 +107,7 @@ def _reads(audit: Audit) -> bool:
 
 def _with_rows(chart: Any, names: Sequence[str], labels: int) -> Any:
     """The panel with the names of the sublayers at its left, or without."""
-    axis = alt.Axis(
-        labels=bool(labels), ticks=False, domain=False, labelPadding=8, minExtent=labels, maxExtent=max(labels, 1),
-        labelColor=INK, labelLimit=max(labels - 8, 1),
-    )  # fmt: skip
-    y = alt.Y("row:N", title=None, sort=list(names), scale=alt.Scale(domain=list(names)), axis=axis)
+    y = alt.Y("row:N", title=None, sort=list(names), scale=alt.Scale(domain=list(names)), axis=row_axis(labels, WIDE))
     return alt.layer(*(layer.encode(y=y) for layer in chart["layers"])).properties(
         width=chart["width"], height=alt.Step(ROW), title=chart["title"]
     )

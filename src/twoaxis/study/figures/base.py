@@ -166,6 +166,25 @@ def labels(rows: Sequence[dict[str, Any]], x: Any, y: Any) -> tuple[Any, Any]:
     return rim, drawn.mark_text(align="left", fontSize=11, aria=False).encode(color=own_color())
 
 
+def row_axis(labels: int, width: int) -> Any:
+    """An axis that names rows in a given room at the left of a panel; without labels where that is 0.
+
+    Names may have several lines.
+    """
+    return alt.Axis(
+        ticks=False,
+        domain=False,
+        labels=bool(labels),
+        labelPadding=8,
+        minExtent=labels,
+        maxExtent=max(labels, 1),
+        labelLimit=max(labels - 10, 1),
+        labelColor=INK,
+        labelFontSize=11 if width > NARROW else 10,
+        labelExpr="split(datum.label, '\\n')",
+    )
+
+
 def panel_title(text: str, width: int, labels: int) -> Any:
     """The title of a panel, which on a phone begins at the left of its labels."""
     return alt.TitleParams(text, fontSize=12, dx=-labels if width <= NARROW else 0)

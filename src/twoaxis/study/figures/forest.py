@@ -1,11 +1,11 @@
 """Rows of means with their intervals on one scale: differences, contrasts and speedups are drawn this way."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import altair as alt
 
-from twoaxis.study.figures.base import BAND, CONTROL, INK, MUTED, NARROW, own_color, panel_title, values
+from twoaxis.study.figures.base import BAND, CONTROL, INK, MUTED, NARROW, own_color, panel_title, row_axis, values
 
 ROW = 21
 """Pixels from row to row."""
@@ -86,78 +86,64 @@ def forest(
     """
     order = [row.label for row in rows]
     inner = width - labels - texts - 14
-    axis = alt.Axis(
-        ticks=False,
-        domain=False,
-        labels=bool(labels),
-        labelPadding=8,
-        minExtent=labels,
-        maxExtent=max(labels, 1),
-        labelLimit=max(labels - 10, 1),
-        labelColor=INK,
-        labelFontSize=11 if width > NARROW else 10,
-        labelExpr="split(datum.label, '\\n')",
-    )
-    y = alt.Y("label:N", title=None, sort=order, axis=axis, scale=alt.Scale(domain=order))
+    y = alt.Y("label:N", title=None, sort=order, axis=row_axis(labels, width), scale=alt.Scale(domain=order))
     scaled = alt.Scale(type=scale.kind, domain=list(scale.domain), nice=False)
     ticks: dict[str, Any] = {"format": "~g"} if scale.kind == "log" else {}
     x = alt.X("x:Q", title=scale.title, scale=scaled, axis=alt.Axis(tickCount=max(3, inner // 58), **ticks))
-    data = [row._asdict() | _ends(row, scale) for row in rows if _is_known(row)]
-    layers = [
-        *(
-            [values([{"x": scale.band[0], "end": scale.band[1]}]).mark_rect(color=BAND).encode(x=x, x2=alt.X2("end"))]
-            if scale.band
-            else []
-        ),
-        values([{"x": scale.zero}]).mark_rule(color=CONTROL, strokeWidth=1).encode(x=x),
-        # Keeps every row in its place, also one without a result.
-        values([{"label": row.label, "x": scale.zero} for row in rows])
-        .mark_point(opacity=0, color=INK, aria=False)
-        .encode(x=x, y=y),
-        values([{"label": row.label, "x": each, "color": row.color} for row in rows for each in row.each])
-        .mark_tick(thickness=1.2, size=10, opacity=0.7, aria=False, clip=True)
-        .encode(x=x, y=y, color=own_color()),
-        values([row | {"x": row["from"]} for row in data])
-        .mark_rule(strokeWidth=2, clip=True)
-        .encode(x=x, x2=alt.X2("to"), y=y, color=own_color(), description=alt.Description("told:N")),
-        *_arrows(data, x, y),
-        values([row | {"x": row["mean"]} for row in data if row["mean"] is not None])
-        .mark_point(filled=True, size=62, opacity=1)
-        .encode(x=x, y=y, color=own_color(), description=alt.Description("told:N")),
-        values([row._asdict() | {"missing": row.text or row.verdict} for row in rows if not (_is_known(row) or texts)])
-        .mark_text(fontSize=10.5, color=MUTED, fontStyle="italic")
-        .encode(x=alt.XValue(inner / 2), y=y, text=alt.Text("missing:N")),
-        values([row._asdict() for row in rows if row.text] if texts else [])
-        .mark_text(align="left", fontSize=11, color=INK)
-        .encode(x=alt.XValue(inner + 12), y=y, text=alt.Text("text:N")),
-        values([row._asdict() for row in rows if row.verdict] if texts else [])
-        .mark_text(align="right", fontSize=11, color=INK)
-        .encode(x=alt.XValue(inner + texts), y=y, text=alt.Text("verdict:N")),
-    ]
+    layers = [*_ground(rows, scale, x, y), *_intervals(rows, scale, x, y), *_words(rows, inner, texts, y)]
     chart = alt.layer(*layers).properties(width=inner, height=alt.Step(row_height))
     return chart.properties(title=panel_title(heading, width, labels)) if heading else chart
 
 
+def _ground(rows: Sequence[Interval], scale: Scale, x: Any, y: Any) -> Iterator[Any]:
+    """What the rows are drawn on."""
+    if scale.band:
+        yield values([{"x": scale.band[0], "end": scale.band[1]}]).mark_rect(color=BAND).encode(x=x, x2=alt.X2("end"))
+    yield values([{"x": scale.zero}]).mark_rule(color=CONTROL, strokeWidth=1).encode(x=x)
+    # Keeps every row in its place, also one without a result.
+    places = values([{"label": row.label, "x": scale.zero} for row in rows])
+    yield places.mark_point(opacity=0, color=INK, aria=False).encode(x=x, y=y)
+
+
+def _intervals(rows: Sequence[Interval], scale: Scale, x: Any, y: Any) -> Iterator[Any]:
+    """Replicates, intervals and means."""
+    each = values([{"label": row.label, "x": value, "color": row.color} for row in rows for value in row.each])
+    ticks = each.mark_tick(thickness=1.2, size=10, opacity=0.7, aria=False, clip=True)
+    yield ticks.encode(x=x, y=y, color=own_color())
+    data = [row._asdict() | _ends(row, scale) for row in rows if _is_known(row)]
+    said: dict[str, Any] = {"y": y, "color": own_color(), "description": alt.Description("told:N")}
+    lines = values([row | {"x": row["from"]} for row in data]).mark_rule(strokeWidth=2, clip=True)
+    yield lines.encode(x=x, x2=alt.X2("to"), **said)
+    for cut, end, shape in (("cut_low", "from", "triangle-left"), ("cut_high", "to", "triangle-right")):
+        # Ends that lie outside what is shown.
+        arrows = values([row | {"x": row[end]} for row in data if row[cut]])
+        yield arrows.mark_point(shape=shape, filled=True, size=40, opacity=1, aria=False).encode(x=x, y=y, color=own_color())
+    means = values([row | {"x": row["mean"]} for row in data if row["mean"] is not None])
+    yield means.mark_point(filled=True, size=62, opacity=1).encode(x=x, **said)
+
+
+def _words(rows: Sequence[Interval], inner: int, texts: int, y: Any) -> Iterator[Any]:
+    """At the right where there is room for words, else in the rows that have nothing else."""
+    if not texts:
+        missing = values([row._asdict() | {"missing": row.text or row.verdict} for row in rows if not _is_known(row)])
+        text = missing.mark_text(fontSize=10.5, color=MUTED, fontStyle="italic")
+        yield text.encode(x=alt.XValue(inner / 2), y=y, text=alt.Text("missing:N"))
+        return
+    for field, align, at in (("text", "left", inner + 12), ("verdict", "right", inner + texts)):
+        drawn = values([row._asdict() for row in rows if getattr(row, field)]).mark_text(align=align, fontSize=11, color=INK)
+        yield drawn.encode(x=alt.XValue(at), y=y, text=alt.Text(f"{field}:N"))
+
+
 def label_width(labels: Sequence[str], width: int) -> int:
-    """Room for the longest label, but at most 40 % of the width."""
+    """Room for the longest label, but not all of the width."""
     return int(min(6.3 * max(map(len, labels), default=0) + 18, 0.48 * width if width <= NARROW else 240))
 
 
 def _is_known(row: Interval) -> bool:
-    return not row.mean is row.low is row.high is None
+    return any(value is not None for value in (row.mean, row.low, row.high))
 
 
 def _ends(row: Interval, scale: Scale) -> dict[str, Any]:
     low, high = scale.domain
     start, stop = low if row.low is None else row.low, high if row.high is None else row.high
     return {"from": max(start, low), "to": min(stop, high), "cut_low": start <= low, "cut_high": stop >= high}
-
-
-def _arrows(data: Sequence[dict[str, Any]], x: Any, y: Any) -> list[Any]:
-    """Ends of intervals that lie outside what is shown."""
-    return [
-        values([row | {"x": row[end]} for row in data if row[cut]])
-        .mark_point(shape=shape, filled=True, size=40, opacity=1, aria=False)
-        .encode(x=x, y=y, color=own_color())
-        for cut, end, shape in (("cut_low", "from", "triangle-left"), ("cut_high", "to", "triangle-right"))
-    ]

@@ -40,8 +40,8 @@ class Frame(NamedTuple):
 
     Example:
         >>> frame = Frame((1.0, 100.0), (0.0, 2.0), 200, 100, "log")
-        >>> frame.pixel(10.0, 0.5), frame.value(100.0, 75.0)
-        ((100.0, 75.0), (10.0, 0.5))
+        >>> frame.pixel(10.0, 0.5), [round(value, 6) for value in frame.value(100.0, 75.0)]
+        ((100.0, 75.0), [10.0, 0.5])
     """
 
     x: tuple[float, float]

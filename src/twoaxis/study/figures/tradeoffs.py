@@ -17,6 +17,7 @@ from twoaxis.study.figures.base import (
     own_color,
     padded,
     panel_title,
+    row_axis,
     side_by_side,
     values,
 )
@@ -228,11 +229,7 @@ def _bars(
     ]
     ticks = [{"arm": name, "x": value} for name in order for value in each(name)]
     top = max([1.0, *(row["x"] for row in rows), *(tick["x"] for tick in ticks)])
-    axis = alt.Axis(
-        labels=bool(labels), ticks=False, domain=False, labelPadding=8, minExtent=labels, maxExtent=max(labels, 1),
-        labelLimit=max(labels - 10, 1), labelColor=INK, labelFontSize=11 if width > NARROW else 10,
-    )  # fmt: skip
-    y = alt.Y("arm:N", title=None, sort=list(order), axis=axis, scale=alt.Scale(domain=list(order)))
+    y = alt.Y("arm:N", title=None, sort=list(order), axis=row_axis(labels, width), scale=alt.Scale(domain=list(order)))
     # Room to the right of the longest bar, so that its label is not cut off.
     x = alt.X("x:Q", title=None, axis=None, scale=alt.Scale(domain=[0, top * inner / (inner - 46)], nice=False))
     bars = values(rows)
