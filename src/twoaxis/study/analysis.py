@@ -134,10 +134,11 @@ def _arm(
         parameters=arm.parameters,
         training_flops_per_token=arm.training_flops_per_token,
         training_flops=arm.flops,
-        step_seconds=arm.step_seconds,
+        step_seconds=plan.step_seconds(arm),
         step_seconds_ratio=None if timing is None else timing.ratio(arm.name, plan.control.name),
-        seconds=arm.seconds,
-        predicted_memory_bytes=arm.memory_bytes,
+        step_seconds_ratio_error=None if timing is None else plan.log_seconds_error(arm),
+        seconds=plan.seconds_of(arm),
+        predicted_memory_bytes=plan.memory_bytes(arm),
         peak_memory_bytes=_median([peak_memory(result) for result in own]),
         peak_memory_ratio=_ratio(pairs, peak_memory),
         tokens_per_second=_median([result.tokens_per_second for result in own]),
@@ -159,7 +160,7 @@ def _with_verdict(
     no_verdict = reason or decisive.unavailable
     speedups = {}
     for charge in ("flops", "seconds"):
-        one = None if reason else speedup(arm, losses, curves[charge], plan.control.name)
+        one = None if reason else speedup(plan, arm, losses, curves[charge])
         if one is not None:
             speedups[charge] = one
     verdict = None if decisive.comparison is None else decisive.comparison.verdict

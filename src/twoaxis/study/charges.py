@@ -36,9 +36,9 @@ Losses = Mapping[str, Mapping[int, float]]
 """Validation losses of finished runs, by arm and seed."""
 
 
-def cost_of(arm: PlannedArm, charge: Charge) -> float | None:
+def cost_of(plan: StudyPlan, arm: PlannedArm, charge: Charge) -> float | None:
     """What one run of an arm takes; None for seconds that were not measured."""
-    return {"tokens": float(arm.tokens), "flops": arm.flops, "seconds": arm.seconds}[charge]
+    return {"tokens": float(arm.tokens), "flops": arm.flops, "seconds": plan.seconds_of(arm)}[charge]
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class ControlCosts:
 
 def control_costs(plan: StudyPlan, losses: Losses, charge: Charge) -> ControlCosts:
     """Fits the loss of the control to what it was given, where the design gave it several budgets."""
-    budget = cost_of(plan.control, charge)
+    budget = cost_of(plan, plan.control, charge)
     rungs = (plan.control, *plan.of_role("rung"))
     if budget is None:
         return ControlCosts(charge, None, why="seconds were not measured")
     points: dict[int, dict[float, float]] = {}
     for arm in rungs:
-        cost = cost_of(arm, charge)
+        cost = cost_of(plan, arm, charge)
         for seed, loss in losses.get(arm.name, {}).items():
             if cost is not None:
                 points.setdefault(seed, {})[cost] = loss
@@ -130,11 +130,13 @@ def charged(
     differences: dict[str, list[float]] = {}
     shared: dict[str, SharedError] = {}
     for arm in arms:
-        cost = cost_of(arm, control.charge)
+        cost = cost_of(plan, arm, control.charge)
         ratio = cost / control.budget if cost is not None and control.budget else None
         why, values, error = reasons[arm.name], {}, None
         if not why:
             why, values, error = _differences(losses[arm.name], losses[plan.control.name], cost, ratio, control)
+            if error is not None and control.charge == "seconds" and control.curve is not None and cost is not None:
+                error = _with_timing_error(plan, arm, control.curve, cost, error)
         found[arm.name] = ChargedData(cost=cost, cost_ratio=ratio, unavailable=why)
         if not why:
             differences[arm.name] = [values[seed] for seed in arm.seeds]
@@ -167,22 +169,40 @@ def _differences(
     return "", found.differences, found.shared
 
 
-def speedup(arm: PlannedArm, losses: Losses, control: ControlCosts, control_name: str) -> SpeedupData | None:
-    """The effective speedup of an arm all of whose runs have finished; None without a curve of the control."""
-    cost, curve = cost_of(arm, control.charge), control.curve
+def _with_timing_error(plan: StudyPlan, arm: PlannedArm, curve: ControlCurve, cost: float, error: SharedError) -> SharedError:
+    """The error of the curve together with that of the arm's seconds, which all replicates have in common too.
+
+    Equation: (dL/dlog C)^2 se^2 with dL/dlog C = -A alpha (C / C_0)^-alpha, and Satterthwaite's degrees of freedom.
+    """
+    slope = curve.amplitude * curve.exponent * (cost / curve.budget) ** -curve.exponent
+    own = (slope * plan.log_seconds_error(arm)) ** 2
+    total = error.variance + own
+    if plan.timing is None or total == 0:
+        return error
+    return SharedError(total, total**2 / (error.variance**2 / error.df + own**2 / max(1, plan.timing.rounds - 1)))
+
+
+def speedup(plan: StudyPlan, arm: PlannedArm, losses: Losses, control: ControlCosts) -> SpeedupData | None:
+    """The effective speedup of an arm all of whose runs have finished; None without a curve of the control.
+
+    By seconds, two standard errors of the arm's seconds are added to either end of the interval.
+    """
+    cost, curve = cost_of(plan, arm, control.charge), control.curve
     if curve is None or cost is None:
         return None
-    differences = {seed: loss - losses[control_name][seed] for seed, loss in losses[arm.name].items()}
+    differences = {seed: loss - losses[plan.control.name][seed] for seed, loss in losses[arm.name].items()}
     test = paired_test([differences[seed] for seed in arm.seeds])
     if not test.varies:
         return None
     found = effective_speedup(curve, test, cost)
     low, high = bootstrap_speedup(curve, differences, cost)
-    interval = f"{_times(found.low)} to {_times(found.high)}"
+    wider = math.exp(2 * plan.log_seconds_error(arm)) if control.charge == "seconds" else 1.0
+    ends = [_scaled(found.low, 1 / wider), _scaled(found.high, wider)]
+    interval = f"{_times(ends[0])} to {_times(ends[1])}"
     return SpeedupData(
         value=_known(found.value),
-        low=_known(found.low),
-        high=_known(found.high),
+        low=_known(ends[0]),
+        high=_known(ends[1]),
         bootstrap95=(_known(low), _known(high)),
         sentence=f"{_times(found.value)} by {_unit(control.charge)}, 95 % interval {interval}",
     )
@@ -203,6 +223,10 @@ def comparison_data(comparison: Comparison) -> ComparisonData:
         replicates_needed=comparison.replicates_needed,
         verdict=comparison.verdict,
     )
+
+
+def _scaled(value: float | Beyond, factor: float) -> float | Beyond:
+    return value if isinstance(value, Beyond) else value * factor
 
 
 def _known(value: float | Beyond) -> float | None:

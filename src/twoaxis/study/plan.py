@@ -22,8 +22,6 @@ class PlannedArm(Config):
         tuned_as: the arm whose learning rate it takes once the trials have run; "" when nothing is tuned.
         parameters: a count.
         training_flops_per_token: by the declared costs.
-        step_seconds: measured before the first run; None without a timing.
-        memory_bytes: of training state and saved activations; None without a timing.
     """
 
     name: str
@@ -35,8 +33,6 @@ class PlannedArm(Config):
     tuned_as: str = ""
     parameters: int
     training_flops_per_token: float
-    step_seconds: float | None = None
-    memory_bytes: int | None = None
 
     def train_config(self, seed: int, lr: float | None = None) -> TrainConfig:
         """The recipe of one run, with a learning rate that trials have found."""
@@ -57,11 +53,6 @@ class PlannedArm(Config):
     def flops(self) -> float:
         """Training FLOPs of a run."""
         return self.tokens * self.training_flops_per_token
-
-    @property
-    def seconds(self) -> float | None:
-        """Seconds of the steps of a run."""
-        return None if self.step_seconds is None else self.steps * self.step_seconds
 
 
 class PlannedContrast(Config):
@@ -126,5 +117,27 @@ class StudyPlan(Config):
     @property
     def seconds(self) -> float | None:
         """Of all training steps, one run after another; None without a timing."""
-        seconds = [(len(arm.seeds), arm.seconds) for arm in self.arms]
-        return sum(n * s for n, s in seconds if s is not None) if all(s is not None for _, s in seconds) else None
+        if self.timing is None:
+            return None
+        return sum(len(arm.seeds) * (self.seconds_of(arm) or 0.0) for arm in self.arms)
+
+    def seconds_of(self, arm: PlannedArm) -> float | None:
+        """Seconds of the steps of one run of an arm; None without a timing."""
+        step_seconds = self.step_seconds(arm)
+        return None if step_seconds is None else arm.steps * step_seconds
+
+    def step_seconds(self, arm: PlannedArm) -> float | None:
+        """Seconds of a step of an arm; None without a timing."""
+        return None if self.timing is None else self.timing.step_seconds(self._timed_as(arm), self.control.name)
+
+    def memory_bytes(self, arm: PlannedArm) -> int | None:
+        """Training state and saved activations of an arm; None without a timing."""
+        return None if self.timing is None else self.timing.memory_bytes(self._timed_as(arm))
+
+    def log_seconds_error(self, arm: PlannedArm) -> float:
+        """The standard error of the logarithm of an arm's seconds over the control's."""
+        return 0.0 if self.timing is None else self.timing.log_ratio(self._timed_as(arm), self.control.name)[1]
+
+    def _timed_as(self, arm: PlannedArm) -> str:
+        """The arm whose steps take as long: a rung is the control, a trial its arm."""
+        return {"rung": self.control.name, "trial": arm.tuned_as}.get(arm.role, arm.name)

@@ -9,7 +9,7 @@ from twoaxis.study.match import affordable_steps, resized, with_matched_steps, w
 from twoaxis.study.plan import PlannedArm, PlannedContrast, StudyPlan
 from twoaxis.study.report_data import ChangeData, Role
 from twoaxis.study.rules import STEPS, CompanionKind
-from twoaxis.study.timing import Timer, Timing
+from twoaxis.study.timing import Timer
 from twoaxis.train.recipe import TrainConfig
 
 MATCHED_KINDS: tuple[CompanionKind, ...] = ("wider_stream", "short_swa")
@@ -45,7 +45,7 @@ def plan_study(study: StudyConfig, timer: Timer | None = None) -> StudyPlan:
     timing = None if timer is None else timer(recipes)
     why = {name: study.why(name) for name in study.arms} | beside.why
     arms = [
-        _planned(study, name, recipe, why[name], {**changes, **beside.changes}.get(name, ()), timing)
+        _planned(study, name, recipe, why[name], {**changes, **beside.changes}.get(name, ()))
         for name, recipe in recipes.items()
     ]
     arms += _rungs(study, next(arm for arm in arms if arm.role == "control"))
@@ -135,9 +135,7 @@ class _Beside:
             self.recipes[name], self.why[name], self.changes[name] = companion.recipe, companion.why, changes
 
 
-def _planned(
-    study: StudyConfig, name: str, recipe: TrainConfig, why: str, changes: tuple[ChangeData, ...], timing: Timing | None
-) -> PlannedArm:
+def _planned(study: StudyConfig, name: str, recipe: TrainConfig, why: str, changes: tuple[ChangeData, ...]) -> PlannedArm:
     role: Role = "control" if name == study.control else "treatment" if name in study.arms else "companion"
     return PlannedArm(
         name=name,
@@ -149,8 +147,6 @@ def _planned(
         tuned_as="" if study.tuning is None else name,
         parameters=parameters(recipe),
         training_flops_per_token=flops_per_token(recipe),
-        step_seconds=None if timing is None else timing.step_seconds(name, study.control),
-        memory_bytes=None if timing is None else timing.memory_bytes(name),
     )
 
 

@@ -130,7 +130,8 @@ class ArmData(Config):
         training_flops_per_token: by the declared costs (the ledger), forward and backward.
         training_flops: of a whole run.
         step_seconds: median over interleaved segments after a warm-up, without telemetry.
-        step_seconds_ratio: to the control, median over the rounds.
+        step_seconds_ratio: to the control, by the medians over the rounds.
+        step_seconds_ratio_error: standard error of its logarithm, so of the ratio as a fraction.
         seconds: steps times step_seconds.
         predicted_memory_bytes: parameters, gradients, optimizer and saved activations, counted before the runs.
         peak_memory_bytes: measured, of the process or of the GPU where one was used; median over the replicates.
@@ -165,6 +166,7 @@ class ArmData(Config):
     training_flops: float | None
     step_seconds: float | None
     step_seconds_ratio: float | None
+    step_seconds_ratio_error: float | None = None
     seconds: float | None
     predicted_memory_bytes: float | None
     peak_memory_bytes: float | None

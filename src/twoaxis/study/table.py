@@ -77,7 +77,7 @@ def accuracy_rows(data: ReportData) -> list[list[str]]:
 
 def plan_rows(plan: StudyPlan) -> list[list[str]]:
     """One row per arm."""
-    return [_plan_row(arm) for arm in plan.arms]
+    return [_plan_row(plan, arm) for arm in plan.arms]
 
 
 def plan_title(plan: StudyPlan) -> str:
@@ -86,7 +86,7 @@ def plan_title(plan: StudyPlan) -> str:
     return f"{plan.runs} runs, {words.count(plan.tokens)} tokens, {words.count(plan.flops)} FLOPs of training in all{hours}"
 
 
-def _plan_row(arm: PlannedArm) -> list[str]:
+def _plan_row(plan: StudyPlan, arm: PlannedArm) -> list[str]:
     runs = len(arm.seeds)
     changed = "; ".join(
         f"{change.path} {'' if change.before is None else f'{change.before} -> '}{change.after} ({change.of} of {change.to}: "
@@ -102,8 +102,8 @@ def _plan_row(arm: PlannedArm) -> list[str]:
         str(runs),
         words.count(runs * arm.tokens),
         words.count(runs * arm.flops),
-        or_missing(arm.seconds, lambda seconds: _hours(runs * seconds)),
-        or_missing(arm.memory_bytes, words.memory),
+        or_missing(plan.seconds_of(arm), lambda seconds: _hours(runs * seconds)),
+        or_missing(plan.memory_bytes(arm), words.memory),
         changed or MISSING,
     ]
 

@@ -7,6 +7,7 @@ Run as `python -m twoaxis.study.timing RECIPES OUT`, it measures in a process of
 """
 
 import json
+import math
 import statistics
 import sys
 import time
@@ -31,6 +32,9 @@ WARMUP_STEPS = 2
 STEPS_IN_A_TURN = 2
 ROUNDS = 15
 
+NORMAL_MAD, NORMAL_MEDIAN = 1.4826, 1.2533
+"""Of normal noise: its standard deviation over its median deviation, and the error of a median over that of a mean."""
+
 STATE_BYTES_PER_PARAMETER = 16
 """Weights, gradients and the two moments of AdamW, in float32."""
 
@@ -54,20 +58,45 @@ class Timing(Config):
     saved_bytes: dict[str, int]
     environment: dict[str, Any]
 
-    def ratio(self, arm: str, to: str) -> float:
-        """Seconds of a step of one arm over those of another: the median over the rounds.
+    @property
+    def rounds(self) -> int:
+        """Turns of every arm."""
+        return len(next(iter(self.seconds.values())))
+
+    def log_ratio(self, arm: str, to: str) -> tuple[float, float]:
+        """The logarithm of the seconds of one arm over those of another, and its standard error.
+
+        Equation: e_a = median_r (log t_ar - median_b log t_br); e_arm - e_to, with 1.2533 * 1.4826 * MAD / sqrt(rounds) as the
+        standard error of either median. What slows a whole round down is subtracted from all of its arms, and a single turn
+        that was disturbed moves a median little.
 
         Example:
             >>> timing = Timing(warmup_steps=1, steps_in_a_turn=1, state_bytes={}, saved_bytes={}, environment={},
             ...                 seconds={"a": (1.0, 2.0, 4.0), "b": (2.0, 4.0, 8.0)})
-            >>> timing.ratio("b", "a")
-            2.0
+            >>> log_ratio, error = timing.log_ratio("b", "a")
+            >>> round(math.exp(log_ratio), 6), round(error, 6)
+            (2.0, 0.0)
         """
-        return statistics.median(own / other for own, other in zip(self.seconds[arm], self.seconds[to], strict=True))
+        if arm == to:
+            return 0.0, 0.0
+        effects = [self._effect(name) for name in (arm, to)]
+        return effects[0][0] - effects[1][0], math.hypot(effects[0][1], effects[1][1])
+
+    def ratio(self, arm: str, to: str) -> float:
+        """Seconds of a step of one arm over those of another."""
+        return math.exp(self.log_ratio(arm, to)[0])
 
     def step_seconds(self, arm: str, control: str) -> float:
         """Seconds of a step: the control's median times the ratio to it, which a drift of the machine leaves alone."""
         return statistics.median(self.seconds[control]) * self.ratio(arm, control)
+
+    def _effect(self, arm: str) -> tuple[float, float]:
+        """How much longer an arm takes than the middle arm of its round, as a logarithm, and the error of that."""
+        middles = [statistics.median(map(math.log, times)) for times in zip(*self.seconds.values(), strict=True)]
+        logs = [math.log(own) - middle for own, middle in zip(self.seconds[arm], middles, strict=True)]
+        effect = statistics.median(logs)
+        spread = statistics.median(abs(log - effect) for log in logs)
+        return effect, NORMAL_MEDIAN * NORMAL_MAD * spread / math.sqrt(len(logs))
 
     def memory_bytes(self, arm: str) -> int:
         """What training holds: state and saved activations; the libraries themselves not counted."""
