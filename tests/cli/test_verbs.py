@@ -9,7 +9,7 @@ import pytest
 from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, __version__
 from twoaxis.cli import main
 
-VERBS = ("list", "show", "claims", "train", "audit", "study", "report", "generate", "check")
+VERBS = ("list", "show", "claims", "train", "audit", "plan", "study", "report", "generate", "check")
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_version(capsys):
         (["show", "deep_delta", "beta"], "must have the form key=value"),
         (["train", "no-such.toml"], "recipe no-such.toml: cannot be read"),
         (["study", "no-such.toml"], "study no-such.toml: cannot be read"),
-        (["report", "no-such-folder"], "must be the design of a study"),
+        (["report", "no-such-folder"], "holds no study and no report"),
         (["generate", "no-such-run"], "no-such-run"),
         (["check", "dept"], "unknown axis 'dept'; did you mean 'depth'?"),
         (["claims", "11"], "claim=11: must be in 1..10; leave it out to see all of them"),

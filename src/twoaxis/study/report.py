@@ -59,5 +59,5 @@ def write_report(folder: Path | str) -> Report:
         raise StudyError(
             f"{path}: holds no study and no report; must be a folder that `twoaxis study` has made; check the path"
         )
-    files = write_report_files(data, path)
-    return Report(data, path / "report.html", path / "report.json", tuple(files))
+    made = write_report_files(data, path)
+    return Report(data, made.html, path / "report.json", (made.html, made.schema, *made.figures, *made.tables))

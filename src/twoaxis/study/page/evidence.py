@@ -71,7 +71,7 @@ def design(data: ReportData) -> str:
 def _run(run: RunData) -> tuple[Cell, ...]:
     result = run.result or {}
     outcome = run.status if run.status in ("finished", "not started") else f"{run.status}: {run.message}"
-    memory = result.get("peak_gpu_bytes") or result.get("peak_memory_bytes")
+    memory = result.get("peak_device_memory_bytes") or result.get("peak_memory_bytes")
     return (
         run.arm,
         number(run.seed, str),
