@@ -54,7 +54,7 @@ def analyse(
     losses = {arm.name: _losses(arm, records) for arm in plan.arms}
     compared = plan.of_role("treatment", "companion")
     reasons = {arm.name: _no_verdict(plan, arm, records, pairs) for arm in compared}
-    curves = {charge: control_costs(plan, losses, charge) for charge in CHARGES}
+    curves: dict[Charge, ControlCosts] = {charge: control_costs(plan, losses, charge) for charge in CHARGES}
     found = {arm.name: {} for arm in plan.arms}
     for charge in CHARGES:
         # Two families: what was asked, and what was generated beside it.
