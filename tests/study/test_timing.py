@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
 
 from twoaxis.study import StudyConfig
 from twoaxis.study.analysis import analyse
@@ -56,7 +58,9 @@ def test_uncertain_seconds_widen_the_interval_at_equal_seconds(study_data: dict[
     records, plan = trainer.run(), trainer.plan
     assert plan.timing is not None
     jitter = {"plain": (1.0, 1.0, 1.0), "delta": (1.0, 1.0, 1.0), "local": (0.8, 1.0, 1.2)}
-    shaken = {name: tuple(s * j for s, j in zip(times, jitter[name], strict=True)) for name, times in plan.timing.seconds.items()}
+    shaken = {
+        name: tuple(s * j for s, j in zip(times, jitter[name], strict=True)) for name, times in plan.timing.seconds.items()
+    }
     sure, unsure = (
         analyse(trainer.study, plan.replace(timing=timing), records).arms["local"]
         for timing in (plan.timing, plan.timing.replace(seconds=shaken))
@@ -88,3 +92,33 @@ def test_saved_bytes_are_those_of_a_step(study: StudyConfig) -> None:
     two = one.replace(model={**one.model, "n_layers": 2})
     saved = measure({"one": one, "two": two}).saved_bytes
     assert 1.3 < saved["two"] / saved["one"] < 2.2
+
+
+# Dynamo looks for a gradient on tensors inside the model, and hides the warning only after it has become an error here.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("mode", ["block", "model"])
+def test_arms_that_are_compiled_do_not_meet_each_others_limits(
+    mode: str, study: StudyConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames, real = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: real(function, backend=frames, **options))
+    depths = (
+        "residual",
+        "residual_scalars",
+        "deep_delta",
+        "denseformer",
+        "hyper_connections",
+        "mhc",
+        "depth_attention",
+        "muddformer",
+        "vertical_attention",
+    )
+    # Blocks of one layer meet their limit at the third arm, whole models at the ninth.
+    chosen = depths[:4] if mode == "block" else depths
+    one = study.recipe("plain", 0).replace(compile=mode)
+    torch._dynamo.reset()
+    try:
+        timing = measure({depth: one.replace(model={**one.model, "depth": {"kind": depth}}) for depth in chosen})
+    finally:
+        torch._dynamo.reset()
+    assert set(timing.seconds) == set(chosen) and frames.frame_count >= len(chosen)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +13,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.data import Batch
 from twoaxis.model import Decoder
+from twoaxis.model.block import Block
 from twoaxis.ops.cross_entropy import IGNORE
 from twoaxis.train.recipe import TrainConfig
 
@@ -54,12 +57,14 @@ class TokenLoss:
         self._recompute = config.recompute == "block"
         self._loss: Callable[..., Tensor] = self._eager_loss
         if config.compile == "model":
-            self._loss = torch.compile(self._eager_loss, dynamic=False, fullgraph=True)
+            # Isolated, since several models in one process would else share the limit of one.
+            self._loss = torch.compile(self._eager_loss, dynamic=False, fullgraph=True, isolate_recompiles=True)
         elif config.compile == "block":
             # Blocks share a graph unless their depth states differ, as those of a growing history do.
             limit = len(model.blocks) + 1
+            run = torch.compile(_forward, dynamic=False, fullgraph=True, recompile_limit=limit, isolate_recompiles=True)
             for block in model.blocks:
-                block.compile(dynamic=False, fullgraph=True, recompile_limit=limit)
+                block.forward = partial(run, block)
 
     def __call__(self, batch: Batch) -> Float[Tensor, ""]:
         """The sum of the token losses of the batch in nats, with its graph."""
@@ -91,6 +96,11 @@ class TokenLoss:
         if self.dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+def _forward(block: Block, *arguments: Any) -> Any:
+    """The forward pass of any block of a model: one function, so that blocks share what is compiled."""
+    return Block.forward(block, *arguments)
 
 
 def _layout(documents: Int[Tensor, "B T"] | None) -> TokenLayout | None:
