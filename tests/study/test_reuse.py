@@ -1,12 +1,14 @@
 """A run that another study has made is used, and the report says so; a run that differs in anything is made anew."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from twoaxis.study import StudyConfig
+from twoaxis.study.engine import LocalEngine
 from twoaxis.study.folder import Place, StudyFolder
 from twoaxis.study.report import read_study_folder
 from twoaxis.train.environment import describe_environment
@@ -66,6 +68,16 @@ def test_the_neighbour_keeps_its_files(first: FakeTrainer, study_data: dict[str,
     before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
     _second(first, study_data).run()
     assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == before
+
+
+def test_runs_at_once_compute_with_fewer_threads(first: FakeTrainer, study_data: dict[str, Any]) -> None:
+    """Two runs at once share the cores, so that what they make is another run than one alone, and the same as another two."""
+    cores = os.cpu_count() or 1
+    for path in first.folder.glob("runs/*/seed-*/env.json"):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "threads": max(1, cores // 2)}))
+    second = _second(first, study_data)
+    second.run(engine=LocalEngine(jobs=2))
+    assert sorted(second.order) == ["scalars/0", "scalars/1", "scalars/2"]
 
 
 def test_a_damaged_neighbour_is_passed_over(first: FakeTrainer, study_data: dict[str, Any]) -> None:

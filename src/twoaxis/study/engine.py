@@ -7,6 +7,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
+import torch
+
 from twoaxis.study.process import run_process
 
 POLL_SECONDS = 0.2
@@ -32,7 +34,13 @@ class Task(NamedTuple):
 
 
 class Engine(Protocol):
-    """Runs tasks until all have ended, whatever they end with."""
+    """Runs tasks until all have ended, whatever they end with.
+
+    Attributes:
+        threads: that a run computes with, since they may change its last digits; None when only a run itself will know.
+    """
+
+    threads: int | None
 
     def run(
         self,
@@ -63,6 +71,7 @@ class LocalEngine:
 
     def __init__(self, jobs: int = 1) -> None:
         self.jobs = jobs
+        self.threads: int | None = torch.get_num_threads() if jobs == 1 else max(1, (os.cpu_count() or 1) // jobs)
 
     def run(
         self,
@@ -73,7 +82,7 @@ class LocalEngine:
     ) -> None:
         """Runs the tasks in threads that each wait for one process."""
         stop = threading.Event()
-        threads = {} if self.jobs == 1 else {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.jobs))}
+        threads = {} if self.jobs == 1 else {"OMP_NUM_THREADS": str(self.threads)}
 
         def stop_when_asked() -> None:
             if stop.is_set():

@@ -27,6 +27,8 @@ class RayEngine:
         except ImportError:
             raise StudyError("engine 'ray': needs the package ray; install it with `pip install 'twoaxis[ray]'`") from None
         self.jobs, self._ray = jobs, ray
+        # What a machine of the cluster has is known once it is reached.
+        self.threads: int | None = None
 
     def run(
         self,

@@ -17,7 +17,7 @@ SAME = ("code", "versions", "platform", "threads", "device", "device_name", "pre
 """What must be equal where two runs are made, since it may change the last digits of a loss."""
 
 
-def reuse(recipe: TrainConfig, place: Place, folder: StudyFolder) -> Path | None:
+def reuse(recipe: TrainConfig, place: Place, folder: StudyFolder, threads: int | None) -> Path | None:
     """Takes over a finished run of another study beside this one, if there is the same; returns its folder.
 
     The files are linked rather than copied where the file system can; a finished run never changes.
@@ -26,13 +26,12 @@ def reuse(recipe: TrainConfig, place: Place, folder: StudyFolder) -> Path | None
         recipe: of the run, complete.
         place: where it belongs.
         folder: of this study; its neighbours are looked through.
+        threads: that the run would compute with; nothing is taken over while they are not known.
     """
-    if folder.run(place).path.exists():
+    if folder.run(place).path.exists() or threads is None:
         return None
     device = choose_device(recipe.device)
-    here = describe_environment(device, choose_dtype(recipe.precision, device))
-    if here["code"] is None:
-        return None
+    here = {**describe_environment(device, choose_dtype(recipe.precision, device)), "threads": threads}
     for other in _finished_runs(folder):
         if _same(other, recipe, here):
             _take(other, folder.run(place))

@@ -178,7 +178,7 @@ class _Session:
                 write_json(self.folder.failure(place), {"exit_code": None, "message": message})
                 continue
             recipe = self.folder.recipe_of(arm, place.seed)
-            if (found := reuse(recipe, place, self.folder)) is not None:
+            if (found := reuse(recipe, place, self.folder, self.engine.threads)) is not None:
                 self.progress.begin(place, recipe.steps, recipe.steps)
                 self.progress.end(place, f"the same run is in {found}, which is used")
                 continue
