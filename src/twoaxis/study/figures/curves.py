@@ -174,7 +174,7 @@ def _panel(data: ReportData, line: Line, width: int, y_range: tuple[float, float
     y: dict[str, Any] = {"title": None, "scale": alt.Scale(domain=[low, high], nice=False), "axis": axis}
     tokens = alt.Axis(format="~s", tickCount=2, grid=False, labels=last, ticks=last)
     x = alt.X("x:Q", title=None, axis=tokens, scale=alt.Scale(nice=False))
-    title = alt.TitleParams(line.arm, fontSize=11, fontWeight="normal", color=color, limit=width + 20, offset=4)
+    title = alt.TitleParams(line.arm, fontSize=11, fontWeight="normal", color=color, limit=width, offset=4)
     band = drawn.mark_area(opacity=0.18, clip=True, aria=False, color=color)
     # Where the line does not run.
     top = line.last < (low + high) / 2
