@@ -53,14 +53,13 @@ COMPARISONS = (
 def compute() -> Finding:
     """Reads what reports there are."""
     rows = [(comparison, *outcome(comparison)) for comparison in COMPARISONS]
-    verdicts = [verdict for _, verdict, _ in rows]
-    decided: dict[bool, Verdict] = {"worse" in verdicts: "does not hold", all(v == "better" for v in verdicts): "holds within"}
-    verdict = decided.get(True, "undecided")
+    verdict: Verdict = "holds within" if all(said == "better" for _, said, _ in rows) else "undecided"
     return Finding(
         verdict,
         "the 95 % intervals of the studies" if verdict == "holds within" else "",
         (
-            "A study decides by the rule that it fixed before its first run; a small one speaks for its own scale only.",
+            "A study decides by the rule that it fixed before its first run; a small one speaks for its own scale only. One in "
+            "which a method is better shows that it can be; one in which it is worse does not show that it cannot.",
             "To decide one: `twoaxis study studies/NAME.toml`, then keep its report.json as studies/results/NAME/report.json.",
         ),
         EvidenceTable(

@@ -57,6 +57,9 @@ def study(
         progress=console_study_progress(),
         engine=chosen,
         command=lambda recipe, run: [*train_command(recipe, run), *trackers],
-        command_line=shlex.join(["twoaxis", "study", str(study_file), *(overrides or []), "--out", str(folder)]),
+        # With the jobs, since they share out the threads, on which last digits may depend.
+        command_line=shlex.join(
+            ["twoaxis", "study", str(study_file), *(overrides or []), "--out", str(folder), "--jobs", str(jobs)]
+        ),
     )
     return print_report(write_report(folder), as_json)

@@ -36,14 +36,14 @@ class Companion(NamedTuple):
         why: the same in one line.
         recipe: with the steps of the arm that it stands beside.
         matched: what it has as much of as that arm; "" when nothing was matched.
-        size: the size that was chosen, in words, and the key that holds it.
+        size: the key of the size that was chosen, what it was in the control, and what it is.
     """
 
     kind: CompanionKind
     why: str
     recipe: TrainConfig
     matched: str = ""
-    size: tuple[str, Any] = ("", None)
+    size: tuple[str, Any, Any] = ("", None, None)
 
     def name(self, arm: str) -> str:
         """A name that no arm of a design can have; "" stands for all arms."""
@@ -53,16 +53,17 @@ class Companion(NamedTuple):
         """What was chosen so that it matches the arm."""
         if not self.matched:
             return ()
-        path, value = self.size
+        path, before, after = self.size
         of: Any = self.matched
-        return (ChangeData(path=path, before=None, after=value, of=of, to=arm, wanted=wanted, got=got),)
+        return (ChangeData(path=path, before=before, after=after, of=of, to=arm, wanted=wanted, got=got),)
 
 
 class Sized(NamedTuple):
-    """A candidate for a companion, with the key and the value of its size."""
+    """A candidate for a companion, with the key of its size, what that is in the control, and what it is."""
 
     path: str
-    value: Any
+    before: Any
+    after: Any
     recipe: TrainConfig
 
 
@@ -113,7 +114,7 @@ def matched_companion(
             f"no {kind} at equal {unit}: the arm takes {100 * extra / cost(control):+.2f} % to the control, and the nearest "
             f"size that was tried {100 * got / cost(control):+.2f} %"
         )
-    return Companion(kind, WHY[kind], best.recipe.replace(steps=arm.steps), unit, (best.path, best.value))
+    return Companion(kind, WHY[kind], best.recipe.replace(steps=arm.steps), unit, best[:3])
 
 
 def sizes_of(kind: CompanionKind, control: TrainConfig) -> list[Sized]:
@@ -135,7 +136,7 @@ def _swa_sizes(control: TrainConfig) -> Iterator[Sized]:
             for head_dim in SWA_HEAD_DIMS:
                 swa = {"kind": "short_swa", "window": window, "n_heads": n_heads, "head_dim": head_dim, "output_init": "zero"}
                 words = f"in the first {n_blocks} of {model.n_layers} blocks, {n_heads} x {head_dim} wide, window {window}"
-                yield Sized("short_swa", words, _with_model(control, blocks=_blocks_with(model, swa, n_blocks)))
+                yield Sized("short_swa", None, words, _with_model(control, blocks=_blocks_with(model, swa, n_blocks)))
 
 
 def _wider_sizes(control: TrainConfig) -> Iterator[Sized]:
@@ -143,7 +144,8 @@ def _wider_sizes(control: TrainConfig) -> Iterator[Sized]:
     model = control.decoder(vocab_size(control))
     blocks = [[_with_inner_widths(sublayer, model.d_model) for sublayer in block] for block in model.blocks]
     for more in WIDTHS:
-        yield Sized("model.d_model", model.d_model + more, _with_model(control, d_model=model.d_model + more, blocks=blocks))
+        d_model = model.d_model + more
+        yield Sized("model.d_model", model.d_model, d_model, _with_model(control, d_model=d_model, blocks=blocks))
 
 
 def _with_model(recipe: TrainConfig, **changes: Any) -> TrainConfig:

@@ -39,7 +39,26 @@ def answer(report: ReportData) -> str:
     sentences = [first, *(_beside(treatments, charge) for charge in others)]
     if open_arms:
         sentences.append(f"No verdict on {', '.join(open_arms)}.")
+    if len({contrast.why for contrast in report.contrasts}) == 1:
+        # A study with one kind of companion asks about it, and not about the control.
+        sentences = _against_companions(report) or sentences
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _against_companions(report: ReportData) -> list[str]:
+    """What the arms come to against their companions, by what was matched."""
+    found = []
+    for matched in dict.fromkeys(contrast.matched for contrast in report.contrasts):
+        by: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
+        for one in report.contrasts:
+            if one.matched == matched and one.comparison is not None:
+                told = "" if one.comparison.verdict == "undecided" else f" ({_numbers(one.comparison)})"
+                by[one.comparison.verdict].append(one.arm + told)
+        said = "; ".join(f"{verdict} for {', '.join(names)}" for verdict, names in by.items() if names)
+        if said:
+            equal = {"flops": " at equal FLOPs", "seconds": " at equal seconds"}.get(matched, "")
+            found.append(f"Against its companion{equal} ({report.contrasts[0].why}), an arm is {said}.")
+    return found
 
 
 def _answer_by(report: ReportData, arms: dict[str, ArmData], charge: Charge) -> str:

@@ -207,7 +207,7 @@ DAMAGED = "{"
     [
         (None, "undecided", ["undecided", "undecided"]),
         (report({**BOTH_BETTER, "deep_delta": None}), "undecided", ["better", "undecided"]),
-        (report({**BOTH_BETTER, "denseformer": "undecided", "deep_delta": "worse"}), "does not hold", ["undecided", "worse"]),
+        (report({**BOTH_BETTER, "denseformer": "undecided", "deep_delta": "worse"}), "undecided", ["undecided", "worse"]),
         (report({"deep_delta": "better"}), "undecided", ["undecided", "better"]),
         (DAMAGED, "undecided", ["undecided", "undecided"]),
     ],

@@ -24,7 +24,8 @@ def inside(data: ReportData, figures: Figures) -> str:
         state = "closed" if any(parts) else "open"
         summary = f"{name}: {_summary(audit)}"
         effort = audit.effort.observe_seconds + audit.effort.gradient_seconds + audit.effort.ablation_seconds
-        note = f"{audit.routing_note} The audit took {words.duration(effort)}.".strip()
+        said = f"{audit.routing_note.rstrip('.')}. " if audit.routing_note else ""
+        note = f"{said}The audit took {words.duration(effort)}."
         drawn = figure(figures.get(audit_name(name)), heading="none")
         parts.append(
             details(
