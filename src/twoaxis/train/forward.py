@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +16,9 @@ from twoaxis.model import Decoder
 from twoaxis.model.block import Block
 from twoaxis.ops.cross_entropy import IGNORE
 from twoaxis.train.recipe import TrainConfig
+
+ISOLATED: dict[str, Any] = {"isolate_recompiles": True}
+"""Several models in one process would else share the limit of one; the types of torch do not know its options yet."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -57,14 +60,13 @@ class TokenLoss:
         self._recompute = config.recompute == "block"
         self._loss: Callable[..., Tensor] = self._eager_loss
         if config.compile == "model":
-            # Isolated, since several models in one process would else share the limit of one.
-            self._loss = torch.compile(self._eager_loss, dynamic=False, fullgraph=True, isolate_recompiles=True)
+            self._loss = torch.compile(self._eager_loss, dynamic=False, fullgraph=True, **ISOLATED)
         elif config.compile == "block":
             # Blocks share a graph unless their depth states differ, as those of a growing history do.
-            limit = len(model.blocks) + 1
-            run = torch.compile(_forward, dynamic=False, fullgraph=True, recompile_limit=limit, isolate_recompiles=True)
+            limit = {"recompile_limit": len(model.blocks) + 1}
+            run = torch.compile(_forward, dynamic=False, fullgraph=True, **limit, **ISOLATED)
             for block in model.blocks:
-                block.forward = partial(run, block)
+                block.forward = partial(run, cast(Block, block))
 
     def __call__(self, batch: Batch) -> Float[Tensor, ""]:
         """The sum of the token losses of the batch in nats, with its graph."""
