@@ -296,7 +296,7 @@ def environment(tmp_path: Path, **more: str) -> dict[str, str]:
 
 
 TWO_LIVES = """
-import json, sys
+import json, sys, time
 from pathlib import Path
 from twoaxis.train import Progress, console_progress, read_recipe, train
 
@@ -312,6 +312,7 @@ recipe = read_recipe(Path("recipe.json"))
 try:
     train(recipe, "run", Dies(), trackers=[sys.argv[1]])
 except PowerCut:
+    time.sleep(1.1)  # wandb names the folder of a life by the second
     print(json.dumps(train(recipe, "run", console_progress(), trackers=[sys.argv[1]]).to_data()))
 """
 

@@ -45,7 +45,7 @@ def changed_environment(before: dict[str, Any], now: dict[str, Any]) -> list[str
         "git_commit",
         "code",
     ]
-    return [f"{key} {flat[0].get(key)} -> {flat[1][key]}" for key in watched if flat[0].get(key) != flat[1][key]]
+    return [f"{key} {flat[0].get(key)} -> {flat[1].get(key)}" for key in watched if flat[0].get(key) != flat[1].get(key)]
 
 
 @cache
