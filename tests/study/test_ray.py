@@ -4,13 +4,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import ray
 
 from twoaxis.study.folder import Place
 from twoaxis.study.report import read_study_folder
 
 from .scripted import FakeTrainer
-
-ray = pytest.importorskip("ray", reason="the extra twoaxis[ray] is not installed")
 
 
 @pytest.fixture

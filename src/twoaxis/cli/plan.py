@@ -28,25 +28,22 @@ def plan(
     """
     import tempfile
 
-    from twoaxis.data import prepare
     from twoaxis.study import read_study
     from twoaxis.study.planner import plan_study
     from twoaxis.study.progress import console_study_progress
-    from twoaxis.study.runner import process_timer
+    from twoaxis.study.runner import measured_plan
 
     config = read_study(study_file, overrides or [])
     if not measure:
         return print_plan(plan_study(config), as_json)
-    progress = console_study_progress()
-    recipe = config.recipe(config.control, config.replicates[0])
-    prepare(recipe.data.corpus, recipe.data.tokenizer, progress=progress.preparing)
     with tempfile.TemporaryDirectory() as folder:
-        return print_plan(plan_study(config, process_timer(Path(folder), progress)), as_json)
+        return print_plan(measured_plan(config, Path(folder), console_study_progress()), as_json)
 
 
 def print_plan(planned: "StudyPlan", as_json: bool) -> int:
     """Prints the arms of a plan and what was left out."""
-    from twoaxis.study.table import MISSING, PLAN_COLUMNS, plan_rows, plan_title
+    from twoaxis.study import words
+    from twoaxis.study.table import PLAN_COLUMNS, plan_rows, plan_title
 
     if as_json:
         print_json({"title": plan_title(planned), **planned.to_data()})
@@ -58,5 +55,5 @@ def print_plan(planned: "StudyPlan", as_json: bool) -> int:
     for note in planned.notes:
         print(f"left out: {note}")
     if planned.timing is None:
-        print(f"hours and memory ({MISSING}) are measured by `twoaxis plan`, and by `twoaxis study` before its first run")
+        print(f"hours and memory ({words.MISSING}) are measured by `twoaxis plan`, and by `twoaxis study` before its first run")
     return 0

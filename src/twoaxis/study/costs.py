@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from statistics import fmean, linear_regression
 from typing import TypeVar
 
 from twoaxis.core.cost import Shape
@@ -98,16 +99,15 @@ def spread_over(items: Sequence[C], n: int = MEASURED) -> list[C]:
 
 
 def straight_line(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
-    """The line of least squares through some points.
+    """The line of least squares through some points; level when all stand at one place.
 
     Example:
         >>> round(straight_line([(1.0, 0.3), (2.0, 0.4), (3.0, 0.5)])(4.0), 6)
         0.6
     """
-    x_mean, y_mean = (sum(point[i] for point in points) / len(points) for i in (0, 1))
-    spread = sum((x - x_mean) ** 2 for x, _ in points)
-    slope = sum((x - x_mean) * (y - y_mean) for x, y in points) / spread if spread else 0.0
-    return lambda x: y_mean + slope * (x - x_mean)
+    xs, ys = zip(*points, strict=True)
+    slope, intercept = linear_regression(xs, ys) if len(set(xs)) > 1 else (0.0, fmean(ys))
+    return lambda x: intercept + slope * x
 
 
 def _key(recipe: TrainConfig) -> str:

@@ -33,6 +33,22 @@ class Task(NamedTuple):
     environment: Mapping[str, str]
 
 
+class Listener(Protocol):
+    """What is told about tasks, always from the thread that runs the engine.
+
+    An exception in it, an interrupt among them, stops what runs gently (each run saves a checkpoint) and is raised again.
+    """
+
+    def began(self, task: Task) -> None:
+        """A task begins."""
+
+    def watch(self) -> None:
+        """Some time has passed."""
+
+    def ended(self, task: Task, code: int) -> None:
+        """A task has ended with this exit code, negative for a signal."""
+
+
 class Engine(Protocol):
     """Runs tasks until all have ended, whatever they end with.
 
@@ -42,24 +58,8 @@ class Engine(Protocol):
 
     threads: int | None
 
-    def run(
-        self,
-        tasks: Sequence[Task],
-        began: Callable[[Task], None],
-        watch: Callable[[], None],
-        ended: Callable[[Task, int], None],
-    ) -> None:
-        """Runs the tasks in this order, as many at once as the engine has room for.
-
-        All three functions are called from the thread that calls `run`. An exception in it, an interrupt among them, stops
-        what runs gently (each run saves a checkpoint) and is raised again.
-
-        Args:
-            tasks: to run.
-            began: told that a task begins.
-            watch: called now and then.
-            ended: told the exit code of a task, negative for a signal.
-        """
+    def run(self, tasks: Sequence[Task], listener: Listener) -> None:
+        """Runs the tasks in this order, as many at once as the engine has room for."""
 
 
 class LocalEngine:
@@ -73,13 +73,7 @@ class LocalEngine:
         self.jobs = jobs
         self.threads: int | None = torch.get_num_threads() if jobs == 1 else max(1, (os.cpu_count() or 1) // jobs)
 
-    def run(
-        self,
-        tasks: Sequence[Task],
-        began: Callable[[Task], None],
-        watch: Callable[[], None],
-        ended: Callable[[Task, int], None],
-    ) -> None:
+    def run(self, tasks: Sequence[Task], listener: Listener) -> None:
         """Runs the tasks in threads that each wait for one process."""
         stop = threading.Event()
         threads = {} if self.jobs == 1 else {"OMP_NUM_THREADS": str(self.threads)}
@@ -97,7 +91,7 @@ class LocalEngine:
 
         with ThreadPoolExecutor(self.jobs) as pool:
             try:
-                keep_busy(tasks, self.jobs, start, wait_some, lambda future: future.result(), began, watch, ended)
+                keep_busy(tasks, self.jobs, start, wait_some, lambda future: future.result(), listener)
             except BaseException:
                 stop.set()
                 raise
@@ -109,18 +103,16 @@ def keep_busy(
     start: Callable[[Task], F],
     wait_some: Callable[[Collection[F]], Iterable[F]],
     code_of: Callable[[F], int],
-    began: Callable[[Task], None],
-    watch: Callable[[], None],
-    ended: Callable[[Task, int], None],
+    listener: Listener,
 ) -> None:
     """Keeps `jobs` tasks running until all have ended; what stands for a running task is the engine's own."""
     waiting, running = list(tasks), {}
     while waiting or running:
         while waiting and len(running) < jobs:
             task = waiting.pop(0)
-            began(task)
+            listener.began(task)
             running[start(task)] = task
         done = list(wait_some(list(running)))
-        watch()
+        listener.watch()
         for one in done:
-            ended(running.pop(one), code_of(one))
+            listener.ended(running.pop(one), code_of(one))

@@ -44,7 +44,7 @@ class RunRecord:
         recipe: as recorded by the run.
         data: corpus and tokenizer as recorded by the run.
         environment: as recorded by the run.
-        reused_from: the folder of another study that made the same run; "" for a run of this study.
+        reused_from: the run of another study that was the same, seen from the folder of the studies; "" for a run of this.
     """
 
     place: Place

@@ -1,10 +1,10 @@
 """Runs of a study on a Ray cluster whose machines share the folder of the study; needs the extra `twoaxis[ray]`."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from twoaxis.core.errors import StudyError
-from twoaxis.study.engine import POLL_SECONDS, Task, keep_busy
+from twoaxis.study.engine import POLL_SECONDS, Listener, Task, keep_busy
 from twoaxis.study.process import PATIENCE_SECONDS, run_process
 
 
@@ -30,13 +30,7 @@ class RayEngine:
         # What a machine of the cluster has is known once it is reached.
         self.threads: int | None = None
 
-    def run(
-        self,
-        tasks: Sequence[Task],
-        began: Callable[[Task], None],
-        watch: Callable[[], None],
-        ended: Callable[[Task, int], None],
-    ) -> None:
+    def run(self, tasks: Sequence[Task], listener: Listener) -> None:
         """Keeps `jobs` tasks on the cluster until all have ended."""
         ray = self._ray
         if not ray.is_initialized():
@@ -56,7 +50,7 @@ class RayEngine:
             return ray.wait(list(running), timeout=POLL_SECONDS)[0]
 
         try:
-            keep_busy(tasks, self.jobs, start, wait_some, self._code, began, watch, ended)
+            keep_busy(tasks, self.jobs, start, wait_some, self._code, listener)
         except BaseException:
             self._stop(started)
             raise

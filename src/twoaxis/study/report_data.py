@@ -289,7 +289,7 @@ class RunData(Config):
         role: of its arm.
         status: `finished`, `diverged`, `failed`, `partial` or `not started`.
         message: what happened.
-        reused_from: the folder of another study that made the same run; "" for a run of this study.
+        reused_from: the run of another study that was the same, seen from the folder of the studies; "" for a run of this.
         loss: validation loss after the last step.
         curve: validation losses as (tokens read, loss).
         result: as the run wrote it.

@@ -1,8 +1,9 @@
 """Runs that another study has already made: the same recipe and seed, the same code, the same kind of machine."""
 
+import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,52 +18,70 @@ SAME = ("code", "versions", "platform", "threads", "device", "device_name", "pre
 """What must be equal where two runs are made, since it may change the last digits of a loss."""
 
 
-def reuse(recipe: TrainConfig, place: Place, folder: StudyFolder, threads: int | None) -> Path | None:
-    """Takes over a finished run of another study beside this one, if there is the same; returns its folder.
-
-    The files are linked rather than copied where the file system can; a finished run never changes.
+class Neighbours:
+    """The finished runs of the studies beside one, as they were when it was asked for the first time.
 
     Args:
-        recipe: of the run, complete.
-        place: where it belongs.
-        folder: of this study; its neighbours are looked through.
-        threads: that the run would compute with; nothing is taken over while they are not known.
+        folder: of the study itself.
+        threads: that its runs compute with; nothing is taken over while they are not known.
     """
-    if folder.run(place).path.exists() or threads is None:
-        return None
-    device = choose_device(recipe.device)
-    here = {**describe_environment(device, choose_dtype(recipe.precision, device)), "threads": threads}
-    for other in _finished_runs(folder):
-        if _same(other, recipe, here):
-            _take(other, folder.run(place))
-            return other
-    return None
+
+    def __init__(self, folder: StudyFolder, threads: int | None) -> None:
+        self.folder, self.threads = folder, threads
+        self._described: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def take(self, recipe: TrainConfig, place: Place) -> str:
+        """Takes over the same run from a neighbour; returns where it is, seen from the studies' folder, or "" without one.
+
+        The files are linked rather than copied where the file system can; a finished run never changes.
+
+        Args:
+            recipe: of the run, complete.
+            place: where it belongs.
+        """
+        if self.threads is None or self.folder.run(place).path.exists():
+            return ""
+        wanted, here = recipe.to_data(), self._here(recipe)
+        for run, config, environment in self._finished:
+            if config == wanted and all(environment.get(key) == here[key] for key in SAME):
+                name = run.relative_to(self._studies).as_posix()
+                _take(run, self.folder.run(place), name)
+                return name
+        return ""
+
+    @property
+    def _studies(self) -> Path:
+        return self.folder.path.resolve().parent
+
+    @cached_property
+    def _finished(self) -> list[tuple[Path, dict[str, Any], dict[str, Any]]]:
+        """Folder, recipe and environment of each, in order of their names."""
+        found = []
+        for study in sorted(self._studies.glob("*/study.json")):
+            if study.parent != self.folder.path.resolve():
+                for result in sorted(study.parent.glob("runs/*/seed-*/result.json")):
+                    run = RunFolder(result.parent)
+                    # A damaged neighbour is no reason to stop; the run is simply made.
+                    with contextlib.suppress(TwoAxisError):
+                        if run.result is not None and run.result.status == "finished":
+                            found.append((run.path, run.read("config"), run.read("env")))
+        return found
+
+    def _here(self, recipe: TrainConfig) -> dict[str, Any]:
+        """What the environment of the run would be; describing it asks the repository of the code, so once is enough."""
+        device = choose_device(recipe.device)
+        dtype = choose_dtype(recipe.precision, device)
+        key = str(device), str(dtype)
+        if key not in self._described:
+            self._described[key] = {**describe_environment(device, dtype), "threads": self.threads}
+        return self._described[key]
 
 
-def _finished_runs(folder: StudyFolder) -> Iterator[Path]:
-    """Folders of finished runs of the studies beside this one, in order of their names."""
-    for study in sorted(folder.path.resolve().parent.glob("*/study.json")):
-        if study.parent != folder.path.resolve():
-            yield from sorted(path.parent for path in study.parent.glob("runs/*/seed-*/result.json"))
-
-
-def _same(run: Path, recipe: TrainConfig, here: dict[str, Any]) -> bool:
-    folder = RunFolder(run)
-    try:
-        result, environment = folder.result, folder.read("env")
-        equal = folder.read("config") == recipe.to_data()
-    except TwoAxisError:
-        # A damaged neighbour is no reason to stop; the run is simply made.
-        return False
-    finished = result is not None and result.status == "finished"
-    return equal and finished and all(environment.get(key) == here[key] for key in SAME)
-
-
-def _take(run: Path, into: RunFolder) -> None:
+def _take(run: Path, into: RunFolder, name: str) -> None:
     draft = into.path.with_name(f".{into.path.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     shutil.copytree(run, draft, copy_function=_link_or_copy, ignore=shutil.ignore_patterns(".lock"))
-    write_json(draft / "reused.json", {"from": str(run)})
+    write_json(draft / "reused.json", {"from": name})
     draft.replace(into.path)
 
 

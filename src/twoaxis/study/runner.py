@@ -19,9 +19,9 @@ from twoaxis.study.engine import Engine, LocalEngine, Task
 from twoaxis.study.folder import Place, RunRecord, StudyFolder, places, write_json
 from twoaxis.study.plan import StudyPlan
 from twoaxis.study.planner import plan_study
-from twoaxis.study.process import last_words
+from twoaxis.study.process import last_words, run_process
 from twoaxis.study.progress import StudyProgress
-from twoaxis.study.reuse import reuse
+from twoaxis.study.reuse import Neighbours
 from twoaxis.study.timing import Timer, Timing
 from twoaxis.study.tuning import choose_learning_rates
 from twoaxis.train.recipe import TrainConfig
@@ -84,7 +84,7 @@ def run_study(
             if command_line:
                 place_in.keep_command(command_line)
             if not place_in.has_plan:
-                place_in.keep_plan(_plan(study, place_in, progress, timer))
+                place_in.keep_plan(measured_plan(study, place_in.path, progress, timer))
             plan = place_in.plan
             _Session(plan, place_in, progress, engine, command).run()
             return {place: place_in.record(place) for place in places(plan)}
@@ -92,14 +92,21 @@ def run_study(
         progress.stop()
 
 
-def _plan(study: StudyConfig, folder: StudyFolder, progress: StudyProgress, timer: Timer | None) -> StudyPlan:
+def measured_plan(study: StudyConfig, folder: Path, progress: StudyProgress, timer: Timer | None = None) -> StudyPlan:
+    """Plans a study with measured seconds; what is measured is written into the folder.
+
+    Raises:
+        ConfigError: arms that cannot be matched.
+        DataError: the corpus or the tokenizer cannot be used.
+        StudyError: an arm cannot be measured.
+    """
     recipe = study.recipe(study.control, study.replicates[0])
     # Here rather than in the first run, whose peak memory would else be that of training a tokenizer.
     prepare(recipe.data.corpus, recipe.data.tokenizer, progress=progress.preparing)
-    return plan_study(study, timer or process_timer(folder.path, progress))
+    return plan_study(study, timer or _process_timer(folder, progress))
 
 
-def process_timer(folder: Path, progress: StudyProgress) -> Timer:
+def _process_timer(folder: Path, progress: StudyProgress) -> Timer:
     """A timer that measures in a process of its own, which leaves its memory behind.
 
     Raises (when it is called):
@@ -111,11 +118,9 @@ def process_timer(folder: Path, progress: StudyProgress) -> Timer:
         given, got, log = (folder / f"timing.{name}" for name in ("recipes.json", "json", "log"))
         write_json(given, {name: recipe.to_data() for name, recipe in recipes.items()})
         got.unlink(missing_ok=True)
-        command = (sys.executable, "-m", "twoaxis.study.timing", str(given), str(got))
-        codes: list[int] = []
-        LocalEngine().run([Task("timing", command, log, {})], lambda _: None, lambda: None, lambda _, code: codes.append(code))
-        if codes != [0]:
-            raise StudyError(f"timing: {last_words(log, codes[0])}; correct the arm, and run the study again")
+        code = run_process((sys.executable, "-m", "twoaxis.study.timing", str(given), str(got)), log, lambda: None)
+        if code:
+            raise StudyError(f"timing: {last_words(log, code)}; correct the arm, and run the study again")
         return Timing.from_data(json.loads(got.read_text(encoding="utf-8")))
 
     return measure
@@ -127,6 +132,7 @@ class _Session:
     def __init__(self, plan: StudyPlan, folder: StudyFolder, progress: StudyProgress, engine: Engine, command: Command) -> None:
         self.plan, self.folder, self.progress, self.engine, self.command = plan, folder, progress, engine, command
         self.order = places(plan)
+        self.neighbours = Neighbours(folder, engine.threads)
         self.counts: dict[str, LineCount] = {}
         self.logs: dict[str, int] = {}
 
@@ -178,32 +184,35 @@ class _Session:
                 write_json(self.folder.failure(place), {"exit_code": None, "message": message})
                 continue
             recipe = self.folder.recipe_of(arm, place.seed)
-            if (found := reuse(recipe, place, self.folder, self.engine.threads)) is not None:
+            if found := self.neighbours.take(recipe, place):
                 self.progress.begin(place, recipe.steps, recipe.steps)
                 self.progress.end(place, f"the same run is in {found}, which is used")
                 continue
             tasks.append(self._task(place, recipe))
             self.by_name[str(place)] = place
         if tasks:
-            self.engine.run(tasks, self._began, self._watch, self._ended)
+            self.engine.run(tasks, self)
 
     def _task(self, place: Place, recipe: TrainConfig) -> Task:
         write_json(self.folder.recipe(place), recipe.to_data())
         command = tuple(self.command(self.folder.recipe(place).resolve(), self.folder.run(place).path.resolve()))
         return Task(str(place), command, self.folder.log(place).resolve(), {})
 
-    def _began(self, task: Task) -> None:
+    def began(self, task: Task) -> None:
+        """A run begins."""
         place = self.by_name[task.name]
         self.folder.failure(place).unlink(missing_ok=True)
         self.logs[task.name] = task.log.stat().st_size if task.log.exists() else 0
         self.counts[task.name] = LineCount(self.folder.run(place).metrics)
         self.progress.begin(place, self.plan.arm(place.arm).steps, self.counts[task.name].count())
 
-    def _watch(self) -> None:
+    def watch(self) -> None:
+        """Tells how far the runs are."""
         for name, count in self.counts.items():
             self.progress.step(self.by_name[name], count.count())
 
-    def _ended(self, task: Task, code: int) -> None:
+    def ended(self, task: Task, code: int) -> None:
+        """A run has ended in some way, which is written down when it left no result."""
         place, count = self.by_name[task.name], self.counts.pop(task.name)
         self.progress.step(place, count.count())
         try:

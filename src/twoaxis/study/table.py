@@ -43,9 +43,6 @@ PLAN_COLUMNS = (
 )
 """Tokens, FLOPs and hours are those of all runs of an arm; memory is training state and saved activations of one."""
 
-MISSING = "—"
-"""Stands where there is nothing to report."""
-
 
 def result_rows(data: ReportData) -> list[list[str]]:
     """One row per arm."""
@@ -58,7 +55,7 @@ def contrast_rows(data: ReportData) -> list[list[str]]:
         [
             one.arm,
             one.against,
-            one.matched or MISSING,
+            one.matched or words.MISSING,
             *_difference(one.comparison),
             one.comparison.verdict if one.comparison else f"no verdict: {one.no_verdict}",
         ]
@@ -104,7 +101,7 @@ def _plan_row(plan: StudyPlan, arm: PlannedArm) -> list[str]:
         words.count(runs * arm.flops),
         or_missing(plan.seconds_of(arm), lambda seconds: _hours(runs * seconds)),
         or_missing(plan.memory_bytes(arm), words.memory),
-        changed or MISSING,
+        changed or words.MISSING,
     ]
 
 
@@ -137,17 +134,17 @@ def _result_row(data: ReportData, name: str, arm: ArmData) -> list[str]:
 def _charged(arm: ArmData, charge: Charge) -> str:
     found = arm.charged.get(charge)
     if found is None or found.comparison is None:
-        return MISSING
+        return words.MISSING
     return f"{words.signed(found.comparison.mean_difference)} {found.comparison.verdict}"
 
 
 def _difference(comparison: ComparisonData | None) -> list[str]:
     if comparison is None:
-        return [MISSING, MISSING]
+        return [words.MISSING, words.MISSING]
     interval = "no variation" if comparison.ci95 is None else words.interval(*comparison.ci95)
     return [words.signed(comparison.mean_difference), interval]
 
 
 def or_missing(value: float | None, written: Callable[[float], str]) -> str:
     """The value as it is written, or what stands where there is none."""
-    return MISSING if value is None else written(value)
+    return words.MISSING if value is None else written(value)

@@ -3,6 +3,9 @@
 MINUS, TIMES = "\u2212", "\u00d7"
 """The signs of typography, which no font mistakes for a hyphen or a letter."""
 
+MISSING = "\u2014"
+"""Stands where there is nothing to report."""
+
 _LARGE = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 

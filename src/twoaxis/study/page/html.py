@@ -5,11 +5,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Literal, NamedTuple
 
+from twoaxis.study import words
 from twoaxis.study.figures import Figure
 from twoaxis.study.figures.base import Width
-
-MISSING = "—"
-"""Stands where there is nothing to report."""
 
 
 class Reason(str):
@@ -82,7 +80,7 @@ def _row(row: Sequence[Cell], kinds: Sequence[str]) -> str:
 
 def _inner(cell: Cell) -> str:
     if cell is None:
-        return f'<span class="missing">{MISSING}</span>'
+        return f'<span class="missing">{words.MISSING}</span>'
     if isinstance(cell, Reason):
         return f'<span class="reason">{escape(cell)}</span>'
     return cell if isinstance(cell, Markup) else escape(cell.text if isinstance(cell, Number) else cell)
