@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.study import words
+from twoaxis.study.csv_tables import tables
 from twoaxis.study.figures import Figure, study_figures
 from twoaxis.study.figures.base import ARMS
 from twoaxis.study.figures.labels import Frame, beside_points, spread
@@ -26,7 +27,6 @@ from twoaxis.study.page import POLICY, render_page
 from twoaxis.study.page.html import breakable
 from twoaxis.study.report_data import PairingData, ReportData
 from twoaxis.study.report_files import write_report_files
-from twoaxis.study.tables import tables
 
 from .report_example import CONTROL, DIVERGED, example, example_page
 

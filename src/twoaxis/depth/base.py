@@ -62,7 +62,7 @@ class DepthConfig(Config, ABC):
         return 1
 
     def static_form(self) -> Mapping[str, Any] | None:
-        """Data of the mixer that reads the same sources with weights that do not depend on the input; None without one."""
+        """Data of the nearest mixer whose weights do not depend on the input; None without one."""
         return None
 
     def write_only_form(self) -> Mapping[str, Any] | None:

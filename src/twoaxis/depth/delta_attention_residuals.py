@@ -128,7 +128,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
         return (*null, *held)[: self.sources(site)]
 
     def static_form(self) -> Mapping[str, Any] | None:
-        """DenseFormer, which sums the same sources with free weights."""
+        """DenseFormer, which sums earlier outputs with free weights."""
         return {"kind": "denseformer", "granularity": "sublayer" if self.block_size == 1 else "block"}
 
     @property

@@ -86,7 +86,7 @@ class DepthAttentionConfig(DepthConfig):
         return self.sources(site.index + 1) - 1 if site.index + 1 < site.stack.n_sublayers else 0
 
     def static_form(self) -> Mapping[str, Any] | None:
-        """DenseFormer, which sums the same sources with free weights."""
+        """DenseFormer, which sums earlier outputs with free weights."""
         return {"kind": "denseformer", "granularity": "sublayer"}
 
     @property

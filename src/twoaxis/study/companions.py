@@ -68,7 +68,7 @@ class Sized(NamedTuple):
 
 
 WHY: Mapping[CompanionKind, str] = {
-    "static_weights": "the same sources with learned weights that do not depend on the input",
+    "static_weights": "sums over depth with learned weights that do not depend on the input",
     "write_only": "the same write without the erasure before it",
     "wider_stream": "the extra cost spent on a wider plain stream instead",
     "residual_scalars": "learned scalars on the stream and on the embedding: the cheap baseline to beat",

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from twoaxis.data.atomic import replacing
+from twoaxis.study.csv_tables import tables
 from twoaxis.study.figures import study_figures
 from twoaxis.study.page import render_page
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.tables import tables
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
