@@ -11,6 +11,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.table import Row
 from twoaxis.core.views import QKV
 from twoaxis.depth.base import DepthConfig, DepthMixer
@@ -26,8 +27,13 @@ class SplitReadConfig(DepthConfig):
     def init_equivalence(self) -> InitEquivalence:
         return InitEquivalence("exact", "the three scales start at 1")
 
-    def state_floats(self, stack: Stack, index: int) -> int:
-        return stack.d_model
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
+        return (stream(stack.d_model, index),)
+
+    def flow(self, site: Site) -> Flow:
+        D = Numbers(site.d_model)
+        add = Flow(read=D * 2, written=D)
+        return add + Flow(read=D, written=D * 3, views=D * 3) if site.opens_block else add
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         return Cost(params=3 * site.d_model if site.opens_block else 0)
@@ -75,8 +81,8 @@ def test_views_before_a_mixer_that_takes_one_input_fail_at_config_time() -> None
 
 def test_run_checks_reports_a_failure_in_one_line_and_goes_on() -> None:
     class Wrong(SplitReadConfig):
-        def state_floats(self, stack: Stack, index: int) -> int:
-            return 2 * stack.d_model
+        def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
+            return (stream(2 * stack.d_model, index),)
 
     named = [check for check in depth_checks() if check.name in ("state_floats_are_exact", "pipeline_cut")]
     wrong, right = run_checks([Row(Wrong, "wrong", {"default": {}})], named)

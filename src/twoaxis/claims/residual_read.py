@@ -16,6 +16,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.measure import gradients
 from twoaxis.core.probe import distance, noise
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.depth import (
     AttentionResidualsConfig,
@@ -48,9 +49,22 @@ class UnitReadConfig(DepthConfig):
         """Exact: that is the claim."""
         return InitEquivalence("exact", "the sum of all outputs is the stream")
 
-    def state_floats(self, stack: Stack, index: int) -> int:
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
         """Every output so far, and the embedding."""
-        return stack.d_model * (index + 1)
+        names = ("embedding", *(f"output of {sublayer}" for sublayer in range(index)))
+        return tuple(Leaf(name, Numbers(stack.d_model)) for name in names)
+
+    def flow(self, site: Site) -> Flow:
+        """The sum of everything that is held; an update is held as it is."""
+        return self._sum(site.index, site.stack)
+
+    def ends_flow(self, stack: Stack) -> Flow:
+        """The last sum."""
+        return self._sum(stack.n_sublayers, stack)
+
+    def _sum(self, index: int, stack: Stack) -> Flow:
+        D = Numbers(stack.d_model)
+        return Flow(read=D * (index + 1), written=D, views=D)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One product and one sum per source."""

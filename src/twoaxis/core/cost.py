@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, fields
 
+from twoaxis.core.state import STATISTICS_BYTES
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -16,6 +18,11 @@ class Shape:
         """Tokens in the whole batch."""
         return self.batch * self.tokens
 
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of one statistic."""
+        return max(STATISTICS_BYTES, self.element_bytes)
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -27,8 +34,9 @@ class Cost:
         pair_flops: multiply and add in products of queries with the keys they may see, and of the weights
             with the values; a count over exactly the visible pairs.
         elementwise_flops: everything else that grows with tokens times width, a count by formula.
-        saved_bytes: what autograd keeps for the backward pass beyond the inputs and outputs of the part; declared by
-            depth mixers only, and 0 for every other part.
+        saved_bytes: what autograd keeps for the backward pass beyond parameters and the inputs and outputs of the part, as
+            bytes of distinct storages: by the fused engines on a CPU, outside autocast, for rows of one document each.
+            Rotation tables, which all layers share, are declared apart.
         cache_bytes: what generation carries to the next token, after `Shape.tokens` tokens.
     """
 

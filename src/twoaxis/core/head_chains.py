@@ -13,6 +13,11 @@ def chains(stack: Stack) -> dict[str, HeadShape]:
     return found
 
 
+def sites_of(stack: Stack, kind: str) -> list[Site]:
+    """The sublayers of one chain in order."""
+    return [site for site in stack.sites if site.slot.kind == kind]
+
+
 def place_in_chain(site: Site) -> int:
     """The place of a sublayer within its chain, counted from 0."""
     return sum(slot.kind == site.slot.kind for slot in site.stack.slots[: site.index])

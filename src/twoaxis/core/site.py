@@ -1,6 +1,7 @@
 """Where a sublayer stands along depth, and what a depth mixer may know of it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,19 @@ class HeadShape:
 
 
 @dataclass(frozen=True)
+class MixedHeads:
+    """What a depth mixer hands to attention in the place of the projected heads, as far as memory depends on it.
+
+    Attributes:
+        values: numbers per token in the storage behind new values, 0 where a state holds them; None for the projected ones.
+        keeps_projected: whether autograd keeps the projected heads for the mixing.
+    """
+
+    values: int | None = None
+    keeps_projected: bool = False
+
+
+@dataclass(frozen=True)
 class Slot:
     """What a sublayer is, as far as depth mixers depend on it; the default knows nothing and offers nothing.
 
@@ -22,6 +36,7 @@ class Slot:
         heads: its heads when a depth mixer may mix them, or None.
         projects_values: whether it computes values of its own; a depth mixer may take that over.
         update_extra: numbers per token that it emits after its update, for the depth mixer alone.
+        mixed_heads: what the depth mixer makes of its heads, or None where it lets them be.
     """
 
     kind: str = ""
@@ -29,6 +44,7 @@ class Slot:
     heads: HeadShape | None = None
     projects_values: bool = True
     update_extra: int = 0
+    mixed_heads: MixedHeads | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +115,7 @@ class Stack:
         """Number of sublayers."""
         return sum(self.block_lengths)
 
-    @property
+    @cached_property
     def sites(self) -> tuple[Site, ...]:
         """Every sublayer in order."""
         places = [(block, place) for block, length in enumerate(self.block_lengths) for place in range(length)]

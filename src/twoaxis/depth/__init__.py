@@ -41,8 +41,9 @@ DEPTH: Table[DepthConfig] = Table(
                 "token": {"query": "token", "n_heads": 2},
                 "low_rank": {"key_rank": 3, "block_size": 2, "source_prior": "log_count"},
                 "low_rank_heads": {"key_rank": 4, "n_heads": 2, "key_scale": "head", "query": "token"},
+                "sum": {"mixture": "sum", "block_size": 2},
                 "two_phase": {"schedule": "two_phase"},
-                "two_phase_block3": {"schedule": "two_phase", "block_size": 3, "n_heads": 2},
+                "two_phase_block3": {"schedule": "two_phase", "block_size": 3, "n_heads": 2, "mixture": "sum"},
             },
         ),
         Row(

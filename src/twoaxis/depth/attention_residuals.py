@@ -20,8 +20,9 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
 from twoaxis.core.site import Site, Slot, Stack
 from twoaxis.core.source_blocks import BlockSize, Count, block_names, check_blocks, openings
+from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
-from twoaxis.core.weighted_sum import WeightedSum, per_token
+from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.ops.depth_read import depth_read, depth_scores, depth_weights, softmax_mix, source_factor
 from twoaxis.ops.precision import Impl, outside_autocast
@@ -43,10 +44,11 @@ class AttentionResidualsConfig(DepthConfig):
     Shapes:   state ((S times [B T D]), (S times [B T]), with a key_rank S times [B T R], and within a block of the two-phase
               schedule its early reads); update [B T D+R] -> state; scores and softmax in float32
     Init:     UP_TO_NORM: zero queries make every read the mean of the sources, which the next norm rescales to the sum;
-              NONE with source_prior="log_count" on uneven or longer blocks, which is a weighted mean
+              EXACT with mixture="sum"; NONE with source_prior="log_count" on uneven or longer blocks, which is a weighted mean
     Cost:     params 2*D per read (sublayers 1..G-1 and the final one), R with a key_rank and R*D once; with query="token" D*D
-              (R*R) more; flops 4*D per source and token, and 2*D once per source; state S*(D+1) numbers per token with
-              S = 1 + ceil(g / block_size), R more per source with a key_rank
+              (R*R) more; flops 4*D per source and token, 2*D once per source, D per sum; state S*(D+1) numbers per token with
+              S = 1 + ceil(g / block_size), R more per source with a key_rank; moves (S + 2)*D, 2*D more inside a
+              source block, of numbers per token and sublayer
     Published: validation loss 1.737 (full) and 1.746 (blocks of 4) against 1.766 at 436M, arXiv:2603.15031, table 4
 
     Args:
@@ -57,6 +59,8 @@ class AttentionResidualsConfig(DepthConfig):
         query: one `static` query for all tokens, or one for each `token`.
         key_rank: R, numbers that each sublayer emits as its key beside its output; None takes the output as its key.
         key_scale: with a key_rank, `none`, or `head`: scores are divided by sqrt(R / H).
+        mixture: the weighted `mean` of the sources, or their `sum`: the mean times their number, which with zero queries is
+            the plain stream whatever the eps of the next norm.
         source_prior: with a key_rank, `none`, or `log_count`: adds the log of the number of outputs in a source to its score.
         schedule: `per_read` reads all sources at each sublayer; `two_phase` reads the completed ones once for all sublayers
             of a transformer block and merges later ones: the same result.
@@ -78,6 +82,7 @@ class AttentionResidualsConfig(DepthConfig):
     query: Literal["static", "token"] = "static"
     key_rank: int | None = Field(default=None, ge=1)
     key_scale: Literal["none", "head"] = "none"
+    mixture: Literal["mean", "sum"] = "mean"
     source_prior: Literal["none", "log_count"] = "none"
     schedule: Literal["per_read", "two_phase"] = "per_read"
     impl: Impl = "fused"
@@ -116,8 +121,12 @@ class AttentionResidualsConfig(DepthConfig):
 
     def counts(self, index: int, stack: Stack) -> tuple[int, ...]:
         """Outputs in each source that sublayer `index` reads."""
+        return (1, *(end - start for start, end in self._spans(index, stack)))
+
+    def _spans(self, index: int, stack: Stack) -> list[tuple[int, int]]:
+        """The first sublayer of each source but the embedding that sublayer `index` reads, and the one behind its last."""
         starts = [opening for opening in self.opens(stack) if opening < index]
-        return (1, *(end - start for start, end in zip(starts, [*starts[1:], index], strict=True)))
+        return list(zip(starts, [*starts, index][1:], strict=True))
 
     def names(self, index: int, stack: Stack) -> tuple[str, ...]:
         """What each source that sublayer `index` reads is called."""
@@ -136,19 +145,64 @@ class AttentionResidualsConfig(DepthConfig):
         """Up to the scale that a norm removes."""
         if self.source_prior == "log_count" and self.block_size != 1:
             return InitEquivalence("none", "zero queries weigh every source by its number of outputs, not by one")
+        if self.mixture == "sum":
+            return InitEquivalence("exact", "zero queries read the sum of the sources, which is the plain stream")
         return InitEquivalence(
             "up_to_norm", "zero queries read the mean of the sources, the plain stream divided by their number"
         )
 
-    def state_floats(self, stack: Stack, index: int) -> int:
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
         """Each source with its inverse rms, its key if that is another one, and early reads that wait for their sublayer."""
-        D = stack.d_model
-        waiting = 0 if self.schedule == "per_read" or index == stack.n_sublayers else self.waiting(stack.sites[index])
-        return self.sources(index, stack) * (D + (self.key_rank or 0) + 1) + waiting * (D + self.n_heads)
+        D, held = Numbers(stack.d_model), self._held(index, stack)
+        # The sublayer that makes a source makes its key and factor, and keeps what they are made of and what they are.
+        makers = (None, *(end - 1 for _, end in self._spans(index, stack)))
+        made = list(zip(held, makers, strict=True))
+        keys = [Leaf(f"key of {name}", Numbers(self.key_rank), keeper=maker) for name, maker in made if self.key_rank]
+        early: list[Leaf] = []
+        for later in self.waiting(stack.sites[index]) if index < stack.n_sublayers else ():
+            early.append(Leaf(f"early read for {later}", Numbers(statistics=stack.d_model)))
+            early.append(Leaf(f"its log total, for {later}", Numbers(statistics=self.n_heads), kept=False))
+        factors = [Leaf(f"inverse rms of {name}", Numbers(statistics=1), keeper=maker) for name, maker in made]
+        sources = [Leaf(name, D, keeper=None if self.key_rank else maker) for name, maker in made]
+        return (*sources, *factors, *keys, *early)
 
-    def waiting(self, site: Site) -> int:
-        """Early reads in the state that enters this sublayer: its own and those of the later ones of its block."""
-        return site.stack.block_lengths[site.block] - site.place if site.place else 0
+    def _held(self, index: int, stack: Stack) -> tuple[str, ...]:
+        """What each source that sublayer `index` reads holds so far; unlike its name, that changes while its block runs."""
+        return ("embedding", *(span_name("sublayer", start, end - 1) for start, end in self._spans(index, stack)))
+
+    def waiting(self, site: Site) -> range:
+        """The sublayers whose early reads are in the state that enters this one: itself and the later ones of its block."""
+        opens_or_reads_itself = site.opens_block or self.schedule == "per_read"
+        end = site.index - site.place + site.stack.block_lengths[site.block]
+        return range(end, end) if opens_or_reads_itself else range(site.index, end)
+
+    def flow(self, site: Site) -> Flow:
+        """The read of all sources, or of those that no early read holds, and the running sum or the new source with its rms."""
+        D, R = site.d_model, self.key_rank or 0
+        early = completed(self, site) if self.schedule == "two_phase" and not site.opens_block else 0
+        early_read = Numbers(statistics=D + self.n_heads)
+        read = self._read_flow(self.sources(site.index, site.stack) - early, D) if site.index else Flow()
+        if early:
+            read += Flow(read=early_read)
+        elif self.schedule == "two_phase":
+            later = site.stack.block_lengths[site.block] - 1
+            # The first sublayer takes the embedding as it is, but reads it for the later ones.
+            sources = Numbers(D, statistics=1) * (later > 0 and not site.index)
+            read += Flow(read=sources, written=early_read * later)
+        # A sum is written, and so is a value that is cut from its key; any other output is a source as it is.
+        runs_on = site.index not in self.opens(site.stack)
+        made = D * (runs_on or R > 0) + R
+        return read + Flow(read=Numbers((1 + runs_on) * (D + R)), written=Numbers(made, statistics=1))
+
+    def ends_flow(self, stack: Stack) -> Flow:
+        """The final read, and the key and the rms of the embeddings."""
+        D = stack.d_model
+        enter = Flow(read=Numbers(D), written=Numbers(self.key_rank or 0, statistics=1))
+        return enter + self._read_flow(self.sources(stack.n_sublayers, stack), D)
+
+    def _read_flow(self, n: int, d_model: int) -> Flow:
+        D, source = Numbers(d_model), Numbers(d_model + (self.key_rank or 0), statistics=1)
+        return Flow(read=source * n, written=D, views=D)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read over the sources, and the running sum with its rms."""
@@ -185,7 +239,8 @@ class AttentionResidualsConfig(DepthConfig):
         return Cost(
             params=self._query_params(D),
             matmul_flops=2 * N * (matrix + n * D * by_product),
-            elementwise_flops=N * n * (2 * D + 2 * W * (not by_product) + 5 * H) + N * W * per_token,
+            elementwise_flops=N
+            * (n * (2 * D + 2 * W * (not by_product) + 5 * H) + W * per_token + D * (self.mixture == "sum")),
             saved_bytes=saved * max(4, shape.element_bytes),
         )
 
@@ -212,6 +267,7 @@ class AttentionResidualsConfig(DepthConfig):
         if asks and late:
             flops += N * (late * (4 * D + 5 * H) + 2 * D)
             saved += query + (2 * late + 1) * N * H
+        flops += N * D * (asks and self.mixture == "sum")
         return Cost(
             params=asks * self._query_params(D),
             matmul_flops=matmul,
@@ -266,6 +322,7 @@ class DepthQuery(DeclaredModule):
         super().__init__()
         self.config, self.names = config, config.names(index, stack)
         W = config.key_width(stack.d_model)
+        self.times = len(self.names) if config.mixture == "sum" else 1
         self.scale = math.sqrt(config.n_heads / W) if config.key_scale == "head" else 1.0
         self.prior = [math.log(n) for n in config.counts(index, stack)] if config.source_prior == "log_count" else None
         self.pseudo_query = self.parameter("pseudo_query", (W,), Constant(0.0), "query")
@@ -279,8 +336,12 @@ class DepthQuery(DeclaredModule):
         """Returns the mixture of the sources."""
         config, factors = self.config, sources.inverse_rms
         if config.key_rank is None:
-            return depth_read(sources.values, factors, self.query(sources), config.impl, n_heads=config.n_heads)
-        return softmax_mix(sources.values, self._logits(sources), config.impl)
+            return self.scaled(depth_read(sources.values, factors, self.query(sources), config.impl, n_heads=config.n_heads))
+        return self.scaled(softmax_mix(sources.values, self._logits(sources), config.impl))
+
+    def scaled(self, mixture: Tensor) -> Tensor:
+        """The mixture times the number of its sources where their sum is asked for."""
+        return mixture if self.times == 1 else mixture * self.times
 
     def sum(self, sources: Sources, made: Float[Tensor, "B T D"]) -> WeightedSum:
         """The mixture with its weights."""
@@ -289,7 +350,7 @@ class DepthQuery(DeclaredModule):
             weights = depth_weights(sources.values, sources.inverse_rms, self.query(sources), config.n_heads)
         else:
             weights = torch.softmax(self._logits(sources), dim=0)
-        return WeightedSum(made, "read", self.names, sources.values, per_token(weights, made))
+        return WeightedSum(made, "read", self.names, sources.values, per_token(self.scaled(weights), made))
 
     def _logits(self, sources: Sources) -> Float[Tensor, "S B T H"]:
         """What keys of their own score."""
@@ -376,7 +437,7 @@ class TwoPhaseResiduals(AttentionResiduals):
         mixed = own.mixture
         if late:
             mixed = late_read(own, late, factors[self.completed :], self.query.query(state), config.impl)
-        return mixed.to(values[0].dtype), rest
+        return self.query.scaled(mixed.to(values[0].dtype)), rest
 
     def write(self, state: Sources, update: Float[Tensor, "B T D"], context: Views, carry: tuple[EarlyRead, ...]) -> Sources:
         """Returns the sources as usual, and the early reads that still wait."""

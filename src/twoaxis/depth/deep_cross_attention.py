@@ -15,6 +15,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import QKV, Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
@@ -43,7 +44,8 @@ class DeepCrossAttentionConfig(DepthConfig):
     Init:     EXACT: b = 1 and w = 0, for every k; NONE with score_std > 0 or a dropped middle
     Cost:     params per read and way S*D + D (per_source: 2*S*D; v2: S*D; v1: S), S = min(t, k + 2) in block t, and as much for
               one way over min(L + 1, k + 2) at the end; per token, way and column matrix product flops 2*D and 4*D more (v1,
-              v2: 2*D in all); state S*D numbers per token, 2*D more inside a block; keeps one number per token, way and column
+              v2: 2*D in all); state S*D numbers per token, 2*D more inside a block; keeps one number per token, way and column;
+              moves (S + ways)*D numbers per token where a block opens, elsewhere 6*D
     Published: perplexity on LM1B, arXiv:2502.06785v2: 6 blocks (tables 5 and 7) plain 18.98, v1 18.80, v2 18.43, v3 18.41, dca
               18.06: the scores add nothing measurable to v2, separate reads do; 24 blocks (table 1) plain 15.14, k=1 14.48, k=2
               14.41, k=24 14.35. Its table 7 counts more parameters than its formula has; `per_source` would give its counts
@@ -127,19 +129,41 @@ class DeepCrossAttentionConfig(DepthConfig):
         """Where a block opens, if queries, keys and values are read apart."""
         return site.opens_block and self.n_ways == 3
 
-    def state_floats(self, stack: Stack, index: int) -> int:
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
         """The columns, and inside a block what it read and what it has added."""
-        if index == stack.n_sublayers:
-            return stack.d_model * self.n_columns(stack.n_blocks + 1)
-        site = stack.sites[index]
-        return stack.d_model * (self.n_columns(site.block + 1) + (0 if site.opens_block else 2))
+        D, block, inside = Numbers(stack.d_model), stack.n_blocks, ()
+        if index < stack.n_sublayers:
+            block = stack.sites[index].block
+            if not stack.sites[index].opens_block:
+                # What was added is only a summand of what the sublayer reads.
+                inside = (Leaf(f"query of block {block}", D), Leaf(f"added before {index}", D, kept=False))
+        return (*(Leaf(name, D) for name in self.names(block + 1)), *inside)
+
+    def flow(self, site: Site) -> Flow:
+        """The reads where a block opens, two adds elsewhere, and one more where a delta joins the middle."""
+        D, ways = site.d_model, self.n_ways
+        add = Flow(read=Numbers(2 * D), written=Numbers(D))
+        joins = add if self._merges(site) else Flow()
+        if not site.opens_block:
+            return add + add + joins + Flow(views=Numbers(D))
+        # Inside its block the query is part of the state.
+        views = Numbers((ways - (not site.closes_block)) * D)
+        return joins + Flow(Numbers(self.n_columns(site.block + 1) * D), Numbers(ways * D), views)
+
+    def ends_flow(self, stack: Stack) -> Flow:
+        """The last read."""
+        D = Numbers(stack.d_model)
+        return Flow(read=D * self.n_columns(stack.n_blocks + 1), written=D, views=D)
+
+    def _merges(self, site: Site) -> bool:
+        """Whether a delta joins the middle when this sublayer has written."""
+        after = site.block + 2
+        return site.closes_block and self.middle == "sum" and self.n_columns(after) < after
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The reads where a block opens, one or two adds elsewhere, and one more where a delta joins the middle."""
         width = shape.total_tokens * site.d_model
-        after = site.block + 2
-        merges = site.closes_block and self.middle == "sum" and self.n_columns(after) < after
-        joins = Cost(elementwise_flops=width * merges)
+        joins = Cost(elementwise_flops=width * self._merges(site))
         if not site.opens_block:
             return joins + Cost(elementwise_flops=2 * width)
         return joins + self._read_cost(site.block + 1, self.n_ways, site.d_model, shape)

@@ -20,6 +20,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, StreamEnds
 from twoaxis.ops.causal_conv import causal_conv, causal_conv_sum, next_history
@@ -50,7 +51,8 @@ class DeepDeltaConfig(DepthConfig):
               compressors ~ N(0, 0.25/D), b_v = 0, r = 1/C; the embedding convolution starts as C copies
     Cost:     params (1 + C)*(D + 1) per sublayer (gate two_layer: gate_width*(D+1) + 1 for D + 1; paper: C less); per block
               and for the readout time C*(D*k + 1), channel C*(D + 1); embedding convolution C*D*k;
-              flops (4 + 6*C)*D per token and sublayer, compressor 2*C*k*D or 2*C*D; state C*D numbers per token;
+              flops (4 + 6*C)*D per token and sublayer, compressor 2*C*k*D or 2*C*D; state C*D numbers per token; moves
+              4*D of them per sublayer, with a compressor (4 + 3*C)*D (paper: D less);
               time and the embedding convolution carry k - 1 tokens in generation
     Published: 123M parameters, 49B tokens, loss 2.854 -> 2.830 (time), 2.833 (channel), 2.848 (C = 1); one seed, Table 3
 
@@ -122,9 +124,46 @@ class DeepDeltaConfig(DepthConfig):
         """None."""
         return InitEquivalence("none", "it overwrites along the update's direction, so it is never the plain sum")
 
-    def state_floats(self, stack: Stack, index: int) -> int:
-        """The value channels."""
-        return self.value_channels * stack.d_model
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
+        """The value channels, all of them the embedding at first unless that is convolved."""
+        C, D = self.value_channels, stack.d_model
+        if C == 1 or (index == 0 and self.expansion == "repeat"):
+            return (stream(D, index),) * C
+        return tuple(Leaf(f"channel {c} before {index}", Numbers(D)) for c in range(C))
+
+    def flow(self, site: Site) -> Flow:
+        """State, update and context make one new state; several channels are compressed first, and the target looks at that."""
+        D, C = site.d_model, self.value_channels
+        # The first sublayer finds the embedding in all channels.
+        state = Numbers(D if site.index == 0 and self.expansion == "repeat" else C * D)
+        write = Flow(read=state + Numbers(2 * D), written=Numbers(C * D), keeps_update=True)
+        if self.compressor == "none":
+            return write
+        target = Numbers(0 if self.value_target == "paper" else D)
+        return write + Flow(read=state + target, written=Numbers(D), views=Numbers(D))
+
+    def ends_flow(self, stack: Stack) -> Flow:
+        """The readout, and the convolution of the embeddings."""
+        D, C = Numbers(stack.d_model), Numbers(self.value_channels * stack.d_model)
+        if self.compressor == "none":
+            return Flow()
+        expansion = Flow(read=D, written=C, keeps_update=True) if self.expansion == "embedding_conv" else Flow()
+        return expansion + Flow(read=C, written=D, views=D)
+
+    def padding_bytes(self, site: Site, shape: Shape) -> int:
+        """Behind a convolution, k - 1 tokens of each row."""
+        return self._padding_bytes(site.d_model, shape) if self.compressor == "time" else 0
+
+    def ends_padding_bytes(self, stack: Stack, shape: Shape) -> int:
+        """The same behind the readout, and behind every channel of convolved embeddings."""
+        convolutions = (self.compressor == "time") + self.value_channels * (self.expansion == "embedding_conv")
+        return convolutions * self._padding_bytes(stack.d_model, shape)
+
+    def _padding_bytes(self, D: int, shape: Shape) -> int:
+        if shape.element_bytes < shape.statistics_bytes:
+            # Sums are rounded to storage of their own.
+            return 0
+        return shape.batch * (self.kernel_size - 1) * D * shape.element_bytes
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Gate and target by their weights, one write per channel, and the compressor, owned by the first of its block."""

@@ -16,6 +16,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, Values
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
@@ -43,7 +44,7 @@ class DenseFormerConfig(DepthConfig):
     Shapes:   state: tuple of [B T D], the outputs still to be read and the stream; sums in float32, rounded once
     Init:     EXACT: alpha = 1 on the newest source and 0 elsewhere (connect_to_last: 1e-4, so NONE), g = 1
     Cost:     params S per row, L (L + 3) / 2 in all for 1x1; flops 2*S*D per token and row; state at most (L + 1)*D numbers
-              per token; keeps one output per row that no later row reads
+              per token; keeps one output per row that no later row reads; moves 3*D numbers per sublayer, (S + 3)*D at a row
     Published: perplexity on OpenWebText2, 48 blocks, arXiv:2402.02622v2 tables 1 and 4: plain 18.61, 1x1 17.84, 4x1 17.86, 4x5
               17.87, 12x1 17.96, connect-to-last 18.33, last-4 18.28, skips with gains 18.45 (kxp: dilation x period). The paper
               does not say whether 4x5 was run with `every` (its text and package) or `groups` (its training code).
@@ -134,10 +135,25 @@ class DenseFormerConfig(DepthConfig):
             return InitEquivalence("none", "older outputs start with a weight that is not 0")
         return InitEquivalence("exact", "every row starts with weight 1 on the newest output and 0 on the others")
 
-    def state_floats(self, stack: Stack, index: int) -> int:
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
         """The outputs that later rows read, and the stream unless it is the newest of them."""
-        place = _Place(self, stack, index)
-        return stack.d_model * (len(place.kept) + (not place.stream_is_kept))
+        place, D = _Place(self, stack, index), stack.d_model
+        outputs = tuple(self._output(stack, unit) if unit else stream(D, 0) for unit in place.kept)
+        return outputs if place.stream_is_kept else (*outputs, stream(D, index))
+
+    def _output(self, stack: Stack, unit: int) -> Leaf:
+        end = unit if self.granularity == "sublayer" else sum(stack.block_lengths[:unit])
+        # With a row, the sublayer that ends the unit sums its output at once.
+        return Leaf(f"output {unit}", Numbers(stack.d_model), keeper=end - 1 if unit in self.rows(self.units(stack)) else None)
+
+    def flow(self, site: Site) -> Flow:
+        """One add, and one sum where a unit with a row ends, whose newest output goes to memory only for later rows."""
+        D = site.d_model
+        before, after = (_Place(self, site.stack, index) for index in (site.index, site.index + 1))
+        if after.row is None:
+            return Flow(read=Numbers(2 * D), written=Numbers(D))
+        older = set(after.row[:-1]) - ({before.unit} if before.stream_is_kept else set())
+        return Flow(read=Numbers((2 + len(older)) * D), written=Numbers((1 + (after.unit in after.kept)) * D))
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One add, and one sum where a unit with a row ends."""

@@ -18,6 +18,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
@@ -38,7 +39,7 @@ class DepthAttentionConfig(DepthConfig):
     Shapes:   state ([B T D], up to W-1 times [B T H K] keys and values); softmax in float32 (float64 for float64)
     Init:     EXACT with mode="add": W_o = 0 adds nothing and still trains; NONE with mode="replace"
     Cost:     params D + 4*D*H*K per sublayer; matmul flops 8*D*H*K and attention flops 4*H*K per source, both per token;
-              state D + 2*H*K*min(g, W-1) numbers per token
+              state D + 2*H*K*min(g, W-1) numbers per token; moves 5*D + 2*H*K per source of them per sublayer
     Published: the note measures nothing; it argues that this read costs O(T W L D) and a retained history
 
     Args:
@@ -103,10 +104,21 @@ class DepthAttentionConfig(DepthConfig):
             raise ConfigError(problem("n_heads", self.n_heads, allowed, f"set head_dim, or change n_heads of {self.kind!r}"))
         return stack
 
-    def state_floats(self, stack: Stack, index: int) -> int:
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
         """The stream, and a key and a value of each state that the next sublayer can read."""
         kept = self.sources(index) - 1 if index < stack.n_sublayers else 0
-        return stack.d_model + 2 * kept * self.width(stack.d_model)
+        heads = Numbers(self.width(stack.d_model))
+        earlier = range(index - kept, index)
+        # Each sublayer keeps its own value, and its own key where it compares it with others.
+        keys = (Leaf(f"key of state {i}", heads, keeper=i if self.sources(i) > 1 else None) for i in earlier)
+        values = (Leaf(f"value of state {i}", heads, keeper=i) for i in earlier)
+        return stream(stack.d_model, index), *keys, *values
+
+    def flow(self, site: Site) -> Flow:
+        """The read takes stream and memory, and leaves the view, which the add takes up, and its own key and value."""
+        D, W = site.d_model, self.width(site.d_model)
+        memory, own = 2 * W * (self.sources(site.index) - 1), 2 * W * (self.kept(site) > 0)
+        return Flow(read=Numbers(3 * D + memory), written=Numbers(2 * D + own), views=Numbers(D))
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The projections, the attention over the window, and the write."""

@@ -6,7 +6,6 @@ Letters: B batch, T position, D width, n sources of one block.
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
@@ -15,11 +14,13 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.parameters import DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.ops.mix import mix
-from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+from twoaxis.ops.norm import layer_norm
+from twoaxis.ops.precision import Impl, statistics_dtype
 
 Variant = Literal["base", "zero", "normalized", "weighted_output"]
 
@@ -39,7 +40,7 @@ class ElcBertConfig(DepthConfig):
     Init:     NONE: a convex sum is a mean, not the residual sum, and the head sees the last block alone. Logits start at 0
               (base: the newest at 1, whose weight is then e / (e + n - 1): a mild bias, not an identity)
     Cost:     params n in block n, L (L + 1) / 2 - 1 in all (weighted_output: L + 1 more); flops 2*n*D per token and block;
-              state at most (L + 2)*D numbers per token
+              state at most (L + 2)*D numbers per token; moves (n + 1)*D where a block opens, elsewhere 3*D (base) or 6*D
     Published: BabyLM 2023, 10M words, arXiv:2311.02265 table 1: BLiMP 75.8, GLUE 73.7, MSGS 29.4 (best of the track). Its
               ablation at base size, which we know from summaries only: BLiMP 85.3 (base), 84.9 (zero), 85.1 (normalized), 86.1
               (weighted_output). All with an affine LayerNorm behind attention, which bounds the outputs; our decoder has
@@ -65,15 +66,45 @@ class ElcBertConfig(DepthConfig):
         """None."""
         return InitEquivalence("none", "blocks read a mean of earlier outputs, and the head sees no sum of them")
 
-    def state_floats(self, stack: Stack, index: int) -> int:
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
         """The outputs that are still read, and inside a block what it has added and, except for `base`, its input."""
-        if index == stack.n_sublayers:
-            return stack.d_model * (stack.n_blocks + 1 if self.variant == "weighted_output" else 1)
-        site = stack.sites[index]
-        if site.opens_block:
-            return stack.d_model * (site.block + 1)
-        outputs = site.block + 1 if self._read_after(site) else 0
-        return stack.d_model * (outputs + (1 if self.variant == "base" else 2))
+        D, block = Numbers(stack.d_model), stack.n_blocks
+        inside: tuple[Leaf, ...] = ()
+        if index < stack.n_sublayers and not stack.sites[index].opens_block:
+            block = stack.sites[index].block
+            # Elsewhere what was added is only a summand of what the sublayer reads.
+            inside = (Leaf(f"added before {index}", D, kept=self.variant == "base"),)
+            if self.variant != "base":
+                inside = (*inside, Leaf(f"input of block {block}", D) if block else Leaf("embedding", D))
+            first = 0 if self._read_after(stack.sites[index]) else block + 1
+        elif index < stack.n_sublayers:
+            block, first = stack.sites[index].block, 0
+        else:
+            first = 0 if self.variant == "weighted_output" else block
+        return (*(Leaf(f"output {n}" if n else "embedding", D) for n in range(first, block + 1)), *inside)
+
+    def flow(self, site: Site) -> Flow:
+        """The combination where a block opens, one or two adds elsewhere, and the norm as part of the last one."""
+        D, base = site.d_model, self.variant == "base"
+        norm = self.variant == "normalized" and site.closes_block
+        if not site.opens_block:
+            read = Flow() if base else Flow(read=Numbers(2 * D), written=Numbers(D), views=Numbers(D))
+            return read + Flow(read=Numbers(2 * D), written=Numbers(D))
+        read, write = Flow(), Flow()
+        if site.block:
+            held = not base and not site.closes_block
+            views = Numbers(0 if held else D)
+            read = Flow(read=Numbers((site.block + 1) * D), written=Numbers(D), views=views)
+        if norm:
+            write = Flow(read=Numbers(D), written=Numbers(D), keeps_update=True)
+        return read + write
+
+    def ends_flow(self, stack: Stack) -> Flow:
+        """The final combination, if any."""
+        if self.variant != "weighted_output":
+            return Flow()
+        D = stack.d_model
+        return Flow(read=Numbers((stack.n_blocks + 1) * D), written=Numbers(D), views=Numbers(D))
 
     def _read_after(self, site: Site) -> bool:
         """Whether anything reads the sources of this block again."""
@@ -85,18 +116,24 @@ class ElcBertConfig(DepthConfig):
         wide = max(4, shape.element_bytes)
         cost = Cost()
         if site.opens_block:
-            cost += _mixture_cost(site.block + 1, site.stack, shape)
+            cost += self._mixture_cost(site.block + 1, site.stack, shape)
         else:
             cost += Cost(elementwise_flops=width * (1 if self.variant == "base" else 2))
         if self.variant == "normalized" and site.closes_block:
             # The sum before the norm is the update itself in a block of one sublayer.
-            kept = 0 if site.opens_block and shape.element_bytes >= 4 else width
-            cost += Cost(elementwise_flops=6 * width, saved_bytes=(kept + 2 * shape.total_tokens) * wide)
+            kept = 0 if site.opens_block else width * shape.element_bytes
+            cost += Cost(elementwise_flops=6 * width, saved_bytes=kept + 2 * shape.total_tokens * wide)
         return cost
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The final combination, if any."""
-        return _mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost()
+        return self._mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost()
+
+    def _mixture_cost(self, n: int, stack: Stack, shape: Shape) -> Cost:
+        if n == 1:
+            return Cost()
+        flops, saved = 2 * n * shape.total_tokens * stack.d_model, n * max(4, shape.element_bytes)
+        return Cost(params=n, elementwise_flops=flops, saved_bytes=saved)
 
     def build(self, site: Site) -> "ElcBert":
         """Builds the mixer of one sublayer."""
@@ -105,13 +142,6 @@ class ElcBertConfig(DepthConfig):
     def build_ends(self, stack: Stack) -> "ElcBertEnds":
         """Builds the ends."""
         return ElcBertEnds(self, stack)
-
-
-def _mixture_cost(n: int, stack: Stack, shape: Shape) -> Cost:
-    if n == 1:
-        return Cost()
-    flops = 2 * n * shape.total_tokens * stack.d_model
-    return Cost(params=n, elementwise_flops=flops, saved_bytes=n * max(4, shape.element_bytes))
 
 
 class BlockOutputs(NamedTuple):
@@ -185,18 +215,12 @@ class ElcBert(DepthMixer):
         if not self.closes_block:
             return BlockOutputs(outputs, (added,) if self.config.variant == "base" else (added, *carry))
         if self.config.variant == "normalized":
-            added = _standardised(added, self.config.source_eps)
+            added = layer_norm(added, self.config.source_eps, self.config.impl)
         return BlockOutputs((*outputs, added))
 
 
 def _first(state: BlockOutputs) -> Tensor:
     return (*state.inside, *state.outputs)[0]
-
-
-@outside_autocast
-def _standardised(x: Float[Tensor, "B T D"], eps: float) -> Float[Tensor, "B T D"]:
-    """LayerNorm without gain or bias."""
-    return F.layer_norm(x.to(statistics_dtype(x)), x.shape[-1:], eps=eps).to(x.dtype)
 
 
 class ElcBertEnds(DepthEnds):

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
@@ -78,9 +80,17 @@ class GatedResidualConfig(DepthConfig):
             return InitEquivalence("none", "random gates differ from feature to feature, and random write weights are not 1")
         return InitEquivalence("up_to_norm", "all streams are copies of the plain stream, read divided by their rms")
 
-    def state_floats(self, stack: Stack, index: int) -> int:
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
         """All streams."""
-        return self.n_streams * stack.d_model
+        return stream_leaves(stack, index, self.n_streams, keeps_last=True)
+
+    def flow(self, site: Site) -> Flow:
+        """The gated read, and a write to every stream with a weight of its own."""
+        return streams_flow(site, self.n_streams, Numbers(statistics=self.n_streams))
+
+    def ends_flow(self, stack: Stack) -> Flow:
+        """The last read."""
+        return streams_left(stack, self.n_streams)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The gated read, and a write to every stream."""

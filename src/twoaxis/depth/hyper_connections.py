@@ -14,8 +14,10 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
@@ -109,9 +111,18 @@ class HyperConnectionsConfig(DepthConfig):
             return InitEquivalence("exact", "the one stream is read, kept and written with weight 1")
         return InitEquivalence("up_to_norm", "all streams are copies of the plain stream, and their sum is n times as large")
 
-    def state_floats(self, stack: Stack, index: int) -> int:
-        """All streams."""
-        return self.n_streams * stack.d_model
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
+        """All streams; the sum that they end in keeps none of them."""
+        return stream_leaves(stack, index, self.n_streams, keeps_last=self.n_streams == 1)
+
+    def flow(self, site: Site) -> Flow:
+        """One read, and one mixing write with dynamic weights that each token brings along."""
+        n = self.n_streams
+        return streams_flow(site, n, Numbers(statistics=n * (n + 1) if self.weights == "dynamic" else 0))
+
+    def ends_flow(self, stack: Stack) -> Flow:
+        """The sum of the streams, of which one is handed on as it is."""
+        return streams_left(stack, self.n_streams) if self.n_streams > 1 else Flow()
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read, one mixing write and, for dynamic weights, the scores they take."""

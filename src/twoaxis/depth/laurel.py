@@ -17,6 +17,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, Striped
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.ops.low_rank import low_rank_sum
@@ -138,12 +139,26 @@ class LaurelConfig(DepthConfig):
         """Whether the residual way ends here."""
         return self.granularity == "sublayer" or site.closes_block
 
-    def state_floats(self, stack: Stack, index: int) -> int:
-        """The inputs still to be read, and inside a block what it has added."""
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
+        """The inputs still to be read, and inside a block what it has added, which no gradient needs."""
+        D = Numbers(stack.d_model)
         if index == stack.n_sublayers:
-            return stack.d_model
+            return (Leaf("left", D),)
         site = stack.sites[index]
-        return stack.d_model * (self.n_inputs(self.unit(site)) + (not self.opens_unit(site)))
+        last = self.unit(site)
+        inputs = tuple(Leaf(f"input {unit}", D) for unit in range(last + 1 - self.n_inputs(last), last + 1))
+        return inputs if self.opens_unit(site) else (*inputs, Leaf(f"added before sublayer {index}", D, kept=False))
+
+    def flow(self, site: Site) -> Flow:
+        """A view inside a block, and a write that joins the update to what was added or, where the block closes, to inputs."""
+        D, opens = Numbers(site.d_model), self.opens_unit(site)
+        # What was added before is read for the view, beside the input, and again for the write.
+        inside = Flow() if opens else Flow(read=D * 3, written=D, views=D)
+        if self.closes_unit(site):
+            keeps_update = opens and (self.has_weights or not self.low_rank)
+            return inside + Flow(read=D * (1 + self.n_inputs(self.unit(site))), written=D, keeps_update=keeps_update)
+        # The first update of a block is what it has added.
+        return Flow() if opens else inside + Flow(read=D, written=D)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One or two adds inside a block, and the residual way where it ends."""

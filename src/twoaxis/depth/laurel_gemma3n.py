@@ -15,6 +15,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.parameters import Constant, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthMixer
 from twoaxis.ops.norm import rms_norm
@@ -53,9 +54,14 @@ class LaurelGemma3nConfig(DepthConfig):
         """None."""
         return InitEquivalence("none", "updates are normalised, and the stream is averaged with its norm")
 
-    def state_floats(self, stack: Stack, index: int) -> int:
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
         """One stream."""
-        return stack.d_model
+        return (stream(stack.d_model, index),)
+
+    def flow(self, site: Site) -> Flow:
+        """One write, which where a block opens also takes what attention saw."""
+        D = Numbers(site.d_model)
+        return Flow(read=D * (3 if site.opens_block else 2), written=D, keeps_update=True)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The norm of the update and, where a block opens, the map and its norm."""

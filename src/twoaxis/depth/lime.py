@@ -4,6 +4,7 @@ Letters: B batch, T position, D width, G kv-heads, K key width, n layers of the 
 """
 
 import math
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.head_chains import chains, check_chains, place_in_chain
+from twoaxis.core.head_chains import chains, check_chains, place_in_chain, sites_of
 from twoaxis.core.parameters import Constant, Uniform, Values
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.site import MixedHeads, Site, Slot, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Heads, Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.ops.mix import mix
@@ -58,14 +60,35 @@ class LimeConfig(DepthConfig):
         return InitEquivalence("none", "the weights of other layers start at random")
 
     def prepare(self, stack: Stack) -> Stack:
-        """Refuses stacks without heads or with uneven ones."""
+        """Refuses stacks without heads or with uneven ones, and tells the others what attends: keys and values side by side."""
         check_chains(stack, self.kind)
-        return stack
+        return replace(stack, slots=tuple(_slot(site) for site in stack.sites))
 
-    def state_floats(self, stack: Stack, index: int) -> int:
-        """The stream, and the keys and values of all earlier layers with heads."""
-        heads = [slot.heads for slot in stack.slots[:index] if slot.heads]
-        return stack.d_model + sum(2 * shape.n_kv_heads * shape.head_dim for shape in heads)
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
+        """The stream, and chain by chain the keys and values of all earlier layers with heads, which later ones route."""
+        found = [stream(stack.d_model, index)]
+        for kind, heads in chains(stack).items():
+            own, pair = sites_of(stack, kind), Numbers(2 * heads.head_dim)
+            for site in own:
+                if site.index < index:
+                    # The first layer routes nothing itself.
+                    keeper = (own[1:2] or own)[0].index if site == own[0] else site.index
+                    names = (f"head {head} of sublayer {site.index}" for head in range(heads.n_kv_heads))
+                    found += [Leaf(name, pair, kept=len(own) > 1, keeper=keeper) for name in names]
+        return tuple(found)
+
+    def kept_by_ends(self, stack: Stack) -> tuple[Leaf, ...]:
+        """The stream."""
+        return self.state(stack, stack.n_sublayers)[:1]
+
+    def flow(self, site: Site) -> Flow:
+        """One add, and where there are heads a copy of the keys and values, which later layers route with all earlier ones."""
+        D, heads = Numbers(site.d_model), site.slot.heads
+        add = Flow(read=D * 2, written=D)
+        if heads is None:
+            return add
+        own, earlier = Numbers(2 * heads.n_kv_heads * heads.head_dim), place_in_chain(site)
+        return add + Flow(read=own * (1 + earlier), written=own * (2 if earlier else 1))
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The router, and one multiply-add per weight and number."""
@@ -84,6 +107,14 @@ class LimeConfig(DepthConfig):
     def build_ends(self, stack: Stack) -> "LimeEnds":
         """Builds the ends."""
         return LimeEnds(len(chains(stack)))
+
+
+def _slot(site: Site) -> Slot:
+    heads = site.slot.heads
+    if heads is None:
+        return site.slot
+    routed = None if place_in_chain(site) == 0 else 2 * heads.n_kv_heads * heads.head_dim
+    return replace(site.slot, mixed_heads=MixedHeads(routed))
 
 
 class StreamAndHeads(NamedTuple):

@@ -16,8 +16,10 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, Normal, Values
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
@@ -206,9 +208,17 @@ class MHCConfig(DepthConfig):
         """Weights that each stream has: of the read, of the write, and to every destination."""
         return 2 if self.form.residual == "identity" else self.n_streams + 2
 
-    def state_floats(self, stack: Stack, index: int) -> int:
-        """All streams."""
-        return self.n_streams * stack.d_model
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
+        """All streams; their sum or mean at last keeps none of them."""
+        return stream_leaves(stack, index, self.n_streams, keeps_last=self.form.read_out == "learned")
+
+    def flow(self, site: Site) -> Flow:
+        """One read, and one write with the weights that each token brings along."""
+        return streams_flow(site, self.n_streams, Numbers(statistics=self.n_streams * (self.n_columns - 1)))
+
+    def ends_flow(self, stack: Stack) -> Flow:
+        """The read-out."""
+        return streams_left(stack, self.n_streams)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The scores, the rounds, one read and one mixing write."""

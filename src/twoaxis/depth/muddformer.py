@@ -16,6 +16,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import QKV, Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
@@ -154,10 +155,44 @@ class MUDDFormerConfig(DepthConfig):
             return InitEquivalence("none", "the residual starts as the norm of the newest output")
         return InitEquivalence("exact", "every sum starts as the newest output alone")
 
-    def state_floats(self, stack: Stack, index: int) -> int:
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
         """The outputs that later sums read, the stream, and the base of a parallel block."""
-        place = _Place.before(self, stack, index)
-        return stack.d_model * (len(place.kept) + 1 + place.holds_base)
+        place, D = _Place.before(self, stack, index), Numbers(stack.d_model)
+        sources = tuple(self._source(stack, source) for source in place.kept)
+        if index == stack.n_sublayers or stack.sites[index].opens_block:
+            return (*sources, Leaf(f"output {place.block + 1}", D))
+        # Inside a parallel block every sublayer reads the base, and the stream is only added to.
+        inside = Leaf(f"stream {index}", D, kept=self.residual == "sequential")
+        base = Leaf(f"residual of block {place.block}" if place.read else f"output {place.block}", D)
+        return (*sources, inside, *((base,) if place.holds_base else ()))
+
+    def _source(self, stack: Stack, block: int) -> Leaf:
+        """What sums read of the output of this many blocks; the first of them keeps a norm."""
+        D = Numbers(stack.d_model)
+        if self.source_norm == "none":
+            return Leaf(f"output {block}", D)
+        reader = min(end for end, read in self.sums(stack.n_blocks).items() if block in read)
+        return Leaf(f"norm of output {block}", D, keeper=sum(stack.block_lengths[:reader]))
+
+    def flow(self, site: Site) -> Flow:
+        """One add, and at the first sublayer of a block the sums it reads."""
+        D, place = Numbers(site.d_model), _Place(self, site.stack, site.block)
+        add = Flow(read=D * 2, written=D)
+        if not site.opens_block:
+            return add
+        ways = self.n_ways(site.stack, site.block) if place.read else 0
+        # The newest output is also read where only its norm is wanted, which is written where later sums read it.
+        read = len(place.read) or int(place.norms_newest)
+        written = ways + (place.norms_newest and site.block in place.kept)
+        # The last way is the residual; a single one is a view as well, which the state of a parallel block holds.
+        held = self.residual == "parallel" and not site.closes_block
+        views = ways * (not held) if ways == 1 else max(0, ways - 1)
+        return add + Flow(read=D * read, written=D * written, views=D * views)
+
+    def ends_flow(self, stack: Stack) -> Flow:
+        """The sum after the last block."""
+        D, read = Numbers(stack.d_model), len(_Place(self, stack, stack.n_blocks).read)
+        return Flow(read=D * read, written=D, views=D) if read else Flow()
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One add, and at the first sublayer of a block the sums it reads."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthMixer
 
@@ -23,7 +24,7 @@ class ResidualConfig(DepthConfig):
     Deviates: no
     Shapes:   state [B T D]; update [B T D] -> state [B T D], in the dtype of the model
     Init:     EXACT: it is the plain model
-    Cost:     params 0; flops D per token and sublayer; state D numbers per token
+    Cost:     params 0; flops D per token and sublayer; state D numbers per token; moves 3*D
 
     Example:
         >>> ResidualConfig().init_equivalence.relation
@@ -37,9 +38,13 @@ class ResidualConfig(DepthConfig):
         """Exact, by definition."""
         return InitEquivalence("exact", "it is the plain model")
 
-    def state_floats(self, stack: Stack, index: int) -> int:
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
         """One stream."""
-        return stack.d_model
+        return (stream(stack.d_model, index),)
+
+    def flow(self, site: Site) -> Flow:
+        """One add."""
+        return Flow(read=Numbers(2 * site.d_model), written=Numbers(site.d_model))
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One add."""

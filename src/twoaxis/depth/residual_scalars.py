@@ -13,6 +13,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
@@ -26,7 +27,8 @@ class ResidualScalarsConfig(DepthConfig):
     Deviates: one pair of scalars per sublayer instead of per block
     Shapes:   state ([B T D], [B T D]); update [B T D] -> state
     Init:     EXACT: a = 1, b = 0
-    Cost:     params 2 per sublayer; flops 4*D per token and sublayer; state 2*D numbers per token
+    Cost:     params 2 per sublayer; flops 4*D per token and sublayer; state 2*D numbers per token; it
+              moves 6*D
 
     Example:
         >>> ResidualScalarsConfig().init_equivalence.relation
@@ -40,9 +42,15 @@ class ResidualScalarsConfig(DepthConfig):
         """Exact."""
         return InitEquivalence("exact", "the stream starts with weight 1 and the embedding with weight 0")
 
-    def state_floats(self, stack: Stack, index: int) -> int:
-        """The stream and the embedding."""
-        return 2 * stack.d_model
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
+        """The stream and the embedding, which are one tensor at first."""
+        return stream(stack.d_model, index), stream(stack.d_model, 0)
+
+    def flow(self, site: Site) -> Flow:
+        """The mixed stream goes to memory for the sublayer, and comes back for the add."""
+        D = site.d_model
+        held = 2 if site.index else 1
+        return Flow(read=Numbers((held + 2) * D), written=Numbers(2 * D), views=Numbers(D))
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Two scalings and two adds; autograd keeps nothing beyond the state."""

@@ -14,14 +14,16 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.head_chains import chains, check_chains, place_in_chain
+from twoaxis.core.head_chains import chains, check_chains, place_in_chain, sites_of
 from twoaxis.core.parameters import Constant, Normal, Values, matrix_std
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.site import MixedHeads, Site, Slot, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.blend import blend
 from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.mix import mix
-from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+from twoaxis.ops.precision import Impl, statistics_dtype
 
 Variant = Literal["learnable", "constant", "plus", "dense", "gated", "svformer"]
 
@@ -86,15 +88,19 @@ class ValueResidualConfig(DepthConfig):
         return InitEquivalence("none", "attention in later layers mixes in the values of the first one")
 
     def prepare(self, stack: Stack) -> Stack:
-        """Refuses stacks without heads or with uneven ones, and takes over the later values of svformer."""
+        """Refuses stacks without heads or with uneven ones, tells sublayers of it, and takes over later values of svformer."""
         check_chains(stack, self.kind)
-        if self.variant != "svformer":
-            return stack
-        slots = tuple(
-            slot if slot.heads is None or place_in_chain(site) == 0 else replace(slot, projects_values=False)
-            for slot, site in zip(stack.slots, stack.sites, strict=True)
-        )
-        return replace(stack, slots=slots)
+        return replace(stack, slots=tuple(self._slot(site) for site in stack.sites))
+
+    def _slot(self, site: Site) -> Slot:
+        slot, heads = site.slot, site.slot.heads
+        if heads is None:
+            return slot
+        if not self.mixes(site):
+            return replace(slot, mixed_heads=MixedHeads())
+        if self.variant == "svformer":
+            return replace(slot, projects_values=False, mixed_heads=MixedHeads(values=0))
+        return replace(slot, mixed_heads=MixedHeads(heads.n_kv_heads * heads.head_dim, keeps_projected=True))
 
     def mixes(self, site: Site) -> bool:
         """Whether this sublayer attends with mixed values."""
@@ -109,26 +115,44 @@ class ValueResidualConfig(DepthConfig):
         heads = site.slot.heads is not None
         return self.variant == "plus" and heads and place_in_chain(site) == 0 and bool(self.mixing(site))
 
+    def sums(self, site: Site) -> bool:
+        """Whether this sublayer attends with a sum of values, and not with the first ones as they are."""
+        return self.mixes(site) and self.variant != "svformer"
+
     def mixing(self, site: Site) -> list[int]:
         """The sublayers of the chain of this one that attend with mixed values."""
         return [s.index for s in site.stack.sites if s.slot.kind == site.slot.kind and self.mixes(s)]
 
-    def kept(self, stack: Stack, index: int) -> dict[str, int]:
-        """How many layers' values of each chain are in the state that enters sublayer `index`."""
-        found = dict.fromkeys(chains(stack), 0)
-        for site in stack.sites[:index]:
-            if site.slot.heads is not None and (self.variant == "dense" or place_in_chain(site) == 0):
-                found[site.slot.kind] += 1
-        return found
+    def records(self, site: Site) -> bool:
+        """Whether later layers may read the values of this sublayer."""
+        return site.slot.heads is not None and (self.variant == "dense" or place_in_chain(site) == 0)
 
-    def state_floats(self, stack: Stack, index: int) -> int:
-        """The stream and the kept values."""
-        widths = {kind: shape.n_kv_heads * shape.head_dim for kind, shape in chains(stack).items()}
-        total = stack.d_model + sum(n * widths[kind] for kind, n in self.kept(stack, index).items())
-        if self.variant == "plus":
-            firsts = (site for site in stack.sites[:index] if site.slot.heads is not None and place_in_chain(site) == 0)
-            total += sum(len(self.mixing(site)) for site in firsts)
-        return total
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
+        """The stream, and chain by chain the recorded values and what later layers weigh them with where that is shared."""
+        found = [stream(stack.d_model, index)]
+        for kind, heads in chains(stack).items():
+            for site in (site for site in sites_of(stack, kind) if self.records(site) and site.index < index):
+                values, readers = Numbers(heads.n_kv_heads * heads.head_dim), [i for i in self.mixing(site) if i > site.index]
+                keeper = min(readers, default=None)
+                found.append(Leaf(f"values of sublayer {site.index}", values, kept=bool(readers), keeper=keeper))
+                if self.shares(site):
+                    # Each layer keeps its own share, beside the weight of its own values.
+                    shares = Numbers(statistics=len(self.mixing(site)))
+                    found.append(Leaf(f"shares of sublayer {site.index}", shares, kept=False))
+        return tuple(found)
+
+    def flow(self, site: Site) -> Flow:
+        """One add, and where there are heads a sum of values, and a copy of those to record, which lie between other heads."""
+        D, heads = Numbers(site.d_model), site.slot.heads
+        add = Flow(read=D * 2, written=D)
+        if heads is None:
+            return add
+        own, sums, records = Numbers(heads.n_kv_heads * heads.head_dim), self.sums(site), self.records(site)
+        earlier = place_in_chain(site) if self.variant == "dense" else 1
+        weights = {"gated": D, "plus": Numbers(statistics=1)}.get(self.variant, Numbers())
+        shares = Numbers(statistics=len(self.mixing(site)) if self.shares(site) else 0)
+        read = own * (sums or records) + (own * earlier + weights) * sums
+        return add + Flow(read=read, written=own * (sums + records) + shares)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The mixing weights, and one multiply-add per source and number."""
@@ -139,17 +163,15 @@ class ValueResidualConfig(DepthConfig):
             # The softmax, and in half precision the widened scale.
             saved = (layers + (shape.element_bytes < 4)) * max(4, shape.element_bytes)
             return add + Cost(params=layers + 1, saved_bytes=saved)
-        if not self.mixes(site) or self.variant == "svformer":
+        if not self.sums(site):
             return add
         heads = site.slot.heads
         assert heads is not None
         G, width = heads.n_kv_heads, heads.n_kv_heads * heads.head_dim
-        wide, half = max(4, shape.element_bytes), shape.element_bytes < 4
+        wide = max(4, shape.element_bytes)
         if self.variant == "gated":
-            # The gate, and in half precision what the blend widens.
-            saved = N * G * wide + (half and 2 * N * width * wide)
             return add + Cost(
-                params=G * (D + 1), matmul_flops=2 * N * D * G, elementwise_flops=3 * N * width, saved_bytes=saved
+                params=G * (D + 1), matmul_flops=2 * N * D * G, elementwise_flops=3 * N * width, saved_bytes=N * G * wide
             )
         sources = (place_in_chain(site) if self.variant == "dense" else 1) + 1
         if self.variant == "plus":
@@ -189,7 +211,7 @@ class ValueResidual(DepthMixer):
             return
         place = place_in_chain(site)
         self.chain = list(chains(site.stack)).index(site.slot.kind)
-        self.records = place == 0 or config.variant == "dense"
+        self.records = config.records(site)
         self.shares = config.shares(site)
         if self.shares:
             layers = len(config.mixing(site))
@@ -242,7 +264,7 @@ class ValueResidual(DepthMixer):
         if config.variant == "gated":
             read = context.v if isinstance(context, QKV) else context
             scores = linear_scores(read, self.gate_weight, config.impl).permute(1, 2, 0) + self.gate_bias
-            return _blend(earlier[0].unflatten(-1, shape), v, torch.sigmoid(scores))
+            return blend(earlier[0].unflatten(-1, shape), v, torch.sigmoid(scores), config.impl)
         if config.variant == "plus":
             first, shares = earlier
             own = self.own.to(shares.dtype).expand(shares.shape[:2])
@@ -255,11 +277,6 @@ class ValueResidual(DepthMixer):
             weights = self.weights
         (mixed,) = mix((*earlier, v.flatten(2)), weights, config.impl)
         return mixed.unflatten(-1, shape)
-
-
-@outside_autocast
-def _blend(first: Tensor, own: Tensor, gate: Tensor) -> Tensor:
-    return torch.lerp(first.to(gate.dtype), own.to(gate.dtype), gate.unsqueeze(-1)).to(own.dtype)
 
 
 class ValueResidualEnds(DepthEnds):

@@ -3,10 +3,10 @@
 Letters: B batch, T position, D width, n sources of one read.
 """
 
+from dataclasses import replace
 from typing import Literal, NamedTuple, Self
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import model_validator
 from torch import Tensor
@@ -16,11 +16,13 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.depth_read import source_factor
 from twoaxis.ops.mix import mix
-from twoaxis.ops.norm import rms_norm
+from twoaxis.ops.norm import layer_norm, rms_norm
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 
 Granularity = Literal["block", "sublayer"]
@@ -108,18 +110,114 @@ class VerticalAttentionConfig(DepthConfig):
         """Whether anything reads sources after this layer has."""
         return self.head == "mixture" or layer + 1 < self.layers(stack)
 
-    def state_floats(self, stack: Stack, index: int) -> int:
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
         """The sources with their norms, the residual stream if kept, and what a layer carries inside."""
-        per_source = stack.d_model + (self.norm == "weights")
         if index == stack.n_sublayers:
-            sources = self.sources(self.layers(stack)) if self.head == "mixture" else 0
-            return sources * per_source + (self.skip != "none" or self.head == "last") * stack.d_model
-        layer, opens, _ = self.place(stack.sites[index])
+            layer, opens = self.layers(stack), True
+            n = self.sources(layer) if self.head == "mixture" else 0
+        else:
+            layer, opens, _ = self.place(stack.sites[index])
+            n = self.sources(layer) if opens or self.read_after(layer, stack) else 0
+        rest = () if opens else self._inside(stack, index, layer)
+        if opens and (self.skip != "none" or not n):
+            rest = (replace(stream(stack.d_model, index, self._keeps_stream(stack, index, n)), keeper=self._maker(index, n)),)
+        sources = [self._source(stack, number) for number in range(n)]
+        logs = [
+            Leaf(f"log rms of {leaf.name}", Numbers(statistics=1), kept=False) for leaf in sources if self.norm == "weights"
+        ]
+        return (*sources, *logs, *rest)
+
+    def _source(self, stack: Stack, number: int) -> Leaf:
+        """A source by its number: an output as it is, which may be a stream, or normalised."""
+        unit = number + (self.embedding != "source")
+        D, kept = stack.d_model, self._keeps_source(stack, number)
+        if self.norm == "sources":
+            return Leaf(f"source {unit}", Numbers(D), kept)
+        end = sum(stack.block_lengths[:unit]) if self.granularity == "block" else unit
+        if unit and self.source == "delta":
+            return Leaf(f"delta {unit}", Numbers(D), kept, self._maker(end, number + 1))
+        return replace(stream(D, end, kept), keeper=self._maker(end, number + 1))
+
+    def _maker(self, end: int, n: int) -> int | None:
+        """The sublayer before a boundary if it takes the norm of what it has made, which is the newest of n sources."""
+        return end - 1 if end and n and self.norm in ("sources", "weights") else None
+
+    def kept_by_ends(self, stack: Stack) -> tuple[Leaf, ...]:
+        """The sources of the final read, or the stream; where sources are norms, that was kept for the newest of them."""
+        left = super().kept_by_ends(stack)
+        return left[:-1] if self.head == "mixture" and self.norm == "sources" and self.skip != "none" else left
+
+    def _keeps_source(self, stack: Stack, number: int) -> bool:
+        """Whether autograd keeps a source: not if it is alone in every read and only added to the stream there."""
+        last = self.layers(stack) - (self.head == "last")
+        return number > 0 or self.sources(last) > 1 or self.norm in ("weights", "sum") or self.skip != "added"
+
+    def _keeps_stream(self, stack: Stack, index: int, n: int) -> bool:
+        """Whether autograd keeps the stream where n sources are read: as the view, or as what the newest source is made of."""
+        made = index == 0 or self.source == "output"
+        return n == 0 or (made and (self.norm == "sources" or self._keeps_source(stack, n - 1)))
+
+    def _inside(self, stack: Stack, index: int, layer: int) -> tuple[Leaf, ...]:
+        """What a layer carries: its input and what it has added, which is only a summand of what is read, or their sum."""
+        D, n = Numbers(stack.d_model), self.sources(layer)
+        if self.source == "output":
+            return (stream(stack.d_model, index),)
+        if n == 0:
+            entered = stream(stack.d_model, 0)
+        else:
+            entered = self._source(stack, 0) if self._hands_on(n) else Leaf(f"input of layer {layer}", D)
+        return entered, Leaf(f"added before {index}", D, kept=False)
+
+    def _hands_on(self, n: int) -> bool:
+        """Whether a read of n sources returns a tensor of the state as it is."""
+        return n == 0 or (n == 1 and self.skip == "none" and self.norm != "sum")
+
+    def flow(self, site: Site) -> Flow:
+        """The read where a layer opens, the adds, and the new source with its norm where a layer closes."""
+        D, (layer, opens, closes) = site.d_model, self.place(site)
+        add = Flow(read=Numbers(2 * D), written=Numbers(D))
         if opens:
-            carried = 1 if self.skip != "none" or not self.sources(layer) else 0
-            return self.sources(layer) * per_source + carried * stack.d_model
-        carried = 2 if self.source == "delta" else 1
-        return (self.sources(layer) if self.read_after(layer, stack) else 0) * per_source + carried * stack.d_model
+            # Inside its layer the input is part of the state.
+            held = self.source == "delta" and not closes
+            read = self._read_flow(layer, site.stack, held)
+        else:
+            read = add + Flow(views=Numbers(D)) if self.source == "delta" else Flow()
+        if closes:
+            return read + self._closing_flow(site, opens)
+        return read if opens and self.source == "delta" else read + add
+
+    def _read_flow(self, layer: int, stack: Stack, held: bool = False) -> Flow:
+        n, D = self.sources(layer), stack.d_model
+        if self._hands_on(n):
+            return Flow()
+        stream_is_source = self.norm != "sources" and (layer == 0 or self.source == "output")
+        tensors = n + (self.skip != "none" and not stream_is_source)
+        logs = n if self.norm == "weights" and n > 1 else 0
+        return Flow(read=Numbers(tensors * D, statistics=logs), written=Numbers(D), views=Numbers(0 if held else D))
+
+    def _closing_flow(self, site: Site, opens: bool) -> Flow:
+        """The stream, where there is one, the delta, where it is more than the update, and the source made of one of them."""
+        D, delta = site.d_model, self.source == "delta"
+        read_after = self.read_after(self.place(site)[0], site.stack)
+        normalised, weighed = (read_after and self.norm == norm for norm in ("sources", "weights"))
+        sums = not delta or self.skip != "none"
+        # A delta is the update itself in a layer of one sublayer.
+        adds = delta and not opens and (read_after or not sums)
+        takes_update = sums or adds or normalised or weighed
+        writes_stream = sums and (self.skip != "none" or not read_after or not normalised)
+        writes_delta = adds and not normalised
+        written = Numbers(D * (writes_stream + writes_delta + normalised), statistics=int(weighed))
+        keeps_update = normalised and delta and opens
+        return Flow(read=Numbers(D * (takes_update + sums + adds)), written=written, keeps_update=keeps_update)
+
+    def ends_flow(self, stack: Stack) -> Flow:
+        """The embedding as a source, and the final read."""
+        D, enter = stack.d_model, Flow()
+        if self.embedding == "source" and self.norm in ("sources", "weights"):
+            made = Numbers(D) if self.norm == "sources" else Numbers(statistics=1)
+            # Without a stream, the norm keeps what no state holds.
+            enter = Flow(read=Numbers(D), written=made, keeps_update=self.norm == "sources" and self.skip == "none")
+        return enter + self._read_flow(self.layers(stack), stack) if self.head == "mixture" else enter
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The read where a layer opens, the adds, and the new source with its norm where a layer closes."""
@@ -167,8 +265,7 @@ class VerticalAttentionConfig(DepthConfig):
         if self.norm == "sources":
             return _norm_cost(self.norm_kind, N, D, element, alive)
         if self.norm == "weights":
-            widened = 0 if element >= 4 else N * D * 4
-            return Cost(elementwise_flops=2 * N * D, saved_bytes=widened + N * max(4, element))
+            return Cost(elementwise_flops=2 * N * D, saved_bytes=N * max(4, element))
         return Cost()
 
     def build(self, site: Site) -> "VerticalAttention":
@@ -181,12 +278,11 @@ class VerticalAttentionConfig(DepthConfig):
 
 
 def _norm_cost(kind: NormKind, N: int, D: int, element: int, alive: bool) -> Cost:
-    wide = max(4, element)
+    wide, kept = max(4, element), 0 if alive else N * D * element
     if kind == "layer":
-        kept = 0 if alive and element >= 4 else N * D * wide
         return Cost(elementwise_flops=6 * N * D, saved_bytes=kept + 2 * N * wide)
     # What is normalised, the constant gain, and one number per token.
-    return Cost(elementwise_flops=4 * N * D, saved_bytes=(0 if alive else N * D * element) + D * element + N * wide)
+    return Cost(elementwise_flops=4 * N * D, saved_bytes=kept + D * element + N * wide)
 
 
 class LayerOutputs(NamedTuple):
@@ -203,7 +299,7 @@ class LayerOutputs(NamedTuple):
     def and_source(self, h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps: float) -> "LayerOutputs":
         """Returns the state with one more source."""
         if config.norm == "weights":
-            return self._replace(sources=(*self.sources, h), log_rms=(*self.log_rms, _log_rms(h, eps)))
+            return self._replace(sources=(*self.sources, h), log_rms=(*self.log_rms, _log_rms(h, config, eps)))
         new = _normalised(h, config, eps) if config.norm == "sources" else h
         return self._replace(sources=(*self.sources, new))
 
@@ -292,7 +388,9 @@ class VerticalAttention(DepthMixer):
             if config.source == "output":
                 return sources._replace(rest=(carry + update,))
             return sources._replace(rest=(carry, update) if self.opens else (state.rest[0], state.rest[1] + update))
-        delta = update if self.opens or config.source == "output" else state.rest[1] + update
+        delta = update
+        if config.source == "delta" and not self.opens and (self.read_after or config.skip == "none"):
+            delta = state.rest[1] + update
         stream = carry + update if config.source == "output" or config.skip != "none" else delta
         h = stream if config.source == "output" else delta
         following = sources.and_source(h, config, self.eps) if self.read_after else sources
@@ -327,11 +425,11 @@ class VerticalAttentionEnds(DepthEnds):
 @outside_autocast
 def _normalised(h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps: float) -> Float[Tensor, "B T D"]:
     if config.norm_kind == "layer":
-        return F.layer_norm(h.to(statistics_dtype(h)), h.shape[-1:], eps=eps).to(h.dtype)
+        return layer_norm(h, eps, config.impl)
     gain = 1.0 if config.norm_kind == "rms" else h.shape[-1] ** -0.5
     return rms_norm(h, h.new_full(h.shape[-1:], gain), eps, config.impl)
 
 
 @outside_autocast
-def _log_rms(h: Float[Tensor, "B T D"], eps: float) -> Float[Tensor, "B T"]:
-    return torch.log(h.to(statistics_dtype(h)).square().mean(-1) + eps) / 2
+def _log_rms(h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps: float) -> Float[Tensor, "B T"]:
+    return -torch.log(source_factor(h, eps, config.impl))

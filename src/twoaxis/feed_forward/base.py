@@ -17,6 +17,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule, matrix_std, with_extra
 from twoaxis.core.site import Site
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
+from twoaxis.ops.rope import RotationTable
 
 
 class FeedForwardConfig(Config, ABC):
@@ -33,6 +34,10 @@ class FeedForwardConfig(Config, ABC):
     @abstractmethod
     def cost(self, site: Site, shape: Shape) -> Cost:
         """What the feed-forward costs in one forward pass at this site, without its norm."""
+
+    def rotations(self, d_model: int) -> frozenset[RotationTable]:
+        """The rotation tables that the sublayer shares with all others, which are no part of its cost."""
+        return frozenset()
 
     @abstractmethod
     def build(self, site: Site) -> "FeedForward":
@@ -62,6 +67,8 @@ class HiddenConfig(PlacesConfig, FeedForwardConfig):
     """Maps of the token to the hidden width, side by side."""
     activation_flops: ClassVar[int]
     """Operations per hidden number between the maps."""
+    activation_keeps: ClassVar[Literal["input", "hidden"]] = "input"
+    """What autograd keeps for the activation: its input, or as many numbers as it has hidden ones."""
 
     d_ff: int | None = Field(default=None, ge=1)
     d_ff_by_depth: Literal["equal", "rising"] = "equal"
@@ -88,8 +95,26 @@ class HiddenConfig(PlacesConfig, FeedForwardConfig):
         """The matrices, the activation and the local mixers."""
         F, N = self.width_at(site), shape.total_tokens
         params = ((self.projections + 1) * site.d_model + site.slot.update_extra) * F
-        own = Cost(params=params, matmul_flops=2 * N * params, elementwise_flops=self.activation_flops * N * F)
+        own = Cost(
+            params=params,
+            matmul_flops=2 * N * params,
+            elementwise_flops=self.activation_flops * N * F,
+            saved_bytes=self._kept_bytes(site, shape),
+        )
         return own + self.local_cost(site, shape)
+
+    def rotations(self, d_model: int) -> frozenset[RotationTable]:
+        """Those of the local mixers."""
+        return self.local_rotations
+
+    def _kept_bytes(self, site: Site, shape: Shape) -> int:
+        """The hidden numbers, what the activation keeps, and the projections where a local mixer keeps them too."""
+        channels, number = self.local_channels(site).projected, shape.total_tokens * shape.element_bytes
+        hidden, projected = number * self.width_at(site), number * channels
+        kept = self.kept_input_bytes(site, shape) + hidden
+        if self.projected_local is not None:
+            kept, projected = kept + projected, self.projected_local.output_bytes(channels, shape)
+        return kept + (projected if self.activation_keeps == "input" else hidden)
 
 
 class HiddenFeedForward(LocalPlaces, FeedForward):

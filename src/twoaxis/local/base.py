@@ -14,6 +14,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule
+from twoaxis.ops.rope import RotationTable
 
 
 class LocalConfig(Config, ABC):
@@ -35,6 +36,15 @@ class LocalConfig(Config, ABC):
     @abstractmethod
     def cost(self, channels: int, shape: Shape) -> Cost:
         """What the mixer costs in one forward pass over these channels."""
+
+    def output_bytes(self, channels: int, shape: Shape) -> int:
+        """Bytes of the storage behind the output; those of its numbers unless the engine pads them."""
+        return shape.total_tokens * channels * shape.element_bytes
+
+    @property
+    def rotations(self) -> frozenset[RotationTable]:
+        """The rotation tables that the mixer shares with all layers, which are no part of its cost."""
+        return frozenset()
 
     @abstractmethod
     def build(self, channels: int) -> "LocalMixer":

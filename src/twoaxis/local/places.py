@@ -15,6 +15,7 @@ from twoaxis.core.parameters import DeclaredModule
 from twoaxis.core.site import Site
 from twoaxis.local import Local
 from twoaxis.local.base import LocalConfig, LocalMixer
+from twoaxis.ops.rope import RotationTable
 
 
 class Places(NamedTuple):
@@ -43,6 +44,19 @@ class PlacesConfig(Config, ABC):
         """What the local mixers cost at this site."""
         at = zip(self._locals, self.local_channels(site), strict=True)
         return sum((local.cost(channels, shape) for local, channels in at if local is not None), Cost())
+
+    def kept_input_bytes(self, site: Site, shape: Shape) -> int:
+        """What linear maps of the locally mixed input keep; without a local mixer they keep the context, which is no cost."""
+        if self.input_local is None:
+            return 0
+        stored = self.input_local.output_bytes(site.d_model, shape)
+        # A map sees rows and tokens as one axis: it copies what lies padded in several rows of several tokens.
+        return stored if 1 in (shape.batch, shape.tokens) else shape.total_tokens * site.d_model * shape.element_bytes
+
+    @property
+    def local_rotations(self) -> frozenset[RotationTable]:
+        """The rotation tables of the local mixers."""
+        return frozenset(table for local in self._locals if local is not None for table in local.rotations)
 
     @property
     def _locals(self) -> tuple[LocalConfig | None, LocalConfig | None]:

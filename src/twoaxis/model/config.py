@@ -1,6 +1,6 @@
 """The configuration of a decoder: sizes, the depth mixer, and the sublayers of its blocks."""
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -85,6 +85,16 @@ class DecoderConfig(Config):
     def layers(self) -> tuple[Block, ...]:
         """The sublayers of every block, the pattern written out."""
         return tuple(self.blocks[layer % len(self.blocks)] for layer in range(self.n_layers))
+
+    @property
+    def parts(self) -> tuple[SublayerConfig, ...]:
+        """The sublayers of all blocks in order."""
+        return tuple(sublayer for block in self.layers for sublayer in block)
+
+    @property
+    def norm(self) -> Literal["rms"]:
+        """The norm before each sublayer."""
+        return "rms"
 
     @property
     def stack(self) -> Stack:

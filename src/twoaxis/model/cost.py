@@ -1,41 +1,108 @@
 """What a whole decoder costs, summed from what its parts declare; nothing is built."""
 
+from collections.abc import Sequence
+from typing import Literal, Protocol, runtime_checkable
+
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.model.config import DecoderConfig
+from twoaxis.core.site import Site, Stack
+from twoaxis.depth import DepthConfig
 
-NORM_FLOPS = 4
-"""Operations of an RMSNorm per number: square, add, scale, gain."""
+NORMS = {"rms": (1, 4, 1), "layer": (2, 7, 2)}
+"""(parameters, operations) of a norm per number: square, add, scale, gain; and to centre, subtract, add, and add a bias; and
+the statistics of a token that autograd keeps."""
 
 
-def decoder_cost(config: DecoderConfig, shape: Shape) -> Cost:
+@runtime_checkable
+class CostedSublayer(Protocol):
+    """What stands in a block."""
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        """What one forward pass costs, without the norm before it."""
+        ...
+
+
+@runtime_checkable
+class CostedModel(Protocol):
+    """A model whose parts say what they cost: a `DecoderConfig`, or a model of another family as the planner reads it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        ...
+
+    @property
+    def d_model(self) -> int:
+        """Width."""
+        ...
+
+    @property
+    def tie_embeddings(self) -> bool:
+        """Whether the head is the embedding."""
+        ...
+
+    @property
+    def norm(self) -> Literal["rms", "layer"]:
+        """The norm before each sublayer."""
+        ...
+
+    @property
+    def depth(self) -> DepthConfig:
+        """The depth mixer."""
+        ...
+
+    @property
+    def stack(self) -> Stack:
+        """The sublayers as places along depth."""
+        ...
+
+    @property
+    def parts(self) -> Sequence[CostedSublayer]:
+        """The sublayers in order."""
+        ...
+
+
+def decoder_cost(config: CostedModel, shape: Shape) -> Cost:
     """The cost of one forward pass from tokens to logits.
 
     It holds every sublayer with its norms, its read and its write, both ends of the stack, the final norm, the
-    embedding (parameters only: a lookup computes nothing) and the head. Saved bytes are those the parts declare.
+    embedding (parameters only: a lookup computes nothing) and the head. Saved bytes are those of a pass to the loss that the
+    parts declare as their own; `model.memory` adds what passes between them.
 
     Args:
         config: the decoder.
         shape: sequences, tokens in each, and bytes of one element.
 
     Example:
+        >>> from twoaxis.model import DecoderConfig
         >>> config = DecoderConfig(vocab_size=256, d_model=64, n_layers=2)
         >>> decoder_cost(config, Shape(batch=1, tokens=1)).params
         117056
     """
     total = _embedding_and_head(config, shape) + config.depth.ends_cost(config.stack, shape)
-    total += _norm(config, shape)
-    sublayers = (sublayer for block in config.layers for sublayer in block)
-    for site, sublayer in zip(config.stack.sites, sublayers, strict=True):
+    total += norm_cost(config, shape)
+    for site, sublayer in zip(config.stack.sites, config.parts, strict=True):
         total += config.depth.cost(site, shape) + sublayer.cost(site, shape)
         for _ in range(3 if config.depth.splits_views(site) else 1):
-            total += _norm(config, shape)
+            total += norm_cost(config, shape)
     return total
 
 
-def _embedding_and_head(config: DecoderConfig, shape: Shape) -> Cost:
+def norm_cost(config: CostedModel, shape: Shape) -> Cost:
+    """The cost of one norm over the width of the model."""
+    params, flops, statistics = NORMS[config.norm]
+    return Cost(
+        params=params * config.d_model,
+        elementwise_flops=flops * shape.total_tokens * config.d_model,
+        saved_bytes=statistics * shape.total_tokens * shape.statistics_bytes,
+    )
+
+
+def _embedding_and_head(config: CostedModel, shape: Shape) -> Cost:
     matrix = config.vocab_size * config.d_model
-    return Cost(params=matrix if config.tie_embeddings else 2 * matrix, matmul_flops=2 * shape.total_tokens * matrix)
-
-
-def _norm(config: DecoderConfig, shape: Shape) -> Cost:
-    return Cost(params=config.d_model, elementwise_flops=NORM_FLOPS * shape.total_tokens * config.d_model)
+    hidden = shape.total_tokens * config.d_model
+    return Cost(
+        params=matrix if config.tie_embeddings else 2 * matrix,
+        matmul_flops=2 * shape.total_tokens * matrix,
+        # No logits: the loss keeps the gradients of the hidden numbers and of the head.
+        saved_bytes=hidden * shape.element_bytes + matrix * shape.statistics_bytes,
+    )

@@ -3,10 +3,13 @@
 Letters: B batch, T position, H heads, K key width.
 """
 
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
@@ -23,6 +26,22 @@ def rotation(positions: Int[Tensor, "_ T"], head_dim: int, theta: float, dtype: 
     angles = positions.to(dtype).unsqueeze(-1) * theta**-exponent
     cos, sin = angles.cos(), angles.sin()
     return torch.cat((cos, cos), dim=-1).unsqueeze(2), torch.cat((-sin, sin), dim=-1).unsqueeze(2)
+
+
+class RotationTable(NamedTuple):
+    """What `layout_rotation` makes once for all layers that ask for the same, and autograd keeps: a cosine and a sine."""
+
+    width: int
+    theta: float
+
+    def saved_bytes(self, shape: Shape) -> int:
+        """Bytes of the table, where all rows have the same positions.
+
+        Example:
+            >>> RotationTable(width=64, theta=1e4).saved_bytes(Shape(batch=8, tokens=10, element_bytes=2))
+            5120
+        """
+        return 2 * shape.tokens * self.width * shape.statistics_bytes
 
 
 def layout_rotation(layout: TokenLayout, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:

@@ -76,6 +76,8 @@ def mix_pieces(
 
 def sum_streams(streams: Sequence[Float[Tensor, "B T D"]]) -> Float[Tensor, "B T D"]:
     """Returns the sum of the streams, added in float32 and rounded once; saves nothing."""
+    if len(streams) == 1:
+        return streams[0]
     total = streams[0].to(statistics_dtype(streams[0]))
     for stream in streams[1:]:
         total = total + stream

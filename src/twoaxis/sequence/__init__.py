@@ -21,6 +21,7 @@ SEQUENCE: Table[SequenceConfig] = Table(
                 "gqa": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 4, "qk_norm": "before_rope"},
                 "mqa": {"n_heads": 2, "n_kv_heads": 1, "qk_norm": "after_rope"},
                 "window": {"n_heads": 2, "window": 3},
+                "bias": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 4, "bias": "qkv"},
                 "sink": {"n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "window": 3, "sink": "learned"},
                 "canon": {
                     "n_heads": 2,

@@ -13,6 +13,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule
 from twoaxis.core.site import HeadShape, Site
 from twoaxis.core.views import Heads, Views
+from twoaxis.ops.rope import RotationTable
 
 
 class SequenceConfig(Config, ABC):
@@ -49,6 +50,10 @@ class SequenceConfig(Config, ABC):
     def head_shape(self, d_model: int) -> HeadShape | None:
         """The heads that a depth mixer may mix, when the mixer is a `HeadMixer`."""
         return None
+
+    def rotations(self, d_model: int) -> frozenset[RotationTable]:
+        """The rotation tables that the mixer shares with all other sublayers, which are no part of its cost."""
+        return frozenset()
 
     @abstractmethod
     def check(self, d_model: int) -> None:

@@ -21,10 +21,11 @@ from twoaxis.core.site import Site
 from twoaxis.core.views import Views
 from twoaxis.local import CanonConfig, Local
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
-from twoaxis.ops.gated_delta import gated_delta
+from twoaxis.ops.gated_delta import gated_delta, read_bytes, saved_by_gated_delta
 from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
+from twoaxis.ops.rope import RotationTable
 from twoaxis.sequence.base import SequenceConfig, SequenceMixer
 
 
@@ -117,9 +118,27 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
             matmul_flops=2 * N * weights,
             pair_flops=6 * K * V * H * N,
             elementwise_flops=N * H * (8 * K + K * V + 9 * V + 8),
-            cache_bytes=shape.batch * H * K * V * max(4, shape.element_bytes),
+            cache_bytes=shape.batch * H * K * V * shape.statistics_bytes,
+            saved_bytes=self._saved_bytes(site, shape),
         )
         return own + self.local_cost(site, shape)
+
+    def _saved_bytes(self, site: Site, shape: Shape) -> int:
+        """What the recurrence keeps, what scaling, gates and output norm keep, and the channels before all of them."""
+        H, N, K, V = self.n_heads, shape.total_tokens, self.key_width(site.d_model), self.value_width(site.d_model)
+        channels, number = self.local_channels(site).projected, N * shape.element_bytes
+        kept = self.kept_input_bytes(site, shape) + number * channels
+        if self.projected_local is not None:
+            kept += self.projected_local.output_bytes(channels, shape)
+        # The two lengths and three numbers for the gates of each head; output norm, gate before and after SiLU.
+        statistics = N * H * (2 + 3 + 1 + 2 * V) + 2 * H
+        normalised_and_gated = 2 * number * H * V + K * shape.element_bytes
+        read = saved_by_gated_delta(shape, H, K, V) + read_bytes(shape, H, V)
+        return kept + read + normalised_and_gated + statistics * shape.statistics_bytes
+
+    def rotations(self, d_model: int) -> frozenset[RotationTable]:
+        """Those of the local mixers."""
+        return self.local_rotations
 
     def build(self, site: Site) -> "GatedDeltaNet":
         """Builds the mixer at this site."""
@@ -165,6 +184,8 @@ class GatedDeltaNet(LocalPlaces, SequenceMixer):
         assert isinstance(context, Tensor)
         state, local = (None, Places()) if cache is None else cache
         context, input_local = mix_locally(self.input_local, context, layout, local.input)
+        # In one piece, or each of three maps would keep a copy of its own.
+        context = context.flatten(0, 1).unflatten(0, context.shape[:2])
         channels, projected_local = mix_locally(self.projected_local, self.qkv(context), layout, local.projected)
         documents = layout.key_documents(channels.shape[1] + (state is not None))
         heads = (*self._heads(channels), *self._gates(context))

@@ -20,7 +20,7 @@ from twoaxis.local.token_history import TokenHistory
 from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.precision import statistics_dtype
 from twoaxis.ops.previous_token import previous_token
-from twoaxis.sequence.heads import AttentionCache, HeadsConfig, SoftmaxAttention
+from twoaxis.sequence.heads import AttentionCache, HeadsConfig, SoftmaxAttention, Stored
 
 
 class KVShiftConfig(HeadsConfig):
@@ -86,6 +86,20 @@ class KVShiftConfig(HeadsConfig):
             elementwise_flops=3 * N * mixed + (N * 4 * heads if gates else 0),
             cache_bytes=shape.batch * mixed * shape.element_bytes,
         )
+
+    def kept(self, site: Site, shape: Shape) -> dict[str, int]:
+        """What attention keeps, with both tokens of each mixture, and their weights where those are not parameters."""
+        N, K, heads = shape.total_tokens, self.key_width(site.d_model), self.shifted_heads(site)
+        number = N * shape.element_bytes
+        shifted = Stored("shifted", number * heads * K)
+        raw = Stored("unshifted", shifted.size_bytes) if site.slot.projects_values else self.projected(site, shape)
+        kept = self.kept_of_heads(site, shape, shifted) | dict([raw])
+        kept["the token before"] = shifted.size_bytes
+        if self.form == "token":
+            kept["gates"] = 2 * N * heads * shape.statistics_bytes
+        elif shape.element_bytes < shape.statistics_bytes:
+            kept["widened weights"] = 2 * heads * shape.statistics_bytes
+        return kept
 
     def build(self, site: Site) -> "KVShift":
         """Builds the mixer at this site."""

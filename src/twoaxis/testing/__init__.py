@@ -11,8 +11,10 @@ from twoaxis.testing import (
     configuration,
     cost,
     decoding,
+    flow,
     gradient,
     initialisation,
+    memory,
     precision,
     state,
 )
@@ -35,6 +37,8 @@ _EVERY_AXIS = (
     gradient.recompute_parity,
     precision.dtype_is_kept,
     precision.runs_under_autocast,
+    memory.decoder_saved_bytes_are_exact,
+    memory.recomputing_bytes_are_exact,
     compilation.compiles_once,
 )
 
@@ -49,6 +53,8 @@ def depth_checks() -> tuple[Check, ...]:
         decoding.depth_cache_is_exact,
         state.state_is_immutable,
         state.state_floats_are_exact,
+        flow.state_leaves_are_exact,
+        flow.flow_is_exact,
         state.pipeline_cut,
         state.graph_is_released,
         gradient.gradcheck_read_write,
@@ -67,6 +73,7 @@ _EVERY_MIXER = (
     decoding.cache_size,
     gradient.gradcheck_mixer,
     cost.mixer_costs_are_exact,
+    memory.mixer_saved_bytes_are_exact,
 )
 """Of everything that a sublayer or a place inside one may hold."""
 

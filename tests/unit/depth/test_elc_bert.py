@@ -6,7 +6,8 @@ from torch import Tensor
 
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
-from twoaxis.depth import ElcBertConfig, elc_bert
+from twoaxis.depth import ElcBertConfig
+from twoaxis.ops.norm import layer_norm
 from twoaxis.testing import cost, gradient, state
 from twoaxis.testing.check import Check
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, toy_decoder, toy_tokens
@@ -92,6 +93,6 @@ def test_the_sources_are_dropped_once_the_last_block_has_read_them() -> None:
 
 
 def test_normalised_outputs_have_mean_0_and_variance_1() -> None:
-    y = elc_bert._standardised(torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0)), 1e-7)
+    y = layer_norm(torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0)), 1e-7)
     torch.testing.assert_close(y.mean(-1), torch.zeros(2, 3), atol=1e-6, rtol=0)
     torch.testing.assert_close(y.var(-1, unbiased=False), torch.ones(2, 3), atol=1e-5, rtol=0)

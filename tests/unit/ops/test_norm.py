@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.measure import saved_bytes
 from twoaxis.model.block import RMSNorm
-from twoaxis.ops.norm import inverse_rms, rms_norm
+from twoaxis.ops.norm import inverse_rms, layer_norm, rms_norm
 from twoaxis.ops.precision import Impl, check_impl
 
 from .compare import assert_same, assert_within_rounding, normal, output_and_gradients
@@ -32,6 +33,27 @@ def test_equals_loops(impl: Impl, shape: list[int], D: int) -> None:
     x, gain = normal(*shape, D), normal(D, seed=1)
     assert_same(lambda x, g: rms_norm(x, g, EPS, impl), loop_norm, (x, gain))
     torch.testing.assert_close(inverse_rms(x, EPS), loop_inverse(x), rtol=1e-14, atol=0)
+
+
+def loop_layer_norm(x: Tensor) -> Tensor:
+    centred = [row - sum(row) / len(row) for row in x.reshape(-1, x.shape[-1])]
+    return torch.stack([row / (sum(v * v for v in row) / len(row) + EPS) ** 0.5 for row in centred]).reshape(x.shape)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@given(shape=st.lists(st.integers(1, 3), min_size=0, max_size=2), D=st.integers(1, 5))
+@settings(max_examples=20)
+def test_layer_norm_equals_loops(impl: Impl, shape: list[int], D: int) -> None:
+    assert_same(lambda x: layer_norm(x, EPS, impl), loop_layer_norm, (normal(*shape, D),))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norm_rounds_once_and_keeps_its_input_as_it_is(dtype: torch.dtype) -> None:
+    x = normal(64, 33)
+    assert_within_rounding(lambda x: layer_norm(x, EPS), lambda x: layer_norm(x, EPS, "reference"), (x,), dtype)
+    narrow = x.to(dtype).requires_grad_()
+    # A mean and a factor of each row.
+    assert saved_bytes(lambda: layer_norm(narrow, EPS), lambda made: (narrow, made)) == 2 * 64 * 4
 
 
 @pytest.mark.parametrize("impl", IMPLS)

@@ -148,3 +148,8 @@ def test_weights_for_another_number_of_streams(residual: tuple[int, int] | None,
     streams = [normal(1, 1, 2), normal(1, 1, 2, seed=1)]
     with pytest.raises(ConfigError, match="for 2 pieces; give one row per source of each result"):
         mix_streams(streams, normal(1, 1, 2), None if residual is None else torch.ones(residual), torch.ones(write))
+
+
+def test_the_sum_of_one_stream_is_that_stream() -> None:
+    stream = normal(1, 2, 3, dtype=torch.bfloat16)
+    assert sum_streams((stream,)) is stream

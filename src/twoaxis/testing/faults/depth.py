@@ -1,5 +1,7 @@
 """Depth mixers that are a plain residual but for one fault."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -11,6 +13,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.depth.base import StreamEnds
 from twoaxis.depth.residual import Residual
@@ -26,13 +29,18 @@ class _Planted(ResidualConfig):
     ends: ClassVar[type[StreamEnds]] = StreamEnds
     misstated: ClassVar[Cost] = Cost()
     misstated_floats: ClassVar[int] = 0
+    leaf: ClassVar[Callable[[int, int], Leaf]] = stream
+    more: ClassVar[Callable[[int], Flow]] = lambda d_model: Flow()
 
     @property
     def init_equivalence(self) -> InitEquivalence:
         return InitEquivalence(self.relation, "a planted fault or its twin")
 
-    def state_floats(self, stack: Stack, index: int) -> int:
-        return stack.d_model + self.misstated_floats
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
+        return (type(self).leaf(stack.d_model + self.misstated_floats, index),)
+
+    def flow(self, site: Site) -> Flow:
+        return super().flow(site) + type(self).more(site.d_model)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         return Cost(params=sum(p.numel() for p in self.build(site).parameters())) + self.misstated
@@ -154,6 +162,32 @@ class _Halved(Residual):
         return state + 0.5 * update
 
 
+class _LooksBack(Residual):
+    """Uses what the sublayer saw, without effect."""
+
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
+        return state + update + 0 * context
+
+
+class _Copies(Residual):
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return state.clone(), None
+
+
+class _Squares(Residual):
+    """Needs the update again for its gradient."""
+
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
+        return state + update * update
+
+
+class _HandsOn(Residual):
+    """Leaves the state as it was."""
+
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
+        return state
+
+
 class _Stash(Residual):
     def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
         self.kept = state
@@ -216,6 +250,27 @@ class _ReadsHidden(Residual):
         return state + 0.1 * _ReadsHidden.hidden, None
 
 
+def _one_name(d_model: int, index: int) -> Leaf:
+    return Leaf("stream", Numbers(d_model))
+
+
+def _not_kept(d_model: int, index: int) -> Leaf:
+    return stream(d_model, index, kept=False)
+
+
+def _kept_by_its_maker(d_model: int, index: int) -> Leaf:
+    return replace(stream(d_model, index), keeper=index - 1)
+
+
+def _statistic(d_model: int, index: int) -> Leaf:
+    return replace(stream(d_model, index), numbers=Numbers(statistics=d_model))
+
+
+def _copied(d_model: int) -> Flow:
+    copy = Numbers(d_model)
+    return Flow(read=copy, written=copy, views=copy)
+
+
 def _planted(mixer: type[Residual] = Residual, **statements: Any) -> DepthConfig:
     return type("PlantedConfig", (_Planted,), {"mixer": mixer, **statements, "__module__": __name__})()
 
@@ -259,8 +314,32 @@ DEPTH_FAULTS = (
     _fault("even widths only", "edge_shapes", _planted(_EvenOnly), raises=RuntimeError),
     _fault("wrong parameter count", "depth_params_are_exact", _planted(misstated=Cost(params=1))),
     _fault("wrong flops", "depth_flops_are_exact", _planted(misstated=Cost(matmul_flops=1))),
-    _fault("wrong saved bytes", "depth_saved_bytes_are_exact", _planted(misstated=Cost(saved_bytes=1))),
+    _fault(
+        "wrong saved bytes",
+        "depth_saved_bytes_are_exact decoder_saved_bytes_are_exact recomputing_bytes_are_exact",
+        _planted(misstated=Cost(saved_bytes=1)),
+    ),
+    _fault("tensor kept in another block", "recomputing_bytes_are_exact", _planted(leaf=_kept_by_its_maker)),
     _fault("wrong state size", "state_floats_are_exact", _planted(misstated_floats=1)),
+    _fault("one name for two tensors", "state_leaves_are_exact", _planted(leaf=_one_name)),
+    _fault("two names for one tensor", "state_leaves_are_exact", _planted(_HandsOn), _planted(_HandsOn, leaf=_one_name)),
+    _fault("tensor kept unawares", "state_leaves_are_exact", _planted(leaf=_not_kept)),
+    _fault("statistic in the precision of the model", "state_leaves_are_exact", _planted(leaf=_statistic)),
+    _fault("wrong traffic", "flow_is_exact", _planted(more=lambda d_model: Flow(written=Numbers(1)))),
+    _fault("traffic in the wrong precision", "flow_is_exact", _planted(more=lambda d_model: Flow(written=Numbers(-1, 1)))),
+    _fault(
+        "undeclared read",
+        "flow_is_exact",
+        _planted(_LooksBack),
+        _planted(_LooksBack, more=lambda d_model: Flow(read=Numbers(d_model))),
+    ),
+    _fault("undeclared copy", "flow_is_exact", _planted(_Copies), _planted(_Copies, more=_copied)),
+    _fault(
+        "update kept unawares",
+        "flow_is_exact",
+        _planted(_Squares),
+        _planted(_Squares, more=lambda d_model: Flow(keeps_update=True)),
+    ),
     _fault("undeclared cache", "depth_cache_is_exact", _planted(_Hoards)),
     _fault("wrong cache size", "depth_cache_is_exact", _planted(misstated=Cost(cache_bytes=1))),
     _fault("graph break", "compiles_once", _planted(_GraphBreak)),

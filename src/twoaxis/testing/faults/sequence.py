@@ -117,6 +117,14 @@ class _HalfStatistics(SoftmaxAttention):
         return super().forward(context * torch.rsqrt(context.square().mean(-1, keepdim=True)), layout, cache)
 
 
+class _Squares(SoftmaxAttention):
+    """Needs a copy of its input again for its gradient."""
+
+    def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
+        y, following = super().forward(context, layout, cache)
+        return y + 0.1 * context.clone().square(), following
+
+
 class _RoughEngine(SoftmaxAttention):
     def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
         y, following = super().forward(context, layout, cache)
@@ -155,4 +163,5 @@ SEQUENCE_FAULTS = (
     _fault("false claim of equivalence", "sublayer_init_equivalence", _planted(relation="exact")),
     _fault("wrong pair flops", "mixer_costs_are_exact", _planted(misstated=Cost(pair_flops=1))),
     _fault("wrong cache bytes", "cache_size", _planted(misstated=Cost(cache_bytes=1))),
+    _fault("tensor kept unawares", "mixer_saved_bytes_are_exact decoder_saved_bytes_are_exact", _planted(_Squares)),
 )

@@ -1,0 +1,144 @@
+"""Checks of what autograd keeps, in one mixer and in a whole decoder, against what is declared: equal, not close."""
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from twoaxis.core.cost import Shape
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.measure import saved_bytes, storage_bytes, tensors
+from twoaxis.core.parameters import initialise
+from twoaxis.core.probe import perturb
+from twoaxis.core.site import Site, Slot
+from twoaxis.depth import DepthConfig
+from twoaxis.feed_forward import FeedForwardConfig
+from twoaxis.local import LocalConfig
+from twoaxis.model import Decoder
+from twoaxis.model.memory import blocks_saved_bytes, decoder_saved_bytes, recomputing_saved_bytes
+from twoaxis.sequence import SequenceConfig
+from twoaxis.testing.check import check, exactly, require
+from twoaxis.testing.measure import reachable_tensors
+from twoaxis.testing.toy import (
+    ATTENTION,
+    D_MODEL,
+    TOKENS,
+    AxisConfig,
+    MixerConfig,
+    toy_context,
+    toy_cost,
+    toy_decoder,
+    toy_mixer,
+    toy_site,
+    toy_tokens,
+)
+from twoaxis.testing.traffic import place
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16)
+
+SHAPES = ((1, 1), (2, TOKENS), (1, 40), (2, 70))
+"""Sequences x tokens: a single one, an odd batch, and rows that engines cut into several chunks, with and without padding."""
+
+EXTRA = 2
+"""Numbers that an update has beyond the width of the model in one of the variants."""
+
+
+@check
+def mixer_saved_bytes_are_exact(config: MixerConfig) -> None:
+    """Autograd keeps exactly the declared bytes, beyond parameters, input, output and shared tables, in every precision."""
+    for dtype in DTYPES:
+        mixers = [("", toy_mixer(config, dtype=dtype), toy_site())]
+        if not isinstance(config, LocalConfig):
+            mixers.append((" with a wider update", *_with_wider_update(config, dtype)))
+        for what, mixer, site in mixers:
+            for batch, tokens in SHAPES:
+                shape = Shape(batch, tokens, dtype.itemsize)
+                cost = toy_cost(config, shape) if isinstance(config, LocalConfig) else config.cost(site, shape)
+                rotations = config.rotations if isinstance(config, LocalConfig) else config.rotations(D_MODEL)
+                declared = cost.saved_bytes + sum(table.saved_bytes(shape) for table in rotations)
+                measured = _saved_by(mixer, toy_context(batch, tokens).to(dtype).requires_grad_())
+                exactly(f"bytes saved of {batch} x {tokens} tokens in {dtype}{what}", measured, declared)
+
+
+def _with_wider_update(config: SequenceConfig | FeedForwardConfig, dtype: torch.dtype) -> tuple[Any, Site]:
+    site = toy_site()
+    slots = tuple(Slot(config.kind, update_extra=EXTRA) for _ in site.stack.sites)
+    site = replace(site, stack=replace(site.stack, slots=slots))
+    mixer = config.build(site)
+    initialise(mixer, 0)
+    return perturb(mixer.to(dtype)), site
+
+
+def _saved_by(mixer: Any, context: Tensor) -> int:
+    layout = TokenLayout.contiguous(context.shape[1])
+    return saved_bytes(lambda: mixer(context, layout)[0], lambda update: [context, update, *mixer.parameters()])
+
+
+def _runs(config: AxisConfig) -> Iterator[tuple[str, Decoder, Shape]]:
+    """(where, model, shape) of every decoder that is looked at: in a precision with wide statistics, and in one without."""
+    half, single = torch.bfloat16, torch.float32
+    yield f" in {half}", toy_decoder(config, dtype=half), Shape(2, TOKENS, half.itemsize)
+    changes: dict[str, Any] = {"n_layers": 4, "blocks": ((ATTENTION,),)} if isinstance(config, DepthConfig) else {"n_layers": 1}
+    layers = f" of {changes['n_layers']} layers in {single}"
+    yield layers, toy_decoder(config, dtype=single, **changes), Shape(2, TOKENS, single.itemsize)
+
+
+@check
+def decoder_saved_bytes_are_exact(config: AxisConfig) -> None:
+    """A whole decoder keeps exactly the sum of what its parts and the tensors between them are declared to keep."""
+    tokens, targets = toy_tokens(), toy_tokens(seed=1)
+    for where, model, shape in _runs(config):
+        measured = saved_bytes(lambda: model.loss(tokens, targets), lambda _: [tokens, targets, *model.parameters()])  # noqa: B023
+        exactly(f"bytes saved by a decoder{where}", measured, decoder_saved_bytes(model.config, shape))
+
+
+@check
+def recomputing_bytes_are_exact(config: AxisConfig) -> None:
+    """With blocks recomputed, exactly the declared bytes are kept between the passes, and while each block is recomputed."""
+    for where, model, shape in _runs(config):
+        declared = recomputing_saved_bytes(model.config, shape)
+        exactly(f"bytes kept between the passes{where}", _kept_between_passes(model), declared)
+        inside = blocks_saved_bytes(model.config, shape)
+        exactly(f"bytes saved while each block is recomputed{where}", list(_kept_in_blocks(model)), inside)
+
+
+def _kept_between_passes(model: Decoder) -> int:
+    """What hooks are told of, and what the recomputation of each block will start from: its state, and tables of the layout."""
+    tokens, targets, given, layouts = toy_tokens(), toy_tokens(seed=1), list[Any](), list[Any]()
+
+    def note(_: Any, inputs: tuple[Any, TokenLayout]) -> None:
+        given.extend(weakref.ref(tensor) for tensor in tensors(inputs[0]))
+        layouts.append(weakref.ref(inputs[1]))
+
+    def known(_: Any) -> list[Tensor]:
+        alive = [reference() for reference in given]
+        require(
+            all(tensor is not None for tensor in alive), "a state between blocks: gone after the forward pass, must be kept"
+        )
+        tables = [tensor for layout in layouts for tensor in reachable_tensors(layout()) if tensor.is_floating_point()]
+        between.extend((*alive, *tables))
+        return [tokens, targets, *model.parameters(), *between]
+
+    between: list[Tensor] = []
+    hooks = [block.register_forward_pre_hook(note) for block in model.blocks]
+    rest = saved_bytes(lambda: model.loss(tokens, targets, recompute=True), known)
+    for hook in hooks:
+        hook.remove()
+    owned = {place(parameter) for parameter in model.parameters()}
+    return rest + storage_bytes(tensor for tensor in between if place(tensor) not in owned)
+
+
+def _kept_in_blocks(model: Decoder) -> Iterator[int]:
+    tokens = toy_tokens()
+    layout = TokenLayout.contiguous(tokens.shape[1])
+    states = [model.ends.enter(model.embed(tokens))]
+
+    def run(block: Any) -> None:
+        states.append(block(states[-1], layout)[0])
+
+    for block in model.blocks:
+        entered = [*model.parameters(), *tensors(states[-1])]
+        yield saved_bytes(lambda: run(block), lambda _: [*entered, *reachable_tensors(layout)])  # noqa: B023
