@@ -1,8 +1,6 @@
 """A13: every depth mixer can be sharded by two processes: one step, save, load, and the same loss as one process."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -87,12 +85,10 @@ def work(rank: int, folder: Path) -> None:
 
 
 def test_two_processes_do_what_one_does(tmp_path: Path) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    commands = [[sys.executable, __file__, str(rank), str(tmp_path)] for rank in range(PROCESSES)]
-    processes = [subprocess.Popen(c, env=environment, stderr=subprocess.PIPE, text=True) for c in commands]
-    errors = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * PROCESSES, "\n".join(errors)
+    # Not on top, since the processes run this file as a script, which is in no package.
+    from .processes import run_processes
 
+    run_processes(Path(__file__), tmp_path, PROCESSES, timeout_seconds=300)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report.keys() == DEPTHS.keys()
     for name, depth in DEPTHS.items():
@@ -111,4 +107,4 @@ def test_every_parameter_has_a_dimension_to_shard() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    work(int(sys.argv[1]), Path(sys.argv[2]))
+    work(int(sys.argv[2]), Path(sys.argv[1]))

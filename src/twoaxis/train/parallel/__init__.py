@@ -1,0 +1,10 @@
+"""A decoder on several processes: cut along depth into the stages of a pipeline.
+
+`Pipeline` runs the steps of a training loop; `PipelineConfig` says how the decoder is cut and in which order it runs.
+"""
+
+from twoaxis.train.parallel.config import PipelineConfig
+from twoaxis.train.parallel.pipeline import Pipeline, PipelineLoss
+from twoaxis.train.parallel.plan import Plan, make_plan
+
+__all__ = ["Pipeline", "PipelineConfig", "PipelineLoss", "Plan", "make_plan"]

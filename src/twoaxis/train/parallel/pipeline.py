@@ -1,0 +1,212 @@
+"""A decoder that trains as a pipeline of stages on several processes.
+
+Letters: B rows of a batch, T position.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.model import DecoderConfig
+from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
+from twoaxis.ops.precision import statistics_dtype
+from twoaxis.train.parallel.config import PipelineConfig
+from twoaxis.train.parallel.part import build_part, shared_parameters
+from twoaxis.train.parallel.plan import make_plan
+from twoaxis.train.parallel.shared import SharedGradients
+from twoaxis.train.parallel.stage import CachingStage, DecoderStage
+from twoaxis.train.parallel.store import Store
+
+
+class PipelineLoss(NamedTuple):
+    """What a step measured, the same on every rank.
+
+    Attributes:
+        total: the sum of the token losses in nats.
+        tokens: how many tokens carry one.
+    """
+
+    total: Float[Tensor, ""]
+    tokens: Int[Tensor, ""]
+
+
+class Pipeline:
+    """One rank of a pipeline; every rank of the group builds one with the same arguments.
+
+    Cost: receive buffers for the activations and the gradients at the boundaries of this rank, for every microbatch, which
+          torch.distributed.pipelining holds for as long as the pipeline lives
+
+    Args:
+        decoder: the whole model.
+        config: how it is cut and run.
+        batch_size: rows of every batch.
+        seq_len: tokens in every row, since the buffers have one shape.
+        seed: of the initial values, which are those of the undivided decoder.
+        device: of the parameters; the group has to be able to send from there.
+        dtype: of the parameters.
+        group: the processes, in the order of the stages; None means all.
+
+    Attributes:
+        model: the part of the decoder on this rank, whose parameters have the names they have in the whole.
+        plan: what crosses each boundary.
+
+    Raises:
+        ConfigError: a layout that does not fit the model, the batch or the group.
+
+    Example:
+        >>> from datetime import timedelta
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=10))
+        >>> config = DecoderConfig(vocab_size=16, d_model=8, n_layers=2)
+        >>> pipeline = Pipeline(config, PipelineConfig(ranks=1, microbatches=2), batch_size=2, seq_len=3)
+        >>> tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
+        >>> pipeline.step(tokens, tokens.roll(-1)).tokens
+        tensor(6)
+        >>> dist.destroy_process_group()
+    """
+
+    def __init__(
+        self,
+        decoder: DecoderConfig,
+        config: PipelineConfig,
+        batch_size: int,
+        seq_len: int,
+        *,
+        seed: int = 0,
+        device: torch.device | None = None,
+        dtype: torch.dtype = torch.float32,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        _check_layout(decoder, config, batch_size, seq_len, group)
+        self.config, self.shape, self.group = config, (batch_size, seq_len), group
+        self.device = device or torch.device("cpu")
+        self.plan = make_plan(decoder, config, batch_size // config.microbatches, seq_len, dtype)
+        self.rank = dist.get_rank(group)
+        mine = range(self.rank, config.stages, config.ranks)
+        self.holds_first, self.holds_last = self.rank == 0, self.rank == config.ranks - 1
+        self.model = build_part(
+            decoder,
+            [block for stage in mine for block in self.plan.blocks[stage]],
+            holds_first=self.holds_first,
+            holds_last=self.holds_last,
+            seed=seed,
+            device=self.device,
+            dtype=dtype,
+        )
+        self._store = Store()
+        self._stages = [self._stage(index) for index in mine]
+        self._schedule = _schedule(config, self._stages, self._loss)
+        self._shared = self._shared_gradients()
+
+    def step(
+        self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None
+    ) -> PipelineLoss:
+        """Adds the gradient of the sum of the token losses to the parameters of this rank.
+
+        The tensors are those of the whole batch, on every rank. Gradients of parameters that two ranks hold are summed.
+
+        Args:
+            tokens: ids.
+            targets: the next ids, or IGNORE.
+            documents: the document of each token; None means that rows are one document each.
+
+        Raises:
+            ConfigError: a batch of another shape than the buffers have, or autocast, under which they would have other dtypes.
+        """
+        self._check(tokens, targets, documents)
+        with nullcontext() if self._shared is None else self._shared.summed():
+            loss = self._run(self._schedule.step, tokens, targets, documents)
+        assert not len(self._store), "a stage has kept tensors that its backward pass did not release"
+        return loss
+
+    @torch.no_grad()
+    def evaluate(
+        self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None
+    ) -> PipelineLoss:
+        """The same sum without gradients."""
+        self._check(tokens, targets, documents)
+        return self._run(self._schedule.eval, tokens, targets, documents)
+
+    def _check(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> None:
+        for name, given in (("tokens", tokens), ("targets", targets), ("documents", documents)):
+            if given is not None and tuple(given.shape) != self.shape:
+                allowed = f"{list(self.shape)}, for which this pipeline has its buffers"
+                remedy = "drop a shorter last batch, or build another Pipeline"
+                raise ConfigError(problem(f"shape of {name}", list(given.shape), allowed, remedy))
+        if torch.is_autocast_enabled(self.device.type):
+            raise ConfigError(
+                "autocast is on: must be off, since buffers have the dtypes of a pass without; give the pipeline a dtype"
+            )
+
+    def _run(self, run: Callable[..., Any], tokens: Tensor, targets: Tensor, documents: Tensor | None) -> PipelineLoss:
+        given = {} if documents is None else {"documents": documents.to(self.device)}
+        target = targets.to(self.device) if self.holds_last else None
+        losses: list[Tensor] = []
+        run(
+            *((tokens.to(self.device),) if self.holds_first else ()),
+            target=target,
+            losses=losses,
+            return_outputs=False,
+            **given,
+        )
+        total = torch.zeros((), dtype=statistics_dtype(next(self.model.parameters())), device=self.device)
+        if self.holds_last:
+            total += torch.stack([loss.detach() for loss in losses]).sum()
+        dist.broadcast(total, group=self.group, group_src=self.config.ranks - 1)
+        return PipelineLoss(total, (targets != IGNORE).sum())
+
+    def _stage(self, index: int) -> CachingStage:
+        plan, rows = self.plan, self.shape[0] // self.config.microbatches
+        module = DecoderStage(self.model, plan, index, self.shape[1], self._store, self.config.recompute)
+        tokens = torch.empty(rows, self.shape[1], dtype=torch.int64, device="meta")
+        hidden = torch.empty(rows, self.shape[1], self.model.config.d_model, device="meta")
+        return CachingStage(
+            module,
+            index,
+            plan.stages,
+            self.device,
+            input_args=plan.placeholders(index - 1) if index else (tokens,),
+            output_args=plan.placeholders(index) if index < plan.stages - 1 else (hidden,),
+            group=self.group,
+        )
+
+    def _loss(self, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
+        return linear_cross_entropy(hidden.flatten(0, 1), self.model.head_weight, targets.flatten())
+
+    def _shared_gradients(self) -> SharedGradients | None:
+        """None where this rank shares no parameter with another."""
+        if self.config.ranks == 1 or not (self.holds_first or self.holds_last):
+            return None
+        other = self.config.ranks - 1 if self.holds_first else 0
+        return SharedGradients(shared_parameters(self.model), other, self.group)
+
+
+def _schedule(config: PipelineConfig, stages: list[CachingStage], loss: Callable[..., Tensor]) -> Any:
+    given = {"n_microbatches": config.microbatches, "loss_fn": loss, "scale_grads": False}
+    if config.schedule == "gpipe":
+        return ScheduleGPipe(stages[0], **given)
+    if config.schedule == "1f1b":
+        return Schedule1F1B(stages[0], **given)
+    return ScheduleInterleaved1F1B(list(stages), **given)
+
+
+def _check_layout(
+    decoder: DecoderConfig, config: PipelineConfig, batch_size: int, seq_len: int, group: dist.ProcessGroup | None
+) -> None:
+    processes = dist.get_world_size(group)
+    if config.ranks != processes:
+        allowed = f"{processes}, the number of processes in the group"
+        raise ConfigError(problem("ranks", config.ranks, allowed, "change it, or start as many processes"))
+    config.blocks(decoder.n_layers)
+    if batch_size < 1 or batch_size % config.microbatches:
+        allowed = f"a multiple of microbatches={config.microbatches}"
+        raise ConfigError(problem("batch_size", batch_size, allowed, "change one of them"))
+    if not 1 <= seq_len <= decoder.max_seq_len:
+        allowed = f"in 1..max_seq_len={decoder.max_seq_len}"
+        raise ConfigError(problem("seq_len", seq_len, allowed, "raise max_seq_len or cut the windows"))

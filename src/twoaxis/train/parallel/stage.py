@@ -1,0 +1,122 @@
+"""One stage: some blocks of a decoder, what they are sent and keep, and their place in torch's pipeline.
+
+Letters: B rows of a microbatch, T position, D width.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils.checkpoint import checkpoint
+
+from twoaxis.core.layout import TokenLayout
+from twoaxis.model import Decoder
+from twoaxis.train.parallel.config import Recompute
+from twoaxis.train.parallel.plan import Plan
+from twoaxis.train.parallel.store import Kept, Store
+
+
+class DecoderStage(nn.Module):
+    """Runs the blocks of one stage from the tensors it is sent to those it sends.
+
+    The first stage is sent token ids; the last returns normalised hidden states.
+
+    Args:
+        model: the part of the decoder on this rank.
+        plan: what crosses the boundaries.
+        index: of the stage.
+        tokens: in a row.
+        store: what the stages of this rank share.
+        recompute: whether only the states between blocks are kept for the backward pass.
+    """
+
+    def __init__(self, model: Decoder, plan: Plan, index: int, tokens: int, store: Store, recompute: Recompute) -> None:
+        super().__init__()
+        self.model, self.plan, self.index, self.tokens, self.store = model, plan, index, tokens, store
+        self.recompute = recompute == "block"
+        self.is_first, self.is_last = index == 0, index == plan.stages - 1
+        self.received = () if self.is_first else plan.sent(index - 1)
+        self.sent = () if self.is_last else plan.sent(index)
+        self.fetched, self.kept = plan.fetched(index), plan.kept(index)
+        self._borrowed: dict[int, dict[int, Tensor]] = {}
+
+    def forward(
+        self, *received: Tensor, microbatch: int, documents: Int[Tensor, "B T"] | None = None
+    ) -> Tensor | tuple[Tensor, ...]:
+        """Returns what is sent on, or hidden states at the end."""
+        model, device = self.model, received[0].device
+        layout = TokenLayout.contiguous(self.tokens, device=device) if documents is None else TokenLayout.packed(documents)
+        entering: dict[int, Tensor] = {}
+        if self.is_first:
+            state, _ = model.ends.enter_along(model.embed(*received), layout, None)
+        else:
+            boundary = self.plan.boundaries[self.index - 1]
+            entering = self._gather(received, microbatch)
+            state = tree_unflatten([entering[number] for number in boundary.leaves], boundary.structure)
+        for index in self.plan.blocks[self.index]:
+            block = model.blocks[index]
+            if self.recompute and torch.is_grad_enabled():
+                state, _ = checkpoint(block, state, layout, use_reentrant=False)
+            else:
+                state, _ = block(state, layout)
+        if self.is_last:
+            hidden, _ = model.ends.leave_along(state, layout, None)
+            return model.norm(hidden)
+        leaving = dict(zip(self.plan.boundaries[self.index].leaves, tree_leaves(state), strict=True))
+        for number in self.kept:
+            self.store.keep(microbatch, number, entering[number] if number in entering else leaving[number])
+        return tuple(leaving[number].contiguous() for number in self.sent)
+
+    def _gather(self, received: tuple[Tensor, ...], microbatch: int) -> dict[int, Tensor]:
+        """The tensors of the entering state by number: those that were sent, and those that the rank has kept."""
+        borrowed = {number: self.store.borrow(microbatch, number) for number in self.fetched}
+        self._borrowed[microbatch] = {number: leaf for number, leaf in borrowed.items() if leaf.requires_grad}
+        return dict(zip(self.received, received, strict=True)) | borrowed
+
+    def release(self, microbatch: int) -> list[Kept]:
+        """What this stage has kept for later ones, with the gradients that they have given back."""
+        return self.store.release(microbatch, self.kept)
+
+    def give_back(self, microbatch: int) -> None:
+        """Gives the gradients of what was borrowed to the stage that has kept it."""
+        for number, leaf in self._borrowed.pop(microbatch, {}).items():
+            if leaf.grad is not None:
+                self.store.give_back(microbatch, number, leaf.grad)
+
+
+class CachingStage(PipelineStage):
+    """A stage of torch's pipeline that tells its module the microbatch, and starts the backward pass also at what it keeps."""
+
+    submod: DecoderStage
+
+    def forward_one_chunk(
+        self, fwd_chunk_id: int, args: Any, kwargs: dict[str, Any] | None = None, save_forward_output: bool = True
+    ) -> Any:
+        """Runs the forward pass of one microbatch."""
+        given = {**(kwargs or {}), "microbatch": fwd_chunk_id}
+        return super().forward_one_chunk(fwd_chunk_id, args, given, save_forward_output)
+
+    def backward_one_chunk(
+        self, bwd_chunk_id: int, loss: Tensor | None = None, full_backward: bool = True, last_backward: bool = False
+    ) -> None:
+        """Runs the backward pass of one microbatch, or without one only forgets what was kept for it."""
+        self._microbatch = bwd_chunk_id
+        if not self.has_backward:
+            self.submod.release(bwd_chunk_id)
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Any:
+        """Adds the gradients that later stages have given back, and gives back those of what was borrowed."""
+        returned = [kept for kept in self.submod.release(self._microbatch) if kept.gradient is not None]
+        if returned:
+            bwd_kwargs = {
+                **bwd_kwargs,
+                "stage_output": (*bwd_kwargs["stage_output"], *(kept.tensor for kept in returned)),
+                "output_grads": (*bwd_kwargs["output_grads"], *(kept.gradient for kept in returned)),
+            }
+        result = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        self.submod.give_back(self._microbatch)
+        return result

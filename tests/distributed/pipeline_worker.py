@@ -1,0 +1,208 @@
+"""One process of a pipeline: runs every case it is given and writes down what happened, for the test to judge.
+
+python pipeline_worker.py FOLDER RANK RANKS
+"""
+
+import gc
+import json
+import os
+import sys
+import weakref
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch.distributed import distributed_c10d
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.measure import tensors
+from twoaxis.core.probe import perturb
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.state import Flow, Leaf, Numbers
+from twoaxis.depth import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.model import DecoderConfig
+from twoaxis.ops.cross_entropy import IGNORE
+from twoaxis.train.parallel import Pipeline, PipelineConfig
+from twoaxis.train.parallel.stage import CachingStage
+
+STEPS = 2
+LEARNING_RATE = 1e-3
+VOCABULARY = 11
+PATIENCE_SECONDS = 300
+
+
+class StrangeConfig(DepthConfig):
+    """A stream, and what no published mixer has: a statistic without gradient, an integer, a tensor that stands twice."""
+
+    kind: Literal["strange"] = "strange"
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        return InitEquivalence("none", "adds an old scale")
+
+    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
+        D = stack.d_model
+        names = [("first", D), (f"stream {index}", D), (f"stream {index}", D), ("scale", 1), (f"count {index}", 1)]
+        return tuple(Leaf(name, Numbers(n)) for name, n in names)
+
+    def flow(self, site: Site) -> Flow:
+        return Flow()
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        return Cost()
+
+    def build(self, site: Site) -> "Strange":
+        return Strange()
+
+    def build_ends(self, stack: Stack) -> "StrangeEnds":
+        return StrangeEnds()
+
+
+class Strange(DepthMixer):
+    def read(self, state: Any) -> tuple[torch.Tensor, None]:
+        first, stream, again, scale, count = state
+        return stream + again + scale * first + count, None
+
+    def write(self, state: Any, update: torch.Tensor, context: Any, carry: None) -> Any:
+        first, stream, _, scale, count = state
+        stream = stream + update
+        return first, stream, stream, scale, count + 1
+
+
+class StrangeEnds(DepthEnds):
+    def enter(self, embeddings: torch.Tensor) -> Any:
+        scale = embeddings.detach().square().mean(-1, keepdim=True)
+        return embeddings, embeddings, embeddings, scale, torch.ones(scale.shape, dtype=torch.int64, device=scale.device)
+
+    def leave(self, state: Any) -> torch.Tensor:
+        return state[1]
+
+
+class Traffic:
+    """Bytes at the call that sends a tensor, by direction and boundary."""
+
+    def __init__(self) -> None:
+        self.bytes: Counter[str] = Counter()
+        self._ways: dict[int, tuple[torch.Tensor, str]] = {}
+        send = dist.isend
+
+        def counted(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            # Torch lets the stages vote before its first step, and two ranks exchange gradients of what they share.
+            _, way = self._ways.pop(id(tensor), (tensor, "other"))
+            self.bytes[way] += tensor.nbytes
+            return send(tensor, *args, **kwargs)
+
+        # P2POp compares its operation with the module's own name for it.
+        dist.isend = distributed_c10d.isend = counted
+        self._label("get_fwd_send_ops", "activations", 0)
+        self._label("get_bwd_send_ops", "gradients", -1)
+
+    def _label(self, method: str, what: str, offset: int) -> None:
+        make = getattr(CachingStage, method)
+
+        def labelled(stage: CachingStage, chunk: int) -> Any:
+            made = make(stage, chunk)
+            for op in made:
+                self._ways[id(op.tensor)] = op.tensor, f"{what} {stage.stage_index + offset}"
+            return made
+
+        setattr(CachingStage, method, labelled)
+
+    def take(self) -> dict[str, int]:
+        """What was sent since the last call."""
+        assert not self._ways, "a tensor was to be sent and was not"
+        found = dict(self.bytes)
+        self.bytes.clear()
+        return found
+
+
+def batch(shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, targets of which some count for nothing, and documents."""
+    rows, length = shape
+    tokens = torch.arange(rows * length).reshape(shape) ** 2 % VOCABULARY
+    targets = tokens.roll(-1, 1)
+    targets[0, :3] = IGNORE
+    documents = (torch.arange(length) >= length // 2).long().expand(shape)
+    return tokens, targets, documents.contiguous()
+
+
+def watch(pipeline: Pipeline) -> list[weakref.ref[torch.Tensor]]:
+    """Every tensor that a block makes, while it is alive."""
+    found: list[weakref.ref[torch.Tensor]] = []
+
+    def note(module: Any, given: Any, made: Any) -> None:
+        found.extend(weakref.ref(t) for t in tensors(made) if t.grad_fn is not None)
+
+    for block in pipeline.model.blocks:
+        block.register_forward_hook(note)
+    return found
+
+
+def run(
+    case: dict[str, Any], traffic: Traffic, group: dist.ProcessGroup | None
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Takes steps whose gradients add up, with an update in between."""
+    config = PipelineConfig.from_data(case["pipeline"])
+    shape = (case["rows"], case["length"])
+    # A mixer of these tests only stands in no table, so it comes as what it is.
+    depth = StrangeConfig() if case["decoder"]["depth"]["kind"] == "strange" else case["decoder"]["depth"]
+    decoder = DecoderConfig.from_data({**case["decoder"], "depth": depth})
+    pipeline = Pipeline(decoder, config, *shape, dtype=torch.float64, group=group)
+    perturb(pipeline.model)
+    alive = watch(pipeline)
+    tokens, targets, documents = batch(shape)
+    given = (tokens, targets, documents) if case["documents"] else (tokens, targets)
+    report: dict[str, Any] = {"losses": [], "tokens": [], "sent": [], "alive": [], "evaluated": []}
+    gradients = {}
+    for step in range(STEPS):
+        loss = pipeline.step(*given)
+        report["losses"].append(loss.total.item())
+        report["tokens"].append(loss.tokens.item())
+        report["sent"].append(traffic.take())
+        if any(reference() is not None for reference in alive):
+            gc.collect()
+        report["alive"].append([len(alive), sum(reference() is not None for reference in alive)])
+        alive.clear()
+        for name, parameter in pipeline.model.named_parameters():
+            if parameter.grad is not None:
+                gradients[f"{step}/{name}"] = parameter.grad.clone()
+        if case["evaluate"]:
+            report["evaluated"].append(pipeline.evaluate(*given).total.item())
+            traffic.take()
+        with torch.no_grad():
+            for parameter in pipeline.model.parameters():
+                if parameter.grad is not None:
+                    parameter -= LEARNING_RATE * parameter.grad
+    return report, gradients
+
+
+def work(folder: Path, rank: int, ranks: int) -> None:
+    """Runs all cases, those for fewer ranks in a group of the first ones."""
+    torch.set_num_threads(1)
+    meeting = f"file://{folder / 'meeting'}"
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=rank, world_size=ranks, timeout=timedelta(seconds=PATIENCE_SECONDS)
+    )
+    groups: dict[int, Any] = {n: None if n == ranks else dist.new_group(range(n)) for n in range(1, ranks + 1)}
+    traffic = Traffic()
+    reports, found = {}, {}
+    # The most ranks first: those that are then left out wait at the end only.
+    for case in sorted(json.loads((folder / "cases.json").read_text()), key=lambda case: -case["pipeline"]["ranks"]):
+        needed = case["pipeline"]["ranks"]
+        if rank < needed:
+            reports[case["name"]], gradients = run(case, traffic, groups[needed])
+            found |= {f"{case['name']}/{name}": gradient for name, gradient in gradients.items()}
+    save_file(found, folder / f"gradients{rank}.safetensors")
+    (folder / f"report{rank}.json").write_text(json.dumps(reports))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+    work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
