@@ -37,8 +37,9 @@ format: $(DEV)  ## formats the code and repairs what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(DEV)  ## writes a page and a figure for every mixer, and the page of claims, into docs
+docs: $(DEV)  ## writes the pages of mixers, claims and studies, and the planner's formulas as JavaScript
 	$(BIN)/python docs/build.py
+	$(BIN)/python docs/page_formulas.py
 
 conformance: $(DEV)  ## runs the conformance checks of one mixer: make conformance NAME=deep_delta
 	$(PYTEST) tests/conformance -k "$(or $(NAME),$(error say which mixer: make conformance NAME=deep_delta))"

@@ -1,5 +1,6 @@
-"""`python docs/build.py`: writes one page and one figure per mixer, the page of the paper's claims, and one page per study.
+"""`python docs/build.py`: writes one page and one figure per mixer, the pages of claims, of the planner, and of each study.
 
+With names of the planner's pages, as in `python docs/build.py published`, it writes only these.
 Nothing on a page is typed in here: words come from the docstring, the claim or the report, numbers from the declared costs,
 the computation or the report, and figures from running the mixer or from the report.
 """
@@ -23,6 +24,11 @@ from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_STACK, depth_cost
 from twoaxis.core.documentation import sections, source
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
+from twoaxis.planner.figures.scale import scale_figures
+from twoaxis.planner.published.chart import published_figure
+from twoaxis.planner.published.page import published_page
+from twoaxis.planner.scale import scale_data, scale_text
+from twoaxis.planner.scale.page import scale_page
 from twoaxis.study.report_data import ReportData, read_report
 from twoaxis.study.table import CONTRAST_COLUMNS, RESULT_COLUMNS, contrast_rows, result_rows
 from twoaxis.testing.measure import read_and_write, sublayer_list, tensors, trace
@@ -31,6 +37,7 @@ from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
 DOCS = Path(__file__).parent
 MIXERS = DOCS / "mixers"
 STUDIES = DOCS / "studies"
+PLANNER = DOCS / "planner"
 RESULTS = DOCS.parent / "studies" / "results"
 AXES: dict[str, Any] = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD, "local": LOCAL}
 TITLES = {
@@ -42,8 +49,19 @@ TITLES = {
 N_LAYERS = 4
 
 
-def main() -> int:
-    """Writes docs/mixers, docs/studies and docs/claims.md anew."""
+def main(*names: str) -> int:
+    """Writes docs/mixers, docs/studies, docs/planner and docs/claims.md anew, or only pages of the planner, by name."""
+    PLANNER.mkdir(exist_ok=True)
+    if unknown := set(names) - set(PLANNER_PAGES):
+        print(
+            f"docs/build.py: no page {sorted(unknown)[0]!r}; choose of {', '.join(PLANNER_PAGES)}, or none for all",
+            file=sys.stderr,
+        )
+        return 2
+    for name in names or PLANNER_PAGES:
+        PLANNER_PAGES[name]()
+    if names:
+        return 0
     shutil.rmtree(MIXERS, ignore_errors=True)
     for axis, table in AXES.items():
         (MIXERS / axis).mkdir(parents=True)
@@ -60,6 +78,24 @@ def main() -> int:
         (STUDIES / f"{name}.md").write_text(study_page(name), encoding="utf-8")
     (STUDIES / "README.md").write_text(studies_index(), encoding="utf-8")
     return 0
+
+
+def write_published() -> None:
+    """The planner's predictions beside published numbers."""
+    (PLANNER / "published.md").write_text(published_page("published.svg"), encoding="utf-8")
+    (PLANNER / "published.svg").write_text(published_figure().svg(), encoding="utf-8")
+
+
+def write_scale() -> None:
+    """What every method costs at three shapes and three contexts."""
+    data = scale_data()
+    (PLANNER / "scale.json").write_text(scale_text(data), encoding="utf-8")
+    (PLANNER / "scale.md").write_text(scale_page(data), encoding="utf-8")
+    for figure in scale_figures(data):
+        (PLANNER / f"{figure.name}.svg").write_text(figure.svg(), encoding="utf-8")
+
+
+PLANNER_PAGES = {"published": write_published, "scale": write_scale}
 
 
 def studies() -> list[str]:
@@ -266,4 +302,4 @@ def _panel(rows: list[dict[str, Any]], title: str) -> alt.Chart:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

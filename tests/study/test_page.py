@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from twoaxis.figures.theme import ARMS
 from twoaxis.study import words
 from twoaxis.study.csv_tables import tables
 from twoaxis.study.figures import Figure, study_figures
-from twoaxis.study.figures.base import ARMS
 from twoaxis.study.figures.labels import Frame, beside_points, spread
 from twoaxis.study.page import POLICY, render_page
 from twoaxis.study.page.html import breakable

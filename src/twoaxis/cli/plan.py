@@ -1,59 +1,70 @@
-"""`twoaxis plan STUDY`: hours, tokens, FLOPs and memory of every arm, before anything is spent."""
+"""`twoaxis plan`: what a study, or a model on many devices, will cost; nothing is trained."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from twoaxis.cli.output import Json, print_json, print_table
-
-if TYPE_CHECKING:
-    from twoaxis.study.plan import StudyPlan
+from twoaxis.cli import plan_options as option
+from twoaxis.cli.output import Json
+from twoaxis.core.errors import ConfigError
 
 
 def plan(
-    study_file: Annotated[Path, typer.Argument(metavar="STUDY", help="A study in TOML or JSON.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Changes to the study as key=value.")] = None,
-    measure: Annotated[
-        bool, typer.Option("--measure/--count", help="Measure a few steps of every arm here, or count only.")
-    ] = True,
+    source: option.Source = None,
+    overrides: option.Overrides = None,
+    measure: option.Measure = None,
+    hardware: option.Hardware = None,
+    gpus: option.Gpus = None,
+    goal: option.GoalOption = None,
+    context: option.Context = None,
+    batch: option.Batch = None,
+    prompts: option.Prompts = None,
+    budget_memory: option.BudgetMemory = None,
+    budget_latency: option.BudgetLatency = None,
+    tensor: option.Tensor = None,
+    pipeline: option.Pipeline = None,
+    data: option.Replicas = None,
+    virtual: option.Virtual = None,
+    microbatches: option.Microbatches = None,
+    sequence: option.Sequence = None,
+    schedule: option.Schedule = None,
+    recompute: option.RecomputeOption = None,
+    sharding: option.ShardingOption = None,
+    forwarding: option.ForwardingOption = None,
+    engine: option.EngineOption = None,
+    precision: option.PrecisionOption = None,
+    html: option.Html = None,
+    calibrate: option.Calibrate = False,
+    out: option.Out = None,
     as_json: Json = False,
 ) -> int:
-    """Plan a study: what every arm costs, what was changed so that arms match, and which companions stand beside them.
+    """Plan a study (what every arm costs) or a model on many devices (what every method on either axis costs).
 
-    A few steps of every arm are measured, in turns, for the hours and the memory; that takes a minute or so for a small
-    study. `--count` leaves both out and takes a moment.
+    For a study, a few steps of every arm are measured, in turns; `--count` leaves that out. For a model nothing is measured:
+    the arrangement of devices with the shortest training step is searched, and every method is compared there.
+    `--calibrate` measures this machine as a device.
 
-    Example: twoaxis plan studies/shortcut.toml replicates=5
+    Example: twoaxis plan examples/models/llama-3-8b.json --hardware h100 --gpus 64 --goal shortcut
     """
-    import tempfile
+    given = locals()
+    if calibrate:
+        from twoaxis.cli.plan_calibrate import plan_calibrate
 
-    from twoaxis.study import read_study
-    from twoaxis.study.planner import plan_study
-    from twoaxis.study.progress import console_study_progress
-    from twoaxis.study.runner import measured_plan
+        if source is not None:
+            raise ConfigError(f"FILE={source!r}: a calibration measures this machine and plans nothing; leave FILE out")
+        return plan_calibrate(as_json, **option.belonging("a calibration", given))
+    if source is None:
+        raise ConfigError("FILE is missing: name a study, a model or a preset; or measure this machine with --calibrate")
+    if _is_study(source):
+        from twoaxis.cli.plan_study import plan_of_study
 
-    config = read_study(study_file, overrides or [])
-    if not measure:
-        return print_plan(plan_study(config), as_json)
-    with tempfile.TemporaryDirectory() as folder:
-        return print_plan(measured_plan(config, Path(folder), console_study_progress()), as_json)
+        return plan_of_study(Path(source), as_json, **option.belonging("a study", given))
+    from twoaxis.cli.plan_model import plan_of_model
+
+    return plan_of_model(source, as_json, **option.belonging("a model", given))
 
 
-def print_plan(planned: "StudyPlan", as_json: bool) -> int:
-    """Prints the arms of a plan and what was left out."""
-    from twoaxis.study import words
-    from twoaxis.study.table import PLAN_COLUMNS, plan_rows, plan_title
+def _is_study(source: str) -> bool:
+    """Whether a file holds a study, which names its arms; everything else is read as a model."""
+    from twoaxis.core.config_file import read_config_file
 
-    if as_json:
-        print_json({"title": plan_title(planned), **planned.to_data()})
-        return 0
-    print_table(plan_title(planned), PLAN_COLUMNS, plan_rows(planned), numbers=PLAN_COLUMNS[2:-1])
-    for arm in planned.arms:
-        if arm.why and arm.role in ("treatment", "companion"):
-            print(f"{arm.name}: {arm.why}")
-    for note in planned.notes:
-        print(f"left out: {note}")
-    if planned.timing is None:
-        print(f"hours and memory ({words.MISSING}) are measured by `twoaxis plan`, and by `twoaxis study` before its first run")
-    return 0
+    path = Path(source)
+    return path.is_file() and not {"arms", "question"}.isdisjoint(read_config_file(path, "study or model"))

@@ -8,8 +8,10 @@ import altair as alt
 from twoaxis.audit.result import Ablation, Audit
 from twoaxis.audit.table import place_name
 from twoaxis.core.errors import ConfigError
+from twoaxis.figures.figure import Figure
+from twoaxis.figures.marks import row_axis, values
+from twoaxis.figures.theme import CONTROL, HEAT, INK, MUTED, NARROW, PAPER, SIGNED, WIDE
 from twoaxis.study import words
-from twoaxis.study.figures.base import CONTROL, HEAT, INK, MUTED, NARROW, PAPER, SIGNED, WIDE, Figure, row_axis, values
 from twoaxis.study.figures.forest import label_width
 from twoaxis.study.report_data import ArmData, ReportData
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Literal, NamedTuple
 
+from twoaxis.figures.figure import Width
 from twoaxis.study import words
 from twoaxis.study.figures import Figure
-from twoaxis.study.figures.base import Width
 
 
 class Reason(str):

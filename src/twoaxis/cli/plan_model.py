@@ -1,0 +1,148 @@
+"""The plan of a model on many devices: from the options of the command line to a plan, and its tables."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twoaxis.cli.output import print_json
+from twoaxis.core.errors import ConfigError, nearest, problem
+
+if TYPE_CHECKING:
+    from twoaxis.planner.comparison import Budget
+    from twoaxis.planner.hardware import Device
+    from twoaxis.planner.plan import ModelPlan
+    from twoaxis.planner.precision import Precision
+
+LONGEST_CONTEXT = 8192
+"""Tokens of a sequence where nothing is asked; models are made for far more than they are trained with."""
+
+PRECISIONS = {
+    "bf16": {},
+    "fp32": {"weights": 4, "activations": 4, "gradients": 4, "optimizer": 8, "cache": 4},
+}
+"""Bytes of numbers; where weights are in float32 there are no master weights beside them."""
+
+
+def plan_of_model(
+    source: str,
+    as_json: bool,
+    *,
+    hardware: str = "h100",
+    gpus: int = 8,
+    goal: str | None = None,
+    context: int | None = None,
+    prompts: int = 8,
+    budget_memory: str | None = None,
+    budget_latency: str | None = None,
+    precision: str | None = None,
+    html: Path | None = None,
+    **arrangement: Any,
+) -> int:
+    """Plans a model and prints what was found.
+
+    Args:
+        source: a file, a folder or a preset.
+        as_json: whether to print JSON.
+        hardware: a device by name, or its file.
+        gpus: devices in all.
+        goal: what the reader wants.
+        context: tokens of a sequence.
+        prompts: sequences that generate at once.
+        budget_memory: with its unit.
+        budget_latency: with its unit.
+        precision: one of `PRECISIONS`.
+        html: a file for the page.
+        arrangement: fields of the request that are fixed.
+
+    Raises:
+        ConfigError: anything that cannot be planned, in one line.
+    """
+    from twoaxis.cli.plan_tables import print_model_plan
+    from twoaxis.planner.advice import RECOMMENDED
+    from twoaxis.planner.hardware import read_device
+    from twoaxis.planner.model import read_model
+    from twoaxis.planner.plan import plan_model
+    from twoaxis.planner.search import Request
+
+    budget = _limits(budget_memory, budget_latency)
+    if goal is not None:
+        _known("goal", goal, tuple(RECOMMENDED))
+    if prompts < 1:
+        raise ConfigError(problem("prompts", prompts, "at least 1", "say how many sequences generate at once"))
+    if html is not None and html.suffix != ".html":
+        raise ConfigError(problem("html", str(html), "a file that ends in .html", f"write to {html.with_suffix('.html')}"))
+    device, model = read_device(hardware), read_model(source)
+    tokens = min(model.max_seq_len, LONGEST_CONTEXT) if context is None else context
+    request = Request(device, gpus, tokens, precision=_precision(device, precision), **_checked(arrangement))
+    planned = plan_model(model, request, goal, budget, prompts, _announce)  # type: ignore[arg-type]
+    if html is not None:
+        _write_page(planned, html)
+    if as_json:
+        print_json(planned.to_data())
+    else:
+        print_model_plan(planned)
+    return 0
+
+
+def _limits(memory: str | None, latency: str | None) -> "Budget":
+    from twoaxis.planner.comparison import Budget
+    from twoaxis.planner.quantities import parse_bytes, parse_seconds
+
+    return Budget(
+        None if memory is None else parse_bytes(memory, "budget-memory"),
+        None if latency is None else parse_seconds(latency, "budget-latency"),
+    )
+
+
+def _announce(name: str) -> None:
+    print(f"planning: {name}", file=sys.stderr)
+
+
+def _write_page(planned: "ModelPlan", path: Path) -> None:
+    from twoaxis.planner.page import write_page
+
+    goal = None if planned.recommendation is None else planned.recommendation.goal
+    write_page(path, planned.model, planned.setting, "all" if goal in (None, "both") else goal)
+    print(f"wrote {path}", file=sys.stderr)
+
+
+def _checked(arrangement: dict[str, Any]) -> dict[str, Any]:
+    """The fixed parts of the arrangement; words are among those that are known."""
+    from typing import get_args
+
+    from twoaxis.planner.coefficients import Engine
+    from twoaxis.planner.layout import SequenceSharding
+    from twoaxis.planner.pipeline.payload import FORWARDINGS
+    from twoaxis.planner.setting import Recompute, Sharding
+
+    words = {
+        "sequence": get_args(SequenceSharding),
+        "schedule": ("1f1b", "gpipe"),
+        "recompute": get_args(Recompute),
+        "sharding": get_args(Sharding),
+        "forwarding": FORWARDINGS,
+        "engine": get_args(Engine),
+    }
+    for name, known in words.items():
+        if name in arrangement:
+            _known(name, arrangement[name], known)
+    return arrangement
+
+
+def _known(what: str, got: str, known: Sequence[str]) -> None:
+    if got not in known:
+        raise ConfigError(problem(what, got, f"one of {', '.join(known)}", nearest(got, known)))
+
+
+def _precision(device: "Device", name: str | None) -> "Precision":
+    """Mixed bfloat16 where nothing is asked and the device has it, else float32."""
+    from twoaxis.planner.precision import Precision
+
+    formats = [str(known) for known in device.peak_flops_per_second]
+    if name is None:
+        name = "bf16" if "bf16" in formats else "fp32"
+    _known("precision", name, tuple(PRECISIONS))
+    if name not in formats:
+        raise ConfigError(problem("precision", name, f"a number format of {device.name}", f"it has {', '.join(formats)}"))
+    return Precision(**PRECISIONS[name])

@@ -1,0 +1,242 @@
+"""How the plan of a model is printed: its setting, its ledger, every method, and the recommendation."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from twoaxis.cli.output import print_table
+
+if TYPE_CHECKING:
+    from twoaxis.planner.advice import Recommendation, WhatIf
+    from twoaxis.planner.comparison import MethodCost
+    from twoaxis.planner.plan import ModelPlan
+
+METHODS = (
+    *("method", "goal", "at init", "step", "prefill", "token", "memory/GPU", "parameters", "FLOPs/token"),
+    *("boundary", "cache", "over"),
+)
+NUMBERS = METHODS[3:-1]
+FLOPS = {
+    "all": "in all",
+    "matmul": "in matrix products",
+    "pairs": "in attention (quadratic)",
+    "elementwise": "elementwise",
+    "depth": "in depth operations",
+}
+SHOWN_ALTERNATIVES = 3
+
+
+def print_model_plan(planned: "ModelPlan") -> None:
+    """Prints a plan for people."""
+    _print_setting(planned)
+    print()
+    _print_ledger(planned)
+    print()
+    _print_methods(planned)
+    for each in planned.comparison.refused:
+        print(f"refused: {each.method.name}: {each.reason}")
+    print()
+    if planned.recommendation is None:
+        print("`--goal shortcut`, `local-mixing` or `both` adds what the paper recommends, and what would change that.")
+    else:
+        _print_recommendation(planned.recommendation, planned.comparison.control)
+
+
+def _print_setting(planned: "ModelPlan") -> None:
+    from twoaxis.planner.page.written import percent
+    from twoaxis.planner.search import RESERVE
+
+    setting, layout, control = planned.setting, planned.setting.layout, planned.comparison.control
+    size = setting.batch // (layout.data * layout.microbatches)
+    stages = f" with {layout.virtual} stages each" if layout.virtual > 1 else ""
+    rows = [
+        ("devices", f"{layout.gpus} x {setting.device.name}: {setting.device.description}"),
+        ("layout", f"{layout.data} data x {layout.pipeline} pipeline{stages} x {layout.tensor} tensor"),
+        ("schedule", f"{setting.run['schedule']}, depth state sent {setting.forwarding}"),
+        (
+            "training step",
+            f"{setting.batch} sequences of {setting.tokens} tokens; {layout.microbatches} microbatches of {size}",
+        ),
+        ("memory saved by", f"sharding {setting.sharding}, sequence {layout.sequence}, recompute {setting.recompute}"),
+        ("depth operations", setting.engine),
+        (
+            "generation",
+            f"{planned.prompts} sequences behind {setting.tokens} tokens, on {layout.tensor} tensor ranks; as prefill",
+        ),
+        ("control", f"{_seconds(control.step_seconds)} a step, {percent(planned.flops_share)} of peak FLOPs"),
+        ("of that", f"{percent(control.bubble)} bubble, {_seconds(control.exposed_seconds)} exposed messages between stages"),
+        (
+            "memory",
+            f"{_bytes(control.memory_bytes)} of {_bytes(setting.device.memory_bytes.value)}; {percent(RESERVE)} stay free",
+        ),
+    ]
+    print_table(f"{planned.model.name}: where its plain residual stream trains fastest", ("setting", "value"), rows)
+
+
+def _print_ledger(planned: "ModelPlan") -> None:
+    counts, model = planned.ledger, planned.model
+    params, flops, depth = counts.params, counts.forward_flops, counts.depth
+    state, training = sorted(counts.state_bytes), counts.training_flops_per_token
+    recomputed = counts.recomputed_training_flops_per_token
+    stored = (counts.parameter_bytes, counts.gradient_bytes, counts.optimizer_bytes)
+    traffic = f"{_bytes(depth.fused_bytes)} per token and sublayer in the mean, {_bytes(depth.largest_fused_bytes)} at most"
+    rows = [
+        (
+            "parameters",
+            f"{_count(params['all'])}, {_count(params['used'])} used by a token, {_count(params['depth'])} for depth",
+        ),
+        ("forward FLOPs per token", ", ".join(f"{_count(flops[name])} {word}" for name, word in FLOPS.items())),
+        ("training FLOPs per token", f"{_count(training)}; {_count(recomputed)} with recomputed blocks"),
+        ("weights, gradients, optimizer", ", ".join(_bytes(each) for each in stored)),
+        ("saved for backward", f"{_bytes(counts.saved_bytes)}; {_bytes(counts.recomputed_saved_bytes)} with recomputed blocks"),
+        ("cache", f"{_bytes(counts.cache_bytes_per_token)} per token, {_bytes(counts.cache_bytes)} per sequence"),
+        ("depth state between blocks", f"{_bytes(state[0])} to {_bytes(state[-1])} per token"),
+        ("depth traffic, fused", traffic),
+    ]
+    title = f"Ledger of {model.name} as given (depth {model.depth.kind}), one sequence of {counts.tokens} tokens"
+    print_table(title, ("count", "value"), rows)
+
+
+def _print_methods(planned: "ModelPlan") -> None:
+    costs = (planned.comparison.control, *planned.comparison.methods)
+    rows = [_row(cost) for cost in costs]
+    # A column of nothing but zeros or blanks says nothing.
+    kept = [at for at in range(len(METHODS)) if any(row[at] not in ("", "0") for row in rows)]
+    columns = [METHODS[at] for at in kept]
+    title = "Methods, cheapest training step first; percentages and parameters are beyond the control's"
+    print_table(title, columns, [[row[at] for at in kept] for row in rows], [name for name in columns if name in NUMBERS])
+    exceeded = {name for cost in costs for name in cost.over}
+    for name, text in _limits(planned).items():
+        if name in exceeded:
+            print(f"over {name}: {text}")
+
+
+def _limits(planned: "ModelPlan") -> dict[str, str]:
+    from twoaxis.planner.search import RESERVE
+
+    setting, budget = planned.setting, planned.budget
+    held = f"{_bytes(setting.device.memory_bytes.value * (1 - RESERVE))} of a GPU"
+    return {
+        "device": f"more in training than {held}, in the arrangement of the control",
+        "generation": f"weights and caches take more than {held} on {setting.layout.tensor} tensor ranks",
+        "memory": f"more in training than the budget of {_bytes(budget.memory_bytes or 0)}",
+        "latency": f"a token takes more than the budget of {_seconds(budget.latency_seconds or 0)}",
+    }
+
+
+def _row(cost: "MethodCost") -> Sequence[str]:
+    control = cost.goal == "control"
+    return (
+        cost.name,
+        cost.goal,
+        cost.at_initialisation.replace("_", " "),
+        _seconds(cost.step_seconds) if control else _change(cost.step_overhead),
+        _seconds(cost.prefill_seconds) if control else _change(cost.prefill_overhead),
+        _seconds(cost.token_seconds) if control else _change(cost.token_overhead),
+        _bytes(cost.memory_bytes),
+        _count(cost.params if control else cost.added_params),
+        _count(cost.training_flops_per_token) if control else _change(cost.flops_overhead),
+        _bytes(cost.boundary_bytes),
+        _bytes(cost.cache_bytes),
+        ", ".join(cost.over),
+    )
+
+
+def _print_recommendation(found: "Recommendation", control: "MethodCost") -> None:
+    from twoaxis.planner.advice import SOURCE
+    from twoaxis.planner.evidence import NATURE
+
+    print(f"Recommended for {found.goal}: {found.method} ({SOURCE}: {found.reason})")
+    if found.cost is None:
+        print(f"It does not fit this model: {found.refusal}")
+    else:
+        _print_cost(found, found.cost, control)
+        _print_what_ifs(found)
+    print()
+    print(f"Evidence. {NATURE}")
+    for study in found.studies:
+        said = ", ".join(f"{kind} {verdict}" for kind, verdict in study.verdicts.items())
+        print(f"* {study.page}: {study.question}")
+        print(f"  At equal tokens, against its control: {said}. All numbers: {study.results}")
+
+
+def _print_cost(found: "Recommendation", cost: "MethodCost", control: "MethodCost") -> None:
+    sent = f", {_bytes(cost.boundary_bytes)} of a microbatch over a stage boundary" if cost.boundary_bytes else ""
+    print(
+        f"Here it adds {_change(cost.step_overhead)} to a training step, {_change(cost.prefill_overhead)} to prefill and "
+        f"{_change(cost.token_overhead)} to a token, with {_change(cost.flops_overhead)} FLOPs and {_count(cost.added_params)} "
+        f"parameters; {_bytes(cost.memory_bytes)} a GPU{sent}."
+    )
+    print(f"By the training step it is number {found.rank} of {found.of} for this goal.", end=" ")
+    for word, others in (("Cheaper", found.cheaper), ("Dearer", found.dearer)):
+        if others:
+            shown = ", ".join(f"{each.name} {_change(each.step_overhead)}" for each in others[:SHOWN_ALTERNATIVES])
+            more = len(others) - SHOWN_ALTERNATIVES
+            print(f"{word}: {shown}{f', and {more} more' if more > 0 else ''}.", end=" ")
+    print()
+    if cost.over:
+        print(
+            f"It is over: {', '.join(cost.over)}{'; so is the control' if set(cost.over) <= set(control.over) else ''}.",
+            end=" ",
+        )
+        print(
+            f"Within all limits, the cheapest for this goal is {found.instead.name}, {_change(found.instead.step_overhead)}."
+            if found.instead
+            else "No method of this goal is within all limits."
+        )
+    if found.own is not None:
+        own, layout = found.own, found.own.setting.layout
+        print(
+            f"Arranged for itself it fits, at {_change(own.step_overhead)} over the control and {_bytes(own.memory_bytes)}: "
+            f"{layout.data} data x {layout.pipeline} pipeline x {layout.tensor} tensor, {layout.microbatches} microbatches, "
+            f"recompute {own.setting.recompute}, sharding {own.setting.sharding}."
+        )
+
+
+def _print_what_ifs(found: "Recommendation") -> None:
+    changed = [each for each in found.what_ifs if each.matters]
+    same = [each.change for each in found.what_ifs if not each.matters and not each.impossible]
+    if changed:
+        print("What would change that:")
+    for each in changed:
+        print(f"* {_what_if(each)}")
+    if same:
+        print(f"Neither its rank nor its verdict changes with: {'; '.join(same)}.")
+    for each in found.what_ifs:
+        if each.impossible:
+            print(f"  Not possible: {each.change}: {each.impossible}")
+
+
+def _what_if(each: "WhatIf") -> str:
+    rank = (
+        f"number {each.rank_before} becomes {each.rank} of {each.of}"
+        if each.rank != each.rank_before
+        else f"still number {each.rank}"
+    )
+    verdict = ""
+    if each.over != each.over_before:
+        verdict = f"; over {', '.join(each.over)}" if each.over else "; within all limits"
+    return f"{each.change}: {rank}, {_change(each.step_overhead)}{verdict}"
+
+
+def _bytes(value: float) -> str:
+    from twoaxis.planner.page.written import BYTES, amount
+
+    return amount(value, BYTES)
+
+
+def _count(value: float) -> str:
+    from twoaxis.planner.page.written import COUNTS, amount
+
+    return f"{value:.0f}" if abs(value) < 1000 else amount(value, COUNTS)
+
+
+def _seconds(value: float) -> str:
+    from twoaxis.planner.page.written import SECONDS, amount
+
+    return amount(value, SECONDS)
+
+
+def _change(ratio: float) -> str:
+    from twoaxis.planner.quantities import change_text
+
+    return change_text(ratio)

@@ -1,0 +1,357 @@
+"""A training step on many devices, and a step of generation: seconds and bytes.
+
+`run` says how: `batch` sequences of `tokens` in one microbatch, `microbatches` of them, `pipeline` ranks with `virtual` stages
+each, `schedule` and `transfers` as in `pipeline.formulas`, `forwarding` as in `pipeline.crossing`, `data` replicas and their
+`sharding` as in `pipeline.collectives`, `recompute` "none" or "blocks", and `tensor`, `sequence` and `engine` as in
+`formulas.seconds`.
+"""
+
+from typing import Any
+
+from twoaxis.planner.formulas.counts import (
+    boundary_of_block,
+    forward_counts,
+    largest_block_bytes,
+    recomputed_bytes_of,
+    saved_bytes_of,
+    state_bytes,
+)
+from twoaxis.planner.formulas.seconds import collective_seconds, head_seconds, sublayer_seconds, tokens_on_rank
+from twoaxis.planner.hardware.roofline import memory_seconds
+from twoaxis.planner.pipeline.collectives import data_parallel_bytes, stored_bytes
+from twoaxis.planner.pipeline.crossing import even_cuts, hop_bytes, waiting_bytes
+from twoaxis.planner.pipeline.formulas import peak_memory, schedule_order, simulate, transfer_seconds
+
+Data = dict[str, Any]
+
+
+def work_of(run: Data) -> Data:
+    """One microbatch of a training step."""
+    return {
+        "batch": run["batch"],
+        "tokens": run["tokens"],
+        "context": 0,
+        "tensor": run["tensor"],
+        "sequence": run["sequence"],
+        "engine": run["engine"],
+    }
+
+
+def stage_seconds(model: Data, run: Data, rates: Data, link: Data) -> Data:
+    """Seconds of one microbatch in every stage, forward and backward, and how much of both the depth operations take."""
+    work = work_of(run)
+    stages = run["pipeline"] * run["virtual"]
+    edges = edges_of(model, run)
+    found = {"forward": [], "backward": [], "depth": [], "link": []}
+    for stage in range(stages):
+        forward = 0
+        backward = 0
+        depth = 0
+        shared = 0
+        for index in range(edges[stage], edges[stage + 1]):
+            part = sublayer_seconds(model, model["sublayers"][index], work, rates, link)
+            forward = forward + part["forward"] + part["depth"] + part["link"]
+            backward = backward + part["backward"] + part["depth_back"] + part["link"]
+            depth = depth + part["depth"] + part["depth_back"]
+            shared = shared + 2 * part["link"]
+            if run["recompute"] == "blocks":
+                backward = backward + part["forward"] + part["depth"] + part["link"]
+                depth = depth + part["depth"]
+        if stage == stages - 1:
+            head = head_seconds(model, work, rates)
+            forward = forward + head["forward"] + head["depth"]
+            backward = backward + head["backward"] + head["depth_back"]
+            depth = depth + head["depth"] + head["depth_back"]
+        found["forward"].append(forward)
+        found["backward"].append(backward)
+        found["depth"].append(depth)
+        found["link"].append(shared)
+    return found
+
+
+def edges_of(model: Data, run: Data) -> list[int]:
+    """The sublayers at which the stages begin, and the end."""
+    return [boundary_of_block(model, block) for block in even_cuts(model["n_layers"], run["pipeline"] * run["virtual"])]
+
+
+def sent_bytes(model: Data, run: Data) -> list[float]:
+    """Bytes of one microbatch that cross the boundary behind every stage but the last."""
+    tokens = tokens_on_rank(work_of(run))
+    return [tokens * hop for hop in hop_bytes(model["leaves"], edges_of(model, run), run["pipeline"], run["forwarding"])]
+
+
+def gradients_waiting(model: Data, run: Data) -> list[list[float]]:
+    """Bytes of gradients of one microbatch that begin, and that end, to wait on a rank for an earlier stage of its own."""
+    tokens = tokens_on_rank(work_of(run))
+    found = waiting_bytes(model["leaves"], edges_of(model, run), run["pipeline"], run["forwarding"])
+    return [[tokens * each for each in part] for part in found]
+
+
+def stage_memory(model: Data, run: Data) -> Data:
+    """Bytes in every stage: `fixed` for weights, gradients and optimizer, `saved` of one microbatch for its backward pass."""
+    stages = run["pipeline"] * run["virtual"]
+    edges = edges_of(model, run)
+    tokens = tokens_on_rank(work_of(run))
+    matrix = model["vocab_size"] * model["d_model"]
+    replicas = run["data"]
+    weights = model["weights_bytes"] / (replicas if run["sharding"] == "weights" else 1)
+    gradients = model["gradients_bytes"] / (replicas if run["sharding"] == "weights" else 1)
+    each = weights + gradients + model["optimizer_bytes"] / (1 if run["sharding"] == "none" else replicas)
+    fixed = []
+    saved = []
+    params = []
+    for stage in range(stages):
+        first = edges[stage]
+        last = edges[stage + 1]
+        here = 0
+        for index in range(first, last):
+            sub = model["sublayers"][index]
+            here = here + sub["params"] / run["tensor"] + sub["depth"]["params"] + sub["norms"] * model["norm_params"]
+        if stage == 0:
+            here = here + matrix / run["tensor"]
+        if stage == stages - 1:
+            here = here + model["ends"]["params"] + model["norm_params"]
+            if model["tied"] == 0 or stage > 0:
+                here = here + matrix / run["tensor"]
+        kept = 0
+        if run["recompute"] == "blocks":
+            kept = recomputed_bytes_of(model, first, last, tokens)
+        else:
+            kept = saved_bytes_of(model, first, last, tokens)
+        if stage == stages - 1:
+            # The loss keeps gradients of the hidden states in place of logits.
+            kept = kept + tokens * (model["ends"]["saved"] + model["d_model"] * model["activations_bytes"])
+        params.append(here)
+        fixed.append(here * each)
+        saved.append(kept)
+    return {"fixed": fixed, "saved": saved, "params": params}
+
+
+def by_rank(values: list[float], ranks: int) -> list[float]:
+    """Sums over the stages of each rank."""
+    found = [0.0 for _ in range(ranks)]
+    for stage in range(len(values)):
+        found[stage % ranks] = found[stage % ranks] + values[stage]
+    return found
+
+
+def training_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
+    """One training step: seconds, and bytes on every pipeline rank.
+
+    Args:
+        model: coefficients.
+        run: what runs and how, see the top of this module.
+        rates: of the device.
+        links: `tensor`, `pipeline` and `data`: what connects the ranks of each group.
+    """
+    ranks = run["pipeline"]
+    seconds = stage_seconds(model, run, rates, links["tensor"])
+    sent = sent_bytes(model, run)
+    link = link_seconds(sent, links["pipeline"])
+    memory = stage_memory(model, run)
+    fixed = by_rank(memory["fixed"], ranks)
+    flow = pipeline_flow(model, run, seconds, sent, link, memory["saved"], fixed)
+    peaks = flow["peaks"]
+    updates = update_seconds(model, run, memory["params"], min_of(by_rank(seconds["backward"], ranks)), rates, links["data"])
+    if run["recompute"] == "blocks":
+        last_index = len(model["sublayers"])
+        largest = largest_block_bytes(model, 0, last_index, tokens_on_rank(work_of(run)))
+        peaks = [peak + largest for peak in peaks]
+    step = flow["step_seconds"] + updates["gradients"] + updates["optimizer"]
+    tokens = run["batch"] * run["tokens"] * run["microbatches"] * run["data"]
+    depth = 0
+    for value in seconds["depth"]:
+        depth = depth + value
+    return {
+        "step_seconds": step,
+        "tokens_per_second": tokens / step,
+        "pipeline_seconds": flow["step_seconds"],
+        "exposed_seconds": flow["exposed_seconds"],
+        "bubble": flow["bubble"],
+        "gradient_seconds": updates["gradients"],
+        "optimizer_seconds": updates["optimizer"],
+        "depth_seconds": depth * run["microbatches"] / ranks,
+        "sent_bytes": sent,
+        "memory_bytes": peaks,
+        "flops": 3 * forward_counts(model, run["batch"], run["tokens"])["all"] * run["microbatches"] * run["data"],
+        "simulation": flow["simulation"],
+    }
+
+
+def link_seconds(sent: list[float], link: Data) -> list[float]:
+    """How long the messages over each boundary occupy the link."""
+    return [transfer_seconds(b, link["pair_bytes_per_second"], link["latency_seconds"]) for b in sent]
+
+
+def simulated_microbatches(ranks: int, microbatches: int) -> list[int]:
+    """The two numbers of microbatches that are simulated to know the step of so many; both are that number when it is small.
+
+    Behind the fill of the pipeline, a step repeats itself, after a number of microbatches that is at most the ranks. So the
+    two differ by a multiple of the ranks, and so do they from what is asked.
+    """
+    if microbatches <= 6 * ranks:
+        return [microbatches, microbatches]
+    more = 5 * ranks + microbatches % ranks
+    return [more - 2 * ranks, more]
+
+
+def extended(fewer: float, more: float, counts: list[int], microbatches: int) -> float:
+    """What grows evenly with the microbatches, from its values at two numbers of them.
+
+    Example:
+        >>> extended(3.0, 5.0, [1, 2], 4)
+        9.0
+    """
+    if counts[0] == counts[1]:
+        return more
+    return more + (microbatches - counts[1]) * (more - fewer) / (counts[1] - counts[0])
+
+
+def pipeline_flow(
+    model: Data, run: Data, seconds: Data, sent: list[float], link: list[float], saved: list[float], fixed: list[float]
+) -> Data:
+    """Seconds of the pipeline of one step, and the most bytes on each rank; many microbatches extend a simulation of fewer.
+
+    Args:
+        model: coefficients.
+        run: what runs and how.
+        seconds: of one microbatch in each stage.
+        sent: bytes of one over each boundary.
+        link: seconds that these take.
+        saved: bytes that each stage keeps of one.
+        fixed: bytes on each rank, whatever runs.
+    """
+    ranks = run["pipeline"]
+    counts = simulated_microbatches(ranks, run["microbatches"])
+    free = [0.0 for _ in link]
+    waiting = gradients_waiting(model, run)
+    found = []
+    for count in counts:
+        order = schedule_order(run["schedule"], ranks, run["virtual"], count)
+        real = simulate(order, seconds["forward"], seconds["backward"], link, link, run["transfers"])
+        ideal = simulate(order, seconds["forward"], seconds["backward"], free, free, run["transfers"])
+        peaks = peak_memory(real, fixed, saved, sent, sent, waiting)
+        found.append({"simulation": real, "step": real["step_seconds"], "ideal": ideal["step_seconds"], "peaks": peaks})
+        if counts[0] == counts[1]:
+            found.append(found[0])
+            break
+    step = extended(found[0]["step"], found[1]["step"], counts, run["microbatches"])
+    ideal_step = extended(found[0]["ideal"], found[1]["ideal"], counts, run["microbatches"])
+    busy = 0
+    for stage in range(len(saved)):
+        busy = busy + run["microbatches"] * (seconds["forward"][stage] + seconds["backward"][stage])
+    return {
+        "step_seconds": step,
+        "exposed_seconds": step - ideal_step,
+        "bubble": 1 - busy / ranks / step,
+        "peaks": [
+            extended(found[0]["peaks"][rank], found[1]["peaks"][rank], counts, run["microbatches"]) for rank in range(ranks)
+        ],
+        "simulation": found[1]["simulation"],
+    }
+
+
+def estimated_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
+    """About the seconds of a training step and the most bytes on any rank, without a simulation, to search with.
+
+    Equation: M max(t_r) + (sum(t_r) - max(t_r) + 2 sum(messages)) / V, t_r the seconds of one microbatch on rank r; what a
+              rank keeps of a microbatch times those that its schedule has in flight
+    """
+    ranks = run["pipeline"]
+    virtual = run["virtual"]
+    seconds = stage_seconds(model, run, rates, links["tensor"])
+    sent = sent_bytes(model, run)
+    memory = stage_memory(model, run)
+    both = [seconds["forward"][stage] + seconds["backward"][stage] for stage in range(ranks * virtual)]
+    slowest = 0
+    whole = 0
+    for value in by_rank(both, ranks):
+        slowest = max(slowest, value)
+        whole = whole + value
+    messages = 0
+    for value in link_seconds(sent, links["pipeline"]):
+        messages = messages + 2 * value
+    pipeline = run["microbatches"] * slowest + (whole - slowest + messages) / virtual
+    if run["transfers"] == "blocking":
+        pipeline = pipeline + run["microbatches"] * messages / ranks
+    updates = update_seconds(model, run, memory["params"], min_of(by_rank(seconds["backward"], ranks)), rates, links["data"])
+    held = [memory["saved"][stage] + (sent[stage - 1] if stage > 0 else 0) for stage in range(ranks * virtual)]
+    fixed = by_rank(memory["fixed"], ranks)
+    each = by_rank(held, ranks)
+    largest = 0
+    for rank in range(ranks):
+        flying = run["microbatches"]
+        if run["schedule"] == "1f1b":
+            flying = min(flying, ranks - rank)
+        if run["schedule"] == "interleaved":
+            flying = min(flying, ((virtual - 1) * ranks + 2 * (ranks - 1 - rank) + 1) / virtual)
+        largest = max(largest, fixed[rank] + flying * each[rank])
+    if run["recompute"] == "blocks":
+        largest = largest + largest_block_bytes(model, 0, len(model["sublayers"]), tokens_on_rank(work_of(run)))
+    return {"step_seconds": pipeline + updates["gradients"] + updates["optimizer"], "memory_bytes": largest}
+
+
+def update_seconds(model: Data, run: Data, params: list[float], hidden: float, rates: Data, link: Data) -> Data:
+    """Seconds that the slowest rank spends on messages of the data-parallel group and on the optimizer.
+
+    Args:
+        model: coefficients.
+        run: what runs.
+        params: of every stage.
+        hidden: seconds of the last backward pass, behind which messages hide.
+        rates: of the device.
+        link: between the ranks of the data-parallel group.
+    """
+    gradients = 0
+    optimizer = 0
+    for here in by_rank(params, run["pipeline"]):
+        sent = data_parallel_bytes(
+            run["data"], here, model["gradients_bytes"], model["weights_bytes"], run["microbatches"], run["sharding"]
+        )
+        gradients = max(gradients, collective_seconds(sent, link) - hidden)
+        mine = here / (1 if run["sharding"] == "none" else run["data"])
+        moved = mine * (2 * model["optimizer_bytes"] + model["gradients_bytes"] + model["weights_bytes"])
+        optimizer = max(optimizer, memory_seconds(moved, rates))
+    return {"gradients": gradients, "optimizer": optimizer}
+
+
+def min_of(values: list[float]) -> float:
+    """The smallest."""
+    least = values[0]
+    for value in values:
+        least = min(least, value)
+    return least
+
+
+def forward_pass(model: Data, work: Data, rates: Data, link: Data) -> Data:
+    """Seconds of one forward pass of all sublayers on `tensor` ranks: a prefill, or one step of generation behind a context."""
+    total = 0
+    depth = 0
+    shared = 0
+    for sub in model["sublayers"]:
+        part = sublayer_seconds(model, sub, work, rates, link)
+        total = total + part["forward"]
+        depth = depth + part["depth"]
+        shared = shared + part["link"]
+    last = {
+        "batch": work["batch"],
+        "tokens": 1,
+        "context": work["context"],
+        "tensor": work["tensor"],
+        "sequence": "none",
+        "engine": work["engine"],
+    }
+    head = head_seconds(model, last, rates)
+    return {
+        "seconds": total + depth + shared + head["forward"] + head["depth"],
+        "depth_seconds": depth + head["depth"],
+        "link_seconds": shared,
+    }
+
+
+def prefill_state_bytes(model: Data, work: Data, chunk_tokens: int) -> float:
+    """The most bytes of depth state on one rank while prompts are read in chunks of so many tokens; 0 is one chunk."""
+    largest = 0
+    for boundary in range(len(model["sublayers"]) + 1):
+        largest = max(largest, state_bytes(model, boundary))
+    return work["batch"] * stored_bytes(largest, work["tokens"], chunk_tokens, work["tensor"], work["sequence"])

@@ -1,0 +1,147 @@
+"""The ledger of a model: everything that it costs before any device is named."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from twoaxis.core.cost import Shape
+from twoaxis.core.errors import ConfigError
+from twoaxis.model.memory import decoder_saved_bytes, recomputing_peak_bytes
+from twoaxis.planner.coefficients import Engine, coefficients
+from twoaxis.planner.formulas.counts import (
+    boundary_of_block,
+    cache_bytes_of,
+    forward_counts,
+    parameter_counts,
+    state_bytes,
+)
+from twoaxis.planner.model.shape import ModelShape
+from twoaxis.planner.precision import Precision
+
+BACKWARD = 2
+"""Forward passes that a backward pass computes: one product for the input's gradient, one for the weights'."""
+
+
+@dataclass(frozen=True)
+class DepthTraffic:
+    """What the depth operation moves per token, over the whole stack.
+
+    Attributes:
+        fused_bytes: with one kernel for each read and write, the mean over sublayers.
+        largest_fused_bytes: of the sublayer that moves most.
+        eager_bytes: with one kernel for each operation, the mean over sublayers.
+        eager_kernels: of one forward pass, all sublayers together; None, as the bytes, where that form is out of the question.
+    """
+
+    fused_bytes: float
+    largest_fused_bytes: float
+    eager_bytes: float | None
+    eager_kernels: int | None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Every count of one model at one batch and length.
+
+    Attributes:
+        model: its name.
+        batch: sequences.
+        tokens: in each.
+        params: all parameters, by `all`, `used` by one token, of the `depth` operation, `embedding_and_head`.
+        forward_flops: per token, by `matmul`, `pairs` (attention's quadratic term), `elementwise`, `depth`, `all`.
+        training_flops_per_token: forward and backward.
+        recomputed_training_flops_per_token: with every block computed once more in the backward pass.
+        depth: what the depth operation moves.
+        saved_bytes: what autograd keeps for the backward pass of the whole batch.
+        recomputed_saved_bytes: kept when only the states between blocks are, with what recomputing one block adds.
+        parameter_bytes: weights.
+        gradient_bytes: gradients.
+        optimizer_bytes: what the optimizer keeps.
+        cache_bytes_per_token: what one more token adds to a long sequence in generation.
+        cache_bytes: of one sequence of `tokens` tokens.
+        state_bytes: per token, of the depth state before the first block, between blocks, and after the last.
+    """
+
+    model: str
+    batch: int
+    tokens: int
+    params: dict[str, int]
+    forward_flops: dict[str, float]
+    training_flops_per_token: float
+    recomputed_training_flops_per_token: float
+    depth: DepthTraffic
+    saved_bytes: int
+    recomputed_saved_bytes: int
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    cache_bytes_per_token: float
+    cache_bytes: int
+    state_bytes: tuple[int, ...]
+
+    def to_data(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        return asdict(self)
+
+
+def ledger(
+    model: ModelShape,
+    batch: int = 1,
+    tokens: int | None = None,
+    precision: Precision | None = None,
+    engine: Engine = "eager",
+) -> Ledger:
+    """Counts everything about a model; nothing is built and nothing is timed.
+
+    Args:
+        model: the model.
+        batch: sequences.
+        tokens: in each; None takes the length that the model was made for.
+        precision: bytes of one number of each sort.
+        engine: `fused` leaves out the traffic of the eager depth operation, whose count takes a while in deep models.
+
+    Example:
+        >>> from twoaxis import DecoderConfig
+        >>> config = DecoderConfig(vocab_size=256, d_model=64, n_layers=2, depth="attention_residuals")
+        >>> counts = ledger(ModelShape.of_decoder(config), tokens=128)
+        >>> counts.params["all"], counts.state_bytes
+        (117568, (132, 396, 660))
+    """
+    tokens = tokens or model.max_seq_len
+    try:
+        numbers = coefficients(model, precision, engine)
+    except ConfigError:
+        numbers = coefficients(model, precision)
+    total = batch * tokens
+    params = parameter_counts(numbers)
+    flops = {name: value / total for name, value in forward_counts(numbers, batch, tokens).items()}
+    shape = Shape(batch, tokens, (precision or Precision()).activations)
+    return Ledger(
+        model=model.name,
+        batch=batch,
+        tokens=tokens,
+        params=params,
+        forward_flops=flops,
+        training_flops_per_token=(1 + BACKWARD) * flops["all"],
+        recomputed_training_flops_per_token=(2 + BACKWARD) * flops["all"],
+        depth=_traffic(numbers),
+        saved_bytes=decoder_saved_bytes(model, shape),
+        recomputed_saved_bytes=recomputing_peak_bytes(model, shape),
+        parameter_bytes=params["all"] * numbers["weights_bytes"],
+        gradient_bytes=params["all"] * numbers["gradients_bytes"],
+        optimizer_bytes=params["all"] * numbers["optimizer_bytes"],
+        cache_bytes_per_token=cache_bytes_of(numbers, tokens + 1) - cache_bytes_of(numbers, tokens),
+        cache_bytes=round(cache_bytes_of(numbers, tokens)),
+        state_bytes=tuple(int(state_bytes(numbers, boundary_of_block(numbers, block))) for block in range(model.n_layers + 1)),
+    )
+
+
+def _traffic(numbers: dict[str, Any]) -> DepthTraffic:
+    operations = [sublayer["depth"] for sublayer in numbers["sublayers"]]
+    fused = [operation["read"] + operation["written"] for operation in operations]
+    eager = [operation["eager"] for operation in (*operations, numbers["ends"]) if "eager" in operation]
+    return DepthTraffic(
+        fused_bytes=sum(fused) / len(fused),
+        largest_fused_bytes=max(fused),
+        eager_bytes=sum(each for _, each, _ in eager) / len(operations) if eager else None,
+        eager_kernels=sum(count for count, _, _ in eager) if eager else None,
+    )

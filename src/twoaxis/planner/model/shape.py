@@ -1,0 +1,110 @@
+"""A whole model as the planner sees it: sizes, sublayers and the depth mixer; nothing is built."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, Self
+
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.site import Stack
+from twoaxis.depth import DepthConfig, ResidualConfig
+from twoaxis.feed_forward import FeedForwardConfig
+from twoaxis.model import DecoderConfig
+from twoaxis.planner.model.part import OwnPart, Part
+from twoaxis.sequence import SequenceConfig
+
+Norm = Literal["rms", "layer"]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder of any family.
+
+    Attributes:
+        name: what it is called.
+        vocab_size: rows of the embedding, padding included.
+        d_model: width D.
+        blocks: the sublayers of every block, written out.
+        depth: the depth mixer.
+        tie_embeddings: whether the output head is the embedding.
+        norm: `rms` (one gain per channel) or `layer` (a gain and a bias).
+        norm_eps: its eps.
+        branches: `sequential`, or `parallel` where the sublayers of a block read the same stream, as in GPT-NeoX.
+        max_seq_len: tokens that it was made for.
+
+    Raises:
+        ConfigError: sublayers that do not fit the width, or a depth mixer that they do not fit.
+    """
+
+    name: str
+    vocab_size: int
+    d_model: int
+    blocks: tuple[tuple[Part, ...], ...]
+    depth: DepthConfig = field(default_factory=ResidualConfig)
+    tie_embeddings: bool = True
+    norm: Norm = "rms"
+    norm_eps: float = 1e-6
+    branches: Literal["sequential", "parallel"] = "sequential"
+    max_seq_len: int = 2048
+
+    def __post_init__(self) -> None:
+        if self.branches == "parallel" and self.depth.kind != "residual":
+            raise ConfigError(
+                problem(
+                    "depth", self.depth.kind, "'residual' in a model whose branches are parallel", "plan a sequential model"
+                )
+            )
+        for part in self.parts:
+            part.check(self.d_model)
+        # Refuses here what the depth mixer cannot work with.
+        self.stack  # noqa: B018
+
+    @property
+    def n_layers(self) -> int:
+        """Number of blocks."""
+        return len(self.blocks)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The sublayers of all blocks in order."""
+        return tuple(part for block in self.blocks for part in block)
+
+    @property
+    def stack(self) -> Stack:
+        """The sublayers as places along depth, with what the depth mixer asks of them."""
+        return self._stack
+
+    @cached_property
+    def _stack(self) -> Stack:
+        slots = tuple(part.slot(self.d_model) for part in self.parts)
+        return self.depth.prepare(Stack(self.d_model, self.norm_eps, tuple(len(block) for block in self.blocks), slots))
+
+    def with_depth(self, depth: DepthConfig) -> Self:
+        """The same model with another depth mixer."""
+        return replace(self, depth=depth)
+
+    def with_sublayer(self, config: SequenceConfig | FeedForwardConfig) -> Self:
+        """The same model with one more sublayer at the start of each block, such as ShortSWA."""
+        return replace(self, blocks=tuple((OwnPart(config), *block) for block in self.blocks))
+
+    def with_parts(self, change: Callable[[Part], Part]) -> Self:
+        """The same model with every sublayer changed."""
+        return replace(self, blocks=tuple(tuple(change(part) for part in block) for block in self.blocks))
+
+    def in_generation(self) -> Self:
+        """The model in the form that computes single tokens behind a context."""
+        return self.with_parts(lambda part: part.in_generation())
+
+    @classmethod
+    def of_decoder(cls, config: DecoderConfig, name: str = "decoder") -> Self:
+        """A decoder of this library."""
+        return cls(
+            name,
+            config.vocab_size,
+            config.d_model,
+            tuple(tuple(OwnPart(sublayer) for sublayer in block) for block in config.layers),
+            config.depth,
+            config.tie_embeddings,
+            norm_eps=config.norm_eps,
+            max_seq_len=config.max_seq_len,
+        )

@@ -1,0 +1,5 @@
+"""The plan of a model as one page of HTML that recomputes, in the reader's browser, what Python computes."""
+
+from twoaxis.planner.page.document import planner_page, write_page
+
+__all__ = ["planner_page", "write_page"]

@@ -1,0 +1,200 @@
+"""What the page computes from: the coefficients of every method at some depths, the devices, and what a reader can choose."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.planner.coefficients import coefficients
+from twoaxis.planner.hardware import Device, read_device, shipped_devices
+from twoaxis.planner.layout import ParallelLayout
+from twoaxis.planner.methods import WINDOW, Method, Refusal, fitted, methods
+from twoaxis.planner.model.shape import ModelShape
+from twoaxis.planner.precision import Precision
+from twoaxis.planner.setting import NUMBER_FORMATS, Setting
+
+Data = dict[str, Any]
+
+WINDOWS = (4, 8, 16, 32, 64, WINDOW, 256, 512, 1024, 2048, 4096, 8192)
+"""Of ShortSWA, that a reader can choose. What autograd keeps of one is no simple function of its window, so each is counted."""
+
+OF_ONE_MODEL = ("name", "depth_kind", "n_layers", "sublayers", "ends", "leaves")
+"""What differs between the coefficients of the methods; the rest is shared."""
+
+PROMPTS = 8
+"""Sequences that generate at once, until a reader chooses."""
+
+
+def tables(model: ModelShape, setting: Setting) -> Data:
+    """Everything that the formulas of the page read, ready for JSON; see `packed` for how models are kept.
+
+    Args:
+        model: with the depth mixer that it has; every method takes its place.
+        setting: where the page starts.
+    """
+    found: Data = {name: [] for name in ("rows", "depths", "packs", "families", "models")}
+    found |= {"layers": depths_of(model), "windows": list(WINDOWS)}
+    pool = Pool(found)
+    for n_layers in found["layers"]:
+        deep = with_layers(model, n_layers)
+        found["models"].append([pool.model(method, deep, setting.precision) for method in range(len(methods()))])
+    found["methods"] = [{"name": named(method), "goal": method.goal} for method in methods()]
+    found["devices"] = [numbers for device in devices_of(setting) if (numbers := device_numbers(device, setting)) is not None]
+    return found
+
+
+def depths_of(model: ModelShape) -> list[int]:
+    """The numbers of blocks that a reader can choose: half of them, all, and twice as many."""
+    return sorted({max(1, model.n_layers // 2), model.n_layers, 2 * model.n_layers})
+
+
+def with_layers(model: ModelShape, n_layers: int) -> ModelShape:
+    """The model with fewer or more blocks: its first ones, or all of them once more from the first on.
+
+    Example:
+        >>> from twoaxis.planner.model import read_model
+        >>> with_layers(read_model("dense-7b"), 48).n_layers
+        48
+    """
+    return replace(model, blocks=tuple(model.blocks[index % model.n_layers] for index in range(n_layers)))
+
+
+def named(method: Method) -> str:
+    """A method without its window, which a reader sets."""
+    return method.name.removesuffix(f" w={WINDOW}")
+
+
+def devices_of(setting: Setting) -> list[Device]:
+    """The device of the setting, then the shipped ones."""
+    own = setting.device
+    return [own, *(read_device(name) for name in shipped_devices() if name != own.name)]
+
+
+def device_numbers(device: Device, setting: Setting) -> Data | None:
+    """A device as the formulas take it; None where it has no matrix products in the precision of the setting."""
+    try:
+        rates = device.numbers(NUMBER_FORMATS[setting.precision.activations])
+    except ConfigError:
+        return None
+    fast, links = device.fast_link, []
+    if fast is not None:
+        links.append([0 if fast.devices is None else int(fast.devices.value), fast.numbers()])
+    if device.network is not None:
+        links.append([0, device.network.numbers()])
+    return {
+        "name": device.name,
+        "description": device.description,
+        "rates": rates,
+        "links": links,
+        "memory_bytes": device.memory_bytes.value,
+    }
+
+
+class Pool:
+    """Coefficients of many models, in which what is equal is kept once.
+
+    Args:
+        tables: whose `rows`, `depths`, `packs` and `families` it fills.
+    """
+
+    def __init__(self, tables: Data) -> None:
+        self._tables = tables
+        self._numbers: dict[str, int] = {}
+
+    def model(self, method: int, model: ModelShape, precision: Precision) -> list[int]:
+        """The packs of a method in training and in generation; none where it does not fit the model."""
+        shape = fitted(methods()[method], model)
+        if isinstance(shape, Refusal):
+            return []
+        wider = methods(2 * WINDOW)[method].apply(model)
+        training = self._pack(shape, precision, {} if wider == shape else self._windowed(method, model, precision))
+        generating = shape.in_generation()
+        if generating == shape:
+            return [training, training]
+        families = {} if wider == shape else self._windowed(method, model.in_generation(), precision)
+        return [training, self._pack(generating, precision, families)]
+
+    def _windowed(self, method: int, model: ModelShape, precision: Precision) -> dict[int, int]:
+        """The family of every sublayer whose numbers move with the window."""
+        shapes = [methods(window)[method].apply(model) for window in WINDOWS]
+        places = [at for at, parts in enumerate(zip(*(shape.parts for shape in shapes), strict=True)) if len(set(parts)) > 1]
+        # Places with the same sublayers have the same numbers, so one of them is counted.
+        first: dict[str, int] = {}
+        found = {}
+        for at in places:
+            key = repr(shapes[0].parts[at])
+            if key not in first:
+                first[key] = self._family([coefficients(shape, precision)["sublayers"][at] for shape in shapes])
+            found[at] = first[key]
+        return found
+
+    def _family(self, subs: list[Data]) -> int:
+        return self._kept("families", [self._row(sub) for sub in subs])
+
+    def _pack(self, model: ModelShape, precision: Precision, families: dict[int, int]) -> int:
+        numbers = coefficients(model, precision)
+        self._tables.setdefault("shared", {name: value for name, value in numbers.items() if name not in OF_ONE_MODEL})
+        sublayers = [
+            [sub["block"], self._row(sub), self._kept("depths", sub["depth"]), families.get(at, -1)]
+            for at, sub in enumerate(numbers["sublayers"])
+        ]
+        pack = {name: numbers[name] for name in ("n_layers", "ends", "leaves")} | {"sublayers": sublayers}
+        return self._kept("packs", pack)
+
+    def _row(self, sub: Data) -> int:
+        return self._kept("rows", {name: value for name, value in sub.items() if name not in ("block", "depth")})
+
+    def _kept(self, table: str, value: Any) -> int:
+        key = table + json.dumps(value)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._tables[table])
+            self._tables[table].append(value)
+        return self._numbers[key]
+
+
+def first_choice(found: Data, model: ModelShape, setting: Setting) -> Data:
+    """The setting as the page takes it; see `choice`."""
+    layout = setting.layout
+    return {
+        "device": [device["name"] for device in found["devices"]].index(setting.device.name),
+        "layers": found["layers"].index(model.n_layers),
+        "tokens": setting.tokens,
+        "window": WINDOW,
+        "batch": setting.batch,
+        "microbatches": layout.microbatches,
+        "pipeline": layout.pipeline,
+        "virtual": layout.virtual,
+        "tensor": layout.tensor,
+        "data": layout.data,
+        "prompts": PROMPTS,
+        "sequence": layout.sequence,
+        "schedule": layout.schedule,
+        "forwarding": setting.forwarding,
+        "recompute": setting.recompute,
+        "sharding": setting.sharding,
+        "transfers": setting.transfers,
+    }
+
+
+def tensor_ranks(model: ModelShape, most: int) -> list[int]:
+    """Powers of two that every head of the model can be shared by."""
+    return [ranks for ranks in powers(1, most) if _divides(model, ranks)]
+
+
+def powers(first: int, last: int) -> list[int]:
+    """Powers of two from one to another."""
+    return [2**power for power in range(first.bit_length() - 1, last.bit_length())]
+
+
+def with_own(values: Sequence[int], own: int) -> list[int]:
+    """Values in order, with that of the setting among them."""
+    return sorted({*values, own})
+
+
+def _divides(model: ModelShape, ranks: int) -> bool:
+    try:
+        ParallelLayout(gpus=ranks, tensor=ranks).check(model, ranks)
+    except ConfigError:
+        return False
+    return True

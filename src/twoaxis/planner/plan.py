@@ -1,0 +1,122 @@
+"""The plan of a model: an arrangement of GPUs, what every method costs there, and what is recommended for a goal."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from twoaxis.planner.advice import Case, Recommendation, methods_for, recommend
+from twoaxis.planner.coefficients import coefficients
+from twoaxis.planner.comparison import Budget, Comparison, as_given, compare, control_of, count_methods
+from twoaxis.planner.ledger import Ledger, ledger
+from twoaxis.planner.methods import Goal
+from twoaxis.planner.model.shape import ModelShape
+from twoaxis.planner.search import RESERVE, Request, find_setting
+from twoaxis.planner.setting import NUMBER_FORMATS, Setting
+
+FORMAT = "twoaxis.plan/1"
+
+PROMPTS = 8
+"""Sequences that generate at once where nothing else is asked."""
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """All that a plan says.
+
+    Attributes:
+        model: as it was read.
+        setting: where the control trains fastest.
+        prompts: sequences that generate at once.
+        budget: limits of the reader.
+        ledger: the counts of the model as it was read, of one sequence.
+        comparison: what every method costs.
+        recommendation: for the goal; None without one.
+    """
+
+    model: ModelShape
+    setting: Setting
+    prompts: int
+    budget: Budget
+    ledger: Ledger
+    comparison: Comparison
+    recommendation: Recommendation | None
+
+    @property
+    def flops_share(self) -> float:
+        """The part of the peak of all GPUs that the control's own FLOPs take, recomputation not counted."""
+        setting, control = self.setting, self.comparison.control
+        peak = setting.device.peak_flops_per_second[NUMBER_FORMATS[setting.precision.activations]].value  # type: ignore[index]
+        flops = control.training_flops_per_token * setting.batch * setting.tokens
+        return flops / control.step_seconds / (peak * setting.layout.gpus)
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain JSON-ready data."""
+        setting, comparison = self.setting, self.comparison
+        names = ("batch", "tokens", "engine", "forwarding", "recompute", "sharding", "transfers")
+        return {
+            "format": FORMAT,
+            "model": self.model.name,
+            "setting": {
+                "device": setting.device.name,
+                **{name: getattr(setting, name) for name in names},
+                "precision": setting.precision.to_data(),
+                "prompts": self.prompts,
+                "memory_limit_bytes": setting.device.memory_bytes.value * (1 - RESERVE),
+                "budget": asdict(self.budget),
+            },
+            "layout": {**setting.layout.to_data(), "schedule": setting.run["schedule"]},
+            "ledger": self.ledger.to_data(),
+            "control": comparison.control.to_data() | {"flops_share_of_peak": self.flops_share},
+            "methods": [cost.to_data() for cost in comparison.methods],
+            "refused": [
+                {"name": each.method.name, "goal": each.method.goal, "reason": each.reason} for each in comparison.refused
+            ],
+            "recommendation": None if self.recommendation is None else self.recommendation.to_data(),
+        }
+
+
+def plan_model(
+    model: ModelShape,
+    request: Request,
+    goal: Goal | None = None,
+    budget: Budget | None = None,
+    prompts: int = PROMPTS,
+    announce: Callable[[str], None] = lambda name: None,
+) -> ModelPlan:
+    """Plans a model: finds a setting for its control, and compares all methods there.
+
+    Args:
+        model: with any depth mixer.
+        request: what is asked of the arrangement.
+        goal: what the reader wants.
+        budget: limits that methods are held to.
+        prompts: sequences that generate at once.
+        announce: is told what is counted.
+
+    Raises:
+        ConfigError: no arrangement is possible, or none fits the device.
+
+    Example:
+        >>> from twoaxis.planner import read_model
+        >>> from twoaxis.planner.hardware import read_device
+        >>> planned = plan_model(read_model("gpt-124m"), Request(read_device("h100"), gpus=8, tokens=1024))
+        >>> planned.comparison.control.params
+        123587328
+    """
+    budget = budget or Budget()
+    control, known = control_of(model), methods_for(goal)
+    known = (*known, *as_given(model, known))
+    setting = find_setting(control, coefficients(control, request.precision, request.engine), request)
+    counted, refused = count_methods(control, known, request.precision, request.engine, announce)
+    found = compare(counted, setting, prompts, budget)
+    comparison = Comparison(found.control, found.methods, refused + found.refused)
+    case = Case(control, request, setting, counted, comparison, prompts, budget)
+    return ModelPlan(
+        model=model,
+        setting=setting,
+        prompts=prompts,
+        budget=budget,
+        ledger=ledger(model, tokens=request.tokens, precision=request.precision, engine=request.engine),
+        comparison=comparison,
+        recommendation=recommend(goal, case, announce) if goal is not None else None,
+    )

@@ -1,0 +1,70 @@
+"""Bytes and seconds as people write them, with a unit and nothing left to guess."""
+
+import math
+import re
+
+from twoaxis.core.errors import ConfigError, nearest
+
+BYTES = {
+    "B": 1,
+    **{f"{p}B": 1000**n for n, p in enumerate("kMGTP", 1)},
+    **{f"{p}iB": 1024**n for n, p in enumerate("KMGTP", 1)},
+}
+"""Units of memory: GB is 1000^3 bytes, GiB 1024^3."""
+
+SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+"""Units of time."""
+
+
+def parse_bytes(text: str, what: str) -> float:
+    """Bytes of a text such as 70GB or 64GiB.
+
+    Raises:
+        ConfigError: no number, no unit, or one of something else.
+
+    Example:
+        >>> parse_bytes("64 GiB", "budget") == 64 * 2**30
+        True
+    """
+    return _parsed(text, what, BYTES, "70GB or 64GiB")
+
+
+def parse_seconds(text: str, what: str) -> float:
+    """Seconds of a text such as 20ms.
+
+    Raises:
+        ConfigError: no number, no unit, or one of something else.
+
+    Example:
+        >>> parse_seconds("20ms", "budget")
+        0.02
+    """
+    return _parsed(text, what, SECONDS, "20ms or 0.02s")
+
+
+def _parsed(text: str, what: str, units: dict[str, float], such_as: str) -> float:
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+)\s*([A-Za-z]*)\s*", text)
+    if found is None:
+        raise ConfigError(f"{what}={text!r}: must be one number and its unit, not negative; write for example {such_as}")
+    number, unit = float(found[1]), found[2]
+    if not unit:
+        raise ConfigError(f"{what}={text!r}: has no unit; write for example {such_as}")
+    if unit not in units:
+        other = "a unit of time" if unit in SECONDS else "a unit of memory" if unit in BYTES else "not a unit known here"
+        alike = [known for known in units if known.lower() == unit.lower()]
+        remedy = f"did you mean {alike[0]!r}?" if alike else f"{nearest(unit, units)}, for example {such_as}"
+        raise ConfigError(f"{what}={text!r}: {unit!r} is {other}; {remedy}")
+    value = number * units[unit]
+    if not 0 < value < math.inf:
+        raise ConfigError(f"{what}={text!r}: must be above zero and finite; write for example {such_as}")
+    return value
+
+
+def change_text(ratio: float) -> str:
+    """What something adds to the control, as a signed percentage.
+
+    Example:
+        >>> change_text(0.0123), change_text(-0.5), change_text(-0.00001)
+        ('+1.2 %', '-50.0 %', '+0.0 %')
+    """
+    return f"{round(100 * ratio, 1) + 0.0:+.1f} %"

@@ -1,0 +1,89 @@
+"""Coefficients and the ledger say what the parts declare, for every mixer, batch and length."""
+
+import pytest
+
+from twoaxis.core.cost import Shape
+from twoaxis.depth import DEPTH, DepthConfig
+from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig
+from twoaxis.model import DecoderConfig
+from twoaxis.model.cost import decoder_cost
+from twoaxis.model.memory import decoder_saved_bytes, recomputing_peak_bytes
+from twoaxis.planner import ModelShape, Precision, ledger
+from twoaxis.planner.coefficients import coefficients
+from twoaxis.planner.formulas import counts
+from twoaxis.sequence import SEQUENCE, SequenceConfig
+from twoaxis.testing.toy import decoder_config
+
+DEPTHS = [pytest.param(row.example(name), id=f"{row.kind}-{name}") for row in DEPTH for name in row.examples]
+MIXERS = [
+    pytest.param(row.example(name), id=f"{row.kind}-{name}")
+    for table in (SEQUENCE, FEED_FORWARD)
+    for row in table
+    for name in row.examples
+]
+REMEMBERED = 3
+"""Tokens that the depth mixers remember at most."""
+
+SHAPES = [(1, 1), (1, 2), (3, 7), (2, 33), (1, 200)]
+
+
+def holds(config: DecoderConfig) -> None:
+    """Every count of the coefficients equals what is declared."""
+    model = ModelShape.of_decoder(config)
+    numbers = coefficients(model, Precision(activations=4, cache=4))
+    assert counts.parameter_counts(numbers)["all"] == decoder_cost(config, Shape(1, 1)).params
+    for batch, tokens in SHAPES:
+        declared = decoder_cost(config, Shape(batch, tokens, 4))
+        flops = counts.forward_counts(numbers, batch, tokens)
+        assert flops["all"] == declared.flops
+        assert flops["pairs"] == declared.pair_flops
+        # What depth mixers remember of a few tokens is counted as full from the first one on.
+        if tokens >= REMEMBERED:
+            assert batch * counts.cache_bytes_of(numbers, tokens) == declared.cache_bytes
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_counts_of_depth_mixers_are_lines_in_the_tokens(depth: DepthConfig) -> None:
+    holds(decoder_config(depth))
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_counts_of_other_mixers_are_made_of_tokens_and_visible_pairs(mixer: SequenceConfig | FeedForwardConfig) -> None:
+    holds(decoder_config(mixer))
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_states_at_boundaries_are_the_declared_ones(depth: DepthConfig) -> None:
+    config = decoder_config(depth)
+    numbers = coefficients(ModelShape.of_decoder(config), Precision(activations=4))
+    for index in range(config.stack.n_sublayers + 1):
+        once = {leaf.name: leaf.numbers.bytes(4) for leaf in config.depth.state(config.stack, index)}
+        assert counts.state_bytes(numbers, index) == sum(once.values())
+        for earlier in range(index):
+            before = {leaf.name for leaf in config.depth.state(config.stack, earlier)}
+            new = sum(size for name, size in once.items() if name not in before)
+            assert counts.new_state_bytes(numbers, earlier, index) == new
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_saved_bytes_of_formulas_are_those_of_the_parts_but_for_rotation_tables(depth: DepthConfig) -> None:
+    """At lengths behind which engines no longer pad."""
+    config, batch, tokens = decoder_config(depth), 2, 4096
+    numbers = coefficients(ModelShape.of_decoder(config), Precision(activations=4))
+    shape, last = Shape(batch, tokens, 4), config.stack.n_sublayers
+    found = counts.saved_bytes_of(numbers, 0, last, batch * tokens) + counts.ends_saved_bytes(numbers, batch * tokens)
+    tables = {table for part in config.parts for table in part.rotations(config.d_model)}
+    declared = decoder_saved_bytes(config, shape) - sum(table.saved_bytes(shape) for table in tables)
+    assert found == pytest.approx(declared, rel=1e-3)
+
+
+def test_the_ledger_of_a_model_is_the_sum_of_its_parts() -> None:
+    config = decoder_config(DEPTH.parse("attention_residuals"), d_model=16)
+    found = ledger(ModelShape.of_decoder(config), batch=2, tokens=40)
+    shape = Shape(2, 40, 2)
+    assert found.saved_bytes == decoder_saved_bytes(config, shape)
+    assert found.recomputed_saved_bytes == recomputing_peak_bytes(config, shape)
+    assert found.training_flops_per_token == 3 * decoder_cost(config, shape).flops / 80
+    assert found.optimizer_bytes == 12 * found.params["all"]
+    assert found.cache_bytes == decoder_cost(config, Shape(1, 40, 2)).cache_bytes
+    assert len(found.state_bytes) == config.n_layers + 1

@@ -1,0 +1,233 @@
+"""The page of a plan: its formulas are those of Python, its models those of the planner, and it needs nothing else."""
+
+import ast
+import importlib.util
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from twoaxis.core.errors import ConfigError, DataError
+from twoaxis.planner.coefficients import coefficients
+from twoaxis.planner.layout import ParallelLayout
+from twoaxis.planner.methods import Refusal, fitted, methods
+from twoaxis.planner.model import read_model
+from twoaxis.planner.model.shape import ModelShape
+from twoaxis.planner.page import planner_page, write_page
+from twoaxis.planner.page.choice import refusal
+from twoaxis.planner.page.data import OF_ONE_MODEL, WINDOWS, Data, Pool, with_layers
+from twoaxis.planner.page.packed import unpacked
+from twoaxis.planner.page.rows import method_row, methods_of, sorted_by
+from twoaxis.planner.page.written import log2_of, percent, three_digits
+from twoaxis.planner.precision import Precision
+from twoaxis.planner.setting import Setting
+
+from .page_example import model, numbers_of, page_tables, page_text, setting, setting_of, some_choice
+
+
+@pytest.fixture(scope="module")
+def export() -> ModuleType:
+    script = Path(__file__).parents[2] / "docs" / "page_formulas.py"
+    spec = importlib.util.spec_from_file_location("page_formulas", script)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_formulas_of_the_page_are_up_to_date(export: ModuleType) -> None:
+    assert export.WRITTEN.read_text(encoding="utf-8") == export.javascript(), "run `make docs`"
+
+
+OUTSIDE = [
+    "def f(x):\n    return sum(x)",
+    "def f(x):\n    return round(x)",
+    "def f(x):\n    if x:\n        return 1\n    return 0",
+    "def f(x):\n    return x or 1",
+    "def f(x):\n    return not x",
+    "def f(x):\n    return [y for y in x if y]",
+    "def f(x):\n    return x[-1]",
+    "def f(x, y):\n    return (x - y) % 3",
+    "def f(x):\n    return -x % 3",
+    "def f(x):\n    return x.items()",
+    "def f(x):\n    return x in [1, 2]",
+    "def f(x):\n    return x == [1]",
+    "def f(x):\n    return [1] + x",
+    "def f(x):\n    return [0] * x",
+    "def f(x):\n    return max(x)",
+    "def f(x):\n    return f(x=1)",
+    "def f(x=1):\n    return x",
+    "def f(x):\n    return g(x)",
+    "def f(x):\n    return 0 < x < 3",
+    "def f(x):\n    return 9007199254740993",
+    "def f(x):\n    return lambda: x",
+    "def f(x):\n    return f'{x}'",
+    "def f(x):\n    return {y: 1 for y in x}",
+    "def f(default):\n    return default",
+    "def f(x):\n    for i in range(len(x)):\n        x.append(i)\n    return x",
+    "def f(x):\n    for i in range(x):\n        x = 2\n    return x",
+    "def f(x):\n    for i in range(x):\n        i = 2\n    return x",
+    "def f(x):\n    for i in range(x):\n        x += 1\n    return x",
+    "def f(x):\n    for i in range(x):\n        pass\n    return i",
+    "def f(x):\n    try:\n        return 1\n    finally:\n        x = 2",
+    "def f(x):\n    return x is 1",
+    "def f(x):\n    del x\n    return 1",
+    "def f(x):\n    with x:\n        return 1",
+    "def f(x):\n    return x << 2",
+]
+
+
+@pytest.mark.parametrize("source", OUTSIDE)
+def test_what_means_something_else_in_javascript_is_found(export: ModuleType, source: str) -> None:
+    assert list(export.problems(ast.parse(source), {"f"}))
+
+
+def test_what_means_the_same_is_not(export: ModuleType) -> None:
+    source = "def f(x, y):\n    z = x < 1 and not y == 'a'\n    for i in range(3):\n        if z:\n            x += i % 2\n"
+    assert list(export.problems(ast.parse(source), {"f"})) == []
+
+
+def test_two_functions_of_one_name_are_found(export: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "MODULES", (*export.MODULES, "page/../page/packed.py"))
+    with pytest.raises(ValueError, match="unpacked is defined twice"):
+        export.javascript()
+
+
+def test_unpacked_models_are_those_of_the_planner() -> None:
+    found = page_tables()
+    for depth, window in ((0, 64), (1, 128)):
+        for at, method in enumerate(methods(window)):
+            shape = fitted(method, with_layers(model(), found["layers"][depth]))
+            assert isinstance(shape, ModelShape)
+            own = coefficients(shape)
+            packs = [found["packs"][pack] for pack in found["models"][depth][at]]
+            ours = {name: value for name, value in own.items() if name not in ("name", "depth_kind")}
+            assert [unpacked(found, pack, window) for pack in packs] == [ours, ours], method.name
+            assert set(found["shared"]) == set(own) - set(OF_ONE_MODEL)
+
+
+def empty() -> Data:
+    return {"windows": list(WINDOWS), **{name: [] for name in ("rows", "depths", "packs", "families")}}
+
+
+def test_a_model_that_generates_in_another_form_has_both() -> None:
+    whole = read_model("kimi-linear-48b-a3b")
+    # One block of each sort: linear attention with a dense feed-forward, latent attention with experts.
+    shape = replace(whole, blocks=(whole.blocks[0], whole.blocks[3]))
+    found = empty()
+    pool, refused = Pool(found), 0
+    for at, method in enumerate(methods(64)):
+        if method.kind not in ("residual", "attention_residuals", "short_swa", "kv_shift"):
+            continue
+        fit, packs = fitted(method, shape), pool.model(at, shape, Precision())
+        refused += isinstance(fit, Refusal)
+        assert bool(packs) != isinstance(fit, Refusal), method.name
+        if isinstance(fit, ModelShape):
+            assert packs[0] != packs[1]
+            for pack, form in zip(packs, (fit, fit.in_generation()), strict=True):
+                assert unpacked(found, found["packs"][pack], 64)["sublayers"] == coefficients(form)["sublayers"], method.name
+    assert refused == 1
+
+
+def test_a_model_keeps_the_windows_that_are_its_own() -> None:
+    own = fitted(next(method for method in methods(128) if method.kind == "short_swa"), model())
+    assert isinstance(own, ModelShape)
+    found = empty()
+    pool = Pool(found)
+    seen = []
+    for method in (0, [method.kind for method in methods()].index("short_swa")):
+        pack = found["packs"][pool.model(method, own, Precision())[0]]
+        seen.append({pair[1] for sub in unpacked(found, pack, 32)["sublayers"] for pair in sub["pairs"]})
+    assert seen == [{0, 128}, {0, 128, 32}]
+
+
+def test_the_page_computes_what_a_setting_does() -> None:
+    compared = 0
+    for seed in range(24):
+        choice = some_choice(seed)
+        device, n_layers = page_tables()["devices"][choice["device"]], page_tables()["layers"][choice["layers"]]
+        if refusal(choice, device, n_layers):
+            continue
+        for method in methods_of(page_tables(), choice)[seed % 4 :: 4]:
+            row = method_row(page_tables(), choice, method)
+            expected = numbers_of(choice, method)
+            assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-12), (seed, method)
+            compared += 1
+    assert compared > 50
+
+
+def test_a_choice_is_refused_where_python_refuses_it() -> None:
+    seen = set()
+    for seed in range(300):
+        choice = some_choice(seed)
+        device, n_layers = page_tables()["devices"][choice["device"]], page_tables()["layers"][choice["layers"]]
+        try:
+            plan = setting_of(choice)
+            plan.layout.check(with_layers(model(), n_layers), choice["tokens"])
+            assert plan.links
+            accepted = True
+        except ConfigError:
+            accepted = False
+        reason = refusal(choice, device, n_layers)
+        assert accepted == (reason == ""), (choice, reason)
+        seen.add(re.sub(r"\d+", "N", reason))
+    assert len(seen) >= 6
+
+
+def test_the_page_needs_nothing_and_says_what_it_is_of() -> None:
+    page = page_text()
+    assert not re.findall(r"(?:src|href)=\"(?!#|data:)", page) and "@import" not in page and "url(" not in page
+    assert "Plan of decoder" in page and all(f">{method['name']}</text>" in page for method in page_tables()["methods"])
+    # Names stand in SVG as they are.
+    assert not any(set('<>&"') & set(method["name"]) for method in page_tables()["methods"])
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert data is not None and json.loads(data[1])["tables"] == page_tables()
+    assert len(page) < 1_000_000
+
+
+def one_device() -> Setting:
+    return setting().replace(layout=ParallelLayout(gpus=1), batch=1)
+
+
+def test_a_model_may_be_called_anything() -> None:
+    page = planner_page(replace(with_layers(model(), 1), name="</script><b>"), one_device(), "local-mixing")
+    assert "</script><b>" not in page
+    at = [method["name"] for method in page_tables()["methods"]].index("ShortSWA")
+    assert f'<option value="{at}" selected>' in page
+
+
+def test_the_method_in_detail_is_the_one_for_the_goal() -> None:
+    at = {method["name"]: at for at, method in enumerate(page_tables()["methods"])}
+    assert f'<option value="{at["DDL"]}" selected>' in page_text()
+    with pytest.raises(ConfigError, match="goal"):
+        planner_page(model(), setting(), "speed")
+
+
+def test_a_setting_that_cannot_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match="more stages than the 1 blocks"):
+        planner_page(with_layers(model(), 1), setting())
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    write_page(tmp_path / "plan.html", model(), setting(), "shortcut")
+    assert (tmp_path / "plan.html").read_text(encoding="utf-8") == page_text()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError):
+        write_page(tmp_path / "file" / "plan.html", with_layers(model(), 1), one_device())
+
+
+def test_numbers_are_rounded_and_sorted() -> None:
+    assert [three_digits(value) for value in (0.004, 0.996, 9.994, 99.96, -1.005e3)] == [
+        "0.00",
+        "1.00",
+        "9.99",
+        "100.0",
+        "-1005",
+    ]
+    assert percent(-0.0001) == "0.0 %"
+    assert [log2_of(2.0**n) for n in (-3, 0, 9)] == [-3, 0, 9]
+    rows = [{"at": at, "value": value} for at, value in enumerate([3, 1, 2, 1])]
+    assert [row["at"] for row in sorted_by(rows, "value")] == [1, 3, 2, 0]
