@@ -25,6 +25,7 @@ from twoaxis.depth import DepthConfig, DepthMixer
 VIEWS = (
     "view",
     "alias",
+    "lift_fresh",
     "detach",
     "expand",
     "permute",
