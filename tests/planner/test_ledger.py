@@ -9,7 +9,7 @@ from twoaxis.model import DecoderConfig
 from twoaxis.model.cost import decoder_cost
 from twoaxis.model.memory import decoder_saved_bytes, recomputing_peak_bytes
 from twoaxis.planner import ModelShape, Precision, ledger
-from twoaxis.planner.coefficients import coefficients
+from twoaxis.planner.coefficients import Data, coefficients
 from twoaxis.planner.formulas import counts
 from twoaxis.sequence import SEQUENCE, SequenceConfig
 from twoaxis.testing.toy import decoder_config
@@ -24,13 +24,12 @@ MIXERS = [
 REMEMBERED = 3
 """Tokens that the depth mixers remember at most."""
 
+PRECISION = Precision(activations=4, cache=4)
 SHAPES = [(1, 1), (1, 2), (3, 7), (2, 33), (1, 200)]
 
 
-def holds(config: DecoderConfig) -> None:
+def holds(config: DecoderConfig, numbers: Data) -> None:
     """Every count of the coefficients equals what is declared."""
-    model = ModelShape.of_decoder(config)
-    numbers = coefficients(model, Precision(activations=4, cache=4))
     assert counts.parameter_counts(numbers)["all"] == decoder_cost(config, Shape(1, 1)).params
     for batch, tokens in SHAPES:
         declared = decoder_cost(config, Shape(batch, tokens, 4))
@@ -42,20 +41,23 @@ def holds(config: DecoderConfig) -> None:
             assert batch * counts.cache_bytes_of(numbers, tokens) == declared.cache_bytes
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_counts_of_depth_mixers_are_lines_in_the_tokens(depth: DepthConfig) -> None:
-    holds(decoder_config(depth))
-
-
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_counts_of_other_mixers_are_made_of_tokens_and_visible_pairs(mixer: SequenceConfig | FeedForwardConfig) -> None:
-    holds(decoder_config(mixer))
+def test_counts_of_mixers_are_made_of_tokens_and_visible_pairs(mixer: SequenceConfig | FeedForwardConfig) -> None:
+    config = decoder_config(mixer)
+    holds(config, coefficients(ModelShape.of_decoder(config), PRECISION))
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_states_at_boundaries_are_the_declared_ones(depth: DepthConfig) -> None:
+def test_counts_states_and_saved_bytes_of_depth_mixers_are_the_declared_ones(depth: DepthConfig) -> None:
     config = decoder_config(depth)
-    numbers = coefficients(ModelShape.of_decoder(config), Precision(activations=4))
+    numbers = coefficients(ModelShape.of_decoder(config), PRECISION)
+    holds(config, numbers)
+    states_are_declared(config, numbers)
+    saved_bytes_are_declared(config, numbers)
+
+
+def states_are_declared(config: DecoderConfig, numbers: Data) -> None:
+    """At every boundary, and between any two."""
     for index in range(config.stack.n_sublayers + 1):
         once = {leaf.name: leaf.numbers.bytes(4) for leaf in config.depth.state(config.stack, index)}
         assert counts.state_bytes(numbers, index) == sum(once.values())
@@ -65,11 +67,9 @@ def test_states_at_boundaries_are_the_declared_ones(depth: DepthConfig) -> None:
             assert counts.new_state_bytes(numbers, earlier, index) == new
 
 
-@pytest.mark.parametrize("depth", DEPTHS)
-def test_saved_bytes_of_formulas_are_those_of_the_parts_but_for_rotation_tables(depth: DepthConfig) -> None:
-    """At lengths behind which engines no longer pad."""
-    config, batch, tokens = decoder_config(depth), 2, 4096
-    numbers = coefficients(ModelShape.of_decoder(config), Precision(activations=4))
+def saved_bytes_are_declared(config: DecoderConfig, numbers: Data) -> None:
+    """But for rotation tables, and at a length behind which engines no longer pad."""
+    batch, tokens = 2, 4096
     shape, last = Shape(batch, tokens, 4), config.stack.n_sublayers
     found = counts.saved_bytes_of(numbers, 0, last, batch * tokens) + counts.ends_saved_bytes(numbers, batch * tokens)
     tables = {table for part in config.parts for table in part.rotations(config.d_model)}

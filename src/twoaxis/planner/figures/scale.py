@@ -9,8 +9,9 @@ from twoaxis.figures.figure import Figure
 from twoaxis.figures.marks import own_color, row_axis, values
 from twoaxis.figures.theme import ARMS, BAND, COMPANION, GRID, INK, MUTED, PAPER
 from twoaxis.figures.theme import CONTROL as DARK
-from twoaxis.planner.scale.cases import CONTEXTS, SHAPES
-from twoaxis.planner.scale.compute import CONTROL, LIMIT
+from twoaxis.planner.figures.timeline import timeline
+from twoaxis.planner.scale.cases import CONTEXTS, SHAPES, Case
+from twoaxis.planner.scale.compute import CONTROL, LIMIT, simulated_step
 
 NAMES = 168
 """Room for the names of methods, in CSS pixels."""
@@ -56,6 +57,13 @@ def scale_figures(data: Mapping[str, Any]) -> list[Figure]:
         _boundaries(short, data["control_bytes"]),
         _break_even(data["by_layers"], data["by_stages"]),
     ]
+
+
+def step_figure(case: Case, name: str) -> Figure:
+    """When every rank of a pipeline computes, sends and waits in one training step of a method."""
+    step = simulated_step(case, name)
+    drawn = timeline(step["simulation"], f"{name}, {case.name}", step["exposed_seconds"], case.layout.virtual)
+    return Figure("scale-timeline", drawn.title, drawn.caption, drawn.alternative, drawn.draw)
 
 
 def _trains(row: Row) -> bool:

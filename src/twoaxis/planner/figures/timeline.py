@@ -38,7 +38,7 @@ class Colors(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """A timeline with its words.
+    """A timeline with its words, to be drawn in any colours.
 
     Attributes:
         title: what it shows.

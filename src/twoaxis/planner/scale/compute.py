@@ -150,6 +150,14 @@ def training_row(case: Case, numbers: Data, control: Data, engine: Engine = "fus
     }
 
 
+def simulated_step(case: Case, name: str) -> Data:
+    """A training step of one method in full, its simulation included; see `formulas.step.training_step`."""
+    found = numbers_of(next(method for method in methods() if method.name == name), case.shape)
+    assert found is not None, f"{name} does not fit {case.shape}"
+    setting = case.training()
+    return training_step(found[0], case.run(setting), setting.rates, setting.links)
+
+
 def _busy(step: Data) -> float:
     return step["pipeline_seconds"] * (1 - step["bubble"])
 

@@ -155,6 +155,8 @@ def _forwarding(data: Mapping[str, Any]) -> list[str]:
         _image(
             "boundaries", "Hidden states that a token sends over the worst boundary, by method, shape and way of forwarding"
         ),
+        "Where the time goes, rank by rank: the last stages read most sources, so the others wait for them.\n",
+        _image("timeline", "One training step of 7B with full AttnRes at 8k: what each rank computes, sends and waits for"),
     ]
 
 
