@@ -78,21 +78,21 @@ def decoder_cost(config: CostedModel, shape: Shape) -> Cost:
         >>> decoder_cost(config, Shape(batch=1, tokens=1)).params
         117056
     """
-    total = _embedding_and_head(config, shape) + config.depth.ends_cost(config.stack, shape)
-    total += norm_cost(config, shape)
-    for site, sublayer in zip(config.stack.sites, config.parts, strict=True):
+    stack, norm = config.stack, norm_cost(config.norm, config.d_model, shape)
+    total = _embedding_and_head(config, shape) + config.depth.ends_cost(stack, shape) + norm
+    for site, sublayer in zip(stack.sites, config.parts, strict=True):
         total += config.depth.cost(site, shape) + sublayer.cost(site, shape)
         for _ in range(3 if config.depth.splits_views(site) else 1):
-            total += norm_cost(config, shape)
+            total += norm
     return total
 
 
-def norm_cost(config: CostedModel, shape: Shape) -> Cost:
-    """The cost of one norm over the width of the model."""
-    params, flops, statistics = NORMS[config.norm]
+def norm_cost(norm: Literal["rms", "layer"], d_model: int, shape: Shape) -> Cost:
+    """The cost of one norm over the width of a model."""
+    params, flops, statistics = NORMS[norm]
     return Cost(
-        params=params * config.d_model,
-        elementwise_flops=flops * shape.total_tokens * config.d_model,
+        params=params * d_model,
+        elementwise_flops=flops * shape.total_tokens * d_model,
         saved_bytes=statistics * shape.total_tokens * shape.statistics_bytes,
     )
 

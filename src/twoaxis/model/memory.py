@@ -91,7 +91,7 @@ def _kept_inside(depth: DepthConfig, stack: Stack, block: int) -> list[Leaf]:
 
 def _own_bytes(model: SavingModel, stack: Stack, shape: Shape) -> list[int]:
     """Bytes that each sublayer keeps with its norms, its read and its write."""
-    depth, norm = model.depth, norm_cost(model, shape).saved_bytes
+    depth, norm = model.depth, norm_cost(model.norm, model.d_model, shape).saved_bytes
     costs = (depth.cost(site, shape) + part.cost(site, shape) for site, part in zip(stack.sites, model.parts, strict=True))
     norms = (3 if depth.splits_views(site) else 1 for site in stack.sites)
     return [cost.saved_bytes + n * norm for cost, n in zip(costs, norms, strict=True)]

@@ -61,7 +61,7 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
         _sublayer(model, site, part, operations[site.index], precision)
         for site, part in zip(stack.sites, model.parts, strict=True)
     ]
-    flow = depth.ends_flow(stack)
+    flow, norm = depth.ends_flow(stack), norm_cost(model.norm, model.d_model, Shape(1, 1))
     ends = _depth(lambda shape: depth.ends_cost(stack, shape), operations[-1], precision)
     between = flow.views.bytes(precision.activations) + model.d_model * precision.activations * flow.keeps_update
     ends["saved"] += between
@@ -72,8 +72,8 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
         "vocab_size": model.vocab_size,
         "tied": int(model.tie_embeddings),
         "n_layers": model.n_layers,
-        "norm_params": norm_cost(model, Shape(1, 1)).params,
-        "norm_elementwise": norm_cost(model, Shape(1, 1)).elementwise_flops,
+        "norm_params": norm.params,
+        "norm_elementwise": norm.elementwise_flops,
         **{f"{name}_bytes": value for name, value in precision.to_data().items()},
         "sublayers": sublayers,
         "ends": ends | _moved(flow.read.bytes(precision.activations), flow.written.bytes(precision.activations)),

@@ -168,15 +168,10 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
     def _kept(self, site: Site, shape: Shape, q_k: Stored, v: Stored) -> dict[str, int]:
         """Norms and local mixers keep their inputs, rotation nothing but its table, attention what `kept_by_attention` says."""
         K, heads, number = self.key_width(site.d_model), self.n_heads + self.kv_heads, shape.total_tokens * shape.element_bytes
-        kept: dict[str, int] = {}
-
-        def normalised(before: Stored) -> Stored:
-            norms = heads if self.qk_norm_over == "head" else 2
-            kept.update([before, ("factors of norms", norms * shape.total_tokens * shape.statistics_bytes)])
-            return Stored("normalised", number * heads * K)
-
+        kept, normalised = dict[str, int](), Stored("normalised", number * heads * K)
         if self.qk_norm == "before_rope":
-            q_k = normalised(q_k)
+            kept |= self._kept_by_norms(q_k, shape)
+            q_k = normalised
         if self.projected_local is not None:
             channels = self.local_channels(site).projected
             kept["before the local mixer"] = number * channels
@@ -184,11 +179,16 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         if self.rotated(site.d_model):
             q_k = Stored("rotated", number * heads * K)
         if self.qk_norm == "after_rope":
-            q_k = normalised(q_k)
+            kept |= self._kept_by_norms(q_k, shape)
+            q_k = normalised
         readers = 1 + (site.slot.update_extra > 0)
         attention = kept_by_attention(shape, self.head_shape(site.d_model), self.span, self.unseen_keys, readers)
         kept.update([q_k] * attention.keeps_queries + [q_k, v] * attention.keeps_keys)
         return kept | {"attention": attention.copies.bytes(shape.element_bytes)}
+
+    def _kept_by_norms(self, before: Stored, shape: Shape) -> dict[str, int]:
+        norms = self.n_heads + self.kv_heads if self.qk_norm_over == "head" else 2
+        return dict([before, ("factors of norms", norms * shape.total_tokens * shape.statistics_bytes)])
 
     def projected(self, site: Site, shape: Shape) -> Stored:
         """The projections, of which queries, keys and values are views."""
