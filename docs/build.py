@@ -24,11 +24,10 @@ from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_STACK, depth_cost
 from twoaxis.core.documentation import sections, source
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
-from twoaxis.planner.figures.scale import scale_figures, step_figure
+from twoaxis.planner.figures.scale import scale_figures
 from twoaxis.planner.published.chart import published_figure
 from twoaxis.planner.published.page import published_page
 from twoaxis.planner.scale import scale_data, scale_text
-from twoaxis.planner.scale.cases import CONTEXTS, case
 from twoaxis.planner.scale.page import scale_page
 from twoaxis.study.report_data import ReportData, read_report
 from twoaxis.study.table import CONTRAST_COLUMNS, RESULT_COLUMNS, contrast_rows, result_rows
@@ -92,7 +91,7 @@ def write_scale() -> None:
     data = scale_data()
     (PLANNER / "scale.json").write_text(scale_text(data), encoding="utf-8")
     (PLANNER / "scale.md").write_text(scale_page(data), encoding="utf-8")
-    for figure in (*scale_figures(data), step_figure(case("dense-7b", min(CONTEXTS)), "AttnRes full")):
+    for figure in scale_figures(data):
         (PLANNER / f"{figure.name}.svg").write_text(figure.svg(), encoding="utf-8")
 
 

@@ -17,7 +17,7 @@ MODULES = (
     "hardware/roofline.py",
     "pipeline/collectives.py",
     "pipeline/crossing.py",
-    "pipeline/formulas.py",
+    "pipeline/schedules.py",
     "formulas/counts.py",
     "formulas/seconds.py",
     "formulas/step.py",
@@ -116,7 +116,10 @@ def plain(tree: ast.Module) -> ast.Module:
 
 def definition(node: ast.stmt) -> str:
     """The name that a statement at the top of a module defines."""
-    return node.name if isinstance(node, ast.FunctionDef) else ast.unparse(node.targets[0])  # type: ignore[attr-defined]
+    if isinstance(node, ast.FunctionDef):
+        return node.name
+    assert isinstance(node, ast.Assign), ast.unparse(node)
+    return ast.unparse(node.targets[0])
 
 
 def problems(tree: ast.Module, known: set[str]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.settings import Row
-from twoaxis.data.atomic import replacing
+from twoaxis.core.atomic import replacing
 
 MISSING = "—"
 

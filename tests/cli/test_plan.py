@@ -129,7 +129,7 @@ def test_a_study_is_still_a_study(study: str, capsys: Any) -> None:
         (["--tensor", "8"], "tensor=8: must be a divisor of the 4 heads of 'attention'"),
         (["--context", "0"], "tokens=0: must be at least 1"),
         (["--prompts", "0"], "prompts=0: must be at least 1"),
-        (["--recompute", "block"], "recompute='block': must be one of none, blocks; did you mean 'blocks'?"),
+        (["--recompute", "blocks"], "recompute='blocks': must be one of off, block; did you mean 'block'?"),
         (["--precision", "fp64"], "precision='fp64': must be one of bf16, fp32"),
         (
             ["--hardware", "cpu-2-core", "--gpus", "1", "--precision", "bf16"],

@@ -95,7 +95,7 @@ def some_choice(seed: int) -> Data:
         "sequence": pick.choice(["none", "tensor"]),
         "schedule": pick.choice(["1f1b", "1f1b", "gpipe"]),
         "forwarding": pick.choice(["naive", "cached", "cached_own"]),
-        "recompute": pick.choice(["none", "blocks"]),
+        "recompute": pick.choice(["off", "block"]),
         "sharding": pick.choice(["none", "optimizer", "weights"]),
         "transfers": pick.choice(["overlapped", "blocking"]),
     }

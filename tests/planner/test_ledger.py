@@ -71,7 +71,7 @@ def saved_bytes_are_declared(config: DecoderConfig, numbers: Data) -> None:
     """But for rotation tables, and at a length behind which engines no longer pad."""
     batch, tokens = 2, 4096
     shape, last = Shape(batch, tokens, 4), config.stack.n_sublayers
-    found = counts.saved_bytes_of(numbers, 0, last, batch * tokens) + counts.ends_saved_bytes(numbers, batch * tokens)
+    found = counts.saved_bytes_of(numbers, 0, last, batch * tokens) + counts.ends_saved_bytes(numbers, batch * tokens, 1)
     tables = {table for part in config.parts for table in part.rotations(config.d_model)}
     declared = decoder_saved_bytes(config, shape) - sum(table.saved_bytes(shape) for table in tables)
     assert found == pytest.approx(declared, rel=1e-3)

@@ -1,9 +1,7 @@
 """The page of a plan in a real browser, without a screen: it computes and draws what Python does."""
 
-import importlib.util
 import math
 import random
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,26 +19,14 @@ from twoaxis.planner.page.packed import unpacked
 from twoaxis.planner.page.rows import method_row, methods_of, step_of
 from twoaxis.planner.page.table import table_rows
 from twoaxis.planner.pipeline import collectives, crossing
-from twoaxis.planner.pipeline import formulas as pipeline
+from twoaxis.planner.pipeline import schedules as pipeline
 
+from ..browsing import Seen, launched_browser, needs_browser
 from .page_example import numbers_of, page_tables, page_text, setting, some_choice
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 READY = "html[data-state=ready]"
 
-pytestmark = pytest.mark.skipif(
-    BROWSER is None or importlib.util.find_spec("playwright") is None,
-    reason="needs the package playwright and a browser called chromium or google-chrome",
-)
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -52,26 +38,15 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=BROWSER, args=list(ARGUMENTS))
+    with launched_browser() as launched:
         yield launched
-        launched.close()
 
 
-class Seen:
-    """A page that is open, with everything it asked for and complained about."""
+class SeenPlan(Seen):
+    """A plan that is open and has drawn its figures."""
 
     def __init__(self, browser: Any, plan: Path, width: int, **options: Any) -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        self.page = self.context.new_page()
-        self.requests: list[str] = []
-        self.complaints: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.goto(plan.as_uri())
+        super().__init__(browser, plan, width, **options)
         if options.get("java_script_enabled", True):
             self.page.wait_for_selector(READY)
 
@@ -93,10 +68,10 @@ SET = """(values) => {
 
 @pytest.fixture
 def see(browser: Any, plan: Path) -> Iterator[Any]:
-    opened: list[Seen] = []
+    opened: list[SeenPlan] = []
 
-    def look(width: int = 1280, **options: Any) -> Seen:
-        opened.append(Seen(browser, plan, width, **options))
+    def look(width: int = 1280, **options: Any) -> SeenPlan:
+        opened.append(SeenPlan(browser, plan, width, **options))
         return opened[-1]
 
     yield look

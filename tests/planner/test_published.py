@@ -10,6 +10,7 @@ import pytest
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.formulas.seconds import DEPTH_KERNELS, depth_operator, mixer_operators
 from twoaxis.planner.methods import methods
+from twoaxis.planner.model import ModelShape
 from twoaxis.planner.published import published
 from twoaxis.planner.published.canon import llama
 from twoaxis.planner.published.deep_delta import PARAMS, VARIANTS
@@ -105,5 +106,5 @@ def test_a_wide_product_is_a_kernel_of_its_own(depth: dict[str, object], more: i
     assert depth_operator(model, last["depth"], WORK, "forward")["kernels"] == DEPTH_KERNELS + more
 
 
-def _canon():  # type: ignore[no-untyped-def]
+def _canon() -> ModelShape:
     return next(method for method in methods() if method.name == "Canon ABCD").apply(llama())

@@ -38,7 +38,7 @@ def setting(pipeline: int, virtual: int, microbatches: int, **fields: Any) -> Se
 CASES = (
     (3, 1, 31, {}),
     (3, 1, 40, {"gpipe": 1}),
-    (4, 1, 50, {"transfers": "blocking", "recompute": "blocks"}),
+    (4, 1, 50, {"transfers": "blocking", "recompute": "block"}),
     (3, 2, 60, {"forwarding": "cached"}),
     (5, 1, 64, {"transfers": "blocking"}),
     (2, 3, 40, {"transfers": "blocking"}),
@@ -73,7 +73,7 @@ def test_the_estimate_is_near_the_simulation(pipeline: int, virtual: int, microb
     assert found["memory_bytes"] == pytest.approx(max(real["memory_bytes"]), rel=0.1)
 
 
-@pytest.mark.parametrize("fields", [{}, {"pipeline": 2}, {"virtual": 2, "pipeline": 2}, {"recompute": "blocks"}])
+@pytest.mark.parametrize("fields", [{}, {"pipeline": 2}, {"virtual": 2, "pipeline": 2}, {"recompute": "block"}])
 def test_the_setting_is_the_best_of_all(fields: dict[str, Any]) -> None:
     small = model(6)
     numbers = coefficients(small)
@@ -90,7 +90,7 @@ def test_the_setting_is_the_best_of_all(fields: dict[str, Any]) -> None:
 def test_a_setting_asked_for_is_the_setting_found() -> None:
     small = model(6)
     layout = ParallelLayout(gpus=8, tensor=2, pipeline=2, data=2, microbatches=4, sequence="tensor")
-    asked = Setting(H100, layout, batch=16, tokens=512, recompute="blocks", sharding="weights")
+    asked = Setting(H100, layout, batch=16, tokens=512, recompute="block", sharding="weights")
     assert find_setting(small, coefficients(small), Request.fixed(asked)) == asked
 
 
@@ -141,4 +141,4 @@ def test_what_does_not_fit_says_how_many_devices_would() -> None:
     with pytest.raises(ConfigError, match="least memory found"):
         find_setting(large, numbers, request.replace(gpus=gpus // 2))
     with pytest.raises(ConfigError, match=r"leave recompute to the search|use \d+ GPUs"):
-        find_setting(large, numbers, request.replace(recompute="none"))
+        find_setting(large, numbers, request.replace(recompute="off"))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.planner.figures.timeline import timeline
-from twoaxis.planner.pipeline.formulas import (
+from twoaxis.planner.pipeline.schedules import (
     exposed_seconds,
     gpipe_order,
     ideal_bubble,

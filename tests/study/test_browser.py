@@ -1,7 +1,5 @@
 """The page of a report in a real browser, without a screen: what it loads, draws, says and lets a reader do."""
 
-import importlib.util
-import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,24 +10,12 @@ import pytest
 from twoaxis.study import words
 from twoaxis.study.figures import study_figures
 
+from ..browsing import Seen, launched_browser, needs_browser
 from .report_example import example, example_page
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
-ARGUMENTS = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 MOST_BYTES = 5_000_000
 
-pytestmark = pytest.mark.skipif(
-    BROWSER is None or importlib.util.find_spec("playwright") is None,
-    reason="needs the package playwright and a browser called chromium or google-chrome",
-)
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
@@ -41,26 +27,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        launched = playwright.chromium.launch(executable_path=BROWSER, args=list(ARGUMENTS))
+    with launched_browser() as launched:
         yield launched
-        launched.close()
 
 
-class Seen:
-    """A page that is open, with everything it asked for and complained about."""
-
-    def __init__(self, browser: Any, report: Path, width: int, **options: Any) -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, **options)
-        self.page = self.context.new_page()
-        self.requests: list[str] = []
-        self.complaints: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.goto(report.as_uri())
+class SeenReport(Seen):
+    """A report that is open."""
 
     def open_everything(self) -> None:
         self.page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
@@ -68,10 +40,10 @@ class Seen:
 
 @pytest.fixture
 def see(browser: Any, report: Path) -> Iterator[Any]:
-    opened: list[Seen] = []
+    opened: list[SeenReport] = []
 
-    def look(width: int = 1280, **options: Any) -> Seen:
-        opened.append(Seen(browser, report, width, **options))
+    def look(width: int = 1280, **options: Any) -> SeenReport:
+        opened.append(SeenReport(browser, report, width, **options))
         return opened[-1]
 
     yield look

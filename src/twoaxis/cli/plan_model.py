@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from twoaxis.cli.output import print_json
 from twoaxis.core.errors import ConfigError, nearest, problem
@@ -11,6 +11,7 @@ from twoaxis.core.errors import ConfigError, nearest, problem
 if TYPE_CHECKING:
     from twoaxis.planner.comparison import Budget
     from twoaxis.planner.hardware import Device
+    from twoaxis.planner.methods import Goal
     from twoaxis.planner.plan import ModelPlan
     from twoaxis.planner.precision import Precision
 
@@ -68,6 +69,7 @@ def plan_of_model(
     budget = _limits(budget_memory, budget_latency)
     if goal is not None:
         _known("goal", goal, tuple(RECOMMENDED))
+    wanted = cast("Goal | None", goal)
     if prompts < 1:
         raise ConfigError(problem("prompts", prompts, "at least 1", "say how many sequences generate at once"))
     if html is not None and html.suffix != ".html":
@@ -75,7 +77,7 @@ def plan_of_model(
     device, model = read_device(hardware), read_model(source)
     tokens = min(model.max_seq_len, LONGEST_CONTEXT) if context is None else context
     request = Request(device, gpus, tokens, precision=_precision(device, precision), **_checked(arrangement))
-    planned = plan_model(model, request, goal, budget, prompts, _announce)  # type: ignore[arg-type]
+    planned = plan_model(model, request, wanted, budget, prompts, _announce)
     if html is not None:
         _write_page(planned, html)
     if as_json:

@@ -39,7 +39,7 @@ Sequence = Annotated[
     str | None, typer.Option(help="Model: none, or tensor: tokens are shared among tensor ranks. [default: tensor]")
 ]
 Schedule = Annotated[str | None, typer.Option(help="Model: 1f1b or gpipe. [default: 1f1b]")]
-RecomputeOption = Annotated[str | None, typer.Option(help="Model: none or blocks. [default: searched]")]
+RecomputeOption = Annotated[str | None, typer.Option(help="Model: off or block. [default: searched]")]
 ShardingOption = Annotated[str | None, typer.Option(help="Model: none, optimizer or weights. [default: searched]")]
 ForwardingOption = Annotated[
     str | None, typer.Option(help="Model: what stages send: naive, cached or cached_own. [default: naive]")

@@ -8,8 +8,8 @@ from typing import BinaryIO
 
 import numpy as np
 
+from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import DataError
-from twoaxis.data.atomic import replacing
 from twoaxis.data.cache import CACHE_REMEDY
 from twoaxis.data.shard_format import HEADER_BYTES, ShardHeader, padding, token_dtype
 

@@ -22,7 +22,9 @@ from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Heads
 from twoaxis.depth import DepthConfig, DepthMixer
 
-VIEWS = (
+NOTHING_MOVED = (
+    "empty",
+    "new_empty",
     "view",
     "alias",
     "lift_fresh",
@@ -186,7 +188,7 @@ class KernelCounter(TorchDispatchMode):
         """Runs the operation and counts it unless it is a view."""
         result = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__.strip("_")
-        if not name.startswith((*VIEWS, "empty", "new_empty")):
+        if not name.startswith(NOTHING_MOVED):
             # An operation in place names its result among its arguments; it is read and written.
             moved = [(t.numel(), t.element_size()) for t in (*tensors((args, kwargs or {})), *tensors(result))]
             each = sum(n // self.tokens * width for n, width in moved if n % self.tokens == 0)

@@ -11,7 +11,7 @@ from twoaxis.planner.ledger import Ledger, ledger
 from twoaxis.planner.methods import Goal
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.search import RESERVE, Request, find_setting
-from twoaxis.planner.setting import NUMBER_FORMATS, Setting
+from twoaxis.planner.setting import Setting
 
 FORMAT = "twoaxis.plan/1"
 
@@ -45,7 +45,7 @@ class ModelPlan:
     def flops_share(self) -> float:
         """The part of the peak of all GPUs that the control's own FLOPs take, recomputation not counted."""
         setting, control = self.setting, self.comparison.control
-        peak = setting.device.peak_flops_per_second[NUMBER_FORMATS[setting.precision.activations]].value  # type: ignore[index]
+        peak = setting.device.peak_flops_per_second[setting.number_format].value
         flops = control.training_flops_per_token * setting.batch * setting.tokens
         return flops / control.step_seconds / (peak * setting.layout.gpus)
 

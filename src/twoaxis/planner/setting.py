@@ -7,14 +7,15 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.planner.coefficients import Data, Engine
 from twoaxis.planner.formulas.step import forward_pass, prefill_state_bytes, training_step
 from twoaxis.planner.hardware import Device
+from twoaxis.planner.hardware.device import NumberFormat
 from twoaxis.planner.layout import ParallelLayout
 from twoaxis.planner.pipeline.payload import Forwarding
 from twoaxis.planner.precision import Precision
 
-NUMBER_FORMATS = {2: "bf16", 4: "fp32", 8: "fp64"}
+NUMBER_FORMATS = {2: NumberFormat.BF16, 4: NumberFormat.FP32, 8: NumberFormat.FP64}
 """Of matrix products, by the bytes of an activation."""
 
-Recompute = Literal["none", "blocks"]
+Recompute = Literal["off", "block"]
 Sharding = Literal["none", "optimizer", "weights"]
 
 
@@ -42,7 +43,7 @@ class Setting:
     precision: Precision = field(default_factory=Precision)
     engine: Engine = "fused"
     forwarding: Forwarding = "naive"
-    recompute: Recompute = "none"
+    recompute: Recompute = "off"
     sharding: Sharding = "optimizer"
     transfers: Literal["overlapped", "blocking"] = "overlapped"
 
@@ -77,11 +78,14 @@ class Setting:
         }
 
     @property
+    def number_format(self) -> NumberFormat:
+        """Of matrix products."""
+        return NUMBER_FORMATS[self.precision.activations]
+
+    @property
     def rates(self) -> dict[str, float]:
         """What one device reaches."""
-        return self.device.numbers(
-            NUMBER_FORMATS[self.precision.activations], "eager" if self.engine == "eager" else "compiled"
-        )
+        return self.device.numbers(self.number_format, "eager" if self.engine == "eager" else "compiled")
 
     @property
     def links(self) -> dict[str, dict[str, float]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import CheckpointError, DataError, StudyError
-from twoaxis.data.atomic import replacing
 from twoaxis.study.costs import tokens_per_step
 from twoaxis.study.design import StudyConfig
 from twoaxis.study.plan import PlannedArm, StudyPlan

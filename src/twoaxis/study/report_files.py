@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-from twoaxis.data.atomic import replacing
+from twoaxis.core.atomic import replacing
 from twoaxis.study.csv_tables import tables
 from twoaxis.study.figures import study_figures
 from twoaxis.study.page import render_page

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
+from twoaxis.core.atomic import replacing
 from twoaxis.core.config import Config
 from twoaxis.core.measure import saved_bytes
 from twoaxis.data import PackedSampler, PreparedData, prepare
-from twoaxis.data.atomic import replacing
 from twoaxis.model import Decoder
 from twoaxis.train.environment import describe_environment
 from twoaxis.train.forward import TokenLoss, choose_device, rows_at_once

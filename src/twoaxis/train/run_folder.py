@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import CheckpointError, DataError
 from twoaxis.data import PreparedData, Tokenizer, load_tokenizer
-from twoaxis.data.atomic import replacing
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.result import Result
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from twoaxis.data.atomic import write_once
+from twoaxis.core.atomic import write_once
 from twoaxis.data.cache import CACHE_REMEDY, cache_folder
 from twoaxis.data.corpus import Corpus
 from twoaxis.data.tokenizer.base import Progress, TokenizerConfig

@@ -10,7 +10,7 @@ from twoaxis.figures.marks import own_color, row_axis, values
 from twoaxis.figures.theme import ARMS, BAND, COMPANION, GRID, INK, MUTED, PAPER
 from twoaxis.figures.theme import CONTROL as DARK
 from twoaxis.planner.figures.timeline import timeline
-from twoaxis.planner.scale.cases import CONTEXTS, SHAPES, Case
+from twoaxis.planner.scale.cases import CONTEXTS, SHAPES, Case, case
 from twoaxis.planner.scale.compute import CONTROL, LIMIT, simulated_step
 
 NAMES = 168
@@ -56,13 +56,14 @@ def scale_figures(data: Mapping[str, Any]) -> list[Figure]:
         _parts(short),
         _boundaries(short, data["control_bytes"]),
         _break_even(data["by_layers"], data["by_stages"]),
+        _step(case("dense-7b", min(CONTEXTS)), "AttnRes full"),
     ]
 
 
-def step_figure(case: Case, name: str) -> Figure:
+def _step(at: Case, name: str) -> Figure:
     """When every rank of a pipeline computes, sends and waits in one training step of a method."""
-    step = simulated_step(case, name)
-    drawn = timeline(step["simulation"], f"{name}, {case.name}", step["exposed_seconds"], case.layout.virtual)
+    step = simulated_step(at, name)
+    drawn = timeline(step["simulation"], f"{name}, {at.name}", step["exposed_seconds"], at.layout.virtual)
     return Figure("scale-timeline", drawn.title, drawn.caption, drawn.alternative, drawn.draw)
 
 

@@ -129,12 +129,18 @@ def largest_block_bytes(model: Data, first: int, last: int, tokens: float) -> fl
     return largest
 
 
-def ends_saved_bytes(model: Data, tokens: float) -> float:
-    """Bytes kept of both ends of the stack, the last norm and the loss, which keeps gradients in place of logits."""
+def ends_saved_bytes(model: Data, tokens: float, tensor_ranks: int) -> float:
+    """Bytes kept of both ends of the stack, the last norm and the loss, which keeps gradients in place of logits.
+
+    Args:
+        model: coefficients.
+        tokens: that they are kept of.
+        tensor_ranks: that share the head.
+    """
     width = model["d_model"]
     statistic = max(4, model["activations_bytes"])
     each = model["ends"]["saved"] + width * model["activations_bytes"] + statistic
-    return tokens * each + model["ends"]["saved_fixed"] + width * model["vocab_size"] * statistic
+    return tokens * each + model["ends"]["saved_fixed"] + width * model["vocab_size"] * statistic / tensor_ranks
 
 
 def cache_bytes_of(model: Data, tokens: float) -> float:

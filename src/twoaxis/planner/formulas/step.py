@@ -1,8 +1,8 @@
 """A training step on many devices, and a step of generation: seconds and bytes.
 
 `run` says how: `batch` sequences of `tokens` in one microbatch, `microbatches` of them, `pipeline` ranks with `virtual` stages
-each, `schedule` and `transfers` as in `pipeline.formulas`, `forwarding` as in `pipeline.crossing`, `data` replicas and their
-`sharding` as in `pipeline.collectives`, `recompute` "none" or "blocks", and `tensor`, `sequence` and `engine` as in
+each, `schedule` and `transfers` as in `pipeline.schedules`, `forwarding` as in `pipeline.crossing`, `data` replicas and their
+`sharding` as in `pipeline.collectives`, `recompute` "off" or "block", and `tensor`, `sequence` and `engine` as in
 `formulas.seconds`.
 """
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from twoaxis.planner.formulas.counts import (
     boundary_of_block,
+    ends_saved_bytes,
     forward_counts,
     largest_block_bytes,
     recomputed_bytes_of,
@@ -18,9 +19,9 @@ from twoaxis.planner.formulas.counts import (
 )
 from twoaxis.planner.formulas.seconds import collective_seconds, head_seconds, sublayer_seconds, tokens_on_rank
 from twoaxis.planner.hardware.roofline import memory_seconds
-from twoaxis.planner.pipeline.collectives import data_parallel_bytes, stored_bytes
+from twoaxis.planner.pipeline.collectives import data_parallel_bytes, mixing_gradient_bytes, stored_bytes
 from twoaxis.planner.pipeline.crossing import even_cuts, hop_bytes, waiting_bytes
-from twoaxis.planner.pipeline.formulas import peak_memory, schedule_order, simulate, transfer_seconds
+from twoaxis.planner.pipeline.schedules import peak_memory, schedule_order, simulate, transfer_seconds
 
 Data = dict[str, Any]
 
@@ -54,7 +55,7 @@ def stage_seconds(model: Data, run: Data, rates: Data, link: Data) -> Data:
             backward = backward + part["backward"] + part["depth_back"] + part["link"]
             depth = depth + part["depth"] + part["depth_back"]
             shared = shared + 2 * part["link"]
-            if run["recompute"] == "blocks":
+            if run["recompute"] == "block":
                 backward = backward + part["forward"] + part["depth"] + part["link"]
                 depth = depth + part["depth"]
         if stage == stages - 1:
@@ -88,7 +89,10 @@ def gradients_waiting(model: Data, run: Data) -> list[list[float]]:
 
 
 def stage_memory(model: Data, run: Data) -> Data:
-    """Bytes in every stage: `fixed` for weights, gradients and optimizer, `saved` of one microbatch for its backward pass."""
+    """Bytes in every stage: `fixed` for weights, gradients and optimizer, `saved` of one microbatch for its backward pass.
+
+    Beside them the `params`, and `depth_params`, the part of them that is whole on every tensor-parallel rank.
+    """
     stages = run["pipeline"] * run["virtual"]
     edges = edges_of(model, run)
     tokens = tokens_on_rank(work_of(run))
@@ -100,31 +104,35 @@ def stage_memory(model: Data, run: Data) -> Data:
     fixed = []
     saved = []
     params = []
+    depth_params = []
     for stage in range(stages):
         first = edges[stage]
         last = edges[stage + 1]
         here = 0
+        depth = 0
         for index in range(first, last):
             sub = model["sublayers"][index]
-            here = here + sub["params"] / run["tensor"] + sub["depth"]["params"] + sub["norms"] * model["norm_params"]
+            here = here + sub["params"] / run["tensor"] + sub["norms"] * model["norm_params"]
+            depth = depth + sub["depth"]["params"]
         if stage == 0:
             here = here + matrix / run["tensor"]
         if stage == stages - 1:
-            here = here + model["ends"]["params"] + model["norm_params"]
+            here = here + model["norm_params"]
+            depth = depth + model["ends"]["params"]
             if model["tied"] == 0 or stage > 0:
                 here = here + matrix / run["tensor"]
         kept = 0
-        if run["recompute"] == "blocks":
+        if run["recompute"] == "block":
             kept = recomputed_bytes_of(model, first, last, tokens)
         else:
             kept = saved_bytes_of(model, first, last, tokens)
         if stage == stages - 1:
-            # The loss keeps gradients of the hidden states in place of logits.
-            kept = kept + tokens * (model["ends"]["saved"] + model["d_model"] * model["activations_bytes"])
-        params.append(here)
-        fixed.append(here * each)
+            kept = kept + ends_saved_bytes(model, tokens, run["tensor"])
+        params.append(here + depth)
+        depth_params.append(depth)
+        fixed.append((here + depth) * each)
         saved.append(kept)
-    return {"fixed": fixed, "saved": saved, "params": params}
+    return {"fixed": fixed, "saved": saved, "params": params, "depth_params": depth_params}
 
 
 def by_rank(values: list[float], ranks: int) -> list[float]:
@@ -152,8 +160,8 @@ def training_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
     fixed = by_rank(memory["fixed"], ranks)
     flow = pipeline_flow(model, run, seconds, sent, link, memory["saved"], fixed)
     peaks = flow["peaks"]
-    updates = update_seconds(model, run, memory["params"], min_of(by_rank(seconds["backward"], ranks)), rates, links["data"])
-    if run["recompute"] == "blocks":
+    updates = update_seconds(model, run, memory, seconds["backward"], rates, links)
+    if run["recompute"] == "block":
         last_index = len(model["sublayers"])
         largest = largest_block_bytes(model, 0, last_index, tokens_on_rank(work_of(run)))
         peaks = [peak + largest for peak in peaks]
@@ -274,7 +282,7 @@ def estimated_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
     pipeline = run["microbatches"] * slowest + (whole - slowest + messages) / virtual
     if run["transfers"] == "blocking":
         pipeline = pipeline + run["microbatches"] * messages / ranks
-    updates = update_seconds(model, run, memory["params"], min_of(by_rank(seconds["backward"], ranks)), rates, links["data"])
+    updates = update_seconds(model, run, memory, seconds["backward"], rates, links)
     held = [memory["saved"][stage] + (sent[stage - 1] if stage > 0 else 0) for stage in range(ranks * virtual)]
     fixed = by_rank(memory["fixed"], ranks)
     each = by_rank(held, ranks)
@@ -286,29 +294,35 @@ def estimated_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
         if run["schedule"] == "interleaved":
             flying = min(flying, ((virtual - 1) * ranks + 2 * (ranks - 1 - rank) + 1) / virtual)
         largest = max(largest, fixed[rank] + flying * each[rank])
-    if run["recompute"] == "blocks":
+    if run["recompute"] == "block":
         largest = largest + largest_block_bytes(model, 0, len(model["sublayers"]), tokens_on_rank(work_of(run)))
     return {"step_seconds": pipeline + updates["gradients"] + updates["optimizer"], "memory_bytes": largest}
 
 
-def update_seconds(model: Data, run: Data, params: list[float], hidden: float, rates: Data, link: Data) -> Data:
-    """Seconds that the slowest rank spends on messages of the data-parallel group and on the optimizer.
+def update_seconds(model: Data, run: Data, memory: Data, backward_seconds: list[float], rates: Data, links: Data) -> Data:
+    """Seconds that the slowest rank spends on messages of gradients and weights, and on the optimizer.
 
     Args:
         model: coefficients.
         run: what runs.
-        params: of every stage.
-        hidden: seconds of the last backward pass, behind which messages hide.
+        memory: of every stage, from `stage_memory`.
+        backward_seconds: of one microbatch in every stage; messages between replicas hide behind the last of them.
         rates: of the device.
-        link: between the ranks of the data-parallel group.
+        links: between the ranks of each group.
     """
+    hidden = min_of(by_rank(backward_seconds, run["pipeline"]))
+    params = by_rank(memory["params"], run["pipeline"])
+    mixing = by_rank(memory["depth_params"], run["pipeline"])
     gradients = 0
     optimizer = 0
-    for here in by_rank(params, run["pipeline"]):
+    for rank in range(run["pipeline"]):
+        here = params[rank]
+        shared = mixing_gradient_bytes(run["tensor"], mixing[rank], model["gradients_bytes"], run["sequence"])
         sent = data_parallel_bytes(
             run["data"], here, model["gradients_bytes"], model["weights_bytes"], run["microbatches"], run["sharding"]
         )
-        gradients = max(gradients, collective_seconds(sent, link) - hidden)
+        exposed = max(0, collective_seconds(sent, links["data"]) - hidden)
+        gradients = max(gradients, exposed + collective_seconds(shared, links["tensor"]))
         mine = here / (1 if run["sharding"] == "none" else run["data"])
         moved = mine * (2 * model["optimizer_bytes"] + model["gradients_bytes"] + model["weights_bytes"])
         optimizer = max(optimizer, memory_seconds(moved, rates))

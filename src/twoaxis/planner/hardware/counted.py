@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from twoaxis.core.measure import tensors
-from twoaxis.planner.eager import VIEWS
+from twoaxis.planner.eager import NOTHING_MOVED
 from twoaxis.planner.hardware.roofline import Data, harmonic_size, operator
 
 FUNCTION_FLOPS = 20.0
@@ -71,7 +71,7 @@ class _Recorder(TorchDispatchMode):
         name = func.overloadpacket.__name__.strip("_")
         if name.startswith("scaled_dot_product"):
             self.operators.append(_attention(func, args, kwargs, tensors(result)))
-        elif not name.startswith((*VIEWS, "empty", "new_empty", "is_", "item", "local_scalar")):
+        elif not name.startswith((*NOTHING_MOVED, "is_", "item", "local_scalar")):
             count = flop_registry.get(func.overloadpacket)
             flops = float(count(*args, **kwargs, out_val=result)) if count else 0.0
             self.operators.append(_operator(name, flops, tensors((args, kwargs)), tensors(result)))

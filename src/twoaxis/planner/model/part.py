@@ -106,10 +106,10 @@ class OwnPart(Part):
     @property
     def windows(self) -> tuple[int, ...]:
         """Those of the mixer and of the local mixers inside it, with what their caches hold."""
-        # One token, for keys that are no tokens, such as a sink.
-        fields: list[int | None] = [1, self.config.receptive_field]
+        fields = [self.config.receptive_field]
         if isinstance(self.config, SequenceConfig):
-            fields.append(self.config.pair_window)
+            # A key that is no token, such as a sink, costs every query the same: as much as a window of one token.
+            fields += [self.config.pair_window, min(1, self.config.unseen_keys)]
         if isinstance(self.config, PlacesConfig):
             inside = (self.config.input_local, self.config.projected_local)
             fields += [local.receptive_field for local in inside if local is not None]

@@ -16,7 +16,7 @@ WORDS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "schedule": ("Schedule with one stage", (("1f1b", "1F1B"), ("gpipe", "GPipe"))),
     "forwarding": ("Stage boundaries send", FORWARDING),
     "transfers": ("Transfers", (("overlapped", "overlapped with computation"), ("blocking", "blocking"))),
-    "recompute": ("Backward pass recomputes", (("none", "nothing"), ("blocks", "blocks"))),
+    "recompute": ("Backward pass recomputes", (("off", "nothing"), ("block", "blocks"))),
     "sharding": ("Replicas share out", SHARDING),
 }
 """Alternatives with names: the words of `Setting`, and what they mean."""

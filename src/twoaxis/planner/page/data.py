@@ -12,7 +12,7 @@ from twoaxis.planner.layout import ParallelLayout
 from twoaxis.planner.methods import WINDOW, Method, Refusal, fitted, methods
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.precision import Precision
-from twoaxis.planner.setting import NUMBER_FORMATS, Setting
+from twoaxis.planner.setting import Setting
 
 Data = dict[str, Any]
 
@@ -74,7 +74,7 @@ def devices_of(setting: Setting) -> list[Device]:
 def device_numbers(device: Device, setting: Setting) -> Data | None:
     """A device as the formulas take it; None where it has no matrix products in the precision of the setting."""
     try:
-        rates = device.numbers(NUMBER_FORMATS[setting.precision.activations])
+        rates = device.numbers(setting.number_format)
     except ConfigError:
         return None
     fast, links = device.fast_link, []

@@ -64,7 +64,7 @@ var _pymeth_repeat = function(count) { // nargs: 0
     }
     return result + pattern;
 };
-var BYTES, COUNTS, DEPTH_KERNELS, MIXER_KERNELS, PRODUCT_COLUMNS, RANK, ROW, SECONDS, _arrival, _begun, _never, _run, _summary, alive, all_gather_bytes, all_reduce_bytes, all_to_all_bytes, amount, bars, bars_of, bound, bound_by, boundary_of_block, box_at, by_rank, cache_bytes_of, cache_read, collective_seconds, compute_seconds, copied, data_parallel_bytes, depth_operator, edges_of, ends_saved_bytes, estimated_step, even_cuts, expert_bytes, exposed_seconds, extended, facts, figure, fixed, forward_counts, forward_pass, fused, gpipe_order, gpus_of, gradients_waiting, harmonic_size, head_seconds, height_of, held, hop_bytes, ideal_bubble, interleaved_order, joined, kept_leaf_bytes, largest_block_bytes, launch_seconds, line_at, lines, link_of, link_seconds, links_of, log2_of, matmul_efficiency, memory_seconds, method_row, methods_of, min_of, mixer_operators, mixing_gradient_bytes, model_of, name_at, new_state_bytes, numbers, one_f_one_b_order, one_line, opening, operator, operator_seconds, outline, overhead, pair_flops, pair_flops_of_one, pairs_of_work, parameter_counts, peak_memory, percent, pipeline_flow, place, place_of, prefill_state_bytes, reach_of, recomputed_bytes_of, reduce_scatter_bytes, refusal, run_of, saved_bytes_of, schedule_order, sent_bytes, sequence_of, simulate, simulated_microbatches, sorted_by, stage_memory, stage_seconds, state_bytes, states_of, step_of, steps, stored_bytes, stored_tokens, sublayer_seconds, table_rows, tensor_parallel_bytes, text_at, three_digits, tokens_on_rank, tone_of, top_of, total_seconds, training_step, transfer_seconds, unpacked, update_seconds, visible_pairs_of, waiting_bytes, weights_read, work_of, work_of_prompts;
+var BYTES, COUNTS, DEPTH_KERNELS, MIXER_KERNELS, PRODUCT_COLUMNS, RANK, ROW, SECONDS, _arrival, _begun, _never, _run, _summary, alive, all_gather_bytes, all_reduce_bytes, amount, bars, bars_of, bound, bound_by, boundary_of_block, box_at, by_rank, cache_bytes_of, cache_read, collective_seconds, compute_seconds, copied, data_parallel_bytes, depth_operator, edges_of, ends_saved_bytes, estimated_step, even_cuts, exposed_seconds, extended, facts, figure, fixed, forward_counts, forward_pass, fused, gpipe_order, gpus_of, gradients_waiting, harmonic_size, head_seconds, height_of, held, hop_bytes, ideal_bubble, interleaved_order, joined, kept_leaf_bytes, largest_block_bytes, launch_seconds, line_at, lines, link_of, link_seconds, links_of, log2_of, matmul_efficiency, memory_seconds, method_row, methods_of, min_of, mixer_operators, mixing_gradient_bytes, model_of, name_at, new_state_bytes, numbers, one_f_one_b_order, one_line, opening, operator, operator_seconds, outline, overhead, pair_flops, pair_flops_of_one, pairs_of_work, parameter_counts, peak_memory, percent, pipeline_flow, place, place_of, prefill_state_bytes, reach_of, recomputed_bytes_of, reduce_scatter_bytes, refusal, run_of, saved_bytes_of, schedule_order, sent_bytes, sequence_of, simulate, simulated_microbatches, sorted_by, stage_memory, stage_seconds, state_bytes, states_of, step_of, steps, stored_bytes, stored_tokens, sublayer_seconds, table_rows, tensor_parallel_bytes, text_at, three_digits, tokens_on_rank, tone_of, top_of, total_seconds, training_step, transfer_seconds, unpacked, update_seconds, visible_pairs_of, waiting_bytes, weights_read, work_of, work_of_prompts;
 harmonic_size = function flx_harmonic_size (rows, inner, columns) {
     return 1.0 / (((1.0 / rows) + (1.0 / inner)) + (1.0 / columns));
 };
@@ -178,14 +178,6 @@ reduce_scatter_bytes = function flx_reduce_scatter_bytes (ranks, whole_bytes) {
 
 all_reduce_bytes = function flx_all_reduce_bytes (ranks, whole_bytes) {
     return ((2 * whole_bytes) * (ranks - 1)) / ranks;
-};
-
-all_to_all_bytes = function flx_all_to_all_bytes (ranks, whole_bytes) {
-    return (whole_bytes * (ranks - 1)) / ranks;
-};
-
-expert_bytes = function flx_expert_bytes (ranks, tokens, used, d_model, element_bytes) {
-    return 4 * (all_to_all_bytes(ranks, ((tokens * used) * d_model) * element_bytes));
 };
 
 tensor_parallel_bytes = function flx_tensor_parallel_bytes (ranks, sublayers, tokens, d_model, element_bytes, sequence) {
@@ -704,12 +696,12 @@ largest_block_bytes = function flx_largest_block_bytes (model, first, last, toke
     return largest;
 };
 
-ends_saved_bytes = function flx_ends_saved_bytes (model, tokens) {
+ends_saved_bytes = function flx_ends_saved_bytes (model, tokens, tensor_ranks) {
     var each, statistic, width;
     width = model["d_model"];
     statistic = Math.max(4, model["activations_bytes"]);
     each = ((model["ends"]["saved"]) + (width * model["activations_bytes"])) + statistic;
-    return ((tokens * each) + (model["ends"]["saved_fixed"])) + ((width * model["vocab_size"]) * statistic);
+    return ((tokens * each) + (model["ends"]["saved_fixed"])) + (((width * model["vocab_size"]) * statistic) / tensor_ranks);
 };
 
 cache_bytes_of = function flx_cache_bytes_of (model, tokens) {
@@ -870,7 +862,7 @@ stage_seconds = function flx_stage_seconds (model, run, rates, link) {
             backward = ((backward + part["backward"]) + part["depth_back"]) + part["link"];
             depth = (depth + part["depth"]) + part["depth_back"];
             shared = shared + (2 * part["link"]);
-            if ((run["recompute"]=="blocks")) {
+            if ((run["recompute"]=="block")) {
                 backward = ((backward + part["forward"]) + part["depth"]) + part["link"];
                 depth = depth + part["depth"];
             }
@@ -907,7 +899,7 @@ gradients_waiting = function flx_gradients_waiting (model, run) {
 };
 
 stage_memory = function flx_stage_memory (model, run) {
-    var each, edges, first, fixed, gradients, here, index, kept, last, matrix, params, replicas, saved, stage, stages, sub, tokens, weights;
+    var depth, depth_params, each, edges, first, fixed, gradients, here, index, kept, last, matrix, params, replicas, saved, stage, stages, sub, tokens, weights;
     stages = run["pipeline"] * run["virtual"];
     edges = edges_of(model, run);
     tokens = tokens_on_rank(work_of(run));
@@ -919,37 +911,42 @@ stage_memory = function flx_stage_memory (model, run) {
     fixed = [];
     saved = [];
     params = [];
+    depth_params = [];
     for (stage = 0; stage < stages; stage += 1) {
         first = edges[stage];
         last = edges[stage + 1];
         here = 0;
+        depth = 0;
         for (index = first; index < last; index += 1) {
             sub = model["sublayers"][index];
-            here = ((here + (sub["params"] / run["tensor"])) + (sub["depth"]["params"])) + (sub["norms"] * model["norm_params"]);
+            here = (here + (sub["params"] / run["tensor"])) + (sub["norms"] * model["norm_params"]);
+            depth = depth + (sub["depth"]["params"]);
         }
         if ((stage==0)) {
             here = here + (matrix / run["tensor"]);
         }
         if ((stage==(stages - 1))) {
-            here = (here + (model["ends"]["params"])) + model["norm_params"];
+            here = here + model["norm_params"];
+            depth = depth + (model["ends"]["params"]);
             if (((model["tied"]==0) || (stage > 0))) {
                 here = here + (matrix / run["tensor"]);
             }
         }
         kept = 0;
-        if ((run["recompute"]=="blocks")) {
+        if ((run["recompute"]=="block")) {
             kept = recomputed_bytes_of(model, first, last, tokens);
         } else {
             kept = saved_bytes_of(model, first, last, tokens);
         }
         if ((stage==(stages - 1))) {
-            kept = kept + (tokens * ((model["ends"]["saved"]) + (model["d_model"] * model["activations_bytes"])));
+            kept = kept + ends_saved_bytes(model, tokens, run["tensor"]);
         }
-        _pymeth_append.call(params, here);
-        _pymeth_append.call(fixed, (here * each));
+        _pymeth_append.call(params, (here + depth));
+        _pymeth_append.call(depth_params, depth);
+        _pymeth_append.call(fixed, ((here + depth) * each));
         _pymeth_append.call(saved, kept);
     }
-    return ({fixed: fixed, saved: saved, params: params});
+    return ({fixed: fixed, saved: saved, params: params, depth_params: depth_params});
 };
 
 by_rank = function flx_by_rank (values, ranks) {
@@ -972,8 +969,8 @@ training_step = function flx_training_step (model, run, rates, links) {
     fixed = by_rank(memory["fixed"], ranks);
     flow = pipeline_flow(model, run, seconds, sent, link, memory["saved"], fixed);
     peaks = flow["peaks"];
-    updates = update_seconds(model, run, memory["params"], min_of(by_rank(seconds["backward"], ranks)), rates, links["data"]);
-    if ((run["recompute"]=="blocks")) {
+    updates = update_seconds(model, run, memory, seconds["backward"], rates, links);
+    if ((run["recompute"]=="block")) {
         last_index = model["sublayers"].length;
         largest = largest_block_bytes(model, 0, last_index, tokens_on_rank(work_of(run)));
         stub57_ = [];stub57_iter0 = peaks;if ((typeof stub57_iter0 === "object") && (!Array.isArray(stub57_iter0))) {stub57_iter0 = Object.keys(stub57_iter0);}for (stub57_i0=0; stub57_i0<stub57_iter0.length; stub57_i0++) {stub57_peak = stub57_iter0[stub57_i0];{stub57_.push(stub57_peak + largest);}}
@@ -1071,7 +1068,7 @@ estimated_step = function flx_estimated_step (model, run, rates, links) {
     if ((run["transfers"]=="blocking")) {
         pipeline = pipeline + ((run["microbatches"] * messages) / ranks);
     }
-    updates = update_seconds(model, run, memory["params"], min_of(by_rank(seconds["backward"], ranks)), rates, links["data"]);
+    updates = update_seconds(model, run, memory, seconds["backward"], rates, links);
     stub68_ = [];stub68_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub68_iter0 === "object") && (!Array.isArray(stub68_iter0))) {stub68_iter0 = Object.keys(stub68_iter0);}for (stub68_i0=0; stub68_i0<stub68_iter0.length; stub68_i0++) {stub68_stage = stub68_iter0[stub68_i0];{stub68_.push((memory["saved"][stub68_stage]) + (((stub68_stage > 0))? (sent[stub68_stage - 1]) : (0)));}}
     held = stub68_;
     fixed = by_rank(memory["fixed"], ranks);
@@ -1087,22 +1084,25 @@ estimated_step = function flx_estimated_step (model, run, rates, links) {
         }
         largest = Math.max(largest, (fixed[rank] + (flying * each[rank])));
     }
-    if ((run["recompute"]=="blocks")) {
+    if ((run["recompute"]=="block")) {
         largest = largest + (largest_block_bytes(model, 0, model["sublayers"].length, tokens_on_rank(work_of(run))));
     }
     return ({step_seconds: (pipeline + updates["gradients"]) + updates["optimizer"], memory_bytes: largest});
 };
 
-update_seconds = function flx_update_seconds (model, run, params, hidden, rates, link) {
-    var gradients, here, mine, moved, optimizer, sent, stub69_seq, stub70_itr;
+update_seconds = function flx_update_seconds (model, run, memory, backward_seconds, rates, links) {
+    var exposed, gradients, here, hidden, mine, mixing, moved, optimizer, params, rank, sent, shared;
+    hidden = min_of(by_rank(backward_seconds, run["pipeline"]));
+    params = by_rank(memory["params"], run["pipeline"]);
+    mixing = by_rank(memory["depth_params"], run["pipeline"]);
     gradients = 0;
     optimizer = 0;
-    stub69_seq = by_rank(params, run["pipeline"]);
-    if ((typeof stub69_seq === "object") && (!Array.isArray(stub69_seq))) { stub69_seq = Object.keys(stub69_seq);}
-    for (stub70_itr = 0; stub70_itr < stub69_seq.length; stub70_itr += 1) {
-        here = stub69_seq[stub70_itr];
+    for (rank = 0; rank < run["pipeline"]; rank += 1) {
+        here = params[rank];
+        shared = mixing_gradient_bytes(run["tensor"], mixing[rank], model["gradients_bytes"], run["sequence"]);
         sent = data_parallel_bytes(run["data"], here, model["gradients_bytes"], model["weights_bytes"], run["microbatches"], run["sharding"]);
-        gradients = Math.max(gradients, (collective_seconds(sent, link) - hidden));
+        exposed = Math.max(0, (collective_seconds(sent, links["data"]) - hidden));
+        gradients = Math.max(gradients, (exposed + collective_seconds(shared, links["tensor"])));
         mine = here / (((run["sharding"]=="none"))? (1) : (run["data"]));
         moved = mine * (((2 * model["optimizer_bytes"]) + model["gradients_bytes"]) + model["weights_bytes"]);
         optimizer = Math.max(optimizer, memory_seconds(moved, rates));
@@ -1111,26 +1111,26 @@ update_seconds = function flx_update_seconds (model, run, params, hidden, rates,
 };
 
 min_of = function flx_min_of (values) {
-    var least, stub71_seq, stub72_itr, value;
+    var least, stub69_seq, stub70_itr, value;
     least = values[0];
-    stub71_seq = values;
-    if ((typeof stub71_seq === "object") && (!Array.isArray(stub71_seq))) { stub71_seq = Object.keys(stub71_seq);}
-    for (stub72_itr = 0; stub72_itr < stub71_seq.length; stub72_itr += 1) {
-        value = stub71_seq[stub72_itr];
+    stub69_seq = values;
+    if ((typeof stub69_seq === "object") && (!Array.isArray(stub69_seq))) { stub69_seq = Object.keys(stub69_seq);}
+    for (stub70_itr = 0; stub70_itr < stub69_seq.length; stub70_itr += 1) {
+        value = stub69_seq[stub70_itr];
         least = Math.min(least, value);
     }
     return least;
 };
 
 forward_pass = function flx_forward_pass (model, work, rates, link) {
-    var depth, head, last, part, shared, stub73_seq, stub74_itr, sub, total;
+    var depth, head, last, part, shared, stub71_seq, stub72_itr, sub, total;
     total = 0;
     depth = 0;
     shared = 0;
-    stub73_seq = model["sublayers"];
-    if ((typeof stub73_seq === "object") && (!Array.isArray(stub73_seq))) { stub73_seq = Object.keys(stub73_seq);}
-    for (stub74_itr = 0; stub74_itr < stub73_seq.length; stub74_itr += 1) {
-        sub = stub73_seq[stub74_itr];
+    stub71_seq = model["sublayers"];
+    if ((typeof stub71_seq === "object") && (!Array.isArray(stub71_seq))) { stub71_seq = Object.keys(stub71_seq);}
+    for (stub72_itr = 0; stub72_itr < stub71_seq.length; stub72_itr += 1) {
+        sub = stub71_seq[stub72_itr];
         part = sublayer_seconds(model, sub, work, rates, link);
         total = total + part["forward"];
         depth = depth + part["depth"];
@@ -1151,16 +1151,16 @@ prefill_state_bytes = function flx_prefill_state_bytes (model, work, chunk_token
 };
 
 unpacked = function flx_unpacked (tables, pack, window) {
-    var entry, model, row, stub75_seq, stub76_itr, sublayer;
+    var entry, model, row, stub73_seq, stub74_itr, sublayer;
     model = copied(tables["shared"]);
     model["n_layers"] = pack["n_layers"];
     model["ends"] = pack["ends"];
     model["leaves"] = pack["leaves"];
     model["sublayers"] = [];
-    stub75_seq = pack["sublayers"];
-    if ((typeof stub75_seq === "object") && (!Array.isArray(stub75_seq))) { stub75_seq = Object.keys(stub75_seq);}
-    for (stub76_itr = 0; stub76_itr < stub75_seq.length; stub76_itr += 1) {
-        entry = stub75_seq[stub76_itr];
+    stub73_seq = pack["sublayers"];
+    if ((typeof stub73_seq === "object") && (!Array.isArray(stub73_seq))) { stub73_seq = Object.keys(stub73_seq);}
+    for (stub74_itr = 0; stub74_itr < stub73_seq.length; stub74_itr += 1) {
+        entry = stub73_seq[stub74_itr];
         row = entry[1];
         if ((entry[3] >= 0)) {
             row = tables["families"][entry[3]][place_of(tables["windows"], window)];
@@ -1174,12 +1174,12 @@ unpacked = function flx_unpacked (tables, pack, window) {
 };
 
 copied = function flx_copied (table) {
-    var found, name, stub77_seq, stub78_itr;
+    var found, name, stub75_seq, stub76_itr;
     found = ({});
-    stub77_seq = table;
-    if ((typeof stub77_seq === "object") && (!Array.isArray(stub77_seq))) { stub77_seq = Object.keys(stub77_seq);}
-    for (stub78_itr = 0; stub78_itr < stub77_seq.length; stub78_itr += 1) {
-        name = stub77_seq[stub78_itr];
+    stub75_seq = table;
+    if ((typeof stub75_seq === "object") && (!Array.isArray(stub75_seq))) { stub75_seq = Object.keys(stub75_seq);}
+    for (stub76_itr = 0; stub76_itr < stub75_seq.length; stub76_itr += 1) {
+        name = stub75_seq[stub76_itr];
         found[name] = table[name];
     }
     return found;
@@ -1277,23 +1277,23 @@ states_of = function flx_states_of (model) {
 };
 
 method_row = function flx_method_row (tables, choice, method) {
-    var device, generating, held_bytes, hop, links, memory, model, prompt, read, sent, step, stub79_seq, stub80_itr, stub81_seq, stub82_itr, token;
+    var device, generating, held_bytes, hop, links, memory, model, prompt, read, sent, step, stub77_seq, stub78_itr, stub79_seq, stub80_itr, token;
     device = tables["devices"][choice["device"]];
     links = links_of(device, choice);
     model = model_of(tables, choice, method, "training");
     step = training_step(model, run_of(choice), device["rates"], links);
     memory = 0;
-    stub79_seq = step["memory_bytes"];
-    if ((typeof stub79_seq === "object") && (!Array.isArray(stub79_seq))) { stub79_seq = Object.keys(stub79_seq);}
-    for (stub80_itr = 0; stub80_itr < stub79_seq.length; stub80_itr += 1) {
-        held_bytes = stub79_seq[stub80_itr];
+    stub77_seq = step["memory_bytes"];
+    if ((typeof stub77_seq === "object") && (!Array.isArray(stub77_seq))) { stub77_seq = Object.keys(stub77_seq);}
+    for (stub78_itr = 0; stub78_itr < stub77_seq.length; stub78_itr += 1) {
+        held_bytes = stub77_seq[stub78_itr];
         memory = Math.max(memory, held_bytes);
     }
     sent = 0;
-    stub81_seq = step["sent_bytes"];
-    if ((typeof stub81_seq === "object") && (!Array.isArray(stub81_seq))) { stub81_seq = Object.keys(stub81_seq);}
-    for (stub82_itr = 0; stub82_itr < stub81_seq.length; stub82_itr += 1) {
-        hop = stub81_seq[stub82_itr];
+    stub79_seq = step["sent_bytes"];
+    if ((typeof stub79_seq === "object") && (!Array.isArray(stub79_seq))) { stub79_seq = Object.keys(stub79_seq);}
+    for (stub80_itr = 0; stub80_itr < stub79_seq.length; stub80_itr += 1) {
+        hop = stub79_seq[stub80_itr];
         sent = Math.max(sent, hop);
     }
     generating = model_of(tables, choice, method, "generation");
@@ -1310,18 +1310,18 @@ methods_of = function flx_methods_of (tables, choice) {
 };
 
 sorted_by = function flx_sorted_by (rows, key) {
-    var at, found, row, stub83_, stub83_i, stub83_i0, stub83_iter0, stub84_seq, stub85_itr;
+    var at, found, row, stub81_, stub81_i, stub81_i0, stub81_iter0, stub82_seq, stub83_itr;
     found = [];
-    stub84_seq = rows;
-    if ((typeof stub84_seq === "object") && (!Array.isArray(stub84_seq))) { stub84_seq = Object.keys(stub84_seq);}
-    for (stub85_itr = 0; stub85_itr < stub84_seq.length; stub85_itr += 1) {
-        row = stub84_seq[stub85_itr];
+    stub82_seq = rows;
+    if ((typeof stub82_seq === "object") && (!Array.isArray(stub82_seq))) { stub82_seq = Object.keys(stub82_seq);}
+    for (stub83_itr = 0; stub83_itr < stub82_seq.length; stub83_itr += 1) {
+        row = stub82_seq[stub83_itr];
         at = found.length;
         while ((at > 0) && (((found[at - 1][key]) > row[key]))) {
             at = at - 1;
         }
-        stub83_ = [];stub83_iter0 = _pyfunc_range(0, (found.length + 1), 1);if ((typeof stub83_iter0 === "object") && (!Array.isArray(stub83_iter0))) {stub83_iter0 = Object.keys(stub83_iter0);}for (stub83_i0=0; stub83_i0<stub83_iter0.length; stub83_i0++) {stub83_i = stub83_iter0[stub83_i0];{stub83_.push(((stub83_i < at))? (found[stub83_i]) : (((stub83_i==at))? (row) : (found[stub83_i - 1])));}}
-        found = stub83_;
+        stub81_ = [];stub81_iter0 = _pyfunc_range(0, (found.length + 1), 1);if ((typeof stub81_iter0 === "object") && (!Array.isArray(stub81_iter0))) {stub81_iter0 = Object.keys(stub81_iter0);}for (stub81_i0=0; stub81_i0<stub81_iter0.length; stub81_i0++) {stub81_i = stub81_iter0[stub81_i0];{stub81_.push(((stub81_i < at))? (found[stub81_i]) : (((stub81_i==at))? (row) : (found[stub81_i - 1])));}}
+        found = stub81_;
     }
     return found;
 };
@@ -1357,17 +1357,17 @@ three_digits = function flx_three_digits (value) {
 };
 
 amount = function flx_amount (value, units) {
-    var last, stub86_seq, stub87_itr, unit;
+    var last, stub84_seq, stub85_itr, unit;
     if ((value < 0)) {
         return "-" + amount(0 - value, units);
     }
     if ((value==0)) {
         return "0";
     }
-    stub86_seq = units;
-    if ((typeof stub86_seq === "object") && (!Array.isArray(stub86_seq))) { stub86_seq = Object.keys(stub86_seq);}
-    for (stub87_itr = 0; stub87_itr < stub86_seq.length; stub87_itr += 1) {
-        unit = stub86_seq[stub87_itr];
+    stub84_seq = units;
+    if ((typeof stub84_seq === "object") && (!Array.isArray(stub84_seq))) { stub84_seq = Object.keys(stub84_seq);}
+    for (stub85_itr = 0; stub85_itr < stub84_seq.length; stub85_itr += 1) {
+        unit = stub84_seq[stub85_itr];
         if ((value >= unit[0])) {
             return (three_digits(value / unit[0]) + " ") + unit[1];
         }
@@ -1409,16 +1409,16 @@ log2_of = function flx_log2_of (value) {
 
 ROW = 19;
 bars = function flx_bars (given, chosen, limit, limit_text, label, width) {
-    var bar, drawn, height, least, left, length, most, names, right, scale, start, stub88_seq, stub89_itr, stub90_seq, stub91_itr, tone, top, x, y, zero;
+    var bar, drawn, height, least, left, length, most, names, right, scale, start, stub86_seq, stub87_itr, stub88_seq, stub89_itr, tone, top, x, y, zero;
     names = 172;
     left = names;
     right = width - 58;
     least = 0;
     most = limit;
-    stub88_seq = given;
-    if ((typeof stub88_seq === "object") && (!Array.isArray(stub88_seq))) { stub88_seq = Object.keys(stub88_seq);}
-    for (stub89_itr = 0; stub89_itr < stub88_seq.length; stub89_itr += 1) {
-        bar = stub88_seq[stub89_itr];
+    stub86_seq = given;
+    if ((typeof stub86_seq === "object") && (!Array.isArray(stub86_seq))) { stub86_seq = Object.keys(stub86_seq);}
+    for (stub87_itr = 0; stub87_itr < stub86_seq.length; stub87_itr += 1) {
+        bar = stub86_seq[stub87_itr];
         least = Math.min(least, bar["value"]);
         most = Math.max(most, bar["value"]);
     }
@@ -1434,10 +1434,10 @@ bars = function flx_bars (given, chosen, limit, limit_text, label, width) {
     }
     drawn = drawn + line_at(zero, top, zero, height - 2, "axis");
     y = top;
-    stub90_seq = sorted_by(given, "value");
-    if ((typeof stub90_seq === "object") && (!Array.isArray(stub90_seq))) { stub90_seq = Object.keys(stub90_seq);}
-    for (stub91_itr = 0; stub91_itr < stub90_seq.length; stub91_itr += 1) {
-        bar = stub90_seq[stub91_itr];
+    stub88_seq = sorted_by(given, "value");
+    if ((typeof stub88_seq === "object") && (!Array.isArray(stub88_seq))) { stub88_seq = Object.keys(stub88_seq);}
+    for (stub89_itr = 0; stub89_itr < stub88_seq.length; stub89_itr += 1) {
+        bar = stub88_seq[stub89_itr];
         tone = bar["tone"] + (((bar["method"]==chosen))? (" chosen") : (""));
         start = Math.min(zero, (zero + (bar["value"] * scale)));
         length = Math.max(1, (_pyfunc_abs(bar["value"]) * scale));
@@ -1478,7 +1478,7 @@ box_at = function flx_box_at (x, y, width, height, style) {
 };
 
 lines = function flx_lines (given, chosen, label, width) {
-    var axes, bottom, boundary, decade, digit, drawn, every, front, height, least, left, low, most, named, right, scale, series, steps, stub92_seq, stub93_itr, stub94_seq, stub95_itr, stub96_seq, stub97_itr, stub98_seq, stub99_itr, top, value, x, y;
+    var axes, bottom, boundary, decade, digit, drawn, every, front, height, least, left, low, most, named, right, scale, series, steps, stub90_seq, stub91_itr, stub92_seq, stub93_itr, stub94_seq, stub95_itr, stub96_seq, stub97_itr, top, value, x, y;
     height = 300;
     left = 62;
     right = width - 12;
@@ -1486,14 +1486,14 @@ lines = function flx_lines (given, chosen, label, width) {
     bottom = height - 34;
     least = Math.max(1, (given[0]["values"][0]));
     most = least;
-    stub94_seq = given;
-    if ((typeof stub94_seq === "object") && (!Array.isArray(stub94_seq))) { stub94_seq = Object.keys(stub94_seq);}
-    for (stub95_itr = 0; stub95_itr < stub94_seq.length; stub95_itr += 1) {
-        series = stub94_seq[stub95_itr];
-        stub92_seq = series["values"];
-        if ((typeof stub92_seq === "object") && (!Array.isArray(stub92_seq))) { stub92_seq = Object.keys(stub92_seq);}
-        for (stub93_itr = 0; stub93_itr < stub92_seq.length; stub93_itr += 1) {
-            value = stub92_seq[stub93_itr];
+    stub92_seq = given;
+    if ((typeof stub92_seq === "object") && (!Array.isArray(stub92_seq))) { stub92_seq = Object.keys(stub92_seq);}
+    for (stub93_itr = 0; stub93_itr < stub92_seq.length; stub93_itr += 1) {
+        series = stub92_seq[stub93_itr];
+        stub90_seq = series["values"];
+        if ((typeof stub90_seq === "object") && (!Array.isArray(stub90_seq))) { stub90_seq = Object.keys(stub90_seq);}
+        for (stub91_itr = 0; stub91_itr < stub90_seq.length; stub91_itr += 1) {
+            value = stub90_seq[stub91_itr];
             least = Math.min(least, Math.max(1, value));
             most = Math.max(most, value);
         }
@@ -1504,10 +1504,10 @@ lines = function flx_lines (given, chosen, label, width) {
     drawn = opening(width, height, label);
     decade = 1;
     while (decade <= (most * 1.2)) {
-        stub96_seq = ((most < (20 * least)))? ([1, 2, 5]) : ([1, 3]);
-        if ((typeof stub96_seq === "object") && (!Array.isArray(stub96_seq))) { stub96_seq = Object.keys(stub96_seq);}
-        for (stub97_itr = 0; stub97_itr < stub96_seq.length; stub97_itr += 1) {
-            digit = stub96_seq[stub97_itr];
+        stub94_seq = ((most < (20 * least)))? ([1, 2, 5]) : ([1, 3]);
+        if ((typeof stub94_seq === "object") && (!Array.isArray(stub94_seq))) { stub94_seq = Object.keys(stub94_seq);}
+        for (stub95_itr = 0; stub95_itr < stub94_seq.length; stub95_itr += 1) {
+            digit = stub94_seq[stub95_itr];
             y = bottom - ((log2_of(digit * decade) - low) * scale);
             if (((y <= bottom) && (y >= top))) {
                 drawn = drawn + line_at(left, y, right, y, "grid");
@@ -1527,10 +1527,10 @@ lines = function flx_lines (given, chosen, label, width) {
     axes = [left, right, bottom, low, scale];
     front = "";
     named = false;
-    stub98_seq = given;
-    if ((typeof stub98_seq === "object") && (!Array.isArray(stub98_seq))) { stub98_seq = Object.keys(stub98_seq);}
-    for (stub99_itr = 0; stub99_itr < stub98_seq.length; stub99_itr += 1) {
-        series = stub98_seq[stub99_itr];
+    stub96_seq = given;
+    if ((typeof stub96_seq === "object") && (!Array.isArray(stub96_seq))) { stub96_seq = Object.keys(stub96_seq);}
+    for (stub97_itr = 0; stub97_itr < stub96_seq.length; stub97_itr += 1) {
+        series = stub96_seq[stub97_itr];
         if ((series["method"]==chosen)) {
             front = (front + one_line(series, " chosen", axes)) + name_at(series, axes);
         } else {
@@ -1569,12 +1569,12 @@ height_of = function flx_height_of (value, axes) {
 };
 
 top_of = function flx_top_of (series) {
-    var most, stub100_seq, stub101_itr, value;
+    var most, stub98_seq, stub99_itr, value;
     most = 0;
-    stub100_seq = series["values"];
-    if ((typeof stub100_seq === "object") && (!Array.isArray(stub100_seq))) { stub100_seq = Object.keys(stub100_seq);}
-    for (stub101_itr = 0; stub101_itr < stub100_seq.length; stub101_itr += 1) {
-        value = stub100_seq[stub101_itr];
+    stub98_seq = series["values"];
+    if ((typeof stub98_seq === "object") && (!Array.isArray(stub98_seq))) { stub98_seq = Object.keys(stub98_seq);}
+    for (stub99_itr = 0; stub99_itr < stub98_seq.length; stub99_itr += 1) {
+        value = stub98_seq[stub99_itr];
         most = Math.max(most, value);
     }
     return most;
@@ -1582,7 +1582,7 @@ top_of = function flx_top_of (series) {
 
 RANK = 28;
 steps = function flx_steps (result, stages, microbatches, label, width) {
-    var action, below, bottom, drawn, height, kind, left, middle, path, rank, ranks, right, scale, sent, shade, shown, stub102_seq, stub103_itr, stub104_seq, stub105_itr, stub106_seq, stub107_itr, stub108_seq, stub109_itr, stub110_seq, stub111_itr, turn;
+    var action, below, bottom, drawn, height, kind, left, middle, path, rank, ranks, right, scale, sent, shade, shown, stub100_seq, stub101_itr, stub102_seq, stub103_itr, stub104_seq, stub105_itr, stub106_seq, stub107_itr, stub108_seq, stub109_itr, turn;
     ranks = result["idle_share"].length;
     left = 52;
     right = width - 14;
@@ -1594,15 +1594,15 @@ steps = function flx_steps (result, stages, microbatches, label, width) {
         drawn = drawn + (box_at(left, (RANK * rank) + 2, right - left, RANK - 5, "idle"));
     }
     for (turn = 0; turn < stages; turn += 1) {
-        stub104_seq = ["forward", "backward"];
-        if ((typeof stub104_seq === "object") && (!Array.isArray(stub104_seq))) { stub104_seq = Object.keys(stub104_seq);}
-        for (stub105_itr = 0; stub105_itr < stub104_seq.length; stub105_itr += 1) {
-            kind = stub104_seq[stub105_itr];
+        stub102_seq = ["forward", "backward"];
+        if ((typeof stub102_seq === "object") && (!Array.isArray(stub102_seq))) { stub102_seq = Object.keys(stub102_seq);}
+        for (stub103_itr = 0; stub103_itr < stub102_seq.length; stub103_itr += 1) {
+            kind = stub102_seq[stub103_itr];
             path = "";
-            stub102_seq = result["actions"];
-            if ((typeof stub102_seq === "object") && (!Array.isArray(stub102_seq))) { stub102_seq = Object.keys(stub102_seq);}
-            for (stub103_itr = 0; stub103_itr < stub102_seq.length; stub103_itr += 1) {
-                action = stub102_seq[stub103_itr];
+            stub100_seq = result["actions"];
+            if ((typeof stub100_seq === "object") && (!Array.isArray(stub100_seq))) { stub100_seq = Object.keys(stub100_seq);}
+            for (stub101_itr = 0; stub101_itr < stub100_seq.length; stub101_itr += 1) {
+                action = stub100_seq[stub101_itr];
                 if (((action["kind"]==kind) && ((Math.floor(action["stage"]/ranks)==turn)))) {
                     path = path + (outline(action, left, (RANK * action["rank"]) + 2, scale, RANK - 10, 0.4));
                 }
@@ -1611,15 +1611,15 @@ steps = function flx_steps (result, stages, microbatches, label, width) {
             drawn = (((((drawn + ("<path d=\"")) + path) + ("\" class=\"")) + kind) + shade) + ("\"/>");
         }
     }
-    stub108_seq = ["forward", "backward"];
-    if ((typeof stub108_seq === "object") && (!Array.isArray(stub108_seq))) { stub108_seq = Object.keys(stub108_seq);}
-    for (stub109_itr = 0; stub109_itr < stub108_seq.length; stub109_itr += 1) {
-        kind = stub108_seq[stub109_itr];
+    stub106_seq = ["forward", "backward"];
+    if ((typeof stub106_seq === "object") && (!Array.isArray(stub106_seq))) { stub106_seq = Object.keys(stub106_seq);}
+    for (stub107_itr = 0; stub107_itr < stub106_seq.length; stub107_itr += 1) {
+        kind = stub106_seq[stub107_itr];
         path = "";
-        stub106_seq = result["transfers"];
-        if ((typeof stub106_seq === "object") && (!Array.isArray(stub106_seq))) { stub106_seq = Object.keys(stub106_seq);}
-        for (stub107_itr = 0; stub107_itr < stub106_seq.length; stub107_itr += 1) {
-            sent = stub106_seq[stub107_itr];
+        stub104_seq = result["transfers"];
+        if ((typeof stub104_seq === "object") && (!Array.isArray(stub104_seq))) { stub104_seq = Object.keys(stub104_seq);}
+        for (stub105_itr = 0; stub105_itr < stub104_seq.length; stub105_itr += 1) {
+            sent = stub104_seq[stub105_itr];
             if ((sent["kind"]==kind)) {
                 below = (((RANK * sent["source"]) + RANK) - 8) + (((kind=="forward"))? (0) : (2.5));
                 path = path + outline(sent, left, below, scale, 2.5, 0);
@@ -1632,10 +1632,10 @@ steps = function flx_steps (result, stages, microbatches, label, width) {
     drawn = drawn + line_at(left, bottom, right, bottom, "axis");
     drawn = drawn + text_at(left, bottom + 16, "start", "tick", "0");
     shown = 0;
-    stub110_seq = result["actions"];
-    if ((typeof stub110_seq === "object") && (!Array.isArray(stub110_seq))) { stub110_seq = Object.keys(stub110_seq);}
-    for (stub111_itr = 0; stub111_itr < stub110_seq.length; stub111_itr += 1) {
-        action = stub110_seq[stub111_itr];
+    stub108_seq = result["actions"];
+    if ((typeof stub108_seq === "object") && (!Array.isArray(stub108_seq))) { stub108_seq = Object.keys(stub108_seq);}
+    for (stub109_itr = 0; stub109_itr < stub108_seq.length; stub109_itr += 1) {
+        action = stub108_seq[stub109_itr];
         shown = Math.max(shown, (action["microbatch"] + 1));
     }
     middle = amount(result["step_seconds"] / 2, SECONDS);
@@ -1655,12 +1655,12 @@ outline = function flx_outline (action, left, top, scale, height, gap) {
 };
 
 numbers = function flx_numbers (result, left, scale) {
-    var action, drawn, middle, stub112_seq, stub113_itr, word;
+    var action, drawn, middle, stub110_seq, stub111_itr, word;
     drawn = "";
-    stub112_seq = result["actions"];
-    if ((typeof stub112_seq === "object") && (!Array.isArray(stub112_seq))) { stub112_seq = Object.keys(stub112_seq);}
-    for (stub113_itr = 0; stub113_itr < stub112_seq.length; stub113_itr += 1) {
-        action = stub112_seq[stub113_itr];
+    stub110_seq = result["actions"];
+    if ((typeof stub110_seq === "object") && (!Array.isArray(stub110_seq))) { stub110_seq = Object.keys(stub110_seq);}
+    for (stub111_itr = 0; stub111_itr < stub110_seq.length; stub111_itr += 1) {
+        action = stub110_seq[stub111_itr];
         word = _pyfunc_str(action["microbatch"]);
         if ((((action["end"] - action["start"]) * scale) >= ((7 * word.length) + 3))) {
             middle = left + (((action["start"] + action["end"]) / 2) * scale);
@@ -1675,21 +1675,21 @@ overhead = function flx_overhead (row, control, key) {
 };
 
 table_rows = function flx_table_rows (rows, names, chosen) {
-    var cell, cells, control, drawn, row, state, stub114_seq, stub115_itr, stub116_seq, stub117_itr;
+    var cell, cells, control, drawn, row, state, stub112_seq, stub113_itr, stub114_seq, stub115_itr;
     control = rows[0];
     drawn = "";
-    stub116_seq = sorted_by(rows, "step_seconds");
-    if ((typeof stub116_seq === "object") && (!Array.isArray(stub116_seq))) { stub116_seq = Object.keys(stub116_seq);}
-    for (stub117_itr = 0; stub117_itr < stub116_seq.length; stub117_itr += 1) {
-        row = stub116_seq[stub117_itr];
+    stub114_seq = sorted_by(rows, "step_seconds");
+    if ((typeof stub114_seq === "object") && (!Array.isArray(stub114_seq))) { stub114_seq = Object.keys(stub114_seq);}
+    for (stub115_itr = 0; stub115_itr < stub114_seq.length; stub115_itr += 1) {
+        row = stub114_seq[stub115_itr];
         cells = [amount(row["params"] - control["params"], COUNTS), amount(row["step_seconds"], SECONDS), percent(overhead(row, control, "step_seconds")), amount(row["depth_seconds"], SECONDS), amount(row["exposed_seconds"], SECONDS), amount(row["memory_bytes"], BYTES), amount(row["sent_bytes"], BYTES), amount(row["token_seconds"], SECONDS), percent(overhead(row, control, "token_seconds")), amount(row["cache_bytes"], BYTES), amount(row["prompt_seconds"], SECONDS), amount(row["prompt_state_bytes"], BYTES)];
         state = ((row["method"]==chosen))? (" class=\"chosen\"") : ("");
         drawn = ((((drawn + "<tr") + state) + (" data-method=\"")) + _pyfunc_str(row["method"])) + ("\"><th scope=\"row\">");
         drawn = (drawn + (names[row["method"]])) + "</th>";
-        stub114_seq = cells;
-        if ((typeof stub114_seq === "object") && (!Array.isArray(stub114_seq))) { stub114_seq = Object.keys(stub114_seq);}
-        for (stub115_itr = 0; stub115_itr < stub114_seq.length; stub115_itr += 1) {
-            cell = stub114_seq[stub115_itr];
+        stub112_seq = cells;
+        if ((typeof stub112_seq === "object") && (!Array.isArray(stub112_seq))) { stub112_seq = Object.keys(stub112_seq);}
+        for (stub113_itr = 0; stub113_itr < stub112_seq.length; stub113_itr += 1) {
+            cell = stub112_seq[stub113_itr];
             drawn = ((drawn + ("<td class=\"number\">")) + cell) + "</td>";
         }
         drawn = drawn + "</tr>";
@@ -1704,13 +1704,13 @@ tone_of = function flx_tone_of (tables, method, goal) {
 };
 
 bars_of = function flx_bars_of (tables, rows, key, goal) {
-    var given, row, shares, stub118_seq, stub119_itr, text, value;
+    var given, row, shares, stub116_seq, stub117_itr, text, value;
     shares = (key=="step_seconds") || (key=="token_seconds");
     given = [];
-    stub118_seq = rows;
-    if ((typeof stub118_seq === "object") && (!Array.isArray(stub118_seq))) { stub118_seq = Object.keys(stub118_seq);}
-    for (stub119_itr = 0; stub119_itr < stub118_seq.length; stub119_itr += 1) {
-        row = stub118_seq[stub119_itr];
+    stub116_seq = rows;
+    if ((typeof stub116_seq === "object") && (!Array.isArray(stub116_seq))) { stub116_seq = Object.keys(stub116_seq);}
+    for (stub117_itr = 0; stub117_itr < stub116_seq.length; stub117_itr += 1) {
+        row = stub116_seq[stub117_itr];
         value = row[key];
         text = amount(value, (shares)? (SECONDS) : (BYTES));
         if ((((row["method"]!=(rows[0]["method"]))) && shares)) {
@@ -1731,7 +1731,7 @@ bars_of = function flx_bars_of (tables, rows, key, goal) {
 };
 
 figure = function flx_figure (tables, choice, rows, step, view, name, width) {
-    var chosen, device, goal, key, label, limit, row, said, series, stub120_seq, stub121_itr, words;
+    var chosen, device, goal, key, label, limit, row, said, series, stub118_seq, stub119_itr, words;
     chosen = view["chosen"];
     goal = view["goal"];
     label = tables["methods"][chosen]["name"];
@@ -1741,10 +1741,10 @@ figure = function flx_figure (tables, choice, rows, step, view, name, width) {
     }
     if ((name=="state")) {
         series = [];
-        stub120_seq = rows;
-        if ((typeof stub120_seq === "object") && (!Array.isArray(stub120_seq))) { stub120_seq = Object.keys(stub120_seq);}
-        for (stub121_itr = 0; stub121_itr < stub120_seq.length; stub121_itr += 1) {
-            row = stub120_seq[stub121_itr];
+        stub118_seq = rows;
+        if ((typeof stub118_seq === "object") && (!Array.isArray(stub118_seq))) { stub118_seq = Object.keys(stub118_seq);}
+        for (stub119_itr = 0; stub119_itr < stub118_seq.length; stub119_itr += 1) {
+            row = stub118_seq[stub119_itr];
             _pymeth_append.call(series, (({method: row["method"], name: tables["methods"][row["method"]]["name"], values: row["states"], tone: tone_of(tables, row["method"], goal)})));
         }
         return lines(series, chosen, "Bytes per token of the depth state along the stack; the numbers are in the table", width);
@@ -1758,12 +1758,12 @@ figure = function flx_figure (tables, choice, rows, step, view, name, width) {
 };
 
 facts = function flx_facts (choice, rows, step, view) {
-    var found, row, stub122_seq, stub123_itr;
+    var found, row, stub120_seq, stub121_itr;
     found = ({row: rows[0]});
-    stub122_seq = rows;
-    if ((typeof stub122_seq === "object") && (!Array.isArray(stub122_seq))) { stub122_seq = Object.keys(stub122_seq);}
-    for (stub123_itr = 0; stub123_itr < stub122_seq.length; stub123_itr += 1) {
-        row = stub122_seq[stub123_itr];
+    stub120_seq = rows;
+    if ((typeof stub120_seq === "object") && (!Array.isArray(stub120_seq))) { stub120_seq = Object.keys(stub120_seq);}
+    for (stub121_itr = 0; stub121_itr < stub120_seq.length; stub121_itr += 1) {
+        row = stub120_seq[stub121_itr];
         if ((row["method"]==view["chosen"])) {
             found["row"] = row;
         }
@@ -1772,5 +1772,5 @@ facts = function flx_facts (choice, rows, step, view) {
     return [["devices", _pyfunc_str(gpus_of(choice))], ["tokens in a step", amount(choice["batch"] * choice["tokens"], COUNTS)], ["step of the control", amount(rows[0]["step_seconds"], SECONDS)], ["step of the method", amount(row["step_seconds"], SECONDS)], ["which is more by", percent(overhead(row, rows[0], "step_seconds"))], ["tokens a second", amount(row["tokens_per_second"], COUNTS)], ["bubble", percent(step["bubble"])], ["exposed communication", amount(step["exposed_seconds"], SECONDS)]];
 };
 
-return { harmonic_size, matmul_efficiency, operator, compute_seconds, memory_seconds, launch_seconds, operator_seconds, total_seconds, fused, bound, bound_by, all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes, all_to_all_bytes, expert_bytes, tensor_parallel_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_tokens, stored_bytes, even_cuts, hop_bytes, waiting_bytes, alive, held, gpipe_order, one_f_one_b_order, interleaved_order, schedule_order, joined, ideal_bubble, transfer_seconds, simulate, exposed_seconds, peak_memory, visible_pairs_of, pair_flops, pair_flops_of_one, forward_counts, parameter_counts, state_bytes, new_state_bytes, boundary_of_block, kept_leaf_bytes, saved_bytes_of, recomputed_bytes_of, largest_block_bytes, ends_saved_bytes, cache_bytes_of, tokens_on_rank, pairs_of_work, weights_read, cache_read, mixer_operators, depth_operator, collective_seconds, sublayer_seconds, head_seconds, work_of, stage_seconds, edges_of, sent_bytes, gradients_waiting, stage_memory, by_rank, training_step, link_seconds, simulated_microbatches, extended, pipeline_flow, estimated_step, update_seconds, min_of, forward_pass, prefill_state_bytes, unpacked, copied, place_of, gpus_of, run_of, sequence_of, work_of_prompts, reach_of, link_of, links_of, refusal, model_of, step_of, states_of, method_row, methods_of, sorted_by, fixed, three_digits, amount, percent, place, log2_of, bars, opening, text_at, line_at, box_at, lines, one_line, name_at, height_of, top_of, steps, outline, numbers, overhead, table_rows, tone_of, bars_of, figure, facts };
+return { harmonic_size, matmul_efficiency, operator, compute_seconds, memory_seconds, launch_seconds, operator_seconds, total_seconds, fused, bound, bound_by, all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes, tensor_parallel_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_tokens, stored_bytes, even_cuts, hop_bytes, waiting_bytes, alive, held, gpipe_order, one_f_one_b_order, interleaved_order, schedule_order, joined, ideal_bubble, transfer_seconds, simulate, exposed_seconds, peak_memory, visible_pairs_of, pair_flops, pair_flops_of_one, forward_counts, parameter_counts, state_bytes, new_state_bytes, boundary_of_block, kept_leaf_bytes, saved_bytes_of, recomputed_bytes_of, largest_block_bytes, ends_saved_bytes, cache_bytes_of, tokens_on_rank, pairs_of_work, weights_read, cache_read, mixer_operators, depth_operator, collective_seconds, sublayer_seconds, head_seconds, work_of, stage_seconds, edges_of, sent_bytes, gradients_waiting, stage_memory, by_rank, training_step, link_seconds, simulated_microbatches, extended, pipeline_flow, estimated_step, update_seconds, min_of, forward_pass, prefill_state_bytes, unpacked, copied, place_of, gpus_of, run_of, sequence_of, work_of_prompts, reach_of, link_of, links_of, refusal, model_of, step_of, states_of, method_row, methods_of, sorted_by, fixed, three_digits, amount, percent, place, log2_of, bars, opening, text_at, line_at, box_at, lines, one_line, name_at, height_of, top_of, steps, outline, numbers, overhead, table_rows, tone_of, bars_of, figure, facts };
 })();

@@ -14,7 +14,7 @@ def steps(result: Data, stages: int, microbatches: int, label: str, width: int) 
     """One row for each rank: forward and backward passes, later stages paler, and below them what the rank sends.
 
     Args:
-        result: what `pipeline.formulas.simulate` has returned.
+        result: what `pipeline.schedules.simulate` has returned.
         stages: on each rank.
         microbatches: of the step; where more than are simulated, the figure says so.
         label: the figure in words.

@@ -40,30 +40,6 @@ def all_reduce_bytes(ranks: int, whole_bytes: float) -> float:
     return 2 * whole_bytes * (ranks - 1) / ranks
 
 
-def all_to_all_bytes(ranks: int, whole_bytes: float) -> float:
-    """Each rank keeps 1/n of what it holds and sends the rest, when every rank is sent as much.
-
-    Equation: b (n - 1) / n
-    """
-    return whole_bytes * (ranks - 1) / ranks
-
-
-def expert_bytes(ranks: int, tokens: float, used: int, d_model: int, element_bytes: int) -> float:
-    """One layer of experts in one step: tokens to their experts and back, then the same for the gradients.
-
-    Equation: 4 all-to-alls of k T D numbers, k experts for each token
-    Source:   GShard, arXiv:2006.16668
-
-    Args:
-        ranks: that the experts are spread over.
-        tokens: on one of them.
-        used: experts that a token is sent to.
-        d_model: D.
-        element_bytes: of one number.
-    """
-    return 4 * all_to_all_bytes(ranks, tokens * used * d_model * element_bytes)
-
-
 def tensor_parallel_bytes(ranks: int, sublayers: int, tokens: float, d_model: int, element_bytes: int, sequence: str) -> float:
     """Activations and their gradients in the forward and the backward pass of one microbatch.
 

@@ -69,7 +69,7 @@ def _seconds() -> list[Row]:
     model = preset("kimi-linear-48b-a3b")
     plain, changed = numbers(model, PLAIN), numbers(model, blocks(6))
     layout = ParallelLayout(gpus=64, pipeline=4, virtual=3, data=16, microbatches=16)
-    training = Setting(read_device("h100"), layout, 256, 4096, recompute="blocks", forwarding="cached")
+    training = Setting(read_device("h100"), layout, 256, 4096, recompute="block", forwarding="cached")
     serving = Setting(read_device("h100"), ParallelLayout(gpus=RANKS, tensor=RANKS, sequence="tensor"), 1, CONTEXT)
     alone = training.replace(layout=ParallelLayout(gpus=64, data=64), batch=1024, sharding="weights")
 

@@ -125,7 +125,7 @@ def _recomputed() -> str:
     model, setting = preset("mhc-27b"), _pipeline()
     found = {}
     for name, depth in (("plain", PLAIN), ("mhc", MHC)):
-        whole = step_seconds(setting.replace(recompute="blocks"), numbers(model, depth))
+        whole = step_seconds(setting.replace(recompute="block"), numbers(model, depth))
         found[name] = (step_seconds(setting, numbers(model, depth)), whole)
     # What recomputing blocks adds beyond recomputing those of the plain model is the depth operation.
     once_more = (found["mhc"][1] - found["mhc"][0]) - (found["plain"][1] - found["plain"][0])

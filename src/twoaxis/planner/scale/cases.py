@@ -94,15 +94,15 @@ def _layout(tensor: int, pipeline: int, data: int, context: int, microbatches: i
 
 
 CASES = (
-    Case("dense-7b", 2**13, _layout(2, 4, 8, 1, 16), 1, 1, "none", 1, 8),
-    Case("dense-7b", 2**17, _layout(8, 4, 2, 1, 16), 1, 1, "blocks", 4, 2),
-    Case("dense-7b", 2**20, _layout(8, 4, 1, 2, 16), 2, 1, "blocks", 8, 1),
-    Case("dense-70b", 2**13, _layout(8, 8, 8, 1, 32), 1, 1, "none", 8, 32),
-    Case("dense-70b", 2**17, _layout(8, 8, 2, 4, 32), 4, 1, "blocks", 8, 8),
-    Case("dense-70b", 2**20, _layout(8, 8, 1, 8, 32), 8, 1, "blocks", 8, 1),
-    Case("moe-1t", 2**13, _layout(8, 16, 16, 1, 32), 1, 2, "blocks", 8, 64, "b200", 1),
-    Case("moe-1t", 2**17, _layout(8, 16, 2, 8, 32), 8, 1, "blocks", 8, 16, "b200", 1),
-    Case("moe-1t", 2**20, _layout(8, 16, 1, 32, 32), 32, 1, "blocks", 8, 2, "b200", 1),
+    Case("dense-7b", 2**13, _layout(2, 4, 8, 1, 16), 1, 1, "off", 1, 8),
+    Case("dense-7b", 2**17, _layout(8, 4, 2, 1, 16), 1, 1, "block", 4, 2),
+    Case("dense-7b", 2**20, _layout(8, 4, 1, 2, 16), 2, 1, "block", 8, 1),
+    Case("dense-70b", 2**13, _layout(8, 8, 8, 1, 32), 1, 1, "off", 8, 32),
+    Case("dense-70b", 2**17, _layout(8, 8, 2, 4, 32), 4, 1, "block", 8, 8),
+    Case("dense-70b", 2**20, _layout(8, 8, 1, 8, 32), 8, 1, "block", 8, 1),
+    Case("moe-1t", 2**13, _layout(8, 16, 16, 1, 32), 1, 2, "block", 8, 64, "b200", 1),
+    Case("moe-1t", 2**17, _layout(8, 16, 2, 8, 32), 8, 1, "block", 8, 16, "b200", 1),
+    Case("moe-1t", 2**20, _layout(8, 16, 1, 32, 32), 32, 1, "block", 8, 2, "b200", 1),
 )
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from twoaxis.core.atomic import replacing, write_once
 from twoaxis.core.errors import DataError
-from twoaxis.data.atomic import replacing, write_once
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

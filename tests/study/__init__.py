@@ -1,1 +1,0 @@
-"""Studies: what they refuse, survive, conclude and show."""
