@@ -9,12 +9,14 @@ import pytest
 
 from twoaxis import DecoderConfig
 from twoaxis.planner.advice import RECOMMENDED
-from twoaxis.planner.comparison import Budget
+from twoaxis.planner.comparison import Budget, count_methods
 from twoaxis.planner.evidence import OF_GOAL, STUDIES, Study
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.methods import Goal, methods
+from twoaxis.planner.model.latent_attention import LatentAttention
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.plan import ModelPlan, plan_model
+from twoaxis.planner.precision import Precision
 from twoaxis.planner.search import Request
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +59,14 @@ def test_methods_are_in_the_order_of_their_cost_beyond_the_control(plans: dict[G
     assert by_name["AttnRes full"].boundary_bytes > found.control.boundary_bytes == by_name["DDL"].boundary_bytes > 0
     assert by_name["ShortSWA w=128"].cache_bytes > by_name["DDL"].cache_bytes == found.control.cache_bytes
     assert (by_name["DenseFormer 1x1"].at_initialisation, by_name["DDL"].at_initialisation) == ("exact", "none")
+
+
+def test_latent_attention_generates_in_the_latent() -> None:
+    latent = LatentAttention(n_heads=4, kv_rank=64, q_rank=None, nope_dim=32, rope_dim=16, value_dim=32)
+    counted, _ = count_methods(ModelShape("latent", 512, 256, ((latent,),) * 2), methods()[:1], Precision())
+    (one,) = counted.values()
+    training, generating = (numbers["sublayers"][0]["pairs"] for numbers in (one.numbers, one.generating))
+    assert (training, generating) == ([[2 * 4 * (32 + 16 + 32), 0]], [[2 * 4 * (2 * 64 + 16), 0]])
 
 
 @pytest.mark.parametrize("goal", GOALS)

@@ -81,6 +81,14 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
     }
 
 
+def coefficients_of_both_forms(
+    model: ModelShape, precision: Precision | None = None, engine: Engine = "fused"
+) -> tuple[Data, Data]:
+    """The numbers of a model as it trains and reads prompts, and as it generates; mostly the same."""
+    numbers, generating = coefficients(model, precision, engine), model.in_generation()
+    return numbers, numbers if generating.parts == model.parts else coefficients(generating, precision, engine)
+
+
 def leaves(depth: DepthConfig, model: ModelShape, element_bytes: int) -> list[list[int]]:
     """[first boundary, last boundary, bytes per token, kept] of every tensor of the depth state."""
     stack, found = model.stack, {}

@@ -8,7 +8,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError
 from twoaxis.depth import ResidualConfig
 from twoaxis.local import LOCAL
-from twoaxis.planner.coefficients import Data, Engine, coefficients
+from twoaxis.planner.coefficients import Data, Engine, coefficients_of_both_forms
 from twoaxis.planner.formulas.counts import cache_bytes_of, parameter_counts, state_bytes
 from twoaxis.planner.methods import Axis, Goal, Method, Refusal, fitted
 from twoaxis.planner.model.part import OwnPart
@@ -24,11 +24,19 @@ RELATIONS = ("exact", "up_to_norm", "none")
 
 @dataclass(frozen=True)
 class Counted:
-    """A method on a model, with the coefficients that hold for every setting."""
+    """A method on a model, with the coefficients that hold for every setting.
+
+    Attributes:
+        method: the method.
+        model: with it.
+        numbers: of the model as it trains and reads prompts.
+        generating: of the model as it generates.
+    """
 
     method: Method
     model: ModelShape
     numbers: Data
+    generating: Data
 
 
 @dataclass(frozen=True)
@@ -168,7 +176,7 @@ def count_methods(
         if engine == "eager":
             announce(f"eager kernels of {method.name}")
         try:
-            found[method.name] = Counted(method, shape, coefficients(shape, precision, engine))
+            found[method.name] = Counted(method, shape, *coefficients_of_both_forms(shape, precision, engine))
         except ConfigError as error:
             refused.append(Refusal(method, str(error)))
     return found, tuple(refused)
@@ -200,7 +208,7 @@ def _cost(one: Counted, setting: Setting, prompts: int, budget: Budget, control:
     numbers, tokens = one.numbers, setting.tokens
     step = setting.training_step(numbers)
     prefill = setting.prefill(numbers, prompts, tokens)["seconds"]
-    token = setting.generation_step(numbers, prompts, tokens)["seconds"]
+    token = setting.generation_step(one.generating, prompts, tokens)["seconds"]
     params = parameter_counts(numbers)["all"]
     flops = step["flops"] / (setting.batch * tokens)
     memory, cache = max(step["memory_bytes"]), cache_bytes_of(numbers, tokens)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from twoaxis.planner.coefficients import Data, Engine, coefficients
+from twoaxis.planner.coefficients import Data, Engine, coefficients_of_both_forms
 from twoaxis.planner.formulas.counts import cache_bytes_of, parameter_counts
 from twoaxis.planner.formulas.seconds import depth_operator
 from twoaxis.planner.formulas.step import edges_of, training_step, work_of
@@ -108,11 +108,8 @@ def numbers_of_model(model: ModelShape, engine: Engine = "fused") -> tuple[Data,
     """The numbers of a model, in training and in the form that it generates in."""
     key = (id(model), engine)
     if key not in _NUMBERS:
-        generating = model.in_generation()
-        numbers = coefficients(model, engine=engine)
-        same = generating.parts == model.parts
         # The model is kept too, or another one could get its id.
-        _NUMBERS[key] = model, (numbers, numbers if same else coefficients(generating, engine=engine))
+        _NUMBERS[key] = model, coefficients_of_both_forms(model, engine=engine)
     return _NUMBERS[key][1]
 
 
