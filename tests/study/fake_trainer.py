@@ -40,7 +40,7 @@ def main(script: dict, recipe: dict, run: Path) -> int:
         print("ConfigError: d_model=7: must be even; add 1", file=sys.stderr)
         return 2
     stopped: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: stopped.append(number))
+    signal.signal(signal.SIGTERM, lambda number, frame: stopped.append(number))
 
     order_seed = 99 if action == "other data" else 0
     write(run / "config.json", recipe)

@@ -111,12 +111,15 @@ def test_refuses_a_folder_that_cannot_be_made(trainer: FakeTrainer) -> None:
 
 PROGRAM = """
 import json
+import signal
 import sys
 from pathlib import Path
 from twoaxis.study import StudyConfig
 from twoaxis.study.progress import PlainStudyProgress
 from twoaxis.study.runner import run_study
 from twoaxis.study.timing import Timing
+# A shell that runs tests in the background lets them ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 fake, script, study, folder = sys.argv[1:]
 command = lambda recipe, run: [sys.executable, "-I", "-S", fake, script, str(recipe), str(run)]
 def timer(recipes):

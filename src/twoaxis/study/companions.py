@@ -94,7 +94,12 @@ def unmatched_companions(kinds: Sequence[CompanionKind], recipe: TrainConfig, co
 
 
 def matched_companion(
-    kind: CompanionKind, arm: TrainConfig, control: TrainConfig, sizes: Sequence[Sized], cost: CostOfStep, unit: str
+    kind: CompanionKind,
+    arm: TrainConfig,
+    control: TrainConfig,
+    sizes: Sequence[tuple[float, Sized]],
+    cost: CostOfStep,
+    unit: str,
 ) -> Companion | str:
     """The size that costs as much as an arm, or why there is none.
 
@@ -102,13 +107,13 @@ def matched_companion(
         kind: of the companion.
         arm: what is to be matched.
         control: what both are compared with.
-        sizes: to choose from.
+        sizes: to choose from, each behind its cost.
         cost: of a step, in the unit.
         unit: `flops` or `seconds`.
     """
     extra = cost(arm) - cost(control)
-    best = closest(sizes, lambda size: cost(size.recipe), cost(arm))
-    got = cost(best.recipe) - cost(control)
+    spent, best = closest(sizes, lambda size: size[0], cost(arm))
+    got = spent - cost(control)
     if extra <= 0 or abs(got - extra) > MOST_ERROR * extra:
         return (
             f"no {kind} at equal {unit}: the arm takes {100 * extra / cost(control):+.2f} % to the control, and the nearest "

@@ -117,8 +117,10 @@ class _Beside:
         sizes = sizes_of(kind, control)
         of = "seconds" if unit == "seconds" else "flops"
         cost: CostOfStep = costs.per_step(of, [control, *(self.known[name] for name in arms)], [size.recipe for size in sizes])
+        # Counted once, not once for each arm.
+        priced = [(cost(size.recipe), size) for size in sizes]
         for name in arms:
-            found = matched_companion(kind, self.known[name], control, sizes, cost, of)
+            found = matched_companion(kind, self.known[name], control, priced, cost, of)
             if isinstance(found, str):
                 self.notes.append(f"{name}: {found}")
             else:

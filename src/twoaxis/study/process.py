@@ -71,7 +71,8 @@ def _signal_name(number: int) -> str:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is not None:
         return
-    process.send_signal(signal.SIGINT if os.name == "posix" else signal.SIGTERM)
+    # Not SIGINT, which everything that a shell starts in the background ignores.
+    process.terminate()
     try:
         process.wait(PATIENCE_SECONDS)
     except BaseException:
