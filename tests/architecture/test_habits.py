@@ -73,19 +73,22 @@ def test_expected(): assert False
 TABLE = """
 | test id | reason | exit condition |
 |---|---|---|
-| `test_suite.py::test_known` | broken | it is repaired |
-| `test_suite.py::test_repaired` | was broken | it is repaired |
+| `tests/test_suite.py::test_known` | broken | it is repaired |
+| `tests/test_suite.py::test_repaired` | was broken | it is repaired |
 """
 
 
 def test_a_skip_needs_a_row_and_a_repaired_test_must_leave(root: Path, tmp_path: Path) -> None:
-    shutil.copy(root / "tests" / "conftest.py", tmp_path)
-    (tmp_path / "test_suite.py").write_text(SUITE)
-    (tmp_path / "QUARANTINE.md").write_text(TABLE)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    for name in ("conftest.py", "shape_checks.py"):
+        shutil.copy(root / "tests" / name, tests)
+    (tests / "test_suite.py").write_text(SUITE)
+    (tests / "QUARANTINE.md").write_text(TABLE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--strict-markers"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    found = {name: outcome for outcome, name in re.findall(r"^(PASSED|FAILED|XFAIL) test_suite.py::(\w+)", done.stdout, re.M)}
+    found = {name: outcome for outcome, name in re.findall(r"^(PASSED|FAILED|XFAIL) tests/test_suite.py::(\w+)", done.stdout, re.M)}
     assert found == {
         "test_passes": "PASSED",
         "test_known": "XFAIL",
