@@ -2,6 +2,7 @@
 
 from twoaxis.core.table import Row, Table
 from twoaxis.depth.attention_residuals import AttentionResidualsConfig
+from twoaxis.depth.axis import DepthAxis
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.depth.deep_cross_attention import DeepCrossAttentionConfig
 from twoaxis.depth.deep_delta import DeepDelta, DeepDeltaConfig
@@ -89,6 +90,7 @@ DEPTH: Table[DepthConfig] = Table(
                 "paper": {"value_target": "paper"},
                 "two_layer": {"gate": "two_layer", "gate_width": 5, "value_target": "code_linear"},
                 "write_only": {"update_rule": "write_only"},
+                "blend": {"blend": "annealed"},
                 "time": {"value_channels": 3, "compressor": "time"},
                 "time_conv": {"value_channels": 2, "compressor": "time", "expansion": "embedding_conv", "kernel_size": 3},
                 "channel": {"value_channels": 4, "compressor": "channel", "value_target": "code_linear"},
@@ -116,7 +118,10 @@ DEPTH: Table[DepthConfig] = Table(
         Row(
             ElcBertConfig,
             "reads a learned convex sum of earlier block outputs, which hold no residual stream",
-            {variant: {"variant": variant} for variant in ("base", "zero", "normalized", "weighted_output")},
+            {
+                **{variant: {"variant": variant} for variant in ("base", "zero", "normalized", "weighted_output")},
+                "blend": {"variant": "weighted_output", "blend": "annealed"},
+            },
         ),
         Row(
             FracConnectionsConfig,
@@ -231,6 +236,7 @@ __all__ = [
     "DeltaAttentionResidualsConfig",
     "DenseFormerConfig",
     "DepthAttentionConfig",
+    "DepthAxis",
     "DepthConfig",
     "DepthEnds",
     "DepthMixer",

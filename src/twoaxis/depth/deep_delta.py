@@ -23,6 +23,7 @@ from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, StreamEnds
+from twoaxis.ops.anneal import annealed, blend_cost, blend_parameter
 from twoaxis.ops.causal_conv import causal_conv, causal_conv_sum, next_history
 from twoaxis.ops.delta import UpdateRule, components, delta_write, delta_writes
 from twoaxis.ops.linear_scores import linear_scores
@@ -48,7 +49,7 @@ class DeepDeltaConfig(DepthConfig):
               published numbers were presumably made with it. `write_only` drops k^T X: the control the paper names
     Shapes:   state [B T D], or C times [B T D]; update [B T D] -> state; gate, target and statistics in float32
     Init:     NONE: it overwrites along k, so it is never the plain sum. beta starts at beta_init; w_beta, W_v and the
-              compressors ~ N(0, 0.25/D), b_v = 0, r = 1/C; the embedding convolution starts as C copies
+              compressors ~ N(0, 0.25/D), b_v = 0, r = 1/C; the embedding convolution starts as C copies. EXACT with a blend
     Cost:     params (1 + C)*(D + 1) per sublayer (gate two_layer: gate_width*(D+1) + 1 for D + 1; paper: C less); per block
               and for the readout time C*(D*k + 1), channel C*(D + 1); embedding convolution C*D*k;
               flops (4 + 6*C)*D per token and sublayer, compressor 2*C*k*D or 2*C*D; state C*D numbers per token; moves
@@ -67,10 +68,11 @@ class DeepDeltaConfig(DepthConfig):
         beta_init: the gate's starting value, in (0, 2); 1 replaces the component fully, 2 reflects it.
         update_rule: `delta`, or `write_only` (X' = X + beta k v^T).
         direction_eps: eps of the direction's norm.
+        blend: `none`, or `annealed` (C = 1): x + (1 - g) f + g (X' - x), g from 0 on, by a recipe or learned.
         impl: `fused` or `reference`.
 
     Raises:
-        ConfigError: beta_init outside (0, 2), or several channels without a compressor.
+        ConfigError: beta_init outside (0, 2), several channels without a compressor, or a blend of several channels.
 
     Example:
         >>> DeepDeltaConfig(value_target="paper").init_equivalence.relation
@@ -88,15 +90,14 @@ class DeepDeltaConfig(DepthConfig):
     beta_init: float = 1.0
     update_rule: UpdateRule = "delta"
     direction_eps: float = Field(default=1e-5, gt=0)
+    blend: Literal["none", "annealed"] = "none"
     impl: Impl = "fused"
 
     @field_validator("beta_init")
     @classmethod
     def _open_interval(cls, value: float) -> float:
         if not 0 < value < 2:
-            raise ConfigError(
-                problem("beta_init", value, "inside (0, 2), where the gate lives", "use 1.0, the authors' choice")
-            )
+            raise ConfigError(problem("beta_init", value, "inside (0, 2), where the gate lives", "use the authors' 1.0"))
         return value
 
     @model_validator(mode="after")
@@ -108,6 +109,8 @@ class DeepDeltaConfig(DepthConfig):
             what, got = ("expansion", self.expansion) if self.compressor == "none" else ("compressor", self.compressor)
             allowed = "left out with value_channels=1"
             raise ConfigError(problem(what, got, allowed, "the authors use value_channels=4 with it"))
+        if self.value_channels > 1 and self.blend != "none":
+            raise ConfigError(problem("blend", self.blend, "'none' with several value channels", "use value_channels=1"))
         return self
 
     @property
@@ -121,7 +124,9 @@ class DeepDeltaConfig(DepthConfig):
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """None."""
+        """None, but for a blend."""
+        if self.blend == "annealed":
+            return InitEquivalence("exact", "the blend starts at 0, where every write is the plain sum")
         return InitEquivalence("none", "it overwrites along the update's direction, so it is never the plain sum")
 
     def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
@@ -173,8 +178,9 @@ class DeepDeltaConfig(DepthConfig):
         gate_flops = 2 * D if self.gate == "linear" else 2 * self.gate_width
         target_flops = 2 * D if C == 1 else 0
         write_flops = 2 * D + (4 if self.update_rule == "delta" else 2) * D * C
-        compressor = self._compressor_cost(D, shape, params=site.opens_block)
-        return compressor + Cost(
+        added = self._compressor_cost(D, shape, params=site.opens_block)
+        added += Cost() if self.blend == "none" else blend_cost(shape, D)
+        return added + Cost(
             params=gate + C * D + (0 if self.value_target == "paper" else C),
             matmul_flops=matmul + (2 * N * C * D if C > 1 else 0),
             elementwise_flops=N * (gate_flops + target_flops + write_flops),
@@ -337,6 +343,7 @@ class DeepDelta(DepthMixer):
         self.target_weight = self.parameter("target_weight", (d_model,) if C == 1 else (C, d_model), Normal(std), "gate")
         if config.value_target != "paper":
             self.target_bias = self.parameter("target_bias", (C,), Constant(0.0), "bias")
+        self.blend = blend_parameter(self) if config.blend == "annealed" else None
         self.compressor = config.build_compressor(d_model) if shared is None else None
         # In a tuple, a module stays with the sublayer that lends it.
         self._shared = (shared,)
@@ -371,7 +378,8 @@ class DeepDelta(DepthMixer):
         if carry is None:
             target = self.target(state, context).unsqueeze(-1)
             beta = beta.unsqueeze(-1)
-            return delta_write(state, update, target, beta, config.direction_eps, config.update_rule, config.impl)
+            written = delta_write(state, update, target, beta, config.direction_eps, config.update_rule, config.impl)
+            return written if self.blend is None else annealed(state + update.to(state.dtype), written, self.blend)
         targets = self.target(carry, context)
         return delta_writes(state, update, targets, beta, config.direction_eps, config.update_rule, config.impl)
 

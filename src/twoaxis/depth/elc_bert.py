@@ -3,21 +3,23 @@
 Letters: B batch, T position, D width, n sources of one block.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.anneal import annealed, blend_parameter, blend_saved_bytes
 from twoaxis.ops.mix import mix
 from twoaxis.ops.norm import layer_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
@@ -38,7 +40,8 @@ class ElcBertConfig(DepthConfig):
               sublayers; the authors' have attention and a feed-forward
     Shapes:   state (n times [B T D], and inside a block A and U); softmax, sum and LayerNorm in float32, rounded once
     Init:     NONE: a convex sum is a mean, not the residual sum, and the head sees the last block alone. Logits start at 0
-              (base: the newest at 1, whose weight is then e / (e + n - 1): a mild bias, not an identity)
+              (base: the newest at 1, whose weight is then e / (e + n - 1): a mild bias, not an identity). EXACT with
+              blend="annealed": weights 1 + g (softmax(w) - 1) add up the plain stream at g = 0
     Cost:     params n in block n, L (L + 1) / 2 - 1 in all (weighted_output: L + 1 more); flops 2*n*D per token and block;
               state at most (L + 2)*D numbers per token; moves (n + 1)*D where a block opens, elsewhere 3*D (base) or 6*D
     Published: BabyLM 2023, 10M words, arXiv:2311.02265 table 1: BLiMP 75.8, GLUE 73.7, MSGS 29.4 (best of the track). Its
@@ -49,7 +52,12 @@ class ElcBertConfig(DepthConfig):
     Args:
         variant: `base`, `zero`, `normalized` or `weighted_output`, as the authors name their files.
         source_eps: eps of the LayerNorm of `normalized`.
+        blend: `none`, or `annealed` (`weighted_output` only): a weight g that starts at 0 goes from plain sums to convex ones,
+            moved by the recipe of a training or learned.
         impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: a blend of another variant, whose blocks or head do not see all that a plain stream holds.
 
     Example:
         >>> ElcBertConfig(variant="base").init_equivalence.relation
@@ -59,11 +67,21 @@ class ElcBertConfig(DepthConfig):
     kind: Literal["elc_bert"] = "elc_bert"
     variant: Variant = "base"
     source_eps: float = Field(default=1e-7, gt=0)
+    blend: Literal["none", "annealed"] = "none"
     impl: Impl = "fused"
+
+    @model_validator(mode="after")
+    def _sums_everything(self) -> Self:
+        if self.blend == "annealed" and self.variant != "weighted_output":
+            allowed = "'weighted_output' with blend='annealed'"
+            raise ConfigError(problem("variant", self.variant, allowed, "use that variant"))
+        return self
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """None."""
+        """None, but for a blend."""
+        if self.blend == "annealed":
+            return InitEquivalence("exact", "the blend starts at 0, where every read is the plain sum of all outputs")
         return InitEquivalence("none", "blocks read a mean of earlier outputs, and the head sees no sum of them")
 
     def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
@@ -133,7 +151,11 @@ class ElcBertConfig(DepthConfig):
         if n == 1:
             return Cost()
         flops, saved = 2 * n * shape.total_tokens * stack.d_model, n * max(4, shape.element_bytes)
-        return Cost(params=n, elementwise_flops=flops, saved_bytes=saved)
+        mixture = Cost(params=n, elementwise_flops=flops, saved_bytes=saved)
+        if self.blend == "none":
+            return mixture
+        # The convex weights, and what makes others of them.
+        return mixture + Cost(params=1, saved_bytes=saved + blend_saved_bytes(shape, n))
 
     def build(self, site: Site) -> "ElcBert":
         """Builds the mixer of one sublayer."""
@@ -163,6 +185,7 @@ class Combination(DeclaredModule):
         newest = 1.0 if config.variant == "base" else 0.0
         start = (*(0.0 for _ in range(n_sources - 1)), newest)
         self.logits = self.parameter("logits", (n_sources,), Values(start), "mixing")
+        self.blend = blend_parameter(self) if config.blend == "annealed" else None
 
     def forward(self, sources: tuple[Float[Tensor, "B T D"], ...]) -> Float[Tensor, "B T D"]:
         """Returns the convex sum of the sources."""
@@ -174,7 +197,8 @@ class Combination(DeclaredModule):
         return WeightedSum(made, "read", names, sources, per_token(self._weights(), made))
 
     def _weights(self) -> Float[Tensor, " n"]:
-        return torch.softmax(self.logits, dim=0, dtype=statistics_dtype(self.logits))
+        convex = torch.softmax(self.logits, dim=0, dtype=statistics_dtype(self.logits))
+        return convex if self.blend is None else annealed(torch.ones_like(convex), convex, self.blend)
 
 
 class ElcBert(DepthMixer):

@@ -12,7 +12,7 @@ from twoaxis.train.result import Result
 from twoaxis.train.run_folder import RunFolder
 from twoaxis.train.schedule import SCHEDULES, ConstantConfig, CosineConfig, ScheduleConfig, WSDConfig
 from twoaxis.train.trackers import TRACKERS, TrackedRun, Tracker, TrackerConfig
-from twoaxis.train.trained import Trained, load_trained
+from twoaxis.train.trained import Trained, load_trained, new_run, save_trained
 
 __all__ = [
     "SCHEDULES",
@@ -37,7 +37,9 @@ __all__ = [
     "WSDConfig",
     "console_progress",
     "load_trained",
+    "new_run",
     "read_metrics",
     "read_recipe",
+    "save_trained",
     "train",
 ]

@@ -22,7 +22,7 @@ class GroupConfig(Config):
 
     Args:
         pattern: with `*`, `?` and `[...]`, compared with the whole name, such as `*.pseudo_query`.
-        lr_scale: factor on the learning rate; None leaves it.
+        lr_scale: factor on the learning rate; None leaves it, and 0 freezes: no gradient is computed and nothing is kept of it.
         weight_decay: in place of the declared one; None leaves it.
     """
 
@@ -84,7 +84,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
         ConfigError: a pattern that matches no parameter.
     """
     declared = list(declarations(model))
-    _check_patterns(config.groups, [name for name, _, _ in declared])
+    check_patterns("optimizer.groups", [change.pattern for change in config.groups], [name for name, _, _ in declared])
     members: dict[tuple[float, float], dict[str, nn.Parameter]] = {}
     tags: dict[tuple[float, float], set[Tag]] = {}
     for name, parameter, declaration in declared:
@@ -109,7 +109,20 @@ def group_table(groups: Iterable[ParameterGroup]) -> str:
 
 
 def build_optimizer(groups: Iterable[ParameterGroup], config: OptimizerConfig) -> torch.optim.AdamW:
-    """Builds AdamW over the groups, in its fused form where the device and the dtype have one."""
+    """Builds AdamW over the groups, in its fused form where the device and the dtype have one.
+
+    Groups with an `lr_scale` of 0 are frozen: their parameters ask for no gradient from now on.
+
+    Raises:
+        ConfigError: all groups are frozen.
+    """
+    groups = list(groups)
+    trained = [group for group in groups if group.lr_scale]
+    if not trained:
+        raise ConfigError("optimizer.groups freeze every parameter: must leave one to train; give some an lr_scale above 0")
+    for group in groups:
+        for parameter in group.parameters.values():
+            parameter.requires_grad_(bool(group.lr_scale))
     options: list[dict[str, Any]] = [
         {
             "params": list(group.parameters.values()),
@@ -117,7 +130,7 @@ def build_optimizer(groups: Iterable[ParameterGroup], config: OptimizerConfig) -
             "weight_decay": group.weight_decay,
             "full_lr": config.lr * group.lr_scale,
         }
-        for group in groups
+        for group in trained
     ]
     parameters = [parameter for option in options for parameter in option["params"]]
     fused = all(parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda") for parameter in parameters)
@@ -130,12 +143,16 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, multiplier: float) -> No
         group["lr"] = group["full_lr"] * multiplier
 
 
-def _check_patterns(changes: Iterable[GroupConfig], names: list[str]) -> None:
-    for change in changes:
-        if not fnmatch.filter(names, change.pattern):
+def check_patterns(where: str, patterns: Iterable[str], names: list[str]) -> None:
+    """Refuses patterns that match nothing.
+
+    Raises:
+        ConfigError: a pattern that matches no parameter.
+    """
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
             raise ConfigError(
-                f"optimizer.groups pattern {change.pattern!r} matches no parameter of this model; "
-                f"{nearest(change.pattern, _endings(names))}"
+                f"{where} pattern {pattern!r} matches no parameter of this model; {nearest(pattern, _endings(names))}"
             )
 
 

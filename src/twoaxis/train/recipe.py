@@ -13,6 +13,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.overrides import apply_overrides
 from twoaxis.data import CorpusField, Packing, TokenizerField, parse_corpus, parse_tokenizer
 from twoaxis.model import DecoderConfig
+from twoaxis.train.anneal import AnnealConfig
 from twoaxis.train.optim import OptimizerConfig
 from twoaxis.train.schedule import CosineConfig, ScheduleField
 
@@ -66,6 +67,7 @@ class TrainConfig(Config):
         data: corpus, tokenizer and windows.
         optimizer: AdamW.
         schedule: how the learning rate moves, by table or bare kind.
+        anneal: parameters that the recipe moves instead of the optimizer, such as the blend of a retrofitted model.
         batch_size: windows in a step.
         micro_batch_size: windows computed at once; None means all of them.
         steps: optimizer steps.
@@ -92,6 +94,7 @@ class TrainConfig(Config):
     data: DataConfig = DataConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleField = CosineConfig()
+    anneal: tuple[AnnealConfig, ...] = ()
     batch_size: int = Field(default=16, ge=1)
     micro_batch_size: int | None = Field(default=None, ge=1)
     steps: int = Field(default=1000, ge=1)

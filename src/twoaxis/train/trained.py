@@ -1,16 +1,24 @@
 """The model of a run folder, for those who want to use it."""
 
+import json
+import shutil
+import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from twoaxis.core.errors import CheckpointError
 from twoaxis.data import Tokenizer
-from twoaxis.model import Decoder
-from twoaxis.train.checkpoint import load_newest
+from twoaxis.data.tokenizer import SubwordTokenizer
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.train.checkpoint import Checkpoint, load_newest, save_checkpoint
 from twoaxis.train.progress import Progress
-from twoaxis.train.recipe import TrainConfig
+from twoaxis.train.recipe import DataConfig, TrainConfig
 from twoaxis.train.run_folder import RunFolder
-from twoaxis.train.training_state import restore_model
+from twoaxis.train.training_state import model_tensors, restore_model
+
+TOKENIZER_FILE = "tokenizer_file.json"
+"""The `tokenizer.json` of a model from elsewhere, in its run folder."""
 
 
 class Trained(NamedTuple):
@@ -43,3 +51,57 @@ def load_trained(run_dir: Path | str, progress: Progress | None = None) -> Train
     model = Decoder(config.decoder(tokenizer.vocab_size))
     restore_model(model, checkpoint.model)
     return Trained(model, tokenizer, config, checkpoint.step)
+
+
+def new_run(run_dir: Path | str, model: DecoderConfig, tokenizer: Tokenizer, recipe: Mapping[str, Any]) -> TrainConfig:
+    """The whole recipe of a run that is to begin with a model from elsewhere; nothing is written.
+
+    Args:
+        run_dir: of the new run.
+        model: its configuration.
+        tokenizer: of the model.
+        recipe: what to train it by, as data of a `TrainConfig` without `model` and tokenizer; the rest has its defaults.
+
+    Raises:
+        CheckpointError: the folder is not empty.
+        ConfigError: a recipe that cannot be run.
+    """
+    path = Path(run_dir).absolute()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise CheckpointError(f"run folder {path}: is not empty; must be new or empty; choose another, or empty it")
+    data = {"seq_len": min(DataConfig().seq_len, model.max_seq_len), **recipe.get("data", {})}
+    if isinstance(tokenizer, SubwordTokenizer):
+        end = json.loads(tokenizer.definition)["end_of_document"]
+        data["tokenizer"] = {"kind": "file", "path": str(path / TOKENIZER_FILE), "end_of_document": end}
+    return TrainConfig.from_data({**recipe, "model": model.to_data(), "data": data})
+
+
+def save_trained(run_dir: Path | str, model: Decoder, tokenizer: Tokenizer, recipe: Mapping[str, Any] | None = None) -> Path:
+    """Writes a run folder around a model from elsewhere: for `load_trained`, and for `train` to begin with these weights.
+
+    Args:
+        run_dir: of the new run; it appears whole or not at all.
+        model: whose parameters are those before the first step.
+        tokenizer: of the model.
+        recipe: as in `new_run`.
+
+    Raises:
+        CheckpointError: the folder is not empty, or cannot be written.
+        ConfigError: a recipe that cannot be run.
+    """
+    config, path = new_run(run_dir, model.config, tokenizer, recipe or {}), Path(run_dir).absolute()
+    definition = json.loads(tokenizer.definition)
+    draft = RunFolder(path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp"))
+    try:
+        save_checkpoint(draft.checkpoints, Checkpoint(0, model_tensors(model), {}, {}), keep=1)
+        if isinstance(tokenizer, SubwordTokenizer):
+            (draft.path / TOKENIZER_FILE).write_text(json.dumps(definition["tokenizer"]), encoding="utf-8")
+        draft.write("tokenizer", definition)
+        draft.write("config", config.to_data())
+        # An empty folder gives way.
+        draft.path.rename(path)
+    except OSError as error:
+        raise CheckpointError(f"run folder {path}: cannot be written ({error.strerror or error}); choose another") from None
+    finally:
+        shutil.rmtree(draft.path, ignore_errors=True)
+    return path

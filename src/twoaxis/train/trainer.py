@@ -4,6 +4,7 @@ import torch
 
 from twoaxis.data import PackedSampler, prepare, validation_batches
 from twoaxis.model import Decoder
+from twoaxis.train.anneal import Annealing
 from twoaxis.train.checkpoint import Checkpoint, load_newest, remove_drafts, save_checkpoint, set_aside_newer
 from twoaxis.train.environment import changed_environment, describe_environment
 from twoaxis.train.evaluate import Validation, evaluate
@@ -54,7 +55,9 @@ class Trainer:
         self.validation = validation_batches(held_out, rows, data.seq_len, config.validation_tokens, data.packing, cues)
         torch.manual_seed(config.seed)
         self.model = Decoder.build(config.decoder(self.data.tokenizer.vocab_size), config.seed)
-        groups = parameter_groups(self.model, config.optimizer)
+        moved = (*config.optimizer.groups, *(anneal.group for anneal in config.anneal))
+        groups = parameter_groups(self.model, config.optimizer.replace(groups=moved))
+        self.annealing = Annealing(self.model, config.anneal)
         folder.claim(config, self.data)
         folder.write_once("initial_parameters", parameters_sha256(self.model))
         self.model.to(device)
@@ -68,6 +71,7 @@ class Trainer:
 
     def take_step(self, multiplier: float) -> StepOutcome:
         """Takes the next step with the learning rate times this multiplier."""
+        self.annealing.set(self.step)
         outcome = take_step(
             self.token_loss,
             self.optimizer,
@@ -113,12 +117,14 @@ class Trainer:
         checkpoint = load_newest(self.folder.checkpoints, self.progress.note)
         if checkpoint is not None:
             restore_model(self.model, checkpoint.model)
+            self.step = self.saved_step = checkpoint.step
+            self.progress.note(f"{self.folder.path}: resuming after step {self.step}")
+        # A model from elsewhere is a checkpoint with nothing but its weights.
+        if checkpoint is not None and "sampler" in checkpoint.state:
             restore_optimizer(self.model, self.optimizer, checkpoint.optimizer)
             self.sampler.restore(checkpoint.state["sampler"])
             restore_random_state(checkpoint.state["random"])
             self.earlier_peak_bytes = checkpoint.state["peak_memory_bytes"]
-            self.step = self.saved_step = checkpoint.step
-            self.progress.note(f"{self.folder.path}: resuming after step {self.step}")
         self.metrics = MetricsLog(self.folder.metrics, self.step)
         set_aside_newer(self.folder.checkpoints, self.step)
 
