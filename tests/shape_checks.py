@@ -6,7 +6,7 @@ from typing import Any
 
 import jaxtyping
 
-_check = jaxtyping.jaxtyped
+_check: Any = jaxtyping.jaxtyped
 
 
 def checked_if_of_tensors(declared: Any = None, **options: Any) -> Any:

@@ -1,7 +1,9 @@
 """twoaxis: how a Transformer mixes information along sequence position and along layer depth."""
 
 from twoaxis.core.errors import CheckpointError, ConfigError, DataError, StudyError, TwoAxisError
+from twoaxis.core.import_hooks import when_imported
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.parameters import initialise_parts
 from twoaxis.depth import DEPTH
 from twoaxis.feed_forward import FEED_FORWARD
 from twoaxis.local import LOCAL
@@ -25,4 +27,8 @@ __all__ = [
     "TokenLayout",
     "TwoAxisError",
     "generate",
+    "initialise_parts",
 ]
+
+# Folders of our models load in transformers once both are imported, in either order; see twoaxis.interop.registration.
+when_imported("transformers.models.auto.configuration_auto", "twoaxis.interop.registration:register_config")

@@ -88,7 +88,8 @@ def test_a_skip_needs_a_row_and_a_repaired_test_must_leave(root: Path, tmp_path:
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider", "--strict-markers"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    found = {name: outcome for outcome, name in re.findall(r"^(PASSED|FAILED|XFAIL) tests/test_suite.py::(\w+)", done.stdout, re.M)}
+    lines = re.findall(r"^(PASSED|FAILED|XFAIL) tests/test_suite.py::(\w+)", done.stdout, re.MULTILINE)
+    found = {name: outcome for outcome, name in lines}
     assert found == {
         "test_passes": "PASSED",
         "test_known": "XFAIL",

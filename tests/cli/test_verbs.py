@@ -9,7 +9,21 @@ import pytest
 from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, __version__
 from twoaxis.cli import main
 
-VERBS = ("list", "show", "claims", "train", "audit", "plan", "study", "report", "generate", "check")
+VERBS = (
+    "list",
+    "show",
+    "claims",
+    "train",
+    "audit",
+    "plan",
+    "study",
+    "report",
+    "evaluate",
+    "generate",
+    "serve",
+    "retrofit",
+    "check",
+)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from twoaxis.interop.state_maps import StateMap
+
 from .golden import Golden
 
 
@@ -24,6 +26,13 @@ class Weights:
             self._places[name] = (ours, start, start + part.shape[0])
             start += part.shape[0]
         self.state[ours] = torch.cat(parts)
+
+    def follow(self, table: StateMap) -> None:
+        """Our parameters are those of a published layout."""
+        for entry in table.entries:
+            self.put(entry.ours, *(part.name for part in entry.parts))
+        for constant in table.constants:
+            self.absent(constant.part.name)
 
     def absent(self, theirs: str) -> None:
         """Their parameter does not exist here; its gradient must be absent or zero."""

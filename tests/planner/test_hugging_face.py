@@ -39,6 +39,8 @@ TOTALS = {
     "muddformer-2.8b": 2_804_871_709,
     "muddpythia-1.4b": 1_419_950_149,
     "muddpythia-2.8b": 2_784_962_589,
+    # Qwen3 8B with a query and a gain for each of 72 reads; their first one has one source, so that neither does anything.
+    "qwen3-8b-attnres": 8_190_735_360 + 72 * 2 * 4096,
 }
 
 USED = {

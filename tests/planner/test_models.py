@@ -212,6 +212,15 @@ def test_a_folder_is_read_and_gives_its_name(tmp_path: Path) -> None:
     assert read_model(folder).name == read_model(str(folder / "config.json")).name == "my-model"
 
 
+def test_a_model_of_ours_that_was_exported_is_read(tmp_path: Path) -> None:
+    theirs = {"model_type": "twoaxis", "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 3, "depth": "deep_delta"}
+    (tmp_path / "config.json").write_text(json.dumps(theirs))
+    found = read_model(tmp_path)
+    assert (found.d_model, found.n_layers, found.depth.kind) == (16, 3, "deep_delta")
+    with pytest.raises(ConfigError, match=r"model weights.gguf: must be a config.json"):
+        read_model("weights.gguf")
+
+
 def test_a_name_that_is_nothing_gets_the_nearest_preset() -> None:
     with pytest.raises(ConfigError, match=r"model 'dense-7': is no file, no folder and no preset; did you mean 'dense-7b'\?"):
         read_model("dense-7")

@@ -10,10 +10,14 @@ from twoaxis import __version__
 from twoaxis.cli.audit import audit
 from twoaxis.cli.check import check
 from twoaxis.cli.claims import claims
+from twoaxis.cli.evaluate import evaluate
+from twoaxis.cli.export import export, import_
 from twoaxis.cli.generate import generate
 from twoaxis.cli.list import list_mixers
 from twoaxis.cli.plan import plan
 from twoaxis.cli.report import report
+from twoaxis.cli.retrofit import retrofit
+from twoaxis.cli.serve import serve
 from twoaxis.cli.show import show
 from twoaxis.cli.study import study
 from twoaxis.cli.train import train
@@ -44,7 +48,12 @@ for name, verb in (
     ("study", study),
     ("report", report),
     ("audit", audit),
+    ("evaluate", evaluate),
     ("generate", generate),
+    ("serve", serve),
+    ("retrofit", retrofit),
+    ("export", export),
+    ("import", import_),
     ("check", check),
 ):
     app.command(name)(verb)

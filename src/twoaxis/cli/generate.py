@@ -6,11 +6,12 @@ from typing import Annotated
 
 import typer
 
+from twoaxis.cli.models import SOURCES, load_model
 from twoaxis.cli.output import Json, print_json
 
 
 def generate(
-    run: Annotated[Path, typer.Argument(help="The folder of a training run.")],
+    run: Annotated[Path, typer.Argument(help=SOURCES)],
     prompt: Annotated[str, typer.Option(help="The text to continue; - reads standard input.")] = "The ",
     max_new_tokens: Annotated[int, typer.Option(min=0, help="New tokens.")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 0.8,
@@ -24,12 +25,12 @@ def generate(
 
     Example: twoaxis generate runs/delta --prompt "Fellow citizens" --temperature 0
     """
+    from twoaxis.data.text_stream import TextStream
     from twoaxis.model.generate import stream
     from twoaxis.model.sampling import Sampling
-    from twoaxis.train import console_progress, load_trained
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    trained = load_trained(run, console_progress())
+    trained = load_model(run)
     text = sys.stdin.read() if prompt == "-" else prompt
     begin = trained.tokenizer.encode(text)
     end = trained.tokenizer.end_of_document
@@ -39,18 +40,15 @@ def generate(
     if not as_json:
         print(text, end="", flush=True)
     new: list[int] = []
-    shown = ""
+    written = TextStream(trained.tokenizer)
     for (token,) in steps:
         if token == end:
             break
         new.append(token)
-        # A character may span several tokens: only what will not change any more is shown.
-        decoded = trained.tokenizer.decode(new)
-        if not as_json and not decoded.endswith("\N{REPLACEMENT CHARACTER}"):
-            print(decoded[len(shown) :], end="", flush=True)
-            shown = decoded
-    decoded = trained.tokenizer.decode(new)
+        piece = written.push(token)
+        if not as_json:
+            print(piece, end="", flush=True)
     if as_json:
-        print_json({"prompt": text, "text": decoded, "tokens": new, "step": trained.step})
+        print_json({"prompt": text, "text": trained.tokenizer.decode(new), "tokens": new, "step": trained.step})
     else:
-        print(decoded[len(shown) :])
+        print(written.rest())

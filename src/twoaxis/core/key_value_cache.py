@@ -1,12 +1,14 @@
 """The key-value cache: an immutable value on top of a buffer that grows in place while nobody can notice.
 
-Letters: B batch, G kv-heads, S cached keys, K key width.
+Letters: B batch, N rows of it, G kv-heads, S cached keys, K key width.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor
 
 Keys = Float[Tensor, "B G S K"]
@@ -72,6 +74,31 @@ class KeyValueCache:
         kept = stop - start if self.window is None else min(stop - start, self.window - 1)
         cache = KeyValueCache(self.window, buffer, stop - kept, stop)
         return buffer.keys[:, :, start:stop], buffer.values[:, :, start:stop], cache._compact()
+
+    def rows(self, rows: Int[Tensor, " N"]) -> "KeyValueCache":
+        """The cache of these rows of the batch, in storage of its own."""
+        if self._buffer is None:
+            return self
+        past = slice(self._start, self._stop)
+        keys, values = self._buffer.keys[:, :, past][rows], self._buffer.values[:, :, past][rows]
+        return KeyValueCache(self.window, _Buffer(keys, values, self.length + 64), 0, self.length)
+
+    def last(self, tokens: int) -> "KeyValueCache":
+        """The cache of at most this many last tokens."""
+        return replace(self, _start=max(self._start, self._stop - tokens))
+
+    @staticmethod
+    def join(caches: Sequence["KeyValueCache"]) -> "KeyValueCache":
+        """The rows of all caches, which hold tokens, below each other; zeros stand before the tokens of shorter ones."""
+        length = max(cache.length for cache in caches)
+        keys, values = zip(*(cache._padded(length) for cache in caches), strict=True)
+        joined = _Buffer(torch.cat(keys), torch.cat(values), length + 64)
+        return KeyValueCache(caches[0].window, joined, 0, length)
+
+    def _padded(self, length: int) -> tuple[Tensor, Tensor]:
+        assert self._buffer is not None
+        past, before = slice(self._start, self._stop), (0, 0, length - self.length, 0)
+        return F.pad(self._buffer.keys[:, :, past], before), F.pad(self._buffer.values[:, :, past], before)
 
     def _fits(self, tokens: int) -> bool:
         # A buffer filled beyond this value belongs to another continuation: writing there would corrupt it.

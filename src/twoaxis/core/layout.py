@@ -1,6 +1,7 @@
 """Where the tokens of a batch sit: their positions, and the documents that isolate them.
 
-Letters: B batch, T tokens of this call, P tokens before them in the cache, S keys seen from this call.
+Letters: B batch, T tokens of this call, P tokens before them in the cache, S keys seen from this call, H heads, G kv-heads,
+K key width.
 """
 
 import dataclasses
@@ -8,8 +9,11 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+Attend = Callable[[nn.Module, Float[Tensor, "B H T K"], Float[Tensor, "B G T K"], Float[Tensor, "B G T K"]], Tensor]
+"""Attention of a module's queries over keys and values of these tokens and of earlier ones that it keeps: [B T H*K]."""
 
 PADDING = -1
 """The document id of padding: real documents are numbered from 0, so padding never mixes with them."""
@@ -28,11 +32,14 @@ class TokenLayout:
         positions: [B T] or [1 T], int64, counted from 0 at the first token of the document.
         documents: [B T], or None when every row is one document.
         past_documents: [B P] documents of all cached tokens, or None as above.
+        attend: computes attention in the place of this library, with a memory and masks of its own; it answers for the window
+            and the sink of the module that it is given. None, unless another library runs the model.
     """
 
     positions: Int[Tensor, "_ T"]
     documents: Int[Tensor, "B T"] | None = None
     past_documents: Int[Tensor, "B P"] | None = None
+    attend: Attend | None = None
     _shared: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -59,11 +66,11 @@ class TokenLayout:
     def part(self, start: int, stop: int) -> "TokenLayout":
         """The layout of the tokens `start..stop` of this call, as if given in a call of their own."""
         documents = None if self.documents is None else self.documents[:, start:stop]
-        return TokenLayout(self.positions[:, start:stop], documents, self.past_documents)
+        return TokenLayout(self.positions[:, start:stop], documents, self.past_documents, self.attend)
 
     def after(self, past_documents: Int[Tensor, "B P"] | None) -> "TokenLayout":
         """The same tokens behind these cached documents; nothing shared so far is kept."""
-        return TokenLayout(self.positions, self.documents, past_documents)
+        return TokenLayout(self.positions, self.documents, past_documents, self.attend)
 
     def key_documents(self, keys: int) -> Int[Tensor, "B S"] | None:
         """The documents of the last `keys` tokens, cached ones included."""

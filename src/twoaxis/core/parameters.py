@@ -118,7 +118,7 @@ class DeclaredModule(nn.Module):
         return without_init(nn.Linear(d_in, d_out, bias=False, device="meta"))
 
 
-def with_extra(update: nn.Linear, extra: nn.Linear | None, hidden: Tensor) -> Tensor:
+def with_extra(update: nn.Module, extra: nn.Module | None, hidden: Tensor) -> Tensor:
     """The update of a sublayer, followed on the last axis by what its slot asks it to emit for the depth mixer."""
     return update(hidden) if extra is None else torch.cat((update(hidden), extra(hidden)), dim=-1)
 
@@ -137,10 +137,7 @@ def declarations(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Declarat
     Raises:
         ConfigError: a parameter that no module declares, or a declaration without its parameter.
     """
-    found: dict[str, Declaration] = {}
-    for prefix, module in model.named_modules():
-        for name, declaration in getattr(module, "declarations", {}).items():
-            found[f"{prefix}.{name}" if prefix else name] = declaration
+    found = _declared(model)
     existing = dict(model.named_parameters(remove_duplicate=False))
     if missing := found.keys() - existing.keys():
         raise ConfigError(f"parameter {min(missing)!r} is declared but does not exist; assign it to the attribute of its name")
@@ -150,11 +147,45 @@ def declarations(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Declarat
         yield name, parameter, found[name]
 
 
+def _declared(model: nn.Module) -> dict[str, Declaration]:
+    """Every declaration by the full name of its parameter."""
+    found: dict[str, Declaration] = {}
+    for prefix, module in model.named_modules():
+        if isinstance(module, DeclaredModule):
+            found |= {f"{prefix}.{name}" if prefix else name: known for name, known in module.declarations.items()}
+    return found
+
+
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> None:
     """Sets every declared parameter to its initial value for this seed, on whatever device it is."""
-    for name, parameter, declaration in declarations(model):
+    for parameter, value in initial_values(model, seed):
+        parameter.copy_(value)
+
+
+@torch.no_grad()
+def initialise_parts(host: nn.Module, seed: int) -> None:
+    """Sets the parameters of our modules inside a model of another code base, and none of its own.
+
+    It goes last, after whatever the host does to the linear maps that it finds in itself. Modules of the same kind start at
+    different values, by their full name in the host.
+
+    Example:
+        >>> from twoaxis.sequence import ShortSWA, ShortSWAConfig
+        >>> host = nn.Sequential(nn.Linear(4, 4), ShortSWA(ShortSWAConfig(n_heads=2, output_init="zero"), d_model=4))
+        >>> initialise_parts(host, seed=0)
+        >>> host[1].output.weight.abs().max().item()
+        0.0
+    """
+    for name, declaration in _declared(host).items():
+        parameter = host.get_parameter(name)
         parameter.copy_(_initial_value(declaration.init, name, seed, parameter.shape))
+
+
+def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    """Yields every declared parameter with its initial value for this seed, on the CPU."""
+    for name, parameter, declaration in declarations(model):
+        yield parameter, _initial_value(declaration.init, name, seed, parameter.shape)
 
 
 def _initial_value(init: Init, name: str, seed: int, shape: torch.Size) -> Tensor:

@@ -8,7 +8,7 @@ Letters: B batch, T position, D width.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Float
@@ -126,6 +126,33 @@ class DepthMixer(DeclaredModule, ABC):
 
     mixes_heads = False
     """Whether `mix_heads` is called between the projections of the sublayer and its attention."""
+
+    def forward(self, state: State, norm: Callable[[Any], Any], sublayer: Callable[[Any], Tensor]) -> State:
+        """A whole sublayer of a model of another code base: `x = mixer(x, norm, f)` in the place of `x = x + f(norm(x))`.
+
+        Our decoder calls `read` and `write` itself. Every row is one document here, seen from its first token.
+
+        Args:
+            state: of the depth axis; with many mixers the stream itself, else what the ends or the sublayer before made.
+            norm: makes the context of what is read: one tensor, or a `QKV` of three.
+            sublayer: makes the update [B T D] of the context.
+
+        Raises:
+            ConfigError: a mixer that works inside attention, where only our decoder lets it in.
+
+        Example:
+            >>> import torch
+            >>> from twoaxis.depth import DepthAxis, ResidualConfig
+            >>> mixer = DepthAxis(ResidualConfig(), d_model=2, n_layers=1).mixers[0]
+            >>> mixer(torch.ones(1, 1, 2), lambda x: x / 2, lambda context: 10 * context)
+            tensor([[[6., 6.]]])
+        """
+        if self.mixes_heads:
+            name = type(self).__name__
+            raise ConfigError(f"{name} mixes the heads inside attention: must be used in a Decoder; choose another mixer")
+        views, carry = self.read(state)
+        context = norm(views)
+        return self.write(state, sublayer(context), context, carry)
 
     @abstractmethod
     def read(self, state: State) -> tuple[Views, Any]:

@@ -1,13 +1,25 @@
-"""How likely a model finds a text that follows another: the quantity behind multiple-choice evaluation and perplexity."""
+"""How likely a model finds tokens that follow others: the quantity behind multiple-choice evaluation and perplexity.
 
-from collections.abc import Iterator, Sequence
+Letters: T tokens of a passage.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor
 
-from twoaxis.core.errors import DataError
+from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.model.decoder import Decoder
+
+BATCH_SIZE = 8
+"""Windows that are read at once by default."""
+
+ROWS_AT_ONCE = 256
+"""Tokens whose logits exist at the same time."""
 
 
 class Likelihood(NamedTuple):
@@ -24,6 +36,32 @@ class Likelihood(NamedTuple):
     greedy: bool
 
 
+class Passage(NamedTuple):
+    """Tokens of which the last ones are scored.
+
+    Attributes:
+        tokens: all of them.
+        first: the index of the first that is scored; those before it are only read.
+    """
+
+    tokens: Int[Tensor, " T"]
+    first: int
+
+
+class Window(NamedTuple):
+    """What one pass of a model reads and scores.
+
+    Attributes:
+        begin: the first token that is read.
+        first: the first token that is scored.
+        last: one behind the last token that is scored; the token before that is the last that is read.
+    """
+
+    begin: int
+    first: int
+    last: int
+
+
 def loglikelihood(
     model: Decoder, context: Sequence[int], continuation: Sequence[int], begin_token: int | None = None
 ) -> Likelihood:
@@ -36,7 +74,7 @@ def loglikelihood(
         begin_token: put before the context unless it begins with it already; None puts nothing.
 
     A context that does not fit in max_seq_len loses its oldest tokens. A continuation that does not fit is scored in
-    pieces of half of max_seq_len, each behind as many earlier tokens as fit.
+    windows, as `loglikelihoods` does.
 
     Raises:
         DataError: no token to predict the first one from, or a token id outside the vocabulary.
@@ -52,22 +90,101 @@ def loglikelihood(
         prefix.insert(0, begin_token)
     if not prefix:
         raise DataError("context: got no tokens: must be at least one, to predict the first from; give a begin_token")
-    tokens = [*prefix, *continuation]
-    nats, greedy = 0.0, True
-    for first, last in _pieces(len(prefix), len(tokens), model.config.max_seq_len):
-        begin = max(0, last - 1 - model.config.max_seq_len)
-        inputs = torch.tensor([tokens[begin : last - 1]], device=model.head_weight.device)
-        targets = torch.tensor(tokens[first:last], device=inputs.device)
-        with torch.inference_mode():
-            hidden, _ = model.hidden(model.embed(inputs))
-            logits = model.logits(hidden[0, -len(targets) :]).double()
-            nats -= float(F.cross_entropy(logits, targets, reduction="sum"))
-            greedy = greedy and bool((logits.argmax(-1) == targets).all())
-    return Likelihood(nats, len(continuation), greedy)
+    return loglikelihoods(model, [Passage(torch.tensor([*prefix, *continuation]), len(prefix))])[0]
 
 
-def _pieces(begin: int, end: int, longest: int) -> Iterator[tuple[int, int]]:
-    """Cuts the tokens begin..end to predict into pieces of which each fits behind its context."""
-    length = end - begin if end - begin <= longest else max(1, longest // 2)
-    for first in range(begin, end, length or 1):
-        yield first, min(first + length, end)
+def loglikelihoods(
+    model: Decoder,
+    passages: Sequence[Passage],
+    batch_size: int = BATCH_SIZE,
+    stride: int | None = None,
+    told: Callable[[int, int], None] | None = None,
+) -> list[Likelihood]:
+    """Scores many passages; each token is scored once, and what a passage gets does not depend on the others.
+
+    A passage whose scored tokens fit in max_seq_len is read in one window, which ends with it and reaches as far back as
+    fits. A longer one is read in windows of max_seq_len tokens: the first scores all it can, each one after it the next
+    `stride` tokens, behind max_seq_len - stride tokens or more that it only reads.
+
+    A first token with nothing before it has no prediction: it counts as one of a uniform distribution, -log V nats for a
+    vocabulary of V, and never as greedy.
+
+    Args:
+        model: the decoder.
+        passages: what to score.
+        batch_size: windows that are read at once.
+        stride: tokens that a later window scores, from 1 (as much context as fits for each token) to max_seq_len (no
+            overlap); None is half of max_seq_len.
+        told: called with the tokens scored so far and all of them.
+
+    Raises:
+        ConfigError: a batch size or a stride out of range.
+        DataError: a token id outside the vocabulary.
+    """
+    longest = model.config.max_seq_len
+    stride = max(1, longest // 2) if stride is None else stride
+    if not 1 <= stride <= longest:
+        raise ConfigError(problem("stride", stride, f"in 1..max_seq_len={longest}", "leave it out for half of max_seq_len"))
+    if batch_size < 1:
+        raise ConfigError(problem("batch_size", batch_size, ">= 1", "set it to 1 or more"))
+    nats, greedy, work = [0.0] * len(passages), [True] * len(passages), []
+    for index, (tokens, first) in enumerate(passages):
+        if not first and len(tokens):
+            nats[index], greedy[index] = -math.log(model.config.vocab_size), False
+        work += [(index, window) for window in windows(max(1, first), len(tokens), longest, stride)]
+    # Windows of about equal length share a batch; the longest come first, so that too little memory shows at once.
+    work.sort(key=lambda one: one[1].begin - one[1].last)
+    done, total = 0, sum(window.last - window.first for _, window in work)
+    for start in range(0, len(work), batch_size):
+        batch = work[start : start + batch_size]
+        scores = _score(model, [(passages[index].tokens, window) for index, window in batch])
+        for (index, window), (found, best) in zip(batch, scores, strict=True):
+            nats[index] += found
+            greedy[index] = greedy[index] and best
+            done += window.last - window.first
+        if told:
+            told(done, total)
+    counts = [len(passage.tokens) - passage.first for passage in passages]
+    return [Likelihood(*one) for one in zip(nats, counts, greedy, strict=True)]
+
+
+def windows(first: int, end: int, longest: int, stride: int) -> Iterator[Window]:
+    """Cuts the tokens first..end, of a passage that ends there, into windows that score each of them once.
+
+    Args:
+        first: the first token to score, at least 1.
+        end: one behind the last.
+        longest: tokens that a window reads at most.
+        stride: tokens that a window scores behind others that it only reads, at most `longest`.
+
+    Example:
+        >>> list(windows(1, 9, longest=4, stride=2))
+        [Window(begin=0, first=1, last=5), Window(begin=2, first=5, last=7), Window(begin=4, first=7, last=9)]
+    """
+    fits = end - first <= longest
+    while first < end:
+        last = end if fits else min(end, max(first + stride, longest + 1))
+        yield Window(max(0, last - 1 - longest), first, last)
+        first = last
+
+
+def _score(model: Decoder, rows: Sequence[tuple[Tensor, Window]]) -> list[tuple[float, bool]]:
+    """For each row the sum of log p in nats, and whether every scored token is the most likely one."""
+    lengths = [window.last - 1 - window.begin for _, window in rows]
+    # Padding stands behind the tokens, where no token sees it.
+    inputs = torch.zeros(len(rows), max(lengths), dtype=torch.long)
+    for row, (tokens, window) in enumerate(rows):
+        inputs[row, : lengths[row]] = tokens[window.begin : window.last - 1]
+    device, scores = model.head_weight.device, []
+    with torch.inference_mode():
+        hidden, _ = model.hidden(model.embed(inputs.to(device)))
+        for row, (tokens, window) in enumerate(rows):
+            targets = tokens[window.first : window.last].to(device)
+            behind = hidden[row, lengths[row] - len(targets) : lengths[row]]
+            nats, greedy = 0.0, True
+            for part, target in zip(behind.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True):
+                logits = model.logits(part).double()
+                nats -= float(F.cross_entropy(logits, target, reduction="sum"))
+                greedy = greedy and bool((logits.argmax(-1) == target).all())
+            scores.append((nats, greedy))
+    return scores

@@ -6,7 +6,7 @@ from twoaxis.sequence.base import HeadMixer, SequenceConfig, SequenceMixer
 from twoaxis.sequence.gated_delta_net import GatedDeltaNetConfig
 from twoaxis.sequence.kv_shift import KVShiftConfig
 from twoaxis.sequence.short_conv import ShortConvConfig
-from twoaxis.sequence.short_swa import ShortSWAConfig
+from twoaxis.sequence.short_swa import ShortSWA, ShortSWAConfig
 
 SEQUENCE: Table[SequenceConfig] = Table(
     "sequence mixer",
@@ -103,5 +103,6 @@ __all__ = [
     "SequenceConfig",
     "SequenceMixer",
     "ShortConvConfig",
+    "ShortSWA",
     "ShortSWAConfig",
 ]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
 from twoaxis.core.cost import Cost, Shape, visible_pairs
 from twoaxis.core.equivalence import InitEquivalence
@@ -286,6 +286,8 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
     ) -> tuple[Tensor, AttentionCache | None]:
         config = self.config
         q, k, v, cache = self._ready(q_k, v, layout, cache)
+        if layout.attend is not None:
+            return with_extra(self.output, self.extra, layout.attend(self, q, k, v)), cache
         if cache is not None:
             k, v, keys = cache.keys.extend(k, v)
             cache = replace(cache, keys=keys)
@@ -329,9 +331,13 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         if not isinstance(context, QKV):
             return self._biased(self.qkv(context)).unflatten(-1, (-1, self.head_dim))
         G, H = self.config.kv_heads, self.config.n_heads
-        counts = (H, G, G) if self.projects_values else (H, G)
-        weights = self.qkv.weight.split([n * self.head_dim for n in counts])
-        parts = [F.linear(x, weight) for x, weight in zip(context, weights, strict=False)]
+        widths = [n * self.head_dim for n in ((H, G, G) if self.projects_values else (H, G))]
+        parts: list[Tensor]
+        if isinstance(self.qkv, nn.Linear):
+            parts = [F.linear(x, weight) for x, weight in zip(context, self.qkv.weight.split(widths), strict=False)]
+        else:
+            # An adapter of another library changes outputs, not weights.
+            parts = [self.qkv(x).split(widths, dim=-1)[i] for i, x in enumerate(context[: len(widths)])]
         return self._biased(torch.cat(parts, dim=-1)).unflatten(-1, (-1, self.head_dim))
 
     def _biased(self, projected: Tensor) -> Tensor:

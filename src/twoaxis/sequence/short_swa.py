@@ -1,10 +1,19 @@
-"""ShortSWA: short sliding-window attention as a sublayer of its own, a local adaptive mixer before the global one."""
+"""ShortSWA: short sliding-window attention as a sublayer of its own, a local adaptive mixer before the global one.
+
+Letters: B batch, T position, E emitted numbers.
+"""
 
 from typing import Literal
 
+from jaxtyping import Float
 from pydantic import Field
+from torch import Tensor
 
-from twoaxis.sequence.heads import HeadsConfig
+from twoaxis.core.errors import ConfigError
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.site import Stack
+from twoaxis.core.views import QKV, Views
+from twoaxis.sequence.heads import AttentionCache, HeadsConfig, SoftmaxAttention
 
 
 class ShortSWAConfig(HeadsConfig):
@@ -45,3 +54,46 @@ class ShortSWAConfig(HeadsConfig):
     def span(self) -> int | None:
         """The window."""
         return self.window
+
+
+class ShortSWA(SoftmaxAttention):
+    """See `ShortSWAConfig`; the sublayer for a model that is not our decoder, where a layout is only needed for documents.
+
+    `twoaxis.initialise_parts` sets the parameters.
+
+    Args:
+        config: the options.
+        d_model: D, the width of the host.
+        norm_eps: the eps of the norms of queries and keys.
+
+    Raises:
+        ConfigError: heads that do not divide the width.
+
+    Example:
+        >>> import torch
+        >>> from twoaxis import initialise_parts
+        >>> short_swa = ShortSWA(ShortSWAConfig(window=2, output_init="zero"), d_model=8)
+        >>> initialise_parts(short_swa, seed=0)
+        >>> update, _ = short_swa(torch.ones(1, 3, 8))
+        >>> update.abs().max().item()
+        0.0
+    """
+
+    def __init__(self, config: ShortSWAConfig, d_model: int, norm_eps: float = 1e-6) -> None:
+        config.check(d_model)
+        super().__init__(config, Stack(d_model, norm_eps, (1,)).sites[0])
+
+    def forward(
+        self, context: Views, layout: TokenLayout | None = None, cache: AttentionCache | None = None
+    ) -> tuple[Float[Tensor, "B T E"], AttentionCache | None]:
+        """Returns the update and the extended cache; without a layout every row is one document from its first token on.
+
+        Raises:
+            ConfigError: a cache without a layout, which alone knows the positions of what follows.
+        """
+        if layout is None:
+            if cache is not None:
+                raise ConfigError("layout=None: must be given with a cache; pass TokenLayout.contiguous(tokens, start)")
+            tokens = context[0] if isinstance(context, QKV) else context
+            layout = TokenLayout.contiguous(tokens.shape[1], device=tokens.device)
+        return super().forward(context, layout, cache)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from twoaxis.depth import AttentionResidualsConfig, attention_residuals
 from twoaxis.depth.attention_residuals import DepthQuery, Sources
+from twoaxis.interop.state_maps import state_map
 from twoaxis.model import Decoder
 from twoaxis.model.trace import sublayer_list
 from twoaxis.ops import two_phase
@@ -94,9 +95,7 @@ def run_fla(golden: Golden) -> Mapping[str, Tensor]:
     )
     model = llama_decoder(config, attention, AttentionResidualsConfig(block_size=config["attnres_block_size"]))
     weights = Weights(golden)
-    weights.put("embedding.weight", "model.embeddings.weight")
-    names = {"attn": "attn", "attention_norm": "attn_norm", "mlp_norm": "mlp_norm"}
-    _place(weights, config, names, qk_norm=config["qk_norm"], final="res")
+    weights.follow(state_map("attnres_fla", model.config))
     weights.load(model)
     computed = {**logits_and_gradients(model, golden), **dict(weights.gradients(model))}
     for name in golden.about["parameters_without_gradient"]:
@@ -123,9 +122,7 @@ def run_qwen3(golden: Golden) -> Mapping[str, Tensor]:
     block_size = {"full": 1, "block": 2 * layers_per_block}[config["attnres_mode"]]
     model = llama_decoder(config, attention, AttentionResidualsConfig(block_size=block_size))
     weights = Weights(golden)
-    weights.put("embedding.weight", "model.embed_tokens.weight")
-    names = {"attn": "self_attn", "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-    _place(weights, config, names, qk_norm=True, final="final_res")
+    weights.follow(state_map("attnres_qwen3", model.config))
     weights.load(model)
     computed = {**logits_and_gradients(model, golden), **dict(weights.gradients(model))}
     for index, state, mixed, _ in _reads(model, golden):
@@ -133,33 +130,6 @@ def run_qwen3(golden: Golden) -> Mapping[str, Tensor]:
         if index % 2 == 0:
             computed[f"output/partial_{index // 2}"] = state.values[-1]
     return computed
-
-
-def _place(weights: Weights, config: Mapping[str, Any], names: Mapping[str, str], qk_norm: bool, final: str) -> None:
-    weights.put("norm.gain", "model.norm.weight")
-    weights.put("ends.query.pseudo_query", f"model.{final}_proj.weight")
-    weights.put("ends.query.key_gain", f"model.{final}_norm.weight")
-    if not config["tie_word_embeddings"]:
-        weights.put("head.weight", "lm_head.weight")
-    for layer in range(config["num_hidden_layers"]):
-        attention, mlp, theirs = f"blocks.{layer}.attention", f"blocks.{layer}.swiglu", f"model.layers.{layer}"
-        weights.put(f"{attention}.norm.gain", f"{theirs}.{names['attention_norm']}.weight")
-        weights.put(f"{attention}.mixer.qkv.weight", *(f"{theirs}.{names['attn']}.{x}_proj.weight" for x in "qkv"))
-        weights.put(f"{attention}.mixer.output.weight", f"{theirs}.{names['attn']}.o_proj.weight")
-        if qk_norm:
-            for x in "qk":
-                weights.put(f"{attention}.mixer.{x}_gain", f"{theirs}.{names['attn']}.{x}_norm.weight")
-        weights.put(f"{mlp}.norm.gain", f"{theirs}.{names['mlp_norm']}.weight")
-        weights.put(f"{mlp}.mixer.gate_up.weight", f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight")
-        weights.put(f"{mlp}.mixer.down.weight", f"{theirs}.mlp.down_proj.weight")
-        for ours, read in ((attention, "attn_res"), (mlp, "mlp_res")):
-            if (layer, read) == (0, "attn_res"):
-                # With one source the softmax is 1 whatever the query is.
-                weights.absent(f"{theirs}.{read}_proj.weight")
-                weights.absent(f"{theirs}.{read}_norm.weight")
-            else:
-                weights.put(f"{ours}.depth.query.pseudo_query", f"{theirs}.{read}_proj.weight")
-                weights.put(f"{ours}.depth.query.key_gain", f"{theirs}.{read}_norm.weight")
 
 
 @torch.no_grad()

@@ -34,12 +34,10 @@ def run_canon(golden: Golden) -> Mapping[str, Tensor]:
     config = golden.about["config"]
     model = _decoder(config)
     weights = Weights(golden)
-    place_llama(weights, config)
+    place_llama(weights, model.config)
     for layer in range(config["num_hidden_layers"]):
         ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
         weights.put(f"{ours}.attention.mixer.qkv.weight", *(f"{theirs}.self_attn.{x}_proj.weight" for x in "qkv"))
-        for x in "qk":
-            weights.put(f"{ours}.attention.mixer.{x}_gain", f"{theirs}.self_attn.{x}_norm.weight")
         for place in config["canon_set"]:
             sublayer, name, authors = PLACES[place]
             weights.put(f"{ours}.{sublayer}.mixer.{name}.weight", f"{theirs}.{authors}.weight")

@@ -1,6 +1,6 @@
 """Deep Delta Learning: the authors' decoders, with one value channel and with several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from twoaxis.depth import DeepDelta, DeepDeltaConfig, deep_delta
 from twoaxis.feed_forward import SwiGLUConfig
+from twoaxis.interop.state_maps import state_map
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import AttentionConfig, heads
 
@@ -45,7 +46,7 @@ def run_channels(golden: Golden) -> Mapping[str, Tensor]:
 def _run(golden: Golden) -> tuple[Decoder, dict[str, Tensor]]:
     weights = Weights(golden)
     model = Decoder(_config(golden))
-    _place(weights, golden.about["config"]["num_hidden_layers"], "param/transformer.h.0.ddl_attn.beta_in.weight" in golden)
+    weights.follow(state_map("deep_delta", model.config))
     weights.load(model)
     return model, {**logits_and_gradients(model, golden), **dict(weights.gradients(model))}
 
@@ -90,44 +91,6 @@ def _depth(golden: Golden, config: Mapping[str, Any], defaults: Mapping[str, Any
         update_rule="delta" if patch is None else "write_only",
         direction_eps=config.get("ddl_k_eps", defaults["ddl_k_eps"]),
     )
-
-
-def _place(weights: Weights, n_layers: int, two_layer: bool) -> None:
-    weights.put("embedding.weight", "transformer.wte.weight")
-    weights.put("norm.gain", "ln_f.weight")
-    compressors = [("ends.readout", "readout")]
-    compressors += [
-        (f"blocks.{layer}.attention.depth.compressor", f"transformer.h.{layer}.compress") for layer in range(n_layers)
-    ]
-    _place_channels(weights, compressors)
-    for layer in range(n_layers):
-        theirs = f"transformer.h.{layer}"
-        for ours, number, depth in ((f"blocks.{layer}.attention", 1, "ddl_attn"), (f"blocks.{layer}.swiglu", 2, "ddl_mlp")):
-            weights.put(f"{ours}.norm.gain", f"{theirs}.ln_{number}.weight")
-            weights.put(f"{ours}.depth.target_weight", f"{theirs}.{depth}.v_proj.weight")
-            weights.put(f"{ours}.depth.target_bias", f"{theirs}.{depth}.v_proj.bias")
-            gate = f"{theirs}.{depth}.{'beta_out' if two_layer else 'beta'}"
-            weights.put(f"{ours}.depth.gate.weight", f"{gate}.weight")
-            weights.put(f"{ours}.depth.gate.bias", f"{gate}.bias")
-            if two_layer:
-                weights.put(f"{ours}.depth.gate.hidden_weight", f"{theirs}.{depth}.beta_in.weight")
-        attention, mlp = f"blocks.{layer}.attention.mixer", f"blocks.{layer}.swiglu.mixer"
-        weights.put(f"{attention}.qkv.weight", *(f"{theirs}.attn.c_{x}.weight" for x in "qkv"))
-        weights.put(f"{attention}.output.weight", f"{theirs}.attn.c_proj.weight")
-        weights.put(f"{attention}.q_gain", f"{theirs}.attn.q_rms.weight")
-        weights.put(f"{attention}.k_gain", f"{theirs}.attn.k_rms.weight")
-        weights.put(f"{mlp}.gate_up.weight", f"{theirs}.mlp.c_fc1.weight", f"{theirs}.mlp.c_fc2.weight")
-        weights.put(f"{mlp}.down.weight", f"{theirs}.mlp.c_proj.weight")
-
-
-def _place_channels(weights: Weights, compressors: Sequence[tuple[str, str]]) -> None:
-    for ours, theirs in compressors:
-        for kind in (f"{theirs}.shortconv", theirs):
-            if f"param/{kind}.weight" in weights.golden:
-                weights.put(f"{ours}.weight", f"{kind}.weight")
-                weights.put(f"{ours}.read_weight", f"{theirs}.read")
-    if "param/input_embed.conv.weight" in weights.golden:
-        weights.put("ends.embedding_weight", "input_embed.conv.weight")
 
 
 def _target_from_context(patch: pytest.MonkeyPatch) -> None:

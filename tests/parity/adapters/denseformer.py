@@ -9,6 +9,7 @@ from torch import Tensor
 
 from twoaxis.depth import DenseFormerConfig
 from twoaxis.depth.denseformer import DenseFormer, SkipGain
+from twoaxis.interop.state_maps import denseformer as state_maps
 
 from ..backbones.depth_loop import DepthLoop, Passed
 from ..backbones.elc_bert import Encoder
@@ -17,7 +18,15 @@ from ..golden import Golden
 from . import Adapter, Mistake
 
 Row = tuple[int, ...]
+Rows = Mapping[str, tuple[str, ...]]
+"""What the authors call the parts of our rows."""
+
 VARIANTS = {"connecttolast": "connect_to_last", "skipgains": "skip_gains"}
+LAYOUTS_OF = {
+    "dwa": state_maps.denseformer_training,
+    "connect_to_last": state_maps.connect_to_last,
+    "skip_gains": state_maps.skip_gains,
+}
 
 
 def run_operator(golden: Golden) -> Mapping[str, Tensor]:
@@ -26,7 +35,7 @@ def run_operator(golden: Golden) -> Mapping[str, Tensor]:
     n_blocks = config["n_blocks"]
     depth = DenseFormerConfig(dilation=config["dilation"], period=config["period"])
     loop = DepthLoop(depth, config["d"], n_blocks, sublayers=1)
-    rows = {f"mixers.{end - 1}.weights": f"alphas.{end - 1}.weight" for end in depth.rows(n_blocks)}
+    rows = {ours: (theirs.removeprefix("dwa."),) for ours, (theirs,) in state_maps.denseformer(loop.places).names().items()}
     _place(loop, golden, rows)
     x = [golden.take(f"input/x.{i}").requires_grad_() for i in range(n_blocks + 1)]
     # A block adds the stored output minus the stream, so that its output is the stored one and no gradient flows along.
@@ -46,7 +55,7 @@ def run_package(golden: Golden) -> Mapping[str, Tensor]:
     depth = DenseFormerConfig(dilation=config["dilation"], period=config["period"])
     n_blocks = config["n_layer"]
     loop = DepthLoop(depth, config["n_embd"], n_blocks)
-    rows = {f"mixers.{2 * end - 1}.weights": f"dwa.alphas.{end - 1}.weight" for end in depth.rows(n_blocks)}
+    rows = state_maps.denseformer(loop.places).names()
     _place(loop, golden, rows)
     gpt = GPT(golden, "gpt.transformer.", [f"gpt.transformer.h.{b}" for b in range(n_blocks)])
     passed, computed = _run_gpt(loop, gpt)
@@ -69,14 +78,9 @@ def run_training_code(golden: Golden) -> Mapping[str, Tensor]:
     depth = DenseFormerConfig(**options)
     loop = DepthLoop(depth, config["n_embd"], n_blocks)
     blocks = [f"transformer.h.{b // size}.{b % size}" for b in range(n_blocks)]
-    rows: dict[str, str | list[str]]
     if variant == "skip_gains":
         blocks = [f"transformer.h.{b}" for b in range(n_blocks)]
-        rows = {f"mixers.{i}.gain": f"{blocks[i // 2]}.gain_{'mlp' if i % 2 else 'attn'}" for i in range(2 * n_blocks)}
-    elif variant == "connect_to_last":
-        rows = {f"mixers.{2 * n_blocks - 1}.weights": [f"mixer.weight.{i}" for i in range(n_blocks + 1)]}
-    else:
-        rows = {f"mixers.{2 * end - 1}.weights": f"weights.{end // size - 1}.weight" for end in depth.rows(n_blocks)}
+    rows = LAYOUTS_OF[variant](loop.places).names()
     _place(loop, golden, rows)
     gpt = GPT(golden, "transformer.", blocks)
     passed, computed = _run_gpt(loop, gpt)
@@ -94,7 +98,7 @@ def run_sublayers(golden: Golden) -> Mapping[str, Tensor]:
     config = golden.about["config"]
     n_blocks = config["num_hidden_layers"]
     loop = DepthLoop(DenseFormerConfig(granularity="sublayer"), config["hidden_size"], n_blocks)
-    rows = {f"mixers.{s}.weights": f"encoder.dwa_modules.alphas.{s}" for s in range(2 * n_blocks)}
+    rows = state_maps.gpt_bert(loop.places).names()
     _place(loop, golden, rows)
     mask = golden.take("input/attention_mask")[:, None]
     encoder = Encoder(golden, mask, "encoder.attention_layers.{}", "encoder.mlp_layers.{}.mlp", gated=True)
@@ -125,22 +129,21 @@ def _run_gpt(loop: DepthLoop, gpt: GPT) -> tuple[Passed, dict[str, Tensor]]:
     }
 
 
-def _place(loop: DepthLoop, golden: Golden, rows: Mapping[str, str] | Mapping[str, str | list[str]]) -> None:
-    parts = {ours: [theirs] if isinstance(theirs, str) else theirs for ours, theirs in rows.items()}
-    values = {ours: [golden.take(f"param/{name}") for name in names] for ours, names in parts.items()}
-    started = {ours: names for ours, names in parts.items() if f"init/{names[0]}" in golden}
+def _place(loop: DepthLoop, golden: Golden, rows: Rows) -> None:
+    values = {ours: [golden.take(f"param/{name}") for name in names] for ours, names in rows.items()}
+    started = {ours: names for ours, names in rows.items() if f"init/{names[0]}" in golden}
     loop.place(values, {ours: [golden.take(f"init/{name}") for name in names] for ours, names in started.items()})
 
 
-def _row_gradients(loop: DepthLoop, rows: Mapping[str, str] | Mapping[str, str | list[str]]) -> dict[str, Tensor]:
+def _row_gradients(loop: DepthLoop, rows: Rows) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    for ours, theirs in rows.items():
+    for ours, (first, *others) in rows.items():
         gradient = loop.gradient(ours)
-        if isinstance(theirs, list):
-            found.update({f"grad/{name}": gradient[i : i + 1] for i, name in enumerate(theirs)})
+        if others:
+            found.update({f"grad/{name}": gradient[i : i + 1] for i, name in enumerate((first, *others))})
         else:
             # Their linear maps have one output.
-            found[f"grad/{theirs}"] = gradient[None] if theirs.endswith(".weight") else gradient
+            found[f"grad/{first}"] = gradient[None] if first.endswith(".weight") else gradient
     return found
 
 

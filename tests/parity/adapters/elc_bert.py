@@ -11,6 +11,7 @@ from torch import Tensor
 from twoaxis.core.site import Stack
 from twoaxis.depth import ElcBertConfig, elc_bert
 from twoaxis.depth.elc_bert import BlockOutputs, ElcBert, ElcBertEnds
+from twoaxis.interop.state_maps import elc_bert as state_maps
 
 from ..backbones.depth_loop import DepthLoop
 from ..backbones.elc_bert import Encoder, norm
@@ -29,9 +30,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     layer = "transformer.layers.{}."
     encoder = Encoder(golden, mask, f"{layer}attention", f"{layer}mlp.mlp", gated=False)
     loop = DepthLoop(depth, config["hidden_size"], n_blocks)
-    names = {f"mixers.{2 * n}.combination.logits": f"{layer.format(n)}{LOGITS}" for n in range(1, n_blocks)}
-    if depth.variant == "weighted_output":
-        names["ends.combination.logits"] = f"transformer.{LOGITS}"
+    names = {ours: theirs for ours, (theirs,) in state_maps.elc_bert(loop.places).names().items()}
     _place(loop, golden, names)
     for kind in ("param", "init"):
         # One source has weight 1 whatever its logit is.

@@ -24,7 +24,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     H, G, K = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
     model = llama_decoder(config, AttentionConfig(n_heads=H, n_kv_heads=G, head_dim=K), LimeConfig())
     weights = Weights(golden)
-    place_llama(weights, config)
+    place_llama(weights, model.config)
     for layer in range(config["num_hidden_layers"]):
         theirs = f"param/model.layers.{layer}.self_attn"
         query, pairs = golden.take(f"{theirs}.q_proj.weight"), golden.take(f"{theirs}.kv_proj_weight")

@@ -14,8 +14,10 @@ from twoaxis.core.views import QKV
 from twoaxis.depth import MUDDFormerConfig, muddformer
 from twoaxis.depth.muddformer import BlockOutputs, MUDDFormer, MUDDFormerEnds, Sum
 from twoaxis.feed_forward import SwiGLUConfig
+from twoaxis.interop.state_maps.muddformer import muddformer_sums
 from twoaxis.ops import weight_mlp
 
+from ..backbones.depth_loop import loop_places
 from ..backbones.muddformer import Body, Cache, Jax, Pythia, Torch
 from ..golden import Golden
 from . import Adapter, Mistake
@@ -29,7 +31,7 @@ class Model(nn.Module):
     def __init__(self, depth: MUDDFormerConfig, body: Body, d_model: int, n_blocks: int) -> None:
         super().__init__()
         slots = (Slot("attention", takes_views=True), Slot("swiglu")) * n_blocks
-        stack = depth.prepare(Stack(d_model, body.eps, (2,) * n_blocks, slots))
+        stack = self.stack = depth.prepare(Stack(d_model, body.eps, (2,) * n_blocks, slots))
         self.body = body
         self.mixers = nn.ModuleList(depth.build(site) for site in stack.sites)
         self.ends = depth.build_ends(stack)
@@ -71,11 +73,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     n_blocks = config["n_layer"]
     _assert_widths(golden.about["ffn_widths"], config["intermediate_size"])
     model = Model(depth, (Pythia if is_pythia else Torch)(golden), config["dim"], n_blocks)
-    names = {}
-    for i in range(n_blocks):
-        ours = f"mixers.{2 * i + 2}.sum" if i + 1 < n_blocks else "ends.sum"
-        names |= {f"{ours}.static": f"dense_bs.{i}"}
-        names |= {f"{ours}.to_{which}": f"dynamic_dense.{i}.w{n}.weight" for which, n in (("hidden", 1), ("weights", 2))}
+    names = {ours: theirs for ours, (theirs,) in muddformer_sums(loop_places(depth, model.stack)).names().items()}
     _load(model, {ours: golden.take(f"param/{theirs}") for ours, theirs in names.items()})
     table = model.body.embedding()
     ids = golden.take("input/input_ids")

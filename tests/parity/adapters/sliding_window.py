@@ -8,6 +8,7 @@ from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.site import Stack
+from twoaxis.interop.state_maps import state_map
 from twoaxis.model import Decoder
 from twoaxis.ops import local_attention
 from twoaxis.sequence import AttentionConfig, ShortSWAConfig, heads
@@ -57,17 +58,7 @@ def run_mistral(golden: Golden) -> Mapping[str, Tensor]:
     )
     model = llama_decoder(config, attention)
     weights = Weights(golden)
-    weights.put("embedding.weight", "model.embed_tokens.weight")
-    weights.put("norm.gain", "model.norm.weight")
-    weights.put("head.weight", "lm_head.weight")
-    for layer in range(config["num_hidden_layers"]):
-        ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
-        weights.put(f"{ours}.attention.norm.gain", f"{theirs}.input_layernorm.weight")
-        weights.put(f"{ours}.attention.mixer.qkv.weight", *(f"{theirs}.self_attn.{x}_proj.weight" for x in "qkv"))
-        weights.put(f"{ours}.attention.mixer.output.weight", f"{theirs}.self_attn.o_proj.weight")
-        weights.put(f"{ours}.swiglu.norm.gain", f"{theirs}.post_attention_layernorm.weight")
-        weights.put(f"{ours}.swiglu.mixer.gate_up.weight", *(f"{theirs}.mlp.{x}_proj.weight" for x in ("gate", "up")))
-        weights.put(f"{ours}.swiglu.mixer.down.weight", f"{theirs}.mlp.down_proj.weight")
+    weights.follow(state_map("llama", model.config))
     weights.load(model)
     computed = logits_and_gradients(model, golden)
     hidden = [state for index, state in enumerate(states(model, golden)) if index % 2 == 0]

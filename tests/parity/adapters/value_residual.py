@@ -37,7 +37,7 @@ def _llama(golden: Golden, depth: ValueResidualConfig) -> Mapping[str, Tensor]:
     attention = AttentionConfig(n_heads=config["num_attention_heads"], n_kv_heads=config["num_key_value_heads"])
     model = llama_decoder(config, attention, depth)
     weights = Weights(golden)
-    place_llama(weights, config)
+    place_llama(weights, model.config)
     for layer in range(config["num_hidden_layers"]):
         theirs = f"model.layers.{layer}.self_attn"
         names = "qkv" if depth.variant != "svformer" or layer == 0 else "qk"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import DepthConfig, DepthMixer
+from twoaxis.interop.state_maps import Places
 
 Branch = Callable[[int, Tensor], Tensor]
 """What sublayer `index` adds, given what it reads, before any norm."""
@@ -24,12 +25,18 @@ class Passed(NamedTuple):
     left: Tensor
 
 
+def loop_places(depth: DepthConfig, stack: Stack) -> Places:
+    """Where the mixers of a loop keep their parameters."""
+    return Places(depth, stack, tuple(f"mixers.{index}" for index in range(stack.n_sublayers)))
+
+
 class DepthLoop(nn.Module):
     """Our depth mixer alone; `mixers.S.*` and `ends.*` are its parameters, at their initial values."""
 
     def __init__(self, depth: DepthConfig, d_model: int, n_blocks: int, sublayers: int = 2) -> None:
         super().__init__()
         stack = depth.prepare(Stack(d_model, 1e-6, (sublayers,) * n_blocks))
+        self.places = loop_places(depth, stack)
         sites = [stack.sites[sublayers * b : sublayers * (b + 1)] for b in range(n_blocks)]
         self.mixers = nn.ModuleList(mixer for block in sites for mixer in depth.build_block(block))
         self.ends = depth.build_ends(stack)

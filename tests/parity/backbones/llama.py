@@ -9,6 +9,7 @@ from torch import Tensor
 from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.feed_forward import SwiGLUConfig
+from twoaxis.interop.state_maps.llama import body
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.ops.rope import Rotation
 from twoaxis.sequence import AttentionConfig
@@ -32,18 +33,11 @@ def llama_decoder(config: Mapping[str, Any], attention: AttentionConfig, depth: 
     )
 
 
-def place_llama(weights: Weights, config: Mapping[str, Any]) -> None:
+def place_llama(weights: Weights, config: DecoderConfig) -> None:
     """Places everything but the projections to heads, which differ between methods."""
-    weights.put("embedding.weight", "model.embed_tokens.weight")
-    weights.put("head.weight", "lm_head.weight")
-    weights.put("norm.gain", "model.norm.weight")
-    for layer in range(config["num_hidden_layers"]):
-        attention, mlp, theirs = f"blocks.{layer}.attention", f"blocks.{layer}.swiglu", f"model.layers.{layer}"
-        weights.put(f"{attention}.norm.gain", f"{theirs}.input_layernorm.weight")
-        weights.put(f"{attention}.mixer.output.weight", f"{theirs}.self_attn.o_proj.weight")
-        weights.put(f"{mlp}.norm.gain", f"{theirs}.post_attention_layernorm.weight")
-        weights.put(f"{mlp}.mixer.gate_up.weight", f"{theirs}.mlp.gate_proj.weight", f"{theirs}.mlp.up_proj.weight")
-        weights.put(f"{mlp}.mixer.down.weight", f"{theirs}.mlp.down_proj.weight")
+    for entry in body(config):
+        if not entry.ours.endswith(".qkv.weight"):
+            weights.put(entry.ours, *(part.name for part in entry.parts))
 
 
 def stored_rotation(golden: Golden, tokens: int) -> Rotation:

@@ -7,6 +7,7 @@ from typing import Any
 from twoaxis.core.config_file import read_config_file
 from twoaxis.core.errors import ConfigError, nearest
 from twoaxis.model import DecoderConfig
+from twoaxis.model.config_names import MODEL_TYPE, decoder_fields
 from twoaxis.planner.model.hugging_face import read_hugging_face
 from twoaxis.planner.model.shape import ModelShape
 
@@ -24,9 +25,9 @@ def read_model(source: str | Path) -> ModelShape:
     """Reads a model from a file, a folder, or the table of presets.
 
     Args:
-        source: a Hugging Face `config.json`; a TOML or JSON file with a decoder of this library, or with a recipe whose `model`
-            has a vocab_size; a folder with a `config.json` of any of these; or the name of a preset. A file wins over a preset
-            of its name.
+        source: a Hugging Face `config.json`, ours or of another family; a TOML or JSON file with a decoder of this library, or
+            with a recipe whose `model` has a vocab_size; a folder with a `config.json` of any of these; or the name of a
+            preset. A file wins over a preset of its name.
 
     Raises:
         ConfigError: in one line, naming the file and the key, when it cannot be read or planned.
@@ -40,6 +41,8 @@ def read_model(source: str | Path) -> ModelShape:
         path = path / CONFIG_FILE
         if not path.is_file():
             raise ConfigError(f"model {source}: the folder holds no {CONFIG_FILE}; name the file")
+    elif path.suffix == ".gguf":
+        raise ConfigError(f"model {source}: must be a config.json, a TOML or a preset; plan the config.json of the same model")
     elif not path.is_file():
         path = _preset(str(source))
     name = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
@@ -62,6 +65,8 @@ def _preset(name: str) -> Path:
 
 
 def _of_data(data: Mapping[str, Any], name: str) -> ModelShape:
+    if data.get("model_type") == MODEL_TYPE:
+        return ModelShape.of_decoder(DecoderConfig.from_data(decoder_fields(data)), name)
     if "model_type" in data:
         return read_hugging_face(data, name)
     decoder = data.get("model", data)

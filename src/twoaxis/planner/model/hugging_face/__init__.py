@@ -12,7 +12,13 @@ from twoaxis.planner.model.hugging_face.kimi_linear import read_kimi_k3, read_ki
 from twoaxis.planner.model.hugging_face.llama import read_llama
 from twoaxis.planner.model.hugging_face.mistral import read_mistral, read_mixtral
 from twoaxis.planner.model.hugging_face.muddformer import read_muddformer
-from twoaxis.planner.model.hugging_face.qwen import read_qwen2, read_qwen2_moe, read_qwen3, read_qwen3_moe
+from twoaxis.planner.model.hugging_face.qwen import (
+    read_qwen2,
+    read_qwen2_moe,
+    read_qwen3,
+    read_qwen3_attnres,
+    read_qwen3_moe,
+)
 from twoaxis.planner.model.shape import ModelShape
 
 Reader = Callable[[Fields, str], ModelShape]
@@ -33,6 +39,7 @@ READERS: dict[str, Reader] = {
     "qwen2": read_qwen2,
     "qwen2_moe": read_qwen2_moe,
     "qwen3": read_qwen3,
+    "qwen3_attnres": read_qwen3_attnres,
     "qwen3_moe": read_qwen3_moe,
 }
 

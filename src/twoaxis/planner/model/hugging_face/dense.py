@@ -55,9 +55,9 @@ def attention(fields: Fields, width: int, window: int | None = None, biases: Bia
         raise ConfigError(problem("num_key_value_heads", kv_heads, allowed, "correct one of them"))
     if width % 2:
         raise ConfigError(problem("head_dim", width, "even, since rotary positions turn pairs of channels", "correct it"))
-    config = AttentionConfig(n_heads=heads, n_kv_heads=kv_heads, head_dim=width, window=window, **options)
-    count = 0 if biases == "none" else (heads + 2 * kv_heads) * width + (fields.size("hidden_size") if biases == "all" else 0)
-    return Biased(config, count) if count else OwnPart(config)
+    bias = "none" if biases == "none" else "qkv"
+    config = AttentionConfig(n_heads=heads, n_kv_heads=kv_heads, head_dim=width, window=window, bias=bias, **options)
+    return Biased(config, fields.size("hidden_size")) if biases == "all" else OwnPart(config)
 
 
 def swiglu(fields: Fields, name: str = "intermediate_size", activations: Sequence[str] = SILU) -> Part:

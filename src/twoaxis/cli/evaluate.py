@@ -1,0 +1,145 @@
+"""`twoaxis evaluate MODEL`: how well a model predicts texts, and how well it solves tasks."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from twoaxis.cli.models import SOURCES, Loaded, load_model
+from twoaxis.cli.output import Json, print_json, print_table
+from twoaxis.core.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from twoaxis.interop.evaluation import TaskFolder
+    from twoaxis.train import Progress
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help=SOURCES)],
+    text: Annotated[list[Path] | None, typer.Option(help="A text in UTF-8 to score as one document; may be repeated.")] = None,
+    tasks: Annotated[str | None, typer.Option(metavar="NAMES", help="Tasks of lm-eval, as a,b; needs --include.")] = None,
+    include: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder of the task files; they may run code.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Examples of each task; all without it.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences that are read at once.")] = 8,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a text that a later window scores; half of max_seq_len without it.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON there too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Measure perplexity and bits per byte of texts, and run tasks of lm-eval (needs the extra twoaxis[evaluate]).
+
+    Every token of a text is scored once: the first behind the end-of-document token, or as one of V equal tokens where the
+    tokenizer has none; texts longer than max_seq_len in windows, of which each one behind the first scores `stride` tokens and
+    only reads the rest. Tasks come from the YAML files of DIR alone, and relative paths in them are relative to DIR. Nothing
+    is downloaded unless HF_HUB_OFFLINE=0 is set.
+
+    Example: twoaxis evaluate runs/delta --text README.md --tasks idioms,sentences --include examples/evaluate
+    """
+    from twoaxis.train import console_progress
+
+    if not text and tasks is None:
+        raise ConfigError("nothing to evaluate; name a text with --text, or tasks with --tasks and --include")
+    texts = _read(text or [])
+    folder = _open(tasks, include)
+    progress = console_progress()
+    try:
+        loaded = load_model(model)
+        report: dict[str, Any] = {"model": str(model), "step": loaded.step}
+        if texts:
+            report["text"] = _score(loaded, texts, batch_size, stride, progress)
+        if folder:
+            from twoaxis.interop.evaluation import run_tasks
+
+            report |= run_tasks(*loaded[:2], folder, limit, batch_size, progress.note, progress.preparing)
+    finally:
+        progress.stop()
+    if as_json:
+        print_json(report)
+    else:
+        _print(report)
+    # Last, so that a full disk does not cost the result.
+    if out:
+        _write(out, report)
+
+
+def _read(paths: Sequence[Path]) -> dict[str, str]:
+    texts = {}
+    for path in paths:
+        try:
+            # As bytes, so that every one of them counts, whatever its line ends are.
+            texts[str(path)] = path.read_bytes().decode()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise DataError(f"text {path}: cannot be read ({reason}); name a text in UTF-8") from None
+        if not texts[str(path)]:
+            raise DataError(f"text {path}: is empty; must hold at least one character; name another text")
+    return texts
+
+
+def _open(tasks: str | None, include: Path | None) -> "TaskFolder | None":
+    if tasks is None and include is None:
+        return None
+    names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    if not names:
+        raise ConfigError("--include without --tasks: must come with the names of tasks; name them as --tasks a,b")
+    if include is None:
+        raise ConfigError("--tasks without --include: must come with the folder of the task files; name it with --include DIR")
+    from twoaxis.interop.evaluation import open_tasks
+
+    return open_tasks(names, include)
+
+
+def _score(
+    loaded: Loaded, texts: Mapping[str, str], batch_size: int, stride: int | None, progress: "Progress"
+) -> dict[str, Any]:
+    from twoaxis.interop.evaluation import score_texts, total_score
+
+    scores = score_texts(loaded.model, loaded.tokenizer, texts, batch_size, stride, progress.preparing)
+    longest = loaded.model.config.max_seq_len
+    return {
+        "window_tokens": longest,
+        "stride_tokens": stride or max(1, longest // 2),
+        "first_token": "uniform" if loaded.tokenizer.end_of_document is None else "after end of document",
+        "texts": [one.to_data() for one in scores],
+        "total": total_score(scores).to_data(),
+    }
+
+
+def _write(path: Path, report: Mapping[str, Any]) -> None:
+    from twoaxis.core.atomic import replacing
+
+    with replacing(path, "name another file with --out") as file:
+        file.write(json.dumps(report, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def _print(report: Mapping[str, Any]) -> None:
+    if "text" in report:
+        text = report["text"]
+        rows = text["texts"] if len(text["texts"]) == 1 else [*text["texts"], text["total"]]
+        columns = ("text", "tokens", "bytes", "nats per token", "perplexity", "bits per byte")
+        cells = [
+            (one["name"], f"{one['tokens']:,}", f"{one['text_bytes']:,}", *_rounded(one["loss"], one["perplexity"], one["bpb"]))
+            for one in rows
+        ]
+        print_table(report["model"], columns, cells, columns[1:])
+        print(
+            f"windows of {text['window_tokens']:,} tokens, of which later ones score {text['stride_tokens']:,}; "
+            f"first token: {text['first_token']}"
+        )
+    if "tasks" in report:
+        columns = ("task", "version", "examples", "metric", "value", "standard error")
+        cells = [
+            (name, one["version"], one["examples"], metric, *_rounded(found["value"], found["stderr"]))
+            for name, one in report["tasks"].items()
+            for metric, found in one["metrics"].items()
+        ]
+        print_table(f"{report['model']}, lm-eval {report['lm_eval']}", columns, cells, columns[4:])
+
+
+def _rounded(*numbers: float | None) -> list[str]:
+    return ["" if number is None else f"{number:.5g}" for number in numbers]

@@ -1,0 +1,73 @@
+"""`twoaxis export RUN` and `twoaxis import DIR`: models for other tools, and back."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twoaxis.cli.output import Json, print_json
+from twoaxis.core.errors import CheckpointError
+
+
+class Target(StrEnum):
+    """What a folder is written for."""
+
+    HF = "hf"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a training run.")],
+    out: Annotated[Path, typer.Option(help="The folder to write, new or empty.")],
+    to: Annotated[
+        Target, typer.Option(help="For whom: hf, Hugging Face transformers; vllm or sglang, engines that run it.")
+    ] = Target.HF,
+    as_json: Json = False,
+) -> None:
+    """Write a trained model and its tokenizer for another library (needs the extra twoaxis[hf]).
+
+    The folder loads with `import twoaxis` and AutoModelForCausalLM.from_pretrained, without code of its own. vLLM serves the
+    same folder where twoaxis is installed too; for SGLang it also holds a line of code that imports twoaxis, which SGLang runs
+    with --trust-remote-code. What these engines cannot run is refused; docs/engines.md lists it.
+
+    Example: twoaxis export runs/delta --to hf --out delta-hf
+    """
+    from twoaxis.interop.engines import check_engine
+    from twoaxis.interop.hugging_face import export_folder
+    from twoaxis.train import console_progress, load_trained
+
+    trained = load_trained(run, console_progress())
+    if to is not Target.HF:
+        check_engine(trained.model.config)
+    folder = export_folder(trained.model, out, trained.tokenizer, code=to is Target.SGLANG)
+    if as_json:
+        print_json({"folder": str(folder), "format": to.value, "step": trained.step})
+    else:
+        print(f"{folder}: step {trained.step} of {run}, for {'transformers' if to is Target.HF else to.value}")
+
+
+def import_(
+    folder: Annotated[Path, typer.Argument(help="A folder that export, or save_pretrained of such a model, has written.")],
+    out: Annotated[Path, typer.Option(help="The run folder to write, new or empty.")],
+    as_json: Json = False,
+) -> None:
+    """Write a run folder from a Hugging Face folder of this library's models (needs the extra twoaxis[hf]).
+
+    The run has one checkpoint, at step 0, which every verb that takes a run reads, and `train` begins with. Models of other
+    libraries come in by `retrofit`.
+
+    Example: twoaxis import delta-hf --out runs/imported
+    """
+    from twoaxis.interop.hugging_face import import_folder
+    from twoaxis.train import save_trained
+
+    model, tokenizer = import_folder(folder)
+    if tokenizer is None:
+        raise CheckpointError(f"folder {folder}: has no tokenizer.json; must have one for a run; save the tokenizer there")
+    written = save_trained(out, model, tokenizer)
+    if as_json:
+        print_json({"run": str(written)})
+    else:
+        print(f"{written}: the model of {folder}")

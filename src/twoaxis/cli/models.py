@@ -1,0 +1,55 @@
+"""Models that verbs work on, wherever they come from."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from twoaxis.core.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from twoaxis.data import Tokenizer
+    from twoaxis.model import Decoder
+
+SOURCES = "A run folder, a Hugging Face folder with safetensors, or a GGUF file."
+"""What `load_model` reads, for the help of a verb."""
+
+
+class Loaded(NamedTuple):
+    """A model with its tokenizer.
+
+    Attributes:
+        model: on the CPU, in evaluation mode.
+        tokenizer: of the model.
+        step: steps of a run that the weights have taken; None for models from elsewhere.
+    """
+
+    model: "Decoder"
+    tokenizer: "Tokenizer"
+    step: int | None = None
+
+
+def load_model(source: Path) -> Loaded:
+    """Reads the model of a run, of a Hugging Face folder (ours, or Llama-like), or of a GGUF file.
+
+    Raises:
+        CheckpointError: nothing there, something damaged, or no tokenizer.
+        ConfigError: a model that our decoder cannot be, or a library that is missing.
+    """
+    from twoaxis.data.tokenizer import SubwordTokenizer
+    from twoaxis.interop.checkpoints import read_pretrained
+    from twoaxis.interop.safetensors_folder import read_json
+    from twoaxis.model.config_names import MODEL_TYPE
+    from twoaxis.train import console_progress, load_trained
+
+    if (source / "checkpoints").is_dir():
+        trained = load_trained(source, console_progress())
+        return Loaded(trained.model.eval(), trained.tokenizer, trained.step)
+    if (source / "config.json").is_file() and read_json(source / "config.json").get("model_type") == MODEL_TYPE:
+        from twoaxis.interop.hugging_face import import_folder
+
+        model, tokenizer = import_folder(source)
+    else:
+        model, text, end = read_pretrained(source)
+        tokenizer = None if text is None else SubwordTokenizer(text, end, f"tokenizer of {source}")
+    if tokenizer is None:
+        raise CheckpointError(f"{source}: has no tokenizer.json: must have one to go on with; save the tokenizer there")
+    return Loaded(model.eval(), tokenizer)

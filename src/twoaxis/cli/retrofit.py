@@ -1,0 +1,144 @@
+"""`twoaxis retrofit SRC`: more mixers in a trained model."""
+
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from twoaxis.cli.models import SOURCES, load_model
+from twoaxis.cli.output import Json, print_json, print_table
+from twoaxis.core.errors import ConfigError, DataError, problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from twoaxis.data import Tokenizer
+    from twoaxis.model import Decoder, DecoderConfig
+
+WINDOW = 256
+"""Tokens that are compared at once."""
+
+
+def retrofit(
+    source: Annotated[Path, typer.Argument(help=SOURCES)],
+    out: Annotated[Path, typer.Option(help="The run folder to write, new or empty.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="The recipe to train by, as key=value, such as steps=200 optimizer.lr=1e-4.")
+    ] = None,
+    depth: Annotated[
+        str | None,
+        typer.Option(metavar="MIXER", help="The depth mixer: a kind or an inline table; residual trains on as it is."),
+    ] = None,
+    sequence: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MIXER", help="short_swa, short_conv, kv_shift, canon or local_swa, or an inline table; may be repeated."
+        ),
+    ] = None,
+    text: Annotated[Path | None, typer.Option(help="Text to compare logits on; random tokens without one.")] = None,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare.")] = 1000,
+    bound: Annotated[float, typer.Option(min=0.0, help="The largest difference of logits that is accepted.")] = 1e-3,
+    allow_difference: Annotated[bool, typer.Option("--allow-difference", help="Write whatever the difference is.")] = False,
+    new_lr_scale: Annotated[float, typer.Option(min=0.0, help="Factor on the learning rate of new parameters.")] = 1.0,
+    freeze_base: Annotated[bool, typer.Option("--freeze-base", help="Train new parameters only.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of new parameters and of random tokens.")] = 0,
+    as_json: Json = False,
+) -> int:
+    """Add mixers to a trained Llama, Mistral, Qwen2, Qwen3 or SmolLM, or to a model of ours, without changing what it computes.
+
+    A method starts as the model was wherever its mathematics allows; where it does not, it is blended in over the first half
+    of the steps, unless the recipe has an `anneal` of its own, and the reason is printed. The largest difference between the
+    logits of both models is measured before anything is written: above the bound, nothing is, and the exit status is 1.
+
+    The result is a run folder: `twoaxis generate` uses it as it is, and `twoaxis train OUT/config.json --run OUT` goes on.
+
+    Example: twoaxis retrofit SmolLM2-135M --depth attention_residuals --out runs/smol steps=200 optimizer.lr=1e-4
+    """
+    from twoaxis.core.overrides import apply_overrides, parse_value
+    from twoaxis.interop.retrofit import target_config
+
+    if depth is None and not sequence:
+        raise ConfigError("nothing to add; name a mixer with --depth or --sequence")
+    model, tokenizer, _ = load_model(source)
+    mixers = [parse_value(one) for one in sequence or []]
+    target = target_config(model.config, None if depth is None else parse_value(depth), mixers)
+    recipe = apply_overrides({"optimizer": {"lr": 1e-4}}, overrides or [])
+    rows = _rows(text, tokens, tokenizer, model, seed)
+    training = Training(recipe, new_lr_scale, "frozen" if freeze_base else "trained")
+    report = _retrofit(model, tokenizer, target, rows, out, inf if allow_difference else bound, training, seed)
+    if as_json:
+        print_json(report)
+    else:
+        print_table(str(source), ("retrofit", "value"), [(key, _worded(value)) for key, value in report.items()])
+        if report["run"] is None:
+            print(f"nothing was written: the logits differ by more than {bound:g}; --allow-difference writes all the same")
+    return 0 if report["run"] else 1
+
+
+class Training(NamedTuple):
+    """How the new model is trained: the recipe asked for, the rate of what is new, and what becomes of what was there."""
+
+    recipe: dict[str, Any]
+    new_lr_scale: float
+    base: Literal["trained", "frozen"]
+
+
+def _retrofit(
+    model: "Decoder",
+    tokenizer: "Tokenizer",
+    target: "DecoderConfig",
+    rows: "Tensor",
+    out: Path,
+    bound: float,
+    training: Training,
+    seed: int,
+) -> dict[str, Any]:
+    """Measures, and writes the run when the difference is within the bound."""
+    from twoaxis.interop.retrofit import convert, largest_difference, training_recipe, why_blended
+    from twoaxis.train import console_progress, new_run, save_trained
+
+    recipe, (reason, claim) = training.recipe, (why_blended(target), target.depth.init_equivalence)
+    # Before anything is measured, which takes its time.
+    steps = new_run(out, target, tokenizer, recipe).steps
+    console_progress().note(f"comparing the logits of both models on {rows.numel():,} tokens")
+    result = convert(model, target, seed)
+    added = training_recipe(result, training.new_lr_scale, training.base, blend_steps=max(1, steps // 2))
+    groups = [*added["optimizer"]["groups"], *recipe["optimizer"].get("groups", [])]
+    # What the caller says of the blend stands.
+    recipe = {**added, **recipe, "optimizer": {**recipe["optimizer"], "groups": groups}}
+    difference, agreement = largest_difference(model, result.model, rows)
+    # A difference that is no number is not accepted either.
+    written = save_trained(out, result.model, tokenizer, recipe) if difference <= bound else None
+    return {
+        "start": "blended" if reason else claim.relation,
+        "reason": reason or claim.reason,
+        "largest_logit_difference": difference,
+        "same_next_token": agreement,
+        "new_parameters": result.new_parameters,
+        "run": None if written is None else str(written),
+    }
+
+
+def _rows(text: Path | None, tokens: int, tokenizer: "Tokenizer", model: "Decoder", seed: int) -> "Tensor":
+    """Rows of tokens, each short enough to compare at once."""
+    import torch
+
+    width = min(WINDOW, tokens, model.config.max_seq_len)
+    if text is None:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(model.config.vocab_size, (-(-tokens // width), width), generator=generator)
+    try:
+        ids = tokenizer.encode(text.read_text(encoding="utf-8"))[:tokens]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"text {text}: cannot be read ({error}); name a text in UTF-8") from None
+    if not ids:
+        raise DataError(problem("text", str(text), "at least one token", "name a longer text"))
+    width = min(width, len(ids))
+    return torch.tensor(ids[: len(ids) // width * width]).unflatten(0, (-1, width))
+
+
+def _worded(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

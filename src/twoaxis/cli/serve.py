@@ -1,0 +1,54 @@
+"""`twoaxis serve MODEL`: a server in the shapes of the OpenAI API."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from twoaxis.cli.models import SOURCES, load_model
+
+
+def serve(
+    model: Annotated[Path, typer.Argument(help=SOURCES)],
+    host: Annotated[str, typer.Option(help="Address to listen at; the default only from this machine.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="Name of the model for clients; by default that of its folder.")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Generations that run at once; 1 makes answers exact to the bit.")] = 16,
+    queue: Annotated[int, typer.Option(min=1, help="Generations that wait; more are told to come back (429).")] = 64,
+    max_prompt_tokens: Annotated[int, typer.Option(min=1, help="The longest prompt.")] = 2048,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 1024,
+    max_body_bytes: Annotated[int, typer.Option(min=1, help="The largest body of a request.")] = 1 << 20,
+    prefill_chunk_tokens: Annotated[int, typer.Option(min=1, help="Read prompts in pieces of this length.")] = 256,
+    grace_seconds: Annotated[int, typer.Option(min=0, help="How long running requests may take once told to stop.")] = 10,
+) -> None:
+    """Serve a model with the OpenAI completions and chat API (needs the extra twoaxis[serve]).
+
+    Routes: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics. Requests that come in together run as one
+    batch. There is no authentication. SIGTERM or Ctrl-C lets running requests end.
+
+    Example: twoaxis serve runs/delta --port 8000
+    """
+    from twoaxis.interop.serving.engine import Engine
+    from twoaxis.interop.serving.http.app import create_app
+    from twoaxis.interop.serving.http.server import Server, address_of, bind, is_loopback
+    from twoaxis.interop.serving.work import Limits, Served
+
+    opened = bind(host, port)
+    with opened:
+        loaded = load_model(model)
+        limits = Limits(
+            max_prompt_tokens=max_prompt_tokens,
+            max_new_tokens=max_new_tokens,
+            max_body_bytes=max_body_bytes,
+            max_choices=queue,
+        )
+        served = Served(name or model.resolve().name, loaded.tokenizer, loaded.model.config.max_seq_len, limits)
+        if not is_loopback(host):
+            print(
+                f"twoaxis: warning: whoever reaches {address_of(opened)} can use the model: there is no authentication",
+                file=sys.stderr,
+            )
+        with Engine(loaded.model, max_batch, queue, prefill_chunk_tokens) as engine:
+            ready = f"{served.name} at {address_of(opened)}/v1"
+            Server(create_app(engine, served), lambda: print(ready, flush=True), grace_seconds).serve_on(opened)

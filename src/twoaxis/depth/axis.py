@@ -1,0 +1,76 @@
+"""The depth axis of a model of another code base: mixers for its sublayers, and the two ends.
+
+Letters: B batch, T position, D width.
+"""
+
+from typing import cast
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.core.site import Stack
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State
+
+
+class DepthAxis(nn.Module):
+    """One mixer for every sublayer of a model that is not our decoder; the state runs from `enter` to `leave`.
+
+    The state is what the host hands from sublayer to sublayer in the place of its hidden states. It is a value: a tensor or
+    nested tuples of tensors, made anew by every write. `twoaxis.initialise_parts` sets the parameters.
+
+    Cost:     what the configuration declares, `config.cost` and `config.ends_cost`
+    Args:
+        config: of any mixer of the depth axis that does not work inside attention.
+        d_model: D, the width of the host.
+        n_layers: its blocks.
+        sublayers: of each block, in order, such as attention and feed-forward.
+        norm_eps: the eps of norms inside the mixers.
+
+    Raises:
+        ConfigError: a mixer that works inside attention or takes more than its update, or options that do not fit.
+
+    Example:
+        >>> import torch
+        >>> from twoaxis import initialise_parts
+        >>> from twoaxis.depth import AttentionResidualsConfig
+        >>> axis = DepthAxis(AttentionResidualsConfig(mixture="sum"), d_model=2, n_layers=3)
+        >>> initialise_parts(axis, seed=0)
+        >>> state = axis.enter(torch.ones(1, 1, 2))
+        >>> for attention, feed_forward in axis.blocks:
+        ...     state = attention(state, norm=lambda x: x / 2, sublayer=lambda context: context)
+        ...     state = feed_forward(state, norm=lambda x: x / 2, sublayer=lambda context: 0 * context)
+        >>> round(axis.leave(state).mean().item(), 3)
+        3.375
+    """
+
+    def __init__(self, config: DepthConfig, d_model: int, n_layers: int, sublayers: int = 2, norm_eps: float = 1e-6) -> None:
+        super().__init__()
+        stack = config.prepare(Stack(d_model, norm_eps, (sublayers,) * n_layers))
+        if any(slot.update_extra for slot in stack.slots):
+            raise ConfigError(
+                f"depth mixer {config.kind!r} with these options takes more than the update of a sublayer: must be used in a "
+                "Decoder; leave out key_rank"
+            )
+        sites = [stack.sites[start : start + sublayers] for start in range(0, stack.n_sublayers, sublayers)]
+        self.mixers = nn.ModuleList(mixer for block in sites for mixer in config.build_block(block))
+        self.ends = config.build_ends(stack)
+        self._sublayers = sublayers
+
+    @property
+    def _each(self) -> list[DepthMixer]:
+        return [cast(DepthMixer, mixer) for mixer in self.mixers]
+
+    @property
+    def blocks(self) -> list[tuple[DepthMixer, ...]]:
+        """The mixers of each block."""
+        each, step = self._each, self._sublayers
+        return [tuple(each[start : start + step]) for start in range(0, len(each), step)]
+
+    def enter(self, embeddings: Float[Tensor, "B T D"]) -> State:
+        """Returns the state before the first sublayer."""
+        return cast(DepthEnds, self.ends).enter(embeddings)
+
+    def leave(self, state: State) -> Float[Tensor, "B T D"]:
+        """Returns the hidden states behind the last sublayer, before the final norm of the host."""
+        return cast(DepthEnds, self.ends).leave(state)

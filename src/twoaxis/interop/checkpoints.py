@@ -1,0 +1,81 @@
+"""Reading models from Hugging Face folders, without transformers: `config.json` and safetensors."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from twoaxis.core.errors import CheckpointError
+from twoaxis.interop.configuration import decoder_config, layout_of
+from twoaxis.interop.safetensors_folder import read_json, read_tensors
+from twoaxis.interop.state_maps import state_map
+from twoaxis.model import Decoder, DecoderConfig
+
+
+class Pretrained(NamedTuple):
+    """A model with its tokenizer.
+
+    Attributes:
+        model: in float32, in evaluation mode.
+        tokenizer: the text of its `tokenizer.json`; None without one.
+        end_of_document: the token that ends a text, as the tokenizer spells it; None where nothing says it.
+    """
+
+    model: Decoder
+    tokenizer: str | None = None
+    end_of_document: str | None = None
+
+
+def read_pretrained(path: Path) -> Pretrained:
+    """Reads a Hugging Face folder, or a GGUF file.
+
+    Raises:
+        CheckpointError: nothing there, or a file that is missing or damaged.
+        ConfigError: a model that our decoder cannot be.
+    """
+    if path.suffix == ".gguf":
+        from twoaxis.interop.gguf_file import read_gguf
+
+        return read_gguf(path)
+    return read_hugging_face(path)
+
+
+def read_hugging_face(folder: Path) -> Pretrained:
+    """Reads a model that our decoder can be: of type llama (SmolLM2 and many others), mistral, qwen2, qwen3, MUDDFormer, ....
+
+    Raises:
+        CheckpointError: a file that is missing or damaged, or tensors that do not fit the configuration.
+        ConfigError: a model that our decoder cannot be.
+    """
+    data = read_json(folder / "config.json")
+    model = build_model(decoder_config(data), layout_of(data), read_tensors(folder), folder)
+    tokenizer = folder / "tokenizer.json"
+    return Pretrained(model, tokenizer.read_text(encoding="utf-8") if tokenizer.exists() else None, end_of_document(folder))
+
+
+def build_model(config: DecoderConfig, layout: str, tensors: Mapping[str, Tensor], where: Path) -> Decoder:
+    """Builds a model from the tensors of a published layout.
+
+    Raises:
+        CheckpointError: tensors that do not fit the configuration.
+    """
+    table = state_map(layout, config)
+    table.check(tensors)
+    head = tensors.get("lm_head.weight")
+    if config.tie_embeddings and head is not None and not torch.equal(head, tensors["model.embed_tokens.weight"]):
+        raise CheckpointError(
+            f"{where}: lm_head.weight differs from the embeddings, but tie_word_embeddings is true: must be equal; set it to "
+            "false in config.json"
+        )
+    model = Decoder(config)
+    table.load(model, tensors)
+    return model.eval()
+
+
+def end_of_document(folder: Path) -> str | None:
+    """The token that ends a text, from `tokenizer_config.json`."""
+    path = folder / "tokenizer_config.json"
+    token = read_json(path).get("eos_token") if path.exists() else None
+    return token.get("content") if isinstance(token, dict) else token

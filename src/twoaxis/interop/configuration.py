@@ -1,0 +1,92 @@
+"""Our configuration of a published model, from its `config.json`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.model import DecoderConfig
+from twoaxis.model.config import SublayerConfig
+from twoaxis.planner.model.hugging_face import read_hugging_face
+from twoaxis.planner.model.part import OwnPart, Part
+from twoaxis.sequence import AttentionConfig
+
+LAYOUTS = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "llama"),
+    "muddformer": "muddformer",
+    "qwen3_attnres": "attnres_qwen3",
+}
+"""The layout of the tensors, by `model_type`; SmolLM, SmolLM2 and many others are of type llama."""
+
+
+def layout_of(data: Mapping[str, Any]) -> str:
+    """The published layout of the tensors beside a `config.json`.
+
+    Raises:
+        ConfigError: a `model_type` that our decoder cannot be.
+    """
+    kind = data.get("model_type")
+    if kind not in LAYOUTS:
+        raise ConfigError(problem("model_type", kind, f"one of {', '.join(LAYOUTS)}", "choose a model of such a type"))
+    return LAYOUTS[kind]
+
+
+def decoder_config(data: Mapping[str, Any]) -> DecoderConfig:
+    """Our configuration, from the table of a `config.json`.
+
+    Sizes and defaults are those that the planner counts by; whatever would change a logit and is not in our decoder is refused.
+
+    Raises:
+        ConfigError: naming the first thing that our decoder does not have.
+
+    Example:
+        >>> config = decoder_config({"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2,
+        ...     "num_attention_heads": 2, "intermediate_size": 24, "rms_norm_eps": 1e-5, "tie_word_embeddings": True})
+        >>> config.norm_eps, config.blocks[0][1].d_ff
+        (1e-05, 24)
+    """
+    layout_of(data)
+    shape = read_hugging_face(data, "model")
+    if data.get("quantization_config"):
+        raise ConfigError("quantization_config: must be absent; choose the weights in float32, bfloat16 or float16")
+    if shape.norm != "rms":
+        raise ConfigError(problem("norm", shape.norm, "'rms', since our decoder has no other", "choose another model"))
+    rotation = _rotation(data)
+    blocks = [tuple(_sublayer(part, rotation) for part in block) for block in shape.blocks]
+    alike = all(block == blocks[0] for block in blocks)
+    return DecoderConfig(
+        vocab_size=shape.vocab_size,
+        d_model=shape.d_model,
+        n_layers=shape.n_layers,
+        max_seq_len=shape.max_seq_len,
+        norm_eps=shape.norm_eps,
+        tie_embeddings=shape.tie_embeddings,
+        depth=shape.depth,
+        blocks=tuple(blocks[:1] if alike else blocks),
+    )
+
+
+def _sublayer(part: Part, rotation: Mapping[str, float]) -> SublayerConfig:
+    if type(part) is not OwnPart:
+        got = f"{part.kind} with biases" if isinstance(part, OwnPart) else part.kind
+        raise ConfigError(f"sublayer {got}: must be one that our decoder has; choose another model")
+    if not isinstance(part.config, AttentionConfig):
+        return part.config
+    width, share = part.config.head_dim, rotation.get("partial_rotary_factor", 1.0)
+    turned = None if width is None or share == 1.0 else int(width * share)
+    return part.config.replace(rope_theta=rotation["rope_theta"], **({} if turned is None else {"rope_dim": turned}))
+
+
+def _rotation(data: Mapping[str, Any]) -> dict[str, float]:
+    """The rotation, from `rope_parameters` or the older keys; angles that are scaled in any way are refused."""
+    parameters = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    if any(isinstance(value, dict) for value in parameters.values()):
+        raise ConfigError("rope_parameters: has a table for each type of layer: must be one for all; choose another model")
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind != "default":
+        raise ConfigError(
+            f"rope type {kind!r}: must be 'default', since our angles are not scaled, and every logit would differ; choose a "
+            "model without rope scaling"
+        )
+    given = {"rope_theta": data.get("rope_theta") or data.get("rope_base"), **parameters}
+    share = given.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0
+    return {"rope_theta": float(given["rope_theta"] or 10_000.0), "partial_rotary_factor": float(share)}

@@ -1,0 +1,150 @@
+"""A model of this library as lm-eval sees one: log-likelihoods and generated text, in batches.
+
+Importing it needs the extra `twoaxis[evaluate]`.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.model import TemplateLM
+
+from twoaxis.core.errors import DataError
+from twoaxis.data import Tokenizer
+from twoaxis.data.text_stream import TextStream
+from twoaxis.interop.evaluation.continuation import Continuation
+from twoaxis.interop.evaluation.text import text_passage
+from twoaxis.model import Decoder
+from twoaxis.model.generate import stream
+from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods
+
+Told = Callable[[str, int, int], None]
+"""Called with a stage in words, what of it is done, and all of it."""
+
+
+class DecoderLM(TemplateLM):
+    """Answers the three requests of lm-eval for a decoder and its tokenizer.
+
+    A context that does not fit with what follows it loses its first tokens, and `note` gets one line that says so. Nothing is
+    put before a context; where it is empty, the end-of-document token stands in for it, and where the tokenizer has none, a
+    first token costs log V nats for a vocabulary of V. Rolling windows are lm-eval's own: they share one token.
+
+    Args:
+        model: the decoder, in evaluation mode.
+        tokenizer: of the model.
+        batch_size: sequences that are read, or continued, at once.
+        note: takes the warnings, one line each.
+        told: called as it goes on.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        batch_size: int = BATCH_SIZE,
+        note: Callable[[str], None] | None = None,
+        told: Told | None = None,
+    ) -> None:
+        super().__init__()
+        self._model, self._text, self._batch_size = model, tokenizer, batch_size
+        self._note = note or (lambda text: None)
+        self._told = told or (lambda stage, done, total: None)
+
+    @property
+    def eot_token_id(self) -> int:
+        """The end-of-document token.
+
+        Raises:
+            DataError: the tokenizer has none.
+        """
+        if self._text.end_of_document is None:
+            raise DataError("the tokenizer has no end-of-document token: must have one here; use a task that needs none")
+        return self._text.end_of_document
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Encodes a text, never with a special token."""
+        del add_special_tokens, kwargs
+        return self._text.encode(string)
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Scores continuations: for each its log-likelihood in nats, and whether greedy decoding would write it."""
+        del disable_tqdm
+        pairs = []
+        for context, continuation in (request.args for request in requests):
+            pairs.append(self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation)))
+        return self._score(pairs)
+
+    def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any) -> Any:
+        del kwargs
+        return self._score([(context, continuation) for _, context, continuation in requests])
+
+    def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
+        longest, end = self._model.config.max_seq_len, self._text.end_of_document
+        passages = []
+        for context, continuation in pairs:
+            prefix = context or ([] if end is None else [end])
+            passages.append(Passage(torch.tensor([*prefix, *continuation], dtype=torch.long), len(prefix)))
+        self._warn(len(passage.tokens) - longest - 1 for passage in passages)
+        found = loglikelihoods(self._model, passages, self._batch_size, told=self._stage("scoring continuations"))
+        return [(one.nats, one.greedy) for one in found]
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Scores whole texts, every token of them once."""
+        del disable_tqdm
+        passages = [text_passage(self._text, request.args[0]) for request in requests]
+        stride = self._model.config.max_seq_len
+        found = loglikelihoods(self._model, passages, self._batch_size, stride, self._stage("scoring texts"))
+        return [one.nats for one in found]
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Continues contexts until a stop string, the end of the document, or the most tokens asked for."""
+        del disable_tqdm
+        alike: dict[str, list[int]] = {}
+        for index, request in enumerate(requests):
+            alike.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(index)
+        texts, done, cut = [""] * len(requests), 0, []
+        for indices in alike.values():
+            how = Continuation.read(requests[indices[0]].args[1], self._model.config.max_seq_len)
+            room = self._model.config.max_seq_len - how.max_new_tokens
+            prompts = {index: self._prompt(requests[index].args[0]) for index in indices}
+            cut += [len(prompt) - room for prompt in prompts.values()]
+            # Prompts of about equal length share a batch; the longest come first.
+            order = sorted(indices, key=lambda index, prompts=prompts: -len(prompts[index]))
+            for start in range(0, len(order), self._batch_size):
+                batch = order[start : start + self._batch_size]
+                for index, text in zip(batch, self._continue([prompts[one][-room:] for one in batch], how), strict=True):
+                    texts[index] = text
+                done += len(batch)
+                self._told("generating", done, len(requests))
+        self._warn(cut)
+        return texts
+
+    def _prompt(self, context: str) -> list[int]:
+        end = self._text.end_of_document
+        return self.tok_encode(context) or ([] if end is None else [end])
+
+    def _continue(self, prompts: list[list[int]], how: Continuation) -> list[str]:
+        written, texts = [TextStream(self._text) for _ in prompts], [""] * len(prompts)
+        finished = [False] * len(prompts)
+        for tokens in stream(self._model, prompts, how.max_new_tokens, how.sampling):
+            for row, token in enumerate(tokens):
+                finished[row] = finished[row] or token == self._text.end_of_document
+                if not finished[row]:
+                    texts[row] += written[row].push(token)
+                    finished[row] = how.stops(texts[row])
+            if all(finished):
+                break
+        return [how.cut(text + one.rest()) for text, one in zip(texts, written, strict=True)]
+
+    def _warn(self, excess: Iterable[int]) -> None:
+        cut = [tokens for tokens in excess if tokens > 0]
+        if cut:
+            longest = self._model.config.max_seq_len
+            self._note(
+                f"warning: {len(cut)} contexts do not fit in max_seq_len={longest} with what follows them: "
+                f"up to {max(cut)} of their first tokens were left out"
+            )
+
+    def _stage(self, stage: str) -> Callable[[int, int], None]:
+        return lambda done, total: self._told(stage, done, total)

@@ -1,0 +1,126 @@
+"""Perplexity and bits per byte of any text."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from twoaxis.core.errors import DataError, problem
+from twoaxis.data import Tokenizer
+from twoaxis.model import Decoder
+from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods
+
+
+class TextScore(NamedTuple):
+    """How well a model predicts a text.
+
+    Attributes:
+        name: of the text.
+        tokens: of the text, each of them scored once.
+        text_bytes: of the text in UTF-8.
+        nats: what all of them cost, -sum of log p.
+
+    Example:
+        >>> score = TextScore("two bytes", tokens=1, text_bytes=2, nats=math.log(16))
+        >>> round(score.perplexity), score.bpb
+        (16, 2.0)
+    """
+
+    name: str
+    tokens: int
+    text_bytes: int
+    nats: float
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        """Per token: it compares models of one tokenizer only."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def bpb(self) -> float:
+        """Bits per byte, which compares models of different tokenizers."""
+        return self.nats / math.log(2) / self.text_bytes
+
+    def to_data(self) -> dict[str, Any]:
+        """Returns all of it as JSON-ready data."""
+        return {
+            "name": self.name,
+            "tokens": self.tokens,
+            "text_bytes": self.text_bytes,
+            "loss": self.loss,
+            "perplexity": self.perplexity,
+            "bpb": self.bpb,
+        }
+
+
+def score_texts(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    texts: Mapping[str, str],
+    batch_size: int = BATCH_SIZE,
+    stride: int | None = None,
+    told: Callable[[str, int, int], None] | None = None,
+) -> list[TextScore]:
+    """Scores every token of every text once, each text as one document of its own.
+
+    The first token follows the end-of-document token, as a document does in training; where the tokenizer has none, it has
+    no prediction and costs log V nats, as one of V equal tokens. The end of the text is not scored. Texts longer than
+    max_seq_len are read in overlapping windows, as `loglikelihoods` says.
+
+    Args:
+        model: the decoder.
+        tokenizer: of the model.
+        texts: by name.
+        batch_size: windows that are read at once.
+        stride: tokens that a later window scores; None is half of max_seq_len.
+        told: called with a stage in words, the tokens scored so far, and all of them.
+
+    Raises:
+        ConfigError: a batch size or a stride out of range.
+        DataError: an empty text, a tokenizer of another model, or a model whose predictions are no numbers.
+
+    Example:
+        >>> from twoaxis import DecoderConfig
+        >>> from twoaxis.data.tokenizer import ByteTokenizer
+        >>> model = Decoder.build(DecoderConfig(vocab_size=256, d_model=8, n_layers=1))
+        >>> [score] = score_texts(model, ByteTokenizer(), {"a name": "Zoë"})
+        >>> score.tokens, score.text_bytes, round(score.bpb)
+        (4, 4, 8)
+    """
+    passages = []
+    for name, text in texts.items():
+        passages.append(text_passage(tokenizer, text))
+        if len(passages[-1].tokens) == passages[-1].first:
+            raise DataError(problem("text", name, "at least one token", "name a longer text"))
+    found = loglikelihoods(model, passages, batch_size, stride, told and (lambda done, total: told("scoring", done, total)))
+    scores = []
+    for (name, text), one in zip(texts.items(), found, strict=True):
+        if not math.isfinite(one.nats):
+            raise DataError(f"text {name}: its loss is {-one.nats}: must be a number; evaluate a model that has not diverged")
+        scores.append(TextScore(name, one.tokens, len(text.encode()), -one.nats))
+    return scores
+
+
+def text_passage(tokenizer: Tokenizer, text: str) -> Passage:
+    """The tokens of a text, all of which are scored, behind the end-of-document token where there is one.
+
+    Raises:
+        DataError: half of a surrogate pair, which is not Unicode text.
+    """
+    tokens = torch.from_numpy(tokenizer.encode_array(text).astype(np.int64))
+    if tokenizer.end_of_document is None:
+        return Passage(tokens, 0)
+    return Passage(torch.cat((torch.tensor([tokenizer.end_of_document]), tokens)), 1)
+
+
+def total_score(scores: Sequence[TextScore]) -> TextScore:
+    """The score of all texts together, in which every token weighs the same."""
+    tokens, text_bytes = sum(one.tokens for one in scores), sum(one.text_bytes for one in scores)
+    return TextScore("all", tokens, text_bytes, sum(one.nats for one in scores))

@@ -1,0 +1,55 @@
+"""Models of this library inside Hugging Face transformers: configuration, models, caches, tokenizers, folders.
+
+Importing it needs the extra `twoaxis[hf]`.
+"""
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+from twoaxis.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from twoaxis.interop.hugging_face.cache import TwoAxisCache
+    from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
+    from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_hugging_face
+    from twoaxis.interop.hugging_face.folder import ImportedFolder, export_folder, import_folder
+    from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM, TwoAxisModel
+    from twoaxis.interop.hugging_face.tokenizer import to_fast_tokenizer
+
+if importlib.util.find_spec("transformers") is None:
+    raise ConfigError("transformers is not installed: must be there for Hugging Face folders; pip install 'twoaxis[hf]'")
+
+_MODULES = {
+    "ImportedFolder": "folder",
+    "TwoAxisCache": "cache",
+    "TwoAxisConfig": "configuration",
+    "TwoAxisForCausalLM": "modeling",
+    "TwoAxisModel": "modeling",
+    "export_folder": "folder",
+    "from_hugging_face": "conversion",
+    "import_folder": "folder",
+    "to_fast_tokenizer": "tokenizer",
+    "to_hugging_face": "conversion",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Each module when it is asked for: transformers may still be in the middle of its own import.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+__all__ = [
+    "ImportedFolder",
+    "TwoAxisCache",
+    "TwoAxisConfig",
+    "TwoAxisForCausalLM",
+    "TwoAxisModel",
+    "export_folder",
+    "from_hugging_face",
+    "import_folder",
+    "to_fast_tokenizer",
+    "to_hugging_face",
+]

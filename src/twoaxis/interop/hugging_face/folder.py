@@ -1,0 +1,113 @@
+"""Folders that `from_pretrained` loads after `import twoaxis`, without code of their own."""
+
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from twoaxis.core.errors import CheckpointError, DataError
+from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
+from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_hugging_face
+from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM
+from twoaxis.interop.hugging_face.tokenizer import to_fast_tokenizer
+from twoaxis.interop.safetensors_folder import read_json
+from twoaxis.model import Decoder
+from twoaxis.model.config_names import MODEL_TYPE
+
+CODE_FILE = "modeling_twoaxis.py"
+"""Code for programs that import no twoaxis themselves, and run what comes with a folder when they are told to trust it."""
+
+CODE = """# Needs `pip install twoaxis[hf]`; there is no other code in this folder.
+from twoaxis.interop.hugging_face import TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel
+"""
+
+AUTO_MAP = {"AutoConfig": "TwoAxisConfig", "AutoModel": "TwoAxisModel", "AutoModelForCausalLM": "TwoAxisForCausalLM"}
+
+TOKENIZER_FILE = "twoaxis_tokenizer.json"
+"""The tokenizer as this library defines it, beside the files of transformers."""
+
+
+class ImportedFolder(NamedTuple):
+    """What a folder holds.
+
+    Attributes:
+        model: the decoder.
+        tokenizer: None when there is none in the folder.
+    """
+
+    model: Decoder
+    tokenizer: Tokenizer | None
+
+
+def export_folder(model: Decoder, folder: Path | str, tokenizer: Tokenizer | None = None, *, code: bool = False) -> Path:
+    """Writes configuration, weights (safetensors) and tokenizer for transformers; the folder appears whole or not at all.
+
+    Args:
+        model: the decoder.
+        folder: must not exist, or be empty.
+        tokenizer: its end marker becomes the token at which `generate` stops.
+        code: whether the folder names code that imports this library, for programs that ask for code.
+
+    Raises:
+        DataError: the folder holds something, or cannot be written.
+    """
+    folder = Path(folder)
+    draft = folder.absolute().with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
+    end = None if tokenizer is None else tokenizer.end_of_document
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise DataError(f"folder {folder}: is not empty; must be new or empty; choose another, or empty it")
+        draft.mkdir(parents=True)
+        fields: dict[str, Any] = {"auto_map": _auto_map()} if code else {}
+        to_hugging_face(model, eos_token_id=end, pad_token_id=end, **fields).save_pretrained(draft)
+        if code:
+            (draft / CODE_FILE).write_text(CODE, encoding="utf-8")
+        if tokenizer is not None:
+            to_fast_tokenizer(tokenizer, model.config.max_seq_len).save_pretrained(draft)
+            (draft / TOKENIZER_FILE).write_text(tokenizer.definition, encoding="utf-8")
+        draft.replace(folder)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"folder {folder}: cannot be written ({reason}); free space there or choose another") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return folder
+
+
+def import_folder(folder: Path | str) -> ImportedFolder:
+    """Reads what `export_folder`, or `save_pretrained` of a model of this library, has written.
+
+    Raises:
+        CheckpointError: no folder of such a model, or a damaged one.
+    """
+    folder = Path(folder)
+    kind = read_json(folder / "config.json").get("model_type")
+    if kind != MODEL_TYPE:
+        remedy = "other models become ones of this library by `twoaxis retrofit`"
+        raise CheckpointError(f"folder {folder}: model_type={kind!r} must be {MODEL_TYPE!r}; {remedy}")
+    try:
+        loaded: Any = TwoAxisForCausalLM.from_pretrained(folder, output_loading_info=True, local_files_only=True)
+        model, report = loaded
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"folder {folder}: cannot be loaded ({reason}); export it again") from None
+    wrong = {name: sorted(report[name]) for name in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[name]}
+    if wrong:
+        raise CheckpointError(f"folder {folder}: weights and config.json differ ({wrong}); export it again")
+    return ImportedFolder(from_hugging_face(model), _tokenizer(folder))
+
+
+def _auto_map() -> dict[str, str]:
+    return {auto: f"{CODE_FILE.removesuffix('.py')}.{name}" for auto, name in AUTO_MAP.items()}
+
+
+def _tokenizer(folder: Path) -> Tokenizer | None:
+    if (folder / TOKENIZER_FILE).exists():
+        return load_tokenizer((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return None
+    config = folder / "tokenizer_config.json"
+    end = read_json(config).get("eos_token") if config.exists() else None
+    end = end.get("content") if isinstance(end, dict) else end
+    return SubwordTokenizer(path.read_text(encoding="utf-8"), end, f"tokenizer {path}")

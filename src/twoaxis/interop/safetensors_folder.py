@@ -1,0 +1,67 @@
+"""Folders of safetensors: one file, or shards with an index."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from twoaxis.core.errors import CheckpointError
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Reads a JSON table.
+
+    Raises:
+        CheckpointError: it is missing, damaged or no table.
+    """
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{path}: cannot be read ({reason}); name the folder of a whole checkpoint") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: must be a table; name the folder of a whole checkpoint")
+    return data
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Reads every tensor of a folder, as it is stored.
+
+    Raises:
+        CheckpointError: no safetensors, a shard that is missing or damaged, or one that lacks what the index says it has.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, expected in _files(folder).items():
+        try:
+            with safe_open(folder / name, framework="pt") as file:
+                tensors.update({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118, not a dict
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CheckpointError(f"{folder / name}: cannot be read ({reason}); fetch the file again") from None
+        if missing := sorted(set(expected) - tensors.keys()):
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise CheckpointError(f"{folder / name}: lacks {missing[0]!r}{more}, which the index says it has; fetch it again")
+    return tensors
+
+
+def _files(folder: Path) -> dict[str, list[str]]:
+    """The files with the tensors that an index promises in each."""
+    if (folder / INDEX).exists():
+        found: dict[str, list[str]] = {}
+        weights = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(weights, dict):
+            raise CheckpointError(f"{folder / INDEX}: has no weight_map; fetch the file again")
+        for key, name in weights.items():
+            if Path(str(name)).name != name:
+                raise CheckpointError(f"{folder / INDEX}: shard={name!r}: must be a file of the folder; fetch the index again")
+            found.setdefault(name, []).append(key)
+        return found
+    if (folder / SINGLE).exists():
+        return {SINGLE: []}
+    other = sorted(path.name for path in folder.glob("*.bin")) if folder.is_dir() else []
+    remedy = f"convert {other[0]}, a pickle, which is never read" if other else "name the folder of a checkpoint"
+    raise CheckpointError(f"{folder}: must hold {SINGLE} or {INDEX}; {remedy}")

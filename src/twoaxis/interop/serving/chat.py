@@ -1,0 +1,94 @@
+r"""How a conversation becomes one prompt.
+
+Two formats are known, and no template that comes with a model is ever run:
+
+* ChatML, where the vocabulary has `<|im_start|>` and `<|im_end|>`: each message is
+  `<|im_start|>ROLE\nCONTENT<|im_end|>\n`, and the answer follows `<|im_start|>assistant\n`. No system message is made up.
+* plain, for every other model: each message is a line `ROLE: CONTENT`, and the answer follows `assistant:`; it ends where a
+  line begins with the name of a role, and a space before its first word is left out.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from twoaxis.data import Tokenizer
+from twoaxis.data.tokenizer import SubwordTokenizer
+from twoaxis.interop.serving.protocol import Message
+
+START, END = "<|im_start|>", "<|im_end|>"
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class ChatMarkers:
+    """The ids of ChatML's markers.
+
+    Attributes:
+        start: begins a message.
+        end: ends it.
+    """
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """One of the two formats.
+
+    Attributes:
+        markers: of ChatML; None for the plain one.
+    """
+
+    markers: ChatMarkers | None
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> "ChatFormat":
+        """The format for the models that this tokenizer serves.
+
+        Example:
+            >>> from twoaxis.data.tokenizer import ByteTokenizer
+            >>> ChatFormat.of(ByteTokenizer()).name
+            'plain'
+        """
+        if not isinstance(tokenizer, SubwordTokenizer):
+            return ChatFormat(None)
+        added = json.loads(tokenizer.definition)["tokenizer"].get("added_tokens") or []
+        ids = {token["content"]: token["id"] for token in added if token["special"]}
+        return ChatFormat(ChatMarkers(ids[START], ids[END]) if START in ids and END in ids else None)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return "plain" if self.markers is None else "ChatML"
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Tokens that end an answer."""
+        return frozenset() if self.markers is None else frozenset({self.markers.end})
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end an answer."""
+        return tuple(f"\n{role}:" for role in ROLES) if self.markers is None else ()
+
+    @property
+    def lead(self) -> str:
+        """What an answer begins with and clients do not see."""
+        return " " if self.markers is None else ""
+
+    def prompt(self, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
+        """The tokens of a conversation; markers that are spelled inside a message stay text.
+
+        Raises:
+            DataError: something that is not Unicode text.
+        """
+        turns = [("system" if message.role == "developer" else message.role, message.content) for message in messages]
+        if self.markers is None:
+            return tokenizer.encode("".join(f"{role}: {content}\n" for role, content in turns) + "assistant:")
+        start, end, line_end = self.markers.start, self.markers.end, tokenizer.encode("\n")
+        tokens: list[int] = []
+        for role, content in turns:
+            tokens += [start, *tokenizer.encode(f"{role}\n{content}"), end, *line_end]
+        return [*tokens, start, *tokenizer.encode("assistant\n")]

@@ -1,0 +1,61 @@
+"""What the server counts, in the text format of Prometheus."""
+
+from bisect import bisect_left
+from collections import Counter
+from itertools import accumulate
+
+from twoaxis.interop.serving.engine import Engine
+
+BOUNDS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Metrics:
+    """Counts of one server, kept by the thread that answers requests.
+
+    Args:
+        engine: counted too.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._buckets = [0] * (len(BOUNDS_SECONDS) + 1)
+        self._seconds = 0.0
+        self.disconnects = 0
+
+    def answered(self, route: str, status: int, seconds: float) -> None:
+        """Counts a request with an answer, streams at their end.
+
+        Args:
+            route: its path.
+            status: of HTTP.
+            seconds: from its arrival to the end of its answer.
+        """
+        self._requests[route, status] += 1
+        if status == 200:
+            self._buckets[bisect_left(BOUNDS_SECONDS, seconds)] += 1
+            self._seconds += seconds
+
+    def text(self) -> str:
+        """All counts."""
+        counts = self._engine.counts
+        lines = ["# HELP twoaxis_requests_total Requests by path and HTTP status.", "# TYPE twoaxis_requests_total counter"]
+        for (route, status), number in sorted(self._requests.items()):
+            lines.append(f'twoaxis_requests_total{{path="{route}",status="{status}"}} {number}')
+        for name, kind, text, number in (
+            ("disconnects_total", "counter", "Requests whose client left before the answer.", self.disconnects),
+            ("prompt_tokens_total", "counter", "Tokens of prompts that were read.", counts.prompt_tokens),
+            ("new_tokens_total", "counter", "Tokens that were made.", counts.new_tokens),
+            ("steps_total", "counter", "Steps of the batch.", counts.steps),
+            ("row_steps_total", "counter", "Rows in all steps; divided by the steps, the mean batch.", counts.row_steps),
+            ("faults_total", "counter", "Generations that ended in an error.", counts.faults),
+            ("queue_generations", "gauge", "Generations that wait.", self._engine.waiting),
+            ("batch_generations", "gauge", "Generations that run.", self._engine.running),
+        ):
+            lines += [f"# HELP twoaxis_{name} {text}", f"# TYPE twoaxis_{name} {kind}", f"twoaxis_{name} {number}"]
+        name = "twoaxis_request_seconds"
+        lines += [f"# HELP {name} Time from a request to the end of its answer.", f"# TYPE {name} histogram"]
+        total = list(accumulate(self._buckets))
+        for bound, number in zip((*BOUNDS_SECONDS, "+Inf"), total, strict=True):
+            lines.append(f'{name}_bucket{{le="{bound}"}} {number}')
+        return "\n".join([*lines, f"{name}_sum {self._seconds:.6f}", f"{name}_count {total[-1]}", ""])

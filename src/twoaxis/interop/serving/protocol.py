@@ -1,0 +1,205 @@
+"""Requests for completions and chat completions, as clients of the OpenAI API send them.
+
+A field that is null is as if it were left out. A field of the API that could change the answer and is not supported is refused
+unless it asks for nothing; one that could not is ignored; a field that the API does not have is refused, as it is there.
+The one addition is `top_k`.
+"""
+
+import json
+import re
+from typing import Any, Literal, Self
+
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
+
+from twoaxis.core.config import Config
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.interop.serving.refusal import Refusal
+
+IGNORED = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    | {"parallel_tool_calls"}
+)
+"""Fields that say nothing about the answer."""
+
+ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0, 0.0),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "prediction": (),
+    "presence_penalty": (0, 0.0),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Fields of the API that are not supported, and the values at which they may be there."""
+
+MAX_STOPS = 4
+LARGEST_SEED = 2**63 - 1
+
+
+class StreamOptions(Config):
+    """What else a stream carries.
+
+    Args:
+        include_usage: a last piece with the counts of tokens.
+        include_obfuscation: the API's padding against eavesdroppers, which is never sent.
+    """
+
+    include_usage: StrictBool = False
+    include_obfuscation: StrictBool = False
+
+
+class Request(Config):
+    """What both kinds of requests may say.
+
+    Args:
+        model: the name of the served model; empty for whichever there is.
+        max_tokens: new tokens of each choice; None for the default of the kind.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_p: sample among the most likely tokens of this probability.
+        top_k: sample among this many most likely tokens.
+        n: choices for each prompt.
+        seed: of the draws; choice i of a prompt draws with `seed + i`. None draws a seed.
+        stop: a choice ends before any of these.
+        stream: whether text is sent as it is made.
+        stream_options: for streams.
+    """
+
+    model: StrictStr = ""
+    max_tokens: StrictInt | None = Field(default=None, ge=1)
+    temperature: StrictFloat = Field(default=1.0, ge=0, le=2)
+    top_p: StrictFloat = Field(default=1.0, gt=0, le=1)
+    top_k: StrictInt | None = Field(default=None, ge=1)
+    n: StrictInt = Field(default=1, ge=1, le=128)
+    seed: StrictInt | None = Field(default=None, ge=-LARGEST_SEED - 1, le=LARGEST_SEED)
+    stop: list[StrictStr] = Field(default=[], max_length=MAX_STOPS)
+    stream: StrictBool = False
+    stream_options: StreamOptions | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_several(cls, stop: Any) -> Any:
+        stops = [stop] if isinstance(stop, str) else stop
+        if isinstance(stops, list) and "" in stops:
+            raise ConfigError(problem("stop", stop, "strings with a character at least", "leave empty ones out"))
+        return stops
+
+    @classmethod
+    def read(cls, body: bytes) -> Self:
+        """Reads the body of a request.
+
+        Raises:
+            Refusal: anything that cannot be used.
+        """
+        try:
+            data = json.loads(body)
+        # Python refuses nests and numbers of extreme length in its own ways.
+        except (ValueError, RecursionError) as error:
+            raise Refusal(f"body: is not JSON ({error}); send one JSON object") from None
+        if not isinstance(data, dict):
+            raise Refusal(f"body: is a JSON {type(data).__name__}; must be one object; see the OpenAI API")
+        try:
+            return cls(**cls._known(_without_nulls(data)))
+        except ConfigError as error:
+            raise Refusal(str(error), param=_param(str(error))) from None
+
+    @classmethod
+    def _known(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """The fields that are read."""
+        for name, harmless in ASKS_FOR_NOTHING.items():
+            if name in data:
+                value = data.pop(name)
+                # False is 0 for Python.
+                if not any(type(value) is type(one) and value == one for one in harmless):
+                    raise Refusal(f"{name}={value!r}: is not supported by this server; leave it out", param=name)
+        return {name: value for name, value in data.items() if name not in IGNORED}
+
+
+class CompletionRequest(Request):
+    """`POST /v1/completions`.
+
+    Args:
+        prompt: texts or lists of token ids, one answer each; a text or a list of ids alone is one prompt.
+    """
+
+    prompt: list[str | list[int]]
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompts(cls, prompt: Any) -> Any:
+        if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)):
+            return [prompt]
+        if isinstance(prompt, list) and prompt:
+            texts = all(isinstance(one, str) for one in prompt)
+            tokens = all(isinstance(one, list) and all(type(token) is int for token in one) for one in prompt)
+            if texts or tokens:
+                return prompt
+        allowed = "a string, a list of strings, a list of token ids, or a list of such lists"
+        raise ConfigError(problem("prompt", prompt, allowed, "send one of them"))
+
+
+class Message(Config):
+    """One message of a conversation.
+
+    Args:
+        role: who speaks.
+        content: what is said.
+        name: of the speaker; not shown to the model.
+    """
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str
+    name: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text(cls, content: Any) -> Any:
+        if isinstance(content, str):
+            return content
+        if isinstance(content, list) and all(isinstance(part, dict) and set(part) == {"type", "text"} for part in content):
+            texts = [part["text"] for part in content if part["type"] == "text" and isinstance(part["text"], str)]
+            if len(texts) == len(content):
+                return "".join(texts)
+        raise ConfigError(problem("content", content, "a string or a list of text parts", "send text only"))
+
+
+class ChatRequest(Request):
+    """`POST /v1/chat/completions`.
+
+    Args:
+        messages: the conversation so far.
+    """
+
+    messages: list[Message] = Field(min_length=1)
+
+    @classmethod
+    def _known(cls, data: dict[str, Any]) -> dict[str, Any]:
+        data = super()._known(data)
+        newer = data.pop("max_completion_tokens", None)
+        if newer is not None and data.setdefault("max_tokens", newer) != newer:
+            both = f"max_tokens={data['max_tokens']!r} and max_completion_tokens={newer!r}"
+            raise Refusal(f"{both}: must be the same; send one of them", param="max_completion_tokens")
+        messages = data.get("messages")
+        if isinstance(messages, list):
+            data["messages"] = [_without_nulls(one) if isinstance(one, dict) else one for one in messages]
+        return data
+
+
+def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if value is not None}
+
+
+def _param(message: str) -> str | None:
+    found = re.match(r"(?:unknown key ')?([a-z_]+)", message)
+    return found[1] if found else None

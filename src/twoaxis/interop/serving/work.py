@@ -1,0 +1,146 @@
+"""From a request to the generations that answer it, within the limits of the server."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pydantic import Field
+
+from twoaxis.core.config import Config
+from twoaxis.core.errors import DataError, nearest, problem
+from twoaxis.data import Tokenizer
+from twoaxis.interop.serving.chat import ChatFormat
+from twoaxis.interop.serving.generation import Generation
+from twoaxis.interop.serving.protocol import LARGEST_SEED, ChatRequest, CompletionRequest, Request
+from twoaxis.interop.serving.refusal import Refusal
+from twoaxis.model.sampling import Sampling
+
+SMALLEST_TEMPERATURE = 1e-4
+"""Below it the most likely token is taken: dividing by less overflows."""
+
+COMPLETION_TOKENS = 16
+"""New tokens of a completion that does not say how many, as in the API; of a chat, as many as the limits allow."""
+
+
+class Limits(Config):
+    """What one request may ask for.
+
+    Args:
+        max_prompt_tokens: the longest prompt.
+        max_new_tokens: the longest answer.
+        max_body_bytes: the largest body.
+        max_choices: generations of one request: prompts times choices.
+    """
+
+    max_prompt_tokens: int = Field(default=2048, ge=1)
+    max_new_tokens: int = Field(default=1024, ge=1)
+    max_body_bytes: int = Field(default=1 << 20, ge=1)
+    max_choices: int = Field(default=64, ge=1)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model as its clients see it.
+
+    Attributes:
+        name: in requests and answers.
+        tokenizer: of the model.
+        max_seq_len: of the model: prompt and answer together.
+        limits: of one request.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    max_seq_len: int
+    limits: Limits
+
+    @cached_property
+    def chat(self) -> ChatFormat:
+        """How its conversations become prompts."""
+        return ChatFormat.of(self.tokenizer)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What answers one request.
+
+    Attributes:
+        generations: of all choices, prompt by prompt.
+        stops: strings that end a choice.
+        lead: left out at the start of a choice.
+        prompt_tokens: of all prompts, each counted once.
+    """
+
+    generations: Sequence[Generation]
+    stops: Sequence[str]
+    lead: str
+    prompt_tokens: int
+
+
+def work_of(request: Request, served: Served) -> Work:
+    """Says what a request asks of the engine.
+
+    Raises:
+        Refusal: another model, text that is none, or more than the limits allow.
+    """
+    if request.model not in ("", served.name):
+        remedy = nearest(request.model, [served.name])
+        raise Refusal(f"unknown model {request.model!r}; {remedy}", 404, "model", "model_not_found")
+    chat = served.chat if isinstance(request, ChatRequest) else None
+    field = "prompt" if chat is None else "messages"
+    try:
+        if chat is not None and isinstance(request, ChatRequest):
+            prompts = [chat.prompt(request.messages, served.tokenizer)]
+        elif isinstance(request, CompletionRequest):
+            prompts = [_tokens(prompt, served.tokenizer) for prompt in request.prompt]
+        else:
+            raise TypeError(type(request).__name__)
+    except DataError as error:
+        raise Refusal(str(error), param=field) from None
+    choices = len(prompts) * request.n
+    if choices > served.limits.max_choices:
+        allowed = f"at most {served.limits.max_choices}"
+        raise Refusal(problem("prompts times n", choices, allowed, "send several requests"), param="n")
+    new_tokens = [_new_tokens(request, len(prompt), served, field) for prompt in prompts]
+    seed = secrets.randbits(62) if request.seed is None else request.seed
+    temperature = request.temperature if request.temperature >= SMALLEST_TEMPERATURE else 0.0
+    sampling = Sampling(temperature=temperature, top_k=request.top_k, top_p=request.top_p)
+    end = served.tokenizer.end_of_document
+    stop_tokens = frozenset(() if end is None else (end,)) | (chat.stop_tokens if chat else frozenset())
+    generations = [
+        Generation(prompt, new, sampling.replace(seed=(seed + choice) & LARGEST_SEED), stop_tokens)
+        for prompt, new in zip(prompts, new_tokens, strict=True)
+        for choice in range(request.n)
+    ]
+    stops = (*request.stop, *(chat.stops if chat else ()))
+    return Work(generations, stops, chat.lead if chat else "", sum(map(len, prompts)))
+
+
+def _tokens(prompt: str | list[int], tokenizer: Tokenizer) -> list[int]:
+    if isinstance(prompt, str):
+        tokens = tokenizer.encode(prompt)
+        # Nothing is the start of a document.
+        return tokens or ([] if tokenizer.end_of_document is None else [tokenizer.end_of_document])
+    for token in prompt:
+        if not 0 <= token < tokenizer.vocab_size:
+            raise DataError(problem("token id", token, f"in 0..{tokenizer.vocab_size - 1}", "use the model's own tokenizer"))
+    return prompt
+
+
+def _new_tokens(request: Request, prompt_tokens: int, served: Served, field: str) -> int:
+    """How many new tokens each choice of this prompt may have."""
+    limits, whole = served.limits, served.max_seq_len
+    longest = min(limits.max_prompt_tokens, whole - 1)
+    if not 1 <= prompt_tokens <= longest:
+        code = None if prompt_tokens == 0 else "context_length_exceeded"
+        allowed = f"from 1 to {longest} tokens"
+        raise Refusal(problem(field, prompt_tokens, allowed, "send another prompt"), param=field, code=code)
+    room = min(limits.max_new_tokens, whole - prompt_tokens)
+    if request.max_tokens is None:
+        return min(room, COMPLETION_TOKENS) if isinstance(request, CompletionRequest) else room
+    if request.max_tokens > room:
+        allowed = f"at most {room} behind a prompt of {prompt_tokens} tokens"
+        message = problem("max_tokens", request.max_tokens, allowed, "ask for fewer, or shorten the prompt")
+        raise Refusal(message, param="max_tokens", code="context_length_exceeded")
+    return request.max_tokens

@@ -1,0 +1,84 @@
+"""The layout of the Deep Delta Learning repository.
+
+Letters: D width, C value channels, K key width.
+"""
+
+from collections.abc import Iterator
+from typing import cast
+
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.depth import DeepDeltaConfig
+from twoaxis.feed_forward import SwiGLUConfig
+from twoaxis.interop.state_maps.llama import check_blocks
+from twoaxis.interop.state_maps.state_map import Entry, Part, StateMap
+from twoaxis.model import DecoderConfig
+from twoaxis.sequence.heads import HeadsConfig
+
+
+def deep_delta(config: DecoderConfig) -> StateMap:
+    """The whole decoder of `DDL-gpt-mha-rope*.py`, with one value channel or several.
+
+    Source: yifanzhang-pro/deep-delta-learning, arXiv:2601.00417
+    Raises:
+        ConfigError: another depth mixer, the linear target of the paper, or grouped kv-heads.
+    """
+    depth = config.depth
+    if not isinstance(depth, DeepDeltaConfig) or depth.value_target == "paper":
+        got = depth.kind if not isinstance(depth, DeepDeltaConfig) else depth.value_target
+        raise ConfigError(problem("depth", got, "deep_delta with a value_target of the code", "use value_target='code'"))
+    check_blocks(config)
+    return StateMap("deep_delta", tuple(_entries(config, depth)), ignored=("lm_head.weight",) if config.tie_embeddings else ())
+
+
+def _entries(config: DecoderConfig, depth: DeepDeltaConfig) -> Iterator[Entry]:
+    V, D = config.vocab_size, config.d_model
+    yield Entry("embedding.weight", (Part("transformer.wte.weight", (V, D)),))
+    yield Entry("norm.gain", (Part("ln_f.weight", (D,)),))
+    if not config.tie_embeddings:
+        yield Entry("head.weight", (Part("lm_head.weight", (V, D)),))
+    yield from _compressor("ends.readout", "readout", depth, D)
+    if depth.expansion == "embedding_conv":
+        shape = (depth.value_channels * D, 1, depth.kernel_size)
+        yield Entry("ends.embedding_weight", (Part("input_embed.conv.weight", shape),))
+    for layer, (attention, swiglu) in enumerate(config.layers):
+        ours, theirs = f"blocks.{layer}", f"transformer.h.{layer}"
+        yield from _compressor(f"{ours}.attention.depth.compressor", f"{theirs}.compress", depth, D)
+        for kind, number, name in (("attention", 1, "ddl_attn"), ("swiglu", 2, "ddl_mlp")):
+            yield Entry(f"{ours}.{kind}.norm.gain", (Part(f"{theirs}.ln_{number}.weight", (D,)),))
+            yield from _write(f"{ours}.{kind}.depth", f"{theirs}.{name}", depth, D)
+        yield from _attention(cast(HeadsConfig, attention), D, f"{ours}.attention.mixer", f"{theirs}.attn")
+        F = cast(SwiGLUConfig, swiglu).hidden_width(D)
+        gate_up = tuple(Part(f"{theirs}.mlp.{name}.weight", (F, D)) for name in ("c_fc1", "c_fc2"))
+        yield Entry(f"{ours}.swiglu.mixer.gate_up.weight", gate_up)
+        yield Entry(f"{ours}.swiglu.mixer.down.weight", (Part(f"{theirs}.mlp.c_proj.weight", (D, F)),))
+
+
+def _write(ours: str, theirs: str, depth: DeepDeltaConfig, D: int) -> Iterator[Entry]:
+    C = depth.value_channels
+    yield Entry(f"{ours}.target_weight", (Part(f"{theirs}.v_proj.weight", (C, D)),))
+    yield Entry(f"{ours}.target_bias", (Part(f"{theirs}.v_proj.bias", (C,)),))
+    two_layer = depth.gate == "two_layer"
+    gate, width = (f"{theirs}.beta_out", depth.gate_width) if two_layer else (f"{theirs}.beta", D)
+    yield Entry(f"{ours}.gate.weight", (Part(f"{gate}.weight", (1, width)),))
+    yield Entry(f"{ours}.gate.bias", (Part(f"{gate}.bias", (1,)),))
+    if two_layer:
+        yield Entry(f"{ours}.gate.hidden_weight", (Part(f"{theirs}.beta_in.weight", (width, D)),))
+
+
+def _compressor(ours: str, theirs: str, depth: DeepDeltaConfig, D: int) -> Iterator[Entry]:
+    C = depth.value_channels
+    if depth.compressor == "time":
+        yield Entry(f"{ours}.weight", (Part(f"{theirs}.shortconv.weight", (C * D, depth.kernel_size)),))
+    elif depth.compressor == "channel":
+        yield Entry(f"{ours}.weight", (Part(f"{theirs}.weight", (D, C)),))
+    if depth.compressor != "none":
+        yield Entry(f"{ours}.read_weight", (Part(f"{theirs}.read", (C,)),))
+
+
+def _attention(config: HeadsConfig, D: int, ours: str, theirs: str) -> Iterator[Entry]:
+    K, H, G = config.key_width(D), config.n_heads, config.kv_heads
+    rows = {"q": H * K, "k": G * K, "v": G * K}
+    yield Entry(f"{ours}.qkv.weight", tuple(Part(f"{theirs}.c_{x}.weight", (n, D)) for x, n in rows.items()))
+    yield Entry(f"{ours}.output.weight", (Part(f"{theirs}.c_proj.weight", (D, H * K)),))
+    for x in "qk":
+        yield Entry(f"{ours}.{x}_gain", (Part(f"{theirs}.{x}_rms.weight", (K,)),))

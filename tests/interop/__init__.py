@@ -1,0 +1,1 @@
+"""Interop: other libraries around our models, and our models from other libraries."""

@@ -1,0 +1,34 @@
+"""Small models away from their start, one for every sort of state that generation carries."""
+
+from typing import Any
+
+import torch
+
+from twoaxis import Decoder, DecoderConfig
+
+ATTENTION: dict[str, Any] = {"kind": "attention", "n_heads": 4, "n_kv_heads": 2}
+
+MODELS: dict[str, dict[str, Any]] = {
+    "plain": {"depth": "residual", "blocks": [[ATTENTION, "swiglu"]]},
+    "windows": {
+        "depth": "attention_residuals",
+        "blocks": [[{"kind": "short_swa", "n_heads": 2, "window": 3}, ATTENTION, "swiglu"]],
+    },
+    "states": {
+        "depth": {"kind": "deep_delta", "value_channels": 2, "compressor": "time", "expansion": "embedding_conv"},
+        "blocks": [["gated_delta_net", "swiglu"], ["short_conv", "kv_shift", "swiglu"]],
+    },
+    "views": {"depth": "muddformer", "blocks": [[ATTENTION, "swiglu"]]},
+    "streams": {"depth": "mhc", "blocks": [[ATTENTION, "swiglu"], ["gated_delta_net", "swiglu"]]},
+}
+
+
+def small_decoder(name: str, **changes: Any) -> Decoder:
+    """A model in float64, so that orders of summation hardly show."""
+    sizes = {"vocab_size": 40, "d_model": 16, "n_layers": 2, "max_seq_len": 128}
+    decoder = Decoder.build(DecoderConfig(**{**sizes, **MODELS[name], **changes}), seed=0).double().eval()
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    return decoder

@@ -1,0 +1,130 @@
+"""Our modules in models of other code bases: the examples, and what they rest on. See test_drop_in_llama for transformers."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from twoaxis import DEPTH, ConfigError, Decoder, DecoderConfig, TokenLayout, initialise_parts
+from twoaxis.core.parameters import DeclaredModule
+from twoaxis.depth import AttentionResidualsConfig, DepthAxis
+from twoaxis.sequence import ShortSWA, ShortSWAConfig
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "drop_in"
+TOKENS = torch.arange(24).view(2, 12) * 7 % 256
+MODULES = ["deep_delta", "attention_residuals", "short_swa"]
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"drop_in_{name}", EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def ours(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that belong to our modules, by name."""
+    parts = [name for name, module in model.named_modules() if isinstance(module, DeclaredModule)]
+    return {name: p for name, p in model.named_parameters() if any(name.startswith(f"{part}.") for part in parts)}
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    return load("nanogpt")
+
+
+def build(example: ModuleType, name: str) -> nn.Module:
+    torch.manual_seed(0)
+    makes = {
+        "plain": example.GPT,
+        "deep_delta": lambda: example.GPT(example.DeepDeltaBlock),
+        "attention_residuals": example.AttentionResidualsGPT,
+        "short_swa": lambda: example.GPT(example.ShortSWABlock),
+    }
+    return makes[name]()
+
+
+@pytest.mark.parametrize(("name", "same"), [("attention_residuals", True), ("short_swa", True), ("deep_delta", False)])
+def test_a_trained_gpt_is_unchanged_where_the_method_allows(example: ModuleType, name: str, same: bool) -> None:
+    plain, other = build(example, "plain"), build(example, name)
+    for parameter in plain.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    lost = other.load_state_dict(plain.state_dict(), strict=False)
+    assert not lost.unexpected_keys and lost.missing_keys
+    difference = (other(TOKENS) - plain(TOKENS)).abs().max().item()
+    assert difference < 1e-6 * plain(TOKENS).abs().max().item() if same else difference > 1e-2
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_it_learns_with_every_new_parameter_and_looks_only_back(example: ModuleType, name: str) -> None:
+    model = build(example, name)
+    losses = example.train(model, Path(__file__).read_bytes(), steps=4)
+    assert losses[-1] < losses[0] - 0.3
+    model.zero_grad()
+    model(TOKENS).square().mean().backward()
+    assert ours(model)
+    assert not [name for name, p in ours(model).items() if p.grad is None or not p.grad.any()]
+    changed = TOKENS.clone()
+    changed[:, 7] += 1
+    before, after = model(TOKENS), model(changed)
+    assert torch.equal(before[:, :7], after[:, :7])
+    assert not torch.equal(before[:, 8], after[:, 8])
+
+
+def test_our_parts_start_by_their_place_and_yours_are_left_alone() -> None:
+    host: Any = nn.ModuleList([nn.Linear(8, 8), *(ShortSWA(ShortSWAConfig(n_heads=2), 8) for _ in range(2))])
+    theirs = host[0].weight.clone()
+    initialise_parts(host, seed=0)
+    first, second = (host[index].qkv.weight.clone() for index in (1, 2))
+    assert torch.equal(host[0].weight, theirs) and not torch.equal(first, second)
+    initialise_parts(host, seed=0)
+    assert torch.equal(host[1].qkv.weight, first)
+
+
+@pytest.mark.parametrize("kind", [row.kind for row in DEPTH if row.kind not in ("lime", "value_residual")])
+def test_the_axis_of_another_model_computes_what_our_decoder_does(kind: str) -> None:
+    row = next(row for row in DEPTH if row.kind == kind)
+    depth = row.example(next(iter(row.examples)))
+    sizes = {"vocab_size": 16, "d_model": 16, "n_layers": 4, "blocks": [["attention", "gelu"]]}
+    decoder: Any = Decoder.build(DecoderConfig.from_data({**sizes, "depth": depth.to_data()}))
+    axis = DepthAxis(depth, 16, 4)
+    mixers = [sublayer.depth for block in decoder.blocks for sublayer in block.sublayers]
+    for mine, other in zip((*axis.mixers, axis.ends), (*mixers, decoder.ends), strict=True):
+        mine.load_state_dict(other.state_dict())
+    embeddings, layout = torch.randn(2, 3, 16), TokenLayout.contiguous(3)
+    state = axis.enter(embeddings)
+    for block, layer in zip(axis.blocks, decoder.blocks, strict=True):
+        for mixer, sublayer in zip(block, layer.sublayers, strict=True):
+            state = mixer(state, sublayer.normalise, lambda context, f=sublayer.mixer: f(context, layout)[0])
+    assert torch.equal(decoder.norm(axis.leave(state)), decoder.hidden(embeddings)[0])
+
+
+def test_what_only_our_decoder_can_use_is_refused() -> None:
+    with pytest.raises(ConfigError, match="value_residual"):
+        DepthAxis(DEPTH.parse("value_residual"), 8, 2)
+    with pytest.raises(ConfigError, match="takes more than the update of a sublayer: must be used in a Decoder"):
+        DepthAxis(AttentionResidualsConfig(key_rank=2), 8, 2)
+    sizes = {"vocab_size": 16, "d_model": 8, "n_layers": 2}
+    decoder: Any = Decoder.build(DecoderConfig.from_data({**sizes, "depth": "value_residual"}))
+    with pytest.raises(ConfigError, match="ValueResidual mixes the heads inside attention: must be used in a Decoder"):
+        decoder.blocks[1].attention.depth(torch.ones(1, 1, 8), nn.Identity(), nn.Identity())
+
+
+def test_short_swa_knows_documents_by_its_layout_and_continues_with_one() -> None:
+    module = ShortSWA(ShortSWAConfig(n_heads=2, window=3), 8)
+    initialise_parts(module, seed=0)
+    x = torch.randn(1, 6, 8)
+    whole, _ = module(x)
+    packed, _ = module(x, TokenLayout.packed(torch.tensor([[0, 0, 0, 1, 1, 1]])))
+    assert torch.equal(packed[:, :3], whole[:, :3]) and not torch.allclose(packed[:, 3:], whole[:, 3:])
+    torch.testing.assert_close(packed[:, 3:], module(x[:, 3:])[0])
+    first, cache = module(x[:, :4], TokenLayout.contiguous(4), module.new_cache())
+    second, _ = module(x[:, 4:], TokenLayout.contiguous(2, start=4), cache)
+    torch.testing.assert_close(torch.cat((first, second), dim=1), whole)
+    with pytest.raises(ConfigError, match="layout=None: must be given with a cache"):
+        module(x, cache=module.new_cache())

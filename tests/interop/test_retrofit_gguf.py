@@ -1,0 +1,67 @@
+"""What a GGUF file says, in words that our decoder knows; the library itself is needed for real files only."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.data.tokenizer import SubwordTokenizer
+from twoaxis.interop.checkpoints import read_pretrained
+from twoaxis.interop.gguf_file import layout_name, llama_table, rotated_by_halves, tokenizer_json
+
+FIELDS = {
+    "general.architecture": "llama",
+    "llama.embedding_length": 32,
+    "llama.block_count": 2,
+    "llama.attention.head_count": 4,
+    "llama.feed_forward_length": 40,
+    "llama.attention.layer_norm_rms_epsilon": 9.999999747378752e-06,
+    "llama.vocab_size": 64,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "smollm",
+    "tokenizer.ggml.tokens": ["<|end|>", "1", "2", "a", "b", "ab", "12"],
+    "tokenizer.ggml.token_type": [3, 1, 1, 1, 1, 1, 1],
+    "tokenizer.ggml.merges": ["a b", "1 2"],
+}
+
+
+def test_without_the_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ConfigError, match=r"needs the library gguf; install twoaxis\[gguf\]"):
+        read_pretrained(tmp_path / "model.gguf")
+
+
+def test_pairs_of_channels_become_halves() -> None:
+    """The converter writes row i of the first half and row i of the second one side by side."""
+    ours = torch.arange(2 * 6 * 3).view(12, 3)
+    theirs = ours.view(2, 2, 3, 3).transpose(1, 2).reshape(12, 3)
+    assert not torch.equal(theirs, ours)
+    assert torch.equal(rotated_by_halves(theirs, head_dim=6), ours)
+
+
+def test_names() -> None:
+    assert layout_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
+    assert layout_name("blk.0.ffn_norm.weight") == "model.layers.0.post_attention_layernorm.weight"
+    assert layout_name("token_embd.weight") == "model.embed_tokens.weight"
+    assert layout_name("rope_freqs.weight") == "rope_freqs.weight"
+
+
+def test_the_configuration() -> None:
+    data = llama_table(FIELDS, tied=True)
+    assert (data["model_type"], data["rms_norm_eps"], data["tie_word_embeddings"]) == ("llama", 1e-5, True)
+    assert llama_table({**FIELDS, "llama.rope.scaling.type": "yarn"}, tied=True)["rope_scaling"] == {"rope_type": "yarn"}
+
+
+def test_digits_are_cut_apart_first() -> None:
+    tokenizer = SubwordTokenizer(tokenizer_json(FIELDS), "<|end|>")
+    assert tokenizer.encode("ab12") == [5, 1, 2]
+    plain = SubwordTokenizer(tokenizer_json({**FIELDS, "tokenizer.ggml.pre": "gpt-2"}), "<|end|>")
+    assert plain.encode("ab12") == [5, 6]
+    assert tokenizer.end_of_document == 0
+
+
+def test_another_tokenizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be gpt2 with one of gpt-2, smollm"):
+        tokenizer_json({**FIELDS, "tokenizer.ggml.pre": "llama-bpe"})

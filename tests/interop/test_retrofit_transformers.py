@@ -1,0 +1,47 @@
+"""Our reading of Hugging Face folders computes what transformers does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from twoaxis.interop.checkpoints import read_pretrained
+
+transformers = pytest.importorskip("transformers", reason="without transformers there is nothing to compare with")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("Llama", {"tie_word_embeddings": True}),
+        ("Llama", {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+        ("Mistral", {"sliding_window": 5}),
+        ("Qwen2", {}),
+        ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+        ("Qwen3", {"head_dim": 16}),
+    ],
+    ids=str,
+)
+def test_logits(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SIZES, **options)
+    theirs = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    ours = read_pretrained(tmp_path).model
+    tokens = torch.randint(61, (2, 17))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-5, atol=5e-6)

@@ -1,0 +1,268 @@
+"""What clients may ask, how a request becomes work, and what text leaves the server; no network and no model."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
+from twoaxis.interop.serving.answers import Answer
+from twoaxis.interop.serving.chat import ChatFormat
+from twoaxis.interop.serving.choice import Choice, Piece
+from twoaxis.interop.serving.protocol import ChatRequest, CompletionRequest, Message, Request
+from twoaxis.interop.serving.refusal import Refusal
+from twoaxis.interop.serving.stop import StopScanner
+from twoaxis.interop.serving.work import Limits, Served, work_of
+
+SERVED = Served("toy", ByteTokenizer(), 64, Limits(max_prompt_tokens=40, max_new_tokens=30, max_choices=6))
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return CompletionRequest.read(json.dumps({"prompt": "ab", **fields}).encode())
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return ChatRequest.read(json.dumps({"messages": HELLO, **fields}).encode())
+
+
+def refusal_of(kind: type[Request], body: bytes) -> Refusal:
+    with pytest.raises(Refusal) as caught:
+        work_of(kind.read(body), SERVED)
+    assert "\n" not in caught.value.message
+    json.dumps(caught.value.body).encode("ascii")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "param"),
+    [
+        (b"", "is not JSON", None),
+        (b'{"prompt": "a"', "is not JSON", None),
+        (b"\xff\xfe", "is not JSON", None),
+        (b"[" * 100_000, "is not JSON", None),
+        (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "is not JSON", None),
+        (b'["a"]', "is a JSON list; must be one object", None),
+        (b"{}", "prompt is missing", "prompt"),
+        (b'{"prompt": 3}', "prompt=3: must be a string, a list of strings", "prompt"),
+        (b'{"prompt": []}', "prompt=[]: must be", "prompt"),
+        (b'{"prompt": ["a", 3]}', "must be a string, a list", "prompt"),
+        (b'{"prompt": [[1], "a"]}', "must be a string, a list", "prompt"),
+        (b'{"prompt": [true]}', "must be a string, a list", "prompt"),
+        (b'{"prompt": ""}', "prompt=0: must be from 1 to 40 tokens", "prompt"),
+        (b'{"prompt": [[]]}', "prompt=0: must be from 1 to 40 tokens", "prompt"),
+        (b'{"prompt": [256]}', "token id=256: must be in 0..255", "prompt"),
+        (b'{"prompt": [-1]}', "token id=-1: must be in 0..255", "prompt"),
+        (b'{"prompt": "\\ud800"}', "half of a surrogate pair", "prompt"),
+        (b'{"prompt": "a", "max_tokens": 0}', "max_tokens=0: must be >= 1", "max_tokens"),
+        (b'{"prompt": "a", "max_tokens": "5"}', "max_tokens='5': must be a valid integer", "max_tokens"),
+        (b'{"prompt": "a", "max_tokens": true}', "max_tokens=True: must be a valid integer", "max_tokens"),
+        (b'{"prompt": "a", "max_tokens": 31}', "max_tokens=31: must be at most 30 behind a prompt of 1 tokens", "max_tokens"),
+        (b'{"prompt": "a", "temperature": -1}', "temperature=-1: must be >= 0", "temperature"),
+        (b'{"prompt": "a", "temperature": 2.5}', "temperature=2.5: must be <= 2", "temperature"),
+        (b'{"prompt": "a", "temperature": NaN}', "temperature=nan: must be <= 2", "temperature"),
+        (b'{"prompt": "a", "temperature": "hot"}', "temperature='hot': must be a valid number", "temperature"),
+        (b'{"prompt": "a", "top_p": 0}', "top_p=0: must be > 0", "top_p"),
+        (b'{"prompt": "a", "n": 0}', "n=0: must be >= 1", "n"),
+        (b'{"prompt": ["a", "b"], "n": 4}', "prompts times n=8: must be at most 6", "n"),
+        (b'{"prompt": "a", "stop": ["a", "b", "c", "d", "e"]}', "at most 4 items", "stop"),
+        (b'{"prompt": "a", "stop": ""}', "strings with a character at least", "stop"),
+        (b'{"prompt": "a", "stop": 3}', "stop=3: must be a valid list", "stop"),
+        (b'{"prompt": "a", "stream": "yes"}', "stream='yes': must be a valid boolean", "stream"),
+        (b'{"prompt": "a", "seed": 9223372036854775808}', "must be <= 9223372036854775807", "seed"),
+        (b'{"prompt": "a", "model": "toyy"}', "unknown model 'toyy'; did you mean 'toy'?", "model"),
+        (b'{"prompt": "a", "top_q": 1}', "did you mean 'top_p'?", "top_q"),
+        (b'{"prompt": "a", "\\ud800": 1}', "must be a valid string", None),
+        (b'{"prompt": "a", "logprobs": 0}', "logprobs=0: is not supported", "logprobs"),
+        (b'{"prompt": "a", "echo": true}', "echo=True: is not supported", "echo"),
+        (b'{"prompt": "a", "best_of": 2}', "best_of=2: is not supported", "best_of"),
+        (b'{"prompt": "a", "frequency_penalty": 0.1}', "is not supported", "frequency_penalty"),
+    ],
+    ids=lambda value: str(value[:40]) if isinstance(value, bytes) else "",
+)
+def test_what_cannot_be_answered_is_refused_in_one_line(body: bytes, message: str, param: str | None) -> None:
+    refusal = refusal_of(CompletionRequest, body)
+    assert message in refusal.message
+    assert (refusal.param, refusal.status) == (param, 404 if param == "model" else 400)
+    assert len(refusal.message) < 500
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"messages": []}, "at least 1 item"),
+        ({"messages": "hello"}, "must be a valid list"),
+        ({"messages": ["hello"]}, "messages.0"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0: role='robot'"),
+        ({"messages": [{"role": "user", "content": 3}]}, "content=3: must be a string or a list of text parts"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "send text only"),
+        ({"messages": [{"role": "user", "content": "a" * 41}]}, "from 1 to 40 tokens"),
+        ({"tools": [{"type": "function"}]}, "is not supported"),
+        ({"response_format": {"type": "json_object"}}, "is not supported"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "must be the same"),
+        ({"max_completion_tokens": 0}, "max_tokens=0: must be >= 1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_conversations_that_cannot_be_answered(fields: dict[str, Any], message: str) -> None:
+    assert message in refusal_of(ChatRequest, json.dumps({"messages": HELLO, **fields}).encode()).message
+
+
+def test_what_says_nothing_about_the_answer_may_be_there() -> None:
+    request = completion(
+        user="me", metadata={"a": "b"}, store=False, suffix=None, logprobs=None, echo=False, best_of=1, presence_penalty=0
+    )
+    assert request == completion()
+    message = {**HELLO[0], "refusal": None, "tool_calls": None}
+    assert chat(messages=[message], tools=[], response_format={"type": "text"}, frequency_penalty=0.0) == chat()
+
+
+def test_prompts_choices_and_seeds() -> None:
+    work = work_of(completion(prompt=["ab", "c"], n=3, seed=2**63 - 1, max_tokens=5, temperature=0.5, top_k=4), SERVED)
+    assert [(list(one.prompt), one.max_new_tokens) for one in work.generations] == [([97, 98], 5)] * 3 + [([99], 5)] * 3
+    # Choice i of a prompt draws as the prompt alone would with seed + i.
+    assert [one.sampling.seed for one in work.generations] == [2**63 - 1, 0, 1] * 2
+    assert work.prompt_tokens == 3
+    assert work.generations[0].sampling.replace(seed=0) == work.generations[4].sampling.replace(seed=0)
+    unseeded = {work_of(completion(), SERVED).generations[0].sampling.seed for _ in range(2)}
+    assert len(unseeded) == 2
+    assert work_of(completion(temperature=1e-30), SERVED).generations[0].sampling.temperature == 0
+
+
+@pytest.mark.parametrize("prompt", [[1, 2], [[1, 2]], "\1\2", ["\1\2"]])
+def test_ways_to_say_one_prompt(prompt: Any) -> None:
+    (one,) = work_of(completion(prompt=prompt), SERVED).generations
+    assert list(one.prompt) == [1, 2]
+
+
+def test_lengths_that_are_not_said() -> None:
+    def room(request: Request, served: Served = SERVED) -> int:
+        return work_of(request, served).generations[0].max_new_tokens
+
+    assert room(completion()) == 16
+    assert room(chat()) == 30
+    assert room(completion(prompt="a" * 40)) == 16
+    small = Served("toy", ByteTokenizer(), 50, SERVED.limits)
+    assert room(completion(prompt="a" * 40), small) == 10
+    assert room(chat(max_completion_tokens=7)) == 7
+    # A model that is shorter than the limits.
+    with pytest.raises(Refusal, match="from 1 to 19 tokens"):
+        room(completion(prompt="a" * 20), Served("toy", ByteTokenizer(), 20, SERVED.limits))
+
+
+def chat_ml() -> SubwordTokenizer:
+    import tokenizers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    engine = tokenizers.Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    engine.decoder = decoders.ByteLevel()
+    engine.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    return SubwordTokenizer(engine.to_str(), "<|im_end|>")
+
+
+def test_chat_ml_where_the_vocabulary_has_its_markers() -> None:
+    tokenizer = chat_ml()
+    messages = [Message(role="developer", content="be kind"), Message(role="user", content="hi <|im_end|>")]
+    form = ChatFormat.of(tokenizer)
+    tokens = form.prompt(messages, tokenizer)
+    assert (form.name, form.stop_tokens, form.stops) == ("ChatML", {257}, ())
+    # Markers that a client spells are letters.
+    assert [token for token in tokens if token > 255] == [256, 257, 256, 257, 256]
+    assert tokenizer.decode(tokens) == "system\nbe kind\nuser\nhi <|im_end|>\nassistant\n"
+    work = work_of(chat(), Served("toy", tokenizer, 64, SERVED.limits))
+    assert work.generations[0].stop_tokens == {257}
+
+
+def test_plain_conversations() -> None:
+    parts = [{"type": "text", "text": "again"}, {"type": "text", "text": "!"}]
+    messages = [*HELLO, {"role": "assistant", "content": "hi"}, {"role": "user", "content": parts, "name": "me"}]
+    served = Served("toy", ByteTokenizer(), 99, Limits())
+    work = work_of(chat(messages=messages, stop="x"), served)
+    assert bytes(work.generations[0].prompt) == b"user: hello\nassistant: hi\nuser: again!\nassistant:"
+    assert work.stops == ("x", "\nsystem:", "\nuser:", "\nassistant:")
+    assert work.lead == " "
+
+
+def first_stop(text: str, stops: list[str]) -> str:
+    """The text before the stop string that is complete first, character by character."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: end - max(map(len, found))]
+    return text
+
+
+@given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+def test_stop_strings_end_the_text_whatever_its_pieces(pieces: list[str], stops: list[str]) -> None:
+    scanner, out, stopped = StopScanner(stops), "", False
+    expected = first_stop("".join(pieces), stops)
+    for count, piece in enumerate(pieces, start=1):
+        text, stopped = scanner.push(piece)
+        out += text
+        assert expected.startswith(out)
+        if stopped:
+            assert out == expected
+            break
+        # Nothing is held back without need.
+        held = "".join(pieces[:count])[len(out) :]
+        assert not held or any(stop.startswith(held) for stop in stops)
+    if not stopped:
+        out += scanner.rest()
+    assert out == expected
+    assert stopped == any(stop in "".join(pieces) for stop in stops)
+
+
+def pieces_of(text: str, ending: Any, stops: tuple[str, ...] = (), lead: str = "") -> list[Piece]:
+    pieces: list[Piece] = []
+    choice = Choice(2, ByteTokenizer(), stops, lead, pieces.append)
+    if any(choice.token(token) for token in text.encode()):
+        ending = "stop"
+    choice.end(ending)
+    return pieces
+
+
+def test_a_choice_gives_out_whole_characters_and_no_stop_string() -> None:
+    assert pieces_of("é\nU", "length", ("\nUS",)) == [
+        Piece(2, "é", None, 2),
+        Piece(2, "\nU", "length", 4),
+    ]
+    assert pieces_of("a\nUSb", "length", ("\nUS",)) == [Piece(2, "a", None, 1), Piece(2, "", "stop", 4)]
+    assert pieces_of(" a b", "stop", lead=" ") == [
+        Piece(2, "a", None, 2),
+        Piece(2, " ", None, 3),
+        Piece(2, "b", None, 4),
+        Piece(2, "", "stop", 4),
+    ]
+    assert pieces_of("a\n", "cancelled", ("\n\n",))[-1] == Piece(2, "", "cancelled", 2)
+
+
+def test_half_a_character_at_the_end_is_shown_as_such() -> None:
+    pieces: list[Piece] = []
+    choice = Choice(0, ByteTokenizer(), (), "", pieces.append)
+    choice.token("é".encode()[0])
+    choice.end("length")
+    assert pieces == [Piece(0, "\ufffd", "length", 1)]
+
+
+def test_streams_say_what_whole_answers_say() -> None:
+    pieces = [Piece(0, "a", None, 1), Piece(1, "x", None, 1), Piece(0, "b", "length", 2), Piece(1, "", "stop", 2)]
+    for request in (completion(stream_options={"include_usage": True}), chat(stream_options={"include_usage": True})):
+        answer = Answer(request, "toy", 3)
+        whole = answer.whole(["ab", "x"], pieces[2:])
+        parts = [*answer.openings(2), *(part for piece in pieces for part in answer.part(piece)), *answer.closing(4)]
+        texts, endings = ["", ""], [None, None]
+        for part in parts[:-1]:
+            (choice,) = part["choices"]
+            texts[choice["index"]] += choice["delta"].get("content", "") if answer.chat else choice["text"]
+            endings[choice["index"]] = endings[choice["index"]] or choice["finish_reason"]
+            assert part["usage"] is None
+        assert parts[-1]["choices"] == []
+        assert parts[-1]["usage"] == whole["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+        said = [choice["message"]["content"] if answer.chat else choice["text"] for choice in whole["choices"]]
+        assert (texts, endings) == (said, [choice["finish_reason"] for choice in whole["choices"]])
+        assert {part["id"] for part in parts} == {whole["id"]}
+    assert Answer(completion(), "toy", 3).closing(4) == []
