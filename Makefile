@@ -8,7 +8,8 @@ STUDY  ?= studies/first.toml
 
 PIP  = -m pip --disable-pip-version-check install -qq
 BIN  = $(VENV)/bin
-# One thread for each of the two workers; tests that compile need a session without shape checks.
+# One thread for each of the two workers, which take neighbours together and so make what these share once; tests that compile
+# need a session without shape checks.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 CORE = $(VENV)/.core-installed
 DEV  = $(VENV)/.dev-installed
@@ -23,8 +24,8 @@ study: $(CORE)  ## runs the default study and writes its report
 	$(BIN)/twoaxis study $(STUDY)
 
 test: $(DEV)  ## runs the whole suite
-	$(PYTEST) -n 2
-	$(PYTEST) -n 2 -m compile
+	$(PYTEST) -n 2 --dist worksteal
+	$(PYTEST) -n 2 --dist worksteal -m compile
 
 check: $(DEV)  ## lint, format, types, spelling, import arrows
 	$(BIN)/ruff check .

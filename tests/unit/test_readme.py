@@ -47,5 +47,7 @@ def test_readme_is_short():
 
 
 def test_files_it_names_exist():
-    for name in re.findall(r"(?:examples|studies)/[\w.]+", README):
-        tomllib.loads((ROOT / name).read_text(encoding="utf-8"))
+    for name in re.findall(r"(?:examples|studies|docs)/[\w./-]+", README):
+        assert (ROOT / name).exists(), name
+        if name.endswith(".toml"):
+            tomllib.loads((ROOT / name).read_text(encoding="utf-8"))

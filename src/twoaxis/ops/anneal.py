@@ -23,6 +23,7 @@ def annealed(plain: Float[Tensor, "*n D"], other: Float[Tensor, "*n D"], weight:
     Equation: y = plain + g (other - plain), in the precision of statistics, rounded once
 
     Example:
+        >>> import torch
         >>> annealed(torch.zeros(2), torch.ones(2), torch.tensor([0.25]))
         tensor([0.2500, 0.2500])
     """
