@@ -2,12 +2,12 @@
 
 import importlib.util
 
-INTEROP = "src/twoaxis/interop"
+SOURCE, TESTS = "src/twoaxis/interop", "tests/interop"
 NEEDS = {
-    "transformers": f"{INTEROP}/hugging_face",
-    "lm_eval": f"{INTEROP}/evaluation/language_model.py",
-    "torchtitan": f"{INTEROP}/torchtitan",
-    "fastapi": f"{INTEROP}/serving/http",
+    "transformers": (f"{SOURCE}/hugging_face", f"{TESTS}/engine.py"),
+    "lm_eval": (f"{SOURCE}/evaluation/language_model.py",),
+    "torchtitan": (f"{SOURCE}/torchtitan",),
+    "fastapi": (f"{SOURCE}/serving/http", f"{TESTS}/server.py"),
 }
 
-collect_ignore = [path for library, path in NEEDS.items() if importlib.util.find_spec(library) is None]
+collect_ignore = [path for library, paths in NEEDS.items() if importlib.util.find_spec(library) is None for path in paths]
