@@ -4,7 +4,7 @@ import importlib.util
 
 SOURCE, TESTS = "src/twoaxis/interop", "tests/interop"
 NEEDS = {
-    "transformers": (f"{SOURCE}/hugging_face", f"{TESTS}/engine.py"),
+    "transformers": (f"{SOURCE}/hugging_face", f"{TESTS}/outside_engine.py"),
     "lm_eval": (f"{SOURCE}/evaluation/language_model.py",),
     "torchtitan": (f"{SOURCE}/torchtitan",),
     "fastapi": (f"{SOURCE}/serving/http", f"{TESTS}/server.py"),

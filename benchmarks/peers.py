@@ -67,6 +67,7 @@ def hugging_face(shape: PeerShape) -> Peer | None:
         from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
     except ImportError as error:
         return _missing("transformers", error)
+    options: dict[str, Any] = {"attn_implementation": "sdpa"}
     config = LlamaConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.d_model,
@@ -76,12 +77,13 @@ def hugging_face(shape: PeerShape) -> Peer | None:
         num_key_value_heads=shape.n_heads,
         max_position_embeddings=shape.max_seq_len,
         tie_word_embeddings=True,
-        attn_implementation="sdpa",
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=None,
+        **options,
     )
-    model = LlamaForCausalLM(config)
+    # Its own types leave out what it inherits.
+    model: Any = LlamaForCausalLM(config)
 
     def logits(tokens: Tensor) -> Tensor:
         return model(input_ids=tokens, use_cache=False).logits

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
 from twoaxis.core.table import Row, Table
-from twoaxis.interop.engines import REASONS, refusals
+from twoaxis.interop.outside_engines import REASONS, refusals
 
 PAGE = Path(__file__).parent / "engines.md"
 UNBUILT = "the two cannot stand in one model at all"

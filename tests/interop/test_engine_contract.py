@@ -23,12 +23,12 @@ from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
 from twoaxis.cli import main
 from twoaxis.core.probe import perturb
 from twoaxis.data.tokenizer import ByteTokenizer
-from twoaxis.interop.engines import refusals
 from twoaxis.interop.hugging_face import TwoAxisCache, TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel, to_hugging_face
+from twoaxis.interop.outside_engines import refusals
 from twoaxis.train import save_trained
 
-from .engine import NAME, Engine, Work
 from .hf_models import small_decoder
+from .outside_engine import NAME, Engine, Work
 
 REQUESTS = {"A": [3, 1, 4, 1, 5, 9, 2, 6, 5], "B": [2, 7, 1, 8, 2, 8], "C": [0, 5, 7, 7, 2, 1, 5]}
 # A prompt in two chunks, then single tokens of some requests beside prompts of others, and a page that fills within a call.

@@ -34,8 +34,8 @@ def export(
 
     Example: twoaxis export runs/delta --to hf --out delta-hf
     """
-    from twoaxis.interop.engines import check_engine
     from twoaxis.interop.hugging_face import export_folder
+    from twoaxis.interop.outside_engines import check_engine
     from twoaxis.train import console_progress, load_trained
 
     trained = load_trained(run, console_progress())

@@ -44,6 +44,7 @@ def decoder_config(data: Mapping[str, Any]) -> DecoderConfig:
         >>> config.norm_eps, config.blocks[0][1].d_ff
         (1e-05, 24)
     """
+    # The planner reads more families than our decoder can be.
     layout_of(data)
     shape = read_hugging_face(data, "model")
     if data.get("quantization_config"):

@@ -70,8 +70,9 @@ def score_texts(
 ) -> list[TextScore]:
     """Scores every token of every text once, each text as one document of its own.
 
-    The first token follows the end-of-document token, as a document does in training; where the tokenizer has none, it has
-    no prediction and costs log V nats, as one of V equal tokens. The end of the text is not scored. Texts longer than
+    The first token follows the end-of-document token, as a document does in training with joined packing; with isolated
+    packing no model has learned what follows that token. Where the tokenizer has none, the first token has no prediction and
+    costs log V nats, as one of V equal tokens. The end of the text is not scored. Texts longer than
     max_seq_len are read in overlapping windows, as `loglikelihoods` says.
 
     Args:

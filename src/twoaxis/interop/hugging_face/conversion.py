@@ -5,9 +5,9 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from twoaxis.interop.engines import describe_attentions
 from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
 from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM
+from twoaxis.interop.outside_engines import describe_attentions
 from twoaxis.model import Decoder
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from twoaxis.core.errors import CheckpointError, DataError
 from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
+from twoaxis.interop.checkpoints import end_of_document
 from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_hugging_face
 from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM
 from twoaxis.interop.hugging_face.tokenizer import to_fast_tokenizer
@@ -107,7 +108,4 @@ def _tokenizer(folder: Path) -> Tokenizer | None:
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
-    config = folder / "tokenizer_config.json"
-    end = read_json(config).get("eos_token") if config.exists() else None
-    end = end.get("content") if isinstance(end, dict) else end
-    return SubwordTokenizer(path.read_text(encoding="utf-8"), end, f"tokenizer {path}")
+    return SubwordTokenizer(path.read_text(encoding="utf-8"), end_of_document(folder), f"tokenizer {path}")

@@ -17,12 +17,12 @@ from transformers.utils import can_return_tuple
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initial_values, matrix_std
-from twoaxis.interop.engines import check_refusals, describe_attentions, refusals
 from twoaxis.interop.hugging_face.cache import TwoAxisCache
 from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
-from twoaxis.interop.hugging_face.engine import builds_without_memory, engine_attention, engine_layout
 from twoaxis.interop.hugging_face.layout import token_layout
+from twoaxis.interop.hugging_face.outside_attention import builds_without_memory, engine_attention, engine_layout
 from twoaxis.interop.hugging_face.reads import recorded_reads
+from twoaxis.interop.outside_engines import check_refusals, describe_attentions, refusals
 from twoaxis.model import Decoder
 from twoaxis.model.decoder import EMBEDDING_STD
 
@@ -78,7 +78,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
 
     With an attention function that an inference engine has registered (`attn_implementation="vllm"`), the engine keeps keys and
     values: tokens of many requests come in one row, told apart by the engine alone, and what else is passed to the model goes
-    on to that function. What no engine can run is refused (`twoaxis.interop.engines`).
+    on to that function. What no engine can run is refused (`twoaxis.interop.outside_engines`).
 
     Raises:
         ConfigError: a decoder that cannot be built, or cannot run with the attention of an engine.

@@ -18,9 +18,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initial_values
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.cost import decoder_cost
-
-BACKWARD = 2
-"""Operations of a backward pass for each one of the forward pass."""
+from twoaxis.planner.ledger import BACKWARD
 
 
 class TitanDecoder(BaseModel):
