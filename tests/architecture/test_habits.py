@@ -52,6 +52,18 @@ def test_no_assertion_on_time(test_sources: dict[str, ast.Module]) -> None:
     assert not found, "speed is reported by benchmarks/, never asserted"
 
 
+def test_no_test_switches_off_the_checks_of_shapes(test_sources: dict[str, ast.Module]) -> None:
+    found = {
+        path: [
+            node.lineno
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and ast.unparse(node) == "jaxtyping.config"
+        ]
+        for path, tree in test_sources.items()
+    }
+    assert not any(found.values()), "it would hold for every test after it"
+
+
 def test_continuous_integration_runs_what_a_person_runs(root: Path) -> None:
     script = root / ".ci" / "run"
     commands = [line for line in script.read_text().splitlines() if line and not line.startswith("#")]

@@ -1,7 +1,6 @@
 import re
 from typing import Any
 
-import jaxtyping
 import pytest
 
 from twoaxis import ConfigError, DecoderConfig
@@ -61,8 +60,6 @@ def test_error_is_one_line_that_says_what_got_allowed_remedy(changes: dict, mess
 def test_missing_key() -> None:
     with pytest.raises(ConfigError, match=r"^vocab_size is missing in DecoderConfig: it has no default; add it"):
         DecoderConfig.from_data({"d_model": 8, "n_layers": 1})
-    # As outside the tests, where annotations are not checked.
-    jaxtyping.config.update("jaxtyping_disable", True)
     with pytest.raises(ConfigError, match=r"^DecoderConfig=3: must be a table of keys and values; see `twoaxis show`$"):
         DecoderConfig.from_data(3)  # type: ignore[arg-type]
 
