@@ -17,7 +17,7 @@ from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.interop.hugging_face import export_folder, import_folder, to_fast_tokenizer
 from twoaxis.interop.hugging_face.folder import TOKENIZER_FILE
 
-from .hf_models import small_decoder
+from .hf_models import assert_same, small_decoder
 from .small_tokenizer import subword
 
 TEXTS = ["Fellow citizens, 1 < 2", "  two  spaces\n\n", "naïve 日本 \N{GRINNING FACE} Ā\0", "an <|end|> in a text", ""]
@@ -41,13 +41,14 @@ def test_a_tokenizer_of_another_kind_is_refused():
 
 
 def test_a_folder_goes_out_and_comes_back(tmp_path):
-    decoder, tokenizer = small_decoder("states", vocab_size=280), subword()
+    decoder, tokenizer = small_decoder("states", vocab_size=280).float(), subword()
     export_folder(decoder, tmp_path / "out", tokenizer)
     assert not [path for path in tmp_path.iterdir() if path.name != "out"]
     model, again = import_folder(tmp_path / "out")
     tokens = torch.tensor([[1, 2, 3]])
     assert again is not None and again.definition == tokenizer.definition
-    assert model.config == decoder.config and torch.equal(model(tokens), decoder(tokens))
+    assert model.config == decoder.config
+    assert_same(model(tokens), decoder(tokens))
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").generation_config.eos_token_id == tokenizer.end_of_document
     (tmp_path / "out" / TOKENIZER_FILE).unlink()
     fallback = import_folder(tmp_path / "out").tokenizer

@@ -11,7 +11,7 @@ from transformers import Trainer, TrainingArguments
 
 from twoaxis.interop.hugging_face import TwoAxisForCausalLM, to_hugging_face
 
-from .hf_models import MODELS, small_decoder
+from .hf_models import MODELS, assert_same, small_decoder
 
 TOKENS = torch.tensor([[1, 7, 3, 9, 2, 11], [5, 5, 0, 8, 6, 4]])
 
@@ -87,7 +87,7 @@ def test_trainer_lowers_the_loss_and_saves(tmp_path):
     assert losses[-1] < 0.7 * losses[0]
     model.save_pretrained(tmp_path / "saved")
     again = TwoAxisForCausalLM.from_pretrained(tmp_path / "saved")
-    assert torch.equal(again(TOKENS).logits, model.eval()(TOKENS).logits)
+    assert_same(again(TOKENS).logits, model.eval()(TOKENS).logits)
 
 
 # What peft itself still asks for.
@@ -107,7 +107,7 @@ def test_lora_trains_only_its_adapters_and_merges(name, tmp_path):
     model.save_pretrained(tmp_path / "adapter")
     fresh = peft.PeftModel.from_pretrained(to_hugging_face(small_decoder(name).float()), tmp_path / "adapter")
     expected = model.eval()(TOKENS).logits
-    assert torch.equal(fresh.eval()(TOKENS).logits, expected)
+    assert_same(fresh.eval()(TOKENS).logits, expected)
     generated = model.generate(input_ids=TOKENS[:1], max_new_tokens=4, do_sample=False)
     assert generated.shape == (1, 10)
     with model.disable_adapter():

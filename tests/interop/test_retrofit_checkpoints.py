@@ -29,12 +29,12 @@ MUDD = {
         {"model_type": "qwen2", "tie_word_embeddings": False},
         {"model_type": "qwen3", "head_dim": 16},
         {"model_type": "mistral", "sliding_window": 4},
-        {"partial_rotary_factor": 0.5},
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 16}},
         {"model_type": "qwen3_attnres", "attnres_num_blocks": 2},
         {"model_type": "qwen3_attnres", "attnres_mode": "full"},
         {"model_type": "muddformer", "tie_word_embeddings": False, **MUDD},
     ],
-    ids=lambda changes: changes.get("model_type", "llama") + ("-partial" if "partial_rotary_factor" in changes else ""),
+    ids=lambda changes: changes.get("model_type", "llama") + ("-scaled" if "rope_parameters" in changes else ""),
 )
 def test_a_folder_is_read_as_it_was_written(changes: dict[str, Any], tmp_path: Path) -> None:
     model = write_folder(tmp_path, **changes)
@@ -84,8 +84,9 @@ def test_one_error_lists_all_tensors_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         read_pretrained(tmp_path)
     message = str(error.value)
-    assert "9 missing (model.layers.2.input_layernorm.weight" in message
+    assert "9 missing (model.layers.2.input_layernorm.weight, " in message
     assert "9 unexpected (model.layers.3." in message
+    assert all(message.count(f"layers.{layer}.") == 9 for layer in (2, 3))
     assert "1 of another shape (model.norm.weight is [7], must be [32])" in message
 
 
@@ -96,7 +97,7 @@ def test_a_tied_head_that_differs(tmp_path: Path) -> None:
     save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, path)
     read_pretrained(tmp_path)
     save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, path)
-    with pytest.raises(CheckpointError, match=r"lm_head.weight differs from the embeddings"):
+    with pytest.raises(CheckpointError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
         read_pretrained(tmp_path)
 
 
@@ -118,8 +119,19 @@ def test_missing_files(tmp_path: Path) -> None:
         ({"mlp_bias": True}, "sublayer swiglu with biases: must be one that our decoder has"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu': must be one of silu"),
         ({"hidden_size": None}, "hidden_size is missing"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope type 'llama3': must be 'default'"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope type 'linear'"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+            "rope type='dynamic': must be default or one of linear,",
+        ),
+        ({"rope_parameters": None, "rope_scaling": {"type": "longrope"}}, "rope type='longrope'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "rope_scaling: factor is missing in 'linear'"),
+        ({"rope_parameters": {"rope_type": "llama3", "factor": 0.5}}, "rope_scaling: factor=0.5: must be >= 1"),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2, "mscale": 1}}, "rope_parameters.mscale=1: must be one of"),
+        ({"rope_parameters": {"rope_type": "yarn", "truncate": 0}}, "rope_parameters.truncate=0: must be true or false"),
+        ({"rope_parameters": "yarn"}, "rope_parameters='yarn': must be a table"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: must be left out beside rope_parameters"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5: must be 1"),
+        ({"rope_theta": "large", "rope_parameters": None}, "rope_theta='large': must be a number > 0"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "must be one for all"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: must be absent"),
         ({"model_type": "mistral", "sliding_window": 4, "layer_types": ["conv"] * 3}, "layer_types="),

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,9 @@ import torch
 from twoaxis.core.errors import ConfigError
 from twoaxis.data.tokenizer import SubwordTokenizer
 from twoaxis.interop.checkpoints import read_pretrained
+from twoaxis.interop.configuration import decoder_config
 from twoaxis.interop.gguf_file import layout_name, llama_table, rotated_by_halves, tokenizer_json
+from twoaxis.ops.rope_scaling import YarnScaling
 
 FIELDS = {
     "general.architecture": "llama",
@@ -51,7 +54,16 @@ def test_names() -> None:
 def test_the_configuration() -> None:
     data = llama_table(FIELDS, tied=True)
     assert (data["model_type"], data["rms_norm_eps"], data["tie_word_embeddings"]) == ("llama", 1e-5, True)
-    assert llama_table({**FIELDS, "llama.rope.scaling.type": "yarn"}, tied=True)["rope_scaling"] == {"rope_type": "yarn"}
+
+
+def test_scaled_angles() -> None:
+    sizes = {"llama.context_length": 64, "llama.rope.freq_base": 1e4}
+    scaled = {"type": "yarn", "factor": 4.0, "original_context_length": 16}
+    fields = {**FIELDS, **sizes, **{f"llama.rope.scaling.{name}": value for name, value in scaled.items()}}
+    attention: Any = decoder_config(llama_table(fields, tied=True)).blocks[0][0]
+    assert attention.rope_scaling == YarnScaling(factor=4.0, original_max_seq_len=16)
+    plain: Any = decoder_config(llama_table({**FIELDS, **sizes, "llama.rope.scaling.type": "none"}, tied=True)).blocks[0][0]
+    assert plain.rope_scaling is None
 
 
 def test_digits_are_cut_apart_first() -> None:

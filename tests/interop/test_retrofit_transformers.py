@@ -20,12 +20,24 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 64,
 }
 
+FIRST = {"original_max_position_embeddings": 16}
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+MSCALE = {"mscale": 0.7, "mscale_all_dim": 0.2}
+BETAS = {"beta_fast": 4.0, "beta_slow": 0.5, "attention_factor": 1.3}
+
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
         ("Llama", {"tie_word_embeddings": True}),
         ("Llama", {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+        ("Llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}}),
+        ("Llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", "factor": 8.0, **LLAMA3}}),
+        ("Llama", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", "factor": 8.0, **LLAMA3, **FIRST}}),
+        ("Mistral", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, **FIRST}}),
+        ("Qwen2", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, "truncate": False, **FIRST}}),
+        ("Qwen3", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, **MSCALE, **FIRST}}),
+        ("Qwen3", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 4.0, **BETAS, **FIRST}}),
         ("Mistral", {"sliding_window": 5}),
         ("Qwen2", {}),
         ("Qwen2", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),

@@ -4,10 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from twoaxis.core.errors import CheckpointError
 from twoaxis.interop.configuration import decoder_config, layout_of
 from twoaxis.interop.safetensors_folder import read_json, read_tensors
 from twoaxis.interop.state_maps import state_map
@@ -50,27 +48,19 @@ def read_hugging_face(folder: Path) -> Pretrained:
         ConfigError: a model that our decoder cannot be.
     """
     data = read_json(folder / "config.json")
-    model = build_model(decoder_config(data), layout_of(data), read_tensors(folder), folder)
+    model = build_model(decoder_config(data), layout_of(data), read_tensors(folder))
     tokenizer = folder / "tokenizer.json"
     return Pretrained(model, tokenizer.read_text(encoding="utf-8") if tokenizer.exists() else None, end_of_document(folder))
 
 
-def build_model(config: DecoderConfig, layout: str, tensors: Mapping[str, Tensor], where: Path) -> Decoder:
+def build_model(config: DecoderConfig, layout: str, tensors: Mapping[str, Tensor]) -> Decoder:
     """Builds a model from the tensors of a published layout.
 
     Raises:
         CheckpointError: tensors that do not fit the configuration.
     """
-    table = state_map(layout, config)
-    table.check(tensors)
-    head = tensors.get("lm_head.weight")
-    if config.tie_embeddings and head is not None and not torch.equal(head, tensors["model.embed_tokens.weight"]):
-        raise CheckpointError(
-            f"{where}: lm_head.weight differs from the embeddings, but tie_word_embeddings is true: must be equal; set it to "
-            "false in config.json"
-        )
     model = Decoder(config)
-    table.load(model, tensors)
+    state_map(layout, config).load(model, tensors)
     return model.eval()
 
 

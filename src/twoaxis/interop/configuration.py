@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.interop.rotation import with_rotation
 from twoaxis.model import DecoderConfig
 from twoaxis.model.config import SublayerConfig
 from twoaxis.planner.model.hugging_face import read_hugging_face
@@ -51,8 +52,7 @@ def decoder_config(data: Mapping[str, Any]) -> DecoderConfig:
         raise ConfigError("quantization_config: must be absent; choose the weights in float32, bfloat16 or float16")
     if shape.norm != "rms":
         raise ConfigError(problem("norm", shape.norm, "'rms', since our decoder has no other", "choose another model"))
-    rotation = _rotation(data)
-    blocks = [tuple(_sublayer(part, rotation) for part in block) for block in shape.blocks]
+    blocks = [tuple(_sublayer(part, data) for part in block) for block in shape.blocks]
     alike = all(block == blocks[0] for block in blocks)
     return DecoderConfig(
         vocab_size=shape.vocab_size,
@@ -66,28 +66,8 @@ def decoder_config(data: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _sublayer(part: Part, rotation: Mapping[str, float]) -> SublayerConfig:
+def _sublayer(part: Part, data: Mapping[str, Any]) -> SublayerConfig:
     if type(part) is not OwnPart:
         got = f"{part.kind} with biases" if isinstance(part, OwnPart) else part.kind
         raise ConfigError(f"sublayer {got}: must be one that our decoder has; choose another model")
-    if not isinstance(part.config, AttentionConfig):
-        return part.config
-    width, share = part.config.head_dim, rotation.get("partial_rotary_factor", 1.0)
-    turned = None if width is None or share == 1.0 else int(width * share)
-    return part.config.replace(rope_theta=rotation["rope_theta"], **({} if turned is None else {"rope_dim": turned}))
-
-
-def _rotation(data: Mapping[str, Any]) -> dict[str, float]:
-    """The rotation, from `rope_parameters` or the older keys; angles that are scaled in any way are refused."""
-    parameters = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    if any(isinstance(value, dict) for value in parameters.values()):
-        raise ConfigError("rope_parameters: has a table for each type of layer: must be one for all; choose another model")
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if kind != "default":
-        raise ConfigError(
-            f"rope type {kind!r}: must be 'default', since our angles are not scaled, and every logit would differ; choose a "
-            "model without rope scaling"
-        )
-    given = {"rope_theta": data.get("rope_theta") or data.get("rope_base"), **parameters}
-    share = given.get("partial_rotary_factor") or data.get("partial_rotary_factor") or 1.0
-    return {"rope_theta": float(given["rope_theta"] or 10_000.0), "partial_rotary_factor": float(share)}
+    return with_rotation(part.config, data) if isinstance(part.config, AttentionConfig) else part.config

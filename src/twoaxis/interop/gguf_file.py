@@ -61,7 +61,7 @@ def read_gguf(path: Path) -> Pretrained:
     for name in [name for name in tensors if name.endswith(("q_proj.weight", "k_proj.weight"))]:
         tensors[name] = rotated_by_halves(tensors[name], config.d_model // fields["llama.attention.head_count"])
     end = fields["tokenizer.ggml.tokens"][fields["tokenizer.ggml.eos_token_id"]]
-    return Pretrained(build_model(config, "llama", tensors, path), tokenizer_json(fields), end)
+    return Pretrained(build_model(config, "llama", tensors), tokenizer_json(fields), end)
 
 
 def tokenizer_json(fields: dict[str, Any]) -> str:
@@ -101,8 +101,10 @@ def llama_table(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
         "vocab_size": "vocab_size",
     }
     data: dict[str, Any] = {ours: fields[f"llama.{theirs}"] for ours, theirs in keys.items() if f"llama.{theirs}" in fields}
-    if "llama.rope.scaling.type" in fields:
-        data["rope_scaling"] = {"rope_type": fields["llama.rope.scaling.type"]}
+    if fields.get("llama.rope.scaling.type", "none") != "none":
+        names = {"rope_type": "type", "factor": "factor", "original_max_position_embeddings": "original_context_length"}
+        scaling = {ours: fields.get(f"llama.rope.scaling.{theirs}") for ours, theirs in names.items()}
+        data["rope_scaling"] = {name: value for name, value in scaling.items() if value is not None}
     # The file keeps it in float32, of which this is the shortest spelling.
     data["rms_norm_eps"] = float(f"{data['rms_norm_eps']:.6g}")
     return {"model_type": "llama", "tie_word_embeddings": tied, **data}

@@ -148,6 +148,6 @@ class LocalSWA(LocalMixer):
         config = self.config
         H, G, K = config.n_heads, config.n_kv_heads, config.head_dim
         q_k, v = self.qkv(x).unflatten(-1, (-1, K)).split((H + G, G), dim=2)
-        turn = layout_rotation(layout, K, config.rope_theta, statistics_dtype(x))
+        turn = layout_rotation(layout, RotationTable(K, config.rope_theta), statistics_dtype(x))
         q, k = rotate(q_k, turn).split((H, G), dim=2)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

@@ -12,27 +12,24 @@ from torch import Tensor
 from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
+from twoaxis.ops.rope_scaling import RopeScaling
 
 Rotation = tuple[Float[Tensor, "_ T 1 K"], Float[Tensor, "_ T 1 K"]]
 """The cosine that each channel is multiplied with, and the signed sine for the other channel of its pair."""
 
 
-def rotation(positions: Int[Tensor, "_ T"], head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
-    """The angles position * theta^(-2i/K) for i = 0..K/2-1, as cosines and sines in `dtype`.
-
-    Source: RoFormer, arXiv:2104.09864, eq. 15; nothing is tabulated, so no position is too large.
-    """
-    exponent = torch.arange(0, head_dim, 2, device=positions.device, dtype=dtype) / head_dim
-    angles = positions.to(dtype).unsqueeze(-1) * theta**-exponent
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat((cos, cos), dim=-1).unsqueeze(2), torch.cat((-sin, sin), dim=-1).unsqueeze(2)
-
-
 class RotationTable(NamedTuple):
-    """What `layout_rotation` makes once for all layers that ask for the same, and autograd keeps: a cosine and a sine."""
+    """What `layout_rotation` makes once for all layers that ask for the same, and autograd keeps: a cosine and a sine.
+
+    Attributes:
+        width: channels that are rotated.
+        theta: base of the angles.
+        scaling: what becomes of frequencies; None leaves them.
+    """
 
     width: int
     theta: float
+    scaling: RopeScaling | None = None
 
     def saved_bytes(self, shape: Shape) -> int:
         """Bytes of the table, where all rows have the same positions.
@@ -44,10 +41,25 @@ class RotationTable(NamedTuple):
         return 2 * shape.tokens * self.width * shape.statistics_bytes
 
 
-def layout_rotation(layout: TokenLayout, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
+def rotation(positions: Int[Tensor, "_ T"], table: RotationTable, dtype: torch.dtype) -> Rotation:
+    """The angles position * theta^(-2i/K) for i = 0..K/2-1, as cosines and sines in `dtype`; a scaling changes the factor.
+
+    Source: RoFormer, arXiv:2104.09864, eq. 15; nothing is tabulated, so no position is too large.
+    """
+    exponent = torch.arange(0, table.width, 2, device=positions.device, dtype=dtype) / table.width
+    frequencies = table.theta**-exponent
+    if table.scaling is not None:
+        frequencies = table.scaling.scale(frequencies, table.theta)
+    angles = positions.to(dtype).unsqueeze(-1) * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    if table.scaling is not None:
+        cos, sin = cos * table.scaling.magnitude, sin * table.scaling.magnitude
+    return torch.cat((cos, cos), dim=-1).unsqueeze(2), torch.cat((-sin, sin), dim=-1).unsqueeze(2)
+
+
+def layout_rotation(layout: TokenLayout, table: RotationTable, dtype: torch.dtype) -> Rotation:
     """The rotation of the positions of a layout, computed once for all that ask for the same."""
-    key = ("rotation", head_dim, theta, dtype)
-    return layout.shared(key, lambda: rotation(layout.positions, head_dim, theta, dtype))
+    return layout.shared(("rotation", table, dtype), lambda: rotation(layout.positions, table, dtype))
 
 
 @outside_autocast

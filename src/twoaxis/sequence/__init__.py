@@ -21,7 +21,19 @@ SEQUENCE: Table[SequenceConfig] = Table(
                 "gqa": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 4, "qk_norm": "before_rope"},
                 "mqa": {"n_heads": 2, "n_kv_heads": 1, "qk_norm": "after_rope"},
                 "window": {"n_heads": 2, "window": 3},
-                "bias": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 4, "bias": "qkv"},
+                "bias": {
+                    "n_heads": 4,
+                    "n_kv_heads": 2,
+                    "head_dim": 4,
+                    "bias": "qkv",
+                    "rope_scaling": {
+                        "kind": "yarn",
+                        "factor": 4.0,
+                        "original_max_seq_len": 4,
+                        "beta_fast": 1,
+                        "beta_slow": 0.25,
+                    },
+                },
                 "sink": {"n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "window": 3, "sink": "learned"},
                 "canon": {
                     "n_heads": 2,

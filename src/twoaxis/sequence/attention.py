@@ -26,6 +26,7 @@ class AttentionConfig(HeadsConfig):
         window: tokens seen, the query included; None means all.
         rope_theta: base of the rotation angles.
         rope_dim: channels of each head that are rotated, the first ones; None means all, 0 none (NoPE).
+        rope_scaling: slower angles for longer texts: `llama3`, `yarn` or `linear` with their options; None leaves them.
         qk_norm: RMSNorm of queries and keys: `none`, `before_rope` or `after_rope`.
         qk_norm_over: one norm for each `head` (one gain for all heads), or over `all_heads` together (OLMo 2, Canon).
         bias: `qkv` adds a bias to queries, keys and values.

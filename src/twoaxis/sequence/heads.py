@@ -26,6 +26,7 @@ from twoaxis.ops.local_attention import kept_by_attention, local_attention
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.rope import RotationTable, layout_rotation, rotate
+from twoaxis.ops.rope_scaling import Scaling
 from twoaxis.sequence.base import HeadMixer, SequenceConfig
 
 QKNorm = Literal["none", "before_rope", "after_rope"]
@@ -47,6 +48,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
     head_dim: int | None = Field(default=None, ge=2)
     rope_theta: float = Field(default=10_000.0, gt=0)
     rope_dim: int | None = Field(default=None, ge=0, multiple_of=2)
+    rope_scaling: Scaling = None
     qk_norm: QKNorm = "none"
     qk_norm_over: Literal["head", "all_heads"] = "head"
     bias: ProjectionBias = "none"
@@ -61,6 +63,10 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
             raise ConfigError(problem("n_kv_heads", self.n_kv_heads, allowed, "use n_kv_heads=1 or n_heads for the extremes"))
         if self.head_dim is not None and self.head_dim % 2:
             raise ConfigError(problem("head_dim", self.head_dim, "even, since RoPE turns pairs of channels", "add 1"))
+        if self.rope_scaling is not None and self.rope_dim == 0:
+            raise ConfigError(problem("rope_dim", 0, "> 0 beside rope_scaling", "leave rope_scaling out"))
+        if self.rope_scaling is not None and self.rope_theta <= 1:
+            raise ConfigError(problem("rope_theta", self.rope_theta, "> 1 beside rope_scaling", "use the base of the model"))
         if self.projected_local is not None and self.qk_norm == "after_rope":
             raise ConfigError(
                 problem(
@@ -197,9 +203,13 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Its own, and those of the local mixers."""
+        own = self.rotation(d_model)
+        return self.local_rotations | (set() if own is None else {own})
+
+    def rotation(self, d_model: int) -> RotationTable | None:
+        """Its own; None where nothing is rotated."""
         rotated = self.rotated(d_model)
-        own = {RotationTable(rotated, self.rope_theta)} if rotated else set()
-        return self.local_rotations | own
+        return RotationTable(rotated, self.rope_theta, self.rope_scaling) if rotated else None
 
     def build(self, site: Site) -> "SoftmaxAttention":
         """Builds the mixer at this site."""
@@ -222,7 +232,7 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         super().__init__()
         self.config = config
         self.norm_eps = site.norm_eps
-        self.head_dim, self.rotated = config.key_width(site.d_model), config.rotated(site.d_model)
+        self.head_dim, self.rotation = config.key_width(site.d_model), config.rotation(site.d_model)
         H, G, K, D = config.n_heads, config.kv_heads, self.head_dim, site.d_model
         self.projects_values = site.slot.projects_values
         projected = (H + (2 if self.projects_values else 1) * G) * K
@@ -344,12 +354,12 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         return projected if self.qkv_bias is None else projected + self.qkv_bias.to(projected.dtype)
 
     def _rotate(self, q_k: Tensor, layout: TokenLayout) -> Tensor:
-        if self.rotated == 0:
+        if self.rotation is None:
             return q_k
-        turn = layout_rotation(layout, self.rotated, self.config.rope_theta, statistics_dtype(q_k))
-        if self.rotated == self.head_dim:
+        turn, rotated = layout_rotation(layout, self.rotation, statistics_dtype(q_k)), self.rotation.width
+        if rotated == self.head_dim:
             return rotate(q_k, turn)
-        first, rest = q_k.split((self.rotated, self.head_dim - self.rotated), dim=-1)
+        first, rest = q_k.split((rotated, self.head_dim - rotated), dim=-1)
         return torch.cat((rotate(first, turn), rest), dim=-1)
 
     def _normalise(self, q_k: Tensor) -> Tensor:

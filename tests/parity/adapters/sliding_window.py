@@ -11,6 +11,7 @@ from twoaxis.core.site import Stack
 from twoaxis.interop.state_maps import state_map
 from twoaxis.model import Decoder
 from twoaxis.ops import local_attention
+from twoaxis.ops.rope import RotationTable
 from twoaxis.sequence import AttentionConfig, ShortSWAConfig, heads
 
 from ..backbones.llama import llama_decoder
@@ -91,8 +92,8 @@ def _window_besides_the_query(patch: pytest.MonkeyPatch) -> None:
 def _other_rotation_base(patch: pytest.MonkeyPatch) -> None:
     right = heads.layout_rotation
 
-    def other_base(layout: TokenLayout, head_dim: int, theta: float, dtype: torch.dtype) -> object:
-        return right(layout, head_dim, theta / 2, dtype)
+    def other_base(layout: TokenLayout, table: RotationTable, dtype: torch.dtype) -> object:
+        return right(layout, table._replace(theta=table.theta / 2), dtype)
 
     patch.setattr(heads, "layout_rotation", other_base)
 

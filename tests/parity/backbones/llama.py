@@ -60,9 +60,8 @@ def run_llama(model: Decoder, golden: Golden) -> dict[str, Tensor]:
     tokens = embeddings.shape[1]
     layout = TokenLayout.contiguous(tokens)
     attention: Any = model.config.layers[0][0]
-    key = ("rotation", attention.key_width(model.config.d_model), attention.rope_theta, torch.float64)
     turn = stored_rotation(golden, tokens)
-    layout.shared(key, lambda: turn)
+    layout.shared(("rotation", attention.rotation(model.config.d_model), torch.float64), lambda: turn)
     state = model.ends.enter(embeddings)
     found = {"output/hidden_0": embeddings}
     for index, block in enumerate(model.blocks):

@@ -37,13 +37,18 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("options", COMBINATIONS, ids=lambda options: "-".join(map(str, options.values())))
-def test_is_the_residual_bit_for_bit_at_first(options: dict[str, Any]) -> None:
+def test_is_the_residual_at_first(options: dict[str, Any]) -> None:
+    """Bit for bit with one view; separate ones are projected one by one, which some processors round otherwise."""
     for dtype, n_layers in ((torch.float32, 3), (torch.bfloat16, 4), (torch.float32, 1)):
         ours, plain = (
             Decoder.build(decoder_config(config, n_layers=n_layers)).to(dtype)
             for config in (MUDDFormerConfig(**options), ResidualConfig())
         )
-        assert torch.equal(ours(toy_tokens()), plain(toy_tokens()))
+        found, expected = ours(toy_tokens()), plain(toy_tokens())
+        if options["ways"] == "single":
+            assert torch.equal(found, expected)
+        rounding = 4 * torch.finfo(dtype).eps * float(expected.detach().abs().max())
+        torch.testing.assert_close(found, expected, rtol=0, atol=rounding)
 
 
 class Parallel(ResidualConfig):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from twoaxis.ops.rope import rotate, rotation
+from twoaxis.ops.rope import RotationTable, rotate, rotation
 
 from .compare import normal, output_and_gradients
 
@@ -14,7 +14,7 @@ THETA = 100.0
 
 
 def turned(x: Tensor, positions: Tensor, theta: float = THETA) -> Tensor:
-    return rotate(x, rotation(positions, x.shape[-1], theta, x.dtype))
+    return rotate(x, rotation(positions, RotationTable(x.shape[-1], theta), x.dtype))
 
 
 def loop_turned(x: Tensor, positions: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ def test_products_depend_on_the_difference_of_positions(offset: int) -> None:
 
 def test_a_large_position_in_float32() -> None:
     x, position = normal(1, 1, 1, 16), torch.tensor([[100_000]])
-    narrow = rotate(x.float(), rotation(position, 16, 10_000.0, torch.float32))
+    narrow = rotate(x.float(), rotation(position, RotationTable(16, 10_000.0), torch.float32))
     assert narrow.dtype == torch.float32
     # One rounding of the frequency, times the position, is the error of the angle.
     budget = 2 * 100_000 * torch.finfo(torch.float32).eps * x.abs().max()
@@ -78,6 +78,6 @@ def test_a_large_position_in_float32() -> None:
 def test_bfloat16_is_turned_in_float32() -> None:
     x, positions = normal(1, 4, 1, 8, dtype=torch.bfloat16), torch.tensor([[0, 7, 70, 700]])
     with torch.autocast("cpu", torch.bfloat16):
-        narrow = rotate(x, rotation(positions, 8, THETA, torch.float32))
+        narrow = rotate(x, rotation(positions, RotationTable(8, THETA), torch.float32))
     assert narrow.dtype == torch.bfloat16
     assert torch.equal(narrow, turned(x.float(), positions).bfloat16())

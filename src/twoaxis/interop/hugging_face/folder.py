@@ -5,6 +5,9 @@ import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from safetensors import SafetensorError
+
 from twoaxis.core.errors import CheckpointError, DataError
 from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
 from twoaxis.interop.checkpoints import end_of_document
@@ -32,7 +35,7 @@ class ImportedFolder(NamedTuple):
     """What a folder holds.
 
     Attributes:
-        model: the decoder.
+        model: the decoder, in float32, whatever the file has.
         tokenizer: None when there is none in the folder.
     """
 
@@ -87,9 +90,10 @@ def import_folder(folder: Path | str) -> ImportedFolder:
         remedy = "other models become ones of this library by `twoaxis retrofit`"
         raise CheckpointError(f"folder {folder}: model_type={kind!r} must be {MODEL_TYPE!r}; {remedy}")
     try:
-        loaded: Any = TwoAxisForCausalLM.from_pretrained(folder, output_loading_info=True, local_files_only=True)
+        options = {"output_loading_info": True, "local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
+        loaded: Any = TwoAxisForCausalLM.from_pretrained(folder, **options)
         model, report = loaded
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"folder {folder}: cannot be loaded ({reason}); export it again") from None
     wrong = {name: sorted(report[name]) for name in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[name]}

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from twoaxis.core.errors import ConfigError
+from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.interop.state_maps import sublayer_names
 from twoaxis.model import Decoder, DecoderConfig
 
@@ -86,10 +86,18 @@ def _renamed(base: DecoderConfig, target: DecoderConfig) -> dict[str, str]:
 
 @torch.no_grad()
 def largest_difference(one: Decoder, other: Decoder, tokens: Int[Tensor, "B T"]) -> tuple[float, float]:
-    """The largest difference between the logits of two models, and the share of next tokens on which they agree."""
-    worst, agreed = 0.0, 0
+    """The largest difference between the logits of two models, and the share of next tokens on which they agree.
+
+    The difference is no number where a logit of the other model is none.
+
+    Raises:
+        CheckpointError: a logit of the first model is no finite number.
+    """
+    differences, agreed = [], 0
     for row in tokens.unbind():
         a, b = one(row[None]), other(row[None])
-        worst = max(worst, float((a - b).abs().max()))
+        if not a.isfinite().all():
+            raise CheckpointError("logits of the model to begin with: must be finite numbers; fetch its weights again")
+        differences.append((a - b).abs().max())
         agreed += int((a.argmax(-1) == b.argmax(-1)).sum())
-    return worst, agreed / tokens.numel()
+    return float(torch.stack(differences).max()), agreed / tokens.numel()

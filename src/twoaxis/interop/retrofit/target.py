@@ -75,16 +75,19 @@ def _head_dim(attention: Mapping[str, Any], base: DecoderConfig) -> int:
 
 
 def _with_local(block: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]]:
-    places = options.pop("places", "ABCD" if options["kind"] == "canon" else "A")
-    local = with_preset(options, LOCAL_PRESETS)
+    places = options.get("places", "ABCD" if options["kind"] == "canon" else "A")
+    if not isinstance(places, str) or not places or not set(places) <= set(CANON_PLACES):
+        raise ConfigError(problem("places", places, f"letters of {''.join(CANON_PLACES)}", "write for example 'AC'"))
+    local = with_preset({name: value for name, value in options.items() if name != "places"}, LOCAL_PRESETS)
     found = [dict(sublayer) for sublayer in block]
     for letter in places:
-        if letter not in CANON_PLACES:
-            raise ConfigError(problem("places", places, f"letters of {''.join(CANON_PLACES)}", "write for example 'AC'"))
         kind, place = CANON_PLACES[letter]
-        for sublayer in found:
-            if sublayer["kind"] == kind:
-                sublayer[f"{place}_local"] = local
+        fitting = [sublayer for sublayer in found if sublayer["kind"] == kind]
+        if not fitting:
+            got = [sublayer["kind"] for sublayer in block]
+            raise ConfigError(problem("blocks", got, f"blocks with {kind!r} for place {letter}", "name other places"))
+        for sublayer in fitting:
+            sublayer[f"{place}_local"] = local
     return found
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import AttentionResidualsConfig
-from twoaxis.interop.state_maps.llama import body, ignored
+from twoaxis.interop.state_maps.llama import EMBEDDING, HEAD, IGNORED, body, tied
 from twoaxis.interop.state_maps.places import Places, decoder_places
 from twoaxis.interop.state_maps.state_map import Constant, Entry, Part, StateMap
 from twoaxis.model import DecoderConfig
@@ -30,7 +30,7 @@ def attnres_qwen3(config: DecoderConfig) -> StateMap:
     """
     places = decoder_places(config)
     entries, constants = _reads(places, "model.layers.{}.", ("attn_res", "mlp_res"), "model.final_res")
-    return StateMap("attnres_qwen3", (*body(config), *entries), constants, ignored(config))
+    return StateMap("attnres_qwen3", (*body(config), *entries), constants, IGNORED, tied=tied(config, HEAD, EMBEDDING))
 
 
 def attnres_fla(config: DecoderConfig) -> StateMap:
@@ -42,8 +42,10 @@ def attnres_fla(config: DecoderConfig) -> StateMap:
     """
     places = decoder_places(config)
     entries, constants = _reads(places, "model.layers.{}.", ("attn_res", "mlp_res"), "model.res")
-    named = tuple(Entry(entry.ours, tuple(_in_fla(part) for part in entry.parts)) for entry in body(config))
-    return StateMap("attnres_fla", (*named, *entries), constants, ignored(config))
+    llama = ((entry.ours, [part._replace(name=_in_fla(part.name)) for part in entry.parts]) for entry in body(config))
+    named = tuple(Entry(ours, tuple(parts)) for ours, parts in llama)
+    shared = tied(config, HEAD, _in_fla(EMBEDDING))
+    return StateMap("attnres_fla", (*named, *entries), constants, IGNORED, tied=shared)
 
 
 def kimi_k3(places: Places) -> StateMap:
@@ -81,5 +83,5 @@ def _read(ours: str, theirs: str, D: int) -> Iterator[Entry]:
     yield Entry(f"{ours}.query.key_gain", (Part(f"{theirs}_norm.weight", (D,)),))
 
 
-def _in_fla(part: Part) -> Part:
-    return part._replace(name=".".join(FLA.get(word, word) for word in part.name.split(".")))
+def _in_fla(name: str) -> str:
+    return ".".join(FLA.get(word, word) for word in name.split("."))

@@ -1,6 +1,6 @@
 """The layout of the Deep Delta Learning repository.
 
-Letters: D width, C value channels, K key width.
+Letters: D width, C value channels.
 """
 
 from collections.abc import Iterator
@@ -9,10 +9,14 @@ from typing import cast
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import DeepDeltaConfig
 from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.interop.state_maps.llama import check_blocks
+from twoaxis.interop.state_maps.llama import tied
 from twoaxis.interop.state_maps.state_map import Entry, Part, StateMap
+from twoaxis.interop.state_maps.sublayers import HeadNames, check_blocks, gated_mlp, heads
 from twoaxis.model import DecoderConfig
 from twoaxis.sequence.heads import HeadsConfig
+
+EMBEDDING, HEAD = "transformer.wte.weight", "lm_head.weight"
+HEADS, MLP = HeadNames("c_{}", "c_proj", "{}_rms"), ("c_fc1", "c_fc2", "c_proj")
 
 
 def deep_delta(config: DecoderConfig) -> StateMap:
@@ -27,30 +31,29 @@ def deep_delta(config: DecoderConfig) -> StateMap:
         got = depth.kind if not isinstance(depth, DeepDeltaConfig) else depth.value_target
         raise ConfigError(problem("depth", got, "deep_delta with a value_target of the code", "use value_target='code'"))
     check_blocks(config)
-    return StateMap("deep_delta", tuple(_entries(config, depth)), ignored=("lm_head.weight",) if config.tie_embeddings else ())
+    return StateMap("deep_delta", tuple(_entries(config, depth)), tied=tied(config, HEAD, EMBEDDING))
 
 
 def _entries(config: DecoderConfig, depth: DeepDeltaConfig) -> Iterator[Entry]:
     V, D = config.vocab_size, config.d_model
-    yield Entry("embedding.weight", (Part("transformer.wte.weight", (V, D)),))
+    yield Entry("embedding.weight", (Part(EMBEDDING, (V, D)),))
     yield Entry("norm.gain", (Part("ln_f.weight", (D,)),))
     if not config.tie_embeddings:
-        yield Entry("head.weight", (Part("lm_head.weight", (V, D)),))
+        yield Entry("head.weight", (Part(HEAD, (V, D)),))
     yield from _compressor("ends.readout", "readout", depth, D)
     if depth.expansion == "embedding_conv":
         shape = (depth.value_channels * D, 1, depth.kernel_size)
         yield Entry("ends.embedding_weight", (Part("input_embed.conv.weight", shape),))
+    sites = config.stack.sites
     for layer, (attention, swiglu) in enumerate(config.layers):
         ours, theirs = f"blocks.{layer}", f"transformer.h.{layer}"
         yield from _compressor(f"{ours}.attention.depth.compressor", f"{theirs}.compress", depth, D)
         for kind, number, name in (("attention", 1, "ddl_attn"), ("swiglu", 2, "ddl_mlp")):
             yield Entry(f"{ours}.{kind}.norm.gain", (Part(f"{theirs}.ln_{number}.weight", (D,)),))
             yield from _write(f"{ours}.{kind}.depth", f"{theirs}.{name}", depth, D)
-        yield from _attention(cast(HeadsConfig, attention), D, f"{ours}.attention.mixer", f"{theirs}.attn")
-        F = cast(SwiGLUConfig, swiglu).hidden_width(D)
-        gate_up = tuple(Part(f"{theirs}.mlp.{name}.weight", (F, D)) for name in ("c_fc1", "c_fc2"))
-        yield Entry(f"{ours}.swiglu.mixer.gate_up.weight", gate_up)
-        yield Entry(f"{ours}.swiglu.mixer.down.weight", (Part(f"{theirs}.mlp.c_proj.weight", (D, F)),))
+        yield from heads(cast(HeadsConfig, attention), D, f"{ours}.attention.mixer", f"{theirs}.attn", HEADS)
+        F = cast(SwiGLUConfig, swiglu).width_at(sites[2 * layer + 1])
+        yield from gated_mlp(D, F, f"{ours}.swiglu.mixer", f"{theirs}.mlp", MLP)
 
 
 def _write(ours: str, theirs: str, depth: DeepDeltaConfig, D: int) -> Iterator[Entry]:
@@ -73,12 +76,3 @@ def _compressor(ours: str, theirs: str, depth: DeepDeltaConfig, D: int) -> Itera
         yield Entry(f"{ours}.weight", (Part(f"{theirs}.weight", (D, C)),))
     if depth.compressor != "none":
         yield Entry(f"{ours}.read_weight", (Part(f"{theirs}.read", (C,)),))
-
-
-def _attention(config: HeadsConfig, D: int, ours: str, theirs: str) -> Iterator[Entry]:
-    K, H, G = config.key_width(D), config.n_heads, config.kv_heads
-    rows = {"q": H * K, "k": G * K, "v": G * K}
-    yield Entry(f"{ours}.qkv.weight", tuple(Part(f"{theirs}.c_{x}.weight", (n, D)) for x, n in rows.items()))
-    yield Entry(f"{ours}.output.weight", (Part(f"{theirs}.c_proj.weight", (D, H * K)),))
-    for x in "qk":
-        yield Entry(f"{ours}.{x}_gain", (Part(f"{theirs}.{x}_rms.weight", (K,)),))

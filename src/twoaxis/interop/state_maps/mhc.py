@@ -23,7 +23,7 @@ def deepseek_v4(places: Places) -> StateMap:
         return f"model.layers.{layer}.{site}_hc.{what}"
 
     entries = _entries(places, name, "model.hc_head.hc_{}")
-    return StateMap("deepseek_v4", entries, family=("*.attn_hc.*", "*.ffn_hc.*", "*hc_head*"))
+    return StateMap("deepseek_v4", entries, family=("model.layers.*.attn_hc.*", "model.layers.*.ffn_hc.*", "model.hc_head.*"))
 
 
 def deepseek_v4_raw(places: Places) -> StateMap:
@@ -37,7 +37,8 @@ def deepseek_v4_raw(places: Places) -> StateMap:
     def name(layer: int, site: str, what: str) -> str:
         return f"layers.{layer}.hc_{site}_{what}"
 
-    return StateMap("deepseek_v4_raw", _entries(places, name, "hc_head_{}"), family=("*hc_attn_*", "*hc_ffn_*", "hc_head_*"))
+    family = ("layers.*.hc_attn_*", "layers.*.hc_ffn_*", "hc_head_*")
+    return StateMap("deepseek_v4_raw", _entries(places, name, "hc_head_{}"), family=family)
 
 
 def _entries(places: Places, name: Callable[[int, str, str], str], head: str) -> tuple[Entry, ...]:

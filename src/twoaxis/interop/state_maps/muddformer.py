@@ -9,14 +9,18 @@ from typing import cast
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import MUDDFormerConfig
 from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.interop.state_maps.llama import check_blocks
+from twoaxis.interop.state_maps.llama import tied
 from twoaxis.interop.state_maps.places import Places, decoder_places
 from twoaxis.interop.state_maps.state_map import Entry, Part, StateMap
+from twoaxis.interop.state_maps.sublayers import HeadNames, check_blocks, gated_mlp, heads
 from twoaxis.model import DecoderConfig
 from twoaxis.sequence.heads import HeadsConfig
 
 FAMILY = ("dense_bs.*", "dynamic_dense.*")
 """The names of the sums."""
+
+EMBEDDING, HEAD = "tok_embeddings.weight", "output.weight"
+HEADS, MLP = HeadNames("w{}", "wo", "{}_norm"), ("w1", "w3", "w2")
 
 
 def muddformer(config: DecoderConfig) -> StateMap:
@@ -28,7 +32,7 @@ def muddformer(config: DecoderConfig) -> StateMap:
     """
     check_blocks(config)
     sums = muddformer_sums(decoder_places(config))
-    return StateMap("muddformer", (*_body(config), *sums.entries))
+    return StateMap("muddformer", (*_body(config), *sums.entries), tied=tied(config, HEAD, EMBEDDING))
 
 
 def muddformer_sums(places: Places) -> StateMap:
@@ -58,29 +62,17 @@ def _sums(places: Places, depth: MUDDFormerConfig) -> Iterator[Entry]:
 
 def _body(config: DecoderConfig) -> Iterator[Entry]:
     V, D = config.vocab_size, config.d_model
-    yield Entry("embedding.weight", (Part("tok_embeddings.weight", (V, D)),))
+    yield Entry("embedding.weight", (Part(EMBEDDING, (V, D)),))
     yield Entry("norm.gain", (Part("norm.weight", (D,)),))
     if not config.tie_embeddings:
-        yield Entry("head.weight", (Part("output.weight", (V, D)),))
+        yield Entry("head.weight", (Part(HEAD, (V, D)),))
     sites = config.stack.sites
     for layer, (attention, swiglu) in enumerate(config.layers):
         ours, theirs = f"blocks.{layer}", f"layers.{layer}"
         norms = ("attention_norms.0", "attention_norms.1", "attention_norms.2") if layer else ("attention_norm",)
         for name, norm in zip(("norm", "key_norm", "value_norm"), norms, strict=False):
             yield Entry(f"{ours}.attention.{name}.gain", (Part(f"{theirs}.{norm}.weight", (D,)),))
-        yield from _attention(cast(HeadsConfig, attention), D, f"{ours}.attention.mixer", f"{theirs}.attention")
+        yield from heads(cast(HeadsConfig, attention), D, f"{ours}.attention.mixer", f"{theirs}.attention", HEADS)
         yield Entry(f"{ours}.swiglu.norm.gain", (Part(f"{theirs}.ffn_norm.weight", (D,)),))
-        F, mlp = cast(SwiGLUConfig, swiglu).width_at(sites[2 * layer + 1]), f"{theirs}.feed_forward"
-        gate_up = tuple(Part(f"{mlp}.{name}.weight", (F, D)) for name in ("w1", "w3"))
-        yield Entry(f"{ours}.swiglu.mixer.gate_up.weight", gate_up)
-        yield Entry(f"{ours}.swiglu.mixer.down.weight", (Part(f"{mlp}.w2.weight", (D, F)),))
-
-
-def _attention(config: HeadsConfig, D: int, ours: str, theirs: str) -> Iterator[Entry]:
-    K, H, G = config.key_width(D), config.n_heads, config.kv_heads
-    rows = {"q": H * K, "k": G * K, "v": G * K}
-    yield Entry(f"{ours}.qkv.weight", tuple(Part(f"{theirs}.w{x}.weight", (n, D)) for x, n in rows.items()))
-    yield Entry(f"{ours}.output.weight", (Part(f"{theirs}.wo.weight", (D, H * K)),))
-    if config.qk_norm != "none":
-        for x in "qk":
-            yield Entry(f"{ours}.{x}_gain", (Part(f"{theirs}.{x}_norm.weight", (K,)),))
+        F = cast(SwiGLUConfig, swiglu).width_at(sites[2 * layer + 1])
+        yield from gated_mlp(D, F, f"{ours}.swiglu.mixer", f"{theirs}.feed_forward", MLP)

@@ -1,7 +1,9 @@
 """A state map: which tensors of a published layout make up which parameters of ours, in either direction."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -9,9 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.core.errors import CheckpointError
-
-SHOWN = 3
-"""Names that an error lists of each kind of difference."""
 
 
 class Part(NamedTuple):
@@ -45,6 +44,7 @@ class StateMap:
         constants: tensors without a parameter of ours.
         ignored: patterns of names that say nothing about the parameters, such as tables of angles.
         family: patterns of the names that the layout is about; tensors of other names are none of its business.
+        tied: names under which a tensor of another name may be there again.
 
     Example:
         >>> layer = nn.Linear(2, 3)
@@ -64,6 +64,7 @@ class StateMap:
     constants: tuple[Constant, ...] = ()
     ignored: tuple[str, ...] = ()
     family: tuple[str, ...] = ("*",)
+    tied: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def parts(self) -> dict[str, Part]:
@@ -80,7 +81,8 @@ class StateMap:
         """Copies tensors of the layout into the parameters; nothing is changed unless all of them fit.
 
         Raises:
-            CheckpointError: in one line, tensors that are missing, unexpected or of another shape.
+            CheckpointError: in one line, all tensors that are missing, unexpected or of another shape, or a tied one that
+                differs.
         """
         self.check(tensors)
         for ours, value in self.values(tensors).items():
@@ -110,7 +112,8 @@ class StateMap:
         """Compares names and shapes.
 
         Raises:
-            CheckpointError: in one line, tensors that are missing, unexpected or of another shape.
+            CheckpointError: in one line, all tensors that are missing, unexpected or of another shape, or a tied one that
+                differs.
         """
         parts = self.parts
         missing = [name for name in parts if name not in tensors]
@@ -121,23 +124,38 @@ class StateMap:
             if name in tensors and tuple(tensors[name].shape) != part.shape
         ]
         kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shaped))
-        wrong = [f"{len(names)} {kind} ({_first(names)})" for kind, names in kinds if names]
+        wrong = [f"{len(names)} {kind} ({_listed(names)})" for kind, names in kinds if names]
         if wrong:
             raise CheckpointError(
                 f"layout {self.layout!r}: {', '.join(wrong)}: all tensors must fit the model; load another checkpoint, or "
                 "change the configuration"
             )
+        for again, name in self.tied.items():
+            if again in tensors and not torch.equal(tensors[again], tensors[name]):
+                raise CheckpointError(
+                    f"layout {self.layout!r}: {again} differs from {name}, but both are tied: must be equal; untie them in the "
+                    "configuration"
+                )
 
     def _is_foreign(self, name: str) -> bool:
-        return _matches(name, self.ignored) or not _matches(name, self.family)
+        return name in self.tied or _matches(name, self.ignored) or not _matches(name, self.family)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+def _listed(names: list[str]) -> str:
+    """All names, with those of several layers as one.
+
+    Example:
+        >>> _listed(["layers.0.a", "layers.0.b", "layers.1.a", "c"])
+        'layers.*.a (2), layers.0.b, c'
+    """
+    alike = {name: re.sub(r"\.\d+\.", ".*.", name) for name in names}
+    times = Counter(alike.values())
+    shown = dict.fromkeys(alike[name] if times[alike[name]] > 1 else name for name in names)
+    return ", ".join(f"{name} ({times[name]})" if times[name] > 1 else name for name in shown)
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
