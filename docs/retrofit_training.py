@@ -10,6 +10,7 @@ trains a model of the first blocks and prints the table instead.
 
 import argparse
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -52,7 +53,8 @@ ARMS = (
     Arm("Attention Residuals", "attention_residuals_even", SUM),
     Arm("the same, new parameters at ten times the rate", "attention_residuals", (*SUM, *TENFOLD)),
     Arm("Deep Delta Learning, its blend learned from 0", "deep_delta_learned", (*DELTA, "anneal=[]")),
-    Arm("Deep Delta Learning, blended in to the whole, at ten times the rate", "deep_delta", (*DELTA, *TENFOLD)),
+    Arm("Deep Delta Learning, blended in to the whole", "deep_delta_even", DELTA),
+    Arm("the same, new parameters at ten times the rate", "deep_delta", (*DELTA, *TENFOLD)),
 )
 
 STOPPED = "attention_residuals"
@@ -117,6 +119,8 @@ def retrofit(source: Path, run: Path, words: Sequence[str], steps: int) -> dict[
     """The report of `twoaxis retrofit`, of now or of an earlier call of this script."""
     kept = run.with_suffix(".json")
     if not kept.exists():
+        # Of a call that was stopped in between.
+        shutil.rmtree(run, ignore_errors=True)
         text = twoaxis("retrofit", source, *recipe(steps), *words, "--out", run, "--json")
         kept.write_text(text, encoding="utf-8")
     return json.loads(kept.read_text(encoding="utf-8"))
@@ -125,8 +129,9 @@ def retrofit(source: Path, run: Path, words: Sequence[str], steps: int) -> dict[
 def held_out(run: Path) -> float:
     """The held-out loss of the newest weights of a run."""
     trained = load_trained(run)
-    config, data = trained.config, prepare(trained.config.data.corpus, trained.config.data.tokenizer)
-    rows, settings = rows_at_once(config), config.data
+    config, source = trained.config, trained.config.data
+    data = prepare(source.corpus, source.tokenizer.beside(run))
+    rows, settings = rows_at_once(config), source
     batches = validation_batches(data.validation, rows, settings.seq_len, config.validation_tokens, settings.packing)
     return evaluate(TokenLoss(trained.model, config).evaluate, batches, data).loss
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from twoaxis.interop.configuration import decoder_config, layout_of
 from twoaxis.interop.state_maps import state_map
@@ -34,12 +34,21 @@ def write_folder(folder: Path, **changes: Any) -> Decoder:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(data))
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return model
+
+
+def byte_tokenizer(*special: str, begin: str | None = None) -> Tokenizer:
+    """A tokenizer of bytes with special tokens behind them, one of which may begin every text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     engine = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()
-    engine.save(str(folder / "tokenizer.json"))
-    return model
+    engine.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    if begin is not None:
+        marked = [(begin, engine.token_to_id(begin))]
+        engine.post_processor = processors.TemplateProcessing(single=f"{begin} $A", special_tokens=marked)
+    return engine
 
 
 @torch.no_grad()

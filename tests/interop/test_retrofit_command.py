@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from twoaxis.cli import main
 from twoaxis.train import RunFolder, load_trained
@@ -90,6 +91,40 @@ def test_a_frozen_base_stays(source: Path, tmp_path: Path, capsys: pytest.Captur
     assert moved == {f"blocks.{layer}.swiglu.depth.weights" for layer in range(3)}
 
 
+def test_a_learned_blend_is_new_and_trained(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    words = ("--depth", "deep_delta", "--freeze-base", "--new-lr-scale", "2", "anneal=[]")
+    assert _retrofit(source, out, capsys, *words)[0] == 0
+    scales = {group.pattern: group.lr_scale for group in RunFolder(out).config.optimizer.groups}
+    assert {pattern: scale for pattern, scale in scales.items() if "blend" in pattern} == {
+        "blocks.*.attention.depth.blend": 2.0,
+        "blocks.*.swiglu.depth.blend": 2.0,
+    }
+    assert main(["train", str(out / "config.json"), "--run", str(out)]) == 0
+    assert all(p.item() for name, p in load_trained(out).model.named_parameters() if name.endswith(".blend"))
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken"
+    write_folder(broken)
+    tensors = load_file(broken / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("nan")
+    save_file(tensors, broken / "model.safetensors")
+    for words in ((), ("--allow-difference",)):
+        assert main(["retrofit", str(broken), "--depth", "denseformer", "--out", str(tmp_path / "run"), *words]) == 2
+        assert "logits of the model to begin with: must be finite numbers" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_places_hold_for_every_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mixed, out = tmp_path / "mixed", tmp_path / "run"
+    write_folder(mixed, model_type="qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=1)
+    assert main(["retrofit", str(mixed), "--sequence", "{kind='canon', places='A'}", "--out", str(out)]) == 0
+    blocks: Any = load_trained(out).model.config.layers
+    assert [block[0].window for block in blocks] == [None, 4, 4]
+    assert all(block[0].input_local and not block[0].projected_local and not block[1].input_local for block in blocks)
+
+
 def test_a_difference_above_the_bound_writes_nothing(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     words = ("--depth", "laurel_gemma3n")
@@ -112,6 +147,12 @@ def test_bad_input_is_one_line(source: Path, tmp_path: Path, capsys: pytest.Capt
         (["retrofit", str(source), "--depth", "mhc", "--text", str(tmp_path / "none"), *out], "name a text in UTF-8"),
         (["retrofit", str(source), "--depth", "denseformer", "--out", str(tmp_path / "full")], "is not empty"),
         (["retrofit", str(source), "steps=none", "--depth", "denseformer", *out], "steps='none'"),
+        (["retrofit", str(source), "data=sotu", "--depth", "denseformer", *out], "data='sotu': must be"),
+        (["retrofit", str(source), "model.norm_eps=0.5", "--depth", "denseformer", *out], "model: must be left out"),
+        (["retrofit", str(source), "data.tokenizer=bpe", "--depth", "denseformer", *out], "data.tokenizer: must be left out"),
+        (["retrofit", str(source), "--depth", "residual", "--freeze-base", *out], "nothing is left to train"),
+        (["retrofit", str(source), "--sequence", "{kind='canon', places=3}", *out], "places=3: must be letters of ABCD"),
+        (["retrofit", str(source), "--sequence", "{kind='canon', places=''}", *out], "places='': must be letters of ABCD"),
     ):
         assert main(words) == 2
         captured = capsys.readouterr()

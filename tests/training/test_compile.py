@@ -12,7 +12,8 @@ from twoaxis import ConfigError
 from twoaxis.train import TrainConfig, read_metrics, train
 
 Recipe = Callable[..., TrainConfig]
-BLOCKS = [[{"kind": "attention", "n_heads": 2}, "swiglu"]]
+# A scaling is part of what the rotations that layers share are called.
+BLOCKS = [[{"kind": "attention", "n_heads": 2, "rope_scaling": {"kind": "llama3", "factor": 2.0}}, "swiglu"]]
 
 
 # Dynamo looks for a gradient on tensors inside the model, and hides the warning only after it has become an error here.

@@ -100,11 +100,12 @@ def _score(
     from twoaxis.interop.evaluation import score_texts, total_score
 
     scores = score_texts(loaded.model, loaded.tokenizer, texts, batch_size, stride, progress.preparing)
-    longest = loaded.model.config.max_seq_len
+    longest, tokenizer = loaded.model.config.max_seq_len, loaded.tokenizer
+    marker = "begin" if tokenizer.begin_of_document else "end"
     return {
         "window_tokens": longest,
         "stride_tokens": stride or max(1, longest // 2),
-        "first_token": "uniform" if loaded.tokenizer.end_of_document is None else "after end of document",
+        "first_token": f"after {marker} of document" if tokenizer.before_text else "uniform",
         "texts": [one.to_data() for one in scores],
         "total": total_score(scores).to_data(),
     }

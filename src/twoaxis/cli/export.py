@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from twoaxis.cli.models import with_tokenizer
 from twoaxis.cli.output import Json, print_json
-from twoaxis.core.errors import CheckpointError
 
 
 class Target(StrEnum):
@@ -34,6 +34,7 @@ def export(
 
     Example: twoaxis export runs/delta --to hf --out delta-hf
     """
+    from twoaxis.interop.companions import read_companions
     from twoaxis.interop.hugging_face import export_folder
     from twoaxis.interop.outside_engines import check_engine
     from twoaxis.train import console_progress, load_trained
@@ -41,7 +42,7 @@ def export(
     trained = load_trained(run, console_progress())
     if to is not Target.HF:
         check_engine(trained.model.config)
-    folder = export_folder(trained.model, out, trained.tokenizer, code=to is Target.SGLANG)
+    folder = export_folder(trained.model, out, trained.tokenizer, read_companions(run), code=to is Target.SGLANG)
     if as_json:
         print_json({"folder": str(folder), "format": to.value, "step": trained.step})
     else:
@@ -60,13 +61,12 @@ def import_(
 
     Example: twoaxis import delta-hf --out runs/imported
     """
+    from twoaxis.interop.companions import keep_companions
     from twoaxis.interop.hugging_face import import_folder
     from twoaxis.train import save_trained
 
-    model, tokenizer = import_folder(folder)
-    if tokenizer is None:
-        raise CheckpointError(f"folder {folder}: has no tokenizer.json; must have one for a run; save the tokenizer there")
-    written = save_trained(out, model, tokenizer)
+    model, tokenizer, _ = with_tokenizer(folder, *import_folder(folder))
+    written = save_trained(out, model, tokenizer, beside=keep_companions(folder))
     if as_json:
         print_json({"run": str(written)})
     else:

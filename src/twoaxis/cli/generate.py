@@ -32,11 +32,8 @@ def generate(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     trained = load_model(run)
     text = sys.stdin.read() if prompt == "-" else prompt
-    begin = trained.tokenizer.encode(text)
     end = trained.tokenizer.end_of_document
-    if not begin and end is not None:
-        begin = [end]
-    steps = stream(trained.model, [begin], max_new_tokens, sampling, prefill_chunk_tokens)
+    steps = stream(trained.model, [trained.tokenizer.prompt(text)], max_new_tokens, sampling, prefill_chunk_tokens)
     if not as_json:
         print(text, end="", flush=True)
     new: list[int] = []

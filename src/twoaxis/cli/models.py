@@ -50,6 +50,15 @@ def load_model(source: Path) -> Loaded:
     else:
         model, text, end = read_pretrained(source)
         tokenizer = None if text is None else SubwordTokenizer(text, end, f"tokenizer of {source}")
+    return with_tokenizer(source, model.eval(), tokenizer)
+
+
+def with_tokenizer(source: Path, model: "Decoder", tokenizer: "Tokenizer | None") -> Loaded:
+    """A model from elsewhere, which needs a tokenizer too.
+
+    Raises:
+        CheckpointError: there is none.
+    """
     if tokenizer is None:
         raise CheckpointError(f"{source}: has no tokenizer.json: must have one to go on with; save the tokenizer there")
-    return Loaded(model.eval(), tokenizer)
+    return Loaded(model, tokenizer)

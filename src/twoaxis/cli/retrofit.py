@@ -1,5 +1,6 @@
 """`twoaxis retrofit SRC`: more mixers in a trained model."""
 
+from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -56,6 +57,7 @@ def retrofit(
     Example: twoaxis retrofit SmolLM2-135M --depth attention_residuals --out runs/smol steps=200 optimizer.lr=1e-4
     """
     from twoaxis.core.overrides import apply_overrides, parse_value
+    from twoaxis.interop.companions import keep_companions
     from twoaxis.interop.retrofit import target_config
 
     if depth is None and not sequence:
@@ -65,23 +67,31 @@ def retrofit(
     target = target_config(model.config, None if depth is None else parse_value(depth), mixers)
     recipe = apply_overrides({"optimizer": {"lr": 1e-4}}, overrides or [])
     rows = _rows(text, tokens, tokenizer, model, seed)
-    training = Training(recipe, new_lr_scale, "frozen" if freeze_base else "trained")
+    training = Training(recipe, new_lr_scale, "frozen" if freeze_base else "trained", keep_companions(source))
     report = _retrofit(model, tokenizer, target, rows, out, inf if allow_difference else bound, training, seed)
     if as_json:
         print_json(report)
     else:
         print_table(str(source), ("retrofit", "value"), [(key, _worded(value)) for key, value in report.items()])
         if report["run"] is None:
-            print(f"nothing was written: the logits differ by more than {bound:g}; --allow-difference writes all the same")
+            print(f"nothing was written: the logits do not agree within {bound:g}; --allow-difference writes all the same")
     return 0 if report["run"] else 1
 
 
 class Training(NamedTuple):
-    """How the new model is trained: the recipe asked for, the rate of what is new, and what becomes of what was there."""
+    """How the new model is trained.
+
+    Attributes:
+        recipe: what was asked for.
+        new_lr_scale: factor on the learning rate of what is new.
+        base: what becomes of what was there.
+        beside: writes what the run keeps besides.
+    """
 
     recipe: dict[str, Any]
     new_lr_scale: float
     base: Literal["trained", "frozen"]
+    beside: Callable[[Path], None]
 
 
 def _retrofit(
@@ -101,15 +111,15 @@ def _retrofit(
     recipe, (reason, claim) = training.recipe, (why_blended(target), target.depth.init_equivalence)
     # Before anything is measured, which takes its time.
     steps = new_run(out, target, tokenizer, recipe).steps
-    console_progress().note(f"comparing the logits of both models on {rows.numel():,} tokens")
     result = convert(model, target, seed)
-    added = training_recipe(result, training.new_lr_scale, training.base, blend_steps=max(1, steps // 2))
+    blend_steps, anneal = max(1, steps // 2), recipe.get("anneal")
+    added = training_recipe(result, training.new_lr_scale, training.base, blend_steps, anneal)
     groups = [*added["optimizer"]["groups"], *recipe["optimizer"].get("groups", [])]
-    # What the caller says of the blend stands.
     recipe = {**added, **recipe, "optimizer": {**recipe["optimizer"], "groups": groups}}
+    console_progress().note(f"comparing the logits of both models on {rows.numel():,} tokens")
     difference, agreement = largest_difference(model, result.model, rows)
     # A difference that is no number is not accepted either.
-    written = save_trained(out, result.model, tokenizer, recipe) if difference <= bound else None
+    written = save_trained(out, result.model, tokenizer, recipe, training.beside) if difference <= bound else None
     return {
         "start": "blended" if reason else claim.relation,
         "reason": reason or claim.reason,
@@ -129,11 +139,12 @@ def _rows(text: Path | None, tokens: int, tokenizer: "Tokenizer", model: "Decode
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(model.config.vocab_size, (-(-tokens // width), width), generator=generator)
     try:
-        ids = tokenizer.encode(text.read_text(encoding="utf-8"))[:tokens]
+        words = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"text {text}: cannot be read ({error}); name a text in UTF-8") from None
-    if not ids:
+    if not words:
         raise DataError(problem("text", str(text), "at least one token", "name a longer text"))
+    ids = tokenizer.prompt(words)[:tokens]
     width = min(width, len(ids))
     return torch.tensor(ids[: len(ids) // width * width]).unflatten(0, (-1, width))
 

@@ -1,6 +1,7 @@
-"""Files that appear whole or not at all, whatever interrupts the writing."""
+"""Files and folders that appear whole or not at all, whatever interrupts the writing."""
 
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +32,39 @@ def replacing(path: Path, remedy: str = "free space there or choose another fold
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def check_new_folder(path: Path, what: str = "folder") -> Path:
+    """The whole path of a folder that is to be made.
+
+    Raises:
+        DataError: something is there, other than an empty folder.
+    """
+    whole = path.resolve()
+    if whole.exists() and (not whole.is_dir() or any(whole.iterdir())):
+        raise DataError(f"{what} {path}: is not empty; must be new or empty; choose another, or empty it")
+    return whole
+
+
+@contextmanager
+def new_folder(path: Path, what: str = "folder") -> Iterator[Path]:
+    """Makes a folder to write into that takes its place only when the block ends without an error.
+
+    Raises:
+        DataError: something is there, or nothing can be written; nothing is left then.
+    """
+    whole = check_new_folder(path, what)
+    draft = whole.with_name(f".{whole.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        # An empty folder gives way.
+        draft.replace(whole)
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"{what} {path}: cannot be written ({reason}); free space there or choose another") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def write_once(path: Path, content: bytes, remedy: str = "free space there or choose another folder") -> None:

@@ -100,14 +100,14 @@ def _shard(folder: Path, side: Side, corpus: Corpus, tokenizer: Tokenizer, done:
 
 
 def _encode(path: Path, side: Side, corpus: Corpus, tokenizer: Tokenizer, done: int, progress: Progress | None) -> None:
-    end = [] if tokenizer.end_of_document is None else [tokenizer.end_of_document]
+    begin, end = tokenizer.begin_of_document, [] if tokenizer.end_of_document is None else [tokenizer.end_of_document]
     with shard_writer(
         path, vocab_size=tokenizer.vocab_size, tokenizer=tokenizer.fingerprint, corpus=corpus.fingerprint
     ) as writer:
         for document in corpus.documents(side):
             text_bytes = len(document.text.encode())
             ids = tokenizer.encode_array(document.text)
-            writer.add([*ids.tolist(), *end] if end else ids, text_bytes, document.name)
+            writer.add([*begin, *ids.tolist(), *end] if begin or end else ids, text_bytes, document.name)
             done += text_bytes
             if progress:
                 progress("encoding", done, corpus.scan.text_bytes)

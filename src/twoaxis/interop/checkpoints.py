@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from twoaxis.core.errors import CheckpointError, problem
 from twoaxis.interop.configuration import decoder_config, layout_of
 from twoaxis.interop.safetensors_folder import read_json, read_tensors
 from twoaxis.interop.state_maps import state_map
@@ -49,8 +50,7 @@ def read_hugging_face(folder: Path) -> Pretrained:
     """
     data = read_json(folder / "config.json")
     model = build_model(decoder_config(data), layout_of(data), read_tensors(folder))
-    tokenizer = folder / "tokenizer.json"
-    return Pretrained(model, tokenizer.read_text(encoding="utf-8") if tokenizer.exists() else None, end_of_document(folder))
+    return Pretrained(model, read_tokenizer(folder), end_of_document(folder))
 
 
 def build_model(config: DecoderConfig, layout: str, tensors: Mapping[str, Tensor]) -> Decoder:
@@ -64,8 +64,30 @@ def build_model(config: DecoderConfig, layout: str, tensors: Mapping[str, Tensor
     return model.eval()
 
 
+def read_tokenizer(folder: Path) -> str | None:
+    """The text of `tokenizer.json`; None without one.
+
+    Raises:
+        CheckpointError: it cannot be read, or is not in UTF-8.
+    """
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error}); fetch the file again") from None
+
+
 def end_of_document(folder: Path) -> str | None:
-    """The token that ends a text, from `tokenizer_config.json`."""
+    """The token that ends a text, from `tokenizer_config.json`.
+
+    Raises:
+        CheckpointError: the file is damaged, or its `eos_token` is no token.
+    """
     path = folder / "tokenizer_config.json"
     token = read_json(path).get("eos_token") if path.exists() else None
-    return token.get("content") if isinstance(token, dict) else token
+    token = token.get("content") if isinstance(token, dict) else token
+    if token is not None and not isinstance(token, str):
+        raise CheckpointError(f"{path}: {problem('eos_token', token, 'a token of the tokenizer', 'correct it in the file')}")
+    return token

@@ -26,7 +26,7 @@ def layout_of(data: Mapping[str, Any]) -> str:
         ConfigError: a `model_type` that our decoder cannot be.
     """
     kind = data.get("model_type")
-    if kind not in LAYOUTS:
+    if not isinstance(kind, str) or kind not in LAYOUTS:
         raise ConfigError(problem("model_type", kind, f"one of {', '.join(LAYOUTS)}", "choose a model of such a type"))
     return LAYOUTS[kind]
 

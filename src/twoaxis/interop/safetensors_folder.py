@@ -49,7 +49,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _files(folder: Path) -> dict[str, list[str]]:
-    """The files with the tensors that an index promises in each."""
+    """The files with the tensors that an index promises in each; one file goes before an index, as in transformers."""
+    if (folder / SINGLE).exists():
+        return {SINGLE: []}
     if (folder / INDEX).exists():
         found: dict[str, list[str]] = {}
         weights = read_json(folder / INDEX).get("weight_map")
@@ -60,8 +62,6 @@ def _files(folder: Path) -> dict[str, list[str]]:
                 raise CheckpointError(f"{folder / INDEX}: shard={name!r}: must be a file of the folder; fetch the index again")
             found.setdefault(name, []).append(key)
         return found
-    if (folder / SINGLE).exists():
-        return {SINGLE: []}
     other = sorted(path.name for path in folder.glob("*.bin")) if folder.is_dir() else []
     remedy = f"convert {other[0]}, a pickle, which is never read" if other else "name the folder of a checkpoint"
     raise CheckpointError(f"{folder}: must hold {SINGLE} or {INDEX}; {remedy}")

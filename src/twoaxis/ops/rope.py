@@ -3,6 +3,7 @@
 Letters: B batch, T position, H heads, K key width.
 """
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -59,7 +60,14 @@ def rotation(positions: Int[Tensor, "_ T"], table: RotationTable, dtype: torch.d
 
 def layout_rotation(layout: TokenLayout, table: RotationTable, dtype: torch.dtype) -> Rotation:
     """The rotation of the positions of a layout, computed once for all that ask for the same."""
-    return layout.shared(("rotation", table, dtype), lambda: rotation(layout.positions, table, dtype))
+    return layout.shared(shared_key(table, dtype), lambda: rotation(layout.positions, table, dtype))
+
+
+def shared_key(table: RotationTable, dtype: torch.dtype) -> Hashable:
+    """What the rotation is called among what a layout shares."""
+    # A compiled graph cannot hash a configuration, but the values of its fields.
+    scaling = None if table.scaling is None else tuple(table.scaling.__dict__.values())
+    return "rotation", table.width, table.theta, scaling, dtype
 
 
 @outside_autocast

@@ -1,13 +1,12 @@
 """The model of a run folder, for those who want to use it."""
 
 import json
-import shutil
-import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twoaxis.core.errors import CheckpointError
+from twoaxis.core.atomic import check_new_folder, new_folder
+from twoaxis.core.errors import CheckpointError, ConfigError, problem
 from twoaxis.data import Tokenizer
 from twoaxis.data.tokenizer import SubwordTokenizer
 from twoaxis.model import Decoder, DecoderConfig
@@ -63,20 +62,37 @@ def new_run(run_dir: Path | str, model: DecoderConfig, tokenizer: Tokenizer, rec
         recipe: what to train it by, as data of a `TrainConfig` without `model` and tokenizer; the rest has its defaults.
 
     Raises:
-        CheckpointError: the folder is not empty.
+        DataError: the folder is not empty.
         ConfigError: a recipe that cannot be run.
     """
-    path = Path(run_dir).absolute()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise CheckpointError(f"run folder {path}: is not empty; must be new or empty; choose another, or empty it")
-    data = {"seq_len": min(DataConfig().seq_len, model.max_seq_len), **recipe.get("data", {})}
-    if isinstance(tokenizer, SubwordTokenizer):
-        end = json.loads(tokenizer.definition)["end_of_document"]
-        data["tokenizer"] = {"kind": "file", "path": str(path / TOKENIZER_FILE), "end_of_document": end}
+    check_new_folder(Path(run_dir), "run folder")
+    if tokenizer.vocab_size > model.vocab_size:
+        allowed = f"at most the model's vocab_size={model.vocab_size}"
+        raise ConfigError(problem("tokens of the tokenizer", tokenizer.vocab_size, allowed, "use the tokenizer of the model"))
+    data = recipe.get("data", {})
+    if isinstance(data, Mapping):
+        _refuse("data.tokenizer", data)
+        data = {"seq_len": min(DataConfig().seq_len, model.max_seq_len), **data}
+        if isinstance(tokenizer, SubwordTokenizer):
+            # Relative, so that the folder may be moved.
+            end = json.loads(tokenizer.definition)["end_of_document"]
+            data["tokenizer"] = {"kind": "file", "path": TOKENIZER_FILE, "end_of_document": end}
+    _refuse("model", recipe)
     return TrainConfig.from_data({**recipe, "model": model.to_data(), "data": data})
 
 
-def save_trained(run_dir: Path | str, model: Decoder, tokenizer: Tokenizer, recipe: Mapping[str, Any] | None = None) -> Path:
+def _refuse(key: str, data: Mapping[str, Any]) -> None:
+    if key.rpartition(".")[2] in data:
+        raise ConfigError(f"{key}: must be left out, since the run begins with a model and its tokenizer; remove it")
+
+
+def save_trained(
+    run_dir: Path | str,
+    model: Decoder,
+    tokenizer: Tokenizer,
+    recipe: Mapping[str, Any] | None = None,
+    beside: Callable[[Path], None] | None = None,
+) -> Path:
     """Writes a run folder around a model from elsewhere: for `load_trained`, and for `train` to begin with these weights.
 
     Args:
@@ -84,24 +100,21 @@ def save_trained(run_dir: Path | str, model: Decoder, tokenizer: Tokenizer, reci
         model: whose parameters are those before the first step.
         tokenizer: of the model.
         recipe: as in `new_run`.
+        beside: writes more into the folder.
 
     Raises:
-        CheckpointError: the folder is not empty, or cannot be written.
+        DataError: the folder is not empty, or cannot be written.
         ConfigError: a recipe that cannot be run.
     """
     config, path = new_run(run_dir, model.config, tokenizer, recipe or {}), Path(run_dir).absolute()
     definition = json.loads(tokenizer.definition)
-    draft = RunFolder(path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp"))
-    try:
+    with new_folder(path, "run folder") as folder:
+        draft = RunFolder(folder)
         save_checkpoint(draft.checkpoints, Checkpoint(0, model_tensors(model), {}, {}), keep=1)
         if isinstance(tokenizer, SubwordTokenizer):
-            (draft.path / TOKENIZER_FILE).write_text(json.dumps(definition["tokenizer"]), encoding="utf-8")
+            (folder / TOKENIZER_FILE).write_text(json.dumps(definition["tokenizer"]), encoding="utf-8")
         draft.write("tokenizer", definition)
         draft.write("config", config.to_data())
-        # An empty folder gives way.
-        draft.path.rename(path)
-    except OSError as error:
-        raise CheckpointError(f"run folder {path}: cannot be written ({error.strerror or error}); choose another") from None
-    finally:
-        shutil.rmtree(draft.path, ignore_errors=True)
+        if beside is not None:
+            beside(folder)
     return path

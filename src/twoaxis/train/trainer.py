@@ -48,7 +48,7 @@ class Trainer:
     def __init__(self, config: TrainConfig, folder: RunFolder, progress: Progress) -> None:
         self.config, self.folder, self.progress = config, folder, progress
         data, rows, device = config.data, rows_at_once(config), choose_device(config.device)
-        self.data = prepare(data.corpus, data.tokenizer, progress=progress.preparing)
+        self.data = prepare(data.corpus, data.tokenizer.beside(folder.path), progress=progress.preparing)
         self.rows = rows
         cues, held_out = self.data.answer_cues, self.data.validation
         self.sampler = PackedSampler(self.data.train, config.batch_size, data.seq_len, config.seed, data.packing, cues)

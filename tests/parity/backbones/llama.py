@@ -11,7 +11,7 @@ from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.feed_forward import SwiGLUConfig
 from twoaxis.interop.state_maps.llama import body
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.ops.rope import Rotation
+from twoaxis.ops.rope import Rotation, shared_key
 from twoaxis.sequence import AttentionConfig
 
 from ..golden import Golden
@@ -61,7 +61,7 @@ def run_llama(model: Decoder, golden: Golden) -> dict[str, Tensor]:
     layout = TokenLayout.contiguous(tokens)
     attention: Any = model.config.layers[0][0]
     turn = stored_rotation(golden, tokens)
-    layout.shared(("rotation", attention.rotation(model.config.d_model), torch.float64), lambda: turn)
+    layout.shared(shared_key(attention.rotation(model.config.d_model), torch.float64), lambda: turn)
     state = model.ends.enter(embeddings)
     found = {"output/hidden_0": embeddings}
     for index, block in enumerate(model.blocks):

@@ -4,6 +4,8 @@ import hashlib
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -21,10 +23,12 @@ class Tokenizer(ABC):
     Attributes:
         vocab_size: ids are from 0 to vocab_size - 1.
         end_of_document: the id that ends every document in a shard, or None when documents have no end marker.
+        begin_of_document: the ids that begin every document in a shard; none for most tokenizers.
     """
 
     vocab_size: int
     end_of_document: int | None
+    begin_of_document: tuple[int, ...] = ()
 
     @property
     @abstractmethod
@@ -48,8 +52,18 @@ class Tokenizer(ABC):
         """
 
     def encode(self, text: str) -> list[int]:
-        """Encodes text as a list of token ids, without an end marker."""
+        """Encodes text as a list of token ids, without a begin or an end marker."""
         return self.encode_array(text).tolist()
+
+    def prompt(self, text: str) -> list[int]:
+        """Encodes a text that a model is to continue: as the beginning of a document; no text is the end of the one before."""
+        return [*self.begin_of_document, *self.encode(text)] or self.before_text
+
+    @property
+    def before_text(self) -> list[int]:
+        """What the text of a document follows: its begin marker, else the end marker of the document before, else nothing."""
+        end = [] if self.end_of_document is None else [self.end_of_document]
+        return list(self.begin_of_document) or end
 
     @property
     def fingerprint(self) -> str:
@@ -66,6 +80,11 @@ class Tokenizer(ABC):
 
 class TokenizerConfig(Config, ABC):
     """Base of every kind of tokenizer; its `kind` names the row of the table `TOKENIZERS`."""
+
+    def beside(self, folder: Path) -> Self:
+        """The same where relative paths begin at this folder if the file is there, and at the working directory if not."""
+        del folder
+        return self
 
     @abstractmethod
     def build(self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Tokenizer:

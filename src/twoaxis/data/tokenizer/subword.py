@@ -4,8 +4,9 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
@@ -22,6 +23,9 @@ PIECE_CHARACTERS = 1 << 16
 
 class SubwordTokenizer(Tokenizer):
     """Tokens as a `tokenizer.json` defines them; whether decoding restores the text exactly is up to that file.
+
+    Documents begin with the special tokens that its post-processor puts before a text, such as `<s>` in Llama and Mistral; one
+    that it puts behind a text is left out, since not every text ends.
 
     Args:
         definition: the text of the `tokenizer.json`; its truncation and padding are ignored.
@@ -56,12 +60,16 @@ class SubwordTokenizer(Tokenizer):
         self.vocab_size = max(vocabulary.values()) + 1
         self.end_of_document = None if end_of_document is None else vocabulary[end_of_document]
         self._end_token = end_of_document
+        self.begin_of_document = _before_text(self._engine)
         self._splits_at_spaces = _is_byte_level(self._engine)
 
     @property
     def definition(self) -> str:
         """All of the tokenizer as JSON text."""
         content = {"kind": "subword", "end_of_document": self._end_token, "tokenizer": json.loads(self._engine.to_str())}
+        if self.begin_of_document:
+            # It follows from the rest, but shards that were made before it was heeded are others.
+            content["begin_of_document"] = list(self.begin_of_document)
         return json.dumps(content, sort_keys=True)
 
     def encode_array(self, text: str) -> np.ndarray:
@@ -88,6 +96,11 @@ class FileTokenizerConfig(TokenizerConfig):
     kind: Literal["file"] = "file"
     path: Path
     end_of_document: str | None = None
+
+    def beside(self, folder: Path) -> Self:
+        """The path in this folder, if it is relative and leads to a file there."""
+        path = folder / self.path
+        return self.replace(path=path) if path.is_file() else self
 
     def build(
         self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None
@@ -117,6 +130,12 @@ def pieces_of(text: str, characters: int = PIECE_CHARACTERS) -> Iterator[str]:
         start = end
     if not text:
         yield text
+
+
+def _before_text(engine: "tokenizers.Tokenizer") -> tuple[int, ...]:
+    encoding = engine.encode("a", add_special_tokens=True)
+    marked = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+    return tuple(token for token, _ in takewhile(lambda pair: pair[1], marked))
 
 
 def _is_byte_level(engine: "tokenizers.Tokenizer") -> bool:

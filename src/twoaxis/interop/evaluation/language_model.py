@@ -72,7 +72,8 @@ class DecoderLM(TemplateLM):
         del disable_tqdm
         pairs = []
         for context, continuation in (request.args for request in requests):
-            pairs.append(self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation)))
+            before, scored = self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation))
+            pairs.append(([*self._text.begin_of_document, *before], scored))
         return self._score(pairs)
 
     def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any) -> Any:
@@ -80,10 +81,9 @@ class DecoderLM(TemplateLM):
         return self._score([(context, continuation) for _, context, continuation in requests])
 
     def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
-        longest, end = self._model.config.max_seq_len, self._text.end_of_document
-        passages = []
+        longest, passages = self._model.config.max_seq_len, []
         for context, continuation in pairs:
-            prefix = context or ([] if end is None else [end])
+            prefix = context or self._text.before_text
             passages.append(Passage(torch.tensor([*prefix, *continuation], dtype=torch.long), len(prefix)))
         self._warn(len(passage.tokens) - longest - 1 for passage in passages)
         found = loglikelihoods(self._model, passages, self._batch_size, told=self._stage("scoring continuations"))
@@ -107,7 +107,7 @@ class DecoderLM(TemplateLM):
         for indices in alike.values():
             how = Continuation.read(requests[indices[0]].args[1], self._model.config.max_seq_len)
             room = self._model.config.max_seq_len - how.max_new_tokens
-            prompts = {index: self._prompt(requests[index].args[0]) for index in indices}
+            prompts = {index: self._text.prompt(requests[index].args[0]) for index in indices}
             cut += [len(prompt) - room for prompt in prompts.values()]
             # Prompts of about equal length share a batch; the longest come first.
             order = sorted(indices, key=lambda index, prompts=prompts: -len(prompts[index]))
@@ -119,10 +119,6 @@ class DecoderLM(TemplateLM):
                 self._told("generating", done, len(requests))
         self._warn(cut)
         return texts
-
-    def _prompt(self, context: str) -> list[int]:
-        end = self._text.end_of_document
-        return self.tok_encode(context) or ([] if end is None else [end])
 
     def _continue(self, prompts: list[list[int]], how: Continuation) -> list[str]:
         written, texts = [TextStream(self._text) for _ in prompts], [""] * len(prompts)

@@ -70,10 +70,10 @@ def score_texts(
 ) -> list[TextScore]:
     """Scores every token of every text once, each text as one document of its own.
 
-    The first token follows the end-of-document token, as a document does in training with joined packing; with isolated
-    packing no model has learned what follows that token. Where the tokenizer has none, the first token has no prediction and
-    costs log V nats, as one of V equal tokens. The end of the text is not scored. Texts longer than
-    max_seq_len are read in overlapping windows, as `loglikelihoods` says.
+    The first token follows what begins a document. Where the tokenizer has no such marker it follows the end-of-document token,
+    as in training with joined packing; with isolated packing no model has learned what follows that token. Where the tokenizer
+    has neither, the first token has no prediction and costs log V nats, as one of V equal tokens. The end of the text is not
+    scored. Texts longer than max_seq_len are read in overlapping windows, as `loglikelihoods` says.
 
     Args:
         model: the decoder.
@@ -110,15 +110,14 @@ def score_texts(
 
 
 def text_passage(tokenizer: Tokenizer, text: str) -> Passage:
-    """The tokens of a text, all of which are scored, behind the end-of-document token where there is one.
+    """The tokens of a text, all of which are scored, behind what the text of a document follows.
 
     Raises:
         DataError: half of a surrogate pair, which is not Unicode text.
     """
+    before = tokenizer.before_text
     tokens = torch.from_numpy(tokenizer.encode_array(text).astype(np.int64))
-    if tokenizer.end_of_document is None:
-        return Passage(tokens, 0)
-    return Passage(torch.cat((torch.tensor([tokenizer.end_of_document]), tokens)), 1)
+    return Passage(torch.cat((torch.tensor(before, dtype=torch.int64), tokens)), len(before))
 
 
 def total_score(scores: Sequence[TextScore]) -> TextScore:

@@ -1,16 +1,17 @@
 """Folders that `from_pretrained` loads after `import twoaxis`, without code of their own."""
 
-import shutil
-import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 
-from twoaxis.core.errors import CheckpointError, DataError
+from twoaxis.core.atomic import new_folder
+from twoaxis.core.errors import CheckpointError
 from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
-from twoaxis.interop.checkpoints import end_of_document
+from twoaxis.interop.checkpoints import end_of_document, read_tokenizer
+from twoaxis.interop.companions import GENERATION_CONFIG, generation_defaults, write_companions
 from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_hugging_face
 from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM
 from twoaxis.interop.hugging_face.tokenizer import to_fast_tokenizer
@@ -43,39 +44,42 @@ class ImportedFolder(NamedTuple):
     tokenizer: Tokenizer | None
 
 
-def export_folder(model: Decoder, folder: Path | str, tokenizer: Tokenizer | None = None, *, code: bool = False) -> Path:
+def export_folder(
+    model: Decoder,
+    folder: Path | str,
+    tokenizer: Tokenizer | None = None,
+    companions: Mapping[str, bytes] | None = None,
+    *,
+    code: bool = False,
+) -> Path:
     """Writes configuration, weights (safetensors) and tokenizer for transformers; the folder appears whole or not at all.
 
     Args:
         model: the decoder.
         folder: must not exist, or be empty.
         tokenizer: its end marker becomes the token at which `generate` stops.
+        companions: files of the model that this one began as, about special tokens, chats and what ends an answer; they take
+            the place of ours.
         code: whether the folder names code that imports this library, for programs that ask for code.
 
     Raises:
         DataError: the folder holds something, or cannot be written.
     """
-    folder = Path(folder)
-    draft = folder.absolute().with_name(f".{folder.name}.{uuid.uuid4().hex}.tmp")
+    companions = companions or {}
     end = None if tokenizer is None else tokenizer.end_of_document
-    try:
-        if folder.exists() and any(folder.iterdir()):
-            raise DataError(f"folder {folder}: is not empty; must be new or empty; choose another, or empty it")
-        draft.mkdir(parents=True)
+    begin = tokenizer.begin_of_document[0] if tokenizer is not None and tokenizer.begin_of_document else None
+    with new_folder(Path(folder)) as draft:
         fields: dict[str, Any] = {"auto_map": _auto_map()} if code else {}
-        to_hugging_face(model, eos_token_id=end, pad_token_id=end, **fields).save_pretrained(draft)
+        exported = to_hugging_face(model, bos_token_id=begin, eos_token_id=end, pad_token_id=end, **fields)
+        exported.generation_config.update(**generation_defaults(companions))
+        exported.save_pretrained(draft)
         if code:
             (draft / CODE_FILE).write_text(CODE, encoding="utf-8")
         if tokenizer is not None:
             to_fast_tokenizer(tokenizer, model.config.max_seq_len).save_pretrained(draft)
             (draft / TOKENIZER_FILE).write_text(tokenizer.definition, encoding="utf-8")
-        draft.replace(folder)
-    except OSError as error:
-        reason = error.strerror or error
-        raise DataError(f"folder {folder}: cannot be written ({reason}); free space there or choose another") from None
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return folder
+            write_companions({name: text for name, text in companions.items() if name != GENERATION_CONFIG}, draft)
+    return Path(folder)
 
 
 def import_folder(folder: Path | str) -> ImportedFolder:
@@ -109,7 +113,5 @@ def _auto_map() -> dict[str, str]:
 def _tokenizer(folder: Path) -> Tokenizer | None:
     if (folder / TOKENIZER_FILE).exists():
         return load_tokenizer((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        return None
-    return SubwordTokenizer(path.read_text(encoding="utf-8"), end_of_document(folder), f"tokenizer {path}")
+    text = read_tokenizer(folder)
+    return None if text is None else SubwordTokenizer(text, end_of_document(folder), f"tokenizer of {folder}")

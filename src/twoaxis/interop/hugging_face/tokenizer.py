@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def to_fast_tokenizer(tokenizer: Tokenizer, max_tokens: int | None = None) -> "PreTrainedTokenizerBase":
-    """The tokenizer of transformers that gives the same ids for any text.
+    """The tokenizer of transformers that gives the same ids for any text, behind the begin marker where there is one.
 
-    Text that spells the end marker stays text, as in training. The end marker is also the padding, which masks hide; the byte
+    Text that spells a marker stays text, as in training. The end marker is also the padding, which masks hide; the byte
     tokenizer has neither, so batches of prompts need a padding token of the caller's choice.
 
     Args:
@@ -32,15 +32,17 @@ def to_fast_tokenizer(tokenizer: Tokenizer, max_tokens: int | None = None) -> "P
         [72, 195, 169]
     """
     if isinstance(tokenizer, ByteTokenizer):
-        engine, end = _byte_engine(), None
+        engine, begin, end = _byte_engine(), None, None
     elif isinstance(tokenizer, SubwordTokenizer):
         content = json.loads(tokenizer.definition)
         engine, end = tokenizers.Tokenizer.from_str(json.dumps(content["tokenizer"])), content["end_of_document"]
+        begin = engine.id_to_token(tokenizer.begin_of_document[0]) if tokenizer.begin_of_document else None
     else:
         allowed = "the byte tokenizer or one from a tokenizer.json"
         raise DataError(problem("tokenizer", type(tokenizer).__name__, allowed, "export the model without a tokenizer"))
     fast = PreTrainedTokenizerFast(
         tokenizer_object=engine,
+        bos_token=begin,
         eos_token=end,
         pad_token=end,
         split_special_tokens=True,

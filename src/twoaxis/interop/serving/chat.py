@@ -86,9 +86,9 @@ class ChatFormat:
         """
         turns = [("system" if message.role == "developer" else message.role, message.content) for message in messages]
         if self.markers is None:
-            return tokenizer.encode("".join(f"{role}: {content}\n" for role, content in turns) + "assistant:")
+            return tokenizer.prompt("".join(f"{role}: {content}\n" for role, content in turns) + "assistant:")
         start, end, line_end = self.markers.start, self.markers.end, tokenizer.encode("\n")
-        tokens: list[int] = []
+        tokens = list(tokenizer.begin_of_document)
         for role, content in turns:
             tokens += [start, *tokenizer.encode(f"{role}\n{content}"), end, *line_end]
         return [*tokens, start, *tokenizer.encode("assistant\n")]

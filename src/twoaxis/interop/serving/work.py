@@ -119,9 +119,7 @@ def work_of(request: Request, served: Served) -> Work:
 
 def _tokens(prompt: str | list[int], tokenizer: Tokenizer) -> list[int]:
     if isinstance(prompt, str):
-        tokens = tokenizer.encode(prompt)
-        # Nothing is the start of a document.
-        return tokens or ([] if tokenizer.end_of_document is None else [tokenizer.end_of_document])
+        return tokenizer.prompt(prompt)
     for token in prompt:
         if not 0 <= token < tokenizer.vocab_size:
             raise DataError(problem("token id", token, f"in 0..{tokenizer.vocab_size - 1}", "use the model's own tokenizer"))

@@ -59,8 +59,7 @@ def read_qwen2_moe(fields: Fields, name: str) -> ModelShape:
 def read_qwen3_moe(fields: Fields, name: str) -> ModelShape:
     """Reads `model_type` qwen3_moe: experts, none of them shared."""
     biases = "all" if fields.flag("attention_bias", False) else "none"
-    window = fields.size("sliding_window", default=WINDOW) if fields.flag("use_sliding_window", False) else None
-    mixer = attention(fields, head_dim(fields), window, biases, qk_norm="before_rope")
+    mixer = attention(fields, head_dim(fields), _window(fields), biases, qk_norm="before_rope")
     experts = Experts(
         width=fields.size("hidden_size"),
         n_experts=fields.size("num_experts", "num_local_experts", default=128),
@@ -100,4 +99,4 @@ def _alternating_windows(fields: Fields) -> list[int | None]:
 
 
 def _window(fields: Fields) -> int | None:
-    return fields.size("sliding_window", default=WINDOW) if fields.flag("use_sliding_window", False) else None
+    return fields.optional_size("sliding_window", default=WINDOW) if fields.flag("use_sliding_window", False) else None
