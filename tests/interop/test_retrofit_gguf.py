@@ -2,17 +2,18 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from twoaxis.core.errors import ConfigError
+from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.data.tokenizer import SubwordTokenizer
 from twoaxis.interop.checkpoints import read_pretrained
 from twoaxis.interop.configuration import decoder_config
 from twoaxis.interop.gguf_file import layout_name, llama_table, rotated_by_halves, tokenizer_json
-from twoaxis.ops.rope_scaling import YarnScaling
+from twoaxis.ops.rope_scaling import LinearScaling, YarnScaling
 
 FIELDS = {
     "general.architecture": "llama",
@@ -49,6 +50,7 @@ def test_names() -> None:
     assert layout_name("blk.0.ffn_norm.weight") == "model.layers.0.post_attention_layernorm.weight"
     assert layout_name("token_embd.weight") == "model.embed_tokens.weight"
     assert layout_name("rope_freqs.weight") == "rope_freqs.weight"
+    assert layout_name("blk.0.weird") == "model.layers.0.weird"
 
 
 def test_the_configuration() -> None:
@@ -64,6 +66,49 @@ def test_scaled_angles() -> None:
     assert attention.rope_scaling == YarnScaling(factor=4.0, original_max_seq_len=16)
     plain: Any = decoder_config(llama_table({**FIELDS, **sizes, "llama.rope.scaling.type": "none"}, tied=True)).blocks[0][0]
     assert plain.rope_scaling is None
+    older: Any = decoder_config(llama_table({**FIELDS, **sizes, "llama.rope.scale_linear": 2.0}, tied=True)).blocks[0][0]
+    assert older.rope_scaling == LinearScaling(factor=2.0)
+
+
+def test_widths_of_heads() -> None:
+    sizes = {"llama.context_length": 64, "llama.attention.key_length": 16, "llama.attention.value_length": 16}
+    attention: Any = decoder_config(llama_table({**FIELDS, **sizes}, tied=True)).blocks[0][0]
+    assert attention.head_dim == 16
+    with pytest.raises(ConfigError, match=r"llama.attention.value_length=16: must be the width of a head, 8"):
+        llama_table({**FIELDS, "llama.attention.value_length": 16}, tied=True)
+    with pytest.raises(ConfigError, match=r"llama.rope.dimension_count=4: must be the width of a head, 8"):
+        llama_table({**FIELDS, "llama.rope.dimension_count": 4}, tied=True)
+
+
+def test_texts_begin_as_the_file_says() -> None:
+    fields = {**FIELDS, "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 0}
+    assert SubwordTokenizer(tokenizer_json(fields)).begin_of_document == (0,)
+    assert SubwordTokenizer(tokenizer_json({**fields, "tokenizer.ggml.add_bos_token": False})).begin_of_document == ()
+
+
+class _File:
+    """What the library gguf makes of a file."""
+
+    def __init__(self, path: Path, fields: dict[str, Any]) -> None:
+        del path
+        self.fields = {name: SimpleNamespace(contents=lambda value=value: value) for name, value in fields.items()}
+        self.tensors: list[Any] = []
+
+
+@pytest.mark.parametrize(
+    ("without", "message"),
+    [
+        ("tokenizer.ggml.merges", "lacks tokenizer.ggml.merges: must have all of them"),
+        ("llama.embedding_length", "hidden_size is missing"),
+        (None, "20 missing"),
+    ],
+)
+def test_what_a_file_lacks_is_named(without: str | None, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fields = {name: value for name, value in {**FIELDS, "tokenizer.ggml.eos_token_id": 0}.items() if name != without}
+    library = SimpleNamespace(GGUFReader=lambda path: _File(path, fields))
+    monkeypatch.setitem(sys.modules, "gguf", library)
+    with pytest.raises((CheckpointError, ConfigError), match=message):
+        read_pretrained(tmp_path / "model.gguf")
 
 
 def test_digits_are_cut_apart_first() -> None:

@@ -188,3 +188,36 @@ def test_a_decoder_without_a_place_for_all_its_parameters_is_refused() -> None:
         state_map("llamas", config)
     with pytest.raises(ConfigError, match="depth='denseformer': must be elc_bert"):
         state_map("elc_bert", config)
+
+
+@pytest.mark.parametrize("layout", [name for name, row in LAYOUTS.items() if row.decoder])
+def test_options_that_a_layout_has_no_fixture_for(layout: str) -> None:
+    """Without norms of queries and keys, with tied embeddings, and with widths that rise, out and back."""
+    depth = {"deep_delta": "deep_delta", "muddformer": MUDD, "llama": "residual"}.get(layout, "attention_residuals")
+    config = _decoder_config({"depth": depth, "tie_embeddings": True}, {"n_heads": 4}, 256)
+    model, other = Decoder.build(config, seed=0), Decoder.build(config, seed=1)
+    table = state_map(layout, config)
+    saved = table.save(model)
+    table.load(other, saved)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+    ((head, embedding),) = table.tied.items()
+    table.load(other, {**saved, head: saved[embedding].clone()})
+    with pytest.raises(CheckpointError, match=f"{head} differs from {embedding}, but both are tied"):
+        table.load(other, {**saved, head: saved[embedding] + 1})
+
+
+def test_the_files_of_deepseek_v4() -> None:
+    """By the names of its card, with heads that predict further tokens, which are no part of the model."""
+    config = _decoder_config({"depth": {"kind": "mhc", "preset": "deepseek_v4"}, "n_layers": 2}, {"n_heads": 4}, 64)
+    raw = state_map("deepseek_v4_raw", config)
+    ends = ("fn", "base", "scale")
+    layers = [f"layers.{layer}.hc_{site}_{end}" for layer in (0, 1) for site in ("attn", "ffn") for end in ends]
+    assert set(raw.parts) == {*layers, *(f"hc_head_{end}" for end in ends)}
+    outside = {"mtp.0.hc_attn_fn": torch.zeros(1), "mtp.0.hc_ffn_base": torch.zeros(1), "mtp.0.hc_head_fn": torch.zeros(1)}
+    raw.check({**raw.save(Decoder.build(config)), **outside})
+    with pytest.raises(CheckpointError, match=r"1 unexpected \(layers.2.hc_attn_fn\)"):
+        raw.check({**raw.save(Decoder.build(config)), "layers.2.hc_attn_fn": torch.zeros(1)})
+    named = state_map("deepseek_v4", config)
+    layers = [f"model.layers.{layer}.{site}_hc.{end}" for layer in (0, 1) for site in ("attn", "ffn") for end in ends]
+    assert set(named.parts) == {*layers, *(f"model.hc_head.hc_{end}" for end in ends)}
+    named.check({**named.save(Decoder.build(config)), "model.mtp.0.attn_hc.fn": torch.zeros(1)})

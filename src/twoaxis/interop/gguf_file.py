@@ -12,6 +12,9 @@ from torch import Tensor
 from twoaxis.core.errors import CheckpointError, ConfigError, problem
 from twoaxis.interop.checkpoints import Pretrained, build_model
 from twoaxis.interop.configuration import decoder_config
+from twoaxis.interop.rotation import LENGTH
+from twoaxis.interop.state_maps import state_map
+from twoaxis.sequence import AttentionConfig
 
 NAMES = {
     "attn_norm": "input_layernorm",
@@ -28,6 +31,16 @@ ENDS = {
     "output.weight": "lm_head.weight",
 }
 
+NEEDED = (
+    "llama.attention.head_count",
+    "llama.attention.layer_norm_rms_epsilon",
+    "tokenizer.ggml.tokens",
+    "tokenizer.ggml.token_type",
+    "tokenizer.ggml.merges",
+    "tokenizer.ggml.eos_token_id",
+)
+"""Keys without which a file is none of a model that we read; sizes that are missing are named with the configuration."""
+
 CONTROL = 3
 """The type of tokens that no text spells."""
 
@@ -40,7 +53,7 @@ def read_gguf(path: Path) -> Pretrained:
 
     Raises:
         ConfigError: the library is missing, or a model that our decoder cannot be.
-        CheckpointError: a file that cannot be read, or that lacks tensors.
+        CheckpointError: a file that cannot be read, or that lacks keys or tensors.
     """
     try:
         import gguf
@@ -53,15 +66,23 @@ def read_gguf(path: Path) -> Pretrained:
     fields = {name: field.contents() for name, field in reader.fields.items()}
     if fields.get("general.architecture") != "llama":
         raise ConfigError(problem("general.architecture", fields.get("general.architecture"), "'llama'", "choose another file"))
+    if missing := [name for name in NEEDED if name not in fields]:
+        raise CheckpointError(f"{path}: lacks {', '.join(missing)}: must have all of them; fetch another file")
+    names = {layout_name(tensor.name) for tensor in reader.tensors}
+    # Before anything is dequantised, which takes its time.
+    config, tokenizer = decoder_config(llama_table(fields, tied="lm_head.weight" not in names)), tokenizer_json(fields)
     tensors = {}
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
         tensors[layout_name(tensor.name)] = torch.from_numpy(values.copy()).float()
-    config = decoder_config(llama_table(fields, tied="lm_head.weight" not in tensors))
-    for name in [name for name in tensors if name.endswith(("q_proj.weight", "k_proj.weight"))]:
-        tensors[name] = rotated_by_halves(tensors[name], config.d_model // fields["llama.attention.head_count"])
+    table = state_map("llama", config)
+    table.check(tensors)
+    for layer, (attention, _) in enumerate(config.layers):
+        assert isinstance(attention, AttentionConfig)
+        for name in (f"model.layers.{layer}.self_attn.{x}_proj.weight" for x in "qk"):
+            tensors[name] = rotated_by_halves(tensors[name], attention.key_width(config.d_model))
     end = fields["tokenizer.ggml.tokens"][fields["tokenizer.ggml.eos_token_id"]]
-    return Pretrained(build_model(config, "llama", tensors), tokenizer_json(fields), end)
+    return Pretrained(build_model(config, "llama", tensors), tokenizer, end)
 
 
 def tokenizer_json(fields: dict[str, Any]) -> str:
@@ -70,7 +91,7 @@ def tokenizer_json(fields: dict[str, Any]) -> str:
     Raises:
         ConfigError: a tokenizer other than byte-level pairs, or one that cuts texts in another way.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
     model, pre = fields.get("tokenizer.ggml.model"), fields.get("tokenizer.ggml.pre", "gpt-2")
     if model != "gpt2" or pre not in PRE_TOKENIZERS:
@@ -84,12 +105,27 @@ def tokenizer_json(fields: dict[str, Any]) -> str:
     engine.decoder = decoders.ByteLevel()
     special = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL]
     engine.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    if fields.get("tokenizer.ggml.add_bos_token"):
+        begin = fields["tokenizer.ggml.bos_token_id"]
+        template = [(tokens[begin], begin)]
+        engine.post_processor = processors.TemplateProcessing(single=[tokens[begin], "$A"], special_tokens=template)
     return engine.to_str()
 
 
 def llama_table(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
-    """The table of a `config.json`."""
+    """The table of a `config.json`.
+
+    Raises:
+        ConfigError: heads whose values have another width than their keys, or are not rotated wholly.
+    """
+    width = fields.get("llama.attention.key_length")
+    for name in ("attention.value_length", "rope.dimension_count"):
+        other = fields.get(f"llama.{name}")
+        expected = width or fields.get("llama.embedding_length", 0) // fields["llama.attention.head_count"]
+        if other is not None and other != expected:
+            raise ConfigError(problem(f"llama.{name}", other, f"the width of a head, {expected}", "choose another file"))
     keys = {
+        "head_dim": "attention.key_length",
         "hidden_size": "embedding_length",
         "num_hidden_layers": "block_count",
         "num_attention_heads": "attention.head_count",
@@ -101,10 +137,14 @@ def llama_table(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
         "vocab_size": "vocab_size",
     }
     data: dict[str, Any] = {ours: fields[f"llama.{theirs}"] for ours, theirs in keys.items() if f"llama.{theirs}" in fields}
-    if fields.get("llama.rope.scaling.type", "none") != "none":
-        names = {"rope_type": "type", "factor": "factor", "original_max_position_embeddings": "original_context_length"}
-        scaling = {ours: fields.get(f"llama.rope.scaling.{theirs}") for ours, theirs in names.items()}
-        data["rope_scaling"] = {name: value for name, value in scaling.items() if value is not None}
+    data.setdefault("vocab_size", len(fields["tokenizer.ggml.tokens"]))
+    # As in llama.cpp: a factor without a type is linear, and older files have it under another name.
+    kind = fields.get("llama.rope.scaling.type", "linear")
+    factor = fields.get("llama.rope.scaling.factor") or fields.get("llama.rope.scale_linear") or 1.0
+    if kind not in ("none", "linear") or (kind == "linear" and factor != 1):
+        data["rope_scaling"] = {"rope_type": kind, "factor": factor}
+        if "llama.rope.scaling.original_context_length" in fields:
+            data["rope_scaling"][LENGTH] = fields["llama.rope.scaling.original_context_length"]
     # The file keeps it in float32, of which this is the shortest spelling.
     data["rms_norm_eps"] = float(f"{data['rms_norm_eps']:.6g}")
     return {"model_type": "llama", "tie_word_embeddings": tied, **data}
@@ -116,8 +156,8 @@ def layout_name(theirs: str) -> str:
         return ENDS[theirs]
     if not theirs.startswith("blk."):
         return theirs
-    _, layer, module, what = theirs.split(".")
-    return f"model.layers.{layer}.{NAMES.get(module, module)}.{what}"
+    _, layer, *module, what = theirs.split(".")
+    return ".".join(["model.layers", layer, *(NAMES.get(word, word) for word in module), what])
 
 
 def rotated_by_halves(weight: Tensor, head_dim: int) -> Tensor:

@@ -66,6 +66,7 @@ def state_map(layout: str, config: DecoderConfig) -> StateMap:
     found = row.decoder(config)
     with torch.device("meta"):
         ours = [name for name, _ in Decoder(config).named_parameters()]
+    assert set(found.names()) <= set(ours), f"layout {layout!r} names parameters that the decoder does not have"
     if homeless := set(ours) - set(found.names()):
         first = next(name for name in ours if name in homeless)
         raise ConfigError(
