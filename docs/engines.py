@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
 from twoaxis.core.table import Row, Table
-from twoaxis.interop.outside_engines import REASONS, refusals
+from twoaxis.interop.outside_engines import REASONS, obstacles
 
 PAGE = Path(__file__).parent / "engines.md"
 UNBUILT = "the two cannot stand in one model at all"
@@ -81,7 +81,7 @@ def answer(depth: Any, sequence: Any) -> tuple[str, ...]:
         config = pair(depth, sequence)
     except ConfigError:
         return (UNBUILT,)
-    found = {refusal.reason for refusal in refusals(Decoder(config))}
+    found = {obstacle.reason for obstacle in obstacles(Decoder(config))}
     return tuple(reason for reason in REASONS if reason in found)
 
 

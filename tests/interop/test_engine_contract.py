@@ -24,7 +24,7 @@ from twoaxis.cli import main
 from twoaxis.core.probe import perturb
 from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.interop.hugging_face import TwoAxisCache, TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel, to_hugging_face
-from twoaxis.interop.outside_engines import refusals
+from twoaxis.interop.outside_engines import obstacles
 from twoaxis.train import save_trained
 
 from .hf_models import small_decoder
@@ -166,7 +166,7 @@ def test_refused_when_the_model_is_built_or_switched(mixed):
     with pytest.raises(ConfigError, match="'deep_delta': cannot run in another engine, since"):
         AutoModel.from_config(config)
     model = to_hugging_face(decoder).model
-    assert model.engine_refusals == refusals(decoder)
+    assert model.engine_refusals == obstacles(decoder)
     model.set_attn_implementation(NAME)
     with pytest.raises(ConfigError, match="cannot run in another engine"):
         model(torch.tensor([[1, 2]]), position_ids=torch.tensor([[0, 1]]))

@@ -13,7 +13,7 @@ import torch
 from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
 from twoaxis.core.layout import TokenLayout
 from twoaxis.interop import vllm
-from twoaxis.interop.outside_engines import COUNT, HEADS, HISTORY, SINK, WINDOWS, check_engine, refusals
+from twoaxis.interop.outside_engines import COUNT, HEADS, HISTORY, SINK, WINDOWS, check_engine, obstacles
 
 ROOT = Path(__file__).parents[2]
 FEED_FORWARD: dict[str, Any] = {"kind": "swiglu", "input_local": "canon"}
@@ -53,7 +53,7 @@ def test_refusal_says_what_and_why(refused: DecoderConfig, reason: str, where: s
         check_engine(refused)
     line = str(caught.value)
     assert where in line and reason in line and "\n" not in line
-    assert [found.reason for found in refusals(Decoder(refused))] == [reason]
+    assert [found.reason for found in obstacles(Decoder(refused))] == [reason]
 
 
 def test_all_refusals_are_counted() -> None:

@@ -15,7 +15,7 @@ from twoaxis import CheckpointError, DataError
 from twoaxis.cli import main
 from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.interop.hugging_face import export_folder, import_folder, to_fast_tokenizer
-from twoaxis.interop.hugging_face.folder import TOKENIZER_FILE
+from twoaxis.interop.hugging_face.folder import DEFINITION_FILE
 
 from .hf_models import assert_same, small_decoder
 from .small_tokenizer import subword
@@ -50,7 +50,7 @@ def test_a_folder_goes_out_and_comes_back(tmp_path):
     assert model.config == decoder.config
     assert_same(model(tokens), decoder(tokens))
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").generation_config.eos_token_id == tokenizer.end_of_document
-    (tmp_path / "out" / TOKENIZER_FILE).unlink()
+    (tmp_path / "out" / DEFINITION_FILE).unlink()
     fallback = import_folder(tmp_path / "out").tokenizer
     assert fallback is not None and fallback.encode(TEXTS[3]) == tokenizer.encode(TEXTS[3])
     assert fallback.end_of_document == tokenizer.end_of_document
@@ -105,7 +105,7 @@ def test_the_commands(tmp_path, capsys):
             "model.safetensors",
             "tokenizer.json",
             "tokenizer_config.json",
-            TOKENIZER_FILE,
+            DEFINITION_FILE,
         ]
     )
     assert main(["import", str(folder), "--out", str(back)]) == 2

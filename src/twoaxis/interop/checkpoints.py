@@ -38,10 +38,10 @@ def read_pretrained(path: Path) -> Pretrained:
         from twoaxis.interop.gguf_file import read_gguf
 
         return read_gguf(path)
-    return read_hugging_face(path)
+    return read_folder(path)
 
 
-def read_hugging_face(folder: Path) -> Pretrained:
+def read_folder(folder: Path) -> Pretrained:
     """Reads a model that our decoder can be: of type llama (SmolLM2 and many others), mistral, qwen2, qwen3, MUDDFormer, ....
 
     Raises:

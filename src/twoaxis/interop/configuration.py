@@ -11,7 +11,7 @@ from twoaxis.planner.model.hugging_face import read_hugging_face
 from twoaxis.planner.model.part import OwnPart, Part
 from twoaxis.sequence import AttentionConfig
 
-LAYOUTS = {
+LAYOUT_OF_TYPE = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "llama"),
     "muddformer": "muddformer",
     "qwen3_attnres": "attnres_qwen3",
@@ -26,9 +26,9 @@ def layout_of(data: Mapping[str, Any]) -> str:
         ConfigError: a `model_type` that our decoder cannot be.
     """
     kind = data.get("model_type")
-    if not isinstance(kind, str) or kind not in LAYOUTS:
-        raise ConfigError(problem("model_type", kind, f"one of {', '.join(LAYOUTS)}", "choose a model of such a type"))
-    return LAYOUTS[kind]
+    if not isinstance(kind, str) or kind not in LAYOUT_OF_TYPE:
+        raise ConfigError(problem("model_type", kind, f"one of {', '.join(LAYOUT_OF_TYPE)}", "choose a model of such a type"))
+    return LAYOUT_OF_TYPE[kind]
 
 
 def decoder_config(data: Mapping[str, Any]) -> DecoderConfig:

@@ -25,7 +25,7 @@ REASONS = (HISTORY, SINK, COUNT, HEADS, WINDOWS)
 """Why an engine cannot run a model."""
 
 
-class Refusal(NamedTuple):
+class Obstacle(NamedTuple):
     """Why an engine cannot run a model.
 
     Attributes:
@@ -39,16 +39,16 @@ class Refusal(NamedTuple):
     remedy: str
 
 
-def refusals(decoder: Decoder) -> list[Refusal]:
+def obstacles(decoder: Decoder) -> list[Obstacle]:
     """Everything for which an engine cannot run this model, in the order of its sublayers; empty when it can.
 
     Example:
         >>> config = DecoderConfig(vocab_size=8, d_model=8, n_layers=1, blocks=[["kv_shift", "swiglu"]])
-        >>> [refusal.where for refusal in refusals(Decoder(config))]
+        >>> [obstacle.where for obstacle in obstacles(Decoder(config))]
         ["'kv_shift' in block 0"]
     """
     attentions = [attention for block in _attentions(decoder) for attention in block]
-    found = list[Refusal]()
+    found = list[Obstacle]()
     places = [sublayer.depth for block in decoder.blocks for sublayer in cast(Block, block).sublayers]
     if any(_carries(part.new_cache()) for part in (decoder.ends, *places)):
         found.append(_history(f"depth mixer {decoder.config.depth.kind!r}"))
@@ -57,33 +57,33 @@ def refusals(decoder: Decoder) -> list[Refusal]:
         for sublayer, part in zip(cast(Block, block).sublayers, parts, strict=True):
             mixer, where = sublayer.mixer, f"{part.kind!r} in block {index}"
             if isinstance(mixer, SoftmaxAttention):
-                found += _refused(mixer, where, attentions[0], windows[:1])
+                found += _obstacles(mixer, where, attentions[0], windows[:1])
             elif _carries(mixer.new_cache()):
                 found.append(_history(where))
         if (here := len(_attentions(decoder)[index])) != 1:
             split = "give each a block of its own, as in blocks=[['short_swa'], ['attention', 'swiglu']]"
             found.append(
-                Refusal(COUNT, f"{here} attentions in block {index}", split if here else "join it with the next block")
+                Obstacle(COUNT, f"{here} attentions in block {index}", split if here else "join it with the next block")
             )
     return found
 
 
-def _refused(attention: SoftmaxAttention, where: str, first: SoftmaxAttention, windows: list[int]) -> list[Refusal]:
-    found, cache, window = list[Refusal](), attention.new_cache(), attention.config.span
+def _obstacles(attention: SoftmaxAttention, where: str, first: SoftmaxAttention, windows: list[int]) -> list[Obstacle]:
+    found, cache, window = list[Obstacle](), attention.new_cache(), attention.config.span
     # Another class of cache holds more than keys and values.
     if type(cache) is not AttentionCache or _carries(cache.local):
         found.append(_history(where))
     if attention.sink is not None:
-        found.append(Refusal(SINK, where, "leave out sink"))
+        found.append(Obstacle(SINK, where, "leave out sink"))
     if _heads(attention) != _heads(first):
-        found.append(Refusal(HEADS, f"{_heads(attention)} of {where} beside {_heads(first)}", "give them the same heads"))
+        found.append(Obstacle(HEADS, f"{_heads(attention)} of {where} beside {_heads(first)}", "give them the same heads"))
     if window is not None and window not in windows:
-        found.append(Refusal(WINDOWS, f"window={window} of {where} beside window={windows[0]}", "give them the same window"))
+        found.append(Obstacle(WINDOWS, f"window={window} of {where} beside window={windows[0]}", "give them the same window"))
     return found
 
 
-def check_refusals(found: list[Refusal]) -> None:
-    """Raises ConfigError with the first refusal, if any."""
+def check_obstacles(found: list[Obstacle]) -> None:
+    """Raises ConfigError with the first obstacle, if any."""
     if found:
         first, *others = found
         more = f" (and {len(others)} more)" if others else ""
@@ -98,7 +98,7 @@ def check_engine(config: DecoderConfig) -> None:
     """
     # Built without memory: what a model carries from token to token, its parts know best.
     with torch.device("meta"):
-        check_refusals(refusals(Decoder(config)))
+        check_obstacles(obstacles(Decoder(config)))
 
 
 def describe_attentions(decoder: Decoder) -> None:
@@ -117,8 +117,8 @@ def _attentions(decoder: Decoder) -> list[list[SoftmaxAttention]]:
     return [[part.mixer for part in block if isinstance(part.mixer, SoftmaxAttention)] for block in blocks]
 
 
-def _history(where: str) -> Refusal:
-    return Refusal(HISTORY, where, "choose options or a mixer without")
+def _history(where: str) -> Obstacle:
+    return Obstacle(HISTORY, where, "choose options or a mixer without")
 
 
 def _heads(attention: SoftmaxAttention) -> str:

@@ -88,15 +88,29 @@ class Sublayer(nn.Module):
         return update, state, cache
 
 
+def sublayer_names(configs: Sequence[SublayerConfig]) -> list[str]:
+    """What the sublayers of a block are called: by their kind, so that models which share one share its parameter names.
+
+    Example:
+        >>> from twoaxis.model import DecoderConfig
+        >>> blocks = [["short_swa", "attention", "attention", "swiglu"]]
+        >>> sublayer_names(DecoderConfig(vocab_size=8, d_model=8, n_layers=1, blocks=blocks).blocks[0])
+        ['short_swa', 'attention', 'attention_2', 'swiglu']
+    """
+    names = []
+    for place, config in enumerate(configs):
+        earlier = sum(other.kind == config.kind for other in configs[:place])
+        names.append(f"{config.kind}_{earlier + 1}" if earlier else config.kind)
+    return names
+
+
 class Block(nn.Module):
-    """Sublayers in order, named by their kind so that models which share one share its parameter names."""
+    """Sublayers in order."""
 
     def __init__(self, depth: DepthConfig, configs: Sequence[SublayerConfig], sites: Sequence[Site]) -> None:
         super().__init__()
         mixers = depth.build_block(sites)
-        for mixer, config, site in zip(mixers, configs, sites, strict=True):
-            earlier = sum(other.kind == config.kind for other in configs[: site.place])
-            name = f"{config.kind}_{earlier + 1}" if earlier else config.kind
+        for name, mixer, config, site in zip(sublayer_names(configs), mixers, configs, sites, strict=True):
             self.add_module(name, Sublayer(mixer, config, site, depth.splits_views(site)))
 
     @property

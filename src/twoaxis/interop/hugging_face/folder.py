@@ -28,7 +28,7 @@ from twoaxis.interop.hugging_face import TwoAxisConfig, TwoAxisForCausalLM, TwoA
 
 AUTO_MAP = {"AutoConfig": "TwoAxisConfig", "AutoModel": "TwoAxisModel", "AutoModelForCausalLM": "TwoAxisForCausalLM"}
 
-TOKENIZER_FILE = "twoaxis_tokenizer.json"
+DEFINITION_FILE = "twoaxis_tokenizer.json"
 """The tokenizer as this library defines it, beside the files of transformers."""
 
 
@@ -77,7 +77,7 @@ def export_folder(
             (draft / CODE_FILE).write_text(CODE, encoding="utf-8")
         if tokenizer is not None:
             to_fast_tokenizer(tokenizer, model.config.max_seq_len).save_pretrained(draft)
-            (draft / TOKENIZER_FILE).write_text(tokenizer.definition, encoding="utf-8")
+            (draft / DEFINITION_FILE).write_text(tokenizer.definition, encoding="utf-8")
             write_companions({name: text for name, text in companions.items() if name != GENERATION_CONFIG}, draft)
     return Path(folder)
 
@@ -111,7 +111,7 @@ def _auto_map() -> dict[str, str]:
 
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
-    if (folder / TOKENIZER_FILE).exists():
-        return load_tokenizer((folder / TOKENIZER_FILE).read_text(encoding="utf-8"))
+    if (folder / DEFINITION_FILE).exists():
+        return load_tokenizer((folder / DEFINITION_FILE).read_text(encoding="utf-8"))
     text = read_tokenizer(folder)
     return None if text is None else SubwordTokenizer(text, end_of_document(folder), f"tokenizer of {folder}")

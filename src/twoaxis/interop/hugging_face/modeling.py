@@ -22,7 +22,7 @@ from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
 from twoaxis.interop.hugging_face.layout import token_layout
 from twoaxis.interop.hugging_face.outside_attention import builds_without_memory, engine_attention, engine_layout
 from twoaxis.interop.hugging_face.reads import recorded_reads
-from twoaxis.interop.outside_engines import check_refusals, describe_attentions, refusals
+from twoaxis.interop.outside_engines import check_obstacles, describe_attentions, obstacles
 from twoaxis.model import Decoder
 from twoaxis.model.decoder import EMBEDDING_STD
 
@@ -90,7 +90,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
             # The head is a module of its own, as transformers expects.
             self.decoder = Decoder(config.decoder_config.replace(tie_embeddings=True))
         describe_attentions(self.decoder)
-        self.engine_refusals = refusals(self.decoder)
+        self.engine_refusals = obstacles(self.decoder)
         self.gradient_checkpointing = False
         self._engine_attention()
         self.post_init()
@@ -102,7 +102,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
     def _engine_attention(self) -> Callable[..., Any] | None:
         attention = engine_attention(self.config._attn_implementation)
         if attention is not None:
-            check_refusals(self.engine_refusals)
+            check_obstacles(self.engine_refusals)
         return attention
 
     def get_input_embeddings(self) -> nn.Module:

@@ -10,7 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from twoaxis.core.errors import CheckpointError, ConfigError
-from twoaxis.interop.state_maps import sublayer_names
+from twoaxis.interop.state_maps import decoder_sublayers
 from twoaxis.model import Decoder, DecoderConfig
 
 SPLIT_NORMS = (".key_norm.gain", ".value_norm.gain")
@@ -76,10 +76,10 @@ def _source(name: str, given: dict[str, torch.nn.Parameter], renamed: dict[str, 
 
 def _renamed(base: DecoderConfig, target: DecoderConfig) -> dict[str, str]:
     """Sublayers of the target under another name than in the base: attention that became `kv_shift`."""
-    ours = sublayer_names(base)
+    ours = decoder_sublayers(base)
     return {
         name: name.replace(".kv_shift", ".attention")
-        for name in sublayer_names(target)
+        for name in decoder_sublayers(target)
         if name not in ours and name.replace(".kv_shift", ".attention") in ours
     }
 

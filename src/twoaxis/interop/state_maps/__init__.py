@@ -7,7 +7,7 @@ import torch
 
 from twoaxis.core.errors import ConfigError, nearest
 from twoaxis.interop.state_maps import attention_residuals, deep_delta, denseformer, elc_bert, llama, mhc, muddformer
-from twoaxis.interop.state_maps.places import Places, decoder_places, sublayer_names
+from twoaxis.interop.state_maps.places import Places, decoder_places, decoder_sublayers
 from twoaxis.interop.state_maps.state_map import Entry, Part, StateMap
 from twoaxis.model import Decoder, DecoderConfig
 
@@ -76,4 +76,4 @@ def state_map(layout: str, config: DecoderConfig) -> StateMap:
     return found
 
 
-__all__ = ["LAYOUTS", "Entry", "Layout", "Part", "Places", "StateMap", "decoder_places", "state_map", "sublayer_names"]
+__all__ = ["LAYOUTS", "Entry", "Layout", "Part", "Places", "StateMap", "decoder_places", "decoder_sublayers", "state_map"]

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from twoaxis.core.site import Stack
 from twoaxis.depth import DepthConfig
 from twoaxis.model import DecoderConfig
+from twoaxis.model.block import sublayer_names
 
 
 class Places(NamedTuple):
@@ -45,14 +46,9 @@ def decoder_places(config: DecoderConfig) -> Places:
         >>> decoder_places(DecoderConfig(vocab_size=8, d_model=8, n_layers=1)).mixers
         ('blocks.0.attention.depth', 'blocks.0.swiglu.depth')
     """
-    return Places(config.depth, config.stack, tuple(f"{name}.depth" for name in sublayer_names(config)))
+    return Places(config.depth, config.stack, tuple(f"{name}.depth" for name in decoder_sublayers(config)))
 
 
-def sublayer_names(config: DecoderConfig) -> tuple[str, ...]:
-    """The name of every sublayer of a decoder, in order."""
-    found = []
-    for index, block in enumerate(config.layers):
-        for place, sublayer in enumerate(block):
-            earlier = sum(other.kind == sublayer.kind for other in block[:place])
-            found.append(f"blocks.{index}.{sublayer.kind}" + (f"_{earlier + 1}" if earlier else ""))
-    return tuple(found)
+def decoder_sublayers(config: DecoderConfig) -> tuple[str, ...]:
+    """What stands before the parameters of every sublayer of a decoder, in order."""
+    return tuple(f"blocks.{index}.{name}" for index, block in enumerate(config.layers) for name in sublayer_names(block))
