@@ -10,9 +10,10 @@ import torch
 
 from twoaxis.cli import main
 from twoaxis.cli.models import load_model
-from twoaxis.core.errors import DataError
+from twoaxis.core.errors import CheckpointError, DataError
 from twoaxis.data import prepare
 from twoaxis.data.tokenizer import SubwordTokenizer
+from twoaxis.interop.companions import generation_defaults
 from twoaxis.interop.evaluation.text import text_passage
 from twoaxis.interop.serving.chat import ChatFormat
 from twoaxis.interop.serving.protocol import Message
@@ -153,6 +154,18 @@ def test_a_folder_of_ours_is_read_in_float32_and_from_safetensors_only(
         assert message in error and "Traceback" not in error
         weights.unlink(missing_ok=True)
         torch.save(trained.model.state_dict(), half / "pytorch_model.bin")
+
+
+def test_generation_defaults() -> None:
+    def defaults(text: str) -> dict[str, Any]:
+        return generation_defaults({"generation_config.json": text.encode()})
+
+    assert generation_defaults({}) == {}
+    assert defaults('{"temperature": 0.6, "top_p": 0.9, "eos_token_id": 2, "pad_token_id": null}') == {"eos_token_id": 2}
+    assert defaults('{"temperature": 0.6, "do_sample": true}') == {"temperature": 0.6, "do_sample": True}
+    for text, message in (("{", "is no JSON"), ("[]", "must be a table"), ('{"eos_token_id": ["a"]}', "must be the number")):
+        with pytest.raises(CheckpointError, match=message):
+            defaults(text)
 
 
 def test_an_empty_folder_behind_a_link_is_filled(run: Path, tmp_path: Path) -> None:

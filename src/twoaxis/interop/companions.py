@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from twoaxis.core.errors import CheckpointError
+from twoaxis.core.errors import CheckpointError, problem
 from twoaxis.interop.safetensors_folder import read_json
 
 FOLDER = "companions"
@@ -53,7 +53,10 @@ def write_companions(companions: Mapping[str, bytes], folder: Path) -> None:
 
 
 def generation_defaults(companions: Mapping[str, bytes]) -> dict[str, Any]:
-    """The tokens that begin, end and fill answers, and how they are drawn.
+    """The tokens that begin, end and fill answers, and how answers are drawn where they are.
+
+    Raises:
+        CheckpointError: the file is damaged, or names something that is no token.
 
     Example:
         >>> generation_defaults({"generation_config.json": b'{"eos_token_id": [2, 7], "transformers_version": "4.40"}'})
@@ -65,4 +68,13 @@ def generation_defaults(companions: Mapping[str, bytes]) -> dict[str, Any]:
         data = json.loads(companions[GENERATION_CONFIG])
     except ValueError as error:
         raise CheckpointError(f"{GENERATION_CONFIG}: is no JSON ({error}); correct it beside the model") from None
-    return {name: data[name] for name in (*TOKENS, *SAMPLING) if data.get(name) is not None}
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{GENERATION_CONFIG}: must be a table; correct it beside the model")
+    for name in TOKENS:
+        value = data.get(name)
+        if value is not None and not all(type(token) is int for token in (value if isinstance(value, list) else [value])):
+            allowed = "the number of a token, or a list of them"
+            raise CheckpointError(f"{GENERATION_CONFIG}: {problem(name, value, allowed, 'correct it beside the model')}")
+    # Transformers refuses to save a temperature that nothing is drawn by.
+    names = (*TOKENS, *SAMPLING) if data.get("do_sample") else TOKENS
+    return {name: data[name] for name in names if data.get(name) is not None}

@@ -19,9 +19,10 @@ SCALINGS = {
 """Options that are called the same here, by type."""
 
 YARN = ("mscale", "mscale_all_dim", "truncate")
-"""What others follow from."""
+"""Keys of YaRN from which options of ours follow."""
 
 EVERYWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor", LENGTH)
+"""Keys of every type."""
 
 
 def with_rotation(attention: AttentionConfig, data: Mapping[str, Any]) -> AttentionConfig:
@@ -57,7 +58,7 @@ def _scaling(table: Fields, fields: Fields) -> dict[str, Any] | None:
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind == "default":
         return None
-    if kind not in SCALINGS:
+    if not isinstance(kind, str) or kind not in SCALINGS:
         raise ConfigError(problem("rope type", kind, f"default or one of {', '.join(SCALINGS)}", "choose another model"))
     known = (*EVERYWHERE, *SCALINGS[kind], *(YARN if kind == "yarn" else ()))
     for name in given:
