@@ -38,7 +38,11 @@ def _recipe(source: Path) -> list[str]:
 def _retrofit(source: Path, out: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
     text = ["--text", str(source / "text.txt"), "--tokens", "100"]
     status = main(["retrofit", str(source), *_recipe(source), "--out", str(out), *text, "--json", *words])
-    return status, json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    # Who has not chosen is told what the schedule costs.
+    assert ("anneal=[] to have the blend learned" in said.err) == ((report["blend"] or "").startswith("from 0 to 1"))
+    return status, report
 
 
 def test_a_retrofit_computes_the_same_and_trains_on(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,6 +73,7 @@ def test_a_blend_moves_by_the_recipe(source: Path, tmp_path: Path, capsys: pytes
     status, report = _retrofit(source, out, capsys, "--depth", "deep_delta")
     assert (status, report["start"]) == (0, "blended")
     assert report["reason"].startswith("it overwrites along the update's direction")
+    assert report["blend"] == "from 0 to 1 over 2 steps"
     assert main(["train", str(out / "config.json"), "--run", str(out)]) == 0
     blends = {p.item() for name, p in load_trained(out).model.named_parameters() if name.endswith(".blend")}
     assert blends == {1.0}
@@ -94,7 +99,8 @@ def test_a_frozen_base_stays(source: Path, tmp_path: Path, capsys: pytest.Captur
 def test_a_learned_blend_is_new_and_trained(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     words = ("--depth", "deep_delta", "--freeze-base", "--new-lr-scale", "2", "anneal=[]")
-    assert _retrofit(source, out, capsys, *words)[0] == 0
+    status, report = _retrofit(source, out, capsys, *words)
+    assert (status, report["blend"]) == (0, "learned from 0")
     scales = {group.pattern: group.lr_scale for group in RunFolder(out).config.optimizer.groups}
     assert {pattern: scale for pattern, scale in scales.items() if "blend" in pattern} == {
         "blocks.*.attention.depth.blend": 2.0,

@@ -48,9 +48,10 @@ def retrofit(
 ) -> int:
     """Add mixers to a trained Llama, Mistral, Qwen2, Qwen3 or SmolLM, or to a model of ours, without changing what it computes.
 
-    A method starts as the model was wherever its mathematics allows; where it does not, it is blended in over the first half
-    of the steps, unless the recipe has an `anneal` of its own, and the reason is printed. The largest difference between the
-    logits of both models is measured before anything is written: above the bound, nothing is, and the exit status is 1.
+    A method starts as the model was wherever its mathematics allows; where it does not, it is blended in, and the reason is
+    printed: over the first half of the steps, as the recipe's own `anneal` says, or learned from 0 with anneal=[]. The largest
+    difference between the logits of both models is measured before anything is written: above the bound, nothing is, and the
+    exit status is 1.
 
     The result is a run folder: `twoaxis generate` uses it as it is, and `twoaxis train OUT/config.json --run OUT` goes on.
 
@@ -72,7 +73,8 @@ def retrofit(
     if as_json:
         print_json(report)
     else:
-        print_table(str(source), ("retrofit", "value"), [(key, _worded(value)) for key, value in report.items()])
+        said = [(key, _worded(value)) for key, value in report.items() if key != "blend" or value]
+        print_table(str(source), ("retrofit", "value"), said)
         if report["run"] is None:
             print(f"nothing was written: the logits do not agree within {bound:g}; --allow-difference writes all the same")
     return 0 if report["run"] else 1
@@ -116,6 +118,11 @@ def _retrofit(
     added = training_recipe(result, training.new_lr_scale, training.base, blend_steps, anneal)
     groups = [*added["optimizer"]["groups"], *recipe["optimizer"].get("groups", [])]
     recipe = {**added, **recipe, "optimizer": {**recipe["optimizer"], "groups": groups}}
+    if reason and anneal is None:
+        console_progress().note(
+            f"note: in {blend_steps} steps the model has to follow its blend from 0 to 1, which spoils it where they are few "
+            "(docs/retrofit.md); take more steps, or anneal=[] to have the blend learned from 0"
+        )
     console_progress().note(f"comparing the logits of both models on {rows.numel():,} tokens")
     difference, agreement = largest_difference(model, result.model, rows)
     # A difference that is no number is not accepted either.
@@ -123,11 +130,19 @@ def _retrofit(
     return {
         "start": "blended" if reason else claim.relation,
         "reason": reason or claim.reason,
+        "blend": _blend(anneal, blend_steps) if reason else None,
         "largest_logit_difference": difference,
         "same_next_token": agreement,
         "new_parameters": result.new_parameters,
         "run": None if written is None else str(written),
     }
+
+
+def _blend(anneal: list[Any] | None, steps: int) -> str:
+    """How the blend moves, in words."""
+    if anneal is None:
+        return f"from 0 to 1 over {steps} steps"
+    return "as the recipe says" if anneal else "learned from 0"
 
 
 def _rows(text: Path | None, tokens: int, tokenizer: "Tokenizer", model: "Decoder", seed: int) -> "Tensor":
