@@ -19,11 +19,11 @@ from lm_eval.api.instance import Instance
 from twoaxis import ConfigError, DataError, Decoder
 from twoaxis.cli import main
 from twoaxis.data import Tokenizer
-from twoaxis.data.tokenizer import ByteTokenizer
+from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from twoaxis.interop.evaluation import open_tasks, run_tasks, score_texts
 from twoaxis.interop.evaluation.continuation import Continuation
 from twoaxis.interop.evaluation.language_model import DecoderLM
-from twoaxis.model import generate
+from twoaxis.model import Sampling, generate
 from twoaxis.train import save_trained
 
 from .hf_models import small_decoder
@@ -177,7 +177,45 @@ def test_requests_of_several_kinds_in_one_call(model: Decoder) -> None:
     assert mixed[:2] == apart[:2] == mixed[3:5] and apart[1].startswith(apart[0])
 
 
+@pytest.mark.parametrize("batch_size", [1, 3, 16])
+def test_repeats_draw_differently_in_batches_of_any_size(model: Decoder, batch_size: int) -> None:
+    tokenizer, how = subword(), {"max_gen_toks": 6, "temperature": 2.0, "seed": 5}
+    contexts = ["Fellow citizens", "Senate"]
+    requests = [one for one in ask("generate_until", *((context, how) for context in contexts)) for _ in range(4)]
+    expected, end = [], tokenizer.end_of_document
+    for context in contexts:
+        for repeat in range(4):
+            sampling = Sampling(temperature=2.0, seed=5 + repeat)
+            expected.append(tokenizer.decode(generate(model, [tokenizer.encode(context)], 6, sampling, end)[0]))
+    assert DecoderLM(model, tokenizer, batch_size).generate_until(requests) == expected
+    assert len(set(expected[:4])) == len(set(expected[4:])) == 4
+
+
+def test_ids_that_the_tokenizer_lacks_are_never_written() -> None:
+    padded = small_decoder("plain", vocab_size=300)
+    padded.embedding.weight.data[280:] *= 100
+    prompt = subword().encode("Fellow")
+    assert generate(padded, [prompt], 1)[0][0] >= 280
+    [text] = DecoderLM(padded, subword()).generate_until(ask("generate_until", ("Fellow", {"max_gen_toks": 5})))
+    assert text == subword().decode(generate(padded, [prompt], 5, stop_token=subword().end_of_document, n_tokens=280)[0])
+
+
+def test_a_stop_string_may_be_a_special_token(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = subword()
+    written = generate(model, [tokenizer.encode("Fellow")], 7)[0]
+    tokenizer.end_of_document = None
+
+    monkeypatch.setattr(SubwordTokenizer, "special_tokens", {"<|stop|>": written[3]})
+    [text] = DecoderLM(model, tokenizer).generate_until(
+        ask("generate_until", ("Fellow", {"max_gen_toks": 7, "until": ["<|stop|>"]}))
+    )
+    assert text == tokenizer.decode(written[: written.index(written[3])])
+
+
 def test_what_a_task_may_ask_of_generation() -> None:
+    assert Continuation.read({"temperature": None, "do_sample": None, "max_gen_toks": None, "until": None}, 64) == (
+        Continuation.read({}, 64)
+    )
     assert Continuation.read({}, 64).max_new_tokens == 32
     assert Continuation.read({"do_sample": True}, 64).sampling.temperature == 1
     assert Continuation.read({"do_sample": False, "temperature": 0.5}, 64).sampling.temperature == 0
@@ -259,6 +297,43 @@ def test_what_is_refused(model: Decoder, tmp_path: Path) -> None:
     (folder / "bad.yaml").write_text("task: [unclosed\n")
     with pytest.raises(ConfigError, match=r"task file .*bad\.yaml: is not YAML \("):
         open_tasks(["hub"], folder)
+
+
+LISTED = """
+task: listed
+dataset_path: json
+dataset_kwargs: {data_files: {test: texts.jsonl}}
+output_type: generate_until
+test_split: test
+doc_to_text: text
+doc_to_target: text
+generation_kwargs: {until: [], max_gen_toks: 3, top_p: null}
+metric_list:
+  - {metric: !function measures.length, aggregation: !function measures.listed, higher_is_better: true}
+"""
+MEASURES = """
+def length(references, predictions, **_):
+    return len(predictions[0])
+
+def listed(values):
+    return list(values)
+"""
+
+
+def test_a_task_may_measure_what_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "listed.yaml").write_text(LISTED)
+    (tmp_path / "measures.py").write_text(MEASURES)
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    run = save_trained(tmp_path / "run", small_decoder("plain", vocab_size=256, max_seq_len=32).float(), ByteTokenizer())
+    words = ["evaluate", str(run), "--tasks", "listed", "--include", str(tmp_path)]
+    assert main(words) == 0
+    assert "[3.0, 3.0]" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)["tasks"]["listed"]["metrics"].values()
+    assert found["value"] == [3.0, 3.0]
+    (tmp_path / "listed.yaml").write_text(LISTED.replace("top_p", "temperature"))
+    assert main(words) == 2
+    assert "task listed: generation_kwargs.temperature is null: must be a number" in capsys.readouterr().err
 
 
 def test_lm_eval_says_the_same_of_the_exported_folder(tmp_path: Path) -> None:

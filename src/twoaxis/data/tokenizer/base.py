@@ -3,7 +3,7 @@
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -50,6 +50,11 @@ class Tokenizer(ABC):
     def encode(self, text: str) -> list[int]:
         """Encodes text as a list of token ids, without an end marker."""
         return self.encode_array(text).tolist()
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The ids of tokens that are no text, by their names: decoding leaves them out, and encoding never makes them."""
+        return {}
 
     @property
     def fingerprint(self) -> str:

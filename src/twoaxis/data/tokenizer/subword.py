@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -63,6 +63,11 @@ class SubwordTokenizer(Tokenizer):
         """All of the tokenizer as JSON text."""
         content = {"kind": "subword", "end_of_document": self._end_token, "tokenizer": json.loads(self._engine.to_str())}
         return json.dumps(content, sort_keys=True)
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The added tokens that are marked as special."""
+        return {token.content: index for index, token in self._engine.get_added_tokens_decoder().items() if token.special}
 
     def encode_array(self, text: str) -> np.ndarray:
         """Encodes text without special tokens."""

@@ -70,7 +70,7 @@ class Request(Config):
         top_p: sample among the most likely tokens of this probability.
         top_k: sample among this many most likely tokens.
         n: choices for each prompt.
-        seed: of the draws; choice i of a prompt draws with `seed + i`. None draws a seed.
+        seed: of the draws: choice i of prompt p draws with `seed + p n + i`. None draws a seed.
         stop: a choice ends before any of these.
         stream: whether text is sent as it is made.
         stream_options: for streams.
