@@ -8,6 +8,7 @@ import typer
 
 from twoaxis.cli.models import SOURCES, load_model
 from twoaxis.cli.output import Json, print_json
+from twoaxis.core.errors import DataError
 
 
 def generate(
@@ -30,13 +31,14 @@ def generate(
     from twoaxis.model.sampling import Sampling
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    # Before the model, which may take long to read.
+    text = _standard_input() if prompt == "-" else prompt
     trained = load_model(run)
-    text = sys.stdin.read() if prompt == "-" else prompt
     begin = trained.tokenizer.encode(text)
     end = trained.tokenizer.end_of_document
     if not begin and end is not None:
         begin = [end]
-    steps = stream(trained.model, [begin], max_new_tokens, sampling, prefill_chunk_tokens)
+    steps = stream(trained.model, [begin], max_new_tokens, sampling, prefill_chunk_tokens, trained.tokenizer.vocab_size)
     if not as_json:
         print(text, end="", flush=True)
     new: list[int] = []
@@ -52,3 +54,11 @@ def generate(
         print_json({"prompt": text, "text": trained.tokenizer.decode(new), "tokens": new, "step": trained.step})
     else:
         print(written.rest())
+
+
+def _standard_input() -> str:
+    try:
+        # As bytes, since the encoding of the terminal may be another.
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"standard input: is not UTF-8 ({error}); must be text in UTF-8; convert it") from None
