@@ -41,6 +41,13 @@ def refusal_of(kind: type[Request], body: bytes) -> Refusal:
         (b"\xff\xfe", "is not JSON", None),
         (b"[" * 100_000, "is not JSON", None),
         (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "is not JSON", None),
+        *(
+            (b'{"%s": %s1%s}' % (key, b"[" * 900, b"]" * 900), "are nested more than 64 deep", None)
+            for key in (b"prompt", b"echo", b"a")
+        ),
+        (b'{"prompt": ' + b'{"a":' * 64 + b"1" + b"}" * 65, "are nested more than 64 deep", None),
+        (b'{"prompt": ' + b'{"a":' * 63 + b"1" + b"}" * 64, "prompt={'a': {'a': ", "prompt"),
+        (b'{"prompt": "a", "self": 1}', "unknown key 'self'", "self"),
         (b'["a"]', "is a JSON list; must be one object", None),
         (b"{}", "prompt is missing", "prompt"),
         (b'{"prompt": 3}', "prompt=3: must be a string, a list of strings", "prompt"),
