@@ -58,6 +58,7 @@ class Ticket:
         listener: who hears of it.
         generator: the draws of this generation alone.
         cancelled: set from any thread.
+        seated: whether it takes one of the places of those that run.
         cache: while the prompt is being read.
         read_tokens: of the prompt, so far.
         new_tokens: so far.
@@ -68,6 +69,7 @@ class Ticket:
     listener: Listener
     generator: torch.Generator = field(init=False)
     cancelled: bool = False
+    seated: bool = False
     cache: DecoderCache | None = None
     read_tokens: int = 0
     new_tokens: int = 0
