@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from twoaxis import ConfigError, Decoder
+from twoaxis import ConfigError, Decoder, generate
 from twoaxis.interop.serving.engine import Engine, QueueFull, Stopped
 from twoaxis.interop.serving.generation import Generation, Ticket
 from twoaxis.model.sampling import Sampling
@@ -77,6 +77,18 @@ def test_a_stop_token_ends_before_itself(model: Decoder) -> None:
         (heard,), _ = submit(engine, Generation([7], 12, stop_tokens=frozenset({stop})))
         assert heard.wait() == "stop"
     assert heard.tokens == whole[: whole.index(stop)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 3.0])
+def test_ids_that_the_tokenizer_lacks_are_never_chosen(temperature: float) -> None:
+    padded = small_decoder("plain")
+    padded.embedding.weight.data[30:] *= 100
+    sampling = Sampling(temperature=temperature)
+    with Engine(padded) as engine:
+        (free, bound), _ = submit(engine, *(Generation([7], 12, sampling, n_tokens=n) for n in (None, 30)))
+        assert (free.wait(), bound.wait()) == ("length", "length")
+    assert max(free.tokens) >= 30 > max(bound.tokens)
+    assert bound.tokens == generate(padded, [[7]], 12, sampling, n_tokens=30)[0]
 
 
 def test_a_listener_may_end_its_generation(model: Decoder) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from twoaxis.cli.models import SOURCES, load_model
+from twoaxis.cli.output import name_of
 
 
 def serve(
@@ -45,7 +46,7 @@ def serve(
             max_body_bytes=max_body_bytes,
             max_choices=queue,
         )
-        served = Served(name or model.resolve().name, loaded.tokenizer, loaded.model.config.max_seq_len, limits)
+        served = Served(name or name_of(Path(model.resolve().name)), loaded.tokenizer, loaded.model.config.max_seq_len, limits)
         if not is_loopback(host):
             print(
                 f"twoaxis: warning: whoever reaches {address_of(opened)} can use the model: there is no authentication",

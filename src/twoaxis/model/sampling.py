@@ -17,7 +17,7 @@ SMALLEST_TEMPERATURE = 1e-6
 """Below it the most likely token is taken: logits are rounded by more than such a division tells apart, and it may overflow."""
 
 SEEDS = 2**64
-"""How many different seeds a generator takes."""
+"""A generator takes seeds from 0 up to here, and negative ones that count from the end."""
 
 
 class Sampling(Config):

@@ -110,7 +110,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_chosen(sampling: Sampling) -> No
 
 
 @pytest.mark.parametrize("options", [{"temperature": 1e-46}, {"temperature": 1e-40}, {"temperature": 1.0, "top_p": 1e-46}])
-def test_extremes_take_the_most_likely_token(options: dict[str, float]) -> None:
+def test_extremes_take_the_most_likely_token(options: dict[str, Any]) -> None:
     sampling = Sampling(**options)
     logits = torch.tensor([[0.0, 50.0, -3.0], [1e30, -1e30, 0.0]])
     assert sampling.choose(logits, [sampling.generator(row) for row in range(2)]).tolist() == [1, 0]

@@ -74,7 +74,7 @@ class Request(Config):
         top_k: sample among this many most likely tokens.
         n: choices for each prompt.
         seed: of the draws: choice i of prompt p draws with `seed + p n + i`. None draws a seed.
-        stop: a choice ends before any of these.
+        stop: a choice ends before any of these, found as text or, where one names a special token, chosen as that.
         stream: whether text is sent as it is made.
         stream_options: for streams.
     """
