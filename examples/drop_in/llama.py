@@ -1,13 +1,14 @@
 """One module of twoaxis in a Llama of Hugging Face: `python examples/drop_in/llama.py`.
 
-`add_depth` and `add_short_swa` change a model in place and leave what it computes as it was. `state_dict` has what is new; for
-folders that `from_pretrained` reads, and a cache for ShortSWA, let `twoaxis retrofit` and `twoaxis export` build the model.
+`add_depth` and `add_short_swa` change a plain model in place and leave what it computes as it was. `state_dict` has what is
+new; for both axes at once, folders that `from_pretrained` reads, and a cache for ShortSWA, let `twoaxis retrofit` and
+`twoaxis export` build the model.
 """
 
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
@@ -32,10 +33,19 @@ class Layer(LlamaDecoderLayer):
         self.train(layer.training)
 
 
-def initialise(model: LlamaForCausalLM) -> None:
-    """Sets what is new, and brings it to where the model is."""
-    initialise_parts(model, seed=0)
-    model.to(device=model.device, dtype=model.dtype)
+def plain_layers(model: LlamaForCausalLM) -> list[LlamaDecoderLayer]:
+    """The layers, none of which has been changed: what a changed one adds would be lost."""
+    for index, layer in enumerate(model.model.layers):
+        if type(layer) is not LlamaDecoderLayer:
+            got = f"layers[{index}]={type(layer).__name__}"
+            raise ValueError(f"{got}: must be LlamaDecoderLayer; change a plain model, or add both axes by `twoaxis retrofit`")
+    return list(model.model.layers)
+
+
+def initialise(new: nn.Module, model: LlamaForCausalLM) -> None:
+    """Sets what is new and nothing else, and brings it to where the model is."""
+    initialise_parts(new, seed=0)
+    new.to(device=model.device, dtype=model.dtype)
 
 
 class DepthLayer(Layer):
@@ -58,9 +68,9 @@ class DepthLayer(Layer):
 def add_depth(model: LlamaForCausalLM, depth: DepthConfig) -> None:
     """Gives the model another depth axis, which works on single tokens, so that generation needs no other cache."""
     axis = DepthAxis(depth, model.config.hidden_size, model.config.num_hidden_layers, norm_eps=model.config.rms_norm_eps)
-    for index, layer in enumerate(model.model.layers):
+    for index, layer in enumerate(plain_layers(model)):
         model.model.layers[index] = DepthLayer(layer, model.config, axis)
-    initialise(model)
+    initialise(axis, model)
 
 
 class ShortSWALayer(Layer):
@@ -87,9 +97,11 @@ class ShortSWALayer(Layer):
 
 def add_short_swa(model: LlamaForCausalLM, window: int = 16) -> None:
     """Adds a ShortSWA to each layer, whose output starts at zero; the model then generates without a cache."""
-    for index, layer in enumerate(model.model.layers):
-        model.model.layers[index] = ShortSWALayer(layer, model.config, window)
-    initialise(model)
+    new = nn.ModuleList()
+    for index, layer in enumerate(plain_layers(model)):
+        model.model.layers[index] = changed = ShortSWALayer(layer, model.config, window)
+        new.append(nn.ModuleList([changed.short_norm, changed.short_swa]))
+    initialise(new, model)
     model.config.use_cache = model.generation_config.use_cache = False
 
     def number_texts(_module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

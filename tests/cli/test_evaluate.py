@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -84,6 +85,18 @@ def test_bad_input_is_one_line(
         assert len(captured.err.strip().splitlines()) == 1
     assert main(["evaluate", str(tmp_path / "no-such-run"), "--text", str(text)]) == 2
     assert "no-such-run" in capsys.readouterr().err
+
+
+def test_a_name_that_is_not_utf_8(run: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    path, out = tmp_path / os.fsdecode(b"caf\xe9"), tmp_path / "out.json"
+    path.write_text("text")
+    for words in ([], ["--json"]):
+        assert evaluate(run, "--text", path, "--out", out, *words) == 0
+        assert b"caf\\xe9" in capsysbinary.readouterr().out.replace(rb"\\", b"\\")
+        assert json.loads(out.read_text())["text"]["texts"][0]["name"] == str(tmp_path / r"caf\xe9")
+    path.write_bytes(b"")
+    assert evaluate(run, "--text", path) == 2
+    assert b"caf\\xe9: is empty" in capsysbinary.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_does_not_cost_the_result(

@@ -1,13 +1,16 @@
 """Every verb: what it prints for people and machines, its exit status, and its one-line errors."""
 
+import io
 import json
 import subprocess
 import sys
 
 import pytest
 
-from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, __version__
+from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, Decoder, DecoderConfig, __version__
 from twoaxis.cli import main
+from twoaxis.data.tokenizer import ByteTokenizer
+from twoaxis.train import save_trained
 
 VERBS = (
     "list",
@@ -209,6 +212,34 @@ def test_generate_refuses_what_does_not_fit(run, capsys):
     assert "at most max_seq_len=64" in message
     assert "prompt 0 without tokens" in error_of(capsys, "generate", str(run), "--prompt", "")
     assert "top_p=0.0: must be > 0" in error_of(capsys, "generate", str(run), "--top-p", "0")
+    assert f"seed={2**64}: must be < {2**64}" in error_of(capsys, "generate", str(run), "--seed", str(2**64))
+
+
+def test_generate_takes_the_most_likely_token_at_extremes(run, capsys):
+    texts = []
+    for options in (["--temperature", "0"], ["--temperature", "1e-40"], ["--top-p", "1e-46"]):
+        assert main(["generate", str(run), "--max-new-tokens", "4", *options]) == 0
+        texts.append(capsys.readouterr().out)
+    assert len(set(texts)) == 1
+
+
+def test_generate_writes_no_id_that_the_tokenizer_lacks(tmp_path, capsys):
+    model = Decoder.build(DecoderConfig(vocab_size=300, d_model=8, n_layers=1, max_seq_len=64))
+    model.embedding.weight.data[256:] *= 100
+    run = save_trained(tmp_path / "run", model, ByteTokenizer())
+    for temperature in ("0", "1"):
+        assert main(["generate", str(run), "--max-new-tokens", "9", "--temperature", temperature, "--json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["tokens"]) == 9
+
+
+def test_generate_reads_standard_input_as_utf_8(run, capsys, monkeypatch):
+    def read(data: bytes) -> list[str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), "ascii"))
+        return ["generate", str(run), "--prompt", "-", "--max-new-tokens", "1"]
+
+    assert main(read("caf\xe9".encode())) == 0
+    assert capsys.readouterr().out.startswith("caf\xe9")
+    assert "standard input: is not UTF-8 (" in error_of(capsys, *read("caf\xe9".encode("latin-1")))
 
 
 def test_check_prints_a_line_per_mixer_and_check(capsys):

@@ -3,7 +3,7 @@
 import http.client
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,11 +12,13 @@ from twoaxis.data import Tokenizer
 from twoaxis.interop.serving.engine import Engine
 from twoaxis.interop.serving.http.app import create_app
 from twoaxis.interop.serving.http.server import Server, address_of, bind
+from twoaxis.interop.serving.http.service import Service
 from twoaxis.interop.serving.work import Limits, Served
 
 from .serving import WAIT_SECONDS
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = {"Content-Type": "application/json"}
 
 
 class Client:
@@ -29,26 +31,30 @@ class Client:
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self._place, timeout=WAIT_SECONDS)
 
-    def get(self, path: str) -> tuple[int, str]:
-        return self._ask("GET", path, None)[:2]
+    def get(self, path: str, **headers: str) -> tuple[int, str]:
+        return self._ask("GET", path, None, headers)[:2]
 
-    def post(self, path: str, data: Any) -> tuple[int, dict[str, Any], http.client.HTTPMessage]:
+    def post(
+        self, path: str, data: Any, headers: Mapping[str, str] = JSON
+    ) -> tuple[int, dict[str, Any], http.client.HTTPMessage]:
         body = data if isinstance(data, bytes) else json.dumps(data).encode()
-        status, text, headers = self._ask("POST", path, body)
-        return status, json.loads(text), headers
+        status, text, answered = self._ask("POST", path, body, headers)
+        return status, json.loads(text), answered
 
     def stream(self, path: str, data: Any) -> list[dict[str, Any]]:
         """All events of a stream but the last, which says that it is over."""
-        status, text, headers = self._ask("POST", path, json.dumps({**data, "stream": True}).encode())
+        status, text, headers = self._ask("POST", path, json.dumps({**data, "stream": True}).encode(), JSON)
         assert (status, headers.get_content_type()) == (200, "text/event-stream")
         events = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
         assert events[-1] == "[DONE]"
         return [json.loads(event) for event in events[:-1]]
 
-    def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, str, http.client.HTTPMessage]:
+    def _ask(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> tuple[int, str, http.client.HTTPMessage]:
         connection = self.connect()
         try:
-            connection.request(method, path, body)
+            connection.request(method, path, body, dict(headers))
             response = connection.getresponse()
             return response.status, response.read().decode(), response.headers
         finally:
@@ -60,7 +66,8 @@ def serving(engine: Engine, tokenizer: Tokenizer, max_seq_len: int, limits: Limi
     """Serves until the context ends."""
     ready = threading.Event()
     with bind("127.0.0.1", 0) as opened, engine:
-        server = Server(create_app(engine, Served("toy", tokenizer, max_seq_len, limits)), ready.set, grace_seconds=1)
+        service = Service(engine, Served("toy", tokenizer, max_seq_len, limits))
+        server = Server(create_app(service, "127.0.0.1"), service.close, ready.set, grace_seconds=1)
         thread = threading.Thread(target=server.serve_on, args=(opened,), daemon=True)
         thread.start()
         assert ready.wait(WAIT_SECONDS)

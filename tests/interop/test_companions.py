@@ -16,7 +16,8 @@ from twoaxis.data.tokenizer import SubwordTokenizer
 from twoaxis.interop.companions import generation_defaults
 from twoaxis.interop.evaluation.text import text_passage
 from twoaxis.interop.serving.chat import ChatFormat
-from twoaxis.interop.serving.protocol import Message
+from twoaxis.interop.serving.protocol import CompletionRequest, Message
+from twoaxis.interop.serving.work import Limits, Served, work_of
 from twoaxis.train import RunFolder, load_trained
 
 from .hf_folder import byte_tokenizer, write_folder
@@ -166,6 +167,24 @@ def test_generation_defaults() -> None:
     for text, message in (("{", "is no JSON"), ("[]", "must be a table"), ('{"eos_token_id": ["a"]}', "must be the number")):
         with pytest.raises(CheckpointError, match=message):
             defaults(text)
+
+
+def test_what_ends_an_answer(source: Path, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (source, run):
+        assert load_model(folder).ends == {END, STOP}
+    served = Served("toy", load_model(run).tokenizer, 64, Limits(), load_model(run).ends)
+    request = CompletionRequest.read(b'{"prompt": "a"}')
+    assert work_of(request, served).generations[0].stop_tokens == {END, STOP}
+    words = ["--prompt", "a", "--max-new-tokens", "4", "--temperature", "0", "--json"]
+    capsys.readouterr()
+    assert main(["generate", str(source), *words]) == 0
+    written = json.loads(capsys.readouterr().out)["tokens"]
+    assert written
+    other = tmp_path / "other"
+    shutil.copytree(source, other)
+    (other / "generation_config.json").write_text(json.dumps({"eos_token_id": written[-1]}))
+    assert main(["generate", str(other), *words]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == written[: written.index(written[-1])]
 
 
 def test_an_empty_folder_behind_a_link_is_filled(run: Path, tmp_path: Path) -> None:

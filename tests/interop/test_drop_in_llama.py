@@ -10,6 +10,8 @@ pytest.importorskip("transformers", reason="without transformers there is no Lla
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from twoaxis.sequence import ShortSWA, ShortSWAConfig
+
 from .test_drop_in import load, ours
 
 ADDED = ["attention_residuals", "deep_delta", "short_swa"]
@@ -108,6 +110,30 @@ def test_padding_on_the_left_changes_nothing(example: ModuleType, name: str) -> 
     torch.testing.assert_close(model(padded, attention_mask=mask).logits[:1, 3:], alone)
     made = model.generate(padded, attention_mask=mask, max_new_tokens=4, do_sample=False)
     assert torch.equal(made[:1, 3:], model.generate(TOKENS[:1], max_new_tokens=4, do_sample=False))
+
+
+@pytest.mark.parametrize("second", ADDED)
+@pytest.mark.parametrize("first", ADDED)
+def test_a_changed_model_is_refused_and_keeps_what_it_has(example: ModuleType, first: str, second: str) -> None:
+    model = moved(example, first)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"layers\[0\]=\w+: must be LlamaDecoderLayer; change a plain model"):
+        add(example, second, model)
+    after = model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_only_what_is_new_is_initialised(example: ModuleType, name: str) -> None:
+    model = plain()
+    model.model.layers[1].mlp.extra = ShortSWA(ShortSWAConfig(n_heads=2), 16)
+    with torch.no_grad():
+        for parameter in ours(model).values():
+            parameter.fill_(7.0)
+    trained = ours(model)
+    add(example, name, model)
+    assert trained and all((parameter == 7.0).all() for parameter in trained.values())
+    assert all(parameter.isfinite().all() for parameter in ours(model).values())
 
 
 def test_short_swa_refuses_a_cache_that_has_no_room_for_it(example: ModuleType) -> None:

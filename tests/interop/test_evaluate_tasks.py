@@ -19,11 +19,11 @@ from lm_eval.api.instance import Instance
 from twoaxis import ConfigError, DataError, Decoder
 from twoaxis.cli import main
 from twoaxis.data import Tokenizer
-from twoaxis.data.tokenizer import ByteTokenizer
+from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from twoaxis.interop.evaluation import open_tasks, run_tasks, score_texts
 from twoaxis.interop.evaluation.continuation import Continuation
 from twoaxis.interop.evaluation.language_model import DecoderLM
-from twoaxis.model import generate
+from twoaxis.model import Sampling, generate
 from twoaxis.train import save_trained
 
 from .hf_models import small_decoder
@@ -177,7 +177,47 @@ def test_requests_of_several_kinds_in_one_call(model: Decoder) -> None:
     assert mixed[:2] == apart[:2] == mixed[3:5] and apart[1].startswith(apart[0])
 
 
+def test_repeats_draw_differently_in_batches_of_any_size(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, how = subword(), {"max_gen_toks": 6, "temperature": 2.0, "seed": 5}
+    contexts, rows, generator = ["Fellow citizens", "Senate"], list[int](), Sampling.generator
+    requests = [one for one in ask("generate_until", *((context, how) for context in contexts)) for _ in range(4)]
+    monkeypatch.setattr(Sampling, "generator", lambda self, row=0: rows.append(row) or generator(self, row))
+    one, three, all_at_once = (DecoderLM(model, tokenizer, size).generate_until(requests) for size in (1, 3, 16))
+    assert one == three == all_at_once
+    assert len(set(one[:4])) == len(set(one[4:])) == 4
+    # Neither repeats nor contexts share their draws, and every call has the same ones.
+    assert len(rows) == 24 and len(set(rows)) == 8
+    for context, repeat in ((0, 0), (1, 2)):
+        drawn = Sampling(temperature=2.0, seed=5).replace(seed=5 + rows[4 * context + repeat])
+        again = generate(model, [tokenizer.encode(contexts[context])], 6, drawn, tokenizer.end_of_document)[0]
+        assert one[4 * context + repeat] == tokenizer.decode(again)
+
+
+def test_ids_that_the_tokenizer_lacks_are_never_written() -> None:
+    padded = small_decoder("plain", vocab_size=300)
+    padded.embedding.weight.data[280:] *= 100
+    prompt = subword().encode("Fellow")
+    assert generate(padded, [prompt], 1)[0][0] >= 280
+    [text] = DecoderLM(padded, subword()).generate_until(ask("generate_until", ("Fellow", {"max_gen_toks": 5})))
+    assert text == subword().decode(generate(padded, [prompt], 5, stop_token=subword().end_of_document, n_tokens=280)[0])
+
+
+def test_a_stop_string_may_be_a_special_token(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = subword()
+    written = generate(model, [tokenizer.encode("Fellow")], 7)[0]
+    tokenizer.end_of_document = None
+
+    monkeypatch.setattr(SubwordTokenizer, "special_tokens", {"<|stop|>": written[3]})
+    [text] = DecoderLM(model, tokenizer).generate_until(
+        ask("generate_until", ("Fellow", {"max_gen_toks": 7, "until": ["<|stop|>"]}))
+    )
+    assert text == tokenizer.decode(written[: written.index(written[3])])
+
+
 def test_what_a_task_may_ask_of_generation() -> None:
+    assert Continuation.read({"temperature": None, "do_sample": None, "max_gen_toks": None, "until": None}, 64) == (
+        Continuation.read({}, 64)
+    )
     assert Continuation.read({}, 64).max_new_tokens == 32
     assert Continuation.read({"do_sample": True}, 64).sampling.temperature == 1
     assert Continuation.read({"do_sample": False, "temperature": 0.5}, 64).sampling.temperature == 0
@@ -261,7 +301,45 @@ def test_what_is_refused(model: Decoder, tmp_path: Path) -> None:
         open_tasks(["hub"], folder)
 
 
-def test_lm_eval_says_the_same_of_the_exported_folder(tmp_path: Path) -> None:
+LISTED = """
+task: listed
+dataset_path: json
+dataset_kwargs: {data_files: {test: texts.jsonl}}
+output_type: generate_until
+test_split: test
+doc_to_text: text
+doc_to_target: text
+generation_kwargs: {until: [], max_gen_toks: 3, top_p: null}
+metric_list:
+  - {metric: !function measures.length, aggregation: !function measures.listed, higher_is_better: true}
+"""
+MEASURES = """
+def length(references, predictions, **_):
+    return len(predictions[0])
+
+def listed(values):
+    return list(values)
+"""
+
+
+def test_a_task_may_measure_what_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "listed.yaml").write_text(LISTED)
+    (tmp_path / "measures.py").write_text(MEASURES)
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    run = save_trained(tmp_path / "run", small_decoder("plain", vocab_size=256, max_seq_len=32).float(), ByteTokenizer())
+    words = ["evaluate", str(run), "--tasks", "listed", "--include", str(tmp_path)]
+    assert main(words) == 0
+    assert "[3.0, 3.0]" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)["tasks"]["listed"]["metrics"].values()
+    assert found["value"] == [3.0, 3.0]
+    (tmp_path / "listed.yaml").write_text(LISTED.replace("top_p", "temperature"))
+    assert main(words) == 2
+    assert "task listed: generation_kwargs.temperature is null: must be a number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("begin", [None, "<|begin|>"], ids=["plain", "begin"])
+def test_lm_eval_says_the_same_of_the_exported_folder(begin: str | None, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="needs the extra twoaxis[hf]")
     pytest.importorskip("accelerate", reason="lm-eval's own model needs it")
     from lm_eval.models.huggingface import HFLM
@@ -270,19 +348,21 @@ def test_lm_eval_says_the_same_of_the_exported_folder(tmp_path: Path) -> None:
     from twoaxis.interop.hugging_face import export_folder, import_folder
 
     decoder = small_decoder("streams", vocab_size=280, max_seq_len=LONGEST, tie_embeddings=False).float()
-    folder = export_folder(decoder, tmp_path / "hf", subword())
+    folder = export_folder(decoder, tmp_path / "hf", subword(begin))
     build: Any = HFLM
     theirs = build(AutoModelForCausalLM.from_pretrained(folder), tokenizer=AutoTokenizer.from_pretrained(folder), device="cpu")
     pairs = [pair for pair in PAIRS if pair[0].strip() and 0 < len(pair[1]) <= LONGEST] + [("", "Senate")]
     texts = [(context,) for context, _ in PAIRS if context.strip()]
     how = {"until": ["e"], "max_gen_toks": 5, "do_sample": False}
     prompts = [(context, how) for context, _ in PAIRS if context.strip()]
-    for ours in (DecoderLM(decoder, subword(), 2), DecoderLM(*import_folder(folder), 2)):  # type: ignore[arg-type]
+    for ours in (DecoderLM(decoder, subword(begin), 2), DecoderLM(*import_folder(folder), 2)):  # type: ignore[arg-type]
         scores = [lm.loglikelihood(ask("loglikelihood", *pairs)) for lm in (ours, theirs)]
         for (nats, greedy), (expected, best) in zip(*scores, strict=True):
             assert (nats, greedy) == (pytest.approx(expected, abs=1e-4), best)
-        rolling = [lm.loglikelihood_rolling(ask("loglikelihood_rolling", *texts)) for lm in (ours, theirs)]
-        assert rolling[0] == pytest.approx(rolling[1], abs=1e-4)
+        # Theirs puts a begin marker twice before a whole text, and scores the second.
+        if begin is None:
+            rolling = [lm.loglikelihood_rolling(ask("loglikelihood_rolling", *texts)) for lm in (ours, theirs)]
+            assert rolling[0] == pytest.approx(rolling[1], abs=1e-4)
         written = [
             list(itertools.chain(*(lm.generate_until(ask("generate_until", one)) for one in prompts))) for lm in (ours, theirs)
         ]

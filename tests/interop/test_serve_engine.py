@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from twoaxis import ConfigError, Decoder
+from twoaxis import ConfigError, Decoder, generate
 from twoaxis.interop.serving.engine import Engine, QueueFull, Stopped
-from twoaxis.interop.serving.generation import Generation
+from twoaxis.interop.serving.generation import Generation, Ticket
 from twoaxis.model.sampling import Sampling
 
 from .hf_models import MODELS, small_decoder
@@ -79,6 +79,18 @@ def test_a_stop_token_ends_before_itself(model: Decoder) -> None:
     assert heard.tokens == whole[: whole.index(stop)]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 3.0])
+def test_ids_that_the_tokenizer_lacks_are_never_chosen(temperature: float) -> None:
+    padded = small_decoder("plain")
+    padded.embedding.weight.data[30:] *= 100
+    sampling = Sampling(temperature=temperature)
+    with Engine(padded) as engine:
+        (free, bound), _ = submit(engine, *(Generation([7], 12, sampling, n_tokens=n) for n in (None, 30)))
+        assert (free.wait(), bound.wait()) == ("length", "length")
+    assert max(free.tokens) >= 30 > max(bound.tokens)
+    assert bound.tokens == generate(padded, [[7]], 12, sampling, n_tokens=30)[0]
+
+
 def test_a_listener_may_end_its_generation(model: Decoder) -> None:
     with Engine(model) as engine:
         heard = Heard(lambda count: count == 2)
@@ -132,6 +144,48 @@ def test_a_full_queue_takes_all_or_none(model: Decoder) -> None:
             submit(engine, Generation([2], 1))
         ready.set()
         assert [one.wait() for one in (running, *first, *last)] == ["length"] * 3
+
+
+def test_arrivals_with_free_seats_do_not_wait(model: Decoder) -> None:
+    ready = threading.Event()
+    with Engine(model, max_batch=4, max_queue=1) as engine:
+        running = Heard(lambda count: not ready.wait(WAIT_SECONDS))
+        engine.submit([(Generation([1], 2), running)])
+        while engine.waiting:
+            pass
+        # The thread of the model is held in a token: three seats and the queue are free.
+        heard = [submit(engine, Generation([2], 1))[0][0] for _ in range(4)]
+        assert engine.running == 1
+        with pytest.raises(QueueFull, match="1 of 1 places taken"):
+            submit(engine, Generation([2], 1))
+        ready.set()
+        assert [one.wait() for one in (running, *heard)] == ["length"] * 5
+        assert engine.running == 0
+
+
+def test_generations_that_are_over_hold_no_cache(
+    model: Decoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tickets: list[Ticket] = []
+    ready, embed = threading.Event(), model.embed
+
+    def embedding(tokens: torch.Tensor) -> torch.Tensor:
+        if tokens.shape[1] == 4 and tokens[0, 0] == 5:
+            tickets[1].cancel()
+        if 39 in tokens:
+            raise MemoryError("no room")
+        return embed(tokens)
+
+    monkeypatch.setattr(model, "embed", embedding)
+    with caplog.at_level(logging.CRITICAL, logger="twoaxis"), Engine(model, prefill_tokens=4) as engine:
+        held = Heard(lambda count: not ready.wait(WAIT_SECONDS))
+        engine.submit([(Generation([1], 1), held)])
+        heard, taken = submit(engine, *(Generation([first] * 4 + [last], 2) for first, last in ((3, 3), (5, 5), (4, 39))))
+        # A first piece is cached, then comes an ending: by itself, because the client left, by a fault.
+        tickets.extend(taken)
+        ready.set()
+        assert [one.wait() for one in heard] == ["length", "cancelled", "error"]
+    assert [ticket.cache for ticket in tickets] == [None] * 3
 
 
 def test_stopping_ends_everything_and_takes_no_more(model: Decoder) -> None:

@@ -1,6 +1,8 @@
 """The server over real sockets: routes, streams, limits, clients that leave, and many at once."""
 
+import contextlib
 import json
+import logging
 import re
 import socket
 import subprocess
@@ -18,15 +20,18 @@ pytest.importorskip("fastapi", reason="needs the extra twoaxis[serve]")
 pytest.importorskip("uvicorn", reason="needs the extra twoaxis[serve]")
 
 from twoaxis import ConfigError, generate
+from twoaxis.cli import main
 from twoaxis.data.tokenizer import ByteTokenizer
+from twoaxis.interop.serving.answers import Answer
 from twoaxis.interop.serving.engine import Engine
+from twoaxis.interop.serving.http import app
 from twoaxis.interop.serving.http.server import bind
 from twoaxis.interop.serving.work import Limits
 from twoaxis.model.sampling import Sampling
 from twoaxis.train import save_trained
 
 from .hf_models import small_decoder
-from .server import CHAT, COMPLETIONS, Client, serving
+from .server import CHAT, COMPLETIONS, JSON, Client, serving
 from .serving import WAIT_SECONDS
 
 LIMITS = Limits(max_prompt_tokens=60, max_new_tokens=60, max_body_bytes=4000, max_choices=4)
@@ -149,6 +154,83 @@ def test_models_health_and_metrics(client: Client) -> None:
     assert after["twoaxis_queue_generations"] == after["twoaxis_batch_generations"] == 0
 
 
+def counted(before: dict[str, float], after: dict[str, float]) -> dict[tuple[str, int], int]:
+    """Requests by path and status between two looks at the metrics, without these looks."""
+    found = {}
+    for name, number in after.items():
+        parts = re.fullmatch(r'twoaxis_requests_total{path="(.*)",status="(\d+)"}', name)
+        if parts and parts[1] != "/metrics" and number != before.get(name, 0):
+            found[parts[1], int(parts[2])] = int(number - before.get(name, 0))
+    return found
+
+
+def test_every_request_is_counted_once_with_its_status(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError
+
+    before, request = _metrics(client), {"prompt": "ab", "max_tokens": 2}
+    client.post(COMPLETIONS, request)
+    client.stream(COMPLETIONS, request)
+    client.post(COMPLETIONS, {})
+    client.get(CHAT)
+    client.get("/health")
+    client.get("/v1/models/other")
+    client.get('/made/up"\\')
+    with monkeypatch.context() as patched, caplog.at_level(logging.CRITICAL):
+        patched.setattr(app, "work_of", broken)
+        assert client.post(COMPLETIONS, request)[1]["error"]["type"] == "server_error"
+        assert client.post(CHAT, {"messages": [{"role": "user", "content": "hi"}], "stream": True})[0] == 500
+    with monkeypatch.context() as patched, caplog.at_level(logging.CRITICAL):
+        patched.setattr(Answer, "part", broken)
+        assert client.stream(COMPLETIONS, request)[-1]["error"]["type"] == "server_error"
+    until(lambda: sum(counted(before, _metrics(client)).values()) == 10)
+    assert counted(before, _metrics(client)) == {
+        (COMPLETIONS, 200): 2,
+        (COMPLETIONS, 400): 1,
+        (COMPLETIONS, 500): 2,
+        (CHAT, 405): 1,
+        (CHAT, 500): 1,
+        ("/health", 200): 1,
+        ("/v1/models", 404): 1,
+        ("other", 404): 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        *((name, 200) for name in ("localhost", "LocalHost:1", "127.0.0.1", "127.9.9.9:80", "[::1]:8000", "[::1]")),
+        *((name, 403) for name in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "192.168.0.1", "")),
+        *((name, 403) for name in ("localhost:80@evil.example", "[127.0.0.1", "evil.example/localhost")),
+    ],
+)
+def test_a_server_for_this_machine_answers_to_no_other_name(client: Client, host: str, status: int) -> None:
+    for path in ("/v1/models", "/metrics", "/health"):
+        assert client.get(path, Host=host)[0] == status
+    got, body, _ = client.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, {**JSON, "Host": host})
+    assert got == status
+    assert status == 200 or "must be localhost or a loopback address" in body["error"]["message"]
+
+
+def test_the_name_of_the_host_says_nothing_about_the_route(client: Client) -> None:
+    before = _metrics(client)
+    status, text = client.get("/none?x=/v1/models", Host="localhost:80")
+    assert (status, json.loads(text)["error"]["message"]) == (404, "GET /none: Not Found; see GET /v1/models")
+    assert counted(before, _metrics(client)) == {("other", 404): 1}
+
+
+@pytest.mark.parametrize("given", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonx", ""])
+def test_bodies_must_be_declared_as_json(client: Client, given: str | None) -> None:
+    headers = {} if given is None else {"Content-Type": given}
+    status, body, _ = client.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, headers)
+    assert (status, body["error"]["type"]) == (415, "invalid_request_error")
+    assert f"Content-Type={given or ''!r}: must be application/json" in body["error"]["message"]
+    fine = {"Content-Type": "Application/JSON; charset=utf-8"}
+    assert client.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1}, fine)[0] == 200
+
+
 def _metrics(client: Client) -> dict[str, float]:
     status, text = client.get("/metrics")
     assert status == 200
@@ -166,14 +248,15 @@ def test_a_client_that_leaves_frees_its_seat(client: Client, stream: bool, monke
         return embed(tokens)
 
     monkeypatch.setattr(MODEL, "embed", held)
-    before, tokens = _metrics(client)["twoaxis_disconnects_total"], client.engine.counts.new_tokens
+    before, tokens = _metrics(client), client.engine.counts.new_tokens
     connection = client.connect()
-    connection.request("POST", COMPLETIONS, json.dumps({"prompt": "abc", "max_tokens": 60, "stream": stream}))
+    connection.request("POST", COMPLETIONS, json.dumps({"prompt": "abc", "max_tokens": 60, "stream": stream}), JSON)
     assert made.wait(WAIT_SECONDS)
     assert connection.sock is not None
     connection.sock.shutdown(socket.SHUT_RDWR)
     connection.close()
-    until(lambda: _metrics(client)["twoaxis_disconnects_total"] == before + 1)
+    until(lambda: _metrics(client)["twoaxis_disconnects_total"] == before["twoaxis_disconnects_total"] + 1)
+    assert counted(before, _metrics(client)) == {(COMPLETIONS, 499): 1}
     go.set()
     until(lambda: client.engine.running == 0)
     assert client.engine.counts.new_tokens <= tokens + 2
@@ -231,11 +314,58 @@ def test_the_command_serves_until_told_to_stop(tmp_path: Path) -> None:
         ready = process.stdout.readline()
         client = Client(ready.split()[-1].replace("0.0.0.0", "127.0.0.1"), Engine(model))
         body = client.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2, "model": "run"})[1]
+        # A server for others has whatever name they know it by.
+        known = client.get("/health", Host="model.example")[0]
         process.terminate()
         left, complaints = process.communicate(timeout=WAIT_SECONDS)
     assert body["usage"]["completion_tokens"] == 2
+    assert known == 200 and ready.startswith("run, chats as plain, at http://0.0.0.0:")
     assert (process.returncode, left) == (0, "")
     assert re.fullmatch(r"twoaxis: warning: whoever reaches http://0.0.0.0:\d+ can use the model: .*\n", complaints)
+
+
+def test_the_command_tells_whoever_takes_too_long(tmp_path: Path) -> None:
+    model = small_decoder("plain", vocab_size=256, max_seq_len=1 << 16)
+    run = save_trained(tmp_path / "run", model.float(), BYTES)
+    options = ["--port", "0", "--grace-seconds", "0", "--max-batch", "1", "--max-new-tokens", "60000"]
+    command = [sys.executable, "-m", "twoaxis", "serve", str(run), *options]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
+        ThreadPoolExecutor(1) as pool,
+        contextlib.ExitStack() as stack,
+    ):
+        assert process.stdout is not None and process.stderr is not None
+        client = Client(process.stdout.readline().split()[-1], Engine(model))
+        streaming, unfinished = (stack.enter_context(contextlib.closing(client.connect())) for _ in range(2))
+        streaming.request("POST", COMPLETIONS, json.dumps({"prompt": "a", "max_tokens": 60000, "stream": True}), JSON)
+        stream = stack.enter_context(streaming.getresponse())
+        first = stream.readline()
+        waiting = pool.submit(client.post, COMPLETIONS, {"prompt": "a", "max_tokens": 60000})
+        until(lambda: _metrics(client)["twoaxis_queue_generations"] == 1)
+        unfinished.putrequest("POST", COMPLETIONS)
+        for name, value in {**JSON, "Content-Length": "99"}.items():
+            unfinished.putheader(name, value)
+        unfinished.endheaders(b'{"prompt":')
+        # Answered behind the others, so that they have all arrived.
+        assert client.get("/health")[0] == 200
+        process.terminate()
+        *_, last, done, end = stream.read().decode().split("\n\n")
+        half = stack.enter_context(unfinished.getresponse())
+        refused = json.loads(half.read())
+        left, complaints = process.communicate(timeout=WAIT_SECONDS)
+    assert first.startswith(b"data: {")
+    assert json.loads(last.removeprefix("data: "))["error"]["message"] == "the server is stopping; ask again later"
+    assert (done, end) == ("data: [DONE]", "")
+    status, body, _ = waiting.result()
+    assert (status, half.status) == (503, 503)
+    assert body["error"]["type"] == refused["error"]["type"] == "server_error"
+    assert (process.returncode, left, complaints) == (0, "", "")
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 70 + ".example"])
+def test_a_name_that_is_none(host: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", str(tmp_path), "--host", host]) == 2
+    assert capsys.readouterr().err.startswith(f"twoaxis: host={host!r}: must be a name or address of this machine")
 
 
 def test_a_port_that_is_taken() -> None:

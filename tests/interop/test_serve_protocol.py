@@ -4,8 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from twoaxis.interop.serving.answers import Answer
@@ -13,7 +11,6 @@ from twoaxis.interop.serving.chat import ChatFormat
 from twoaxis.interop.serving.choice import Choice, Piece
 from twoaxis.interop.serving.protocol import ChatRequest, CompletionRequest, Message, Request
 from twoaxis.interop.serving.refusal import Refusal
-from twoaxis.interop.serving.stop import StopScanner
 from twoaxis.interop.serving.work import Limits, Served, work_of
 
 SERVED = Served("toy", ByteTokenizer(), 64, Limits(max_prompt_tokens=40, max_new_tokens=30, max_choices=6))
@@ -44,6 +41,13 @@ def refusal_of(kind: type[Request], body: bytes) -> Refusal:
         (b"\xff\xfe", "is not JSON", None),
         (b"[" * 100_000, "is not JSON", None),
         (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "is not JSON", None),
+        *(
+            (b'{"%s": %s1%s}' % (key, b"[" * 900, b"]" * 900), "are nested more than 64 deep", None)
+            for key in (b"prompt", b"echo", b"a")
+        ),
+        (b'{"prompt": ' + b'{"a":' * 64 + b"1" + b"}" * 65, "are nested more than 64 deep", None),
+        (b'{"prompt": ' + b'{"a":' * 63 + b"1" + b"}" * 64, "prompt={'a': {'a': ", "prompt"),
+        (b'{"prompt": "a", "self": 1}', "unknown key 'self'", "self"),
         (b'["a"]', "is a JSON list; must be one object", None),
         (b"{}", "prompt is missing", "prompt"),
         (b'{"prompt": 3}', "prompt=3: must be a string, a list of strings", "prompt"),
@@ -122,13 +126,23 @@ def test_what_says_nothing_about_the_answer_may_be_there() -> None:
 def test_prompts_choices_and_seeds() -> None:
     work = work_of(completion(prompt=["ab", "c"], n=3, seed=2**63 - 1, max_tokens=5, temperature=0.5, top_k=4), SERVED)
     assert [(list(one.prompt), one.max_new_tokens) for one in work.generations] == [([97, 98], 5)] * 3 + [([99], 5)] * 3
-    # Choice i of a prompt draws as the prompt alone would with seed + i.
-    assert [one.sampling.seed for one in work.generations] == [2**63 - 1, 0, 1] * 2
+    # The choices of all prompts draw as a single one would with seed, seed + 1, ...
+    assert [one.sampling.seed for one in work.generations] == [2**63 - 1 + number for number in range(6)]
     assert work.prompt_tokens == 3
     assert work.generations[0].sampling.replace(seed=0) == work.generations[4].sampling.replace(seed=0)
-    unseeded = {work_of(completion(), SERVED).generations[0].sampling.seed for _ in range(2)}
-    assert len(unseeded) == 2
-    assert work_of(completion(temperature=1e-30), SERVED).generations[0].sampling.temperature == 0
+    # Without a seed, equal prompts of one request and of others are answered differently.
+    unseeded = [work_of(completion(prompt=["ab"] * 3, n=2), SERVED).generations for _ in range(2)]
+    assert len({one.sampling.seed for generations in unseeded for one in generations}) == 12
+
+
+def test_what_may_be_said_and_what_ends_it() -> None:
+    tokenizer = chat_ml()
+    served = Served("toy", tokenizer, 64, SERVED.limits)
+    work = work_of(completion(stop=["<|im_start|>", "x", "<|im_en"]), served)
+    assert (work.generations[0].n_tokens, tokenizer.vocab_size) == (258, 258)
+    # A special token has no text in which its string could be found.
+    assert work.generations[0].stop_tokens == {256, 257}
+    assert work_of(completion(), served).generations[0].stop_tokens == {257}
 
 
 @pytest.mark.parametrize("prompt", [[1, 2], [[1, 2]], "\1\2", ["\1\2"]])
@@ -185,35 +199,6 @@ def test_plain_conversations() -> None:
     assert bytes(work.generations[0].prompt) == b"user: hello\nassistant: hi\nuser: again!\nassistant:"
     assert work.stops == ("x", "\nsystem:", "\nuser:", "\nassistant:")
     assert work.lead == " "
-
-
-def first_stop(text: str, stops: list[str]) -> str:
-    """The text before the stop string that is complete first, character by character."""
-    for end in range(1, len(text) + 1):
-        found = [stop for stop in stops if text[:end].endswith(stop)]
-        if found:
-            return text[: end - max(map(len, found))]
-    return text
-
-
-@given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_stop_strings_end_the_text_whatever_its_pieces(pieces: list[str], stops: list[str]) -> None:
-    scanner, out, stopped = StopScanner(stops), "", False
-    expected = first_stop("".join(pieces), stops)
-    for count, piece in enumerate(pieces, start=1):
-        text, stopped = scanner.push(piece)
-        out += text
-        assert expected.startswith(out)
-        if stopped:
-            assert out == expected
-            break
-        # Nothing is held back without need.
-        held = "".join(pieces[:count])[len(out) :]
-        assert not held or any(stop.startswith(held) for stop in stops)
-    if not stopped:
-        out += scanner.rest()
-    assert out == expected
-    assert stopped == any(stop in "".join(pieces) for stop in stops)
 
 
 def pieces_of(text: str, ending: Any, stops: tuple[str, ...] = (), lead: str = "") -> list[Piece]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twoaxis.cli.output import Json, print_json, print_table
+from twoaxis.cli.output import Json, name_of, print_json, print_table
 
 if TYPE_CHECKING:
     from twoaxis.audit import Audit
@@ -36,10 +36,10 @@ def audit(
     if as_json:
         print_json(found.to_data())
     else:
-        _print(found, run)
+        _print(found, name_of(run))
 
 
-def _print(found: "Audit", run: Path) -> None:
+def _print(found: "Audit", run: str) -> None:
     from twoaxis.audit.table import audit_tables
 
     print(

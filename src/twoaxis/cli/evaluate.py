@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twoaxis.cli.models import SOURCES, Loaded, load_model
-from twoaxis.cli.output import Json, print_json, print_table
+from twoaxis.cli.output import Json, name_of, print_json, print_table
 from twoaxis.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def evaluate(
     progress = console_progress()
     try:
         loaded = load_model(model)
-        report: dict[str, Any] = {"model": str(model), "step": loaded.step}
+        report: dict[str, Any] = {"model": name_of(model), "step": loaded.step}
         if texts:
             report["text"] = _score(loaded, texts, batch_size, stride, progress)
         if folder:
@@ -70,14 +70,15 @@ def evaluate(
 def _read(paths: Sequence[Path]) -> dict[str, str]:
     texts = {}
     for path in paths:
+        name = name_of(path)
         try:
             # As bytes, so that every one of them counts, whatever its line ends are.
-            texts[str(path)] = path.read_bytes().decode()
+            texts[name] = path.read_bytes().decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise DataError(f"text {path}: cannot be read ({reason}); name a text in UTF-8") from None
-        if not texts[str(path)]:
-            raise DataError(f"text {path}: is empty; must hold at least one character; name another text")
+            raise DataError(f"text {name}: cannot be read ({reason}); name a text in UTF-8") from None
+        if not texts[name]:
+            raise DataError(f"text {name}: is empty; must hold at least one character; name another text")
     return texts
 
 
@@ -142,5 +143,6 @@ def _print(report: Mapping[str, Any]) -> None:
         print_table(f"{report['model']}, lm-eval {report['lm_eval']}", columns, cells, columns[4:])
 
 
-def _rounded(*numbers: float | None) -> list[str]:
-    return ["" if number is None else f"{number:.5g}" for number in numbers]
+def _rounded(*values: Any) -> list[str]:
+    """Numbers to five digits; nothing for None, and JSON for what a task measures that is no number."""
+    return ["" if one is None else f"{one:.5g}" if isinstance(one, float) else json.dumps(one) for one in values]

@@ -65,8 +65,8 @@ def import_(
     from twoaxis.interop.hugging_face import import_folder
     from twoaxis.train import save_trained
 
-    model, tokenizer, _ = with_tokenizer(folder, *import_folder(folder))
-    written = save_trained(out, model, tokenizer, beside=keep_companions(folder))
+    loaded = with_tokenizer(folder, *import_folder(folder))
+    written = save_trained(out, loaded.model, loaded.tokenizer, beside=keep_companions(folder))
     if as_json:
         print_json({"run": str(written)})
     else:

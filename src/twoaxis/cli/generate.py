@@ -8,6 +8,7 @@ import typer
 
 from twoaxis.cli.models import SOURCES, load_model
 from twoaxis.cli.output import Json, print_json
+from twoaxis.core.errors import DataError
 
 
 def generate(
@@ -30,22 +31,32 @@ def generate(
     from twoaxis.model.sampling import Sampling
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    # Before the model, which may take long to read.
+    text = _standard_input() if prompt == "-" else prompt
     trained = load_model(run)
-    text = sys.stdin.read() if prompt == "-" else prompt
-    end = trained.tokenizer.end_of_document
-    steps = stream(trained.model, [trained.tokenizer.prompt(text)], max_new_tokens, sampling, prefill_chunk_tokens)
+    tokenizer = trained.tokenizer
+    begin = tokenizer.prompt(text)
+    steps = stream(trained.model, [begin], max_new_tokens, sampling, prefill_chunk_tokens, tokenizer.vocab_size)
     if not as_json:
         print(text, end="", flush=True)
     new: list[int] = []
-    written = TextStream(trained.tokenizer)
+    written = TextStream(tokenizer)
     for (token,) in steps:
-        if token == end:
+        if token in trained.ends:
             break
         new.append(token)
         piece = written.push(token)
         if not as_json:
             print(piece, end="", flush=True)
     if as_json:
-        print_json({"prompt": text, "text": trained.tokenizer.decode(new), "tokens": new, "step": trained.step})
+        print_json({"prompt": text, "text": tokenizer.decode(new), "tokens": new, "step": trained.step})
     else:
         print(written.rest())
+
+
+def _standard_input() -> str:
+    try:
+        # As bytes, since the encoding of the terminal may be another.
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"standard input: is not UTF-8 ({error}); must be text in UTF-8; convert it") from None

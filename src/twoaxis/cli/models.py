@@ -20,11 +20,13 @@ class Loaded(NamedTuple):
         model: on the CPU, in evaluation mode.
         tokenizer: of the model.
         step: steps of a run that the weights have taken; None for models from elsewhere.
+        ends: tokens that end what the model writes.
     """
 
     model: "Decoder"
     tokenizer: "Tokenizer"
     step: int | None = None
+    ends: frozenset[int] = frozenset()
 
 
 def load_model(source: Path) -> Loaded:
@@ -42,7 +44,8 @@ def load_model(source: Path) -> Loaded:
 
     if (source / "checkpoints").is_dir():
         trained = load_trained(source, console_progress())
-        return Loaded(trained.model.eval(), trained.tokenizer, trained.step)
+        loaded = Loaded(trained.model.eval(), trained.tokenizer, trained.step)
+        return loaded._replace(ends=end_tokens(source, loaded.tokenizer))
     if (source / "config.json").is_file() and read_json(source / "config.json").get("model_type") == MODEL_TYPE:
         from twoaxis.interop.hugging_face import import_folder
 
@@ -61,4 +64,13 @@ def with_tokenizer(source: Path, model: "Decoder", tokenizer: "Tokenizer | None"
     """
     if tokenizer is None:
         raise CheckpointError(f"{source}: has no tokenizer.json: must have one to go on with; save the tokenizer there")
-    return Loaded(model, tokenizer)
+    return Loaded(model, tokenizer, ends=end_tokens(source, tokenizer))
+
+
+def end_tokens(source: Path, tokenizer: "Tokenizer") -> frozenset[int]:
+    """The tokens that end what a model writes: the end of a document, and what its `generation_config.json` names."""
+    from twoaxis.data.stop_strings import stop_tokens
+    from twoaxis.interop.companions import generation_defaults, read_companions
+
+    named = generation_defaults(read_companions(source)).get("eos_token_id", [])
+    return stop_tokens(tokenizer) | frozenset(named if isinstance(named, list) else [named])

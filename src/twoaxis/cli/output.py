@@ -1,7 +1,9 @@
 """How results reach standard output: a table for people, JSON for machines."""
 
 import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +14,16 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 def print_json(data: Any) -> None:
     """Prints data as indented JSON."""
     print(json.dumps(data, indent=1, ensure_ascii=False))
+
+
+def name_of(path: Path) -> str:
+    r"""How a path is shown: bytes of it that are not UTF-8, which no text can hold, as escapes.
+
+    Example:
+        >>> name_of(Path(os.fsdecode(b"caf\xe9.txt")))
+        'caf\\xe9.txt'
+    """
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Sequence[str] = ()) -> None:

@@ -63,7 +63,8 @@ def retrofit(
 
     if depth is None and not sequence:
         raise ConfigError("nothing to add; name a mixer with --depth or --sequence")
-    model, tokenizer, _ = load_model(source)
+    loaded = load_model(source)
+    model, tokenizer = loaded.model, loaded.tokenizer
     mixers = [parse_value(one) for one in sequence or []]
     target = target_config(model.config, None if depth is None else parse_value(depth), mixers)
     recipe = apply_overrides({"optimizer": {"lr": 1e-4}}, overrides or [])

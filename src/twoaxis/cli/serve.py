@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from twoaxis.cli.models import SOURCES, load_model
+from twoaxis.cli.output import name_of
 
 
 def serve(
@@ -25,13 +26,15 @@ def serve(
     """Serve a model with the OpenAI completions and chat API (needs the extra twoaxis[serve]).
 
     Routes: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics. Requests that come in together run as one
-    batch. There is no authentication. SIGTERM or Ctrl-C lets running requests end.
+    batch. There is no authentication. SIGTERM or Ctrl-C lets running requests end, and tells those that take longer.
 
     Example: twoaxis serve runs/delta --port 8000
     """
     from twoaxis.interop.serving.engine import Engine
     from twoaxis.interop.serving.http.app import create_app
-    from twoaxis.interop.serving.http.server import Server, address_of, bind, is_loopback
+    from twoaxis.interop.serving.http.loopback import is_loopback
+    from twoaxis.interop.serving.http.server import Server, address_of, bind
+    from twoaxis.interop.serving.http.service import Service
     from twoaxis.interop.serving.work import Limits, Served
 
     opened = bind(host, port)
@@ -43,12 +46,15 @@ def serve(
             max_body_bytes=max_body_bytes,
             max_choices=queue,
         )
-        served = Served(name or model.resolve().name, loaded.tokenizer, loaded.model.config.max_seq_len, limits)
+        called, longest = name or name_of(Path(model.resolve().name)), loaded.model.config.max_seq_len
+        served = Served(called, loaded.tokenizer, longest, limits, loaded.ends)
         if not is_loopback(host):
             print(
                 f"twoaxis: warning: whoever reaches {address_of(opened)} can use the model: there is no authentication",
                 file=sys.stderr,
             )
         with Engine(loaded.model, max_batch, queue, prefill_chunk_tokens) as engine:
-            ready = f"{served.name} at {address_of(opened)}/v1"
-            Server(create_app(engine, served), lambda: print(ready, flush=True), grace_seconds).serve_on(opened)
+            ready = f"{served.name}, chats as {served.chat.name}, at {address_of(opened)}/v1"
+            service = Service(engine, served)
+            app = create_app(service, host)
+            Server(app, service.close, lambda: print(ready, flush=True), grace_seconds).serve_on(opened)

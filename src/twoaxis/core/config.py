@@ -24,8 +24,8 @@ class Config(BaseModel):
 
     # Hidden from type checkers so that they keep pydantic's typed constructor.
     if not TYPE_CHECKING:
-
-        def __init__(self, **data: Any) -> None:
+        # `self` may be a key of the data, known or not.
+        def __init__(self, /, **data: Any) -> None:
             try:
                 super().__init__(**data)
             except ValidationError as error:

@@ -11,12 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from twoaxis.core.errors import ConfigError, DataError, problem
+from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Declaration, DeclaredModule, Normal, initialise, without_init
 from twoaxis.model.block import Block, RMSNorm
 from twoaxis.model.cache import DecoderCache
 from twoaxis.model.config import DecoderConfig
+from twoaxis.model.token_ids import check_token_ids
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 
 EMBEDDING_STD = 0.02
@@ -65,13 +66,8 @@ class Decoder(DeclaredModule):
             DataError: a token id outside the vocabulary.
         """
         # On a GPU the lookup itself raises, and reading the range would stall the device at every step.
-        if not torch.compiler.is_compiling() and tokens.numel() and tokens.device.type == "cpu":
-            low, high = tokens.aminmax()
-            if low < 0 or high >= self.config.vocab_size:
-                bad = int(low) if low < 0 else int(high)
-                raise DataError(
-                    problem("token id", bad, f"in 0..{self.config.vocab_size - 1}", "use the model's own tokenizer")
-                )
+        if not torch.compiler.is_compiling() and tokens.device.type == "cpu":
+            check_token_ids(tokens, self.config.vocab_size)
         return self.embedding(tokens)
 
     def hidden(

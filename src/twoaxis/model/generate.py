@@ -3,10 +3,10 @@
 Letters: B batch, T position.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, DataError, problem
@@ -28,8 +28,11 @@ def generate(
     sampling: Sampling = GREEDY,
     stop_token: int | None = None,
     prefill_chunk_tokens: int | None = None,
+    n_tokens: int | None = None,
 ) -> list[list[int]]:
     """Continues each prompt; a row's result does not depend on its batch mates or their lengths.
+
+    Sampled, row i draws as its prompt alone would with `seed + i`, so that equal prompts are continued differently.
 
     Args:
         model: the decoder.
@@ -38,13 +41,15 @@ def generate(
         sampling: how tokens are chosen; greedy by default.
         stop_token: a row ends before this token.
         prefill_chunk_tokens: process prompts in pieces of this length, to bound memory; None takes them whole.
+        n_tokens: only ids below it are chosen: the size of the tokenizer, where the vocabulary of the model is padded
+            beyond that; None allows all.
 
     Returns:
         The new tokens of each row.
 
     Raises:
-        DataError: no prompt, an empty prompt, or a token id outside the vocabulary.
-        ConfigError: a chunk below 1, or more tokens than max_seq_len.
+        DataError: no prompt, an empty prompt, a token id outside the vocabulary, or logits that are no numbers.
+        ConfigError: a chunk or a number of tokens below 1, or more tokens than max_seq_len.
 
     Example:
         >>> from twoaxis import DecoderConfig
@@ -54,7 +59,7 @@ def generate(
     """
     results: list[list[int]] = [[] for _ in prompts]
     finished = [False] * len(prompts)
-    for tokens in stream(model, prompts, max_new_tokens, sampling, prefill_chunk_tokens):
+    for tokens in stream(model, prompts, max_new_tokens, sampling, prefill_chunk_tokens, n_tokens):
         for row, token in enumerate(tokens):
             finished[row] = finished[row] or token == stop_token
             if not finished[row]:
@@ -70,11 +75,21 @@ def stream(
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
     prefill_chunk_tokens: int | None = None,
+    n_tokens: int | None = None,
+    generators: Sequence[torch.Generator] | None = None,
 ) -> Iterator[list[int]]:
-    """Yields the next token of every row, `max_new_tokens` times; arguments and errors as in `generate`."""
+    """Yields the next token of every row, `max_new_tokens` times; arguments and errors as in `generate`.
+
+    Each row draws from its place in `generators`; None are those that `generate` uses.
+    """
     tokens, layout = _left_pad(prompts, model.embedding.weight.device)
-    _check(model, tokens.shape[1], max_new_tokens, prefill_chunk_tokens)
-    steps = _steps(model, tokens, layout, max_new_tokens, sampling, prefill_chunk_tokens or tokens.shape[1])
+    _check(model, tokens.shape[1], max_new_tokens, prefill_chunk_tokens, n_tokens)
+    draws = [sampling.generator(row) for row in range(len(prompts))] if generators is None else generators
+
+    def choose(hidden: Float[Tensor, "B T D"]) -> Int[Tensor, " B"]:
+        return sampling.choose(model.logits(hidden[:, -1])[:, :n_tokens], draws)
+
+    steps = _steps(model, tokens, layout, max_new_tokens, choose, prefill_chunk_tokens or tokens.shape[1])
     return steps if max_new_tokens < WORTH_A_LAYOUT_TOKENS else _in_decode_layout(model, steps)
 
 
@@ -84,25 +99,28 @@ def _in_decode_layout(model: Decoder, steps: Iterator[list[int]]) -> Iterator[li
 
 
 def _steps(
-    model: Decoder, tokens: Tensor, layout: TokenLayout | None, max_new_tokens: int, sampling: Sampling, chunk: int
+    model: Decoder,
+    tokens: Tensor,
+    layout: TokenLayout | None,
+    max_new_tokens: int,
+    choose: Callable[[Tensor], Tensor],
+    chunk: int,
 ) -> Iterator[list[int]]:
-    generator = sampling.generator()
     cache = model.new_cache()
     if max_new_tokens == 0:
         return
     with torch.inference_mode():
-        last = torch.empty(0)
+        hidden = torch.empty(0)
         for start in range(0, tokens.shape[1], chunk):
             part = None if layout is None else layout.part(start, start + chunk)
             hidden, cache = model.hidden(model.embed(tokens[:, start : start + chunk]), part, cache)
-            last = hidden[:, -1]
-        chosen = sampling.choose(model.logits(last), generator)
+        chosen = choose(hidden)
     yield chosen.tolist()
     for _ in range(max_new_tokens - 1):
         # Entered anew at each step, so that a consumer of the iterator never runs in inference mode.
         with torch.inference_mode():
             hidden, cache = model.hidden(model.embed(chosen[:, None]), None, cache)
-            chosen = sampling.choose(model.logits(hidden[:, -1]), generator)
+            chosen = choose(hidden)
         yield chosen.tolist()
 
 
@@ -122,7 +140,9 @@ def _left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[I
     return tokens.to(device), TokenLayout.left_padded(torch.tensor(lengths, device=device), longest)
 
 
-def _check(model: Decoder, prompt_tokens: int, new_tokens: int, chunk: int | None) -> None:
+def _check(model: Decoder, prompt_tokens: int, new_tokens: int, chunk: int | None, n_tokens: int | None) -> None:
+    if n_tokens is not None and n_tokens < 1:
+        raise ConfigError(problem("n_tokens", n_tokens, ">= 1", "give the vocab_size of the tokenizer"))
     if chunk is not None and chunk < 1:
         raise ConfigError(problem("prefill_chunk_tokens", chunk, ">= 1", "leave it out to take the prompt whole"))
     if new_tokens < 0:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.model.decoder import Decoder
+from twoaxis.model.token_ids import check_token_ids
 
 BATCH_SIZE = 8
 """Windows that are read at once by default."""
@@ -129,6 +130,8 @@ def loglikelihoods(
         raise ConfigError(problem("batch_size", batch_size, ">= 1", "set it to 1 or more"))
     nats, greedy, work = [0.0] * len(passages), [True] * len(passages), []
     for index, (tokens, first) in enumerate(passages):
+        # The last one is only a target, which the model never reads.
+        check_token_ids(tokens, model.config.vocab_size)
         if not first and len(tokens):
             nats[index], greedy[index] = -math.log(model.config.vocab_size), False
         work += [(index, window) for window in windows(max(1, first), len(tokens), longest, stride)]

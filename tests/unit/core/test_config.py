@@ -14,6 +14,8 @@ SIZES: dict[str, Any] = {"vocab_size": 16, "d_model": 8, "n_layers": 2}
     ("changes", "message"),
     [
         ({"n_layer": 2}, "unknown key 'n_layer' in DecoderConfig; did you mean 'n_layers'?"),
+        ({"self": 2}, "unknown key 'self' in DecoderConfig; "),
+        ({"depth": {"kind": "deep_delta", "self": 1}}, "depth: unknown key 'self' in 'deep_delta'; "),
         ({"zzz": 2}, "unknown key 'zzz' in DecoderConfig; choose one of blocks, d_model, depth, "),
         (
             {"depth": {"kind": "deep_delta", "betainit": 1}},

@@ -73,6 +73,63 @@ def test_sampling_repeats_with_its_seed_and_differs_with_another() -> None:
     assert generate(model, PROMPTS, NEW, Sampling(temperature=1.0, top_k=1)) == generate(model, PROMPTS, NEW)
 
 
+@pytest.mark.parametrize("sampling", [Sampling(temperature=1.5, seed=4), Sampling(temperature=0.9, top_k=5, seed=2**64 - 1)])
+def test_a_sampled_row_is_what_it_would_be_alone(sampling: Sampling) -> None:
+    model = decoder()
+    rows = generate(model, PROMPTS, NEW, sampling)
+    for row, prompt in enumerate(PROMPTS):
+        assert rows[row] == generate(model, [prompt], NEW, sampling.replace(seed=(sampling.seed + row) % 2**64))[0]
+    # A row that has ended leaves the draws of the others alone.
+    stop = rows[0][0]
+    stopped = [row[: row.index(stop)] if stop in row else row for row in rows]
+    assert generate(model, PROMPTS, NEW, sampling, stop_token=stop) == stopped
+
+
+def test_equal_prompts_are_continued_differently() -> None:
+    assert len({tuple(row) for row in generate(decoder(), [[1, 2]] * 5, NEW, Sampling(temperature=1.5))}) == 5
+
+
+def test_a_seed_draws_what_it_has_always_drawn() -> None:
+    probabilities = torch.tensor([[0.1, 0.2, 0.3, 0.4]])
+    draws = torch.Generator().manual_seed(-3)
+    expected = [int(torch.multinomial(probabilities, 1, generator=draws)) for _ in range(9)]
+    sampling = Sampling(temperature=1.0, seed=-3)
+    generator = sampling.generator()
+    assert [int(sampling.choose(probabilities.log(), [generator])) for _ in range(9)] == expected
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=5.0, top_k=3), Sampling(temperature=5.0, top_p=0.9)])
+def test_ids_that_the_tokenizer_lacks_are_never_chosen(sampling: Sampling) -> None:
+    model = decoder()
+    model.embedding.weight.data[11:] *= 9
+    free, bound = (generate(model, PROMPTS, NEW, sampling, n_tokens=n) for n in (None, 11))
+    assert max(map(max, free)) >= 11 > max(map(max, bound))
+    assert generate(model, PROMPTS, NEW, sampling, n_tokens=17) == free
+    with pytest.raises(ConfigError, match="n_tokens=0: must be >= 1; give the vocab_size of the tokenizer"):
+        generate(model, PROMPTS, NEW, sampling, n_tokens=0)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1e-46}, {"temperature": 1e-40}, {"temperature": 1.0, "top_p": 1e-46}])
+def test_extremes_take_the_most_likely_token(options: dict[str, Any]) -> None:
+    sampling = Sampling(**options)
+    logits = torch.tensor([[0.0, 50.0, -3.0], [1e30, -1e30, 0.0]])
+    assert sampling.choose(logits, [sampling.generator(row) for row in range(2)]).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_are_refused(temperature: float, bad: float) -> None:
+    sampling = Sampling(temperature=temperature)
+    with pytest.raises(DataError, match="logits: got infinite ones or NaN: must be numbers"):
+        sampling.choose(torch.tensor([[0.0, bad, 1.0]]), [sampling.generator()])
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+def test_seeds_that_no_generator_takes(seed: int) -> None:
+    with pytest.raises(ConfigError, match=f"seed={seed}: must be "):
+        Sampling(seed=seed)
+
+
 def test_truncation_keeps_what_it_says() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
 

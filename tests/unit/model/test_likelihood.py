@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from twoaxis import DataError, Decoder, DecoderConfig
-from twoaxis.model.likelihood import loglikelihood
+from twoaxis.model.likelihood import Passage, loglikelihood, loglikelihoods
 
 VOCAB, BEGIN, LONGEST = 6, 0, 8
 
@@ -69,6 +69,15 @@ def test_continuations_around_and_beyond_the_window(bigram: tuple[Decoder, Tenso
 
 def test_empty_continuation(bigram: tuple[Decoder, Tensor]) -> None:
     assert loglikelihood(bigram[0], [1], []) == (0.0, 0, True)
+
+
+@pytest.mark.parametrize("bad", [-100, -1, VOCAB, 999])
+def test_ids_outside_the_vocabulary_are_refused_wherever_they_stand(bigram: tuple[Decoder, Tensor], bad: int) -> None:
+    for context, continuation in (([1], [bad]), ([1], [bad, 2]), ([bad], [1]), ([bad], []), ([1], [2] * 20 + [bad])):
+        with pytest.raises(DataError, match=rf"token id={bad}: must be in 0\.\.{VOCAB - 1}"):
+            loglikelihood(bigram[0], context, continuation)
+    with pytest.raises(DataError, match=f"token id={bad}"):
+        loglikelihoods(bigram[0], [Passage(torch.tensor([bad]), 0)])
 
 
 def test_greedy(bigram: tuple[Decoder, Tensor]) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -64,6 +64,11 @@ class Tokenizer(ABC):
         """What the text of a document follows: its begin marker, else the end marker of the document before, else nothing."""
         end = [] if self.end_of_document is None else [self.end_of_document]
         return list(self.begin_of_document) or end
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The ids of tokens that are no text, by their names: decoding leaves them out, and encoding never makes them."""
+        return {}
 
     @property
     def fingerprint(self) -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -71,6 +71,11 @@ class SubwordTokenizer(Tokenizer):
             # It follows from the rest, but shards that were made before it was heeded are others.
             content["begin_of_document"] = list(self.begin_of_document)
         return json.dumps(content, sort_keys=True)
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The added tokens that are marked as special."""
+        return {token.content: index for index, token in self._engine.get_added_tokens_decoder().items() if token.special}
 
     def encode_array(self, text: str) -> np.ndarray:
         """Encodes text without special tokens."""

@@ -19,7 +19,8 @@ class Continuation(NamedTuple):
     """What the `generation_kwargs` of a task ask for.
 
     Attributes:
-        until: the text ends before the first of these.
+        until: the text ends before whichever of these is complete first, as `StopScanner` says, and before special tokens
+            that they name.
         max_new_tokens: at most.
         sampling: greedy unless the task asks for something else.
     """
@@ -42,28 +43,17 @@ class Continuation(NamedTuple):
         for name in kwargs:
             if name not in KNOWN:
                 raise ConfigError(f"generation_kwargs: has no {name!r}; {nearest(name, KNOWN)}")
+        # What is null is as if it were left out.
+        kwargs = {name: value for name, value in kwargs.items() if value is not None}
         until = kwargs.get("until") or ()
         until = (until,) if isinstance(until, str) else tuple(until)
-        given = [int(kwargs[name]) for name in LENGTHS if kwargs.get(name) is not None]
+        given = [int(kwargs[name]) for name in LENGTHS if name in kwargs]
         new_tokens = given[0] if given else min(MAX_NEW_TOKENS, max_seq_len // 2)
         if not 0 <= new_tokens < max_seq_len:
             allowed = f"in 0..{max_seq_len - 1}, to leave room for a context in max_seq_len={max_seq_len}"
             raise ConfigError(problem("max_gen_toks", new_tokens, allowed, "lower it in the generation_kwargs of the task"))
         sampled = kwargs.get("do_sample")
         temperature = 0.0 if sampled is False else kwargs.get("temperature", 1.0 if sampled else 0.0)
-        options = {name: kwargs[name] for name in ("top_k", "top_p", "seed") if kwargs.get(name) is not None}
-        sampling = Sampling.from_data({"temperature": float(temperature), **options})
+        options = {name: kwargs[name] for name in ("top_k", "top_p", "seed") if name in kwargs}
+        sampling = Sampling.from_data({"temperature": temperature, **options})
         return Continuation(tuple(text for text in until if text), new_tokens, sampling)
-
-    def stops(self, text: str) -> bool:
-        """Whether the text holds a stop string."""
-        return any(stop in text for stop in self.until)
-
-    def cut(self, text: str) -> str:
-        """The text before the first stop string.
-
-        Example:
-            >>> Continuation((" end", "!"), 8, Sampling()).cut("a text! The end")
-            'a text'
-        """
-        return text[: min((text.find(stop) for stop in self.until if stop in text), default=len(text))]

@@ -3,7 +3,9 @@
 Importing it needs the extra `twoaxis[evaluate]`.
 """
 
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,7 +14,8 @@ from lm_eval.api.model import TemplateLM
 
 from twoaxis.core.errors import DataError
 from twoaxis.data import Tokenizer
-from twoaxis.data.text_stream import TextStream
+from twoaxis.data.stop_strings import stop_tokens
+from twoaxis.data.stopping_text import StoppingText
 from twoaxis.interop.evaluation.continuation import Continuation
 from twoaxis.interop.evaluation.text import text_passage
 from twoaxis.model import Decoder
@@ -98,11 +101,18 @@ class DecoderLM(TemplateLM):
         return [one.nats for one in found]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continues contexts until a stop string, the end of the document, or the most tokens asked for."""
+        """Continues contexts until a stop string, the end of the document, or the most tokens asked for.
+
+        Sampled, a request draws by its context and by how often it came before, as repeats do, whatever shares its batch.
+        """
         del disable_tqdm
         alike: dict[str, list[int]] = {}
+        repeats, seen = [], Counter[tuple[str, str]]()
         for index, request in enumerate(requests):
-            alike.setdefault(json.dumps(request.args[1], sort_keys=True, default=str), []).append(index)
+            kind = json.dumps(request.args[1], sort_keys=True, default=str)
+            alike.setdefault(kind, []).append(index)
+            repeats.append(seen[request.args[0], kind])
+            seen[request.args[0], kind] += 1
         texts, done, cut = [""] * len(requests), 0, []
         for indices in alike.values():
             how = Continuation.read(requests[indices[0]].args[1], self._model.config.max_seq_len)
@@ -113,25 +123,27 @@ class DecoderLM(TemplateLM):
             order = sorted(indices, key=lambda index, prompts=prompts: -len(prompts[index]))
             for start in range(0, len(order), self._batch_size):
                 batch = order[start : start + self._batch_size]
-                for index, text in zip(batch, self._continue([prompts[one][-room:] for one in batch], how), strict=True):
+                draws = [how.sampling.generator(_draws(requests[index].args[0], repeats[index])) for index in batch]
+                written = self._continue([prompts[index][-room:] for index in batch], how, draws)
+                for index, text in zip(batch, written, strict=True):
                     texts[index] = text
                 done += len(batch)
                 self._told("generating", done, len(requests))
         self._warn(cut)
         return texts
 
-    def _continue(self, prompts: list[list[int]], how: Continuation) -> list[str]:
-        written, texts = [TextStream(self._text) for _ in prompts], [""] * len(prompts)
-        finished = [False] * len(prompts)
-        for tokens in stream(self._model, prompts, how.max_new_tokens, how.sampling):
+    def _continue(self, prompts: list[list[int]], how: Continuation, draws: Sequence[torch.Generator]) -> list[str]:
+        written, ends = [StoppingText(self._text, how.until) for _ in prompts], stop_tokens(self._text, how.until)
+        texts, finished, n_tokens = [""] * len(prompts), [False] * len(prompts), self._text.vocab_size
+        for tokens in stream(self._model, prompts, how.max_new_tokens, how.sampling, n_tokens=n_tokens, generators=draws):
             for row, token in enumerate(tokens):
-                finished[row] = finished[row] or token == self._text.end_of_document
+                finished[row] = finished[row] or token in ends
                 if not finished[row]:
                     texts[row] += written[row].push(token)
-                    finished[row] = how.stops(texts[row])
+                    finished[row] = written[row].stopped
             if all(finished):
                 break
-        return [how.cut(text + one.rest()) for text, one in zip(texts, written, strict=True)]
+        return [text + one.rest() for text, one in zip(texts, written, strict=True)]
 
     def _warn(self, excess: Iterable[int]) -> None:
         cut = [tokens for tokens in excess if tokens > 0]
@@ -144,3 +156,8 @@ class DecoderLM(TemplateLM):
 
     def _stage(self, stage: str) -> Callable[[int, int], None]:
         return lambda done, total: self._told(stage, done, total)
+
+
+def _draws(context: str, repeat: int) -> int:
+    """What is added to the seed, such that neither repeats nor contexts are drawn alike."""
+    return int.from_bytes(hashlib.sha256(f"{repeat} {context}".encode()).digest()[:4])

@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,7 +48,8 @@ def open_tasks(names: Sequence[str], folder: Path) -> TaskFolder:
     """Finds tasks in the files of a folder (**/*.yaml); nothing is loaded yet, and lm-eval's own tasks are left out.
 
     Raises:
-        ConfigError: lm-eval is missing, there is no such folder or task, a file is not YAML, or data behind an address.
+        ConfigError: lm-eval is missing, there is no such folder or task, a file is not YAML, a temperature that is null, or
+            data behind an address.
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(MISSING)
@@ -67,11 +68,15 @@ def open_tasks(names: Sequence[str], folder: Path) -> TaskFolder:
             listed = f"task {name!r}: must be one of {', '.join(known)}, which are in {folder}"
             remedy = nearest(name, known)
             raise ConfigError(f"{listed}; {remedy if remedy.startswith('did') else 'write a file for it, or name one of them'}")
-    if not _allowed_online():
-        for config in _configurations(manager, names):
-            address = next(_addresses(config), None)
-            if address:
-                raise ConfigError(f"task {config.get('task')}: reads {address}: must read local files; {_remedy(folder)}")
+    for config in _configurations(manager, names):
+        generation = config.get("generation_kwargs") or {}
+        # lm-eval makes a float of it.
+        if "temperature" in generation and generation["temperature"] is None:
+            got = f"task {config.get('task')}: generation_kwargs.temperature is null"
+            raise ConfigError(f"{got}: must be a number; leave it out for greedy generation")
+        address = None if _allowed_online() else next(_addresses(config), None)
+        if address:
+            raise ConfigError(f"task {config.get('task')}: reads {address}: must read local files; {_remedy(folder)}")
     return TaskFolder(tuple(dict.fromkeys(names)), folder, manager)
 
 
@@ -211,6 +216,20 @@ def _result(found: Any, name: str) -> dict[str, Any]:
         metric, comma, _ = key.partition(",")
         if comma and not isinstance(value, str) and not metric.endswith("_stderr"):
             error = found["results"][name].get(key.replace(metric, f"{metric}_stderr", 1))
-            metrics[key] = {"value": float(value), "stderr": None if error in (None, "N/A") else float(error)}
+            metrics[key] = {"value": _plain(value), "stderr": None if isinstance(error, str) else _plain(error)}
     samples = found["n-samples"].get(name, {}).get("effective")
     return {"version": found["versions"].get(name), "examples": samples, "metrics": metrics}
+
+
+def _plain(value: Any) -> Any:
+    """What a task has aggregated, as JSON-ready data; it may be anything."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, Iterable):
+        return [_plain(one) for one in value]
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return str(value)

@@ -8,12 +8,10 @@ Two formats are known, and no template that comes with a model is ever run:
   line begins with the name of a role, and a space before its first word is left out.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from twoaxis.data import Tokenizer
-from twoaxis.data.tokenizer import SubwordTokenizer
 from twoaxis.interop.serving.protocol import Message
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -52,10 +50,7 @@ class ChatFormat:
             >>> ChatFormat.of(ByteTokenizer()).name
             'plain'
         """
-        if not isinstance(tokenizer, SubwordTokenizer):
-            return ChatFormat(None)
-        added = json.loads(tokenizer.definition)["tokenizer"].get("added_tokens") or []
-        ids = {token["content"]: token["id"] for token in added if token["special"]}
+        ids = tokenizer.special_tokens
         return ChatFormat(ChatMarkers(ids[START], ids[END]) if START in ids and END in ids else None)
 
     @property

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from twoaxis.data import Tokenizer
-from twoaxis.data.text_stream import TextStream
+from twoaxis.data.stopping_text import StoppingText
 from twoaxis.interop.serving.generation import Ending
-from twoaxis.interop.serving.stop import StopScanner
 
 
 class Piece(NamedTuple):
@@ -40,25 +39,19 @@ class Choice:
         self, index: int, tokenizer: Tokenizer, stops: Sequence[str], lead: str, deliver: Callable[[Piece], None]
     ) -> None:
         self._index, self._lead, self._deliver = index, lead, deliver
-        self._text = TextStream(tokenizer)
-        self._stop = StopScanner(stops)
-        self._stopped = False
+        self._text = StoppingText(tokenizer, stops)
         self._tokens = 0
 
     def token(self, token: int) -> bool:
         """Takes a token, and says whether a stop string is complete."""
         self._tokens += 1
-        text, self._stopped = self._stop.push(self._text.push(token))
-        self._hand_on(text, None)
-        return self._stopped
+        self._hand_on(self._text.push(token), None)
+        return self._text.stopped
 
     def end(self, ending: Ending) -> None:
         """Hands on what is left, with the ending."""
-        text = ""
-        if not self._stopped and ending in ("stop", "length"):
-            text, self._stopped = self._stop.push(self._text.rest())
-            text += self._stop.rest()
-        self._hand_on(text, "stop" if self._stopped and ending == "length" else ending)
+        text = self._text.rest() if ending in ("stop", "length") else ""
+        self._hand_on(text, "stop" if self._text.stopped and ending == "length" else ending)
 
     def _hand_on(self, text: str, ending: Ending | None) -> None:
         if text:

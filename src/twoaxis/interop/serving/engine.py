@@ -95,6 +95,7 @@ class Engine:
         self._model, self._batch = model, Batch(model)
         self._waiting: deque[Ticket] = deque()
         self._reading: Ticket | None = None
+        self._seated = 0
         self._changed = threading.Condition()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="twoaxis-engine", daemon=True)
@@ -119,7 +120,7 @@ class Engine:
     @property
     def running(self) -> int:
         """Generations with a seat."""
-        return len(self._batch.rows) + (self._reading is not None)
+        return self._seated
 
     def start(self) -> None:
         """Starts the thread."""
@@ -144,8 +145,10 @@ class Engine:
         with self._changed:
             if not self.alive:
                 raise Stopped("the server is stopping; ask again later")
-            if len(self._waiting) + len(tickets) > self.max_queue:
-                got = f"{len(self._waiting)} of {self.max_queue} places taken"
+            # Those that have just arrived and are about to take a free seat do not wait.
+            standing = max(0, len(self._waiting) - (self.max_batch - self._seated))
+            if len(self._waiting) + len(tickets) > self.max_queue + self.max_batch - self._seated:
+                got = f"{standing} of {self.max_queue} places taken"
                 raise QueueFull(f"queue: {got}: must have room for {len(tickets)} more; ask again later")
             self._waiting += tickets
             self._changed.notify()
@@ -186,7 +189,7 @@ class Engine:
     def _read_prompts(self) -> None:
         ready: list[Ticket] = []
         budget = self.prefill_tokens
-        while budget > 0 and (ticket := self._next_prompt(len(ready))):
+        while budget > 0 and (ticket := self._next_prompt()):
             # Always the same pieces, whoever else there is, so that they round alike.
             start = ticket.read_tokens
             piece = ticket.generation.prompt[start : start + self.prefill_tokens]
@@ -201,11 +204,13 @@ class Engine:
         if ready and self._guarded([*self._batch.rows, *ready], lambda: self._batch.join(ready)):
             self._give_up([*self._batch.rows, *ready])
 
-    def _next_prompt(self, ready: int) -> Ticket | None:
+    def _next_prompt(self) -> Ticket | None:
         """The prompt that is being read, else the one that has waited longest, if there is a seat for it."""
         with self._changed:
-            if self._reading is None and self._waiting and len(self._batch.rows) + ready < self.max_batch:
+            if self._reading is None and self._waiting and self._seated < self.max_batch:
                 self._reading = self._waiting.popleft()
+                self._reading.seated = True
+                self._seated += 1
             return self._reading
 
     def _read(self, ticket: Ticket, piece: Sequence[int]) -> Ending | None:
@@ -261,6 +266,11 @@ class Engine:
             return "error"
 
     def _end(self, ticket: Ticket, ending: Ending) -> None:
+        # Whoever still holds the ticket must not hold what it has cached.
+        ticket.cache = None
+        with self._changed:
+            self._seated -= ticket.seated
+            ticket.seated = False
         try:
             ticket.listener.end(ending)
         except Exception:

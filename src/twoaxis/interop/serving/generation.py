@@ -39,12 +39,14 @@ class Generation:
         max_new_tokens: at least 1.
         sampling: how tokens are chosen, with a seed of its own.
         stop_tokens: it ends before any of these.
+        n_tokens: only ids below it are chosen; None allows all.
     """
 
     prompt: Sequence[int]
     max_new_tokens: int
     sampling: Sampling = GREEDY
     stop_tokens: frozenset[int] = frozenset()
+    n_tokens: int | None = None
 
 
 @dataclass(eq=False)
@@ -56,6 +58,7 @@ class Ticket:
         listener: who hears of it.
         generator: the draws of this generation alone.
         cancelled: set from any thread.
+        seated: whether it takes one of the places of those that run.
         cache: while the prompt is being read.
         read_tokens: of the prompt, so far.
         new_tokens: so far.
@@ -66,6 +69,7 @@ class Ticket:
     listener: Listener
     generator: torch.Generator = field(init=False)
     cancelled: bool = False
+    seated: bool = False
     cache: DecoderCache | None = None
     read_tokens: int = 0
     new_tokens: int = 0
@@ -80,7 +84,7 @@ class Ticket:
 
     def take(self, logits: Float[Tensor, "1 V"]) -> Ending | None:
         """Chooses the next token and tells the listener; returns how the generation ends, if it does."""
-        token = int(self.generation.sampling.choose(logits, self.generator))
+        token = int(self.generation.sampling.choose(logits[:, : self.generation.n_tokens], [self.generator]))
         if token in self.generation.stop_tokens:
             return "stop"
         self.new_tokens, self.last = self.new_tokens + 1, token

@@ -6,6 +6,9 @@ from itertools import accumulate
 
 from twoaxis.interop.serving.engine import Engine
 
+CLIENT_LEFT = 499
+"""The status of requests whose client left before the end of the answer."""
+
 BOUNDS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -21,29 +24,29 @@ class Metrics:
         self._requests: Counter[tuple[str, int]] = Counter()
         self._buckets = [0] * (len(BOUNDS_SECONDS) + 1)
         self._seconds = 0.0
-        self.disconnects = 0
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
-        """Counts a request with an answer, streams at their end.
+    def answered(self, route: str, status: int, seconds: float | None) -> None:
+        """Counts a request at its end.
 
         Args:
             route: its path.
-            status: of HTTP.
-            seconds: from its arrival to the end of its answer.
+            status: of HTTP, or how its stream ended.
+            seconds: from its arrival to the end of its answer; None leaves it out of the times.
         """
         self._requests[route, status] += 1
-        if status == 200:
+        if status == 200 and seconds is not None:
             self._buckets[bisect_left(BOUNDS_SECONDS, seconds)] += 1
             self._seconds += seconds
 
     def text(self) -> str:
         """All counts."""
         counts = self._engine.counts
+        left = sum(number for (_, status), number in self._requests.items() if status == CLIENT_LEFT)
         lines = ["# HELP twoaxis_requests_total Requests by path and HTTP status.", "# TYPE twoaxis_requests_total counter"]
         for (route, status), number in sorted(self._requests.items()):
             lines.append(f'twoaxis_requests_total{{path="{route}",status="{status}"}} {number}')
         for name, kind, text, number in (
-            ("disconnects_total", "counter", "Requests whose client left before the answer.", self.disconnects),
+            ("disconnects_total", "counter", "Requests whose client left before the answer.", left),
             ("prompt_tokens_total", "counter", "Tokens of prompts that were read.", counts.prompt_tokens),
             ("new_tokens_total", "counter", "Tokens that were made.", counts.new_tokens),
             ("steps_total", "counter", "Steps of the batch.", counts.steps),

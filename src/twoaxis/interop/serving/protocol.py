@@ -45,6 +45,9 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
 """Fields of the API that are not supported, and the values at which they may be there."""
 
 MAX_STOPS = 4
+MAX_DEPTH = 64
+"""Lists and objects inside each other; Python neither compares nor quotes nests that are much deeper."""
+
 LARGEST_SEED = 2**63 - 1
 
 
@@ -70,8 +73,8 @@ class Request(Config):
         top_p: sample among the most likely tokens of this probability.
         top_k: sample among this many most likely tokens.
         n: choices for each prompt.
-        seed: of the draws; choice i of a prompt draws with `seed + i`. None draws a seed.
-        stop: a choice ends before any of these.
+        seed: of the draws: choice i of prompt p draws with `seed + p n + i`. None draws a seed.
+        stop: a choice ends before any of these, found as text or, where one names a special token, chosen as that.
         stream: whether text is sent as it is made.
         stream_options: for streams.
     """
@@ -107,6 +110,7 @@ class Request(Config):
         # Python refuses nests and numbers of extreme length in its own ways.
         except (ValueError, RecursionError) as error:
             raise Refusal(f"body: is not JSON ({error}); send one JSON object") from None
+        _check_depth(data)
         if not isinstance(data, dict):
             raise Refusal(f"body: is a JSON {type(data).__name__}; must be one object; see the OpenAI API")
         try:
@@ -198,6 +202,16 @@ class ChatRequest(Request):
 
 def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in data.items() if value is not None}
+
+
+def _check_depth(data: Any) -> None:
+    level = [data]
+    for _ in range(MAX_DEPTH + 1):
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    raise Refusal(f"body: lists and objects are nested more than {MAX_DEPTH} deep; must be at most so deep; see the OpenAI API")
 
 
 def _param(message: str) -> str | None:

@@ -10,14 +10,12 @@ from pydantic import Field
 from twoaxis.core.config import Config
 from twoaxis.core.errors import DataError, nearest, problem
 from twoaxis.data import Tokenizer
+from twoaxis.data.stop_strings import stop_tokens
 from twoaxis.interop.serving.chat import ChatFormat
 from twoaxis.interop.serving.generation import Generation
-from twoaxis.interop.serving.protocol import LARGEST_SEED, ChatRequest, CompletionRequest, Request
+from twoaxis.interop.serving.protocol import ChatRequest, CompletionRequest, Request
 from twoaxis.interop.serving.refusal import Refusal
 from twoaxis.model.sampling import Sampling
-
-SMALLEST_TEMPERATURE = 1e-4
-"""Below it the most likely token is taken: dividing by less overflows."""
 
 COMPLETION_TOKENS = 16
 """New tokens of a completion that does not say how many, as in the API; of a chat, as many as the limits allow."""
@@ -48,12 +46,14 @@ class Served:
         tokenizer: of the model.
         max_seq_len: of the model: prompt and answer together.
         limits: of one request.
+        ends: tokens that end an answer besides the end of a document.
     """
 
     name: str
     tokenizer: Tokenizer
     max_seq_len: int
     limits: Limits
+    ends: frozenset[int] = frozenset()
 
     @cached_property
     def chat(self) -> ChatFormat:
@@ -103,15 +103,15 @@ def work_of(request: Request, served: Served) -> Work:
         allowed = f"at most {served.limits.max_choices}"
         raise Refusal(problem("prompts times n", choices, allowed, "send several requests"), param="n")
     new_tokens = [_new_tokens(request, len(prompt), served, field) for prompt in prompts]
+    # Each generation has a seed of its own: equal prompts are to be answered differently.
     seed = secrets.randbits(62) if request.seed is None else request.seed
-    temperature = request.temperature if request.temperature >= SMALLEST_TEMPERATURE else 0.0
-    sampling = Sampling(temperature=temperature, top_k=request.top_k, top_p=request.top_p)
-    end = served.tokenizer.end_of_document
-    stop_tokens = frozenset(() if end is None else (end,)) | (chat.stop_tokens if chat else frozenset())
+    sampling = Sampling(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
+    ends = stop_tokens(served.tokenizer, request.stop) | served.ends | (chat.stop_tokens if chat else frozenset())
     generations = [
-        Generation(prompt, new, sampling.replace(seed=(seed + choice) & LARGEST_SEED), stop_tokens)
-        for prompt, new in zip(prompts, new_tokens, strict=True)
-        for choice in range(request.n)
+        Generation(prompt, new, sampling.replace(seed=seed + number), ends, served.tokenizer.vocab_size)
+        for number, (prompt, new) in enumerate(
+            (prompt, new) for prompt, new in zip(prompts, new_tokens, strict=True) for _ in range(request.n)
+        )
     ]
     stops = (*request.stop, *(chat.stops if chat else ()))
     return Work(generations, stops, chat.lead if chat else "", sum(map(len, prompts)))

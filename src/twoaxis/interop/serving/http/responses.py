@@ -1,7 +1,8 @@
 """Responses: JSON, refusals, and streams of server-sent events."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import Response
@@ -9,11 +10,15 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from twoaxis.interop.serving.answers import Answer
+from twoaxis.interop.serving.http.counting import STATUS
 from twoaxis.interop.serving.http.exchange import Exchange
-from twoaxis.interop.serving.metrics import Metrics
+from twoaxis.interop.serving.metrics import CLIENT_LEFT
 from twoaxis.interop.serving.refusal import Refusal
 
 RETRY_SECONDS = 1
+OUR_FAULT = Refusal("the server failed; its log says why", 500)
+
+_log = logging.getLogger(__name__)
 
 
 def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -30,16 +35,16 @@ def refused(refusal: Refusal) -> Response:
 class EventStream(StreamingResponse):
     """An answer in pieces; when the client leaves, its generations are cancelled.
 
+    An error inside a stream is its last piece, and counts as its own status.
+
     Args:
         exchange: gives the pieces.
         answer: gives them their shape.
-        count: takes the status at the end; an error inside a stream counts as its own status.
-        metrics: counts clients that left.
     """
 
-    def __init__(self, exchange: Exchange, answer: Answer, count: Callable[[int], None], metrics: Metrics) -> None:
-        self._exchange, self._answer, self._count, self._metrics = exchange, answer, count, metrics
-        self._over = False
+    def __init__(self, exchange: Exchange, answer: Answer) -> None:
+        self._exchange, self._answer = exchange, answer
+        self._ended_with = CLIENT_LEFT
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         super().__init__(self._events(), headers=headers, media_type="text/event-stream")
 
@@ -50,11 +55,11 @@ class EventStream(StreamingResponse):
         finally:
             # However it ended: the generations of a stream that nobody reads must not go on.
             self._exchange.cancel()
-            self._metrics.disconnects += not self._over
+            scope["state"][STATUS] = self._ended_with
 
     async def _events(self) -> AsyncIterator[str]:
         new_tokens = dict.fromkeys(range(self._exchange.choices), 0)
-        status = 200
+        refusal = None
         try:
             for part in self._answer.openings(self._exchange.choices):
                 yield _event(part)
@@ -64,11 +69,14 @@ class EventStream(StreamingResponse):
                     yield _event(part)
             for part in self._answer.closing(sum(new_tokens.values())):
                 yield _event(part)
-        except Refusal as refusal:
-            status = refusal.status
+        except Refusal as found:
+            refusal = found
+        except Exception:
+            _log.exception("a stream ends in an error")
+            refusal = OUR_FAULT
+        if refusal:
             yield _event(refusal.body)
-        self._over = True
-        self._count(status)
+        self._ended_with = refusal.status if refusal else 200
         yield "data: [DONE]\n\n"
 
 

@@ -1,15 +1,18 @@
 """Runs the application on a socket until it is told to stop."""
 
-import ipaddress
+import asyncio
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import uvicorn
 from fastapi import FastAPI
 
 from twoaxis.core.errors import ConfigError, problem
+
+TELLING_SECONDS = 5
+"""For a step that is running and for answers that say that the server stops; then connections are cut."""
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -21,7 +24,8 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.socket(family, kind, protocol)
-    except OSError as error:
+    # A name that is none in the encoding of names.
+    except (OSError, UnicodeError) as error:
         raise ConfigError(problem("host", host, f"a name or address of this machine ({error})", "try 127.0.0.1")) from None
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -32,19 +36,6 @@ def bind(host: str, port: int) -> socket.socket:
         allowed = f"free, and {host} an address of this machine ({error.strerror})"
         raise ConfigError(problem("port", port, allowed, "choose another, or 0 for any free one")) from None
     return opened
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it.
-
-    Example:
-        >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-        (True, True, False)
-    """
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def address_of(opened: socket.socket) -> str:
@@ -58,22 +49,38 @@ class Server(uvicorn.Server):
 
     Args:
         app: what to serve.
+        close: called when running requests have taken too long to end; it has to end them.
         ready: called when it answers.
         grace_seconds: how long running requests may take to end after a signal.
     """
 
-    def __init__(self, app: FastAPI, ready: Callable[[], None], grace_seconds: int = 10) -> None:
+    def __init__(
+        self, app: FastAPI, close: Callable[[], Awaitable[None]], ready: Callable[[], None], grace_seconds: int = 10
+    ) -> None:
+        deadline = grace_seconds + TELLING_SECONDS
         super().__init__(
             uvicorn.Config(
-                app, log_level="warning", access_log=False, timeout_graceful_shutdown=grace_seconds, lifespan="off", ws="none"
+                app, log_level="warning", access_log=False, timeout_graceful_shutdown=deadline, lifespan="off", ws="none"
             )
         )
-        self._ready = ready
+        self._close, self._ready, self._grace_seconds = close, ready, grace_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Starts, and says so."""
         await super().startup(sockets)
         self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Waits for running requests, and closes those that take too long."""
+        closing = asyncio.ensure_future(self._close_late())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            closing.cancel()
+
+    async def _close_late(self) -> None:
+        await asyncio.sleep(self._grace_seconds)
+        await self._close()
 
     def serve_on(self, opened: socket.socket) -> None:
         """Serves until SIGINT or SIGTERM, or until `should_exit` is set."""

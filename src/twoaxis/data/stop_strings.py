@@ -1,6 +1,22 @@
 """Stop strings in text that arrives piece by piece."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from twoaxis.data.tokenizer import Tokenizer
+
+
+def stop_tokens(tokenizer: Tokenizer, stops: Iterable[str] = ()) -> frozenset[int]:
+    """The tokens that end a text: the end of the document, and special tokens that a stop string spells.
+
+    Special tokens decode to nothing, so that no stop string would ever meet them in the text.
+
+    Example:
+        >>> from twoaxis.data.tokenizer import ByteTokenizer
+        >>> stop_tokens(ByteTokenizer(), ["<|im_end|>"])
+        frozenset()
+    """
+    special, end = tokenizer.special_tokens, tokenizer.end_of_document
+    return frozenset({special[stop] for stop in stops if stop in special} | (set() if end is None else {end}))
 
 
 class StopScanner:
