@@ -1,6 +1,7 @@
 """What begins, ends and frames texts of a published model goes the whole way: folder, run, training, export, and back."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,13 @@ def test_what_ends_an_answer(source: Path, run: Path, tmp_path: Path, capsys: py
     (other / "generation_config.json").write_text(json.dumps({"eos_token_id": written[-1]}))
     assert main(["generate", str(other), *words]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == written[: written.index(written[-1])]
+
+
+def test_folders_whose_names_are_not_utf8(source: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    for number, words in enumerate(([], ["--json"])):
+        out = tmp_path / os.fsdecode(b"caf\xe9-%d" % number)
+        assert main(["retrofit", str(source), "--depth", "denseformer", "--out", str(out), "--tokens", "32", *words]) == 0
+        assert rb"caf\xe9" in capsysbinary.readouterr().out.replace(rb"\\", b"\\")
 
 
 def test_an_empty_folder_behind_a_link_is_filled(run: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from twoaxis.cli.models import with_tokenizer
-from twoaxis.cli.output import Json, print_json
+from twoaxis.cli.output import Json, name_of, print_json
 
 
 class Target(StrEnum):
@@ -44,9 +44,11 @@ def export(
         check_engine(trained.model.config)
     folder = export_folder(trained.model, out, trained.tokenizer, read_companions(run), code=to is Target.SGLANG)
     if as_json:
-        print_json({"folder": str(folder), "format": to.value, "step": trained.step})
+        print_json({"folder": name_of(folder), "format": to.value, "step": trained.step})
     else:
-        print(f"{folder}: step {trained.step} of {run}, for {'transformers' if to is Target.HF else to.value}")
+        print(
+            f"{name_of(folder)}: step {trained.step} of {name_of(run)}, for {'transformers' if to is Target.HF else to.value}"
+        )
 
 
 def import_(
@@ -68,6 +70,6 @@ def import_(
     loaded = with_tokenizer(folder, *import_folder(folder))
     written = save_trained(out, loaded.model, loaded.tokenizer, beside=keep_companions(folder))
     if as_json:
-        print_json({"run": str(written)})
+        print_json({"run": name_of(written)})
     else:
-        print(f"{written}: the model of {folder}")
+        print(f"{name_of(written)}: the model of {name_of(folder)}")

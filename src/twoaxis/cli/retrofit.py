@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from twoaxis.cli.models import SOURCES, load_model
-from twoaxis.cli.output import Json, print_json, print_table
+from twoaxis.cli.output import Json, name_of, print_json, print_table
 from twoaxis.core.errors import ConfigError, DataError, problem
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def retrofit(
         print_json(report)
     else:
         said = [(key, _worded(value)) for key, value in report.items() if key != "blend" or value]
-        print_table(str(source), ("retrofit", "value"), said)
+        print_table(name_of(source), ("retrofit", "value"), said)
         if report["run"] is None:
             print(f"nothing was written: the logits do not agree within {bound:g}; --allow-difference writes all the same")
     return 0 if report["run"] else 1
@@ -135,7 +135,7 @@ def _retrofit(
         "largest_logit_difference": difference,
         "same_next_token": agreement,
         "new_parameters": result.new_parameters,
-        "run": None if written is None else str(written),
+        "run": None if written is None else name_of(written),
     }
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from twoaxis.cli.output import Json, print_json, print_table
+from twoaxis.cli.output import Json, name_of, print_json, print_table
 
 
 def train(
@@ -42,10 +42,10 @@ def train(
     result = run_training(config, folder, console_progress(), trackers=[parse_value(one) for one in track or []])
     data = result.to_data()
     if as_json:
-        print_json({"run": str(folder), **data})
+        print_json({"run": name_of(folder), **data})
     else:
         rows = [(key, _worded(value)) for key, value in data.items() if value is not None]
-        print_table(str(folder), ("result", "value"), rows)
+        print_table(name_of(folder), ("result", "value"), rows)
     return 1 if result.status == "diverged" else 130 if result.status == "interrupted" else 0
 
 
