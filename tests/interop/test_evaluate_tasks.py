@@ -193,13 +193,20 @@ def test_repeats_draw_differently_in_batches_of_any_size(model: Decoder, monkeyp
         assert one[4 * context + repeat] == tokenizer.decode(again)
 
 
+def test_other_tokens_may_end_what_is_written(model: Decoder) -> None:
+    written = generate(model, [subword().encode("Fellow")], 7)[0]
+    ends = frozenset({written[3]})
+    [text] = DecoderLM(model, subword(), ends=ends).generate_until(ask("generate_until", ("Fellow", {"max_gen_toks": 7})))
+    assert text == subword().decode(written[: written.index(written[3])])
+
+
 def test_ids_that_the_tokenizer_lacks_are_never_written() -> None:
     padded = small_decoder("plain", vocab_size=300)
     padded.embedding.weight.data[280:] *= 100
     prompt = subword().encode("Fellow")
     assert generate(padded, [prompt], 1)[0][0] >= 280
     [text] = DecoderLM(padded, subword()).generate_until(ask("generate_until", ("Fellow", {"max_gen_toks": 5})))
-    assert text == subword().decode(generate(padded, [prompt], 5, stop_token=subword().end_of_document, n_tokens=280)[0])
+    assert text == subword().decode(generate(padded, [prompt], 5, stop_token=subword().end_of_document, vocab_size=280)[0])
 
 
 def test_a_stop_string_may_be_a_special_token(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,6 +326,10 @@ def length(references, predictions, **_):
 
 def listed(values):
     return list(values)
+
+def mean(values):
+    import numpy
+    return numpy.array(numpy.mean(values))
 """
 
 
@@ -333,6 +344,10 @@ def test_a_task_may_measure_what_is_no_number(tmp_path: Path, capsys: pytest.Cap
     assert main([*words, "--json"]) == 0
     [found] = json.loads(capsys.readouterr().out)["tasks"]["listed"]["metrics"].values()
     assert found["value"] == [3.0, 3.0]
+    (tmp_path / "listed.yaml").write_text(LISTED.replace("measures.listed", "measures.mean"))
+    assert main([*words, "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)["tasks"]["listed"]["metrics"].values()
+    assert found["value"] == 3.0
     (tmp_path / "listed.yaml").write_text(LISTED.replace("top_p", "temperature"))
     assert main(words) == 2
     assert "task listed: generation_kwargs.temperature is null: must be a number" in capsys.readouterr().err

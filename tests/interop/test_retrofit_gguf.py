@@ -66,6 +66,9 @@ def test_scaled_angles() -> None:
     assert attention.rope_scaling == YarnScaling(factor=4.0, original_max_seq_len=16)
     plain: Any = decoder_config(llama_table({**FIELDS, **sizes, "llama.rope.scaling.type": "none"}, tied=True)).blocks[0][0]
     assert plain.rope_scaling is None
+    other = {**fields, "llama.rope.scaling.attn_factor": 0.5}
+    with pytest.raises(ConfigError, match=r"llama.rope.scaling.attn_factor=0.5: must be one of type, factor,"):
+        llama_table(other, tied=True)
     older: Any = decoder_config(llama_table({**FIELDS, **sizes, "llama.rope.scale_linear": 2.0}, tied=True)).blocks[0][0]
     assert older.rope_scaling == LinearScaling(factor=2.0)
 
@@ -98,13 +101,17 @@ class _File:
 @pytest.mark.parametrize(
     ("without", "message"),
     [
+        ("tokenizer.ggml.bos_token_id", "lacks tokenizer.ggml.bos_token_id: must have all of them"),
         ("tokenizer.ggml.merges", "lacks tokenizer.ggml.merges: must have all of them"),
         ("llama.embedding_length", "hidden_size is missing"),
         (None, "20 missing"),
     ],
 )
 def test_what_a_file_lacks_is_named(without: str | None, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fields = {name: value for name, value in {**FIELDS, "tokenizer.ggml.eos_token_id": 0}.items() if name != without}
+    marks = {
+        f"tokenizer.ggml.{name}": value for name, value in (("eos_token_id", 0), ("bos_token_id", 1), ("add_bos_token", True))
+    }
+    fields = {name: value for name, value in {**FIELDS, **marks}.items() if name != without}
     library = SimpleNamespace(GGUFReader=lambda path: _File(path, fields))
     monkeypatch.setitem(sys.modules, "gguf", library)
     with pytest.raises((CheckpointError, ConfigError), match=message):

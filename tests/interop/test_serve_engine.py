@@ -85,10 +85,10 @@ def test_ids_that_the_tokenizer_lacks_are_never_chosen(temperature: float) -> No
     padded.embedding.weight.data[30:] *= 100
     sampling = Sampling(temperature=temperature)
     with Engine(padded) as engine:
-        (free, bound), _ = submit(engine, *(Generation([7], 12, sampling, n_tokens=n) for n in (None, 30)))
+        (free, bound), _ = submit(engine, *(Generation([7], 12, sampling, vocab_size=n) for n in (None, 30)))
         assert (free.wait(), bound.wait()) == ("length", "length")
     assert max(free.tokens) >= 30 > max(bound.tokens)
-    assert bound.tokens == generate(padded, [[7]], 12, sampling, n_tokens=30)[0]
+    assert bound.tokens == generate(padded, [[7]], 12, sampling, vocab_size=30)[0]
 
 
 def test_a_listener_may_end_its_generation(model: Decoder) -> None:

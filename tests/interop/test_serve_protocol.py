@@ -139,7 +139,7 @@ def test_what_may_be_said_and_what_ends_it() -> None:
     tokenizer = chat_ml()
     served = Served("toy", tokenizer, 64, SERVED.limits)
     work = work_of(completion(stop=["<|im_start|>", "x", "<|im_en"]), served)
-    assert (work.generations[0].n_tokens, tokenizer.vocab_size) == (258, 258)
+    assert (work.generations[0].vocab_size, tokenizer.vocab_size) == (258, 258)
     # A special token has no text in which its string could be found.
     assert work.generations[0].stop_tokens == {256, 257}
     assert work_of(completion(), served).generations[0].stop_tokens == {257}

@@ -13,7 +13,8 @@ from twoaxis.train import TrainConfig, read_metrics, train
 
 Recipe = Callable[..., TrainConfig]
 # A scaling is part of what the rotations that layers share are called.
-BLOCKS = [[{"kind": "attention", "n_heads": 2, "rope_scaling": {"kind": "llama3", "factor": 2.0}}, "swiglu"]]
+SCALING = {"kind": "yarn", "factor": 2.0, "original_max_seq_len": 16}
+BLOCKS = [[{"kind": "attention", "n_heads": 2, "rope_scaling": SCALING}, "swiglu"]]
 
 
 # Dynamo looks for a gradient on tensors inside the model, and hides the warning only after it has become an error here.

@@ -10,6 +10,9 @@ import pytest
 import torch
 
 from twoaxis import CheckpointError, ConfigError, DataError, Decoder
+from twoaxis.audit import audit_run
+from twoaxis.data.corpus import Corpus, TextConfig
+from twoaxis.data.tokenizer.bpe import train_bpe
 from twoaxis.train import Progress, Result, RunFolder, StepRecord, TrainConfig, read_metrics, read_recipe, train
 from twoaxis.train.environment import changed_environment
 from twoaxis.train.metrics import MetricsLog
@@ -86,6 +89,33 @@ def test_another_recipe_is_refused_by_key(changes: dict[str, Any], message: str,
         train(recipe(steps=2, **changes), tmp_path / "run")
     assert "must be equal to resume; use the recipe of the folder, or start in a new folder" in str(caught.value)
     assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+def test_a_key_that_came_after_the_run_has_its_default(recipe: Recipe, tmp_path: Path) -> None:
+    short, whole = tmp_path / "short", tmp_path / "whole"
+    train(recipe(), short, should_stop=iter([False] * 7 + [True] * 9).__next__)
+    path = short / "config.json"
+    data = json.loads(path.read_text())
+    del data["model"]["blocks"][0][0]["rope_scaling"], data["recompute"]
+    path.write_text(json.dumps(data))
+    train(read_recipe(path), short)
+    train(recipe(), whole)
+    assert [r.loss for r in read_metrics(short / "metrics.jsonl")] == [r.loss for r in read_metrics(whole / "metrics.jsonl")]
+    # And is another than the default of the recipe only where it says so.
+    with pytest.raises(CheckpointError, match="recompute='off' there, 'block' in this recipe"):
+        train(recipe(recompute="block"), short)
+
+
+def test_a_tokenizer_of_the_users_own_stays_theirs(
+    recipe: Recipe, tmp_path: Path, corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run records its tokenizer under a name that the file of the user may have too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(train_bpe(Corpus.open(TextConfig(path=corpus)), 300))
+    config = recipe(data={"corpus": str(corpus), "seq_len": 12, "tokenizer": "tokenizer.json"})
+    train(config, tmp_path / "run", should_stop=iter([False] * 3 + [True] * 9).__next__)
+    assert train(config, tmp_path / "run").status == "finished"
+    assert audit_run(tmp_path / "run", tokens=24).step == 20
 
 
 def test_a_changed_corpus_is_refused_by_both_names(recipe: Recipe, tmp_path: Path, corpus: Path) -> None:

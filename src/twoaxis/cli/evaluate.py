@@ -55,7 +55,8 @@ def evaluate(
         if folder:
             from twoaxis.interop.evaluation import run_tasks
 
-            report |= run_tasks(*loaded[:2], folder, limit, batch_size, progress.note, progress.preparing)
+            tools = {"note": progress.note, "told": progress.preparing, "ends": loaded.ends}
+            report |= run_tasks(loaded.model, loaded.tokenizer, folder, limit, batch_size, **tools)
     finally:
         progress.stop()
     if as_json:

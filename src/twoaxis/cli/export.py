@@ -34,15 +34,15 @@ def export(
 
     Example: twoaxis export runs/delta --to hf --out delta-hf
     """
-    from twoaxis.interop.companions import read_companions
     from twoaxis.interop.hugging_face import export_folder
     from twoaxis.interop.outside_engines import check_engine
+    from twoaxis.interop.source_files import read_source_files
     from twoaxis.train import console_progress, load_trained
 
     trained = load_trained(run, console_progress())
     if to is not Target.HF:
         check_engine(trained.model.config)
-    folder = export_folder(trained.model, out, trained.tokenizer, read_companions(run), code=to is Target.SGLANG)
+    folder = export_folder(trained.model, out, trained.tokenizer, read_source_files(run), code=to is Target.SGLANG)
     if as_json:
         print_json({"folder": name_of(folder), "format": to.value, "step": trained.step})
     else:
@@ -63,12 +63,12 @@ def import_(
 
     Example: twoaxis import delta-hf --out runs/imported
     """
-    from twoaxis.interop.companions import keep_companions
     from twoaxis.interop.hugging_face import import_folder
+    from twoaxis.interop.source_files import keep_source_files
     from twoaxis.train import save_trained
 
     loaded = with_tokenizer(folder, *import_folder(folder))
-    written = save_trained(out, loaded.model, loaded.tokenizer, beside=keep_companions(folder))
+    written = save_trained(out, loaded.model, loaded.tokenizer, beside=keep_source_files(folder))
     if as_json:
         print_json({"run": name_of(written)})
     else:

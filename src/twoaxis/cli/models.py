@@ -70,7 +70,7 @@ def with_tokenizer(source: Path, model: "Decoder", tokenizer: "Tokenizer | None"
 def end_tokens(source: Path, tokenizer: "Tokenizer") -> frozenset[int]:
     """The tokens that end what a model writes: the end of a document, and what its `generation_config.json` names."""
     from twoaxis.data.stop_strings import stop_tokens
-    from twoaxis.interop.companions import generation_defaults, read_companions
+    from twoaxis.interop.source_files import generation_defaults, read_source_files
 
-    named = generation_defaults(read_companions(source)).get("eos_token_id", [])
+    named = generation_defaults(read_source_files(source)).get("eos_token_id", [])
     return stop_tokens(tokenizer) | frozenset(named if isinstance(named, list) else [named])

@@ -58,8 +58,8 @@ def retrofit(
     Example: twoaxis retrofit SmolLM2-135M --depth attention_residuals --out runs/smol steps=200 optimizer.lr=1e-4
     """
     from twoaxis.core.overrides import apply_overrides, parse_value
-    from twoaxis.interop.companions import keep_companions
     from twoaxis.interop.retrofit import target_config
+    from twoaxis.interop.source_files import keep_source_files
 
     if depth is None and not sequence:
         raise ConfigError("nothing to add; name a mixer with --depth or --sequence")
@@ -69,7 +69,7 @@ def retrofit(
     target = target_config(model.config, None if depth is None else parse_value(depth), mixers)
     recipe = apply_overrides({"optimizer": {"lr": 1e-4}}, overrides or [])
     rows = _rows(text, tokens, tokenizer, model, seed)
-    training = Training(recipe, new_lr_scale, "frozen" if freeze_base else "trained", keep_companions(source))
+    training = Training(recipe, new_lr_scale, "frozen" if freeze_base else "trained", keep_source_files(source))
     report = _retrofit(model, tokenizer, target, rows, out, inf if allow_difference else bound, training, seed)
     if as_json:
         print_json(report)

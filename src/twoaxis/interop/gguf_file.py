@@ -41,6 +41,9 @@ NEEDED = (
 )
 """Keys without which a file is none of a model that we read; sizes that are missing are named with the configuration."""
 
+SCALING, KNOWN_SCALING = "llama.rope.scaling.", ("type", "factor", "original_context_length", "finetuned")
+"""Keys of scaled angles; others say that the defaults of their kind do not hold."""
+
 CONTROL = 3
 """The type of tokens that no text spells."""
 
@@ -66,7 +69,8 @@ def read_gguf(path: Path) -> Pretrained:
     fields = {name: field.contents() for name, field in reader.fields.items()}
     if fields.get("general.architecture") != "llama":
         raise ConfigError(problem("general.architecture", fields.get("general.architecture"), "'llama'", "choose another file"))
-    if missing := [name for name in NEEDED if name not in fields]:
+    begin = ("tokenizer.ggml.bos_token_id",) if fields.get("tokenizer.ggml.add_bos_token") else ()
+    if missing := [name for name in (*NEEDED, *begin) if name not in fields]:
         raise CheckpointError(f"{path}: lacks {', '.join(missing)}: must have all of them; fetch another file")
     names = {layout_name(tensor.name) for tensor in reader.tensors}
     # Before anything is dequantised, which takes its time.
@@ -139,6 +143,10 @@ def llama_table(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
     data: dict[str, Any] = {ours: fields[f"llama.{theirs}"] for ours, theirs in keys.items() if f"llama.{theirs}" in fields}
     data.setdefault("vocab_size", len(fields["tokenizer.ggml.tokens"]))
     # As in llama.cpp: a factor without a type is linear, and older files have it under another name.
+    for name in fields:
+        if name.startswith(SCALING) and name.removeprefix(SCALING) not in KNOWN_SCALING:
+            allowed = f"one of {', '.join(KNOWN_SCALING)} there"
+            raise ConfigError(problem(name, fields[name], allowed, "choose a file with the defaults of its scaling"))
     kind = fields.get("llama.rope.scaling.type", "linear")
     factor = fields.get("llama.rope.scaling.factor") or fields.get("llama.rope.scale_linear") or 1.0
     if kind not in ("none", "linear") or (kind == "linear" and factor != 1):

@@ -19,12 +19,24 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: it is missing, damaged or no table.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        return parse_json(path.read_bytes(), str(path))
+    except OSError as error:
+        reason = error.strerror or error
         raise CheckpointError(f"{path}: cannot be read ({reason}); name the folder of a whole checkpoint") from None
+
+
+def parse_json(content: bytes, where: str) -> dict[str, Any]:
+    """Reads a JSON table from the content of a file.
+
+    Raises:
+        CheckpointError: it is damaged or no table.
+    """
+    try:
+        data = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{where}: cannot be read ({error}); name the folder of a whole checkpoint") from None
     if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: must be a table; name the folder of a whole checkpoint")
+        raise CheckpointError(f"{where}: must be a table; name the folder of a whole checkpoint")
     return data
 
 

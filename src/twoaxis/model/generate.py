@@ -28,7 +28,7 @@ def generate(
     sampling: Sampling = GREEDY,
     stop_token: int | None = None,
     prefill_chunk_tokens: int | None = None,
-    n_tokens: int | None = None,
+    vocab_size: int | None = None,
 ) -> list[list[int]]:
     """Continues each prompt; a row's result does not depend on its batch mates or their lengths.
 
@@ -41,7 +41,7 @@ def generate(
         sampling: how tokens are chosen; greedy by default.
         stop_token: a row ends before this token.
         prefill_chunk_tokens: process prompts in pieces of this length, to bound memory; None takes them whole.
-        n_tokens: only ids below it are chosen: the size of the tokenizer, where the vocabulary of the model is padded
+        vocab_size: only ids below it are chosen: the size of the tokenizer, where the vocabulary of the model is padded
             beyond that; None allows all.
 
     Returns:
@@ -59,7 +59,7 @@ def generate(
     """
     results: list[list[int]] = [[] for _ in prompts]
     finished = [False] * len(prompts)
-    for tokens in stream(model, prompts, max_new_tokens, sampling, prefill_chunk_tokens, n_tokens):
+    for tokens in stream(model, prompts, max_new_tokens, sampling, prefill_chunk_tokens, vocab_size):
         for row, token in enumerate(tokens):
             finished[row] = finished[row] or token == stop_token
             if not finished[row]:
@@ -75,7 +75,7 @@ def stream(
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
     prefill_chunk_tokens: int | None = None,
-    n_tokens: int | None = None,
+    vocab_size: int | None = None,
     generators: Sequence[torch.Generator] | None = None,
 ) -> Iterator[list[int]]:
     """Yields the next token of every row, `max_new_tokens` times; arguments and errors as in `generate`.
@@ -83,11 +83,11 @@ def stream(
     Each row draws from its place in `generators`; None are those that `generate` uses.
     """
     tokens, layout = _left_pad(prompts, model.embedding.weight.device)
-    _check(model, tokens.shape[1], max_new_tokens, prefill_chunk_tokens, n_tokens)
+    _check(model, tokens.shape[1], max_new_tokens, prefill_chunk_tokens, vocab_size)
     draws = [sampling.generator(row) for row in range(len(prompts))] if generators is None else generators
 
     def choose(hidden: Float[Tensor, "B T D"]) -> Int[Tensor, " B"]:
-        return sampling.choose(model.logits(hidden[:, -1])[:, :n_tokens], draws)
+        return sampling.choose(model.logits(hidden[:, -1])[:, :vocab_size], draws)
 
     steps = _steps(model, tokens, layout, max_new_tokens, choose, prefill_chunk_tokens or tokens.shape[1])
     return steps if max_new_tokens < WORTH_A_LAYOUT_TOKENS else _in_decode_layout(model, steps)
@@ -140,9 +140,9 @@ def _left_pad(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[I
     return tokens.to(device), TokenLayout.left_padded(torch.tensor(lengths, device=device), longest)
 
 
-def _check(model: Decoder, prompt_tokens: int, new_tokens: int, chunk: int | None, n_tokens: int | None) -> None:
-    if n_tokens is not None and n_tokens < 1:
-        raise ConfigError(problem("n_tokens", n_tokens, ">= 1", "give the vocab_size of the tokenizer"))
+def _check(model: Decoder, prompt_tokens: int, new_tokens: int, chunk: int | None, vocab_size: int | None) -> None:
+    if vocab_size is not None and vocab_size < 1:
+        raise ConfigError(problem("vocab_size", vocab_size, ">= 1", "give the vocab_size of the tokenizer"))
     if chunk is not None and chunk < 1:
         raise ConfigError(problem("prefill_chunk_tokens", chunk, ">= 1", "leave it out to take the prompt whole"))
     if new_tokens < 0:

@@ -62,18 +62,18 @@ class Llama3Scaling(RopeScaling):
     Source:   transformers, `rope_type` llama3, after the code released with Llama 3.1
     Args:
         factor: of the slow ones.
-        low_freq_factor: turns in W tokens up to which a frequency is divided wholly.
-        high_freq_factor: turns in W tokens from which it is left as it was.
-        original_max_seq_len: W.
+        low_freq_factor: turns in W tokens up to which a frequency is divided wholly; 1 in Llama 3.1.
+        high_freq_factor: turns in W tokens from which it is left as it was; 4 there.
+        original_max_seq_len: W; 8192 there.
 
     Raises:
         ConfigError: bounds in the wrong order.
     """
 
     kind: Literal["llama3"] = "llama3"
-    low_freq_factor: float = Field(default=1.0, gt=0)
-    high_freq_factor: float = Field(default=4.0, gt=0)
-    original_max_seq_len: int = Field(default=8192, ge=1)
+    low_freq_factor: float = Field(gt=0)
+    high_freq_factor: float = Field(gt=0)
+    original_max_seq_len: int = Field(ge=1)
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -151,7 +151,11 @@ ROPE_SCALING: Table[RopeScaling] = Table(
     "twoaxis.rope_scaling",
     [
         Row(LinearScaling, "divides all frequencies", {"default": {"factor": 2.0}}),
-        Row(Llama3Scaling, "divides slow frequencies, as in Llama 3.1", {"default": {"factor": 8.0}}),
+        Row(
+            Llama3Scaling,
+            "divides slow frequencies, as in Llama 3.1",
+            {"default": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_seq_len": 8192}},
+        ),
         Row(
             YarnScaling,
             "divides slow frequencies and sharpens attention",

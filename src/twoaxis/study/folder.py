@@ -229,7 +229,7 @@ class StudyFolder:
             result,
             tuple((step * tokens_per_step(config), loss) for step, loss in losses if config is not None and loss is not None),
             files.get("initial_parameters", {}),
-            files.get("config", {}),
+            files.get("config", {}) if config is None else config.to_data(),
             files.get("data", {}),
             files.get("env", {}),
             run.read("reused")["from"] if _has(run, "reused") else "",

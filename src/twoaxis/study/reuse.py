@@ -64,7 +64,7 @@ class Neighbours:
                     # A damaged neighbour is no reason to stop; the run is simply made.
                     with contextlib.suppress(TwoAxisError):
                         if run.result is not None and run.result.status == "finished":
-                            found.append((run.path, run.read("config"), run.read("env")))
+                            found.append((run.path, run.config.to_data(), run.read("env")))
         return found
 
     def _here(self, recipe: TrainConfig) -> dict[str, Any]:

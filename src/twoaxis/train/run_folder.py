@@ -50,7 +50,8 @@ class RunFolder:
         """
         if not (self.path / "config.json").exists():
             return
-        difference = first_difference(self.read("config"), config.to_data())
+        # A key that came after the run was made has its default there.
+        difference = first_difference(self.config.to_data(), config.to_data())
         if difference:
             key, there, here = difference
             raise CheckpointError(

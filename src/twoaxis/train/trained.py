@@ -76,7 +76,7 @@ def new_run(run_dir: Path | str, model: DecoderConfig, tokenizer: Tokenizer, rec
         if isinstance(tokenizer, SubwordTokenizer):
             # Relative, so that the folder may be moved.
             end = json.loads(tokenizer.definition)["end_of_document"]
-            data["tokenizer"] = {"kind": "file", "path": TOKENIZER_FILE, "end_of_document": end}
+            data["tokenizer"] = {"kind": "file", "path": TOKENIZER_FILE, "end_of_document": end, "within": "run_folder"}
     _refuse("model", recipe)
     return TrainConfig.from_data({**recipe, "model": model.to_data(), "data": data})
 

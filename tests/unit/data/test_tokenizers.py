@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, pre_tokenizers, processors
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, DataError
@@ -177,3 +177,47 @@ def test_a_bare_kind_or_path_is_a_tokenizer(short: object) -> None:
 def test_a_wrong_configuration_is_a_config_error(data: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Holder.from_data({"tokenizer": data})
+
+
+def _letters(post_processor: object) -> SubwordTokenizer:
+    engine = tokenizers.Tokenizer(models.BPE(vocab={"0": 0, "1": 1}, merges=[]))
+    engine.add_special_tokens(["<s>", "</s>"])
+    engine.post_processor = post_processor  # type: ignore[assignment]
+    return SubwordTokenizer(engine.to_str(), "</s>")
+
+
+def _template(single: str) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(single=single, special_tokens=[("<s>", 2), ("</s>", 3)])
+
+
+@pytest.mark.parametrize(
+    ("post_processor", "begin"),
+    [
+        (None, ()),
+        (processors.ByteLevel(), ()),
+        (_template("<s> $A"), (2,)),
+        (_template("<s> $A </s>"), (2,)),
+        (_template("$A </s>"), ()),
+        (_template("</s> <s> $A"), (3, 2)),
+        (processors.Sequence([processors.ByteLevel(), _template("<s> $A")]), (2,)),
+        (processors.BertProcessing(("</s>", 3), ("<s>", 2)), (2,)),
+        (processors.RobertaProcessing(("</s>", 3), ("<s>", 2)), (2,)),
+    ],
+    ids=str,
+)
+def test_documents_begin_with_what_the_file_puts_before_texts(post_processor: object, begin: tuple[int, ...]) -> None:
+    tokenizer = _letters(post_processor)
+    assert tokenizer.begin_of_document == begin
+    # None of its letters stands in the vocabulary.
+    assert tokenizer.prompt("zz") == ([*begin] or [3])
+    assert tokenizer.prompt("01") == [*begin, 0, 1]
+    again = load_tokenizer(tokenizer.definition)
+    assert again.definition == tokenizer.definition and again.begin_of_document == begin
+
+
+def test_a_run_from_before_begins_its_documents_with_nothing() -> None:
+    recorded = json.loads(_letters(_template("<s> $A")).definition)
+    del recorded["begin_of_document"]
+    tokenizer = load_tokenizer(json.dumps(recorded))
+    assert tokenizer.begin_of_document == () and tokenizer.prompt("01") == [0, 1]
+    assert json.loads(tokenizer.definition) == recorded

@@ -102,11 +102,11 @@ def test_a_seed_draws_what_it_has_always_drawn() -> None:
 def test_ids_that_the_tokenizer_lacks_are_never_chosen(sampling: Sampling) -> None:
     model = decoder()
     model.embedding.weight.data[11:] *= 9
-    free, bound = (generate(model, PROMPTS, NEW, sampling, n_tokens=n) for n in (None, 11))
+    free, bound = (generate(model, PROMPTS, NEW, sampling, vocab_size=n) for n in (None, 11))
     assert max(map(max, free)) >= 11 > max(map(max, bound))
-    assert generate(model, PROMPTS, NEW, sampling, n_tokens=17) == free
-    with pytest.raises(ConfigError, match="n_tokens=0: must be >= 1; give the vocab_size of the tokenizer"):
-        generate(model, PROMPTS, NEW, sampling, n_tokens=0)
+    assert generate(model, PROMPTS, NEW, sampling, vocab_size=17) == free
+    with pytest.raises(ConfigError, match="vocab_size=0: must be >= 1; give the vocab_size of the tokenizer"):
+        generate(model, PROMPTS, NEW, sampling, vocab_size=0)
 
 
 @pytest.mark.parametrize("options", [{"temperature": 1e-46}, {"temperature": 1e-40}, {"temperature": 1.0, "top_p": 1e-46}])

@@ -10,6 +10,7 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.ops.rope import RotationTable, rotation
 from twoaxis.ops.rope_scaling import ROPE_SCALING, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
 
+LLAMA3 = {"kind": "llama3", "factor": 2, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_seq_len": 8192}
 EXAMPLES = [row.example(name) for row in ROPE_SCALING for name in row.examples]
 
 
@@ -29,7 +30,7 @@ def test_every_frequency_lies_between_itself_and_its_quotient(scaling: RopeScali
 
 @pytest.mark.parametrize("kind", [row.kind for row in ROPE_SCALING])
 def test_a_factor_of_one_changes_nothing(kind: str) -> None:
-    scaling = ROPE_SCALING.parse({"kind": kind, "factor": 1.0, **({"original_max_seq_len": 99} if kind == "yarn" else {})})
+    scaling = ROPE_SCALING[kind].example("default").replace(factor=1.0)
     torch.testing.assert_close(scaling.scale(frequencies(), 1e4), frequencies(), rtol=1e-15, atol=0)
     assert scaling.magnitude == 1.0
 
@@ -88,7 +89,8 @@ def test_yarn_sharpens_queries_and_keys() -> None:
     [
         ({"kind": "ntk"}, "unknown rope scaling 'ntk'; choose one of linear, llama3, yarn"),
         ({"kind": "linear", "factor": 0.5}, "factor=0.5: must be >= 1"),
-        ({"kind": "llama3", "factor": 2, "high_freq_factor": 1}, "high_freq_factor=1.0: must be > low_freq_factor=1"),
+        ({**LLAMA3, "high_freq_factor": 1}, "high_freq_factor=1.0: must be > low_freq_factor=1"),
+        ({"kind": "llama3", "factor": 2}, "low_freq_factor is missing in 'llama3'"),
         ({"kind": "yarn", "factor": 2, "original_max_seq_len": 8, "beta_slow": 32}, "beta_fast=32.0: must be > beta_slow=32"),
         ({"kind": "yarn", "factor": 2}, "original_max_seq_len is missing in 'yarn'"),
     ],

@@ -53,7 +53,8 @@ def load_tokenizer(definition: str) -> Tokenizer:
         if kind == "byte":
             return ByteTokenizer()
         if kind == "subword":
-            return SubwordTokenizer(json.dumps(content["tokenizer"]), content["end_of_document"])
+            begin = tuple(content.get("begin_of_document", ()))
+            return SubwordTokenizer(json.dumps(content["tokenizer"]), content["end_of_document"], begin_of_document=begin)
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, DataError):
             raise

@@ -87,7 +87,7 @@ class TokenizerConfig(Config, ABC):
     """Base of every kind of tokenizer; its `kind` names the row of the table `TOKENIZERS`."""
 
     def beside(self, folder: Path) -> Self:
-        """The same where relative paths begin at this folder if the file is there, and at the working directory if not."""
+        """The same for a run in this folder, which may hold what the tokenizer is made from."""
         del folder
         return self
 

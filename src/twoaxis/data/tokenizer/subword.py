@@ -6,16 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from twoaxis.core.errors import DataError, nearest
 from twoaxis.data.corpus import Corpus
 from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig, as_utf8
-
-if TYPE_CHECKING:
-    import tokenizers
 
 PIECE_CHARACTERS = 1 << 16
 """Long texts are encoded in pieces of about this many characters, which bounds the memory."""
@@ -31,12 +28,19 @@ class SubwordTokenizer(Tokenizer):
         definition: the text of the `tokenizer.json`; its truncation and padding are ignored.
         end_of_document: the token that ends documents, or None for no end marker.
         where: what errors call the tokenizer.
+        begin_of_document: the ids that documents begin with; None takes them from the file.
 
     Raises:
         DataError: not a tokenizer, or the end marker is not one of its tokens.
     """
 
-    def __init__(self, definition: str, end_of_document: str | None = None, where: str = "tokenizer") -> None:
+    def __init__(
+        self,
+        definition: str,
+        end_of_document: str | None = None,
+        where: str = "tokenizer",
+        begin_of_document: tuple[int, ...] | None = None,
+    ) -> None:
         import tokenizers
 
         try:
@@ -60,15 +64,16 @@ class SubwordTokenizer(Tokenizer):
         self.vocab_size = max(vocabulary.values()) + 1
         self.end_of_document = None if end_of_document is None else vocabulary[end_of_document]
         self._end_token = end_of_document
-        self.begin_of_document = _before_text(self._engine)
-        self._splits_at_spaces = _is_byte_level(self._engine)
+        form = json.loads(self._engine.to_str())
+        self.begin_of_document = before_text(form["post_processor"]) if begin_of_document is None else begin_of_document
+        self._splits_at_spaces = _is_byte_level(form)
 
     @property
     def definition(self) -> str:
         """All of the tokenizer as JSON text."""
         content = {"kind": "subword", "end_of_document": self._end_token, "tokenizer": json.loads(self._engine.to_str())}
         if self.begin_of_document:
-            # It follows from the rest, but shards that were made before it was heeded are others.
+            # Runs from before it was heeded have none, and go on without.
             content["begin_of_document"] = list(self.begin_of_document)
         return json.dumps(content, sort_keys=True)
 
@@ -96,22 +101,27 @@ class FileTokenizerConfig(TokenizerConfig):
     Attributes:
         path: the file.
         end_of_document: the token that ends every document, such as `<|endoftext|>`, or None for no end marker.
+        within: where a relative path begins: the `working_directory`, or the `run_folder` of a run that began with a model.
     """
 
     kind: Literal["file"] = "file"
     path: Path
     end_of_document: str | None = None
+    within: Literal["working_directory", "run_folder"] = "working_directory"
 
     def beside(self, folder: Path) -> Self:
-        """The path in this folder, if it is relative and leads to a file there."""
+        """The path in this folder, if it begins in that of the run."""
         path = folder / self.path
-        return self.replace(path=path) if path.is_file() else self
+        # Elsewhere the run would begin with a new model, without a word.
+        return self.replace(path=path, within="working_directory") if self.within == "run_folder" and path.is_file() else self
 
     def build(
         self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None
     ) -> SubwordTokenizer:
         """Reads the file."""
         del corpus, cache, progress
+        if self.within == "run_folder":
+            raise DataError(f"tokenizer {self.path}: must be in the folder of its run, which begins with a model; train there")
         try:
             definition = self.path.expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -137,14 +147,30 @@ def pieces_of(text: str, characters: int = PIECE_CHARACTERS) -> Iterator[str]:
         yield text
 
 
-def _before_text(engine: "tokenizers.Tokenizer") -> tuple[int, ...]:
-    encoding = engine.encode("a", add_special_tokens=True)
-    marked = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
-    return tuple(token for token, _ in takewhile(lambda pair: pair[1], marked))
+def before_text(post_processor: Mapping[str, Any] | None) -> tuple[int, ...]:
+    """The special tokens that a post-processor of a `tokenizer.json` puts before a text.
+
+    Example:
+        >>> piece = [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "</s>"}}]
+        >>> tokens = {"<s>": {"ids": [1]}, "</s>": {"ids": [2]}}
+        >>> before_text({"type": "TemplateProcessing", "single": piece, "special_tokens": tokens})
+        (1,)
+    """
+    kind = (post_processor or {}).get("type")
+    if post_processor is None or kind == "ByteLevel":
+        return ()
+    if kind == "Sequence":
+        # A later one puts its tokens before those of the earlier ones.
+        return tuple(token for one in reversed(post_processor["processors"]) for token in before_text(one))
+    if kind == "TemplateProcessing":
+        before = takewhile(lambda piece: "SpecialToken" in piece, post_processor["single"])
+        names = [piece["SpecialToken"]["id"] for piece in before]
+        return tuple(token for name in names for token in post_processor["special_tokens"][name]["ids"])
+    # Those of BERT and RoBERTa.
+    return (post_processor["cls"][1],)
 
 
-def _is_byte_level(engine: "tokenizers.Tokenizer") -> bool:
-    form = json.loads(engine.to_str())
+def _is_byte_level(form: Mapping[str, Any]) -> bool:
     splitter = form["pre_tokenizer"] or {}
     plain = splitter.get("type") == "ByteLevel" and splitter.get("use_regex", True) and not splitter["add_prefix_space"]
     return bool(plain and form["normalizer"] is None and all(token["special"] for token in form["added_tokens"]))

@@ -29,9 +29,10 @@ Told = Callable[[str, int, int], None]
 class DecoderLM(TemplateLM):
     """Answers the three requests of lm-eval for a decoder and its tokenizer.
 
-    A context that does not fit with what follows it loses its first tokens, and `note` gets one line that says so. Nothing is
-    put before a context; where it is empty, the end-of-document token stands in for it, and where the tokenizer has none, a
-    first token costs log V nats for a vocabulary of V. Rolling windows are lm-eval's own: they share one token.
+    A context that does not fit with what follows it loses its first tokens, and `note` gets one line that says so. A context
+    begins as documents do; where it is empty and they begin with nothing, the end-of-document token stands in for it, and where
+    the tokenizer has none, a first token costs log V nats for a vocabulary of V. Rolling windows are lm-eval's own: they share
+    one token.
 
     Args:
         model: the decoder, in evaluation mode.
@@ -39,6 +40,7 @@ class DecoderLM(TemplateLM):
         batch_size: sequences that are read, or continued, at once.
         note: takes the warnings, one line each.
         told: called as it goes on.
+        ends: tokens that end what the model writes, besides the end of a document.
     """
 
     def __init__(
@@ -48,8 +50,10 @@ class DecoderLM(TemplateLM):
         batch_size: int = BATCH_SIZE,
         note: Callable[[str], None] | None = None,
         told: Told | None = None,
+        ends: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()
+        self._ends = ends
         self._model, self._text, self._batch_size = model, tokenizer, batch_size
         self._note = note or (lambda text: None)
         self._told = told or (lambda stage, done, total: None)
@@ -133,9 +137,10 @@ class DecoderLM(TemplateLM):
         return texts
 
     def _continue(self, prompts: list[list[int]], how: Continuation, draws: Sequence[torch.Generator]) -> list[str]:
-        written, ends = [StoppingText(self._text, how.until) for _ in prompts], stop_tokens(self._text, how.until)
-        texts, finished, n_tokens = [""] * len(prompts), [False] * len(prompts), self._text.vocab_size
-        for tokens in stream(self._model, prompts, how.max_new_tokens, how.sampling, n_tokens=n_tokens, generators=draws):
+        written = [StoppingText(self._text, how.until) for _ in prompts]
+        ends = stop_tokens(self._text, how.until) | self._ends
+        texts, finished, vocab_size = [""] * len(prompts), [False] * len(prompts), self._text.vocab_size
+        for tokens in stream(self._model, prompts, how.max_new_tokens, how.sampling, vocab_size=vocab_size, generators=draws):
             for row, token in enumerate(tokens):
                 finished[row] = finished[row] or token in ends
                 if not finished[row]:

@@ -88,6 +88,7 @@ def run_tasks(
     batch_size: int = BATCH_SIZE,
     note: Callable[[str], None] | None = None,
     told: "Told | None" = None,
+    ends: frozenset[int] = frozenset(),
 ) -> dict[str, Any]:
     """Evaluates a model on tasks; relative paths in a task are relative to its folder.
 
@@ -99,6 +100,7 @@ def run_tasks(
         batch_size: sequences at once.
         note: takes the warnings, one line each.
         told: called with a stage in words, what of it is done, and all of it.
+        ends: tokens that end what the model writes, besides the end of a document.
 
     Returns:
         JSON-ready data: the version of lm-eval, and for each task its metrics, version and number of examples.
@@ -112,7 +114,7 @@ def run_tasks(
 
     from twoaxis.interop.evaluation.language_model import DecoderLM
 
-    adapter = DecoderLM(model, tokenizer, batch_size, note, told)
+    adapter = DecoderLM(model, tokenizer, batch_size, note, told, ends)
     # lm-eval prints some of its progress; standard output is for results.
     with offline(), contextlib.redirect_stdout(sys.stderr), _one_process():
         with _blaming(tasks), contextlib.chdir(tasks.folder):
@@ -227,9 +229,7 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, Iterable):
-        return [_plain(one) for one in value]
-    try:
+    # Arrays are iterable whatever their dimensions, and those of one number are numbers.
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
         return float(value)
-    except (TypeError, ValueError):
-        return str(value)
+    return [_plain(one) for one in value] if isinstance(value, Iterable) else str(value)

@@ -11,11 +11,11 @@ from twoaxis.core.atomic import new_folder
 from twoaxis.core.errors import CheckpointError
 from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
 from twoaxis.interop.checkpoints import end_of_document, read_tokenizer
-from twoaxis.interop.companions import GENERATION_CONFIG, generation_defaults, write_companions
 from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_hugging_face
 from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM
 from twoaxis.interop.hugging_face.tokenizer import to_fast_tokenizer
 from twoaxis.interop.safetensors_folder import read_json
+from twoaxis.interop.source_files import GENERATION_CONFIG, generation_defaults, write_source_files
 from twoaxis.model import Decoder
 from twoaxis.model.config_names import MODEL_TYPE
 
@@ -48,7 +48,7 @@ def export_folder(
     model: Decoder,
     folder: Path | str,
     tokenizer: Tokenizer | None = None,
-    companions: Mapping[str, bytes] | None = None,
+    source_files: Mapping[str, bytes] | None = None,
     *,
     code: bool = False,
 ) -> Path:
@@ -58,27 +58,27 @@ def export_folder(
         model: the decoder.
         folder: must not exist, or be empty.
         tokenizer: its end marker becomes the token at which `generate` stops.
-        companions: files of the model that this one began as, about special tokens, chats and what ends an answer; they take
+        source_files: files of the model that this one began as, about special tokens, chats and what ends an answer; they take
             the place of ours.
         code: whether the folder names code that imports this library, for programs that ask for code.
 
     Raises:
         DataError: the folder holds something, or cannot be written.
     """
-    companions = companions or {}
+    source_files = source_files or {}
     end = None if tokenizer is None else tokenizer.end_of_document
     begin = tokenizer.begin_of_document[0] if tokenizer is not None and tokenizer.begin_of_document else None
     with new_folder(Path(folder)) as draft:
         fields: dict[str, Any] = {"auto_map": _auto_map()} if code else {}
         exported = to_hugging_face(model, bos_token_id=begin, eos_token_id=end, pad_token_id=end, **fields)
-        exported.generation_config.update(**generation_defaults(companions))
+        exported.generation_config.update(**generation_defaults(source_files))
         exported.save_pretrained(draft)
         if code:
             (draft / CODE_FILE).write_text(CODE, encoding="utf-8")
         if tokenizer is not None:
             to_fast_tokenizer(tokenizer, model.config.max_seq_len).save_pretrained(draft)
             (draft / DEFINITION_FILE).write_text(tokenizer.definition, encoding="utf-8")
-            write_companions({name: text for name, text in companions.items() if name != GENERATION_CONFIG}, draft)
+            write_source_files({name: text for name, text in source_files.items() if name != GENERATION_CONFIG}, draft)
     return Path(folder)
 
 

@@ -4,7 +4,7 @@ import json
 from typing import TYPE_CHECKING, cast
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from twoaxis.core.errors import DataError, problem
@@ -36,7 +36,12 @@ def to_fast_tokenizer(tokenizer: Tokenizer, max_tokens: int | None = None) -> "P
     elif isinstance(tokenizer, SubwordTokenizer):
         content = json.loads(tokenizer.definition)
         engine, end = tokenizers.Tokenizer.from_str(json.dumps(content["tokenizer"])), content["end_of_document"]
-        begin = engine.id_to_token(tokenizer.begin_of_document[0]) if tokenizer.begin_of_document else None
+        marks = [(engine.id_to_token(token), token) for token in tokenizer.begin_of_document]
+        begin = marks[0][0] if marks else None
+        if engine.num_special_tokens_to_add(is_pair=False) != len(marks):
+            # What a post-processor puts behind a text would end every prompt.
+            pieces = [name for name, _ in marks]
+            engine.post_processor = processors.TemplateProcessing(single=[*pieces, "$A"], special_tokens=marks)
     else:
         allowed = "the byte tokenizer or one from a tokenizer.json"
         raise DataError(problem("tokenizer", type(tokenizer).__name__, allowed, "export the model without a tokenizer"))

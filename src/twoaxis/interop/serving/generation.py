@@ -39,14 +39,14 @@ class Generation:
         max_new_tokens: at least 1.
         sampling: how tokens are chosen, with a seed of its own.
         stop_tokens: it ends before any of these.
-        n_tokens: only ids below it are chosen; None allows all.
+        vocab_size: only ids below it are chosen; None allows all.
     """
 
     prompt: Sequence[int]
     max_new_tokens: int
     sampling: Sampling = GREEDY
     stop_tokens: frozenset[int] = frozenset()
-    n_tokens: int | None = None
+    vocab_size: int | None = None
 
 
 @dataclass(eq=False)
@@ -84,7 +84,7 @@ class Ticket:
 
     def take(self, logits: Float[Tensor, "1 V"]) -> Ending | None:
         """Chooses the next token and tells the listener; returns how the generation ends, if it does."""
-        token = int(self.generation.sampling.choose(logits[:, : self.generation.n_tokens], [self.generator]))
+        token = int(self.generation.sampling.choose(logits[:, : self.generation.vocab_size], [self.generator]))
         if token in self.generation.stop_tokens:
             return "stop"
         self.new_tokens, self.last = self.new_tokens + 1, token

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from twoaxis.core.errors import CheckpointError, problem
-from twoaxis.interop.safetensors_folder import read_json
+from twoaxis.interop.safetensors_folder import parse_json, read_json
 
-FOLDER = "companions"
+FOLDER = "source"
 """Where a run keeps them."""
 
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
@@ -21,7 +21,7 @@ TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
-def read_companions(source: Path) -> dict[str, bytes]:
+def read_source_files(source: Path) -> dict[str, bytes]:
     """The files by name, of a Hugging Face folder or of a run that has kept them; none of anything else.
 
     Raises:
@@ -34,47 +34,51 @@ def read_companions(source: Path) -> dict[str, bytes]:
         raise CheckpointError(f"{folder}: cannot be read ({error.strerror or error}); allow it") from None
 
 
-def keep_companions(source: Path) -> Callable[[Path], None]:
+def keep_source_files(source: Path) -> Callable[[Path], None]:
     """What `save_trained` writes into a run besides."""
-    found = read_companions(source)
-    return lambda run: write_companions(found, run / FOLDER)
+    found = read_source_files(source)
+    return lambda run: write_source_files(found, run / FOLDER)
 
 
-def write_companions(companions: Mapping[str, bytes], folder: Path) -> None:
+def write_source_files(source_files: Mapping[str, bytes], folder: Path) -> None:
     """Writes the files, without what would run code."""
-    if companions:
+    if source_files:
         folder.mkdir(exist_ok=True)
-    for name, content in companions.items():
+    for name, content in source_files.items():
         (folder / name).write_bytes(content)
-    if TOKENIZER_CONFIG in companions:
+    if TOKENIZER_CONFIG in source_files:
         data = read_json(folder / TOKENIZER_CONFIG)
         if data.pop("auto_map", None) is not None:
             (folder / TOKENIZER_CONFIG).write_text(json.dumps(data, indent=2), encoding="utf-8")
 
 
-def generation_defaults(companions: Mapping[str, bytes]) -> dict[str, Any]:
+def generation_defaults(source_files: Mapping[str, bytes]) -> dict[str, Any]:
     """The tokens that begin, end and fill answers, and how answers are drawn where they are.
 
     Raises:
-        CheckpointError: the file is damaged, or names something that is no token.
+        CheckpointError: the file is damaged, or has something else than tokens and numbers.
 
     Example:
         >>> generation_defaults({"generation_config.json": b'{"eos_token_id": [2, 7], "transformers_version": "4.40"}'})
         {'eos_token_id': [2, 7]}
     """
-    if GENERATION_CONFIG not in companions:
+    if GENERATION_CONFIG not in source_files:
         return {}
-    try:
-        data = json.loads(companions[GENERATION_CONFIG])
-    except ValueError as error:
-        raise CheckpointError(f"{GENERATION_CONFIG}: is no JSON ({error}); correct it beside the model") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{GENERATION_CONFIG}: must be a table; correct it beside the model")
-    for name in TOKENS:
-        value = data.get(name)
-        if value is not None and not all(type(token) is int for token in (value if isinstance(value, list) else [value])):
-            allowed = "the number of a token, or a list of them"
-            raise CheckpointError(f"{GENERATION_CONFIG}: {problem(name, value, allowed, 'correct it beside the model')}")
+    data = parse_json(source_files[GENERATION_CONFIG], GENERATION_CONFIG)
     # Transformers refuses to save a temperature that nothing is drawn by.
     names = (*TOKENS, *SAMPLING) if data.get("do_sample") else TOKENS
-    return {name: data[name] for name in names if data.get(name) is not None}
+    found = {name: data[name] for name in names if data.get(name) is not None}
+    for name, value in found.items():
+        if not _fits(name, value):
+            numbers = "a number, and above 0 unless it is top_k or min_p"
+            allowed = "the number of a token, or a list of them" if name in TOKENS else numbers
+            raise CheckpointError(f"{GENERATION_CONFIG}: {problem(name, value, allowed, 'correct it beside the model')}")
+    return found
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name in TOKENS:
+        return all(type(token) is int and token >= 0 for token in (value if isinstance(value, list) else [value]))
+    # Of `do_sample` it is known that it is true.
+    least = 0 if name in ("top_k", "min_p") else 1e-9
+    return name == "do_sample" or (isinstance(value, int | float) and value >= least)

@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import processors
 
 from twoaxis.cli import main
 from twoaxis.cli.models import load_model
 from twoaxis.core.errors import CheckpointError, DataError
 from twoaxis.data import prepare
 from twoaxis.data.tokenizer import SubwordTokenizer
-from twoaxis.interop.companions import generation_defaults
 from twoaxis.interop.evaluation.text import text_passage
 from twoaxis.interop.serving.chat import ChatFormat
 from twoaxis.interop.serving.protocol import CompletionRequest, Message
 from twoaxis.interop.serving.work import Limits, Served, work_of
+from twoaxis.interop.source_files import generation_defaults
 from twoaxis.train import RunFolder, load_trained
 
 from .hf_folder import byte_tokenizer, write_folder
@@ -81,12 +82,16 @@ def test_tokenizers_without_a_begin_are_as_they_were() -> None:
     assert tokenizer.prompt("") == [256] and tokenizer.prompt("a") == tokenizer.encode("a")
 
 
-def test_a_run_may_be_moved(run: Path, tmp_path: Path) -> None:
+def test_a_run_may_be_moved(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(run, moved)
     assert main(["train", str(moved / "config.json"), "--run", str(moved)]) == 0
     assert load_trained(moved).step == 2
     assert main(["audit", str(moved), "--tokens", "32"]) == 0
+    capsys.readouterr()
+    # In another folder it would begin with a new model.
+    assert main(["train", str(moved / "config.json"), "--run", str(tmp_path / "other")]) == 2
+    assert "must be in the folder of its run, which begins with a model" in capsys.readouterr().err
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,6 +140,19 @@ def test_an_export_gives_back_what_came_with_the_model(run: Path, source: Path, 
     assert transformers.GenerationConfig.from_pretrained(tmp_path / "twice").eos_token_id == [END, STOP]
 
 
+def test_what_a_file_puts_behind_texts_is_left_out(tmp_path: Path) -> None:
+    """A prompt that ends with the end of a document is none that a model goes on from."""
+    pytest.importorskip("transformers", reason="needs transformers")
+    from twoaxis.interop.hugging_face.tokenizer import to_fast_tokenizer
+
+    engine = byte_tokenizer("<s>", "</s>")
+    for single in ("<s> $A </s>", "$A </s>", "</s> <s> $A"):
+        marks = [("<s>", 256), ("</s>", 257)]
+        engine.post_processor = processors.TemplateProcessing(single=single, special_tokens=marks)
+        tokenizer = SubwordTokenizer(engine.to_str(), "</s>")
+        assert to_fast_tokenizer(tokenizer)("ab").input_ids == tokenizer.prompt("ab")
+
+
 def test_a_folder_of_ours_is_read_in_float32_and_from_safetensors_only(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,7 +183,14 @@ def test_generation_defaults() -> None:
     assert generation_defaults({}) == {}
     assert defaults('{"temperature": 0.6, "top_p": 0.9, "eos_token_id": 2, "pad_token_id": null}') == {"eos_token_id": 2}
     assert defaults('{"temperature": 0.6, "do_sample": true}') == {"temperature": 0.6, "do_sample": True}
-    for text, message in (("{", "is no JSON"), ("[]", "must be a table"), ('{"eos_token_id": ["a"]}', "must be the number")):
+    assert defaults('{"do_sample": true, "top_k": 0}') == {"do_sample": True, "top_k": 0}
+    for text, message in (
+        ("{", "cannot be read"),
+        ("[]", "must be a table"),
+        ('{"eos_token_id": ["a"]}', "must be the number of a token"),
+        ('{"do_sample": true, "temperature": "hot"}', "temperature='hot': must be a number"),
+        ('{"do_sample": true, "temperature": 0}', "temperature=0: must be a number"),
+    ):
         with pytest.raises(CheckpointError, match=message):
             defaults(text)
 
