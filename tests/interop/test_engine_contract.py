@@ -166,7 +166,7 @@ def test_refused_when_the_model_is_built_or_switched(mixed):
     with pytest.raises(ConfigError, match="'deep_delta': cannot run in another engine, since"):
         AutoModel.from_config(config)
     model = to_hugging_face(decoder).model
-    assert model.engine_refusals == obstacles(decoder)
+    assert model.engine_obstacles == obstacles(decoder)
     model.set_attn_implementation(NAME)
     with pytest.raises(ConfigError, match="cannot run in another engine"):
         model(torch.tensor([[1, 2]]), position_ids=torch.tensor([[0, 1]]))

@@ -129,13 +129,19 @@ def test_a_running_row_may_be_cancelled(model: Decoder) -> None:
     assert len(leaves.tokens) == 4
 
 
+def occupied(engine: Engine, ready: threading.Event) -> Heard:
+    """A generation that has a seat, and holds the thread of the model in its first token until this is set."""
+    running = Heard(lambda count: not ready.wait(WAIT_SECONDS))
+    engine.submit([(Generation([1], 2), running)])
+    while engine.waiting:
+        pass
+    return running
+
+
 def test_a_full_queue_takes_all_or_none(model: Decoder) -> None:
     ready = threading.Event()
     with Engine(model, max_batch=1, max_queue=2) as engine:
-        running = Heard(lambda count: not ready.wait(WAIT_SECONDS))
-        engine.submit([(Generation([1], 2), running)])
-        while engine.waiting:
-            pass
+        running = occupied(engine, ready)
         first, _ = submit(engine, Generation([2], 1))
         with pytest.raises(QueueFull, match="1 of 2 places taken"):
             submit(engine, Generation([2], 1), Generation([2], 1))
@@ -149,10 +155,7 @@ def test_a_full_queue_takes_all_or_none(model: Decoder) -> None:
 def test_arrivals_with_free_seats_do_not_wait(model: Decoder) -> None:
     ready = threading.Event()
     with Engine(model, max_batch=4, max_queue=1) as engine:
-        running = Heard(lambda count: not ready.wait(WAIT_SECONDS))
-        engine.submit([(Generation([1], 2), running)])
-        while engine.waiting:
-            pass
+        running = occupied(engine, ready)
         # The thread of the model is held in a token: three seats and the queue are free.
         heard = [submit(engine, Generation([2], 1))[0][0] for _ in range(4)]
         assert engine.running == 1

@@ -46,9 +46,8 @@ def export(
     if as_json:
         print_json({"folder": name_of(folder), "format": to.value, "step": trained.step})
     else:
-        print(
-            f"{name_of(folder)}: step {trained.step} of {name_of(run)}, for {'transformers' if to is Target.HF else to.value}"
-        )
+        reader = "transformers" if to is Target.HF else to.value
+        print(f"{name_of(folder)}: step {trained.step} of {name_of(run)}, for {reader}")
 
 
 def import_(
@@ -68,7 +67,7 @@ def import_(
     from twoaxis.train import save_trained
 
     loaded = with_tokenizer(folder, *import_folder(folder))
-    written = save_trained(out, loaded.model, loaded.tokenizer, beside=keep_source_files(folder))
+    written = save_trained(out, loaded.model, loaded.tokenizer, write_more=keep_source_files(folder))
     if as_json:
         print_json({"run": name_of(written)})
     else:

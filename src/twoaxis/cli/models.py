@@ -44,8 +44,7 @@ def load_model(source: Path) -> Loaded:
 
     if (source / "checkpoints").is_dir():
         trained = load_trained(source, console_progress())
-        loaded = Loaded(trained.model.eval(), trained.tokenizer, trained.step)
-        return loaded._replace(ends=end_tokens(source, loaded.tokenizer))
+        return Loaded(trained.model.eval(), trained.tokenizer, trained.step, end_tokens(source, trained.tokenizer))
     if (source / "config.json").is_file() and read_json(source / "config.json").get("model_type") == MODEL_TYPE:
         from twoaxis.interop.hugging_face import import_folder
 

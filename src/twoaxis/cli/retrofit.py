@@ -88,13 +88,13 @@ class Training(NamedTuple):
         recipe: what was asked for.
         new_lr_scale: factor on the learning rate of what is new.
         base: what becomes of what was there.
-        beside: writes what the run keeps besides.
+        write_more: what the run keeps besides.
     """
 
     recipe: dict[str, Any]
     new_lr_scale: float
     base: Literal["trained", "frozen"]
-    beside: Callable[[Path], None]
+    write_more: Callable[[Path], None]
 
 
 def _retrofit(
@@ -127,7 +127,7 @@ def _retrofit(
     console_progress().note(f"comparing the logits of both models on {rows.numel():,} tokens")
     difference, agreement = largest_difference(model, result.model, rows)
     # A difference that is no number is not accepted either.
-    written = save_trained(out, result.model, tokenizer, recipe, training.beside) if difference <= bound else None
+    written = save_trained(out, result.model, tokenizer, recipe, training.write_more) if difference <= bound else None
     return {
         "start": "blended" if reason else claim.relation,
         "reason": reason or claim.reason,

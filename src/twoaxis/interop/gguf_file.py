@@ -79,8 +79,8 @@ def read_gguf(path: Path) -> Pretrained:
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
         tensors[layout_name(tensor.name)] = torch.from_numpy(values.copy()).float()
-    table = state_map("llama", config)
-    table.check(tensors)
+    # Before the rows of heads are moved, which takes their shapes for granted.
+    state_map("llama", config).check(tensors)
     for layer, (attention, _) in enumerate(config.layers):
         assert isinstance(attention, AttentionConfig)
         for name in (f"model.layers.{layer}.self_attn.{x}_proj.weight" for x in "qk"):
@@ -142,11 +142,11 @@ def llama_table(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
     }
     data: dict[str, Any] = {ours: fields[f"llama.{theirs}"] for ours, theirs in keys.items() if f"llama.{theirs}" in fields}
     data.setdefault("vocab_size", len(fields["tokenizer.ggml.tokens"]))
-    # As in llama.cpp: a factor without a type is linear, and older files have it under another name.
     for name in fields:
         if name.startswith(SCALING) and name.removeprefix(SCALING) not in KNOWN_SCALING:
             allowed = f"one of {', '.join(KNOWN_SCALING)} there"
             raise ConfigError(problem(name, fields[name], allowed, "choose a file with the defaults of its scaling"))
+    # As in llama.cpp: a factor without a type is linear, and older files have it under another name.
     kind = fields.get("llama.rope.scaling.type", "linear")
     factor = fields.get("llama.rope.scaling.factor") or fields.get("llama.rope.scale_linear") or 1.0
     if kind not in ("none", "linear") or (kind == "linear" and factor != 1):

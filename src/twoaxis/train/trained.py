@@ -91,7 +91,7 @@ def save_trained(
     model: Decoder,
     tokenizer: Tokenizer,
     recipe: Mapping[str, Any] | None = None,
-    beside: Callable[[Path], None] | None = None,
+    write_more: Callable[[Path], None] | None = None,
 ) -> Path:
     """Writes a run folder around a model from elsewhere: for `load_trained`, and for `train` to begin with these weights.
 
@@ -100,7 +100,7 @@ def save_trained(
         model: whose parameters are those before the first step.
         tokenizer: of the model.
         recipe: as in `new_run`.
-        beside: writes more into the folder.
+        write_more: into the folder, before it appears.
 
     Raises:
         DataError: the folder is not empty, or cannot be written.
@@ -115,6 +115,6 @@ def save_trained(
             (folder / TOKENIZER_FILE).write_text(json.dumps(definition["tokenizer"]), encoding="utf-8")
         draft.write("tokenizer", definition)
         draft.write("config", config.to_data())
-        if beside is not None:
-            beside(folder)
+        if write_more is not None:
+            write_more(folder)
     return path

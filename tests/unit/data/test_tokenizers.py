@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -179,10 +180,10 @@ def test_a_wrong_configuration_is_a_config_error(data: object, message: str) -> 
         Holder.from_data({"tokenizer": data})
 
 
-def _letters(post_processor: object) -> SubwordTokenizer:
+def _letters(post_processor: Any) -> SubwordTokenizer:
     engine = tokenizers.Tokenizer(models.BPE(vocab={"0": 0, "1": 1}, merges=[]))
     engine.add_special_tokens(["<s>", "</s>"])
-    engine.post_processor = post_processor  # type: ignore[assignment]
+    engine.post_processor = post_processor
     return SubwordTokenizer(engine.to_str(), "</s>")
 
 
@@ -205,7 +206,7 @@ def _template(single: str) -> processors.TemplateProcessing:
     ],
     ids=str,
 )
-def test_documents_begin_with_what_the_file_puts_before_texts(post_processor: object, begin: tuple[int, ...]) -> None:
+def test_documents_begin_with_what_the_file_puts_before_texts(post_processor: Any, begin: tuple[int, ...]) -> None:
     tokenizer = _letters(post_processor)
     assert tokenizer.begin_of_document == begin
     # None of its letters stands in the vocabulary.

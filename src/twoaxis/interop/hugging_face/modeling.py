@@ -90,7 +90,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
             # The head is a module of its own, as transformers expects.
             self.decoder = Decoder(config.decoder_config.replace(tie_embeddings=True))
         describe_attentions(self.decoder)
-        self.engine_refusals = obstacles(self.decoder)
+        self.engine_obstacles = obstacles(self.decoder)
         self.gradient_checkpointing = False
         self._engine_attention()
         self.post_init()
@@ -102,7 +102,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
     def _engine_attention(self) -> Callable[..., Any] | None:
         attention = engine_attention(self.config._attn_implementation)
         if attention is not None:
-            check_obstacles(self.engine_refusals)
+            check_obstacles(self.engine_obstacles)
         return attention
 
     def get_input_embeddings(self) -> nn.Module:
