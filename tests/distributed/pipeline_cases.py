@@ -108,6 +108,7 @@ def special_cases() -> list[Case]:
         Case("three stages on each rank, unequal", decoder("attention_residuals", 7), pipeline(**deep)),
         Case("packed documents", history, pipeline(**ORDERS["cached_own"]), documents=True, evaluate=True),
         Case("a head of its own", decoder("residual", tie_embeddings=False), pipeline(**ORDERS["1f1b"])),
+        Case("a norm behind the embedding", decoder("residual", embedding_norm="rms"), pipeline(**ORDERS["1f1b"])),
         Case("parameters in the ends", keys, pipeline(**ORDERS["1f1b of 3"]), evaluate=True),
         Case("evaluated", history, pipeline(**ORDERS["gpipe"]), evaluate=True),
         Case("sublayers of many kinds", local, pipeline(**ORDERS["interleaved"])),

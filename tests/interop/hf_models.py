@@ -12,6 +12,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "plain": {"depth": "residual", "blocks": [[ATTENTION, "swiglu"]]},
     "windows": {
         "depth": "attention_residuals",
+        "embedding_norm": "rms",
         "blocks": [[{"kind": "short_swa", "n_heads": 2, "window": 3}, ATTENTION, "swiglu"]],
     },
     "states": {

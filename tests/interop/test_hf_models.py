@@ -41,6 +41,13 @@ def test_saved_and_loaded_it_gives_the_decoders_logits(name, tie, tmp_path):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_embeddings_may_be_given_in_the_place_of_tokens(name):
+    model = to_hugging_face(small_decoder(name))
+    embeddings = model.get_input_embeddings()(TOKENS)
+    assert_same(model(inputs_embeds=embeddings).logits, model(TOKENS).logits)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_configuration_survives_a_file(name, tmp_path):
     decoder = small_decoder(name).config
     config = TwoAxisConfig.from_decoder(decoder, eos_token_id=3)

@@ -49,7 +49,10 @@ def main(script: dict, recipe: dict, run: Path) -> int:
     write(run / "data.json", {"corpus": corpus, "tokenizer": {"vocab_size": 256, "fingerprint": "t" * 16}, **sides})
     write(run / "env.json", {"versions": {"twoaxis": "0"}, "platform": "fake", "threads": 1, "git_commit": None})
     salt = "other" if action == "other start" else ""
-    digests = {name: hashlib.sha256(f"{salt}{seed}/{name}".encode()).hexdigest() for name in script["parameters"][arm]}
+    digests = {
+        name: hashlib.sha256(f"{salt}{seed}/{name}".encode()).hexdigest()
+        for name in script["parameters"][arm.partition("@lr=")[0]]
+    }
     write(run / "initial_parameters.json", digests)
 
     loss = script["losses"].get(f"{arm}/{seed}", 5.0)

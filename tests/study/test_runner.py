@@ -201,8 +201,31 @@ def test_runs_at_once_come_to_the_same(trainer: FakeTrainer) -> None:
     assert len(trainer.order) == 9
 
 
+def test_a_grid_is_widened_until_its_best_rate_lies_inside(trainer: FakeTrainer) -> None:
+    trainer.study = trainer.study.replace(tuning={"lr": [1e-3, 1e-2, 1e-1], "seed": 9, "tokens": 100, "widen": 2})
+    trainer.spread(**{"plain@lr=0.01": -1.0, "delta@lr=0.1": -1.0, "local@lr=0.001": -1.0})
+    trainer.losses |= {"delta@lr=1/9": 9.0, "local@lr=0.0001/9": 3.0, "local@lr=1e-05/9": 2.0}
+    trainer.actions["delta@lr=1/9"] = ["kill"]
+    with pytest.raises(StudyError, match="every trial must have run"):
+        trainer.run()
+    trainer.run()
+    tried = [name for name in trainer.order if "@" in name]
+    assert tried[9:] == ["delta@lr=1/9", "local@lr=0.0001/9", "delta@lr=1/9", "local@lr=1e-05/9"]
+    folder = StudyFolder(trainer.folder)
+    assert folder.learning_rates == {"plain": 0.01, "delta": 0.1, "local": 1e-05}
+    assert {arm.steps for arm in folder.plan.of_role("trial")} == {2}, "100 tokens of 64 a step"
+    assert folder.run(Place("local", 2)).config.optimizer.lr == 1e-05
+    assert folder.run(Place("local", 2)).config.steps == 6
+    report = read_study_folder(trainer.folder)
+    assert (
+        report.complete
+        and report.tuning is not None
+        and set(report.tuning.losses["local"]) == {*("1e-05", "0.0001", "0.001", "0.01", "0.1")}
+    )
+
+
 def test_trials_choose_the_learning_rates(trainer: FakeTrainer) -> None:
-    trainer.study = trainer.study.replace(tuning={"lr": [1e-3, 1e-2, 1e-1], "seed": 9})
+    trainer.study = trainer.study.replace(tuning={"lr": [1e-3, 1e-2, 1e-1], "seed": 9, "widen": 0})
     trainer.spread(**{"plain@lr=0.01": -1.0, "delta@lr=0.1": -1.0, "local@lr=0.001": -1.0})
     trainer.actions["plain@lr=0.1/9"] = ["diverge"]
     trainer.run()

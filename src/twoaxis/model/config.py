@@ -1,5 +1,6 @@
 """The configuration of a decoder: sizes, the depth mixer, and the sublayers of its blocks."""
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
@@ -41,6 +42,10 @@ class DecoderConfig(Config):
         max_seq_len: largest number of tokens of one document, generated ones included.
         norm_eps: eps of every RMSNorm.
         tie_embeddings: whether the output head is the embedding matrix.
+        embedding_std: standard deviation of the initial embedding; None means 1 / sqrt(d_model), with which a tied head starts
+            with logits of variance 1.
+        embedding_norm: `none`, or `rms`: an RMSNorm with a gain between the embedding and the stack, as in Peri-LN
+            (arXiv:2502.02732), so that the stream starts at root mean square 1 whatever the embedding's scale.
         depth: the depth mixer, by table or bare kind.
         blocks: the sublayers of each block, in order; block l is `blocks[l % len(blocks)]`.
 
@@ -61,6 +66,8 @@ class DecoderConfig(Config):
     max_seq_len: int = Field(default=2048, ge=1)
     norm_eps: float = Field(default=1e-6, gt=0)
     tie_embeddings: bool = True
+    embedding_std: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    embedding_norm: Literal["none", "rms"] = "none"
     depth: Depth = ResidualConfig()
     blocks: tuple[Block, ...] = ((AttentionConfig(), SwiGLUConfig()),)
 
@@ -80,6 +87,11 @@ class DecoderConfig(Config):
             allowed = f"at most n_layers={self.n_layers} patterns"
             raise ConfigError(problem("blocks", len(self.blocks), allowed, "drop the patterns that no block would use"))
         return self
+
+    @property
+    def initial_embedding_std(self) -> float:
+        """Standard deviation of the initial embedding."""
+        return 1 / math.sqrt(self.d_model) if self.embedding_std is None else self.embedding_std
 
     @property
     def layers(self) -> tuple[Block, ...]:

@@ -13,6 +13,8 @@ CONFIG_NAMES: Mapping[str, str] = {
     "max_position_embeddings": "max_seq_len",
     "rms_norm_eps": "norm_eps",
     "tie_word_embeddings": "tie_embeddings",
+    "embedding_std": "embedding_std",
+    "embedding_norm": "embedding_norm",
     "depth": "depth",
     "blocks": "blocks",
 }

@@ -46,6 +46,11 @@ class CostedModel(Protocol):
         ...
 
     @property
+    def embedding_norm(self) -> Literal["none", "rms"]:
+        """The norm between the embedding and the stack."""
+        ...
+
+    @property
     def depth(self) -> DepthConfig:
         """The depth mixer."""
         ...
@@ -79,7 +84,9 @@ def decoder_cost(config: CostedModel, shape: Shape) -> Cost:
         117056
     """
     stack, norm = config.stack, norm_cost(config.norm, config.d_model, shape)
-    total = _embedding_and_head(config, shape) + config.depth.ends_cost(stack, shape) + norm
+    total = (
+        _embedding_and_head(config, shape) + embedding_norm_cost(config, shape) + config.depth.ends_cost(stack, shape) + norm
+    )
     for site, sublayer in zip(stack.sites, config.parts, strict=True):
         total += config.depth.cost(site, shape) + sublayer.cost(site, shape)
         for _ in range(3 if config.depth.splits_views(site) else 1):
@@ -95,6 +102,13 @@ def norm_cost(norm: Literal["rms", "layer"], d_model: int, shape: Shape) -> Cost
         elementwise_flops=flops * shape.total_tokens * d_model,
         saved_bytes=statistics * shape.total_tokens * shape.statistics_bytes,
     )
+
+
+def embedding_norm_cost(config: CostedModel, shape: Shape) -> Cost:
+    """The cost of the norm behind the embedding, which keeps the vectors that were looked up."""
+    if config.embedding_norm == "none":
+        return Cost()
+    return norm_cost("rms", config.d_model, shape) + Cost(saved_bytes=shape.total_tokens * config.d_model * shape.element_bytes)
 
 
 def _embedding_and_head(config: CostedModel, shape: Shape) -> Cost:

@@ -20,8 +20,6 @@ from twoaxis.model.config import DecoderConfig
 from twoaxis.model.token_ids import check_token_ids
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 
-EMBEDDING_STD = 0.02
-
 
 class Decoder(DeclaredModule):
     """A decoder-only Transformer built from a `DecoderConfig`.
@@ -36,7 +34,8 @@ class Decoder(DeclaredModule):
         super().__init__()
         self.config = config
         self.embedding = without_init(nn.Embedding(config.vocab_size, config.d_model, device="meta"))
-        self.declarations["embedding.weight"] = Declaration(Normal(EMBEDDING_STD), "embedding")
+        self.declarations["embedding.weight"] = Declaration(Normal(config.initial_embedding_std), "embedding")
+        self.embedding_norm = RMSNorm(config.d_model, config.norm_eps) if config.embedding_norm == "rms" else None
         sites = iter(config.stack.sites)
         self.blocks = nn.ModuleList(Block(config.depth, block, [next(sites) for _ in block]) for block in config.layers)
         self.ends = config.depth.build_ends(config.stack)
@@ -60,7 +59,7 @@ class Decoder(DeclaredModule):
         return DecoderCache(tuple(cast(Block, block).new_caches() for block in self.blocks), self.ends.new_cache())
 
     def embed(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Looks up token embeddings.
+        """Looks up token embeddings, and normalises them where the model says so.
 
         Raises:
             DataError: a token id outside the vocabulary.
@@ -68,7 +67,11 @@ class Decoder(DeclaredModule):
         # On a GPU the lookup itself raises, and reading the range would stall the device at every step.
         if not torch.compiler.is_compiling() and tokens.device.type == "cpu":
             check_token_ids(tokens, self.config.vocab_size)
-        return self.embedding(tokens)
+        return self.normalise_embeddings(self.embedding(tokens))
+
+    def normalise_embeddings(self, vectors: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Makes what enters the stack of looked-up vectors, or of any vectors in their place."""
+        return vectors if self.embedding_norm is None else self.embedding_norm(vectors)
 
     def hidden(
         self,
@@ -80,7 +83,7 @@ class Decoder(DeclaredModule):
         """Runs the stack and the final norm.
 
         Args:
-            embeddings: token embeddings, or any vectors in their place.
+            embeddings: as `embed` or `normalise_embeddings` returns them.
             layout: positions and documents; None means that rows are one document each, continued from the cache.
             cache: what earlier calls returned, or `new_cache()`; None runs without one.
             recompute: keep only the depth state between blocks and recompute the rest in the backward pass.

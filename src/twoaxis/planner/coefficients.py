@@ -13,7 +13,7 @@ import torch
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.site import Site
 from twoaxis.depth import DepthConfig
-from twoaxis.model.cost import norm_cost
+from twoaxis.model.cost import embedding_norm_cost, norm_cost
 from twoaxis.planner.eager import EagerDepth, Kernels, eager_depth
 from twoaxis.planner.model.part import Part
 from twoaxis.planner.model.shape import ModelShape
@@ -62,7 +62,7 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
         for site, part in zip(stack.sites, model.parts, strict=True)
     ]
     flow, norm = depth.ends_flow(stack), norm_cost(model.norm, model.d_model, Shape(1, 1))
-    ends = _depth(lambda shape: depth.ends_cost(stack, shape), operations[-1], precision)
+    ends = _depth(lambda shape: depth.ends_cost(stack, shape) + embedding_norm_cost(model, shape), operations[-1], precision)
     between = flow.views.bytes(precision.activations) + model.d_model * precision.activations * flow.keeps_update
     ends["saved"] += between
     return {

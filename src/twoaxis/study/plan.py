@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from twoaxis.core.config import Config
 from twoaxis.study.costs import tokens_per_step
+from twoaxis.study.match import with_steps
 from twoaxis.study.report_data import ChangeData, Role
 from twoaxis.study.timing import Timing
 from twoaxis.train.recipe import TrainConfig
@@ -38,6 +39,19 @@ class PlannedArm(Config):
         """The recipe of one run, with a learning rate that trials have found."""
         recipe = TrainConfig.from_data({**self.recipe, "seed": seed})
         return recipe if lr is None else recipe.replace(optimizer=recipe.optimizer.replace(lr=lr))
+
+    def as_trial(self, lr: float, seed: int, tokens: int | None) -> "PlannedArm":
+        """One trial of a learning rate, over so many tokens or over as many as a run of this arm reads."""
+        recipe = self.train_config(seed, lr)
+        if tokens is not None:
+            recipe = with_steps(recipe, -(-tokens // tokens_per_step(recipe)))
+        return self.replace(
+            name=f"{self.name}@lr={lr:g}",
+            role="trial",
+            why=f"a trial of learning rate {lr:g}",
+            recipe=recipe.to_data(),
+            seeds=(seed,),
+        )
 
     @property
     def steps(self) -> int:

@@ -171,15 +171,4 @@ def _trials(study: StudyConfig, arms: list[PlannedArm]) -> list[PlannedArm]:
     tuning = study.tuning
     if tuning is None:
         return []
-    return [
-        arm.replace(
-            name=f"{arm.name}@lr={lr:g}",
-            role="trial",
-            why=f"a trial of learning rate {lr:g}",
-            recipe=arm.train_config(tuning.seed, lr).to_data(),
-            seeds=(tuning.seed,),
-        )
-        for arm in arms
-        if arm.role != "rung"
-        for lr in tuning.grid(arm.name)
-    ]
+    return [arm.as_trial(lr, tuning.seed, tuning.tokens) for arm in arms if arm.role != "rung" for lr in tuning.grid(arm.name)]

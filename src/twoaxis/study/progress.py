@@ -17,6 +17,9 @@ class StudyProgress:
     def start(self, total_runs: int, finished_runs: int, total_steps: int, finished_steps: int, tokens_per_step: int) -> None:
         """The study begins with some of its runs finished already."""
 
+    def more(self, runs: int, steps: int) -> None:
+        """The study has more runs than were planned, with so many steps in all."""
+
     def preparing(self, stage: str, done: int, total: int) -> None:
         """The corpus is being tokenised; `done` of `total` bytes."""
 
@@ -99,6 +102,11 @@ class PlainStudyProgress(StudyProgress):
         self._forecast = Forecast(total_runs, finished_runs, total_steps, finished_steps, tokens_per_step)
         self.note(f"study: {finished_runs} of {total_runs} runs are finished")
 
+    def more(self, runs: int, steps: int) -> None:
+        """Adds to what is left."""
+        self._forecast.total += runs
+        self._forecast.total_steps += steps
+
     def preparing(self, stage: str, done: int, total: int) -> None:
         """Says how far the preparation is."""
         if self._due():
@@ -156,6 +164,11 @@ class RichStudyProgress(PlainStudyProgress):
         super().start(total_runs, finished_runs, total_steps, finished_steps, tokens_per_step)
         self._bar.start()
         self._bar.update(self._task, total=total_steps, completed=finished_steps)
+
+    def more(self, runs: int, steps: int) -> None:
+        """Lengthens the bar."""
+        super().more(runs, steps)
+        self._bar.update(self._task, total=self._forecast.total_steps)
 
     def preparing(self, stage: str, done: int, total: int) -> None:
         """Draws how far the preparation is."""

@@ -129,14 +129,21 @@ MatchField = Annotated[MatchConfig | None, BeforeValidator(_match)]
 class TuningConfig(Config):
     """A learning rate for every arm from a grid, with equally many trials for each and with a seed that is no replicate.
 
+    An arm whose best rate is the first or the last of its grid gets further trials beyond that end, each by the ratio of the
+    two rates at that end, until the best rate has a worse one on either side.
+
     Args:
         lr: the learning rates that are tried.
         seed: of the trials.
+        tokens: that a trial reads, with a whole schedule of its own; None is what a run of the arm reads.
+        widen: most further trials of an arm.
         arms: for an arm, a grid of its own of the same length.
     """
 
     lr: tuple[float, ...]
     seed: int = Field(default=1_000_003, ge=0)
+    tokens: int | None = Field(default=None, ge=1)
+    widen: int = Field(default=2, ge=0)
     arms: dict[str, tuple[float, ...]] = Field(default_factory=dict)
 
     @model_validator(mode="after")

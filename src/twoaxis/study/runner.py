@@ -23,7 +23,7 @@ from twoaxis.study.process import last_words, run_process
 from twoaxis.study.progress import StudyProgress
 from twoaxis.study.reuse import Neighbours
 from twoaxis.study.timing import Timer, Timing
-from twoaxis.study.tuning import choose_learning_rates
+from twoaxis.study.tuning import choose_learning_rates, wider_trials
 from twoaxis.train.recipe import TrainConfig
 
 Command = Callable[[Path, Path], list[str]]
@@ -87,7 +87,7 @@ def run_study(
                 place_in.keep_plan(measured_plan(study, place_in.path, progress, timer))
             plan = place_in.plan
             _Session(plan, place_in, progress, engine, command).run()
-            return {place: place_in.record(place) for place in places(plan)}
+            return {place: place_in.record(place) for place in places(place_in.plan)}
     finally:
         progress.stop()
 
@@ -146,11 +146,31 @@ class _Session:
         tokens = tokens_per_step(control.train_config(control.seeds[0]))
         self.progress.start(len(self.order), len(done), steps, steps_done, tokens)
         self._wait_for_earlier_runs([place for place in self.order if place not in done])
-        self._run([place for place in self.order if self._role(place) == "trial"])
+        self._run(self._trials)
         if not self._tuned:
-            records = [self.folder.record(place) for place in self.order if self._role(place) == "trial"]
+            while self._widen():
+                self._run(self._trials)
+            records = [self.folder.record(place) for place in self._trials]
             self.folder.keep_learning_rates(choose_learning_rates(self.plan, records))
         self._run([place for place in self.order if self._role(place) != "trial"])
+
+    @property
+    def _trials(self) -> list[Place]:
+        return [place for place in self.order if self._role(place) == "trial"]
+
+    def _widen(self) -> bool:
+        """Adds to the plan the trials that reach beyond a grid; returns whether there are any."""
+        tuning = self.folder.study.tuning
+        if tuning is None:
+            return False
+        added = wider_trials(self.plan, tuning, [self.folder.record(place) for place in self._trials])
+        for arm in added:
+            self.progress.note(f"{arm.tuned_as}: the best learning rate so far lies at the end of its grid; {arm.why} is added")
+        self.plan = self.plan.replace(arms=(*self.plan.arms, *added))
+        self.folder.keep_plan(self.plan)
+        self.order = places(self.plan)
+        self.progress.more(len(added), sum(arm.steps for arm in added))
+        return bool(added)
 
     def _wait_for_earlier_runs(self, order: Sequence[Place]) -> None:
         """Waits for runs that a killed runner has left behind: they go on by themselves, and nothing of them is lost."""

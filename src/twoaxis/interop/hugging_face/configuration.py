@@ -23,6 +23,8 @@ class TwoAxisConfig(PreTrainedConfig):
         max_position_embeddings: largest number of tokens of one document (`max_seq_len`).
         rms_norm_eps: eps of every RMSNorm (`norm_eps`).
         tie_word_embeddings: whether the output head is the embedding matrix (`tie_embeddings`).
+        embedding_std: as in `DecoderConfig`.
+        embedding_norm: as in `DecoderConfig`.
         depth: the depth mixer, by table or bare kind.
         blocks: the sublayers of each block, as in `DecoderConfig`.
         init_seed: of the initial values of a new model.
@@ -45,6 +47,8 @@ class TwoAxisConfig(PreTrainedConfig):
     max_position_embeddings: int = 2048
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = True
+    embedding_std: float | None = None
+    embedding_norm: str = "none"
     depth: dict | str = "residual"
     blocks: list | tuple = (("attention", "swiglu"),)
     init_seed: int = 0

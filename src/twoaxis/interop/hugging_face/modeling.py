@@ -24,7 +24,6 @@ from twoaxis.interop.hugging_face.outside_attention import builds_without_memory
 from twoaxis.interop.hugging_face.reads import recorded_reads
 from twoaxis.interop.outside_engines import check_obstacles, describe_attentions, obstacles
 from twoaxis.model import Decoder
-from twoaxis.model.decoder import EMBEDDING_STD
 
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
 """What this version of transformers calls the cache: `past_key_values` before 5.24."""
@@ -60,7 +59,7 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
                     initialization.copy_(parameter, value)
             _restore_buffers(module)
         elif isinstance(module, nn.Embedding):
-            initialization.normal_(module.weight, std=EMBEDDING_STD)
+            initialization.normal_(module.weight, std=self.config.decoder_config.initial_embedding_std)
         elif isinstance(module, nn.Linear):
             initialization.normal_(module.weight, std=matrix_std(module.in_features))
 
@@ -177,7 +176,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
 
     def _embeddings(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if inputs_embeds is not None and input_ids is None:
-            return inputs_embeds
+            return self.decoder.normalise_embeddings(inputs_embeds)
         if input_ids is None or inputs_embeds is not None:
             given = "both" if input_ids is not None else "neither"
             raise ConfigError(problem("input_ids and inputs_embeds", given, "exactly one of the two", "leave one out"))

@@ -27,6 +27,7 @@ class ModelShape:
         blocks: the sublayers of every block, written out.
         depth: the depth mixer.
         tie_embeddings: whether the output head is the embedding.
+        embedding_norm: `rms` where a norm stands between the embedding and the stack.
         norm: `rms` (one gain per channel) or `layer` (a gain and a bias).
         norm_eps: its eps.
         branches: `sequential`, or `parallel` where the sublayers of a block read the same stream, as in GPT-NeoX.
@@ -46,6 +47,7 @@ class ModelShape:
     norm_eps: float = 1e-6
     branches: Literal["sequential", "parallel"] = "sequential"
     max_seq_len: int = 2048
+    embedding_norm: Literal["none", "rms"] = "none"
 
     def __post_init__(self) -> None:
         if self.branches == "parallel" and self.depth.kind != "residual":
@@ -107,4 +109,5 @@ class ModelShape:
             config.tie_embeddings,
             norm_eps=config.norm_eps,
             max_seq_len=config.max_seq_len,
+            embedding_norm=config.embedding_norm,
         )

@@ -47,6 +47,7 @@ def build_part(
         part.blocks[index] = nn.Identity()
     needed = {
         "embedding": holds_first or (holds_last and config.tie_embeddings),
+        "embedding_norm": holds_first,
         "ends": holds_first or holds_last,
         "norm": holds_last,
         "head": holds_last,
