@@ -29,7 +29,11 @@ DEPTH: Table[DepthConfig] = Table(
     "twoaxis.depth",
     [
         Row(ResidualConfig, "adds every update to one stream", {"default": {}}),
-        Row(ResidualScalarsConfig, "learned scalars on the stream and on the embedding", {"default": {}}),
+        Row(
+            ResidualScalarsConfig,
+            "learned scalars on the stream and on the embedding",
+            {"default": {}, "normalised_start": {"embedding": "normalised_start"}, "raw": {"embedding": "raw"}},
+        ),
         Row(
             AttentionResidualsConfig,
             "reads a softmax mixture of all earlier outputs or block sums",
