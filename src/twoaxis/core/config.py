@@ -13,7 +13,7 @@ from twoaxis.core.errors import ConfigError, nearest, problem
 _ALTERNATIVE = re.compile(r"int|float|str|bool|constrained-\w+|\w+\[.*\]")
 """What pydantic adds to the place of an error in a field with alternatives."""
 
-# Of nested configurations too, which tables build on their own.
+# Tables build nested configurations by themselves, so pydantic's own validation context does not reach them.
 _reads_record: ContextVar[bool] = ContextVar("_reads_record", default=False)
 
 

@@ -17,7 +17,8 @@ from twoaxis.planner.published.runs import (
 
 BATCH, TOKENS = 16, 1024
 ONE = {"kind": "deep_delta", "value_target": "code"}
-"""Parameters are counted from the released code, whose targets have a bias each; a linear target costs the same otherwise."""
+"""Parameters are counted from the released code, whose targets have a bias each; with which target the tables were timed is not
+known."""
 CHANNELS = {**ONE, "value_channels": 4}
 VARIANTS: dict[str, dict[str, Any]] = {
     "one channel": ONE,
