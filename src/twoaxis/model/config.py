@@ -40,7 +40,7 @@ class DecoderConfig(Config):
         d_model: width D of the model.
         n_layers: number of blocks.
         max_seq_len: largest number of tokens of one document, generated ones included.
-        norm_eps: eps of every RMSNorm.
+        norm_eps: eps of every RMSNorm, unless the depth mixer sets one.
         tie_embeddings: whether the output head is the embedding matrix.
         embedding_std: standard deviation of the initial embedding; None means 1 / sqrt(d_model), with which a tied head starts
             with logits of variance 1.
