@@ -13,12 +13,13 @@ from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import RunFolder
 
 RECORD = Path(__file__).with_name("records") / "residual_scalars.json"
-"""As it was written when residual scalars had no options and always added the raw embedding."""
+"""As it was written when residual scalars had no options, always added the raw embedding, and embeddings began at 0.02."""
 
 
-def _recipe(embedding: str) -> TrainConfig:
+def _recipe(embedding: str, std: float | None = 0.02) -> TrainConfig:
     data = json.loads(RECORD.read_text())
     data["model"]["depth"] = {"kind": "residual_scalars", "embedding": embedding}
+    data["model"]["embedding_std"] = std
     return TrainConfig.from_data(data)
 
 
@@ -37,7 +38,8 @@ def beside_the_corpus(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_record_lacks_what_came_later() -> None:
-    assert json.loads(RECORD.read_text())["model"]["depth"] == {"kind": "residual_scalars"}
+    model = json.loads(RECORD.read_text())["model"]
+    assert model["depth"] == {"kind": "residual_scalars"} and "embedding_std" not in model
 
 
 def test_a_run_of_an_older_version_goes_on_to_the_same_losses(tmp_path: Path) -> None:
@@ -64,7 +66,7 @@ def test_the_default_of_today_is_another_recipe(tmp_path: Path) -> None:
 def test_a_recipe_is_no_record(tmp_path: Path) -> None:
     """The same text in a file of the user's has the defaults of today, and so does another mixer by an override."""
     (tmp_path / "config.json").write_text(RECORD.read_text())
-    assert read_recipe(tmp_path / "config.json") == _recipe("normalised")
+    assert read_recipe(tmp_path / "config.json") == _recipe("normalised", std=None)
     (tmp_path / "tokenizer.json").write_text("{}")
     assert read_recipe(tmp_path / "config.json") == _recipe("raw")
     found = read_recipe(tmp_path / "config.json", ["model.depth.embedding=normalised", "steps=3"])

@@ -1,7 +1,8 @@
 """The configuration of a decoder: sizes, the depth mixer, and the sublayers of its blocks."""
 
 import math
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -70,6 +71,8 @@ class DecoderConfig(Config):
     embedding_norm: Literal["none", "rms"] = "none"
     depth: Depth = ResidualConfig()
     blocks: tuple[Block, ...] = ((AttentionConfig(), SwiGLUConfig()),)
+
+    unrecorded: ClassVar[Mapping[str, Any]] = {"embedding_std": 0.02}
 
     @model_validator(mode="after")
     def _buildable(self) -> Self:
