@@ -41,10 +41,7 @@ def plain(grams: list[tuple[int, ...]], order: int, vocab_size: int) -> dict[int
 
 
 def plain_probability(levels: dict[int, tuple[Counter, tuple[float, ...]]], context: tuple[int, ...], w: int, V: int) -> float:
-    if not context:
-        lower = 1 / V
-    else:
-        lower = plain_probability(levels, context[1:], w, V)
+    lower = plain_probability(levels, context[1:], w, V) if context else 1 / V
     counts, D = levels[len(context) + 1]
     total = sum(a for gram, a in counts.items() if gram[:-1] == context)
     if not total:
