@@ -3,7 +3,6 @@
 import pytest
 
 from twoaxis.study import words
-from twoaxis.study.analysis import analyse
 from twoaxis.study.folder import RunRecord
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.statistics import paired_test
@@ -13,7 +12,7 @@ from .scripted import FakeTrainer
 
 
 def _analysis(trainer: FakeTrainer) -> ReportData:
-    return analyse(trainer.study, trainer.plan, trainer.run())
+    return trainer.analyse()
 
 
 def _row(analysis: ReportData, arm: str) -> dict[str, str]:
@@ -29,11 +28,13 @@ def test_pairs_are_what_is_compared(trainer: FakeTrainer) -> None:
     found = arms["delta"].charged["tokens"].comparison
     assert found is not None and found.paired_differences == expected.differences
     assert found.ci95 == (expected.low, expected.high) and found.bootstrap95 == expected.bootstrap
+    assert found.family == 2 and found.simultaneous is not None and found.simultaneous[0] < expected.low
     assert (arms["delta"].verdict, arms["local"].verdict, arms["plain"].verdict) == ("better", "worse", None)
     assert analysis.complete and analysis.control == "plain"
     assert arms["delta"].sentence.startswith("delta: better than plain, its validation loss is lower (at equal tokens, mean")
-    assert analysis.answer.startswith("At equal tokens, the validation loss is lower for delta (")
-    assert "higher for local (" in analysis.answer
+    assert analysis.answer == "At equal tokens the loss is lower for delta (\u22120.1 nats), higher for local (+0.2)."
+    assert analysis.findings[0].startswith("At equal tokens, the validation loss is lower for delta (")
+    assert "higher for local (" in analysis.findings[0]
     assert _row(analysis, "plain")["verdict"] == "control"
     assert _row(analysis, "plain")["seconds to control"] == words.ratio(1.0)
 
@@ -92,7 +93,7 @@ def test_an_arm_without_result_still_counts_in_the_correction(trainer: FakeTrain
     trainer.spread(delta=-0.1)
     records = trainer.run()
     gone = {place: RunRecord(place, "failed", "gone", None, (), {}, {}, {}, {}) for place in records if place.arm == "local"}
-    after = analyse(trainer.study, trainer.plan, records | gone).arms["delta"].charged["tokens"].comparison
+    after = trainer.analyse({**records, **gone}).arms["delta"].charged["tokens"].comparison
     assert after is not None
     assert after.p_holm == pytest.approx(2 * after.p)
 
@@ -128,7 +129,7 @@ def test_broken_pairs_are_an_error(trainer: FakeTrainer, action: str, words: str
 
 def test_other_environments_are_a_limit(trainer: FakeTrainer) -> None:
     records = trainer.run()
-    assert not any("Environment" in limit for limit in analyse(trainer.study, trainer.plan, records).limits)
+    assert not any("Environment" in limit for limit in trainer.analyse(records).limits)
     first = next(iter(records.values()))
     first.environment["threads"] = 2
-    assert "threads differ" in analyse(trainer.study, trainer.plan, records).limits[-1]
+    assert "threads differ" in trainer.analyse(records).limits[-1]

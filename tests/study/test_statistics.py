@@ -145,7 +145,7 @@ def test_the_interval_of_the_verdict_agrees_with_it(arms: list[tuple[float, list
             continue
         low, high = one.simultaneous
         assert one.verdict == ("better" if high <= 0 else "worse" if low >= 0 else "undecided")
-        assert low <= one.test.mean <= high and low <= one.test.low or low == 0
+        assert (low <= one.test.mean <= high and low <= one.test.low) or low == 0
         assert one.suggestive == (one.verdict == "undecided" and not one.test.low <= 0 <= one.test.high)
 
 
