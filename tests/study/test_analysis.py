@@ -6,7 +6,7 @@ from twoaxis.study import words
 from twoaxis.study.folder import RunRecord
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.statistics import paired_test
-from twoaxis.study.table import RESULT_COLUMNS, result_rows
+from twoaxis.study.table import COST_COLUMNS, RESULT_COLUMNS, cost_rows, result_rows
 
 from .scripted import FakeTrainer
 
@@ -36,7 +36,9 @@ def test_pairs_are_what_is_compared(trainer: FakeTrainer) -> None:
     assert analysis.findings[0].startswith("At equal tokens, the validation loss is lower for delta (")
     assert "higher for local (" in analysis.findings[0]
     assert _row(analysis, "plain")["verdict"] == "control"
-    assert _row(analysis, "plain")["seconds to control"] == words.ratio(1.0)
+    assert _row(analysis, "delta")["verdict"] == "better, family of 2"
+    costs = {row[0]: dict(zip(COST_COLUMNS, row, strict=True)) for row in cost_rows(analysis)}
+    assert costs["plain"]["seconds to control"] == words.ratio(1.0)
 
 
 def test_ratios_and_costs(trainer: FakeTrainer) -> None:
@@ -84,7 +86,7 @@ def test_incomplete_arms_get_no_numbers(trainer: FakeTrainer, failing: str, verd
     for arm, verdict in verdicts.items():
         row = _row(analysis, arm)
         assert row["verdict"] == verdict
-        assert row["difference"] == row["95 % interval"] == "—"
+        assert row["difference"] == row["simultaneous interval"] == row["own 95 % interval"] == "—"
     assert _row(analysis, failing.split("/")[0])["validation loss, nats/token"] == "—"
     assert _row(analysis, "local")["difference"] != "—" or "local" in verdicts
 
@@ -124,7 +126,7 @@ def test_broken_pairs_are_an_error(trainer: FakeTrainer, action: str, words: str
     sentence = analysis.pairing.sentence
     assert sentence.startswith("ERROR: the pairing is broken") and words in sentence and "delta seed 1" in sentence
     assert _row(analysis, "delta")["verdict"] == "not paired with the control: no verdict"
-    assert _row(analysis, "local")["verdict"] == "better"
+    assert _row(analysis, "local")["verdict"] == "better, family of 2"
 
 
 def test_other_environments_are_a_limit(trainer: FakeTrainer) -> None:

@@ -87,7 +87,9 @@ def test_fronts_hold_what_no_arm_beats(trainer: FakeTrainer) -> None:
     assert {name: arm.front_seconds for name, arm in arms.items()} == {"plain": True, "delta": False, "local": True}
 
 
-def test_arms_and_contrasts_are_one_family_and_a_companion_alone_is_no_question(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
+def test_arms_and_contrasts_are_one_family_and_a_companion_alone_is_no_question(
+    study_data: dict[str, Any], trainer: FakeTrainer
+) -> None:
     data = {**study_data, "controls": ["write_only", "residual_scalars"]}
     del data["arms"]["local"]
     trainer.study = StudyConfig.from_data(data)
