@@ -107,8 +107,8 @@ def test_show_takes_options_and_says_what_they_change(capsys):
     assert main(["show", "deep_delta", "gate=two_layer", "gate_width=5", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["options"]["gate_width"] == 5
-    assert found["cost"]["parameters"] == 2 * (5 * 256 + 5 + 1 + 256 + 1)
-    assert {"name": "sublayer 22.gate.hidden_weight", "shape": "5 x 256"}.items() <= found["parameters"][2].items()
+    assert found["cost"]["parameters"] == 2 * (5 * 256 + 5 + 1 + 256)
+    assert {"name": "sublayer 22.gate.hidden_weight", "shape": "5 x 256"}.items() <= found["parameters"][1].items()
     assert found["init_equivalence"]["relation"] == "none"
 
 

@@ -222,3 +222,18 @@ def test_the_files_of_deepseek_v4() -> None:
     layers = [f"model.layers.{layer}.{site}_hc.{end}" for layer in (0, 1) for site in ("attn", "ffn") for end in ends]
     assert set(named.parts) == {*layers, *(f"model.hc_head.hc_{end}" for end in ends)}
     named.check({**named.save(Decoder.build(config)), "model.mtp.0.attn_hc.fn": torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("depth", "message"),
+    [
+        ("deep_delta", "value_target='paper': must be a target of the released code, .*; set value_target='code'"),
+        ({**RELEASED, "gate": "two_layer_bias"}, "gate='two_layer_bias': must be 'linear' or 'two_layer' of the released code"),
+        ("residual", "depth='residual': must be deep_delta; use kind='deep_delta' with value_target='code'"),
+    ],
+)
+def test_the_layout_of_released_deltas_refuses_what_their_code_has_not(depth: Any, message: str) -> None:
+    blocks = [[{"kind": "attention", "n_heads": 2}, "swiglu"]]
+    config = DecoderConfig.from_data({"vocab_size": 7, "d_model": 8, "n_layers": 1, "blocks": blocks, "depth": depth})
+    with pytest.raises(ConfigError, match=message):
+        state_map("deep_delta", config)

@@ -104,7 +104,7 @@ def make(form: str, seed: int) -> None:
     tensors |= {f"output/stream_{s}": stream for s, stream in enumerate(streams)}
     tensors |= {"grad/input_embeds": embeddings.grad}
     tensors |= {f"param/{name}": value for name, value in p.items()} | {f"grad/{name}": value.grad for name, value in p.items()}
-    tensors = {name: value.detach().contiguous() for name, value in tensors.items()}
+    tensors = {name: value.detach().contiguous() for name, value in tensors.items() if value is not None}
     name = f"residual-scalars-{form}"
     about = {
         "name": name,

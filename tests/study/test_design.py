@@ -135,7 +135,7 @@ def test_plan(study: StudyConfig) -> None:
     plan = plan_study(study)
     assert (plan.runs, plan.control.steps, plan.control.tokens, plan.tokens) == (9, 6, 384, 9 * 384)
     assert [row[0] for row in plan_rows(plan)] == ["plain", "delta", "local"]
-    assert plan.arms[1].parameters - plan.arms[0].parameters == 2 * 2 * 17
+    assert plan.arms[1].parameters - plan.arms[0].parameters == 2 * (2 * 16 + 1)
     assert all(arm.training_flops_per_token > 0 for arm in plan.arms)
 
 

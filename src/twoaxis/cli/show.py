@@ -19,7 +19,7 @@ from twoaxis.core.site import Site, Stack
 
 def show(
     name: Annotated[str, typer.Argument(help="A kind that `twoaxis list` prints, such as deep_delta.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Options as key=value, such as value_target=paper.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Options as key=value, such as value_target=code.")] = None,
     as_json: Json = False,
 ) -> None:
     """Show what a mixer does: equation, source, initialisation, options, parameters and cost.

@@ -149,7 +149,7 @@ def test_a_record_without_a_younger_option_means_what_was_computed_before() -> N
 def test_only_records_are_read_as_records() -> None:
     with pytest.raises(ConfigError, match="unknown key 'older'"):
         Outer.from_record({"inner": {"older": 1}})
-    assert Inner().young == Inner.from_data({}).young == Outer(inner={"old": 1}).inner.young == "new"
+    assert Inner().young == Inner.from_data({}).young == Outer.from_data({"inner": {"old": 1}}).inner.young == "new"
     assert Inner(old=2).replace(old=3).young == "new"
 
 
