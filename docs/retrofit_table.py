@@ -58,7 +58,7 @@ METHODS: list[tuple[str, Any, Any]] = [
     ("Canon ABCD", None, "canon"),
     ("ShortSWA in place A", None, "local_swa"),
     ("KV shift", None, "kv_shift"),
-    ("Deep Delta Learning", "deep_delta", None),
+    ("Deep Delta Learning, target of the code", {"kind": "deep_delta", "value_target": "code"}, None),
     ("ELC-BERT", "elc_bert", None),
 ]
 """What a row is called, the depth mixer, and the sequence mixer."""
