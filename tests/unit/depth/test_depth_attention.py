@@ -141,6 +141,16 @@ def test_at_7b_the_shared_matrices_are_67_million_and_own_ones_64_times_as_many(
     assert params(own) == 64 * (4 * 4096**2 + 4096) - 4096**2
 
 
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_reader_uses_as_many_shared_parameters_as_it_would_own(window: int) -> None:
+    stack, shape = Stack(WIDTH, 1e-6, (2,) * N_BLOCKS), Shape(1, 1)
+    shared, own = (DepthAttentionConfig(window=window, n_heads=2, projections=form) for form in ("shared", "own"))
+    used = [shared.cost(site, shape).shared_params for site in stack.sites]
+    assert used == [own.cost(site, shape).params for site in stack.sites]
+    assert [count > 0 for count in used] == [site.opens_block for site in stack.sites]
+    assert max(used) == shared.ends_cost(stack, shape).params
+
+
 def test_a_window_of_one_has_no_query_and_no_key() -> None:
     model = decoder(window=1, n_heads=2)
     assert model.ends.projection.shape == (WIDTH, WIDTH)  # type: ignore[union-attr]
