@@ -48,6 +48,11 @@ METHODS: list[tuple[str, Any, Any]] = [
     ("Gated residual", "gated_residual", None),
     ("Residual scalars", "residual_scalars", None),
     ("ShortSWA along depth", {"kind": "depth_attention", "n_heads": 9}, None),
+    (
+        "ShortSWA along depth, before every sublayer with matrices of its own",
+        {"kind": "depth_attention", "n_heads": 9, "projections": "own", "granularity": "sublayer"},
+        None,
+    ),
     ("ShortSWA", None, "short_swa"),
     ("ShortConv", None, "short_conv"),
     ("Canon ABCD", None, "canon"),
