@@ -47,7 +47,7 @@ def print_report(written: "Report", as_json: bool) -> int:
     print_table(data.question, RESULT_COLUMNS, result_rows(data), RESULT_COLUMNS[1:-1])
     print_table("at equal cost, and what each arm costs", COST_COLUMNS, cost_rows(data), COST_COLUMNS[3:])
     if contrasts := contrast_rows(data):
-        print_table("against companions", CONTRAST_COLUMNS, contrasts, CONTRAST_COLUMNS[3:6])
+        print_table("arm against arm", CONTRAST_COLUMNS, contrasts, CONTRAST_COLUMNS[3:6])
     if accuracies := accuracy_rows(data):
         print_table("accuracy on the answers, after the last step", ACCURACY_COLUMNS, accuracies, ACCURACY_COLUMNS[1:])
     columns, rows = tuning_table(data)

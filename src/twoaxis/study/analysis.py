@@ -12,7 +12,7 @@ from twoaxis.study.costs import vocab_size
 from twoaxis.study.design import StudyConfig
 from twoaxis.study.families import Decided, Obstacles, contrast_obstacle, decide
 from twoaxis.study.folder import Place, RunRecord
-from twoaxis.study.gate import NOT_TRAINED, UNKNOWN_GATE, UNTRAINED_CONTROL, equals_at_start, fallen_arms, judge
+from twoaxis.study.gate import equals_at_start, fallen_arms, judge, obstacle
 from twoaxis.study.optimised import rates_of
 from twoaxis.study.pairing import Pair, verify_pairs
 from twoaxis.study.plan import PlannedArm, StudyPlan
@@ -71,7 +71,7 @@ def analyse(
     compared = plan.of_role("treatment", "companion")
     obstacles = Obstacles(
         missing={arm.name: _no_verdict(plan, arm, records, pairs) for arm in compared},
-        untrained={arm.name: _untrained(gate, arm.name) for arm in compared},
+        untrained={arm.name: obstacle(gate, arm.name) for arm in compared},
         seconds="" if agree else words,
     )
     curves: dict[Charge, ControlCosts] = {charge: control_costs(plan, losses, charge) for charge in CHARGES}
@@ -123,15 +123,6 @@ def _gate(plan: StudyPlan, records: Records, losses: Losses, baselines: Baseline
     }
     fallen = fallen_arms(losses, control.name, seeds, equal)
     return judge(baselines, losses[control.name], accuracies, len(seeds), fallen, recipe)
-
-
-def _untrained(gate: GateData, arm: str) -> str:
-    """Why an arm gets no verdict although its runs are there; "" where it does."""
-    if gate.passed is None:
-        return UNKNOWN_GATE
-    if not gate.passed:
-        return UNTRAINED_CONTROL
-    return NOT_TRAINED if arm in gate.not_trained else ""
 
 
 def _no_verdict(plan: StudyPlan, arm: PlannedArm, records: Records, pairs: list[Pair]) -> str:

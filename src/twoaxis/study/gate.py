@@ -115,6 +115,15 @@ def _change(recipe: TrainConfig) -> str:
     )
 
 
+def obstacle(gate: GateData, arm: str) -> str:
+    """Why an arm gets no verdict although its runs are there; "" where it does."""
+    if gate.passed is None:
+        return UNKNOWN_GATE
+    if not gate.passed:
+        return UNTRAINED_CONTROL
+    return NOT_TRAINED if arm in gate.not_trained else ""
+
+
 def fallen_arms(
     losses: Mapping[str, Mapping[int, float]], control: str, seeds: Sequence[int], equal: Sequence[str]
 ) -> dict[str, list[float]]:

@@ -123,7 +123,7 @@ def _counted(found: Compared, by: Mapping[str, Sequence[str]], n: int, without: 
     parts += [f"{len(worse)} {'raises' if len(worse) == 1 else 'raise'} it"] if worse else []
     parts += [f"{len(undecided)} undecided"] if undecided else []
     parts += [f"{without} without verdict"] if without else []
-    return f"{_capital(equal)}, {'; '.join(parts)}."
+    return f"{_capital(equal)}, {'; '.join(parts)}.".replace(")", " nats)", 1)
 
 
 def _by_contrasts(report: ReportData) -> str:

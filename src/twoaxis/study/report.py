@@ -9,6 +9,7 @@ from twoaxis.study.analysis import analyse
 from twoaxis.study.baselines import Baselines, measure_baselines
 from twoaxis.study.folder import Place, RunRecord, StudyFolder, places, write_json
 from twoaxis.study.plan import StudyPlan
+from twoaxis.study.regate import with_gate
 from twoaxis.study.report_data import ReportData, read_report
 
 
@@ -72,7 +73,8 @@ def _baselines(folder: StudyFolder, plan: StudyPlan, records: Mapping[Place, Run
 def write_report(folder: Path | str) -> Report:
     """Writes the report of a study folder into it, each file whole or not at all.
 
-    A folder that holds a `report.json` and no study gets its page, figures and tables from that.
+    A folder that holds a `report.json` and no study gets its page, figures and tables from that, and its gate where the report
+    has none and its text is at hand.
 
     Raises:
         StudyError: the folder holds neither, or a damaged study.
@@ -86,6 +88,9 @@ def write_report(folder: Path | str) -> Report:
         write_json(path / "report.json", data.to_data())
     elif (path / "report.json").exists():
         data = read_report(path)
+        if data.gate is None and (gated := with_gate(data)).gate is not None and gated.gate.passed is not None:
+            data = gated
+            write_json(path / "report.json", data.to_data())
     else:
         raise StudyError(
             f"{path}: holds no study and no report; must be a folder that `twoaxis study` has made; check the path"
