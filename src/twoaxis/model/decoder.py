@@ -35,7 +35,7 @@ class Decoder(DeclaredModule):
         self.config = config
         self.embedding = without_init(nn.Embedding(config.vocab_size, config.d_model, device="meta"))
         self.declarations["embedding.weight"] = Declaration(Normal(config.initial_embedding_std), "embedding")
-        self.embedding_norm = RMSNorm(config.d_model, config.norm_eps) if config.embedding_norm == "rms" else None
+        self.embedding_norm = RMSNorm(config.d_model, config.stack.norm_eps) if config.embedding_norm == "rms" else None
         sites = iter(config.stack.sites)
         ends = config.depth.build_ends(config.stack)
         self.blocks = nn.ModuleList(Block(config.depth, ends, block, [next(sites) for _ in block]) for block in config.layers)
