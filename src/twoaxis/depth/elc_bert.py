@@ -52,9 +52,9 @@ class ElcBertConfig(DepthConfig):
     Cost:     params n in block n, L (L + 1) / 2 - 1 in all (weighted_output: L + 1 more); flops 2*n*D per token and block;
               state at most (L + 2)*D numbers per token; moves (n + 1)*D where a block opens, elsewhere 3*D (base) or 6*D
     Published: BabyLM 2023, 10M words, arXiv:2311.02265 table 1: BLiMP 75.8, GLUE 73.7, MSGS 29.4 (best of the track). Its
-              ablation at base size, which we know from summaries only: BLiMP 85.3 (base), 84.9 (zero), 85.1 (normalized), 86.1
-              (weighted_output). All with an affine LayerNorm behind attention, which bounds the outputs; our decoder has
-              none, so prefer `normalized` there
+              ablation at base size, which we know from summaries only: BLiMP 85.3 ("plain", which we take for base), 84.9
+              (zero), 85.1 (normalized), 86.1 (weighted_output). All with an affine LayerNorm behind attention, which bounds
+              the outputs; our decoder has none, so prefer `normalized` there
 
     Args:
         variant: `base`, `zero`, `normalized` or `weighted_output`, as the authors name their files.

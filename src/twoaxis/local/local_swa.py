@@ -25,9 +25,8 @@ class LocalSWAConfig(LocalConfig):
     """Adds to the channels a softmax mixture of their own last `window` tokens.
 
     Equation: y_t = x_t + W_o concat_h sum_(j=t-w+1..t) softmax_j(q_t^T k_j / sqrt(K)) v_j,  q, k, v = W x, q and k rotated
-    Source:   the operator of Residual Stream Duality in Modern Transformer Architectures, arXiv:2603.16039, section 2.4, in the
-              place that its author's companion text Rethinking-SWA gives it (yifanzhang-pro/Rethinking-SWA): that of a short
-              convolution inside a branch
+    Source:   Residual Stream Duality in Modern Transformer Architectures, arXiv:2603.16039, section 2.4; the place, that of a
+              short convolution inside a branch, from its author's companion text yifanzhang-pro/Rethinking-SWA
     Deviates: nothing about projections, heads or initial values is published; all are options here. The companion text names a
               window of 128 and puts the operator on the branches q, k and v or x, B and C: the default here is 16, one operator
               over all channels of a place
