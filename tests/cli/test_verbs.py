@@ -81,6 +81,9 @@ def test_list_of_one_axis_says_source_start_and_size(capsys):
     assert rows["residual_scalars"]["parameters"] == "48"
     assert rows["deep_delta"]["at initialisation"] == "none"
     assert all(row["source"] and row["status"] for row in rows.values())
+    assert rows["lime"]["evidence"] == "certified"
+    assert rows["laurel"]["evidence"] == "reconstructed"
+    assert rows["deep_cross_attention"]["evidence"] == "reconstructed; certified: package, v1"
 
 
 def test_list_of_an_unknown_axis(capsys):
@@ -110,6 +113,23 @@ def test_show_takes_options_and_says_what_they_change(capsys):
     assert found["cost"]["parameters"] == 2 * (5 * 256 + 5 + 1 + 256)
     assert {"name": "sublayer 22.gate.hidden_weight", "shape": "5 x 256"}.items() <= found["parameters"][1].items()
     assert found["init_equivalence"]["relation"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("words", "evidence"),
+    [
+        (["muddformer"], "certified: equals public code in outputs and all gradients (golden tensors muddformer-plainhid-f64)"),
+        (["muddformer", "impl=reference"], "certified: equals public code"),
+        (["muddformer", "window=2"], "reconstructed from text, or an option of ours"),
+        (["attention_residuals", "n_heads=4"], "reconstructed from text"),
+        (["attention_residuals", "block_size=6"], "certified: equals public code"),
+        (["swiglu"], "certified: equals public code"),
+        (["local_swa"], "reconstructed from text"),
+    ],
+)
+def test_show_says_whether_these_options_are_certified(words, evidence, capsys):
+    assert main(["show", *words]) == 0
+    assert f"Evidence: {evidence}" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -17,9 +17,9 @@ def relation(row: Any) -> str:
 
 
 def expected_rows() -> list[str]:
-    rows = [f"| depth | `{r.kind}` | {r.summary} | {relation(r)} |" for r in DEPTH]
-    rows += [f"| sequence | `{r.kind}` | {r.summary} | |" for r in SEQUENCE]
-    return rows + [f"| local | `{r.kind}` | {r.summary} | |" for r in LOCAL]
+    rows = [f"| depth | `{r.kind}` | {r.summary} | {relation(r)} | {r.evidence} |" for r in DEPTH]
+    rows += [f"| sequence | `{r.kind}` | {r.summary} | | {r.evidence} |" for r in SEQUENCE]
+    return rows + [f"| local | `{r.kind}` | {r.summary} | | {r.evidence} |" for r in LOCAL]
 
 
 def test_mixer_table_is_the_tables():

@@ -40,6 +40,7 @@ def show(
     print(inspect.getdoc(type(config)), end="\n\n")
     if "init_equivalence" in described:
         print("At initialisation: {relation}: {reason}\n".format(**described["init_equivalence"]))
+    print(f"Evidence: {described['evidence']}\n")
     print_table("Options", ("key", "value"), list(described["options"].items()))
     print()
     parameters = [tuple(parameter.values()) for parameter in described["parameters"]]
@@ -64,10 +65,18 @@ def _described(axis: str, config: Any) -> dict[str, Any]:
     if axis != "feed_forward":
         equivalence = config.init_equivalence
         described["init_equivalence"] = {"relation": equivalence.relation, "reason": equivalence.reason}
+    described["evidence"] = _evidence(AXES[axis][config.kind].certified_by(config))
     described["options"] = {key: value for key, value in config.to_data().items() if key != "kind"}
     described["parameters"] = _parameters(axis, config)
     described["cost"] = _cost(axis, config)
     return described
+
+
+def _evidence(fixture: str | None) -> str:
+    """Whether these options compute what public code does."""
+    if fixture is None:
+        return "reconstructed from text, or an option of ours; no golden tensors of public code have these options"
+    return f"certified: equals public code in outputs and all gradients (golden tensors {fixture})"
 
 
 def _parameters(axis: str, config: Any) -> list[dict[str, str]]:

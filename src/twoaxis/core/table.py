@@ -1,7 +1,8 @@
 """The table of an axis: one row per mixer, open to other packages through an entry point."""
 
+import typing
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Generic, Literal, TypeVar
 
@@ -9,6 +10,42 @@ from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, nearest
 
 C = TypeVar("C", bound=Config)
+
+SIZES = frozenset({"block_size", "count", "d_ff", "head_dim", "layers", "n_kv_heads", "rounds", "value_dim"})
+"""Options that only say how large an operator is, in what its sizes are counted, or in which layers it stands."""
+
+ENGINES = frozenset({"impl", "schedule"})
+"""Options that compute the same in another way."""
+
+
+def choices(config: Config) -> dict[str, Any]:
+    """Returns the options that decide which operator a configuration computes, without sizes, initial values and engines.
+
+    Of a number only that it is given, where None means another operator, or that it is more than the one by default.
+
+    Example:
+        >>> class Mixture(Config):
+        ...     weights: Literal["static", "dynamic"] = "static"
+        ...     window: int | None = None
+        ...     n_heads: int = 1
+        ...     eps: float = 1e-6
+        >>> choices(Mixture(window=3))
+        {'weights': 'static', 'window': 'given', 'n_heads': 'one'}
+    """
+    found: dict[str, Any] = {}
+    for name, info in type(config).model_fields.items():
+        value = getattr(config, name)
+        if name in SIZES | ENGINES or name.endswith("init") or float in typing.get_args(info.annotation):
+            continue
+        if isinstance(value, Config):
+            found[name] = choices(value)
+        elif isinstance(value, str) or value is None:
+            found[name] = value
+        elif isinstance(value, int) and info.default is None:
+            found[name] = "given"
+        elif isinstance(value, int) and info.default == 1:
+            found[name] = "one" if value == 1 else "many"
+    return found
 
 
 @dataclass(frozen=True)
@@ -19,13 +56,17 @@ class Row(Generic[C]):
         config: the configuration class; its default `kind` names the row.
         summary: what the mixer does, in one line.
         examples: the variants that tests, docs and benchmarks run, by name, as keyword arguments.
-        status: `core` for published methods with parity evidence, `contrib` for everything else.
+        status: `core` for methods whose equations are published, `contrib` for everything else.
+        certified: the examples whose operator equals public code, as it is, in outputs and all gradients, each with the golden
+            tensors in tests/parity that show it and say whose code that is. Every other example is reconstructed: from text,
+            from code that we had to change or copy by hand, or with an option of ours.
     """
 
     config: type[C]
     summary: str
     examples: Mapping[str, Mapping[str, Any]]
     status: Literal["core", "contrib"] = "core"
+    certified: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -35,6 +76,22 @@ class Row(Generic[C]):
     def example(self, name: str) -> C:
         """Builds one of the example configurations."""
         return self.config(**self.examples[name])
+
+    def certified_by(self, config: Config) -> str | None:
+        """The golden tensors that certify the operator of a configuration; None when it is reconstructed."""
+        operator = choices(config)
+        found = (fixture for name, fixture in self.certified.items() if choices(self.example(name)) == operator)
+        return next(found, None)
+
+    @property
+    def evidence(self) -> str:
+        """Whether the first example is `certified` or `reconstructed`, and which of the others are not like it."""
+        first, *others = [name in self.certified for name in self.examples]
+        words = {True: "certified", False: "reconstructed"}
+        if all(one == first for one in others):
+            return words[first]
+        unlike = ", ".join(name for name in self.examples if (name in self.certified) != first)
+        return f"{words[first]}; {words[not first]}: {unlike}"
 
 
 class Table(Generic[C]):

@@ -28,7 +28,12 @@ DEPTH: Table[DepthConfig] = Table(
     DepthConfig,
     "twoaxis.depth",
     [
-        Row(ResidualConfig, "adds every update to one stream", {"default": {}}),
+        Row(
+            ResidualConfig,
+            "adds every update to one stream",
+            {"default": {}},
+            certified={"default": "swa-mistral"},
+        ),
         Row(
             ResidualScalarsConfig,
             "learned scalars on the stream and on the embedding",
@@ -49,6 +54,15 @@ DEPTH: Table[DepthConfig] = Table(
                 "sum": {"mixture": "sum", "block_size": 2},
                 "two_phase": {"schedule": "two_phase"},
                 "two_phase_block3": {"schedule": "two_phase", "block_size": 3, "n_heads": 2, "mixture": "sum"},
+                "inkling2": {"form": "inkling2", "block_size": 2, "count": "layer"},
+            },
+            certified={
+                "full": "attnres-full",
+                "block2": "attnres-block2",
+                "block3": "attnres-block4",
+                "layers": "attnres-block-qwen3",
+                "two_phase": "attnres-full",
+                "inkling2": "attnres-inkling2-op",
             },
         ),
         Row(
@@ -63,6 +77,13 @@ DEPTH: Table[DepthConfig] = Table(
                 "null": {"null_source": "learned"},
                 "values": {"value_routing": "separate"},
                 "released_values": {"value_routing": "separate", "embedding": "never"},
+            },
+            certified={
+                "delta": "deltares",
+                "block": "deltares-block",
+                "as_released": "deltares-block-asreleased",
+                "null": "deltares-null",
+                "released_values": "deltares-v",
             },
         ),
         Row(
@@ -100,6 +121,7 @@ DEPTH: Table[DepthConfig] = Table(
                 "v2": {"variant": "v2", "k": 1},
                 "v3": {"variant": "v3", "activation": "identity"},
             },
+            certified={"package": "dca-gpt-k1", "v1": "dca-grn-v1"},
         ),
         Row(
             DeepDeltaConfig,
@@ -124,6 +146,12 @@ DEPTH: Table[DepthConfig] = Table(
                 },
                 "channel_write_only": {"value_channels": 2, "compressor": "channel", "update_rule": "write_only"},
             },
+            certified={
+                "code": "ddl-vdim1",
+                "two_layer": "ddl-vdim1-twolayerbeta",
+                "time_code": "ddl-tc",
+                "channel_conv_code": "ddl-cc-ec",
+            },
         ),
         Row(
             DenseFormerConfig,
@@ -136,13 +164,27 @@ DEPTH: Table[DepthConfig] = Table(
                 "connect_to_last": {"variant": "connect_to_last", "older_init": 0.1},
                 "skip_gains": {"variant": "skip_gains"},
             },
+            certified={
+                "1x1": "denseformer-lm-1x1",
+                "2x1": "denseformer-lm-2x1",
+                "connect_to_last": "denseformer-connecttolast",
+                "skip_gains": "denseformer-skipgains",
+            },
         ),
         Row(
             ElcBertConfig,
             "reads a learned convex sum of earlier block outputs, which hold no residual stream",
             {
                 **{variant: {"variant": variant} for variant in ("base", "zero", "normalized", "weighted_output")},
+                "raw_embedding": {"variant": "normalized", "embedding_norm": "none"},
+                "normed_embedding": {"variant": "weighted_output", "embedding_norm": "layer"},
                 "blend": {"variant": "weighted_output", "blend": "annealed"},
+            },
+            certified={
+                "base": "elcbert-base",
+                "zero": "elcbert-zero",
+                "normalized": "elcbert-normalized",
+                "weighted_output": "elcbert-weighted_output",
             },
         ),
         Row(
@@ -155,6 +197,7 @@ DEPTH: Table[DepthConfig] = Table(
                 "lucidrains_streams": {"form": "lucidrains", "n_streams": 2, "n_fractions": 2},
                 "lucidrains_static": {"form": "lucidrains", "n_fractions": 4, "weights": "static"},
             },
+            certified={"lucidrains": "frac-dynamic-lucidrains-f64", "lucidrains_streams": "hc-dynamic-s2f2-lucidrains-f64"},
         ),
         Row(
             HyperConnectionsConfig,
@@ -166,6 +209,12 @@ DEPTH: Table[DepthConfig] = Table(
                 "lucidrains": {"n_streams": 3, "norm": "rms_gain"},
                 "one_stream": {"n_streams": 1},
             },
+            certified={
+                "dynamic": "hc-dynamic-paper-f64",
+                "static": "hc-static-paper-f64",
+                "lucidrains": "hc-dynamic-lucidrains-f64",
+                "one_stream": "hc-dynamic-paper-f64",
+            },
         ),
         Row(
             MHCConfig,
@@ -174,16 +223,24 @@ DEPTH: Table[DepthConfig] = Table(
                 "paper": {},
                 "deepseek_v4": {"preset": "deepseek_v4", "rounds": 3, "init": "deepseek_v4"},
                 "glm5": {"preset": "glm5", "n_streams": 2, "rounds": 2, "init": "deepseek_v4"},
-                "lucidrains": {"preset": "lucidrains_v1", "n_streams": 3, "rounds": 3, "init": "lucidrains"},
-                "logarithms": {"preset": "lucidrains_v2", "n_streams": 2, "start": "log"},
+                "lucidrains": {"preset": "lucidrains_v2", "n_streams": 3, "rounds": 3, "init": "lucidrains"},
+                "logarithms": {"preset": "lucidrains_v1", "n_streams": 2, "start": "log"},
                 "hy_v4": {"preset": "hy_v4", "n_streams": 3, "init": "hy_v4", "write_magnitude": 1.5},
                 "identity": {"preset": "hy_v4", "n_streams": 2, "write_eps": 0.0, "read_out": "mean"},
+            },
+            certified={
+                "deepseek_v4": "mhc-deepseekv4-iters2-f64",
+                "glm5": "mhc-glm5next-f64",
+                "lucidrains": "mhc-lucidrains-v2-f64",
+                "logarithms": "mhc-lucidrains-v1-logdomain-f64",
+                "hy_v4": "ihc-hyv4-f64",
             },
         ),
         Row(
             GatedResidualConfig,
             "reads n residual streams through a low-rank elementwise gate and mixes none of them",
             {"preserving": {"rank": 5}, "normal": {"n_streams": 2, "rank": 3, "init": "normal"}},
+            certified={"preserving": "gatedres-qwen4exp-f64", "normal": "gatedres-qwen4exp-f64"},
         ),
         Row(
             MUDDFormerConfig,
@@ -193,10 +250,23 @@ DEPTH: Table[DepthConfig] = Table(
                 "released": {"hidden": "round64", "expand_last": 4, "gelu": "tanh"},
                 "norms": {"source_norm": "rms", "post_norm": "all"},
                 "source_norm": {"source_norm": "rms"},
-                "norms_code": {"source_norm": "rms", "post_norm": "residual", "window": 1},
+                "norms_code": {
+                    "source_norm": "rms",
+                    "post_norm": "residual",
+                    "hidden": "round64",
+                    "expand_last": 4,
+                    "gelu": "tanh",
+                },
                 "single_2x2": {"ways": "single", "dilation": 2, "period": 2, "post_norm": "residual"},
                 "static_parallel": {"weights": "static", "residual": "parallel", "period": 2},
                 "parallel": {"residual": "parallel", "source_norm": "rms", "window": 1},
+                "pythia": {"residual": "parallel", "hidden": "round64", "expand_last": 4},
+            },
+            certified={
+                "qkvr": "muddformer-plainhid-f64",
+                "released": "muddformer-jax-nonorm-f32",
+                "norms_code": "muddformer-jax-prepostnorm-f32",
+                "pythia": "muddpythia-qkvr-f64",
             },
         ),
         Row(
@@ -227,11 +297,13 @@ DEPTH: Table[DepthConfig] = Table(
             LaurelGemma3nConfig,
             "averages the stream with a low-rank map of what attention sees, as in Gemma 3n",
             {"default": {"rank": 3}},
+            certified={"default": "laurel-lr-gemma3n-f64"},
         ),
         Row(
             LimeConfig,
             "attends with keys and values routed from the heads of all earlier layers",
             {"released": {}, "plain": {"init": "plain"}},
+            certified={"released": "lime-static-llama-f64", "plain": "lime-static-llama-f64"},
         ),
         Row(
             ValueResidualConfig,
@@ -244,6 +316,11 @@ DEPTH: Table[DepthConfig] = Table(
                 "dense": {"variant": "dense"},
                 "gated": {"variant": "gated"},
                 "svformer": {"variant": "svformer"},
+            },
+            certified={
+                "constant": "valueres-resformer-llama-f64",
+                "gated": "valueres-learned-xt-f64",
+                "svformer": "valueres-svformer-llama-f64",
             },
         ),
     ],

@@ -39,7 +39,10 @@ class DeepCrossAttentionConfig(DepthConfig):
     Deviates: sigma is GELU here: with the paper's ReLU and w = 0 no score ever gets a gradient, and v3 stays v2
               (lucidrains/deep-cross-attention issue 2). GELU keeps the shape and the start, has slope 1/2 at 0, and needs no
               gate at 0, behind which w would have no gradient at the start either. activation='relu' is the paper's literal
-              form; its scores are declared dead. Blocks may have any number of sublayers
+              form; its scores are declared dead. The paper leaves open the kind of norm (RMSNorm here), whether v1, v2 and v3
+              end in one more g as dca does (here they do) and what decays (here neither b nor w). The eps of score_norm is the
+              model's; the package has that of the dtype. Its biases of feed-forwards and its unused norm of attention are part
+              of its model. k with the sum of the middle has no public code. Blocks may have any number of sublayers
     Shapes:   state (S times [B T D], and inside a block Q and A); scores and sums in float32, rounded once
     Init:     EXACT: b = 1 and w = 0, for every k; NONE with score_std > 0 or a dropped middle
     Cost:     params per read and way S*D + D (per_source: 2*S*D; v2: S*D; v1: S), S = min(t, k + 2) in block t, and as much for

@@ -33,9 +33,12 @@ class DeltaAttentionResidualsConfig(DepthConfig):
     Source:   Delta Attention Residuals, arXiv:2605.18855v1; authors' code wdlctc/delta-attention-residuals-code@fc11c3e,
               Attention-Residuals/modeling_qwen3_attnres.py, and wdlctc/open-attention-residuals for blocks
     Deviates: queries start at zero, as the paper says and the code does not (its host draws them anew). A read of one source
-              has no query. The released blocks append the stream less the previous entry, an alternating sum that equals a
-              block's delta only once: entries="as_released" is that. running_source is ours: with it the sources of the block
-              form add up to the stream, which makes a retrofit equal to its origin
+              has no query. The paper calls a null source the identity at the start; RMSNorm(0) = 0 gives it the score of every
+              other source, here as in the code. The released blocks append the stream less the previous entry, an alternating
+              sum that equals a block's delta only once: entries="as_released" is that. The embedding of the released separate
+              values is no source (embedding="never"); their recency bias, which only a retrofit mode reads, does not exist
+              here. running_source is ours: with it the sources of the block form add up to the stream, which makes a retrofit
+              equal to its origin
     Shapes:   state ([B T D], S times [B T D], S times [B T], the running delta within a block); update [B T D] -> state;
               scores and softmax in float32
     Init:     EXACT with gate="alpha", which starts at 0; UP_TO_NORM where the sources add up to the stream, since their mean
@@ -43,7 +46,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
     Cost:     params 2*D per read of more than one source, D with a null source, 1 with a gate; flops 4*D per source and token;
               state D + S*(D+1) numbers per token; moves (S + 5)*D of them per sublayer, 2*D more inside a source block
     Published: perplexity 36.83 (blocks 37.08) against 37.39 of Attention Residuals and 38.71 of the residual at 220M,
-              arXiv:2605.18855; one seed
+              arXiv:2605.18855
 
     Args:
         block_size: sublayers whose outputs are summed into one source; a tuple gives the size of each block.

@@ -39,8 +39,9 @@ class FracConnectionsConfig(DepthConfig):
               dynamic, from x_j = norm(X_j): Y, A += s_a tanh(w^T x_j), B_i += s_b tanh(w_b^T x_i), in lucidrains' form
               B_g(s,f) += s_b tanh(w_f^T x_(s,g)); all pieces share the maps w; Y and A are [source, destination]
     Source:   Frac-Connections, arXiv:2503.14125; lucidrains/hyper-connections 0.4.11 with num_fracs > 1
-    Deviates: paper: no; its norm is that of its models, LayerNorm without gain and bias, and no authors' code was found to
-              compare with. lucidrains' package builds its static weights as [read | residual] columns and uses them as
+    Deviates: paper: none that we know; no authors' code was found to compare with. Its norm is taken from its models, LayerNorm
+              without gain and bias; s_a scales Y and A alike, as in Hyper-Connections; what it decays is not published, here
+              the maps alone. lucidrains' package builds its static weights as [read | residual] columns and uses them as
               (fraction, [read, residual]); the tensors here follow the use, and start as that construction makes them
     Shapes:   state n times [B T D]; update [B T D] -> state; scores, tanh and weights in float32, streams rounded once
     Init:     EXACT (paper): Y = A = I, B = 1, maps 0. NONE (lucidrains with m > 1), by the layout above

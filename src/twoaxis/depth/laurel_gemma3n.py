@@ -29,7 +29,8 @@ class LaurelGemma3nConfig(DepthConfig):
               other sublayers: x' = x + RMSNorm(f(Norm(x)))
     Source:   Gemma 3n: transformers 5.24, models/gemma3n, Gemma3nTextLaurelBlock and Gemma3nTextDecoderLayer (no paper). Not
               the LAuReL-LR of arXiv:2411.07501, which is `laurel`
-    Deviates: AltUp and the embeddings per layer, which act on the stream of Gemma 3n too, are not part of it
+    Deviates: AltUp and the embeddings per layer, which act on the stream of Gemma 3n too, are not part of it; the initial
+              values of its training are not published, these are ours
     Shapes:   state [B T D]; update [B T D] -> state; norms in float32
     Init:     NONE: c and the divisor have no place in the plain model at any value. L, R ~ N(0, 1 / (4 fan_in)), gains 1
     Cost:     params D per sublayer, and 2*r*D + D where a block opens; there matrix product flops 4*r*D and 14*D more per

@@ -93,8 +93,9 @@ class MHCConfig(DepthConfig):
               learned read-out: h = sum_j w_j S_j, w = sigmoid(scale * z + base) + read_eps
     Source:   mHC, arXiv:2512.24880, eq. 7-9; transformers 5.24 models/deepseek_v4, glm5_next and hy_v4;
               lucidrains/hyper-connections 0.4.11 (v1 and v2 are the same mathematics)
-    Deviates: R is [source j, destination i], as in the comb of DeepSeek, whose transpose is applied to the streams; the
-              paper's H_res is the transpose, H_res = R^T, and S' = H_res S. The paper does not publish its read-out: `sum`.
+    Deviates: R is [source j, destination i], as in the comb of DeepSeek, whose transpose is applied to the streams; the paper's
+              H_res is the transpose, H_res = R^T, and S' = H_res S. The paper does not publish its read-out: `sum`. It gives
+              the scales 0.01 and no other initial value: `preserving` is ours. What it decays is not published: here fn alone.
               lucidrains divides by the norm of a row, here by its rms with an eps of 1e-20
     Shapes:   state n times [B T D]; update [B T D] -> state; scores, rounds and weights in float32, streams rounded once.
               joint: fn [n*(n+2), n*D] in DeepSeek's order, rows a (n), b (n), R (n*n, row-major [source, destination]), columns
@@ -108,8 +109,8 @@ class MHCConfig(DepthConfig):
               flops 2*n*(n + 2)*D per token and sublayer for the streams, joint scores 2*n^2*(n + 2)*D, and 4*n^2*rounds;
               state n*D numbers per token; nothing carried from token to token
     Published: 27B mixture of experts, arXiv:2512.24880: loss 0.021 below the plain model; table 4: BBH 51.0 against 43.8 plain
-              and 48.9 with Hyper-Connections, MMLU 63.4 against 59.0 and 63.0; the composite gain of the residual matrices
-              stays below 1.6, against about 3000 without the constraint
+              and 48.9 with Hyper-Connections, MMLU 63.4 against 59.0 and 63.0; the composite gain of the residual matrices is
+              at most 1.6, against about 3000 without the constraint
 
     Args:
         preset: whose choices the options below have where they are left out. `paper`; `deepseek_v4`, the form of its

@@ -37,8 +37,10 @@ class ValueResidualConfig(DepthConfig):
               svformer: V'_n = V_1, and later layers project no values
     Source:   Value Residual Learning, arXiv:2410.17897, section 3; `gated` is that of x-transformers 2.31.10
     Deviates: a chain is all sublayers of one kind that have heads, so that a ShortSWA never takes values of another width;
-              svformer caches the shared values once per layer. The published start of plus is not known; here it equals that
-              of learnable: logits 0, and the scale that makes each l1_n the option `first`
+              svformer caches the shared values once per layer. The published start of plus is not known; here it equals that of
+              learnable: logits 0, and the scale that makes each l1_n the option `first`. The authors' repository holds fixed
+              weights of 1/2 and svformer alone; learnable, plus, dense and a subset of layers follow the paper's text. No
+              weight decays here; theirs are not published
     Shapes:   state ([B T D], values [B T G*K] per chain); heads [B T G K]; weights and gates in float32
     Init:     NONE as published; EXACT with first=0 and own=1
     Cost:     params 2 per later layer (constant, svformer 0; dense n; gated G*(D+1); plus 2 and one scale per chain); flops

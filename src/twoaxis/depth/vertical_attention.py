@@ -39,7 +39,8 @@ class VerticalAttentionConfig(DepthConfig):
     Source:   a reconstruction from the abstract and the public reviews of OpenReview A6uabXKiXc; neither its text nor code is
               public. The reviews support: one scalar per pair of layers, independent of the input, under a softmax, as in
               arXiv:2311.02265, with a norm of the activations. Every other option below is our choice, and no parity is claimed
-    Deviates: unknown. A read of one source has no logit, since it would be dead
+    Deviates: unknown: every option but the kind of the weights is a guess, as Source says. A read of one source has no logit,
+              since it would be dead
     Shapes:   state (n times [B T D], n times [B T] for norm `weights`, and what a layer carries); statistics, softmax and sums
               in float32, rounded once
     Init:     NONE: a convex sum of normalised outputs; EXACT with skip `gated`, g = 0

@@ -23,6 +23,7 @@ FEED_FORWARD: Table[FeedForwardConfig] = Table(
                     "projected_local": {"kind": "canon", "kernel": 2, "taps_init": "zero"},
                 },
             },
+            certified={"default": "swa-mistral", "canon": "canon-abcd"},
         ),
         Row(
             GELUConfig,

@@ -26,6 +26,11 @@ LOCAL: Table[LocalConfig] = Table(
                 "short_conv": {"form": "plain", "activation": "silu"},
                 "identity": {"form": "plain", "taps_init": "identity", "kernel": 3, "bias": "channel"},
             },
+            certified={
+                "default": "canon-ac",
+                "zero": "canon-ac",
+                "short_conv": "canon-b-act-nores",
+            },
         ),
         Row(
             LocalSWAConfig,

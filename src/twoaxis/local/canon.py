@@ -13,8 +13,8 @@ class CanonConfig(ConvOptions, LocalConfig):
 
     Equation: y_t = x_t + act(b + sum_(s=0..k-1) w_(k-1-s) x_(t-s)), without x_t in the plain form
     Source:   Physics of Language Models Part 4.1, arXiv:2512.17351, section 3; facebookresearch/PhysicsLM4 at 7580696
-    Deviates: later chunks of a cached sequence see the tokens before them, which the reference code forgets; with documents
-              or padding no tap crosses a border
+    Deviates: later chunks of a cached sequence see the tokens before them, which the reference code forgets; with documents or
+              padding no tap crosses a border. Taps do not decay here; what the authors' training decays is not known to us
     Shapes:   x [B T C] -> y [B T C]; sums in float32 (float64 for float64)
     Init:     taps U(-1/sqrt(k), 1/sqrt(k)), the reference's own: NONE; EXACT with taps_init="zero" in the residual form
               (still trains), or with taps_init="identity" in the plain one

@@ -53,6 +53,12 @@ SEQUENCE: Table[SequenceConfig] = Table(
                     "projected_local": {"kind": "local_swa", "window": 2, "n_heads": 2, "head_dim": 4},
                 },
             },
+            certified={
+                "mha": "attnres-full",
+                "gqa": "attnres-full-qwen3",
+                "mqa": "ddl-vdim1",
+                "window": "swa-mistral",
+            },
         ),
         Row(
             ShortSWAConfig,
@@ -61,6 +67,11 @@ SEQUENCE: Table[SequenceConfig] = Table(
                 "window4": {"n_heads": 2, "window": 4},
                 "zero_output": {"n_heads": 2, "window": 3, "output_init": "zero"},
                 "window1": {"n_heads": 2, "n_kv_heads": 2, "window": 1},
+            },
+            certified={
+                "window4": "swa-fla-layer",
+                "zero_output": "swa-fla-layer",
+                "window1": "swa-fla-layer",
             },
         ),
         Row(
@@ -71,15 +82,17 @@ SEQUENCE: Table[SequenceConfig] = Table(
                 "zero": {"kernel": 2, "taps_init": "zero"},
                 "residual": {"kernel": 3, "form": "residual", "activation": "none", "bias": "channel"},
             },
+            certified={"default": "shortconv-op", "zero": "shortconv-op"},
         ),
         Row(
             KVShiftConfig,
             "attention whose keys and values are mixed with those of the token before",
             {
                 "fixed": {"n_heads": 2, "n_kv_heads": 1, "window": 3},
-                "token": {"n_heads": 2, "form": "token", "window": 2},
+                "token": {"n_heads": 2, "form": "token"},
                 "identity": {"n_heads": 2, "shift_init": "identity"},
             },
+            certified={"token": "kvshift-op"},
         ),
         Row(
             GatedDeltaNetConfig,

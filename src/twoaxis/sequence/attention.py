@@ -13,8 +13,8 @@ class AttentionConfig(HeadsConfig):
     Equation: y_t = W_o concat_h sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j,  q = R_t W_q c_t,  k = R_j W_k c_j,  v = W_v c_j
     Source:   Attention Is All You Need, arXiv:1706.03762, eq. 1; GQA arXiv:2305.13245; RoPE arXiv:2104.09864, eq. 15
     Deviates: no biases, as in Llama, or those of queries, keys and values, as in Qwen2; qk_norm per head before RoPE as in
-              Qwen3, or after it as in the DDL reference code, where unequal gains within a rotation pair make scores depend
-              on absolute positions
+              Qwen3, or after it as in the DDL reference code, where unequal gains within a rotation pair make scores depend on
+              absolute positions. A learned sink starts at 0, as in GraniteSWA and DeepSeek-V4; gpt-oss draws it from N(0, 0.02)
     Shapes:   context [B T D] -> update [B T D]; softmax, norms and rotations in float32 (float64 for float64)
     Init:     W_q, W_k, W_v ~ N(0, 0.25/D), W_o ~ N(0, 0.25/(H K 2 n_layers)) or zero, gains 1, biases 0
     Cost:     params D*(H+2G)*K + H*K*D; matmul flops 2 per weight and token; pair flops 4*H*K per visible pair;

@@ -37,8 +37,12 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
               a = exp(-exp(A_log) softplus(W_a x + dt_bias)), b = sigmoid(W_b x), one number each per head
     Source:   Gated Delta Networks, arXiv:2412.06464, eq. 10; fla-org/flash-linear-attention at bc3b101,
               layers/gated_deltanet.py
-    Deviates: q is not divided by sqrt(K), which the output norm removes up to its eps; the eps of that norm is the model's;
-              nothing crosses a document border; engines are plain PyTorch, no kernel of another library is called
+    Deviates: the SiLU behind the short convolution belongs to projected_local: without one, or with local_swa, none follows,
+              where the reference keeps it without a convolution too. One convolution covers q, k and v side by side, which is
+              the reference's three. b is at most 1 (the reference can double it), exp(A_log) is at least 0.0001 where the
+              reference draws it from U(0, 16). q is not divided by sqrt(K), which the output norm removes up to its eps; the
+              eps of that norm is the model's; nothing crosses a document border; engines are plain PyTorch, no kernel of
+              another library is called
     Shapes:   context [B T D] -> update [B T D]; lengths, a, b, the state and the output gate in float32 (float64 for float64)
     Init:     NONE, or EXACT with output_init="zero"; matrices as in attention, exp(A_log) ~ U(0.0001, 16), softplus(dt_bias)
               log-uniform between 0.001 and 0.1, gain 1

@@ -31,7 +31,8 @@ class KVShiftConfig(HeadsConfig):
     Source:   KV Shifting Attention, arXiv:2411.19574, section 3 (fixed); yifanzhang-pro/deep-delta-learning,
               kv_shift_torch.py (token)
     Deviates: later calls start from the last unshifted key and value, where the paper's listing keeps the shifted ones; in the
-              token form the first token is scaled by 1 - a in every call, where the reference code leaves a lone one as it is
+              token form the first token is scaled by 1 - a in every call, where the reference code leaves a lone one as it is.
+              The authors publish the fixed form as a listing alone, which our golden tensors copy by hand
     Shapes:   context [B T D] -> update [B T D]; the mixture and its gates in float32 (float64 for float64)
     Init:     fixed: a, c ~ U(0, 1), b = 1 - a, d = 1 - c, or a = c = 0, b = d = 1, then plain attention; token: a near 1/2;
               NONE, or EXACT with output_init="zero"

@@ -24,7 +24,8 @@ class ShortConvConfig(ConvOptions, SequenceConfig):
 
     Equation: y_t = act(b + sum_(s=0..k-1) w_(k-1-s) c_(t-s)), with c_t added in the residual form
     Source:   flash-linear-attention, ShortConvolution; the operator of Mamba, arXiv:2312.00752, figure 3
-    Deviates: with documents or padding no tap crosses a border, and the cache holds k - 1 tokens, not k
+    Deviates: with documents or padding no tap crosses a border, and the cache holds k - 1 tokens, not k. The reference stands
+              inside a branch of another mixer: a sublayer of its own, behind a norm and added to the stream, is ours
     Shapes:   context [B T D] -> update [B T D]; sums in float32 (float64 for float64)
     Init:     taps U(-1/sqrt(k), 1/sqrt(k)): NONE; EXACT with taps_init="zero" in the plain form without activation or with
               SiLU, whose gradient at zero is 1/2, so that it still trains

@@ -25,6 +25,43 @@ PLAIN: Row[Mixer] = Row(Plain, "plain", {"default": {}, "wide": {"width": 9}})
 PLUGIN: Row[Mixer] = Row(Plugin, "from another package", {"default": {}}, status="contrib")
 
 
+class Form(Mixer):
+    kind: Literal["form"] = "form"  # type: ignore[assignment]
+    weights: Literal["static", "dynamic"] = "static"
+    window: int | None = None
+    n_heads: int = 1
+    head_dim: int | None = None
+    output_init: Literal["zero", "scaled"] = "zero"
+    impl: Literal["fused", "reference"] = "fused"
+    inner: Plain | None = None
+    eps: float = 1e-6
+
+
+FORM: Row[Mixer] = Row(Form, "forms", {"a": {}, "b": {"window": 3}}, certified={"a": "golden-a"})
+
+
+@pytest.mark.parametrize(
+    ("options", "fixture"),
+    [
+        ({}, "golden-a"),
+        ({"head_dim": 9, "output_init": "scaled", "impl": "reference", "eps": 0.5}, "golden-a"),
+        ({"weights": "dynamic"}, None),
+        ({"window": 1}, None),
+        ({"n_heads": 2}, None),
+        ({"inner": Plain()}, None),
+    ],
+)
+def test_what_certifies_an_operator_is_its_form_and_not_its_size(options: dict[str, object], fixture: str | None) -> None:
+    assert FORM.certified_by(Form.from_data(options)) == fixture
+
+
+def test_evidence_names_the_forms_that_are_reconstructed() -> None:
+    assert (FORM.evidence, PLAIN.evidence) == ("certified; reconstructed: b", "reconstructed")
+    assert Row(Plain, "plain", {"a": {}}, certified={"a": "x"}).evidence == "certified"
+    late: Row[Mixer] = Row(Form, "forms", {"a": {"n_heads": 2}, "b": {}, "c": {"window": 1}}, certified={"b": "x"})
+    assert late.evidence == "reconstructed; certified: b"
+
+
 def make() -> Table[Mixer]:
     return Table("mixer", Mixer, "twoaxis.test", [PLAIN])
 
