@@ -68,16 +68,11 @@ def analyse(
     pairs, rates = verify_pairs(plan, records), dict(learning_rates or {})
     losses = {arm.name: _losses(arm, records) for arm in plan.arms}
     gate = _gate(plan, records, losses, baselines)
-    compared = plan.of_role("treatment", "companion")
-    obstacles = Obstacles(
-        missing={arm.name: _no_verdict(plan, arm, records, pairs) for arm in compared},
-        untrained={arm.name: obstacle(gate, arm.name) for arm in compared},
-        seconds="" if agree else words,
-    )
+    obstacles = _obstacles(plan, records, pairs, gate, "" if agree else words)
     curves: dict[Charge, ControlCosts] = {charge: control_costs(plan, losses, charge) for charge in CHARGES}
     found = decide(plan, losses, obstacles, curves, study.decision)
     arms = {arm.name: _arm(plan, arm, records, losses, rates) for arm in plan.of_role("control", "treatment", "companion")}
-    for arm in compared:
+    for arm in plan.of_role("treatment", "companion"):
         arms[arm.name] = _with_verdict(study, plan, arms[arm.name], arm, found, obstacles, losses, curves)
     arms = _with_fronts({name: arm.replace(audit=(audits or {}).get(name)) for name, arm in arms.items()})
     report = ReportData(
@@ -102,6 +97,12 @@ def analyse(
         runs=tuple(_run(plan, record) for record in records.values()),
     )
     return report.replace(answer=headline.answer(report), findings=headline.findings(report))
+
+
+def _obstacles(plan: StudyPlan, records: Records, pairs: list[Pair], gate: GateData, seconds: str) -> Obstacles:
+    compared = plan.of_role("treatment", "companion")
+    missing = {arm.name: _no_verdict(plan, arm, records, pairs) for arm in compared}
+    return Obstacles(missing, {arm.name: obstacle(gate, arm.name) for arm in compared}, seconds)
 
 
 def _complete(plan: StudyPlan, records: Records, pairs: list[Pair]) -> bool:
