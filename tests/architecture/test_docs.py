@@ -38,7 +38,7 @@ def test_page_of_claims_is_up_to_date(root: Path, build: ModuleType) -> None:
 
 def test_pages_of_studies_are_up_to_date(root: Path, build: ModuleType) -> None:
     pages = root / "docs" / "studies"
-    assert {path.stem for path in pages.glob("*.md")} == {"README", *build.studies()}, "run `make docs`"
+    assert {path.stem for path in pages.glob("*.md")} == {"README", *build.questions()}, "run `make docs`"
     assert (pages / "README.md").read_text(encoding="utf-8") == build.studies_index(), "run `make docs`"
-    for name in build.studies():
+    for name in build.questions():
         assert (pages / f"{name}.md").read_text(encoding="utf-8") == build.study_page(name), "run `make docs`"

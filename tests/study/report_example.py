@@ -259,8 +259,8 @@ def _arm(name: str, effect: tuple[float, float, float, float], losses: Any, seed
 
 
 def _sentence(name: str, comparison: ComparisonData | None, reason: str) -> str:
-    if comparison is None:
-        return f"{name}: no verdict, {reason}."
+    if comparison is None or comparison.verdict is None:
+        return f"{name}: no verdict, {reason or 'a companion is compared with its arm'}."
     low, high = comparison.ci95 or (0.0, 0.0)
     how = f"mean difference {comparison.mean_difference:+.4f} nats per token, 95 % interval {low:+.4f} to {high:+.4f}"
     return f"{name}: {comparison.verdict} against {CONTROL} ({how}).".replace("-", "\u2212")

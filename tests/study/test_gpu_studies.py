@@ -43,8 +43,8 @@ def test_study_at_gpt2_small_is_planned(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["shortcut", "fork"])
-def test_arms_and_decision_are_those_of_the_cpu_study(name: str) -> None:
-    ours, theirs = (read_study(STUDIES / folder / f"{name}.toml") for folder in ("gpu", "."))
+def test_arms_and_decision_are_those_of_the_first_cpu_study(name: str) -> None:
+    ours, theirs = (read_study(STUDIES / path) for path in (f"gpu/{name}.toml", f"superseded/{name}_1.toml"))
     assert ours.arms == theirs.arms
     assert (ours.controls, ours.controls_match, ours.decision) == (theirs.controls, theirs.controls_match, theirs.decision)
     assert ours.budget.ladder == theirs.budget.ladder

@@ -25,7 +25,7 @@ from twoaxis.study.figures import Figure, study_figures
 from twoaxis.study.figures.labels import Frame, beside_points, spread
 from twoaxis.study.page import POLICY, render_page
 from twoaxis.study.page.html import breakable
-from twoaxis.study.report_data import PairingData, ReportData
+from twoaxis.study.report_data import GateData, PairingData, ReportData
 from twoaxis.study.report_files import write_report_files
 
 from .report_example import CONTROL, DIVERGED, example, example_page
@@ -101,7 +101,8 @@ def test_the_page_is_small() -> None:
 def test_question_and_answer_come_first(page: Page) -> None:
     data = example()
     question, answer = page.text.index(data.question, page.text.index("Study report")), page.text.index(data.answer)
-    assert question < answer < page.text.index("Result by arm")
+    gate = page.text.index("Control 3.85 nats, below the bigram 4.16 and above the trigram 3.70.")
+    assert question < answer < gate < page.text.index("Result by arm")
     assert "<it>" not in example_page() and "&amp; is &lt;it&gt; worth it?" in example_page()
 
 
@@ -112,12 +113,14 @@ def test_the_page_says_what_the_data_say(page: Page) -> None:
             continue
         assert comparison.ci95 is not None
         named = f'<span class="name">{breakable(name)}</span>'
+        assert words.interval(*comparison.ci95) in page.text and arm.sentence in page.text
+        if arm.role == "companion":
+            continue
         chip = re.search(rf'<li class="chip {arm.verdict}"[^>]*>{named}(.*?)</li>', example_page())
-        assert chip, name
+        assert chip and comparison.simultaneous is not None, name
         said = unescape(re.sub("<[^>]*>", " ", chip[1]))
-        assert words.signed(comparison.mean_difference) in said
-        assert words.interval(*comparison.ci95) in said
-        assert arm.sentence in page.text
+        assert words.signed(comparison.mean_difference) in said and comparison.remark in said
+        assert f"{words.interval(*comparison.simultaneous)}, family of 16" in said
     for text in (data.decision_rule, data.overturn, data.command, data.pairing.sentence, *data.limits):
         assert text in page.text
     assert all(data.arms[found.against].why in page.text for found in data.contrasts)
@@ -125,7 +128,7 @@ def test_the_page_says_what_the_data_say(page: Page) -> None:
 
 def test_an_arm_that_lost_a_run_gets_no_verdict_and_the_run_is_shown(page: Page) -> None:
     arm, seed = DIVERGED
-    assert f'<li class="chip none" title="{arm}: no verdict, 2 of 3 replicates (diverged).">' in example_page()
+    assert f'title="No verdict: {arm} has 2 of 3 replicates (diverged)."' in example_page()
     assert "50 of 51 runs have finished" in page.text
     lost = example_page().partition("Runs that did not finish</span>")[2].partition("</table>")[0]
     assert re.findall(r'<th scope="row"[^>]*>(.*?)</th><td[^>]*>([^<]*)</td>', lost) == [(breakable(arm), str(seed))]
@@ -289,6 +292,28 @@ def nothing_yet() -> ReportData:
         for run in data.runs
     ]
     return data.replace(arms=arms, runs=tuple(runs), contrasts=(), curves={}, tuning=None, timing=None, spent={})
+
+
+def test_the_page_shows_how_parameters_were_optimised_and_both_timings(page: Page) -> None:
+    text = page.text
+    assert (
+        "Optimiser groups: all of residual" in text
+        and "Median seconds of a step before the first run and after the last" in text
+    )
+    assert "A trial reads 512 k tokens." in text and "a better rate may lie outside: mhc." in text
+    assert "Seconds before and after the runs agree within their error." in text
+
+
+@pytest.mark.parametrize(
+    ("passed", "words"),
+    [(True, "Gate passed."), (False, "Gate failed."), (None, "Gate unknown.")],
+    ids=["yes", "no", "unknown"],
+)
+def test_the_page_says_whether_the_control_was_trained(passed: bool | None, words: str) -> None:
+    gate = GateData(passed=passed, sentence="Control 5.39 nats.", reasons=("no better than counts",), change="Change the rate.")
+    text = Page(render_page(nothing_yet().replace(gate=gate), [])).text
+    assert all(part in text for part in (words, "Control 5.39 nats.", "no better than counts.", "Change the rate."))
+    assert "has no validity gate" in Page(render_page(nothing_yet().replace(gate=None), [])).text
 
 
 def test_broken_pairs_stand_out() -> None:

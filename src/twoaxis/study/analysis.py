@@ -59,7 +59,7 @@ def analyse(
         baselines: losses of count models on the same tokens.
         timing_after: seconds of steps measured after the last run; None while there are none.
         learning_rates: that trials have found, by arm.
-        audits: what was found in one run of an arm, by arm.
+        audits: what was found in one run of an arm.
         command: that makes the study again.
     """
     first, (agree, words) = plan.timing, timing_words(plan, timing_after)
@@ -68,26 +68,19 @@ def analyse(
     pairs, rates = verify_pairs(plan, records), dict(learning_rates or {})
     losses = {arm.name: _losses(arm, records) for arm in plan.arms}
     gate = _gate(plan, records, losses, baselines)
-    compared = plan.of_role("treatment", "companion")
-    obstacles = Obstacles(
-        missing={arm.name: _no_verdict(plan, arm, records, pairs) for arm in compared},
-        untrained={arm.name: obstacle(gate, arm.name) for arm in compared},
-        seconds="" if agree else words,
-    )
+    obstacles = _obstacles(plan, records, pairs, gate, "" if agree else words)
     curves: dict[Charge, ControlCosts] = {charge: control_costs(plan, losses, charge) for charge in CHARGES}
     found = decide(plan, losses, obstacles, curves, study.decision)
-    shown = plan.of_role("control", "treatment", "companion")
-    arms = {arm.name: _arm(plan, arm, records, losses, rates) for arm in shown}
-    for arm in compared:
+    arms = {arm.name: _arm(plan, arm, records, losses, rates) for arm in plan.of_role("control", "treatment", "companion")}
+    for arm in plan.of_role("treatment", "companion"):
         arms[arm.name] = _with_verdict(study, plan, arms[arm.name], arm, found, obstacles, losses, curves)
     arms = _with_fronts({name: arm.replace(audit=(audits or {}).get(name)) for name, arm in arms.items()})
-    complete = all(record.status == "finished" for place, record in records.items() if plan.arm(place.arm).role != "trial")
     report = ReportData(
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         question=study.question,
         answer="",
         gate=gate,
-        complete=complete and not any(pair.problems for pair in pairs),
+        complete=_complete(plan, records, pairs),
         design=study.to_data(),
         command=command,
         decision_rule=verdicts.decision_rule(study, plan),
@@ -104,6 +97,17 @@ def analyse(
         runs=tuple(_run(plan, record) for record in records.values()),
     )
     return report.replace(answer=headline.answer(report), findings=headline.findings(report))
+
+
+def _obstacles(plan: StudyPlan, records: Records, pairs: list[Pair], gate: GateData, seconds: str) -> Obstacles:
+    compared = plan.of_role("treatment", "companion")
+    missing = {arm.name: _no_verdict(plan, arm, records, pairs) for arm in compared}
+    return Obstacles(missing, {arm.name: obstacle(gate, arm.name) for arm in compared}, seconds)
+
+
+def _complete(plan: StudyPlan, records: Records, pairs: list[Pair]) -> bool:
+    runs = [record for place, record in records.items() if plan.arm(place.arm).role != "trial"]
+    return all(record.status == "finished" for record in runs) and not any(pair.problems for pair in pairs)
 
 
 def _gate(plan: StudyPlan, records: Records, losses: Losses, baselines: Baselines) -> GateData:

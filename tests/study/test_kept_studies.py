@@ -1,0 +1,115 @@
+"""The kept studies: each has passed the gate or has no verdict, and every design that no longer stands says why."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from twoaxis.study import read_study
+from twoaxis.study.baselines import Baselines, SeedBaselines
+from twoaxis.study.regate import with_gate
+from twoaxis.study.report import write_report
+from twoaxis.study.report_data import ReportData, read_report
+
+STUDIES = Path(__file__).parents[2] / "studies"
+DESIGNS = tomllib.loads((STUDIES / "superseded" / "designs.toml").read_text(encoding="utf-8"))
+KEPT = sorted((STUDIES / "results").glob("*/report.json"))
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.parent.name)
+def test_a_kept_result_has_a_gate_and_intervals_that_agree_with_its_verdicts(path: Path) -> None:
+    report = read_report(path)
+    assert report.gate is not None and report.gate.passed is not None
+    if not report.gate.passed:
+        assert not any(arm.verdict for arm in report.arms.values())
+    for arm in report.arms.values():
+        found = arm.charged.get(report.charge)
+        if arm.verdict and found and found.comparison and found.comparison.simultaneous:
+            low, high = found.comparison.simultaneous
+            assert arm.verdict == ("better" if high <= 0 else "worse" if low >= 0 else "undecided")
+            assert found.comparison.family >= sum(one.role == "treatment" for one in report.arms.values())
+    assert len(report.answer.split()) <= 20
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_a_design_that_no_longer_stands_says_why_and_keeps_its_report(name: str) -> None:
+    entry, folder = DESIGNS[name], STUDIES / "superseded" / name
+    assert set(entry) == {"of", "status", "on", "reported", "why"} and entry["status"] in ("withdrawn", "superseded")
+    assert name.rpartition("_")[0] == entry["of"] and len(entry["why"]) > 40
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    assert report["question"] and report["design"]["replicates"]
+    if entry["status"] == "withdrawn":
+        gated = read_report(folder)
+        assert gated.gate is not None and gated.gate.passed is False and gated.gate.control is not None
+        assert f"{gated.gate.control:.2f}" in entry["why"] and f"{gated.gate.bigram:.2f}" in entry["why"]
+        assert not any(arm.verdict for arm in gated.arms.values())
+        assert not any(one.comparison and one.comparison.verdict for one in gated.contrasts)
+        assert read_study(folder.with_suffix(".toml")).question == gated.question
+
+
+def test_every_superseded_report_is_listed() -> None:
+    assert {path.parent.name for path in (STUDIES / "superseded").glob("*/report.json")} == set(DESIGNS)
+
+
+def before_the_gate(report: ReportData) -> ReportData:
+    arms = {
+        name: arm.replace(
+            charged={
+                charge: one.replace(
+                    comparison=one.comparison and one.comparison.replace(simultaneous=None, family=0, suggestive=False)
+                )
+                for charge, one in arm.charged.items()
+            }
+        )
+        for name, arm in report.arms.items()
+    }
+    return report.replace(gate=None, findings=(), arms=arms, answer="what was said then")
+
+
+@pytest.fixture
+def old() -> ReportData:
+    return before_the_gate(read_report(STUDIES / "results" / "depth_retrieval"))
+
+
+def baselines(chance: float) -> Baselines:
+    one = SeedBaselines(chance=chance, majority=0.04, in_context=0.67, counted=9600)
+    return Baselines(by_seed=dict.fromkeys(range(51, 56), one))
+
+
+def test_an_old_report_gets_its_gate_and_the_intervals_of_its_verdicts(old: ReportData) -> None:
+    gated = with_gate(old, baselines(3.3))
+    assert gated.gate is not None and gated.gate.passed
+    kept = read_report(STUDIES / "results" / "depth_retrieval")
+    for name, arm in gated.arms.items():
+        assert arm.verdict == kept.arms[name].verdict and arm.losses == old.arms[name].losses
+        if not arm.control:
+            now, then = arm.charged["tokens"].comparison, old.arms[name].charged["tokens"].comparison
+            assert now is not None and then is not None and now.family == 5 and now.simultaneous is not None
+            assert now.p_holm == pytest.approx(then.p_holm) and now.ci95 == pytest.approx(then.ci95)
+    assert gated.answer.startswith("At equal tokens, 3 of 5 arms lower the loss")
+
+
+def test_an_old_report_of_an_untrained_control_loses_its_verdicts(old: ReportData) -> None:
+    gated = with_gate(old, baselines(1.0))
+    assert gated.gate is not None and gated.gate.passed is False
+    assert gated.answer == "No verdict: the control was not trained; its answers are no better than guesses."
+    for name, arm in gated.arms.items():
+        assert arm.verdict is None
+        if not arm.control:
+            assert arm.sentence == f"{name}: no verdict, the control was not trained."
+
+
+def test_a_report_alone_is_gated_where_its_text_is_at_hand(
+    old: ReportData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(old.to_data()))
+    monkeypatch.setattr("twoaxis.study.regate.measure_baselines", lambda *_: Baselines(missing="no such corpus"))
+    monkeypatch.setattr("twoaxis.study.report_files.study_figures", lambda _: [])
+    write_report(tmp_path)
+    assert read_report(path).gate is None, "not known, so left as it was"
+    monkeypatch.setattr("twoaxis.study.regate.measure_baselines", lambda *_: baselines(3.3))
+    write_report(tmp_path)
+    gate = read_report(path).gate
+    assert gate is not None and gate.passed
