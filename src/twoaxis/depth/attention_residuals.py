@@ -45,10 +45,11 @@ class AttentionResidualsConfig(DepthConfig):
     Deviates: the first sublayer has one source, so its query and gain would be dead: they do not exist here. The report writes
               RMSNorm for the keys; its gain, one per read, is that of the public code (fla, Kimi K3, Megatron). Its listing
               tests for a new block inside a layer and disagrees with its own comment: here every block_size-th sublayer opens
-              one, as in fla. The report says of its input-dependent query only that it is projected from the hidden state:
-              here from the newest key. mixture="sum" is ours. What the authors decay is not known to us: here neither queries
-              nor gains. inkling2: where layer 0 has global attention, the authors put three norms behind its one input, we one;
-              their sources are in float32, ours in the dtype of the model
+              one, as in fla. The report says of its input-dependent query only that it is projected from the hidden state: here
+              from the newest key. mixture="sum" is ours. What the authors decay is not known to us: here neither queries nor
+              gains. inkling2: where layer 0 has global attention, the authors put three norms behind its one input, we one;
+              their sources are in float32, ours in the dtype of the model; their embedding is behind an RMSNorm, which is an
+              option of the model here (embedding_norm="rms")
     Shapes:   state ((S times [B T D]), (S times [B T]), with a key_rank S times [B T R], and within a block of the two-phase
               schedule its early reads); update [B T D+R] -> state; scores and softmax in float32
     Init:     UP_TO_NORM: zero queries make every read the mean of the sources, which the next norm rescales to the sum;
