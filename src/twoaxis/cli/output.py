@@ -2,6 +2,7 @@
 
 import json
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,6 +10,9 @@ from typing import Annotated, Any
 import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+UNKNOWN_WIDTH = 160
+"""Columns of what is printed into a file or a pipe."""
 
 
 def print_json(data: Any) -> None:
@@ -37,7 +41,15 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         table.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
-    Console(highlight=False, width=None if _is_terminal() else 160).print(table)
+    Console(highlight=False, width=None if _is_terminal() else UNKNOWN_WIDTH).print(table)
+
+
+def print_item(text: str, indent: str = "* ") -> None:
+    """Prints a paragraph with a hanging indent, as wide as a table."""
+    from shutil import get_terminal_size
+
+    width = get_terminal_size().columns if _is_terminal() else UNKNOWN_WIDTH
+    print(textwrap.fill(text, width, initial_indent=indent, subsequent_indent=" " * len(indent)))
 
 
 def _is_terminal() -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from twoaxis.cli.output import print_table
+from twoaxis.cli.plan_evidence import print_evidence
 
 if TYPE_CHECKING:
     from twoaxis.planner.advice import Recommendation, WhatIf
@@ -143,7 +144,6 @@ def _row(cost: "MethodCost") -> Sequence[str]:
 
 def _print_recommendation(found: "Recommendation", control: "MethodCost") -> None:
     from twoaxis.planner.advice import SOURCE
-    from twoaxis.planner.evidence import NATURE
 
     print(f"Recommended for {found.goal}: {found.method} ({SOURCE}: {found.reason})")
     if found.cost is None:
@@ -152,11 +152,7 @@ def _print_recommendation(found: "Recommendation", control: "MethodCost") -> Non
         _print_cost(found, found.cost, control)
         _print_what_ifs(found)
     print()
-    print(f"Evidence. {NATURE}")
-    for study in found.studies:
-        said = ", ".join(f"{kind} {verdict}" for kind, verdict in study.verdicts.items())
-        print(f"* {study.page}: {study.question}")
-        print(f"  At equal tokens, against its control: {said}. All numbers: {study.results}")
+    print_evidence(found.studies)
 
 
 def _print_cost(found: "Recommendation", cost: "MethodCost", control: "MethodCost") -> None:
