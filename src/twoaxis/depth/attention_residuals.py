@@ -17,6 +17,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
 from twoaxis.core.site import Site, Slot, Stack
 from twoaxis.core.source_blocks import BlockSize, Count, block_names, check_blocks, openings
@@ -86,6 +87,20 @@ class AttentionResidualsConfig(DepthConfig):
     source_prior: Literal["none", "log_count"] = "none"
     schedule: Literal["per_read", "two_phase"] = "per_read"
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """A softmax whose query is a parameter, or asks for each token."""
+        return MixingDesign(
+            query="parameter w_g" if self.query == "static" else "w_g + W_g n_newest",
+            key="RMSNorm(value), own gain" if self.key_rank is None else f"own {self.key_rank} numbers of f_j",
+            value="f_j, e" if self.block_size == 1 else "sums of f_j over source blocks, e",
+            normaliser="softmax" if self.mixture == "mean" else "softmax times sources",
+            window="all",
+            sharing="sublayer",
+            injection="replaces the stream",
+            weights="input" if self.query == "static" else "input and reader",
+        )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -18,6 +18,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -92,6 +93,22 @@ class DeepDeltaConfig(DepthConfig):
     direction_eps: float = Field(default=1e-5, gt=0)
     blend: Literal["none", "annealed"] = "none"
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """A write that takes out what the state holds along the update before it puts the target there."""
+        erases = self.update_rule == "delta"
+        return MixingDesign(
+            query="k = unit update" if erases else "none",
+            key="state along k" if erases else "none",
+            value="target v, along k",
+            normaliser="gate 2 sigmoid, |k| = 1",
+            window="own state",
+            sharing="sublayer",
+            injection="overwrites the stream along k" if erases else "added to the stream along k",
+            weights="input and reader",
+            position=self.compressor == "time" or self.expansion == "embedding_conv",
+        )
 
     @field_validator("beta_init")
     @classmethod

@@ -14,6 +14,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -77,6 +78,21 @@ class DenseFormerConfig(DepthConfig):
     last: int | None = Field(default=None, ge=1)
     older_init: float | None = None
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Free weights."""
+        unit = "X_j" if self.granularity == "block" else "x_g"
+        gains = self.variant == "skip_gains"
+        return MixingDesign(
+            query="none",
+            key="none",
+            value="x_g" if gains else f"{unit}, e",
+            normaliser="none",
+            window="own state" if gains else "all" if self.last is None else "e, last n",
+            sharing="sublayer" if gains or self.granularity == "sublayer" else "block",
+            injection="replaces the stream" if self.variant != "connect_to_last" else "replaces what the head sees",
+        )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -16,6 +16,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -79,6 +80,24 @@ class DepthAttentionConfig(DepthConfig):
     head_dim: int | None = Field(default=None, ge=1)
     states: Literal["normalised", "raw"] = "normalised"
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Attention over states: the paper's with one set of matrices and the states between blocks."""
+        state = "h_l" if self.granularity == "block" else "x_g"
+        whose = state if self.states == "raw" else f"Norm({state})"
+        through = " through W_O" if self.output == "matrix" else ""
+        return MixingDesign(
+            query=f"W_Q {whose}",
+            key=f"W_K {whose}",
+            value=f"W_V {whose}",
+            normaliser="softmax",
+            window="all" if self.window is None else "last K states",
+            sharing="model" if self.projections == "shared" else self.granularity,
+            injection=("added to the stream" if self.mode == "add" else "replaces the stream") + through,
+            weights="input and reader",
+            literal=self.projections == "shared" and self.granularity == "block",
+        )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

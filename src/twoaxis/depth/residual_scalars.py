@@ -11,6 +11,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -36,6 +37,11 @@ class ResidualScalarsConfig(DepthConfig):
     """
 
     kind: Literal["residual_scalars"] = "residual_scalars"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Two free scalars."""
+        return MixingDesign("none", "none", "x_g, e", "none", "own state, e", "sublayer", "replaces the stream")
 
     @property
     def init_equivalence(self) -> InitEquivalence:
