@@ -12,10 +12,17 @@ import torch.distributed as dist
 from twoaxis.core.errors import ConfigError
 from twoaxis.depth import DEPTH
 from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.planner.coefficients import coefficients
+from twoaxis.planner.formulas.seconds import collective_seconds
+from twoaxis.planner.formulas.step import by_rank, stage_memory, training_step
+from twoaxis.planner.hardware import read_device
+from twoaxis.planner.layout import ParallelLayout
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.pipeline.payload import Forwarding, payload
+from twoaxis.planner.setting import Setting
 from twoaxis.sequence import SEQUENCE
 from twoaxis.train.parallel import Pipeline, PipelineConfig, make_plan
+from twoaxis.train.parallel.part import build_part
 
 from .pipeline_cases import decoder, pipeline
 
@@ -54,6 +61,47 @@ def test_parts_together_are_the_decoder(alone: None) -> None:
     whole = Decoder.build(config, seed=3)
     part = Pipeline(config, pipeline(ranks=1), batch_size=4, seq_len=2, seed=3).model
     torch.testing.assert_close(dict(part.named_parameters()), dict(whole.named_parameters()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("head", ["stream", "read"])
+@pytest.mark.parametrize("virtual", [1, 2])
+def test_a_rank_holds_the_parameters_that_the_planner_counts(virtual: int, head: str) -> None:
+    """Matrices that all readers share stand once on every rank, however many stages it has."""
+    config = decoder({"kind": "depth_attention", "n_heads": 2, "head": head})
+    ranks, shape = 2, ModelShape.of_decoder(config)
+    layout = ParallelLayout(gpus=ranks, pipeline=ranks, virtual=virtual, microbatches=ranks)
+    setting = Setting(read_device("h100"), layout, batch=ranks, tokens=4)
+    memory = stage_memory(coefficients(shape), setting.run)
+    blocks = PipelineConfig(
+        ranks=ranks, virtual=virtual, schedule="interleaved" if virtual > 1 else "1f1b", microbatches=ranks
+    ).blocks(config.n_layers)
+    held = []
+    for rank in range(ranks):
+        part = build_part(
+            config,
+            [block for stage in range(rank, ranks * virtual, ranks) for block in blocks[stage]],
+            holds_first=rank == 0,
+            holds_last=rank == ranks - 1,
+            seed=0,
+            device=torch.device("cpu"),
+            dtype=torch.float32,
+        )
+        held.append(sum(parameter.numel() for parameter in part.parameters()))
+    assert by_rank(memory["params"], ranks) == held
+
+
+def test_the_planner_charges_the_sum_of_shared_gradients_to_every_step() -> None:
+    config = decoder({"kind": "depth_attention", "n_heads": 2})
+    numbers = coefficients(ModelShape.of_decoder(config))
+    setting = Setting(read_device("h100"), ParallelLayout(gpus=2, pipeline=2, microbatches=2), batch=2, tokens=4)
+    run, lent = setting.run, 4 * 8**2 + 8
+    assert numbers["ends"]["lent"] == numbers["ends"]["params"] == lent
+    step = training_step(numbers, run, setting.rates, setting.links)
+    alone = training_step({**numbers, "ends": {**numbers["ends"], "lent": 0}}, run, setting.rates, setting.links)
+    # An all-reduce over two ranks sends as many bytes as the gradient has.
+    ring = collective_seconds(lent * numbers["gradients_bytes"], setting.links["pipeline"])
+    assert step["gradient_seconds"] == pytest.approx(alone["gradient_seconds"] + ring, rel=1e-12)
+    assert ring > 0
 
 
 @pytest.mark.parametrize("options", [{}, {"schedule": "gpipe"}, {"schedule": "interleaved", "virtual": 4}])

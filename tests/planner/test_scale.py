@@ -94,11 +94,13 @@ def test_parts_add_up_and_blocks_cost_less_than_the_full_history(data: dict[str,
 
 def test_the_two_axes_hold_their_windows_at_different_cuts() -> None:
     rows = {row["operator"]: row for row in axes()}
-    depth, sequence = rows[f"Depth ShortSWA w={WINDOW}"], rows[f"ShortSWA w={WINDOW}, two in a block, equal heads"]
-    D, sublayers = 4096, 64
-    # w - 1 keys and values of D numbers in bfloat16: for every token at a stage boundary, or in every sublayer at a cut.
+    depth, sequence = rows[f"Depth ShortSWA w={WINDOW}"], rows[f"ShortSWA w={WINDOW}, equal heads"]
+    D, blocks = 4096, 32
+    # One set of matrices W_Q, W_K, W_V, W_O and a gain for the model, as one for all positions in each of the blocks.
+    assert depth["params"] == 4 * D**2 + D and sequence["params"] == blocks * depth["params"]
+    # w - 1 keys and values of D numbers in bfloat16: for every token at a stage boundary, or in every block at a cut.
     assert depth["naive_bytes"] == (WINDOW - 1) * 2 * D * 2 and sequence["naive_bytes"] == 0
-    assert sequence["halo_bytes"] == sublayers * (WINDOW - 1) * 2 * D * 2 and depth["halo_bytes"] == 0
+    assert sequence["halo_bytes"] == blocks * (WINDOW - 1) * 2 * D * 2 and depth["halo_bytes"] == 0
     assert sequence["flops"] == pytest.approx(depth["flops"], rel=0.01)
     assert depth["naive_bytes"] * TOKENS > 100 * sequence["halo_bytes"]
 

@@ -47,11 +47,13 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
         * `local`: [local mixers inside it, bytes per token that they write];
         * `saved`: bytes kept by autograd per token, with the input and the norm; `cache`: [bytes, tokens] per token up to so
           many, 0 for no bound; `cache_fixed`: bytes per sequence;
-        * `depth`: the same of the depth operation, with `read`, `written` (the least traffic, bytes per token), `eager` and
-          `eager_back`: [kernels, bytes per token, bytes once], with this engine;
+        * `depth`: the same of the depth operation, with `weights` (parameters that it reads, whoever counts them), `read`,
+          `written` (the least traffic, bytes per token), `eager` and `eager_back`: [kernels, bytes per token, bytes once],
+          with this engine;
 
-        `ends`: as `depth`, of both ends of the stack; `leaves`: [first boundary, last boundary, bytes per token, kept] of
-        every tensor of the depth state, where boundary i lies before sublayer i.
+        `ends`: as `depth`, of both ends of the stack, with `lent` (parameters of theirs that sublayers use, so that every
+        pipeline rank holds them); `leaves`: [first boundary, last boundary, bytes per token, kept] of every tensor of the
+        depth state, where boundary i lies before sublayer i.
     """
     precision = precision or Precision()
     stack, depth = model.stack, model.depth
@@ -65,6 +67,8 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
     ends = _depth(lambda shape: depth.ends_cost(stack, shape), operations[-1], precision)
     between = flow.views.bytes(precision.activations) + model.d_model * precision.activations * flow.keeps_update
     ends["saved"] += between
+    ends["lent"] = ends["params"] if any(depth.cost(site, Shape(1, 1)).shared_params for site in stack.sites) else 0
+    ends["weights"] -= ends["lent"]
     return {
         "name": model.name,
         "depth_kind": depth.kind,
@@ -158,6 +162,7 @@ def _depth(cost: Callable[[Shape], Cost], operation: EagerDepth | None, precisio
     far = cost(Shape(1, LONG, precision.cache)).cache_bytes
     return {
         "params": one.params,
+        "weights": one.params + one.shared_params,
         "matmul": matmul[0],
         "matmul_fixed": matmul[1],
         "elementwise": one.elementwise_flops,

@@ -1,5 +1,6 @@
-"""Depth attention is causal short-window attention with depth as the position: in a decoder, read by read, and in its options."""
+"""Depth attention is causal short-window attention with depth as the position: in a decoder, and read by read."""
 
+import itertools
 import math
 from typing import Any
 
@@ -162,7 +163,7 @@ def test_a_state_holds_one_key_and_value_for_each_block_that_can_still_be_read(
     states = trace(decoder(n_heads=2, **options), tokens()).states
     assert [len(state.keys) for state in states] == [len(state.values) for state in states] == kept
     # A key that is handed on is the tensor itself, made once.
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in itertools.pairwise(states):
         shared = {id(key) for key in before.keys} & {id(key) for key in after.keys}
         assert len(shared) >= len(after.keys) - 1
 

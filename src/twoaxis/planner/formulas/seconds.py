@@ -97,9 +97,9 @@ def depth_operator(model: Data, depth: Data, work: Data, way: str) -> Data:
         return operator(matmul, size, vector, N * kernels[1] + kernels[2], kernels[0])
     # Backward, the gradients of what was written come in, what was read comes in again, and its gradients go out.
     moved = depth["read"] + depth["written"] if way == "forward" else depth["written"] + 2 * depth["read"]
-    weights = times * depth["params"] * model["weights_bytes"]
+    weights = times * depth["weights"] * model["weights_bytes"]
     # Scores against sources are products too, but not with a matrix of parameters.
-    columns = min(depth["params"], depth["matmul"] / 2) / D
+    columns = min(depth["weights"], depth["matmul"] / 2) / D
     return operator(matmul, size, vector, N * moved + weights, DEPTH_KERNELS + (2 if columns >= PRODUCT_COLUMNS else 0))
 
 

@@ -19,7 +19,7 @@ from twoaxis.planner.formulas.counts import (
 )
 from twoaxis.planner.formulas.seconds import collective_seconds, head_seconds, sublayer_seconds, tokens_on_rank
 from twoaxis.planner.hardware.roofline import memory_seconds
-from twoaxis.planner.pipeline.collectives import data_parallel_bytes, mixing_gradient_bytes, stored_bytes
+from twoaxis.planner.pipeline.collectives import all_reduce_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_bytes
 from twoaxis.planner.pipeline.crossing import even_cuts, hop_bytes, waiting_bytes
 from twoaxis.planner.pipeline.schedules import peak_memory, schedule_order, simulate, transfer_seconds
 
@@ -91,7 +91,8 @@ def gradients_waiting(model: Data, run: Data) -> list[list[float]]:
 def stage_memory(model: Data, run: Data) -> Data:
     """Bytes in every stage: `fixed` for weights, gradients and optimizer, `saved` of one microbatch for its backward pass.
 
-    Beside them the `params`, and `depth_params`, the part of them that is whole on every tensor-parallel rank.
+    Beside them the `params`, and `depth_params`, the part of them that is whole on every tensor-parallel rank. Parameters that
+    the ends lend to the sublayers stand once on every pipeline rank, which is where its first stage is.
     """
     stages = run["pipeline"] * run["virtual"]
     edges = edges_of(model, run)
@@ -116,9 +117,11 @@ def stage_memory(model: Data, run: Data) -> Data:
             depth = depth + sub["depth"]["params"]
         if stage == 0:
             here = here + matrix / run["tensor"]
+        if stage < run["pipeline"]:
+            depth = depth + model["ends"]["lent"]
         if stage == stages - 1:
             here = here + model["norm_params"]
-            depth = depth + model["ends"]["params"]
+            depth = depth + model["ends"]["params"] - model["ends"]["lent"]
             if model["tied"] == 0 or stage > 0:
                 here = here + matrix / run["tensor"]
         kept = 0
@@ -315,6 +318,7 @@ def update_seconds(model: Data, run: Data, memory: Data, backward_seconds: list[
     mixing = by_rank(memory["depth_params"], run["pipeline"])
     gradients = 0
     optimizer = 0
+    lent = all_reduce_bytes(run["pipeline"], model["ends"]["lent"] * model["gradients_bytes"])
     for rank in range(run["pipeline"]):
         here = params[rank]
         shared = mixing_gradient_bytes(run["tensor"], mixing[rank], model["gradients_bytes"], run["sequence"])
@@ -326,7 +330,8 @@ def update_seconds(model: Data, run: Data, memory: Data, backward_seconds: list[
         mine = here / (1 if run["sharding"] == "none" else run["data"])
         moved = mine * (2 * model["optimizer_bytes"] + model["gradients_bytes"] + model["weights_bytes"])
         optimizer = max(optimizer, memory_seconds(moved, rates))
-    return {"gradients": gradients, "optimizer": optimizer}
+    # Every pipeline rank adds to the gradient of what the ends lend, and has it whole only when the last microbatch is done.
+    return {"gradients": gradients + collective_seconds(lent, links["pipeline"]), "optimizer": optimizer}
 
 
 def min_of(values: list[float]) -> float:

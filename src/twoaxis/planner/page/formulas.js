@@ -799,8 +799,8 @@ depth_operator = function flx_depth_operator (model, depth, work, way) {
         return operator(matmul, size, vector, (N * kernels[1]) + kernels[2], kernels[0]);
     }
     moved = ((way=="forward"))? (depth["read"] + depth["written"]) : (depth["written"] + (2 * depth["read"]));
-    weights = (times * depth["params"]) * model["weights_bytes"];
-    columns = (Math.min(depth["params"], (depth["matmul"] / 2))) / D;
+    weights = (times * depth["weights"]) * model["weights_bytes"];
+    columns = (Math.min(depth["weights"], (depth["matmul"] / 2))) / D;
     return operator(matmul, size, vector, (N * moved) + weights, DEPTH_KERNELS + (((columns >= PRODUCT_COLUMNS))? (2) : (0)));
 };
 
@@ -925,9 +925,12 @@ stage_memory = function flx_stage_memory (model, run) {
         if ((stage==0)) {
             here = here + (matrix / run["tensor"]);
         }
+        if ((stage < run["pipeline"])) {
+            depth = depth + (model["ends"]["lent"]);
+        }
         if ((stage==(stages - 1))) {
             here = here + model["norm_params"];
-            depth = depth + (model["ends"]["params"]);
+            depth = (depth + (model["ends"]["params"])) - (model["ends"]["lent"]);
             if (((model["tied"]==0) || (stage > 0))) {
                 here = here + (matrix / run["tensor"]);
             }
@@ -1091,12 +1094,13 @@ estimated_step = function flx_estimated_step (model, run, rates, links) {
 };
 
 update_seconds = function flx_update_seconds (model, run, memory, backward_seconds, rates, links) {
-    var exposed, gradients, here, hidden, mine, mixing, moved, optimizer, params, rank, sent, shared;
+    var exposed, gradients, here, hidden, lent, mine, mixing, moved, optimizer, params, rank, sent, shared;
     hidden = min_of(by_rank(backward_seconds, run["pipeline"]));
     params = by_rank(memory["params"], run["pipeline"]);
     mixing = by_rank(memory["depth_params"], run["pipeline"]);
     gradients = 0;
     optimizer = 0;
+    lent = all_reduce_bytes(run["pipeline"], (model["ends"]["lent"]) * model["gradients_bytes"]);
     for (rank = 0; rank < run["pipeline"]; rank += 1) {
         here = params[rank];
         shared = mixing_gradient_bytes(run["tensor"], mixing[rank], model["gradients_bytes"], run["sequence"]);
@@ -1107,7 +1111,7 @@ update_seconds = function flx_update_seconds (model, run, memory, backward_secon
         moved = mine * (((2 * model["optimizer_bytes"]) + model["gradients_bytes"]) + model["weights_bytes"]);
         optimizer = Math.max(optimizer, memory_seconds(moved, rates));
     }
-    return ({gradients: gradients, optimizer: optimizer});
+    return ({gradients: gradients + collective_seconds(lent, links["pipeline"]), optimizer: optimizer});
 };
 
 min_of = function flx_min_of (values) {

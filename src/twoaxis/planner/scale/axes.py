@@ -38,13 +38,13 @@ def _operators(plain: ModelShape) -> list[tuple[str, str, ModelShape]]:
     depth = DEPTH.parse({"kind": "depth_attention", "window": WINDOW})
     short = {"kind": "short_swa", "window": WINDOW}
     usual = SEQUENCE.parse(short | {"n_heads": plain.d_model // 128, "head_dim": 128})
-    # The heads of the depth read, and one read for each of the two sublayers that a block has.
+    # The heads of the depth read, which stands once in every block too.
     equal = SEQUENCE.parse(short | {"n_heads": 4, "n_kv_heads": 4, "head_dim": plain.d_model // 4})
     return [
         ("AttnRes full", "depth", plain.with_depth(DEPTH.parse("attention_residuals"))),
         (f"Depth ShortSWA w={WINDOW}", "depth", plain.with_depth(depth)),
-        (f"ShortSWA w={WINDOW}, two in a block, equal heads", "sequence", plain.with_sublayer(equal).with_sublayer(equal)),
-        (f"ShortSWA w={WINDOW}, one in a block, one kv-head", "sequence", plain.with_sublayer(usual)),
+        (f"ShortSWA w={WINDOW}, equal heads", "sequence", plain.with_sublayer(equal)),
+        (f"ShortSWA w={WINDOW}, one kv-head", "sequence", plain.with_sublayer(usual)),
     ]
 
 

@@ -260,7 +260,9 @@ def _axes(data: Mapping[str, Any]) -> list[str]:
         *_table(columns, table),
         "With equal heads, windows and numbers of reads the two operators compute the same within "
         f"{abs(sequence['flops'] / depth['flops'] - 1):.1%} and move the same within "
-        f"{abs(sequence['traffic_bytes'] / depth['traffic_bytes'] - 1):.0%}. Their state lies across different cuts. A cut "
+        f"{abs(sequence['traffic_bytes'] / depth['traffic_bytes'] - 1):.0%}. The depth read has one set of matrices for all "
+        f"depths, as a sequence read has one for all positions: {depth['params'] / 1e6:,.0f} M parameters in the model, where "
+        f"a sequence read in each block comes to {sequence['params'] / 1e6:,.0f} M. Their state lies across different cuts. A cut "
         f"along depth, between pipeline stages, asks the depth read for {_bytes(depth['naive_bytes'])} more for every token "
         "and the sequence read for nothing; a cut along the sequence asks the sequence read for "
         f"{_bytes(sequence['halo_bytes'])} once, however long the context, and the depth read for nothing. In generation the "
