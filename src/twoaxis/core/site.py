@@ -37,6 +37,7 @@ class Slot:
         projects_values: whether it computes values of its own; a depth mixer may take that over.
         update_extra: numbers per token that it emits after its update, for the depth mixer alone.
         mixed_heads: what the depth mixer makes of its heads, or None where it lets them be.
+        window: keys that one query meets, its own included; None without a bound, or where nothing is known.
     """
 
     kind: str = ""
@@ -45,6 +46,7 @@ class Slot:
     projects_values: bool = True
     update_extra: int = 0
     mixed_heads: MixedHeads | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True)

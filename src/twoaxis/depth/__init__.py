@@ -45,6 +45,7 @@ DEPTH: Table[DepthConfig] = Table(
                 "sum": {"mixture": "sum", "block_size": 2},
                 "two_phase": {"schedule": "two_phase"},
                 "two_phase_block3": {"schedule": "two_phase", "block_size": 3, "n_heads": 2, "mixture": "sum"},
+                "inkling2": {"form": "inkling2", "block_size": 2, "count": "layer"},
             },
         ),
         Row(

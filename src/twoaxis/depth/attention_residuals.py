@@ -6,9 +6,8 @@ Letters: B batch, T position, D width, H heads, R key rank, S depth sources.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field, model_validator
@@ -18,15 +17,16 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
+from twoaxis.core.parameters import Normal, matrix_std
 from twoaxis.core.site import Site, Slot, Stack
 from twoaxis.core.source_blocks import BlockSize, Count, block_names, check_blocks, openings
 from twoaxis.core.state import Flow, Leaf, Numbers
-from twoaxis.core.views import Views
-from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name
+from twoaxis.core.views import QKV, Views
+from twoaxis.core.weighted_sum import WeightedSum, span_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.ops.depth_read import depth_read, depth_scores, depth_weights, softmax_mix, source_factor
-from twoaxis.ops.precision import Impl, outside_autocast
+from twoaxis.depth.depth_query import DepthQuery, ReadForm, Sources
+from twoaxis.ops.depth_read import source_factor
+from twoaxis.ops.precision import Impl
 from twoaxis.ops.two_phase import EarlyRead, early_reads, late_read
 
 
@@ -37,22 +37,32 @@ class AttentionResidualsConfig(DepthConfig):
               n_i = gain_g * RMSNorm(v_i),  q = w_g (+ W_g RMSNorm(v_newest) with query="token"),  v_0 = embeddings,
               block sums b_n = sum of f over block n; sources of sublayer g: completed blocks, then the running one;
               with a key_rank n_i = RMSNorm(mean of the R numbers that each sublayer of block i emits)
+              inkling2: h_g = sum_i a_i n_i,  a = softmax_i(w_g^T n_i / sqrt(D)),  n_i = v_i / rms(v_i): normalised values, no
+              gain; three such reads with a query each, for q, k and v, where attention sees all earlier tokens
     Source:   Attention Residuals, arXiv:2603.15031, eq. 2-4 and the listing of the block form; checked against fla-org/
               flash-linear-attention fla/ops/attnres/naive.py. Heads: Multi-Head Attention Residuals, arXiv:2607.27230.
-              Key ranks: LR-AttnRes, arXiv:2607.09694
-    Deviates: the first sublayer has one source, so its query and gain would be dead: they do not exist here. The paper says
-              of its input-dependent query only that it is projected from the hidden state: here from the newest key
+              Key ranks: LR-AttnRes, arXiv:2607.09694. inkling2: transformers 5.24 models/inkling2,
+              Inkling2BlockAttentionResidual
+    Deviates: the first sublayer has one source, so its query and gain would be dead: they do not exist here. The report writes
+              RMSNorm for the keys; its gain, one per read, is that of the public code (fla, Kimi K3, Megatron). Its listing
+              tests for a new block inside a layer and disagrees with its own comment: here every block_size-th sublayer opens
+              one, as in fla. The report says of its input-dependent query only that it is projected from the hidden state:
+              here from the newest key. mixture="sum" is ours. What the authors decay is not known to us: here neither queries
+              nor gains. inkling2: where layer 0 has global attention, the authors put three norms behind its one input, we one;
+              their sources are in float32, ours in the dtype of the model
     Shapes:   state ((S times [B T D]), (S times [B T]), with a key_rank S times [B T R], and within a block of the two-phase
               schedule its early reads); update [B T D+R] -> state; scores and softmax in float32
     Init:     UP_TO_NORM: zero queries make every read the mean of the sources, which the next norm rescales to the sum;
-              EXACT with mixture="sum"; NONE with source_prior="log_count" on uneven or longer blocks, which is a weighted mean
-    Cost:     params 2*D per read (sublayers 1..G-1 and the final one), R with a key_rank and R*D once; with query="token" D*D
-              (R*R) more; flops 4*D per source and token, 2*D once per source, D per sum; state S*(D+1) numbers per token with
-              S = 1 + ceil(g / block_size), R more per source with a key_rank; moves (S + 2)*D, 2*D more inside a
-              source block, of numbers per token and sublayer
+              EXACT with mixture="sum"; NONE with source_prior="log_count" on uneven or longer blocks, which is a weighted mean,
+              and NONE for inkling2: a mean of normalised sources is not along their sum
+    Cost:     params 2*D per read (sublayers 1..G-1 and the final one), D for inkling2, R with a key_rank and R*D once; with
+              query="token" D*D (R*R) more; flops 4*D per source and token, 2*D once per source, D per sum, thrice where q, k
+              and v are read apart; state S*(D+1) numbers per token with S = 1 + ceil(g / block_size), R more per source with a
+              key_rank; moves (S + 2)*D, 2*D more inside a source block, of numbers per token and sublayer
     Published: validation loss 1.737 (full) and 1.746 (blocks of 4) against 1.766 at 436M, arXiv:2603.15031, table 4
 
     Args:
+        form: `report`, or `inkling2` for the reads of Inkling-2, whose blocks are 6 layers (block_size=6, count="layer").
         block_size: sublayers summed into one source; 1 keeps every output (full Attention Residuals); a tuple gives the
             size of each block.
         count: whether block_size counts sublayers, or layers (the transformer blocks) as Kimi K3 does.
@@ -68,8 +78,8 @@ class AttentionResidualsConfig(DepthConfig):
         impl: `fused` or `reference`.
 
     Raises:
-        ConfigError: sizes that do not add up, heads that do not divide, options of a key_rank without one, or the two-phase
-            schedule with a query or a key that it cannot know ahead.
+        ConfigError: sizes that do not add up, heads that do not divide, options of a key_rank without one, the two-phase
+            schedule with a query or a key that it cannot know ahead, or options that `inkling2` does not have.
 
     Example:
         >>> AttentionResidualsConfig(block_size=4).sources(6, Stack(8, 1e-6, block_lengths=(2, 2, 2, 2)))
@@ -77,6 +87,7 @@ class AttentionResidualsConfig(DepthConfig):
     """
 
     kind: Literal["attention_residuals"] = "attention_residuals"
+    form: Literal["report", "inkling2"] = "report"
     block_size: BlockSize = 1
     count: Count = "sublayer"
     n_heads: int = Field(default=1, ge=1)
@@ -91,15 +102,18 @@ class AttentionResidualsConfig(DepthConfig):
     @property
     def design(self) -> MixingDesign:
         """A softmax whose query is a parameter, or asks for each token."""
+        inkling2, tokenwise = self.form == "inkling2", self.query == "token"
+        value = "f_j, e" if self.block_size == 1 else "sums of f_j over source blocks, e"
+        key = f"own {self.key_rank} numbers of f_j" if self.key_rank else "RMSNorm(value), own gain"
         return MixingDesign(
-            query="parameter w_g" if self.query == "static" else "w_g + W_g n_newest",
-            key="RMSNorm(value), own gain" if self.key_rank is None else f"own {self.key_rank} numbers of f_j",
-            value="f_j, e" if self.block_size == 1 else "sums of f_j over source blocks, e",
+            query="w_g + W_g n_newest" if tokenwise else "parameter w_g",
+            key="the value" if inkling2 else key,
+            value=f"RMSNorm of {value}" if inkling2 else value,
             normaliser="softmax" if self.mixture == "mean" else "softmax times sources",
             window="all",
             sharing="sublayer",
-            injection="replaces the stream",
-            weights="input" if self.query == "static" else "input and reader",
+            injection="replaces the stream" + (", q k v apart" if inkling2 else ""),
+            weights="input and reader" if tokenwise else "input",
         )
 
     @model_validator(mode="after")
@@ -114,6 +128,19 @@ class AttentionResidualsConfig(DepthConfig):
             name = "query" if self.query == "token" else "key_rank"
             remedy = "use schedule='per_read'"
             raise ConfigError(problem(name, getattr(self, name), "the default with schedule='two_phase'", remedy))
+        return self
+
+    @model_validator(mode="after")
+    def _inkling2_is_whole(self) -> Self:
+        if self.form == "report":
+            return self
+        if self.count != "layer":
+            allowed = "'layer' with form='inkling2', which counts its blocks in layers"
+            raise ConfigError(problem("count", self.count, allowed, "set count='layer'"))
+        for name in ("n_heads", "query", "key_rank", "mixture", "schedule"):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                allowed = "left out with form='inkling2'"
+                raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use form='report'"))
         return self
 
     def prepare(self, stack: Stack) -> Stack:
@@ -147,6 +174,29 @@ class AttentionResidualsConfig(DepthConfig):
         """What each source that sublayer `index` reads is called."""
         return ("embedding", *block_names(self.opens(stack), stack))[: self.sources(index, stack)]
 
+    def splits_views(self, site: Site) -> bool:
+        """Before the global attention of `inkling2`, but for the first sublayer, which reads nothing."""
+        return self.form == "inkling2" and site.index > 0 and site.slot.takes_views and site.slot.window is None
+
+    def read_form(self, index: int, stack: Stack) -> ReadForm:
+        """How the read before sublayer `index` scores and mixes."""
+        names, W = self.names(index, stack), self.key_width(stack.d_model)
+        keys = "plain" if self.form == "inkling2" else "gained" if self.key_rank is None else "emitted"
+        scaled = self.form == "inkling2" or self.key_scale == "head"
+        prior = self.source_prior == "log_count"
+        return ReadForm(
+            names=names,
+            key_width=W,
+            n_heads=self.n_heads,
+            impl=self.impl,
+            query=self.query,
+            keys=keys,
+            values="normalised" if self.form == "inkling2" else "raw",
+            score_scale=math.sqrt(self.n_heads / W) if scaled else 1.0,
+            read_scale=len(names) if self.mixture == "sum" else 1,
+            prior=tuple(math.log(n) for n in self.counts(index, stack)) if prior else None,
+        )
+
     def key_width(self, d_model: int) -> int:
         """Numbers in one key."""
         return self.key_rank or d_model
@@ -158,6 +208,8 @@ class AttentionResidualsConfig(DepthConfig):
     @property
     def init_equivalence(self) -> InitEquivalence:
         """Up to the scale that a norm removes."""
+        if self.form == "inkling2":
+            return InitEquivalence("none", "zero queries read the mean of normalised sources, which is not along their sum")
         if self.source_prior == "log_count" and self.block_size != 1:
             return InitEquivalence("none", "zero queries weigh every source by its number of outputs, not by one")
         if self.mixture == "sum":
@@ -196,7 +248,8 @@ class AttentionResidualsConfig(DepthConfig):
         D, R = site.d_model, self.key_rank or 0
         early = completed(self, site) if self.schedule == "two_phase" and not site.opens_block else 0
         early_read = Numbers(statistics=D + self.n_heads)
-        read = self._read_flow(self.sources(site.index, site.stack) - early, D) if site.index else Flow()
+        ways = 3 if self.splits_views(site) else 1
+        read = self._read_flow(self.sources(site.index, site.stack) - early, D, ways) if site.index else Flow()
         if early:
             read += Flow(read=early_read)
         elif self.schedule == "two_phase":
@@ -215,9 +268,9 @@ class AttentionResidualsConfig(DepthConfig):
         enter = Flow(read=Numbers(D), written=Numbers(self.key_rank or 0, statistics=1))
         return enter + self._read_flow(self.sources(stack.n_sublayers, stack), D)
 
-    def _read_flow(self, n: int, d_model: int) -> Flow:
-        D, source = Numbers(d_model), Numbers(d_model + (self.key_rank or 0), statistics=1)
-        return Flow(read=source * n, written=D, views=D)
+    def _read_flow(self, n: int, d_model: int, ways: int = 1) -> Flow:
+        views, source = Numbers(d_model * ways), Numbers(d_model + (self.key_rank or 0), statistics=1)
+        return Flow(read=source * n, written=views, views=views)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read over the sources, and the running sum with its rms."""
@@ -226,7 +279,8 @@ class AttentionResidualsConfig(DepthConfig):
         write = Cost(elementwise_flops=shape.total_tokens * numbers)
         if self.schedule == "two_phase":
             return self._two_phase_cost(site, shape) + write
-        return self._read_cost(site.index, site.stack, shape) + write
+        read = self._read_cost(site.index, site.stack, shape)
+        return (read + read + read if self.splits_views(site) else read) + write
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The final read, and the key and the rms of the embeddings."""
@@ -247,21 +301,23 @@ class AttentionResidualsConfig(DepthConfig):
         if per_token:
             saved += (2 if self.key_rank else 3) * N * W + narrow * W * W
         elif self.key_rank is None or self.key_scale == "head":
-            saved += (2 if narrow and self.key_rank is None else 1) * W
+            saved += (2 if narrow and self.key_rank is None and self.form == "report" else 1) * W
         elif narrow:
             saved += W
         matrix = W * W if per_token else 0
+        # The factors of normalised values are one more product per weight.
+        per_source = 2 * D + 2 * W * (not by_product) + (5 if self.form == "report" else 6) * H
         return Cost(
             params=self._query_params(D),
             matmul_flops=2 * N * (matrix + n * D * by_product),
-            elementwise_flops=N
-            * (n * (2 * D + 2 * W * (not by_product) + 5 * H) + W * per_token + D * (self.mixture == "sum")),
+            elementwise_flops=N * (n * per_source + W * per_token + D * (self.mixture == "sum")),
             saved_bytes=saved * max(4, shape.element_bytes),
         )
 
     def _query_params(self, d_model: int) -> int:
         W = self.key_width(d_model)
-        return W + (d_model if self.key_rank is None else 0) + (W * W if self.query == "token" else 0)
+        gain = self.key_rank is None and self.form == "report"
+        return W + d_model * gain + (W * W if self.query == "token" else 0)
 
     def _two_phase_cost(self, site: Site, shape: Shape) -> Cost:
         """Phase 1 where a block opens, for all its sublayers, and the merging of what came later."""
@@ -314,78 +370,6 @@ def completed(config: AttentionResidualsConfig, site: Site) -> int:
     return config.sources(opening, site.stack) - runs_on
 
 
-class Sources(NamedTuple):
-    """The depth state: every source with the inverse rms of each of its keys, which all later reads share.
-
-    Attributes:
-        values: the sources.
-        inverse_rms: of the keys.
-        keys: the keys, or empty where a source is its own key.
-        early: reads that phase 1 has begun for the sublayers to come.
-    """
-
-    values: tuple[Float[Tensor, "B T D"], ...]
-    inverse_rms: tuple[Float[Tensor, "B T"], ...]
-    keys: tuple[Float[Tensor, "B T R"], ...] = ()
-    early: tuple[EarlyRead, ...] = ()
-
-
-class DepthQuery(DeclaredModule):
-    """One read site: a pseudo-query and a key gain, of which only the product matters to the read."""
-
-    def __init__(self, config: AttentionResidualsConfig, index: int, stack: Stack) -> None:
-        super().__init__()
-        self.config, self.names = config, config.names(index, stack)
-        W = config.key_width(stack.d_model)
-        self.times = len(self.names) if config.mixture == "sum" else 1
-        self.scale = math.sqrt(config.n_heads / W) if config.key_scale == "head" else 1.0
-        self.prior = [math.log(n) for n in config.counts(index, stack)] if config.source_prior == "log_count" else None
-        self.pseudo_query = self.parameter("pseudo_query", (W,), Constant(0.0), "query")
-        self.key_gain = None
-        if config.key_rank is None:
-            self.key_gain = self.parameter("key_gain", (W,), Constant(1.0), "norm")
-        if config.query == "token":
-            self.query_map = self.parameter("query_map", (W, W), Constant(0.0), "matrix")
-
-    def forward(self, sources: Sources) -> Float[Tensor, "B T D"]:
-        """Returns the mixture of the sources."""
-        config, factors = self.config, sources.inverse_rms
-        if config.key_rank is None:
-            return self.scaled(depth_read(sources.values, factors, self.query(sources), config.impl, n_heads=config.n_heads))
-        return self.scaled(softmax_mix(sources.values, self._logits(sources), config.impl))
-
-    def scaled(self, mixture: Tensor) -> Tensor:
-        """The mixture times the number of its sources where their sum is asked for."""
-        return mixture if self.times == 1 else mixture * self.times
-
-    def sum(self, sources: Sources, made: Float[Tensor, "B T D"]) -> WeightedSum:
-        """The mixture with its weights."""
-        config = self.config
-        if config.key_rank is None:
-            weights = depth_weights(sources.values, sources.inverse_rms, self.query(sources), config.n_heads)
-        else:
-            weights = torch.softmax(self._logits(sources), dim=0)
-        return WeightedSum(made, "read", self.names, sources.values, per_token(self.scaled(weights), made))
-
-    def _logits(self, sources: Sources) -> Float[Tensor, "S B T H"]:
-        """What keys of their own score."""
-        logits = depth_scores(sources.keys, sources.inverse_rms, self.query(sources), self.config.n_heads)
-        if self.prior is None:
-            return logits
-        return logits + torch.tensor(self.prior, dtype=logits.dtype, device=logits.device).view(-1, 1, 1, 1)
-
-    def query(self, sources: Sources) -> Float[Tensor, "*each W"]:
-        """The query with the key gain in it, in the precision of statistics."""
-        newest = sources.inverse_rms[-1]
-        query = self.pseudo_query.to(newest.dtype)
-        if self.config.query == "token":
-            key = (sources.keys or sources.values)[-1]
-            query = query + linear(key * newest.unsqueeze(-1), self.query_map.to(newest.dtype))
-        # The product in float32, so that two rounded factors do not become one badly rounded query.
-        query = query if self.key_gain is None else query * self.key_gain
-        return query if self.scale == 1.0 else query * self.scale
-
-
 class AttentionResiduals(DepthMixer):
     """See `AttentionResidualsConfig`."""
 
@@ -396,15 +380,28 @@ class AttentionResiduals(DepthMixer):
         self.opens_source = site.index in config.opens(site.stack)
         # Outputs in the newest source after this write.
         self.count = config.counts(site.index + 1, site.stack)[-1]
-        self.query = DepthQuery(config, site.index, site.stack) if site.index > 0 else None
+        form = config.read_form(site.index, site.stack)
+        self.query = DepthQuery(form) if site.index > 0 else None
+        splits_views = config.splits_views(site)
+        self.key_query, self.value_query = (DepthQuery(form) if splits_views else None for _ in range(2))
 
-    def read(self, state: Sources) -> tuple[Float[Tensor, "B T D"], Any]:
-        """Returns the mixture of all sources; the only source itself at the first sublayer."""
-        return (state.values[0] if self.query is None else self.query(state)), None
+    def read(self, state: Sources) -> tuple[Views, Any]:
+        """Returns the mixture of all sources, or one for q, k and v each; the only source itself at the first sublayer."""
+        if self.query is None:
+            return state.values[0], None
+        if self.key_query is None or self.value_query is None:
+            return self.query(state), None
+        return QKV(self.query(state), self.key_query(state), self.value_query(state)), None
 
-    def read_sums(self, state: Sources, views: Tensor, carry: Any) -> tuple[WeightedSum, ...]:
-        """The mixture of the sources; none at the first sublayer."""
-        return () if self.query is None else (self.query.sum(state, views),)
+    def read_sums(self, state: Sources, views: Views, carry: Any) -> tuple[WeightedSum, ...]:
+        """The mixtures of the sources; none at the first sublayer."""
+        if self.query is None:
+            return ()
+        if not isinstance(views, QKV):
+            return (self.query.sum(state, views),)
+        queries = (self.query, self.key_query, self.value_query)
+        each = zip(queries, views, ("q", "k", "v"), strict=True)
+        return tuple(query.sum(state, view, name) for query, view, name in each if query is not None)
 
     def write(self, state: Sources, update: Float[Tensor, "B T W"], context: Views, carry: Any) -> Sources:
         """Returns the sources with the update as a new one, or added to the running block sum."""
@@ -465,7 +462,7 @@ class AttentionResidualsEnds(DepthEnds):
     def __init__(self, config: AttentionResidualsConfig, stack: Stack) -> None:
         super().__init__()
         self.config, self.eps = config, stack.norm_eps
-        self.query = DepthQuery(config, stack.n_sublayers, stack)
+        self.query = DepthQuery(config.read_form(stack.n_sublayers, stack))
         self.key_map = None
         if config.key_rank is not None:
             start = Normal(matrix_std(stack.d_model))
@@ -485,9 +482,3 @@ class AttentionResidualsEnds(DepthEnds):
     def leave_sums(self, state: Sources, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
         """The final mixture."""
         return (self.query.sum(state, left),)
-
-
-@outside_autocast
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """A linear map in the precision of its arguments, whatever autocast says."""
-    return F.linear(x, weight)

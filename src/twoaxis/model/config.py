@@ -109,4 +109,5 @@ class DecoderConfig(Config):
     def _slot(self, sublayer: SublayerConfig) -> Slot:
         if not isinstance(sublayer, SequenceConfig):
             return Slot(sublayer.kind)
-        return Slot(sublayer.kind, sublayer.accepts_qkv, sublayer.head_shape(self.d_model))
+        heads = sublayer.head_shape(self.d_model)
+        return Slot(sublayer.kind, sublayer.accepts_qkv, heads, window=sublayer.pair_window)

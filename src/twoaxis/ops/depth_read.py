@@ -5,7 +5,7 @@ stack would copy the whole history at every read, and autograd would keep every 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,9 @@ from twoaxis.ops.depth_sweeps import (
 from twoaxis.ops.norm import inverse_rms as rms_factor
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
+Values = Literal["raw", "normalised"]
+"""Whether a read mixes the sources as they are, or divided by their rms as in its scores."""
+
 
 @outside_autocast
 def depth_read(
@@ -36,16 +39,19 @@ def depth_read(
     n_heads: int = 1,
     stream: Float[Tensor, "B T D"] | None = None,
     scale: Float[Tensor, "1"] | None = None,
+    values: Values = "raw",
 ) -> Float[Tensor, "B T D"]:
     """Mixes the sources of each token with softmax weights over depth, per head, and may add the result to a stream.
 
     Equation: s_ih = r_i * sum_{c in head h} q_c v_ic,  a = softmax_i(s),  m = concat_h(sum_i a_ih v_i[head h]),
-              h = m | stream + scale * m,  r_i = 1 / sqrt(mean(v_i^2) + eps)
+              h = m | stream + scale * m,  r_i = 1 / sqrt(mean(v_i^2) + eps);  values="normalised": r_i v_i in the place of v_i
     Source:   Attention Residuals, arXiv:2603.15031, eq. 2-4 (one head); Multi-Head Attention Residuals, arXiv:2607.27230: the
-              norm is over the whole width; q is the product of pseudo-query and key gain, the same for all tokens or one each
+              norm is over the whole width; q is the product of pseudo-query and key gain, the same for all tokens or one each;
+              normalised values: transformers 5.24 models/inkling2, Inkling2BlockAttentionResidual
     Deviates: the inverse rms of a source is given, since it is the same at every read of that source. One with a gradient
               (`source_factor`) receives it; one without is a statistic, and the source receives what flows through it
-    Cost:     flops 4*D per source and token; saves the sources themselves and 1 + 2*H numbers per source and token
+    Cost:     flops 4*D per source and token, H more for normalised values; saves the sources themselves and 1 + 2*H numbers
+              per source and token
 
     Raises:
         ConfigError: no source, or sources of different shape, dtype or device.
@@ -54,19 +60,22 @@ def depth_read(
     if runs_plain(impl):
         weights = depth_weights(sources, inverse_rms, query, n_heads)
         weights = weights.unsqueeze(-1) if n_heads == 1 else weights
+        if values == "normalised":
+            factors = [with_gradient(r, v).unsqueeze(-1) for v, r in zip(sources, inverse_rms, strict=True)]
+            weights = weights * torch.stack(factors)
         mixed = torch.zeros((), dtype=weights.dtype, device=weights.device)
         for w, v in zip(weights, sources, strict=True):
             mixed = mixed + spread(w) * by_head(v, n_heads)
         mixed = mixed.reshape(sources[0].shape)
         mixed = mixed if scale is None else scale * mixed
         return (mixed if stream is None else stream + mixed).to(sources[0].dtype)
-    if len(sources) == 1:
+    if len(sources) == 1 and values == "raw":
         # One source has weight 1 whatever the query asks.
         mixed = sources[0]
         if scale is not None:
             return torch.addcmul(torch.zeros_like(mixed) if stream is None else stream, scale.to(mixed.dtype), mixed)
         return mixed if stream is None else stream + mixed
-    return _DepthRead.apply(query, stream, scale, n_heads, *sources, *inverse_rms)
+    return _DepthRead.apply(query, stream, scale, n_heads, values == "normalised", *sources, *inverse_rms)
 
 
 @outside_autocast
@@ -169,17 +178,20 @@ class _DepthRead(torch.autograd.Function):
     """Saves the sources, the weights and the raw scores: linear in the number of sources."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, stream: Tensor | None, scale: Tensor | None, n_heads: int, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, stream: Tensor | None, scale: Tensor | None, n_heads: int, normalised: bool, *tensors: Tensor
+    ) -> Tensor:
         n = len(tensors) // 2
         sources, inverse_rms = tensors[:n], tensors[n:]
         scores = raw_scores(sources, query.to(statistics_dtype(sources[0])).unsqueeze(0), n_heads)
-        weights = torch.softmax(scores * _factors(inverse_rms), dim=0)
-        (mixed,) = mixtures(sources, weights)
+        factors = _factors(inverse_rms)
+        weights = torch.softmax(scores * factors, dim=0)
+        (mixed,) = mixtures(sources, weights * factors if normalised else weights)
         if stream is not None:
             mixed = mixed.add_(stream) if scale is None else mixed.mul_(scale).add_(stream)
         elif scale is not None:
             mixed.mul_(scale)
-        ctx.scaled = scale is not None
+        ctx.scaled, ctx.normalised = scale is not None, normalised
         ctx.save_for_backward(query, scores, weights, *tensors, *(() if scale is None else (scale,)))
         return mixed.to(sources[0].dtype)
 
@@ -190,23 +202,30 @@ class _DepthRead(torch.autograd.Function):
         n = len(tensors) // 2
         sources, inverse_rms = tensors[:n], tensors[n:]
         grad = grad_outputs[0].to(weights.dtype)
-        queries = query.to(weights.dtype).unsqueeze(0)
+        queries, factors = query.to(weights.dtype).unsqueeze(0), _factors(inverse_rms)
         by_weight = products(sources, [grad], weights.shape[-1])
+        # A factor scales its source in the mixture too where values are normalised.
+        by_value = (weights * by_weight).sum((1, -1)) if ctx.normalised else None
+        if ctx.normalised:
+            by_weight = by_weight.mul_(factors)
         # The mean of the weights' gradients is grad^T m, which needs no m.
         mean = (weights * by_weight).sum(0)
         grad_scale = None if scale is None else mean.sum().reshape(scale.shape).to(scale.dtype)
         by_logit = by_weight.sub_(mean).mul_(weights)
+        weights = weights * factors if ctx.normalised else weights
         if scale is not None:
             weights, by_logit = weights * scale, by_logit.mul_(scale)
         by_factor = (by_logit * scores).sum((1, -1))
-        by_score = by_logit.mul_(_factors(inverse_rms))
-        own = any(ctx.needs_input_grad[4 + n :])
+        if by_value is not None:
+            by_factor = by_factor + (by_value if scale is None else by_value * scale)
+        by_score = by_logit.mul_(factors)
+        own = any(ctx.needs_input_grad[5 + n :])
         # What flows through inverse rms without a gradient of their own.
         along = None if own else by_factor * torch.stack(list(inverse_rms)).pow(3) / -sources[0].shape[-1]
         grad_sources = source_gradients(sources, [grad], weights, queries, by_score, along)
         grad_query = query_gradients(sources, by_score, query.ndim > 1).squeeze(0).to(query.dtype)
         grad_stream = grad_outputs[0] if ctx.needs_input_grad[1] else None
-        return grad_query, grad_stream, grad_scale, None, *grad_sources, *(by_factor if own else (None,) * n)
+        return grad_query, grad_stream, grad_scale, None, None, *grad_sources, *(by_factor if own else (None,) * n)
 
 
 class _SoftmaxMix(torch.autograd.Function):

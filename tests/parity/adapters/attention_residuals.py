@@ -1,5 +1,6 @@
 """Attention Residuals: the read as an operator, with heads, in two phases, and two independent decoders."""
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,8 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from twoaxis.depth import AttentionResidualsConfig, attention_residuals
-from twoaxis.depth.attention_residuals import DepthQuery, Sources
+from twoaxis.core.parameters import initialise
+from twoaxis.core.site import Slot, Stack
+from twoaxis.core.views import QKV
+from twoaxis.depth import AttentionResidualsConfig, attention_residuals, depth_query
+from twoaxis.depth.depth_query import DepthQuery, Sources
 from twoaxis.interop.state_maps import state_map
 from twoaxis.model import Decoder
 from twoaxis.model.trace import sublayer_list
@@ -60,6 +64,34 @@ def run_heads(golden: Golden) -> Mapping[str, Tensor]:
         "grad/query": _gradient(query),
         "grad/rms_weight": _gradient(gain),
         "grad/sources": _gradient(stacked),
+    }
+
+
+def run_inkling2(golden: Golden) -> Mapping[str, Tensor]:
+    """The reads of our mixer before one sublayer, over normalised sources; three queries are those of a global attention."""
+    config = golden.about["config"]
+    blocks, partial, query = (golden.take(name) for name in ("input/block_states", "input/partial", "param/query"))
+    n, slots = config["blocks"], (Slot("attention", takes_views=config["num_queries"] == 3), Slot("swiglu"))
+    stack = Stack(config["d"], config["eps"], (2,) * (n + 1), slots * (n + 1))
+    # With a source per layer the attention of layer n reads the embedding, n - 1 completed sums and the newest one.
+    mixer: Any = AttentionResidualsConfig(form="inkling2", block_size=1, count="layer").build(stack.sites[2 * n])
+    initialise(mixer, 0)
+    queries = dict(mixer.double().named_parameters())
+    assert all(not parameter.any() for parameter in queries.values()), "the released queries start at zero"
+    with torch.no_grad():
+        for parameter, row in zip(queries.values(), query.view(-1, config["d"]), strict=True):
+            parameter.copy_(row)
+    sources = [v.contiguous().requires_grad_() for v in (*blocks.unbind(-2), partial)]
+    factors = tuple(source_factor(v, config["eps"]) for v in sources)
+    views, _ = mixer.read(Sources(tuple(sources), factors))
+    mixed = torch.stack(views if isinstance(views, QKV) else [views])
+    mixed.backward(golden.take("input/cotangent").view_as(mixed))
+    *completed, running = [_gradient(v) for v in sources]
+    return {
+        "output/y": mixed.view_as(golden.tensors["output/y"]),
+        "grad/block_states": torch.stack(completed, dim=-2),
+        "grad/partial": running,
+        "grad/query": torch.stack([_gradient(parameter) for parameter in queries.values()]).view_as(query),
     }
 
 
@@ -161,6 +193,20 @@ def _no_key_gain(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DepthQuery, "forward", forward)
 
 
+def _raw_values(patch: pytest.MonkeyPatch) -> None:
+    right = depth_read
+    patch.setattr(depth_query, "depth_read", lambda *given, values, **options: right(*given, **options))
+
+
+def _no_scale(patch: pytest.MonkeyPatch) -> None:
+    right = AttentionResidualsConfig.read_form
+
+    def read_form(self: AttentionResidualsConfig, index: int, stack: Stack) -> depth_query.ReadForm:
+        return dataclasses.replace(right(self, index, stack), score_scale=1.0)
+
+    patch.setattr(AttentionResidualsConfig, "read_form", read_form)
+
+
 def _blocks_begin_one_late(patch: pytest.MonkeyPatch) -> None:
     right = attention_residuals.AttentionResiduals.__init__
 
@@ -193,6 +239,7 @@ ADAPTER = Adapter(
     claims={
         r"attnres-op(-.*)?": run_operator,
         r"attnres-twophase-op(-.*)?": run_two_phase,
+        r"attnres-inkling2-op(-.*)?": run_inkling2,
         r"mhar-op(-.*)?": run_heads,
         r"attnres-(full|block\d*)-qwen3(-.*)?": run_qwen3,
         r"attnres-(full|block\d*)(-.*)?": run_fla,
@@ -202,6 +249,8 @@ ADAPTER = Adapter(
         Mistake("no norm of the keys", "attnres-op-onorm", _no_key_norm_in_operator),
         Mistake("no norm of the keys", "attnres-twophase-op", _no_key_norm_in_operator),
         Mistake("a merge that ignores the maxima", "attnres-twophase-op", _merge_without_rescaling),
+        Mistake("values that are not normalised", "attnres-inkling2-op", _raw_values),
+        Mistake("scores that are not divided by the root of the width", "attnres-inkling2-op", _no_scale),
         Mistake("a norm of the keys per head", "mhar-op", _norm_of_each_head),
         Mistake("no norm of the keys", "attnres-full", _no_key_norm),
         Mistake("no norm of the keys", "attnres-full-qwen3", _no_key_norm),

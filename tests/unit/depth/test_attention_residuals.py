@@ -1,5 +1,6 @@
 """Attention Residuals: blocks, heads, key ranks and schedules against each other and against the residual."""
 
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.core.source_blocks import openings
 from twoaxis.depth import AttentionResidualsConfig
+from twoaxis.interop.state_maps import state_map
 from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.model.trace import sublayer_list
+from twoaxis.sequence import ShortSWAConfig
 from twoaxis.testing.measure import gradients, trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, noise, perturb, toy_decoder, toy_tokens
 
@@ -115,6 +119,45 @@ def test_log_count_gives_zero_queries_one_vote_per_output() -> None:
     torch.testing.assert_close(run.left, (first + 2 * (second + third + last)) / 7)
 
 
+SWA = ShortSWAConfig(n_heads=2, window=2)
+
+
+def test_inkling2_reads_thrice_before_global_attention_alone() -> None:
+    """One read before local attention and feed-forwards, and none before the first sublayer."""
+    depth = AttentionResidualsConfig(form="inkling2", count="layer")
+    windowed = ATTENTION.replace(window=3)
+    model = toy_decoder(depth, blocks=((ATTENTION, FEED_FORWARD), (SWA, windowed, ATTENTION, FEED_FORWARD)), n_layers=2)
+    reads = [[name for name, part in s.depth.named_children() if part is not None] for s in sublayer_list(model)]
+    thrice = ["query", "key_query", "value_query"]
+    assert reads == [[], ["query"], ["query"], ["query"], thrice, ["query"]]
+    assert [hasattr(s, "value_norm") for s in sublayer_list(model)] == [False, False, False, False, True, False]
+
+
+def test_inkling2_is_its_equation() -> None:
+    """Written out over the sources of every read: sums of whole layers, each normalised, with scores over the root of D."""
+    depth = AttentionResidualsConfig(form="inkling2", block_size=2, count="layer")
+    model = toy_decoder(depth, n_layers=5)
+    run = trace(model, toy_tokens())
+    sums = [run.states[0].values[0]]
+    for index, update in enumerate(run.updates, start=1):
+        sums = [*sums, update] if (index - 1) % 4 == 0 else [*sums[:-1], sums[-1] + update]
+        assert len(sums) == 1 + -(-index // 4)
+        units = torch.stack([v / (v.square().mean(-1, keepdim=True) + 1e-6).sqrt() for v in sums])
+        last = index == len(run.updates)
+        place: Any = model.ends if last else sublayer_list(model)[index].depth
+        queries = [place.query] if last or index % 2 else [place.query, place.key_query, place.value_query]
+        views = run.left if last else run.views[index]
+        for query, view in zip(queries, [views] if isinstance(views, Tensor) else views, strict=True):
+            weights = torch.softmax(units @ query.pseudo_query / math.sqrt(8), dim=0)
+            torch.testing.assert_close(view, (weights.unsqueeze(-1) * units).sum(0), rtol=0, atol=1e-12)
+
+
+def test_no_layout_of_another_form_takes_inkling2() -> None:
+    config = toy_decoder(AttentionResidualsConfig(form="inkling2", count="layer")).config
+    with pytest.raises(ConfigError, match=r"depth.form='inkling2': must be 'report', whose reads have a gain"):
+        state_map("attnres_fla", config)
+
+
 @pytest.mark.parametrize(
     ("depth", "message"),
     [
@@ -127,6 +170,10 @@ def test_log_count_gives_zero_queries_one_vote_per_output() -> None:
         ({"source_prior": "log_count"}, r"source_prior='log_count': must be 'none' without a key_rank"),
         ({"schedule": "two_phase", "query": "token"}, r"query='token': must be the default with schedule='two_phase'"),
         ({"schedule": "two_phase", "key_rank": 2}, r"key_rank=2: must be the default with schedule='two_phase'"),
+        ({"form": "inkling2"}, r"count='sublayer': must be 'layer' with form='inkling2'.*; set count='layer'"),
+        ({"form": "inkling2", "count": "layer", "n_heads": 2}, r"n_heads=2: must be left out with form='inkling2'"),
+        ({"form": "inkling2", "count": "layer", "schedule": "two_phase"}, r"schedule='two_phase': must be left out"),
+        ({"form": "inkling2", "count": "layer", "mixture": "sum"}, r"mixture='sum': must be left out"),
     ],
 )
 def test_what_does_not_fit_fails_at_config_time(depth: dict[str, object], message: str) -> None:

@@ -201,6 +201,27 @@ def test_gradient_through_an_inverse_rms_arrives_either_way(impl: Impl) -> None:
     assert_same(own, statistic, inputs(3, 2, 3, 5))
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("factors", ["own", "statistic"])
+@pytest.mark.parametrize(("n", "n_heads"), [(1, 1), (3, 1), (3, 2)])
+def test_normalised_values_are_the_read_of_normalised_sources(impl: Impl, factors: str, n: int, n_heads: int) -> None:
+    """Written out over vectors that are normalised first; gradients pass through the factors of scores and of values."""
+    query, *sources = inputs(n, 2, 3, 6)
+    stream, scale = normal(2, 3, 6, seed=8), torch.tensor([0.7], dtype=torch.float64)
+
+    def written_out(q: Tensor, x: Tensor, a: Tensor, *vs: Tensor) -> Tensor:
+        units = torch.stack([v / (v.square().mean(-1, keepdim=True) + EPS).sqrt() for v in vs])
+        by_head = units.unflatten(-1, (n_heads, -1))
+        weights = torch.softmax((by_head * q.unflatten(-1, (n_heads, -1))).sum(-1, keepdim=True), dim=0)
+        return x + a * (weights * by_head).sum(0).flatten(-2)
+
+    def read(q: Tensor, x: Tensor, a: Tensor, *vs: Tensor) -> Tensor:
+        rms = factored(list(vs), impl) if factors == "own" else [inverse_rms(v, EPS) for v in vs]
+        return depth_read(vs, rms, q, impl, n_heads=n_heads, stream=x, scale=a, values="normalised")
+
+    assert_same(read, written_out, [query, stream, scale, *sources])
+
+
 def test_a_source_scaled_by_a_hundred_keeps_all_weights() -> None:
     query, *sources = [normal(6, seed=77), *(normal(2, 3, 6, seed=i) for i in range(4))]
     scaled = [sources[0], 100 * sources[1], *sources[2:]]

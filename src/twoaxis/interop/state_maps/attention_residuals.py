@@ -68,6 +68,8 @@ def _reads(places: Places, layer: str, sites: tuple[str, str], last: str) -> tup
         raise ConfigError(
             problem("depth", depth.kind, "attention_residuals with static queries and no key_rank", "leave its options out")
         )
+    if depth.form == "inkling2":
+        raise ConfigError(problem("depth.form", depth.form, "'report', whose reads have a gain", "leave form out"))
     if set(places.stack.block_lengths) != {2}:
         raise ConfigError(problem("blocks", places.stack.block_lengths, "of two sublayers each", "use another layout"))
     D = places.d_model

@@ -97,7 +97,8 @@ class OwnPart(Part):
         """Its heads and the views that it takes."""
         if not isinstance(self.config, SequenceConfig):
             return Slot(self.kind)
-        return Slot(self.kind, self.config.accepts_qkv, self.config.head_shape(d_model))
+        heads = self.config.head_shape(d_model)
+        return Slot(self.kind, self.config.accepts_qkv, heads, window=self.config.pair_window)
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Those of its configuration."""
