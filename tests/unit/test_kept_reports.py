@@ -28,7 +28,9 @@ def test_the_file_is_up_to_date(script: ModuleType) -> None:
 
 def test_a_report_is_kept_under_its_own_keys_without_its_runs(script: ModuleType, tmp_path: Path) -> None:
     arm = {"role": "control", "losses": {"0": 1.0}, "audit": {"large": 1}, "charged": {"tokens": {"cost": 1}, "flops": {}}}
-    blocks = [[{"kind": "attention", "input_local": {"kind": "canon"}, "projected_local": {"kind": "canon"}}, {"kind": "swiglu"}]]
+    blocks = [
+        [{"kind": "attention", "input_local": {"kind": "canon"}, "projected_local": {"kind": "canon"}}, {"kind": "swiglu"}]
+    ]
     run = {"arm": "a", "recipe": {"model": {"depth": {"kind": "residual"}, "blocks": blocks, "n_layers": 3}}, "loss": 1.0}
     report = {"question": "q", "charge": "tokens", "gate": {"passed": True}, "arms": {"a": arm}, "runs": [run], "timing": {}}
     for folder in ("studies/results/one", "studies/superseded/two"):

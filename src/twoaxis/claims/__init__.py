@@ -6,6 +6,7 @@ from twoaxis.claims import (
     chunks,
     complexity,
     delta_algebra,
+    delta_dual,
     duality,
     empirical,
     full_memory,
@@ -27,7 +28,8 @@ CLAIMS: tuple[Claim, ...] = (
     chunks.CLAIM,
     delta_algebra.CLAIM,
     recommended_block.CLAIM,
-    empirical.CLAIM,
+    delta_dual.CLAIM,
+    *empirical.CLAIMS,
 )
 
 

@@ -60,7 +60,9 @@ class Writes(NamedTuple):
 def captured(model: Decoder) -> Writes:
     """The states of a decoder with the mixer `deep_delta`, and the keys, gates and targets that made them."""
     run = trace(model, tokens())
-    keys, gates, targets = zip(*(_write(run, index, sublayer.depth) for index, sublayer in enumerate(sublayer_list(model))))
+    keys, gates, targets = zip(
+        *(_write(run, index, sublayer.depth) for index, sublayer in enumerate(sublayer_list(model))), strict=True
+    )
     states = tuple(torch.stack(_channels(state), dim=-1).flatten(0, 1) for state in run.states)
     rows = [torch.stack(parts, dim=2).flatten(0, 1) for parts in (keys, gates, targets)]
     return Writes(states, *rows)
