@@ -102,6 +102,9 @@ def special_cases() -> list[Case]:
     keys = decoder({"kind": "attention_residuals", "key_rank": 3})
     deep = {"ranks": 2, "schedule": "interleaved", "virtual": 3, "forwarding": "cached_own"}
     strange = decoder(StrangeConfig())
+    lent = decoder({"kind": "depth_attention", "n_heads": 2, "window": 3, "head": "read"}, 6)
+    own = decoder({"kind": "depth_attention", "n_heads": 2, "projections": "own", "head": "read"})
+    looped = {**LOOPED, "ranks": 3, "microbatches": 6}
     local = decoder("denseformer", blocks=[[{"kind": "short_swa", "window": 4}, {"kind": "kv_shift", "n_heads": 2}], ["relu2"]])
     return [
         Case("attention_residuals cached", history, pipeline(**LOOPED, forwarding="cached")),
@@ -109,6 +112,8 @@ def special_cases() -> list[Case]:
         Case("packed documents", history, pipeline(**ORDERS["cached_own"]), documents=True, evaluate=True),
         Case("a head of its own", decoder("residual", tie_embeddings=False), pipeline(**ORDERS["1f1b"])),
         Case("parameters in the ends", keys, pipeline(**ORDERS["1f1b of 3"]), evaluate=True),
+        Case("parameters of the ends in every stage", lent, pipeline(**looped, forwarding="cached_own"), evaluate=True),
+        Case("parameters that the last stage alone uses", own, pipeline(**ORDERS["1f1b of 3"])),
         Case("evaluated", history, pipeline(**ORDERS["gpipe"]), evaluate=True),
         Case("sublayers of many kinds", local, pipeline(**ORDERS["interleaved"])),
         Case("strange state", strange, pipeline(**ORDERS["interleaved"])),

@@ -87,9 +87,10 @@ def _depth_part(config: Any) -> nn.Module:
     """The depth mixers of the last block, and both ends."""
     stack = config.prepare(REFERENCE_STACK)
     sites = _last_block(stack)
-    mixers = config.build_block(sites)
+    ends = config.build_ends(stack)
+    mixers = config.build_block(sites, ends)
     part = nn.ModuleDict({f"sublayer {site.index}": mixer for site, mixer in zip(sites, mixers, strict=True)})
-    part["ends"] = config.build_ends(stack)
+    part["ends"] = ends
     return part
 
 

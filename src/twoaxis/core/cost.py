@@ -30,6 +30,7 @@ class Cost:
 
     Attributes:
         params: parameters, a count.
+        shared_params: parameters that this part uses and another part counts; a sum of parts counts them once for each use.
         matmul_flops: multiply and add in matrix products with parameters, a count.
         pair_flops: multiply and add in products of queries with the keys they may see, and of the weights
             with the values; a count over exactly the visible pairs.
@@ -41,6 +42,7 @@ class Cost:
     """
 
     params: int = 0
+    shared_params: int = 0
     matmul_flops: int = 0
     pair_flops: int = 0
     elementwise_flops: int = 0

@@ -279,7 +279,7 @@ class AttentionResidualsConfig(DepthConfig):
         """Builds the mixer of one sublayer, which reads all sources itself."""
         return AttentionResiduals(self, site)
 
-    def build_block(self, sites: Sequence[Site]) -> list[DepthMixer]:
+    def build_block(self, sites: Sequence[Site], ends: DepthEnds) -> list[DepthMixer]:
         """Builds the mixers of one block; in two phases, the first one asks for all of them."""
         if self.schedule == "per_read":
             return [self.build(site) for site in sites]

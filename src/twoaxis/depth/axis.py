@@ -53,8 +53,9 @@ class DepthAxis(nn.Module):
                 "Decoder; leave out key_rank"
             )
         sites = [stack.sites[start : start + sublayers] for start in range(0, stack.n_sublayers, sublayers)]
-        self.mixers = nn.ModuleList(mixer for block in sites for mixer in config.build_block(block))
-        self.ends = config.build_ends(stack)
+        ends = config.build_ends(stack)
+        self.mixers = nn.ModuleList(mixer for block in sites for mixer in config.build_block(block, ends))
+        self.ends = ends
         self._sublayers = sublayers
 
     @property

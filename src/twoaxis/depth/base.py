@@ -112,8 +112,13 @@ class DepthConfig(Config, ABC):
     def build(self, site: Site) -> "DepthMixer":
         """Builds the mixer of one sublayer; `core.parameters.initialise` sets its values."""
 
-    def build_block(self, sites: Sequence[Site]) -> "list[DepthMixer]":
-        """Builds the mixers of one block, which may share parts that the first one owns; the default shares nothing."""
+    def build_block(self, sites: Sequence[Site], ends: "DepthEnds") -> "list[DepthMixer]":
+        """Builds the mixers of one block, which may share parts that the first one or the ends own; the default shares none.
+
+        Args:
+            sites: of the block.
+            ends: what `build_ends` has returned for this model.
+        """
         return [self.build(site) for site in sites]
 
     def build_ends(self, stack: Stack) -> "DepthEnds":
@@ -192,6 +197,9 @@ class DepthMixer(DeclaredModule, ABC):
 
 class DepthEnds(DeclaredModule, ABC):
     """How embeddings become a depth state, and how the last state becomes what the final norm sees."""
+
+    lends = False
+    """Whether mixers use parameters of the ends, so that every rank of a pipeline needs them."""
 
     @abstractmethod
     def enter(self, embeddings: Float[Tensor, "B T D"]) -> State:

@@ -231,7 +231,7 @@ class DeepDeltaConfig(DepthConfig):
         """Builds the mixer, with a compressor of its own."""
         return DeepDelta(self, site.d_model)
 
-    def build_block(self, sites: Sequence[Site]) -> "list[DepthMixer]":
+    def build_block(self, sites: Sequence[Site], ends: DepthEnds) -> "list[DepthMixer]":
         """Builds the mixers of one block, which share the compressor of the first."""
         first = self.build(sites[0])
         return [first, *(DeepDelta(self, site.d_model, first.compress) for site in sites[1:])]

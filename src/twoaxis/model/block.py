@@ -13,7 +13,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.site import Site
 from twoaxis.core.views import QKV, Views
-from twoaxis.depth import DepthConfig, DepthMixer
+from twoaxis.depth import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.depth.base import State
 from twoaxis.model.config import SublayerConfig
 from twoaxis.ops.norm import rms_norm
@@ -107,9 +107,9 @@ def sublayer_names(configs: Sequence[SublayerConfig]) -> list[str]:
 class Block(nn.Module):
     """Sublayers in order."""
 
-    def __init__(self, depth: DepthConfig, configs: Sequence[SublayerConfig], sites: Sequence[Site]) -> None:
+    def __init__(self, depth: DepthConfig, ends: DepthEnds, configs: Sequence[SublayerConfig], sites: Sequence[Site]) -> None:
         super().__init__()
-        mixers = depth.build_block(sites)
+        mixers = depth.build_block(sites, ends)
         for name, mixer, config, site in zip(sublayer_names(configs), mixers, configs, sites, strict=True):
             self.add_module(name, Sublayer(mixer, config, site, depth.splits_views(site)))
 

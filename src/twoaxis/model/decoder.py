@@ -38,8 +38,9 @@ class Decoder(DeclaredModule):
         self.embedding = without_init(nn.Embedding(config.vocab_size, config.d_model, device="meta"))
         self.declarations["embedding.weight"] = Declaration(Normal(EMBEDDING_STD), "embedding")
         sites = iter(config.stack.sites)
-        self.blocks = nn.ModuleList(Block(config.depth, block, [next(sites) for _ in block]) for block in config.layers)
-        self.ends = config.depth.build_ends(config.stack)
+        ends = config.depth.build_ends(config.stack)
+        self.blocks = nn.ModuleList(Block(config.depth, ends, block, [next(sites) for _ in block]) for block in config.layers)
+        self.ends = ends
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.head = None if config.tie_embeddings else self.linear("head", config.d_model, config.vocab_size)
 

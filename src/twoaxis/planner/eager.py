@@ -102,8 +102,8 @@ def _counted(depth: DepthConfig, stack: Stack, dtype: torch.dtype) -> tuple[Eage
     sites = stack.sites
     with torch.device("meta"):
         starts = (0, *accumulate(stack.block_lengths))
-        mixers = [m for a, b in pairwise(starts) for m in depth.build_block(sites[a:b])]
         ends = depth.build_ends(stack)
+        mixers = [m for a, b in pairwise(starts) for m in depth.build_block(sites[a:b], ends)]
     for module in (*mixers, ends):
         module.to(dtype)
     embeddings = torch.empty(1, TOKENS, stack.d_model, dtype=dtype, device="meta")

@@ -38,8 +38,9 @@ class DepthLoop(nn.Module):
         stack = depth.prepare(Stack(d_model, 1e-6, (sublayers,) * n_blocks))
         self.places = loop_places(depth, stack)
         sites = [stack.sites[sublayers * b : sublayers * (b + 1)] for b in range(n_blocks)]
-        self.mixers = nn.ModuleList(mixer for block in sites for mixer in depth.build_block(block))
-        self.ends = depth.build_ends(stack)
+        ends = depth.build_ends(stack)
+        self.mixers = nn.ModuleList(mixer for block in sites for mixer in depth.build_block(block, ends))
+        self.ends = ends
         initialise(self, 0)
         self.double()
 

@@ -25,9 +25,10 @@ class TinyLM(nn.Module):
         self.n_heads = config["heads"]
         slots = (Slot("attention"), Slot("feed_forward")) * config["blocks"]
         stack = depth.prepare(Stack(config["d"], NORM_EPS, (2,) * config["blocks"], slots))
-        blocks = [depth.build_block(stack.sites[2 * b : 2 * b + 2]) for b in range(config["blocks"])]
+        ends = depth.build_ends(stack)
+        blocks = [depth.build_block(stack.sites[2 * b : 2 * b + 2], ends) for b in range(config["blocks"])]
         self.mixers = nn.ModuleList(mixer for block in blocks for mixer in block)
-        self.ends = depth.build_ends(stack)
+        self.ends = ends
         initialise(self.mixers, 0)
         initialise(self.ends, 0)
         self.double()

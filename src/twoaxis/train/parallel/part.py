@@ -22,7 +22,8 @@ def build_part(
     """Builds a decoder that has only these blocks, and of the rest what its stages need; nothing else takes memory.
 
     Names and initial values are those of the whole decoder, so the parts of all ranks together are its checkpoint. The
-    ends of the stack, and a tied embedding, are on the first and on the last rank.
+    ends of the stack, and a tied embedding, are on the first and on the last rank; ends that lend their parameters to the
+    sublayers are on every rank.
 
     Args:
         config: of the whole decoder.
@@ -47,7 +48,7 @@ def build_part(
         part.blocks[index] = nn.Identity()
     needed = {
         "embedding": holds_first or (holds_last and config.tie_embeddings),
-        "ends": holds_first or holds_last,
+        "ends": holds_first or holds_last or part.ends.lends,
         "norm": holds_last,
         "head": holds_last,
     }
@@ -60,7 +61,12 @@ def build_part(
     return part
 
 
-def shared_parameters(part: Decoder) -> list[nn.Parameter]:
-    """Of the part on the first or the last rank: the parameters that both have, and whose gradients are sums over both."""
+def parameters_of_two_ranks(part: Decoder) -> list[nn.Parameter]:
+    """Parameters that only the first and the last rank have; of the part of either one."""
     tied = part.embedding.parameters() if part.config.tie_embeddings else ()
-    return [*tied, *part.ends.parameters()]
+    return [*tied, *(() if part.ends.lends else part.ends.parameters())]
+
+
+def parameters_of_all_ranks(part: Decoder) -> list[nn.Parameter]:
+    """Parameters that every rank has."""
+    return list(part.ends.parameters()) if part.ends is not None and part.ends.lends else []

@@ -4,7 +4,7 @@ Letters: B rows of a batch, T position.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -18,9 +18,9 @@ from twoaxis.model import DecoderConfig
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 from twoaxis.ops.precision import statistics_dtype
 from twoaxis.train.parallel.config import PipelineConfig
-from twoaxis.train.parallel.part import build_part, shared_parameters
+from twoaxis.train.parallel.part import build_part, parameters_of_all_ranks, parameters_of_two_ranks
 from twoaxis.train.parallel.plan import make_plan
-from twoaxis.train.parallel.shared import SharedGradients
+from twoaxis.train.parallel.shared import SharedGradients, sum_over_all, sum_over_two
 from twoaxis.train.parallel.stage import CachingStage, DecoderStage
 from twoaxis.train.parallel.store import Store
 
@@ -109,7 +109,7 @@ class Pipeline:
     ) -> PipelineLoss:
         """Adds the gradient of the sum of the token losses to the parameters of this rank.
 
-        The tensors are those of the whole batch, on every rank. Gradients of parameters that two ranks hold are summed.
+        The tensors are those of the whole batch, on every rank. Gradients of parameters that several ranks hold are summed.
 
         Args:
             tokens: ids.
@@ -120,7 +120,9 @@ class Pipeline:
             ConfigError: a batch of another shape than the buffers have, or autocast, under which they would have other dtypes.
         """
         self._check(tokens, targets, documents)
-        with nullcontext() if self._shared is None else self._shared.summed():
+        with ExitStack() as stack:
+            for shared in self._shared:
+                stack.enter_context(shared.summed())
             loss = self._run(self._schedule.step, tokens, targets, documents)
         assert not len(self._store), "a stage has kept tensors that its backward pass did not release"
         return loss
@@ -179,12 +181,15 @@ class Pipeline:
     def _loss(self, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
         return linear_cross_entropy(hidden.flatten(0, 1), self.model.head_weight, targets.flatten())
 
-    def _shared_gradients(self) -> SharedGradients | None:
-        """None where this rank shares no parameter with another."""
-        if self.config.ranks == 1 or not (self.holds_first or self.holds_last):
-            return None
-        other = self.config.ranks - 1 if self.holds_first else 0
-        return SharedGradients(shared_parameters(self.model), other, self.group)
+    def _shared_gradients(self) -> list[SharedGradients]:
+        """Of the parameters that every rank holds, and of those that the first and the last one hold."""
+        if self.config.ranks == 1:
+            return []
+        found = [SharedGradients(parameters_of_all_ranks(self.model), sum_over_all(self.group))]
+        if self.holds_first or self.holds_last:
+            other = self.config.ranks - 1 if self.holds_first else 0
+            found.append(SharedGradients(parameters_of_two_ranks(self.model), sum_over_two(other, self.group)))
+        return found
 
 
 def _schedule(config: PipelineConfig, stages: list[CachingStage], loss: Callable[..., Tensor]) -> Any:

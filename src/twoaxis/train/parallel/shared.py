@@ -1,26 +1,57 @@
-"""Parameters that the first and the last rank of a pipeline both hold: their gradient is the sum over both."""
+"""Parameters that several ranks of a pipeline hold: their gradient is the sum over those ranks."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+Sum = Callable[[Tensor], Tensor]
+"""Returns the sum of a tensor over some ranks, each of which calls it with its own part."""
 
-class SharedGradients:
-    """Sums the gradients of shared parameters over two ranks, which start equal and therefore stay equal.
+
+def sum_over_two(other: int, group: dist.ProcessGroup | None) -> Sum:
+    """The sum over this rank and another one.
 
     The two send each other their parts, since a process group of two would have to be made by all processes in concert.
 
     Args:
-        parameters: in the same order on both ranks.
         other: the other rank in the group.
         group: of the pipeline.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], other: int, group: dist.ProcessGroup | None) -> None:
-        self.parameters, self.other, self.group = parameters, other, group
+    def summed(own: Tensor) -> Tensor:
+        received = torch.empty_like(own)
+        ways = ((dist.isend, own), (dist.irecv, received))
+        for work in dist.batch_isend_irecv([dist.P2POp(way, tensor, group=group, group_peer=other) for way, tensor in ways]):
+            work.wait()
+        return own + received
+
+    return summed
+
+
+def sum_over_all(group: dist.ProcessGroup | None) -> Sum:
+    """The sum over all ranks of the pipeline."""
+
+    def summed(own: Tensor) -> Tensor:
+        total = own.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    return summed
+
+
+class SharedGradients:
+    """Sums the gradients of shared parameters over the ranks that hold them, which start equal and therefore stay equal.
+
+    Args:
+        parameters: in the same order on all of these ranks.
+        sum_over_ranks: adds up their parts.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], sum_over_ranks: Sum) -> None:
+        self.parameters, self._sum_over_ranks = parameters, sum_over_ranks
 
     @contextmanager
     def summed(self) -> Iterator[None]:
@@ -38,20 +69,9 @@ class SharedGradients:
     def _sum(self) -> None:
         if not self.parameters:
             return
-        # A parameter that only one of the two has used still has a sum, and one that none has used has no gradient.
+        # A parameter that only some of the ranks have used still has a sum, and one that none has used has no gradient.
         used = torch.tensor([parameter.grad is not None for parameter in self.parameters], device=self.parameters[0].device)
-        used = used.int()
-        for parameter, users in zip(self.parameters, (used + self._exchange(used)).tolist(), strict=True):
+        for parameter, users in zip(self.parameters, self._sum_over_ranks(used.int()).tolist(), strict=True):
             if users:
                 own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
-                parameter.grad = own + self._exchange(own)
-
-    def _exchange(self, own: Tensor) -> Tensor:
-        """Sends a tensor to the other rank and returns what that has sent."""
-        received = torch.empty_like(own)
-        ways = ((dist.isend, own), (dist.irecv, received))
-        for work in dist.batch_isend_irecv(
-            [dist.P2POp(way, tensor, group=self.group, group_peer=self.other) for way, tensor in ways]
-        ):
-            work.wait()
-        return received
+                parameter.grad = self._sum_over_ranks(own)
