@@ -8,6 +8,7 @@ from twoaxis.claims import (
     delta_algebra,
     delta_dual,
     duality,
+    duality_in_model,
     empirical,
     full_memory,
     recommended_block,
@@ -28,6 +29,7 @@ CLAIMS: tuple[Claim, ...] = (
     chunks.CLAIM,
     delta_algebra.CLAIM,
     recommended_block.CLAIM,
+    duality_in_model.CLAIM,
     delta_dual.CLAIM,
     *empirical.CLAIMS,
 )
