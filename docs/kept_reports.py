@@ -5,7 +5,8 @@ Single runs, timings and audits stay in the reports; what a verdict rests on is 
 
 import json
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,25 @@ def entries(studies: Path = ROOT / "studies") -> Iterator[dict[str, Any]]:
 def kept(report: dict[str, Any]) -> dict[str, Any]:
     """The part of a report that is kept."""
     charge = report.get("charge", "tokens")
+    models = {run["arm"]: run["recipe"]["model"] for run in report.get("runs", ()) if "model" in run.get("recipe", {})}
     arms = {}
     for name, arm in report["arms"].items():
         arms[name] = _some(arm, ARM_KEYS)
+        if name in models:
+            arms[name] |= {"depth": models[name]["depth"], "mixers": mixers(models[name])}
         if found := arm.get("charged", {}).get(charge):
             arms[name]["charged"] = {charge: found}
     return _some(report, REPORT_KEYS) | {"arms": arms}
+
+
+def mixers(model: Mapping[str, Any]) -> dict[str, int]:
+    """In how many sublayers each mixer stands, and each local mixer inside one as `attention+canon`."""
+    found: Counter[str] = Counter()
+    blocks = model["blocks"] * (model["n_layers"] if len(model["blocks"]) == 1 else 1)
+    for sublayer in (sublayer for block in blocks for sublayer in block):
+        found[sublayer["kind"]] += 1
+        found.update({f"{sublayer['kind']}+{part['kind']}" for part in sublayer.values() if isinstance(part, dict)})
+    return dict(found)
 
 
 def _some(data: dict[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:

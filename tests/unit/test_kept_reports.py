@@ -28,7 +28,11 @@ def test_the_file_is_up_to_date(script: ModuleType) -> None:
 
 def test_a_report_is_kept_under_its_own_keys_without_its_runs(script: ModuleType, tmp_path: Path) -> None:
     arm = {"role": "control", "losses": {"0": 1.0}, "audit": {"large": 1}, "charged": {"tokens": {"cost": 1}, "flops": {}}}
-    report = {"question": "q", "charge": "tokens", "gate": {"passed": True}, "arms": {"a": arm}, "runs": [1], "timing": {}}
+    blocks = [
+        [{"kind": "attention", "input_local": {"kind": "canon"}, "projected_local": {"kind": "canon"}}, {"kind": "swiglu"}]
+    ]
+    run = {"arm": "a", "recipe": {"model": {"depth": {"kind": "residual"}, "blocks": blocks, "n_layers": 3}}, "loss": 1.0}
+    report = {"question": "q", "charge": "tokens", "gate": {"passed": True}, "arms": {"a": arm}, "runs": [run], "timing": {}}
     for folder in ("studies/results/one", "studies/superseded/two"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "report.json").write_text(json.dumps(report), encoding="utf-8")
@@ -41,7 +45,8 @@ def test_a_report_is_kept_under_its_own_keys_without_its_runs(script: ModuleType
         ("two", "superseded"),
     ]
     assert found[0]["path"] == "studies/results/one/report.json"
-    arms = {"a": {"role": "control", "losses": {"0": 1.0}, "charged": {"tokens": {"cost": 1}}}}
+    model = {"depth": {"kind": "residual"}, "mixers": {"attention": 3, "attention+canon": 3, "swiglu": 3}}
+    arms = {"a": {"role": "control", "losses": {"0": 1.0}, **model, "charged": {"tokens": {"cost": 1}}}}
     assert found[0]["report"] == {"question": "q", "charge": "tokens", "gate": {"passed": True}, "arms": arms}
 
 

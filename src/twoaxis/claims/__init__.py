@@ -6,7 +6,9 @@ from twoaxis.claims import (
     chunks,
     complexity,
     delta_algebra,
+    delta_dual,
     duality,
+    duality_in_model,
     empirical,
     full_memory,
     recommended_block,
@@ -27,7 +29,9 @@ CLAIMS: tuple[Claim, ...] = (
     chunks.CLAIM,
     delta_algebra.CLAIM,
     recommended_block.CLAIM,
-    empirical.CLAIM,
+    duality_in_model.CLAIM,
+    delta_dual.CLAIM,
+    *empirical.CLAIMS,
 )
 
 
