@@ -7,11 +7,13 @@ import pytest
 
 from twoaxis.cli.plan_evidence import print_evidence
 from twoaxis.core.kept_reports import KeptReport, kept_reports
-from twoaxis.planner.evidence import NO_VALID_STUDY, arm_mixers, evidence
+from twoaxis.planner.evidence import NO_VALID_STUDY, evidence, local_mixers
 from twoaxis.planner.methods import Goal
 
 GATE = {"passed": True, "sentence": "The control reaches 3.71 nats, below the bigram 4.16."}
-LOCAL = [["short_swa", {"kind": "attention", "n_heads": 2}, "swiglu"]]
+PLAIN = {"depth": {"kind": "residual"}, "mixers": {"attention": 2, "swiglu": 2}}
+DELTA = {"delta": {"depth": {"kind": "deep_delta", "update_rule": "delta"}}}
+LOCAL = {"mixers": {"short_swa": 2, **PLAIN["mixers"]}}
 
 
 def comparison(verdict: str, difference: float) -> dict[str, Any]:
@@ -26,24 +28,18 @@ def comparison(verdict: str, difference: float) -> dict[str, Any]:
 def report(arms: dict[str, Any], verdicts: dict[str, str], contrasts: Any = (), **changes: Any) -> KeptReport:
     """A report with a difference of -1 for what is better, +1 for what is worse and 0 for what is undecided."""
     size = {"better": -1.0, "worse": 1.0, "undecided": 0.0}
-    data = {"control": {"control": True, "role": "control", "parameters": 1_000_000, "tokens": 2_000_000}}
-    for name in [*arms, *(each[1] for each in contrasts)]:
-        to, _, companion = name.partition("~")
-        data[name] = {"control": False, "role": "companion" if companion else "treatment", "to": to if companion else ""}
-        data[name] |= {"parameters": 1_250_000, "tokens": 2_000_000}
+    data = {"control": {"control": True, "role": "control", "parameters": 1_000_000, "tokens": 2_000_000, **PLAIN}}
+    for name, mixers in arms.items():
+        role = "companion" if "~" in name else "treatment"
+        data[name] = {"control": False, "role": role, "parameters": 1_250_000, "tokens": 2_000_000, **PLAIN, **mixers}
         if name in verdicts:
             data[name]["charged"] = {"tokens": {"comparison": comparison(verdicts[name], size[verdicts[name]])}}
     said = [
         {"arm": arm, "against": against, "matched": "flops", "comparison": comparison(verdict, size[verdict])}
         for arm, against, verdict in contrasts
     ]
-    base = {"model": {"depth": "residual", "blocks": [[{"kind": "attention", "n_heads": 2}, "swiglu"]]}}
-    design = {"control": "control", "base": base, "arms": {"control": {}, **arms}}
-    found = {"question": "Which?", "complete": True, "charge": "tokens", "gate": GATE, "design": design, "arms": data}
+    found = {"question": "Which?", "complete": True, "charge": "tokens", "gate": GATE, "arms": data}
     return KeptReport("made_up", "current", "made_up.json", found | {"contrasts": said} | changes)
-
-
-DELTA = {"delta": {"model": {"depth": "deep_delta"}}}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +54,8 @@ DELTA = {"delta": {"model": {"depth": "deep_delta"}}}
     ],
 )
 def test_the_comparison_with_the_control_chooses_the_side(verdict: str, contrast: str, side: str) -> None:
-    (study,) = evidence("shortcut", (report(DELTA, {"delta": verdict}, [("delta", "delta~write_only", contrast)]),))
+    arms = {**DELTA, "delta~write_only": {"depth": {"kind": "deep_delta", "update_rule": "write_only"}}}
+    (study,) = evidence("shortcut", (report(arms, {"delta": verdict}, [("delta", "delta~write_only", contrast)]),))
     assert study.side == side and not study.withdrawn
     assert [pair.against for pair in study.pairs] == ["control", "delta~write_only"]
     assert study.scale == "models of 1 M to 1.25 M parameters, 2 M tokens a run"
@@ -71,7 +68,8 @@ def test_a_comparison_says_its_verdict_difference_interval_and_number() -> None:
 
 
 def test_a_generated_short_swa_is_evidence_on_it_turned_round() -> None:
-    (study,) = evidence("local-mixing", (report(DELTA, {"delta": "better"}, [("delta", "delta~short_swa@flops", "better")]),))
+    arms = {**DELTA, "delta~short_swa@flops": LOCAL}
+    (study,) = evidence("local-mixing", (report(arms, {"delta": "better"}, [("delta", "delta~short_swa@flops", "better")]),))
     (pair,) = study.pairs
     assert (pair.arm, pair.against, pair.verdict) == ("delta~short_swa@flops", "delta", "worse")
     assert (pair.difference, pair.low, pair.high) == (1.0, 0.75, 1.5)
@@ -85,19 +83,29 @@ def test_a_generated_short_swa_is_evidence_on_it_turned_round() -> None:
 def test_arms_are_recognised_by_what_they_change(goal: Goal, names: list[str]) -> None:
     arms = {
         **DELTA,
-        "delta_cc": ["model.depth.kind=deep_delta", "model.depth.value_channels=4"],
-        "write_only": {"model": {"depth": {"kind": "deep_delta", "update_rule": "write_only"}}},
-        "local": {"model": {"blocks": LOCAL}},
-        "together": {"model": {"depth": "deep_delta", "blocks": LOCAL}},
-        "scalars": {"model": {"depth": "residual_scalars"}},
-        "wider": {"model": {"d_model": 96}},
+        "delta_cc": {"depth": {"kind": "deep_delta", "value_channels": 4}},
+        "write_only": {"depth": {"kind": "deep_delta", "update_rule": "write_only"}},
+        "local": LOCAL,
+        "together": {**DELTA["delta"], **LOCAL},
+        "scalars": {"depth": {"kind": "residual_scalars"}},
+        "inside_attention": {"mixers": {**PLAIN["mixers"], "attention+canon": 2}},
+        "wider": {},
     }
     (study,) = evidence(goal, (report(arms, dict.fromkeys(arms, "better")),))
     assert [pair.arm for pair in study.pairs] == names
 
 
 def test_a_study_without_the_method_says_nothing_on_it() -> None:
-    assert evidence("shortcut", (report({"local": {"model": {"blocks": LOCAL}}}, {"local": "better"}),)) == ()
+    assert evidence("shortcut", (report({"local": LOCAL}, {"local": "better"}),)) == ()
+
+
+def test_an_arm_without_runs_says_nothing() -> None:
+    kept = report({**DELTA, "delta_cc": DELTA["delta"]}, {"delta": "better"}, complete=False)
+    del kept.report["arms"]["delta_cc"]["depth"]
+    (study,) = evidence("shortcut", (kept,))
+    assert study.withdrawn == "runs are missing"
+    del kept.report["arms"]["delta"]["depth"]
+    assert evidence("shortcut", (kept,)) == ()
 
 
 def test_an_arm_that_was_not_trained_has_no_verdict() -> None:
@@ -144,7 +152,6 @@ def test_without_a_valid_study_the_plan_says_so(capsys: pytest.CaptureFixture[st
 def test_every_kept_report_can_be_read_wherever_the_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for kept in kept_reports():
-        for name in kept.report["arms"]:
-            assert arm_mixers(kept.report, name).depth["kind"]
+        assert all(arm["depth"]["kind"] and local_mixers(arm) for arm in kept.report["arms"].values())
     found: dict[Goal, set[str]] = {goal: {study.name for study in evidence(goal)} for goal in ("shortcut", "local-mixing")}
     assert "depth_retrieval" in found["shortcut"] and "local_mixing" in found["local-mixing"]

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from twoaxis.core.kept_reports import KeptReport, kept_reports
-from twoaxis.core.overlay import overlay
 from twoaxis.planner.methods import Goal
 
 Verdict = Literal["better", "undecided", "worse"]
@@ -25,21 +24,6 @@ NATURE = (
 )
 
 NO_VALID_STUDY = "No valid study yet: nothing is known here for or against this recommendation."
-
-
-@dataclass(frozen=True)
-class ArmMixers:
-    """The mixers of one arm of a study.
-
-    Attributes:
-        depth: data of its depth mixer.
-        sublayers: kinds of its sublayers and of the local mixers inside them.
-        companion: the kind of a generated arm, such as `write_only`; "" for an arm of the design.
-    """
-
-    depth: Mapping[str, Any]
-    sublayers: frozenset[str]
-    companion: str = ""
 
 
 @dataclass(frozen=True)
@@ -137,31 +121,14 @@ def evidence(goal: Goal, kept: tuple[KeptReport, ...] | None = None) -> tuple[St
     return tuple(sorted(found, key=lambda study: order.index(study.side)))
 
 
-def arm_mixers(report: Mapping[str, Any], name: str) -> ArmMixers:
-    """The mixers of an arm; those of a generated one are the control's but for what was generated."""
-    design = report["design"]
-    _, _, companion = name.partition("~")
-    arm = report["arms"][name]["to"] if companion else name
-    kind = companion.partition("@")[0]
-    if kind in (LOCAL_KIND, "residual_scalars", "wider_stream"):
-        arm = design["control"]
-    model = overlay(design["base"], design["arms"].get(arm, {})).get("model", {})
-    depth = _table(model.get("depth", "residual"))
-    sublayers = frozenset(_kinds(model.get("blocks", [])))
-    if kind == LOCAL_KIND:
-        sublayers |= {LOCAL_KIND}
-    elif kind == "residual_scalars":
-        depth = {"kind": kind}
-    return ArmMixers(depth, sublayers, kind)
-
-
 def _study(goal: Goal, kept: KeptReport) -> StudyEvidence | None:
     report = kept.report
     arms = report["arms"]
     control = next(name for name, arm in arms.items() if arm["control"])
-    base = arm_mixers(report, control)
-    mixers = {name: arm_mixers(report, name) for name in arms if name != control}
-    own = [name for name, arm in mixers.items() if any(_recommended(part, arm, base) for part in PARTS.get(goal, (goal,)))]
+    base = arms[control]
+    # An arm of which no run has been made has no mixers in the record, and nothing to say.
+    known = {name: arm for name, arm in arms.items() if name != control and "depth" in arm and "depth" in base}
+    own = [name for name, arm in known.items() if any(_recommended(part, arm, base) for part in PARTS.get(goal, (goal,)))]
     if not own:
         return None
     return StudyEvidence(
@@ -175,17 +142,23 @@ def _study(goal: Goal, kept: KeptReport) -> StudyEvidence | None:
     )
 
 
-def _recommended(goal: Goal, arm: ArmMixers, control: ArmMixers) -> bool:
+def _recommended(goal: Goal, arm: Mapping[str, Any], control: Mapping[str, Any]) -> bool:
     """Whether an arm is the control with the recommended method and nothing else that a goal is about."""
-    shortcut = arm.depth["kind"] == SHORTCUT_KIND and arm.depth.get("update_rule", "delta") == "delta"
-    local = LOCAL_KIND in arm.sublayers - control.sublayers
-    if arm.companion not in ("", LOCAL_KIND):
+    if arm.get("role") in ("rung", "trial"):
         return False
+    depth, plain = arm["depth"], control["depth"]
+    mixers, local = local_mixers(arm), local_mixers(control)
+    shortcut = depth["kind"] == SHORTCUT_KIND and depth.get("update_rule", "delta") == "delta" and depth != plain
     if goal == "both":
-        return shortcut and local
+        return shortcut and LOCAL_KIND in mixers - local
     if goal == "shortcut":
-        return shortcut and arm.sublayers == control.sublayers and arm.depth != control.depth
-    return local and arm.depth == control.depth
+        return shortcut and mixers == local
+    return depth == plain and LOCAL_KIND in mixers - local
+
+
+def local_mixers(arm: Mapping[str, Any]) -> frozenset[str]:
+    """Kinds of the sublayers of an arm and of the local mixers inside them."""
+    return frozenset(kind for name in arm["mixers"] for kind in name.split("+"))
 
 
 def _pairs(report: Mapping[str, Any], own: list[str], control: str) -> Iterator[PairVerdict]:
@@ -229,24 +202,6 @@ def _scale(report: Mapping[str, Any]) -> str:
     tokens = sorted({arm["tokens"] for arm in arms if arm.get("tokens")})
     said = f"models of {_count(min(sizes))} to {_count(max(sizes))} parameters" if sizes else "models of unknown size"
     return f"{said}, {' or '.join(_count(each) for each in tokens)} tokens a run" if tokens else said
-
-
-def _kinds(blocks: Any) -> Iterator[str]:
-    """Kinds in lists of sublayers, and of the local mixers inside them."""
-    if isinstance(blocks, str):
-        yield blocks
-    elif isinstance(blocks, Mapping):
-        yield str(blocks.get("kind", ""))
-        for place in ("input_local", "projected_local"):
-            if blocks.get(place) is not None:
-                yield from _kinds(blocks[place])
-    else:
-        for each in blocks:
-            yield from _kinds(each)
-
-
-def _table(data: Any) -> Mapping[str, Any]:
-    return {"kind": data} if isinstance(data, str) else data
 
 
 def _signed(value: float) -> str:

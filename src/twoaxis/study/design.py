@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from twoaxis.core.config import Config
 from twoaxis.core.config_file import read_config_file
 from twoaxis.core.errors import ConfigError, StudyError, nearest, problem
-from twoaxis.core.overlay import overlay
 from twoaxis.core.overrides import apply_overrides
+from twoaxis.study.overlay import overlay
 from twoaxis.study.rules import BudgetConfig, CompanionKind, DecisionConfig, MatchConfig, MatchField, TuningConfig
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import first_difference
