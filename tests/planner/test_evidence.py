@@ -67,6 +67,22 @@ def test_a_comparison_says_its_verdict_difference_interval_and_number() -> None:
     assert study.pairs[0].sentence.replace("\N{MINUS SIGN}", "-") == f"{said}, 2 replicates"
 
 
+def test_the_interval_of_the_verdict_is_shown_where_the_report_has_it() -> None:
+    kept = report(DELTA, {"delta": "better"})
+    kept.report["arms"]["delta"]["charged"]["tokens"]["comparison"] |= {"simultaneous": [-2.0, -0.125], "family": 7}
+    (study,) = evidence("shortcut", (kept,))
+    (pair,) = study.pairs
+    assert (pair.low, pair.high, pair.family) == (-2.0, -0.125, 7)
+    assert "simultaneous 95 % interval (family of 7) \N{MINUS SIGN}2.0000 to" in pair.sentence
+
+
+def test_a_withheld_verdict_is_none() -> None:
+    kept = report(DELTA, {"delta": "better"})
+    kept.report["arms"]["delta"]["charged"]["tokens"]["comparison"]["verdict"] = None
+    (study,) = evidence("shortcut", (kept,))
+    assert study.side == "undecided" and study.pairs[0].sentence == "delta against control: no verdict"
+
+
 def test_a_generated_short_swa_is_evidence_on_it_turned_round() -> None:
     arms = {**DELTA, "delta~short_swa@flops": LOCAL}
     (study,) = evidence("local-mixing", (report(arms, {"delta": "better"}, [("delta", "delta~short_swa@flops", "better")]),))

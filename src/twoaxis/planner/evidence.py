@@ -19,8 +19,8 @@ PARTS: dict[Goal, tuple[Goal, ...]] = {"both": ("both", "shortcut", "local-mixin
 """Goals whose recommendations a study may try one by one."""
 
 NATURE = (
-    "A plan states cost and no quality. Only studies whose control passed the validity gate say anything about quality. A "
-    "verdict is corrected for all comparisons of its family, an interval is that of one comparison."
+    "A plan states cost and no quality. Only studies whose control passed the validity gate say anything about quality. "
+    "Verdicts and simultaneous intervals are corrected for all comparisons of a family, own intervals are not."
 )
 
 NO_VALID_STUDY = "No valid study yet: nothing is known here for or against this recommendation."
@@ -36,9 +36,11 @@ class PairVerdict:
         matched: what both were given as much of; `tokens` for comparisons with the control unless the design says otherwise.
         verdict: on the arm with the method; None where the study gives none.
         difference: mean of its validation loss minus the other's, in nats per token; below zero is better.
-        low: lower end of the 95 % interval of this comparison alone; None when the replicates do not vary.
+        low: lower end of the 95 % interval of the verdict, or in an old report of this comparison alone; None when the
+            replicates do not vary.
         high: upper end.
         replicates: pairs.
+        family: comparisons that the interval is corrected for; 0 where it is that of one comparison.
         with_control: whether the other arm is the control of the study.
         no_verdict: why there is none, as the study says it.
     """
@@ -51,6 +53,7 @@ class PairVerdict:
     low: float | None
     high: float | None
     replicates: int
+    family: int
     with_control: bool
     no_verdict: str = ""
 
@@ -59,12 +62,12 @@ class PairVerdict:
         """The same in words."""
         if self.verdict is None or self.difference is None:
             return f"{self.arm} against {self.against}: no verdict" + (f" ({self.no_verdict})" if self.no_verdict else "")
-        interval = "" if self.low is None else f", own 95 % interval {_signed(self.low)} to {_signed(self.high or 0.0)}"
+        which = f"simultaneous 95 % interval (family of {self.family})" if self.family else "own 95 % interval"
+        interval = "" if self.low is None or self.high is None else f", {which} {_signed(self.low)} to {_signed(self.high)}"
         equal = f" at equal {self.matched.replace('flops', 'FLOPs')}" if self.matched else ""
-        return (
-            f"{self.arm} is {self.verdict} {'against' if self.verdict == 'undecided' else 'than'} {self.against}{equal}: "
-            f"{_signed(self.difference)} nats per token{interval}, {self.replicates} replicates"
-        )
+        verdict = "undecided against" if self.verdict == "undecided" else f"{self.verdict} than"
+        found = f"{self.arm} is {verdict} {self.against}{equal}: {_signed(self.difference)} nats per token"
+        return f"{found}{interval}, {self.replicates} replicates"
 
 
 @dataclass(frozen=True)
@@ -186,14 +189,16 @@ def _pair(
 ) -> PairVerdict:
     """One comparison, or why the study gives no verdict on it."""
     refused = said.get("no_verdict") or ""
-    if comparison is None or refused:
-        return PairVerdict(*names, None, None, None, None, 0, with_control, refused)
-    low, high = comparison["ci95"] or (None, None)
+    if comparison is None or comparison["verdict"] is None or refused:
+        return PairVerdict(*names, None, None, None, None, 0, 0, with_control, refused)
+    simultaneous = comparison.get("simultaneous")
+    low, high = simultaneous or comparison["ci95"] or (None, None)
+    family, n = comparison["family"] if simultaneous else 0, len(comparison["paired_differences"])
     verdict, difference = comparison["verdict"], comparison["mean_difference"]
     if turned:
         verdict, difference = TURNED[verdict], -difference
         low, high = (None, None) if low is None or high is None else (-high, -low)
-    return PairVerdict(*names, verdict, difference, low, high, len(comparison["paired_differences"]), with_control)
+    return PairVerdict(*names, verdict, difference, low, high, n, family, with_control)
 
 
 def _scale(report: Mapping[str, Any]) -> str:
