@@ -1,11 +1,13 @@
-"""How a mixer forms its weights and where its sum goes: the columns by which methods on both axes are compared.
-
-Letters of the entries: h_l state between blocks, x_g stream before sublayer g, f_j output of sublayer j, X_j output of block j,
-D_j what block j adds, S_j parallel stream, e embedding, c what a sublayer sees behind its norm, t position.
-"""
+"""How a mixer forms its weights and where its sum goes: the columns by which methods on both axes are compared."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+LETTERS = (
+    "h_l: state between blocks; x_g: stream before sublayer g; f_j: output of sublayer j; X_j: output of block j; D_j: what "
+    "block j adds; S_j: one of n parallel streams; e: embedding; c_t: what a sublayer sees of token t, behind its norm."
+)
+"""Of the entries."""
 
 Sharing = Literal["none", "model", "block", "sublayer"]
 """Whether there is one set of parameters for the `model`, for each `block` that mixes, for each `sublayer`, or none."""

@@ -97,13 +97,14 @@ class DeepDeltaConfig(DepthConfig):
     @property
     def design(self) -> MixingDesign:
         """A write that takes out what the state holds along the update before it puts the target there."""
+        target = {"paper": "W_v c", "code": "4 sigmoid(W_v x + b_v)", "code_linear": "W_v x + b_v"}[self.value_target]
         erases = self.update_rule == "delta"
         return MixingDesign(
             query="k = unit update" if erases else "none",
-            key="state along k" if erases else "none",
-            value="target v, along k",
+            key="k^T X" if erases else "none",
+            value=f"{target}, along k",
             normaliser="gate 2 sigmoid, |k| = 1",
-            window="own state",
+            window="own state" if self.value_channels == 1 else "own state, C channels",
             sharing="sublayer",
             injection="overwrites the stream along k" if erases else "added to the stream along k",
             weights="input and reader",

@@ -84,14 +84,16 @@ class DenseFormerConfig(DepthConfig):
         """Free weights."""
         unit = "X_j" if self.granularity == "block" else "x_g"
         gains = self.variant == "skip_gains"
+        sources = "all" if self.last is None else "e, last n"
+        period = "" if self.period == 1 else f", every {self.period} units"
         return MixingDesign(
             query="none",
             key="none",
             value="x_g" if gains else f"{unit}, e",
             normaliser="none",
-            window="own state" if gains else "all" if self.last is None else "e, last n",
+            window="own state" if gains else sources if self.dilation == 1 else f"{sources}, 1 of {self.dilation}",
             sharing="sublayer" if gains or self.granularity == "sublayer" else "block",
-            injection="replaces the stream" if self.variant != "connect_to_last" else "replaces what the head sees",
+            injection="replaces what the head sees" if self.variant == "connect_to_last" else f"replaces the stream{period}",
         )
 
     @model_validator(mode="after")

@@ -111,14 +111,16 @@ class MUDDFormerConfig(DepthConfig):
     def design(self) -> MixingDesign:
         """Free weights that the newest output makes."""
         dynamic = self.weights == "dynamic"
+        sources = "all" if self.window is None else "e, last n"
+        period = "" if self.period == 1 else f", every {self.period} blocks"
         return MixingDesign(
             query="MLP(RMSNorm(X_i))" if dynamic else "none",
             key="none: one output for each source" if dynamic else "none",
             value="X_j, e" if self.source_norm == "none" else "RMSNorm(X_j), RMSNorm(e)",
             normaliser="none",
-            window="all" if self.window is None else "e, last n",
+            window=sources if self.dilation == 1 else f"{sources}, 1 of {self.dilation}",
             sharing="block",
-            injection="replaces the stream" + (", q k v r apart" if self.ways == "qkvr" else ""),
+            injection="replaces the stream" + (", q k v r apart" if self.ways == "qkvr" else "") + period,
             weights="input and reader" if dynamic else "static",
         )
 

@@ -1,6 +1,6 @@
 """What the kept studies say for and against the method that is recommended for a goal: a plan states cost only."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -8,6 +8,11 @@ from twoaxis.core.kept_reports import KeptReport, kept_reports
 from twoaxis.planner.methods import Goal
 
 Verdict = Literal["better", "undecided", "worse"]
+Arm = Mapping[str, Any]
+"""What a kept report says of one arm."""
+
+Wanted = Callable[[Arm, Arm], bool]
+
 Side = Literal["for", "against", "mixed", "undecided", "withdrawn"]
 
 SHORTCUT_KIND, LOCAL_KIND = "deep_delta", "short_swa"
@@ -124,14 +129,43 @@ def evidence(goal: Goal, kept: tuple[KeptReport, ...] | None = None) -> tuple[St
     return tuple(sorted(found, key=lambda study: order.index(study.side)))
 
 
-def _study(goal: Goal, kept: KeptReport) -> StudyEvidence | None:
-    report = kept.report
+def against_control(kept: KeptReport, wanted: Wanted) -> Iterator[PairVerdict]:
+    """Arms of a study that is evidence, against its control.
+
+    Args:
+        kept: the study.
+        wanted: of (arm, control), whether an arm is asked about.
+    """
+    control, own = _chosen(kept.report, wanted)
+    charge = kept.report.get("charge", "tokens")
+    for name in () if kept.withdrawn else own:
+        arm = kept.report["arms"][name]
+        # A companion was generated for another comparison.
+        if arm.get("role") != "companion":
+            comparison = (arm.get("charged", {}).get(charge) or {}).get("comparison")
+            yield _pair((name, control, charge), comparison, arm, with_control=True)
+
+
+def local_mixers(arm: Arm) -> frozenset[str]:
+    """Kinds of the sublayers of an arm and of the local mixers inside them."""
+    return frozenset(kind for name in arm["mixers"] for kind in name.split("+"))
+
+
+def _chosen(report: Mapping[str, Any], wanted: Wanted) -> tuple[str, list[str]]:
+    """The control of a study and the arms that are asked about."""
     arms = report["arms"]
     control = next(name for name, arm in arms.items() if arm["control"])
     base = arms[control]
     # An arm of which no run has been made has no mixers in the record, and nothing to say.
     known = {name: arm for name, arm in arms.items() if name != control and "depth" in arm and "depth" in base}
-    own = [name for name, arm in known.items() if any(_recommended(part, arm, base) for part in PARTS.get(goal, (goal,)))]
+    return control, [name for name, arm in known.items() if arm.get("role") not in ("rung", "trial") and wanted(arm, base)]
+
+
+def _study(goal: Goal, kept: KeptReport) -> StudyEvidence | None:
+    def wanted(arm: Arm, control: Arm) -> bool:
+        return any(_recommended(part, arm, control) for part in PARTS.get(goal, (goal,)))
+
+    _, own = _chosen(kept.report, wanted)
     if not own:
         return None
     return StudyEvidence(
@@ -139,16 +173,14 @@ def _study(goal: Goal, kept: KeptReport) -> StudyEvidence | None:
         question=kept.question,
         withdrawn=kept.withdrawn,
         gate=str(kept.gate.get("sentence", "")).rstrip("."),
-        scale=_scale(report),
-        pairs=() if kept.withdrawn else tuple(_pairs(report, own, control)),
+        scale=_scale(kept.report),
+        pairs=() if kept.withdrawn else (*against_control(kept, wanted), *_contrasts(kept.report, own)),
         report=kept.path,
     )
 
 
-def _recommended(goal: Goal, arm: Mapping[str, Any], control: Mapping[str, Any]) -> bool:
+def _recommended(goal: Goal, arm: Arm, control: Arm) -> bool:
     """Whether an arm is the control with the recommended method and nothing else that a goal is about."""
-    if arm.get("role") in ("rung", "trial"):
-        return False
     depth, plain = arm["depth"], control["depth"]
     mixers, local = local_mixers(arm), local_mixers(control)
     shortcut = depth["kind"] == SHORTCUT_KIND and depth.get("update_rule", "delta") == "delta" and depth != plain
@@ -159,19 +191,8 @@ def _recommended(goal: Goal, arm: Mapping[str, Any], control: Mapping[str, Any])
     return depth == plain and LOCAL_KIND in mixers - local
 
 
-def local_mixers(arm: Mapping[str, Any]) -> frozenset[str]:
-    """Kinds of the sublayers of an arm and of the local mixers inside them."""
-    return frozenset(kind for name in arm["mixers"] for kind in name.split("+"))
-
-
-def _pairs(report: Mapping[str, Any], own: list[str], control: str) -> Iterator[PairVerdict]:
-    """Each arm of a method against the control, unless it was generated for another question, and all its contrasts."""
-    charge = report.get("charge", "tokens")
-    for name in own:
-        arm = report["arms"][name]
-        if arm.get("role") != "companion":
-            comparison = (arm.get("charged", {}).get(charge) or {}).get("comparison")
-            yield _pair((name, control, charge), comparison, arm, with_control=True)
+def _contrasts(report: Mapping[str, Any], own: list[str]) -> Iterator[PairVerdict]:
+    """The contrasts of these arms with others, from their side."""
     for contrast in report.get("contrasts", ()):
         arm, against, matched = contrast["arm"], contrast["against"], contrast["matched"]
         if arm in own and against not in own:
