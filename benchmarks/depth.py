@@ -65,8 +65,11 @@ CANDIDATES: dict[str, Candidate] = {
     "attention_residuals block 4": Candidate({"kind": "attention_residuals", "block_size": 4}, 1.10, "attn-res block"),
     "delta_attention_residuals": Candidate("delta_attention_residuals"),
     "depth_attention 8": Candidate({"kind": "depth_attention", "window": 8}, 2.0),
+    "depth_attention 8, own": Candidate(
+        {"kind": "depth_attention", "window": 8, "projections": "own", "granularity": "sublayer"}, 2.0
+    ),
     "deep_delta": Candidate("deep_delta", 1.05),
-    "deep_delta paper": Candidate({"kind": "deep_delta", "value_target": "paper"}, 1.05),
+    "deep_delta code": Candidate({"kind": "deep_delta", "value_target": "code"}, 1.05),
     "deep_delta CC": Candidate({"kind": "deep_delta", "value_channels": 4, "compressor": "channel"}, 1.35),
     "deep_delta TC": Candidate({"kind": "deep_delta", "value_channels": 4, "compressor": "time"}, 1.6),
     "laurel": Candidate("laurel"),

@@ -48,12 +48,17 @@ METHODS: list[tuple[str, Any, Any]] = [
     ("Gated residual", "gated_residual", None),
     ("Residual scalars", "residual_scalars", None),
     ("ShortSWA along depth", {"kind": "depth_attention", "n_heads": 9}, None),
+    (
+        "ShortSWA along depth, before every sublayer with matrices of its own",
+        {"kind": "depth_attention", "n_heads": 9, "projections": "own", "granularity": "sublayer"},
+        None,
+    ),
     ("ShortSWA", None, "short_swa"),
     ("ShortConv", None, "short_conv"),
     ("Canon ABCD", None, "canon"),
     ("ShortSWA in place A", None, "local_swa"),
     ("KV shift", None, "kv_shift"),
-    ("Deep Delta Learning", "deep_delta", None),
+    ("Deep Delta Learning, target of the code", {"kind": "deep_delta", "value_target": "code"}, None),
     ("ELC-BERT", "elc_bert", None),
 ]
 """What a row is called, the depth mixer, and the sequence mixer."""

@@ -46,14 +46,15 @@ class Arm(NamedTuple):
     words: tuple[str, ...]
 
 
-SUM, DELTA, TENFOLD = ("--depth", "attention_residuals"), ("--depth", "deep_delta"), ("--new-lr-scale", "10")
+SUM, TENFOLD = ("--depth", "attention_residuals"), ("--new-lr-scale", "10")
+DELTA = ("--depth", '{kind="deep_delta", value_target="code"}')
 
 ARMS = (
     Arm("the model itself", "plain", ("--depth", "residual")),
     Arm("Attention Residuals", "attention_residuals_even", SUM),
     Arm("the same, new parameters at ten times the rate", "attention_residuals", (*SUM, *TENFOLD)),
-    Arm("Deep Delta Learning, its blend learned from 0", "deep_delta_learned", (*DELTA, "anneal=[]")),
-    Arm("Deep Delta Learning, blended in to the whole", "deep_delta_even", DELTA),
+    Arm("Deep Delta Learning (target of the code), its blend learned from 0", "deep_delta_learned", (*DELTA, "anneal=[]")),
+    Arm("Deep Delta Learning (target of the code), blended in to the whole", "deep_delta_even", DELTA),
     Arm("the same, new parameters at ten times the rate", "deep_delta", (*DELTA, *TENFOLD)),
 )
 

@@ -72,7 +72,7 @@ def test_trained_weights_depend_on_the_token_and_its_class() -> None:
     assert sum(one.share) == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["code", "paper", "two_layer", "time", "channel", "channel_conv"])
+@pytest.mark.parametrize("name", ["code", "paper", "two_layer", "time_code", "ddl_tc", "channel_linear", "channel_conv_code"])
 def test_a_full_gate_leaves_no_discrepancy(name: str) -> None:
     decoder = model(DEPTH["deep_delta"].example(name))
     with torch.no_grad():

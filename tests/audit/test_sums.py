@@ -33,7 +33,7 @@ SUMMED = {
 }
 """The kinds that read weighted sums of sources."""
 
-WITHOUT = {("denseformer", "skip_gains"), ("depth_attention", "itself")}
+WITHOUT = {("denseformer", "skip_gains"), ("depth_attention", "itself"), ("depth_attention", "own_itself")}
 """Examples of them that have no choice to make."""
 
 ROUNDING = 1e-12

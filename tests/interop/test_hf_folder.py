@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from twoaxis import CheckpointError, DataError
 from twoaxis.cli import main
 from twoaxis.data.tokenizer import ByteTokenizer
-from twoaxis.interop.hugging_face import export_folder, import_folder, to_fast_tokenizer
+from twoaxis.interop.hugging_face import TwoAxisConfig, export_folder, import_folder, to_fast_tokenizer
 from twoaxis.interop.hugging_face.folder import DEFINITION_FILE
 
 from .hf_models import assert_same, small_decoder
@@ -38,6 +38,27 @@ def test_a_tokenizer_of_another_kind_is_refused():
     other: Any = type("Other", (), {})
     with pytest.raises(DataError, match="tokenizer='Other': must be the byte tokenizer"):
         to_fast_tokenizer(other())
+
+
+def test_a_folder_that_an_older_version_has_exported_computes_as_it_was_trained(tmp_path):
+    """Residual scalars had no options then, and added the raw embedding."""
+    decoder = small_decoder("plain", depth={"kind": "residual_scalars", "embedding": "raw"}).float()
+    path = export_folder(decoder, tmp_path / "out") / "config.json"
+    data = json.loads(path.read_text())
+    assert data["depth"] == {"kind": "residual_scalars", "embedding": "raw", "impl": "fused"}
+    path.write_text(json.dumps({**data, "depth": {"kind": "residual_scalars"}}))
+    imported = import_folder(tmp_path / "out").model
+    assert imported.config == decoder.config
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert loaded.config.depth == data["depth"]
+    tokens = torch.arange(6).unsqueeze(0)
+    assert_same(loaded(tokens).logits, decoder(tokens))
+    assert_same(imported(tokens), decoder(tokens))
+
+
+def test_a_configuration_that_is_written_here_has_the_defaults_of_today():
+    assert TwoAxisConfig(depth="residual_scalars").depth["embedding"] == "normalised"
+    assert TwoAxisConfig(depth={"kind": "residual_scalars"}).decoder_config.depth.embedding == "normalised"
 
 
 def test_a_folder_goes_out_and_comes_back(tmp_path):

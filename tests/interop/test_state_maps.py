@@ -19,11 +19,12 @@ from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import heads
 
 FIXTURES = Path(__file__).parent.parent / "parity" / "fixtures"
-CHANNELS = {"kind": "deep_delta", "value_channels": 4}
+RELEASED = {"kind": "deep_delta", "value_target": "code"}
+CHANNELS = {**RELEASED, "value_channels": 4}
 BOTH = {"n_heads": 4, "qk_norm": "before_rope"}
 
 DECODERS: list[tuple[str, str, dict[str, Any], dict[str, Any], int]] = [
-    ("deep_delta", "ddl-vdim1", {"depth": "deep_delta", "norm_eps": 1e-5}, {"n_heads": 4, "qk_norm": "after_rope"}, 85),
+    ("deep_delta", "ddl-vdim1", {"depth": RELEASED, "norm_eps": 1e-5}, {"n_heads": 4, "qk_norm": "after_rope"}, 85),
     (
         "deep_delta",
         "ddl-tc-ec",
@@ -193,7 +194,7 @@ def test_a_decoder_without_a_place_for_all_its_parameters_is_refused() -> None:
 @pytest.mark.parametrize("layout", [name for name, row in LAYOUTS.items() if row.decoder])
 def test_options_that_a_layout_has_no_fixture_for(layout: str) -> None:
     """Without norms of queries and keys, with tied embeddings, and with widths that rise, out and back."""
-    depth = {"deep_delta": "deep_delta", "muddformer": MUDD, "llama": "residual"}.get(layout, "attention_residuals")
+    depth = {"deep_delta": RELEASED, "muddformer": MUDD, "llama": "residual"}.get(layout, "attention_residuals")
     config = _decoder_config({"depth": depth, "tie_embeddings": True}, {"n_heads": 4}, 256)
     model, other = Decoder.build(config, seed=0), Decoder.build(config, seed=1)
     table = state_map(layout, config)

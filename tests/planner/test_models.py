@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.site import Stack
-from twoaxis.depth import AttentionResidualsConfig, MUDDFormerConfig
+from twoaxis.depth import AttentionResidualsConfig, MUDDFormerConfig, ResidualScalarsConfig
 from twoaxis.feed_forward import GELUConfig, SwiGLUConfig
 from twoaxis.model import DecoderConfig
 from twoaxis.model.cost import decoder_cost
@@ -219,6 +219,19 @@ def test_a_model_of_ours_that_was_exported_is_read(tmp_path: Path) -> None:
     assert (found.d_model, found.n_layers, found.depth.kind) == (16, 3, "deep_delta")
     with pytest.raises(ConfigError, match=r"model weights.gguf: must be a config.json"):
         read_model("weights.gguf")
+
+
+def test_a_record_of_an_older_version_is_planned_as_it_was_trained(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 64, "d_model": 16, "n_layers": 3, "depth": {"kind": "residual_scalars"}}
+    exported = {"model_type": "twoaxis", "vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 3, "depth": sizes["depth"]}
+    own = tmp_path / "own"
+    own.mkdir()
+    assert read_model(written(own, "config.json", json.dumps(sizes))).depth == ResidualScalarsConfig()
+    (own / "tokenizer.json").write_text("{}")
+    for folder in (own, tmp_path):
+        if folder == tmp_path:
+            written(folder, "config.json", json.dumps(exported))
+        assert read_model(folder).depth == ResidualScalarsConfig(embedding="raw")
 
 
 def test_a_name_that_is_nothing_gets_the_nearest_preset() -> None:

@@ -86,3 +86,40 @@ def test_a_damaged_neighbour_is_passed_over(first: FakeTrainer, study_data: dict
     second.run()
     assert second.order[0] == "scalars/0" and "delta/1" in second.order
     assert StudyFolder(second.folder).record(Place("delta", 1)).status == "finished"
+
+
+def test_runs_that_an_older_version_has_recorded_are_used_as_they_were_trained(
+    trainer: FakeTrainer, study_data: dict[str, Any]
+) -> None:
+    """Two scalars had one form and no option; that form is `raw` now, and the default is another run."""
+    first = _second(trainer, study_data, "older")
+    first.study = _with_scalars(study_data, {"kind": "residual_scalars", "embedding": "raw"})
+    first.run()
+    _claim_as_ours(first.folder)
+    for path in [*first.folder.glob("runs/scalars/seed-*/config.json"), first.folder / "plan.json"]:
+        path.write_text(json.dumps(_as_older(json.loads(path.read_text()))))
+    raw = FakeTrainer(first.study, first.folder.with_name("raw"), first.script)
+    records = raw.run()
+    assert all(records[Place("scalars", seed)].reused_from == f"older/runs/scalars/seed-{seed}" for seed in range(3))
+    today = FakeTrainer(_with_scalars(study_data, "residual_scalars"), first.folder.with_name("today"), first.script)
+    today.run()
+    assert today.order == ["scalars/0", "scalars/1", "scalars/2"]
+    # And the older folder goes on by its own plan.
+    assert (
+        StudyFolder(first.folder).recipe_of(StudyFolder(first.folder).plan.arm("scalars"), 0).model["depth"]["embedding"]
+        == "raw"
+    )
+    assert read_study_folder(first.folder).complete
+
+
+def _with_scalars(study_data: dict[str, Any], depth: Any) -> StudyConfig:
+    return StudyConfig.from_data({**study_data, "arms": {**study_data["arms"], "scalars": {"model": {"depth": depth}}}})
+
+
+def _as_older(data: Any) -> Any:
+    """The same without the options that residual scalars had not yet."""
+    if isinstance(data, dict):
+        if data.get("kind") == "residual_scalars":
+            return {"kind": "residual_scalars"}
+        return {key: _as_older(value) for key, value in data.items()}
+    return [_as_older(value) for value in data] if isinstance(data, list) else data

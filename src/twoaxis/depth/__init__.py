@@ -29,7 +29,11 @@ DEPTH: Table[DepthConfig] = Table(
     "twoaxis.depth",
     [
         Row(ResidualConfig, "adds every update to one stream", {"default": {}}),
-        Row(ResidualScalarsConfig, "learned scalars on the stream and on the embedding", {"default": {}}),
+        Row(
+            ResidualScalarsConfig,
+            "learned scalars on the stream and on the embedding",
+            {"default": {}, "normalised_start": {"embedding": "normalised_start"}, "raw": {"embedding": "raw"}},
+        ),
         Row(
             AttentionResidualsConfig,
             "reads a softmax mixture of all earlier outputs or block sums",
@@ -102,21 +106,24 @@ DEPTH: Table[DepthConfig] = Table(
             DeepDeltaConfig,
             "overwrites the stream along the update's direction",
             {
-                "code": {},
-                "paper": {"value_target": "paper"},
+                "paper": {},
+                "code": {"value_target": "code"},
                 "two_layer": {"gate": "two_layer", "gate_width": 5, "value_target": "code_linear"},
+                "two_layer_bias": {"gate": "two_layer_bias", "gate_width": 5},
                 "write_only": {"update_rule": "write_only"},
                 "blend": {"blend": "annealed"},
-                "time": {"value_channels": 3, "compressor": "time"},
+                "ddl_tc": {"preset": "ddl_tc"},
+                "time_code": {"value_channels": 3, "compressor": "time", "value_target": "code"},
                 "time_conv": {"value_channels": 2, "compressor": "time", "expansion": "embedding_conv", "kernel_size": 3},
-                "channel": {"value_channels": 4, "compressor": "channel", "value_target": "code_linear"},
-                "channel_conv": {"value_channels": 3, "compressor": "channel", "expansion": "embedding_conv"},
-                "channel_paper": {
-                    "value_channels": 2,
+                "channel_linear": {"value_channels": 4, "compressor": "channel", "value_target": "code_linear"},
+                "ddl_cc_ec": {"preset": "ddl_cc_ec"},
+                "channel_conv_code": {
+                    "value_channels": 3,
                     "compressor": "channel",
-                    "update_rule": "write_only",
-                    "value_target": "paper",
+                    "expansion": "embedding_conv",
+                    "value_target": "code",
                 },
+                "channel_write_only": {"value_channels": 2, "compressor": "channel", "update_rule": "write_only"},
             },
         ),
         Row(

@@ -4,93 +4,122 @@ Letters: B batch, T position, D width, C value channels of the state (the paper'
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self, cast
+from dataclasses import replace
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
-from torch.nn.functional import pad
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
+from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, StreamEnds
+from twoaxis.depth.value_channels import ChannelCompressor, ChannelEnds, Channels, Compressor, TimeCompressor
 from twoaxis.ops.anneal import annealed, blend_cost, blend_parameter
-from twoaxis.ops.causal_conv import causal_conv, causal_conv_sum, next_history
 from twoaxis.ops.delta import UpdateRule, components, delta_write, delta_writes
 from twoaxis.ops.linear_scores import linear_scores
-from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 from twoaxis.ops.row_product import row_product
 
-ValueTarget = Literal["code", "code_linear", "paper"]
+ValueTarget = Literal["paper", "code", "code_linear"]
 TARGET_SCALE = 4.0
 """The upper end of the `code` value target."""
+
+Preset = Literal["none", "ddl", "ddl_tc", "ddl_tc_ec", "ddl_cc", "ddl_cc_ec"]
+_ONE: Mapping[str, Any] = {"value_channels": 1, "compressor": "none", "expansion": "repeat", "context_eps": 1e-5}
+_FOUR: Mapping[str, Any] = {**_ONE, "value_channels": 4, "kernel_size": 4}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "ddl": _ONE,
+    "ddl_tc": {**_FOUR, "compressor": "time"},
+    "ddl_tc_ec": {**_FOUR, "compressor": "time", "expansion": "embedding_conv"},
+    "ddl_cc": {**_FOUR, "compressor": "channel"},
+    "ddl_cc_ec": {**_FOUR, "compressor": "channel", "expansion": "embedding_conv"},
+}
+"""The options that each preset fixes. The paper's tables call the forms with EC DDL-TC and DDL-CC, and DDL-CC just DDL."""
 
 
 class DeepDeltaConfig(DepthConfig):
     """Replaces the state's component along the sublayer's output direction by a learned target.
 
     Equation: k = f(c) / sqrt(|f(c)|^2 + eps^2),  beta = 2 sigmoid(gate(c)),  X' = X + beta k (v^T - k^T X),
-              c = Norm(x),  x = compress(X),  v = 4 sigmoid(W_v x + b_v) (code) | W_v x + b_v (code_linear) | W_v c (paper)
+              c = Norm(x),  x = compress(X),  v = W_v c (paper) | 4 sigmoid(W_v x + b_v) (code) | W_v x + b_v (code_linear)
+              gate(c) = w^T c + b (linear) | w^T tanh(W c) + b (two_layer) | w^T tanh(W c + b_1) + b (two_layer_bias)
               compress (C > 1), per feature i:  time: x_ti = sum_j r_j sum_s w_ijs X_(t-s)ij,
               channel: x_i = sum_r r_r sum_j w_i(j-r+(C-1)//2) X_ij
-    Source:   Deep Delta Learning, arXiv:2601.00417v1, eq. 2.5 and sections 3.2-3.4; authors' code
-              yifanzhang-pro/deep-delta-learning, model/DDL-gpt-mha-rope*.py (TC, TC+EC, CC, CC+EC) and DDL-vdim1-*.py
-    Deviates: the paper and its code disagree on the target v; both are named, and `code` is the default since the
-              published numbers were presumably made with it. `write_only` drops k^T X: the control the paper names
+    Source:   Deep Delta Learning, arXiv:2601.00417v3, eq. 2.1-2.4, sections 3.1 and 3.2, appendix A.1; the authors' PDF of
+              2026-07-27; their code yifanzhang-pro/deep-delta-learning, model/DDL-gpt-mha-rope*.py (TC, TC+EC, CC, CC+EC)
+              and DDL-vdim1-*.py
+    Deviates: `paper` is the target of the text: linear in the normalised context, without a bias. The released code defaults
+              to `code`, a sigmoid of the un-normalised input with a bias; which of the two made the published tables cannot
+              be established. `code_linear` is the code with its sigmoid off: the default of neither. The two-layer gate has
+              a bias in its first layer in the text (two_layer_bias), none in the code (two_layer). The text writes the
+              channel compressor as one coefficient per feature and channel, the code and this one as a convolution and a
+              read. `write_only` drops k^T X: the control that the paper names and does not run
     Shapes:   state [B T D], or C times [B T D]; update [B T D] -> state; gate, target and statistics in float32
     Init:     NONE: it overwrites along k, so it is never the plain sum. beta starts at beta_init; w_beta, W_v and the
-              compressors ~ N(0, 0.25/D), b_v = 0, r = 1/C; the embedding convolution starts as C copies. EXACT with a blend
-    Cost:     params (1 + C)*(D + 1) per sublayer (gate two_layer: gate_width*(D+1) + 1 for D + 1; paper: C less); per block
-              and for the readout time C*(D*k + 1), channel C*(D + 1); embedding convolution C*D*k;
+              compressors ~ N(0, 0.25/D), b_v = b_1 = 0, r = 1/C; the embedding convolution starts as C copies. EXACT with a
+              blend
+    Cost:     params (1 + C)*D + 1 per sublayer (code and code_linear: C more; gate two_layer: gate_width*(D + 1) + 1 for
+              D + 1, with its bias gate_width more); per block and for the readout time C*(D*k + 1), channel C*(D + 1);
+              embedding convolution C*D*k;
               flops (4 + 6*C)*D per token and sublayer, compressor 2*C*k*D or 2*C*D; state C*D numbers per token; moves
-              4*D of them per sublayer, with a compressor (4 + 3*C)*D (paper: D less);
+              4*D of them per sublayer, with a compressor (3 + 3*C)*D (code and code_linear: D more);
               time and the embedding convolution carry k - 1 tokens in generation
-    Published: 123M parameters, 49B tokens, loss 2.854 -> 2.830 (time), 2.833 (channel), 2.848 (C = 1); one seed, Table 3
+    Published: validation loss after 49B tokens, tables 3-5; one seed, equal tokens, not equal FLOPs.
+              123M parameters: plain 2.8543, C = 1 2.8482, TC 2.8355, CC 2.8321, TC+EC 2.8299, CC+EC 2.8329.
+              353M parameters: plain 2.6053, C = 1 2.6039, TC 2.5927, CC 2.5790, TC+EC 2.5905, CC+EC 2.5758
 
     Args:
+        preset: `none`, or a published form by name, which fixes channels, compressor, expansion and context_eps: `ddl`
+            (C = 1), `ddl_tc` and `ddl_cc` (C = 4), `ddl_tc_ec` and `ddl_cc_ec` (with EC; the paper's DDL-TC and DDL-CC).
         value_channels: C; 1 is the plain stream.
         compressor: how C channels become the sublayer's input: `time` (TC), `channel` (CC); `none` with one channel.
         expansion: how the embedding becomes C channels: `repeat`, or `embedding_conv` (EC).
         kernel_size: k, the tokens that `time` and `embedding_conv` see.
-        value_target: `code`, `code_linear` (the code with its sigmoid off) or `paper`.
-        gate: `linear`, or `two_layer` with a tanh between.
+        value_target: `paper`; `code` as released, for its checkpoints; or `code_linear`, the code with its sigmoid off.
+        gate: `linear`; `two_layer` with a tanh between, as released; or `two_layer_bias`, with the bias of the paper's first
+            layer.
         gate_width: hidden width of the two-layer gate.
         beta_init: the gate's starting value, in (0, 2); 1 replaces the component fully, 2 reflects it.
         update_rule: `delta`, or `write_only` (X' = X + beta k v^T).
         direction_eps: eps of the direction's norm.
+        context_eps: eps of every RMSNorm of the model, in the place of its norm_eps; None keeps that. The authors use 1e-5.
         blend: `none`, or `annealed` (C = 1): x + (1 - g) f + g (X' - x), g from 0 on, by a recipe or learned.
         impl: `fused` or `reference`.
 
     Raises:
-        ConfigError: beta_init outside (0, 2), several channels without a compressor, or a blend of several channels.
+        ConfigError: beta_init outside (0, 2), several channels without a compressor, a blend of several channels or of another
+            eps than the model's, or options that a preset fixes otherwise.
 
     Example:
-        >>> DeepDeltaConfig(value_target="paper").init_equivalence.relation
-        'none'
+        >>> DeepDeltaConfig(preset="ddl_cc_ec").value_channels, DeepDeltaConfig().value_target
+        (4, 'paper')
     """
 
     kind: Literal["deep_delta"] = "deep_delta"
+    preset: Preset = "none"
     value_channels: int = Field(default=1, ge=1)
     compressor: Literal["none", "time", "channel"] = "none"
     expansion: Literal["repeat", "embedding_conv"] = "repeat"
     kernel_size: int = Field(default=4, ge=1)
-    value_target: ValueTarget = "code"
-    gate: Literal["linear", "two_layer"] = "linear"
+    value_target: ValueTarget = "paper"
+    gate: Literal["linear", "two_layer", "two_layer_bias"] = "linear"
     gate_width: int = Field(default=128, ge=1)
     beta_init: float = 1.0
     update_rule: UpdateRule = "delta"
     direction_eps: float = Field(default=1e-5, gt=0)
+    context_eps: float | None = Field(default=None, gt=0)
     blend: Literal["none", "annealed"] = "none"
     impl: Impl = "fused"
 
@@ -111,6 +140,12 @@ class DeepDeltaConfig(DepthConfig):
             position=self.compressor == "time" or self.expansion == "embedding_conv",
         )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _options_of_preset(cls, data: Any) -> Any:
+        preset = data.get("preset") if isinstance(data, Mapping) else None
+        return {**PRESETS[preset], **data} if isinstance(preset, str) and preset in PRESETS else data
+
     @field_validator("beta_init")
     @classmethod
     def _open_interval(cls, value: float) -> float:
@@ -129,7 +164,28 @@ class DeepDeltaConfig(DepthConfig):
             raise ConfigError(problem(what, got, allowed, "the authors use value_channels=4 with it"))
         if self.value_channels > 1 and self.blend != "none":
             raise ConfigError(problem("blend", self.blend, "'none' with several value channels", "use value_channels=1"))
+        if self.context_eps is not None and self.blend != "none":
+            allowed = "left out with a blend, which starts as the plain model and keeps its norms"
+            raise ConfigError(problem("context_eps", self.context_eps, allowed, "set norm_eps of the model"))
         return self
+
+    @model_validator(mode="after")
+    def _is_its_preset(self) -> Self:
+        for option, value in PRESETS[self.preset].items():
+            if getattr(self, option) != value:
+                allowed = f"{value!r} with preset={self.preset!r}"
+                raise ConfigError(problem(option, getattr(self, option), allowed, "leave one of the two out"))
+        return self
+
+    def prepare(self, stack: Stack) -> Stack:
+        """Returns the stack with norms of this eps."""
+        stack = super().prepare(stack)
+        return stack if self.context_eps is None else replace(stack, norm_eps=self.context_eps)
+
+    @property
+    def _hidden(self) -> int:
+        """Width of the gate's hidden layer; 0 without one."""
+        return 0 if self.gate == "linear" else self.gate_width
 
     @property
     def parallel_streams(self) -> int:
@@ -191,16 +247,16 @@ class DeepDeltaConfig(DepthConfig):
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Gate and target by their weights, one write per channel, and the compressor, owned by the first of its block."""
         D, N, C = site.d_model, shape.total_tokens, self.value_channels
-        gate = D + 1 if self.gate == "linear" else self.gate_width * D + self.gate_width + 1
-        matmul = 2 * N * self.gate_width * D if self.gate == "two_layer" else 0
-        gate_flops = 2 * D if self.gate == "linear" else 2 * self.gate_width
+        hidden = self._hidden
+        gate = (hidden or D) + 1 + hidden * D + (hidden if self.gate == "two_layer_bias" else 0)
+        gate_flops = 2 * (hidden or D)
         target_flops = 2 * D if C == 1 else 0
         write_flops = 2 * D + (4 if self.update_rule == "delta" else 2) * D * C
         added = self._compressor_cost(D, shape, params=site.opens_block)
         added += Cost() if self.blend == "none" else blend_cost(shape, D)
         return added + Cost(
             params=gate + C * D + (0 if self.value_target == "paper" else C),
-            matmul_flops=matmul + (2 * N * C * D if C > 1 else 0),
+            matmul_flops=2 * N * hidden * D + (2 * N * C * D if C > 1 else 0),
             elementwise_flops=N * (gate_flops + target_flops + write_flops),
             saved_bytes=self._saved_bytes(D, shape),
         )
@@ -238,7 +294,7 @@ class DeepDeltaConfig(DepthConfig):
 
     def _saved_bytes(self, D: int, shape: Shape) -> int:
         """A few numbers per token in the statistics precision; a narrower model also widens what the hidden layer reads."""
-        hidden = self.gate_width if self.gate == "two_layer" else 0
+        hidden = self._hidden
         by_channel = self.value_channels * (3 if self.value_target == "code" else 2)
         numbers = shape.total_tokens * (3 + by_channel + hidden)
         if hidden and shape.element_bytes < 4:
@@ -256,89 +312,17 @@ class DeepDeltaConfig(DepthConfig):
 
     def build_ends(self, stack: Stack) -> DepthEnds:
         """Builds the ends."""
-        return StreamEnds() if self.value_channels == 1 else ChannelEnds(self, stack.d_model)
+        readout = self.build_compressor(stack.d_model)
+        if readout is None:
+            return StreamEnds()
+        kernel_size = self.kernel_size if self.expansion == "embedding_conv" else None
+        return ChannelEnds(readout, stack.d_model, self.value_channels, kernel_size, self.impl)
 
     def build_compressor(self, d_model: int) -> "Compressor | None":
         """Builds one compressor; there is none to build for a single channel."""
-        kinds = {"none": None, "time": TimeCompressor, "channel": ChannelCompressor}
-        kind = kinds[self.compressor]
-        return None if kind is None else kind(self, d_model)
-
-
-Channels = tuple[Float[Tensor, "B T D"], ...]
-"""The depth state with several value channels."""
-
-Histories = tuple[Float[Tensor, "B _ D"], ...]
-"""The last tokens of every channel, or nothing before the first call."""
-
-
-class Compressor(DeclaredModule, ABC):
-    """Makes one input of all channels."""
-
-    @abstractmethod
-    def forward(self, state: Channels, layout: TokenLayout | None = None, cache: Any = None) -> tuple[Tensor, Any]:
-        """Returns the input and the next cache; without a layout every row is one document."""
-
-    def new_cache(self) -> Any:
-        """What it carries from token to token before the first one."""
-
-
-class TimeCompressor(Compressor):
-    """A causal convolution of every channel along positions, then the sum of the channels by `read_weight`."""
-
-    def __init__(self, config: DeepDeltaConfig, d_model: int) -> None:
-        super().__init__()
-        C, k = config.value_channels, config.kernel_size
-        self.impl: Impl = config.impl
-        self.weight = self.parameter("weight", (d_model, C, k), Normal(matrix_std(d_model)), "mixing")
-        self.read_weight = self.parameter("read_weight", (C,), Constant(1 / C), "mixing")
-
-    def new_cache(self) -> Histories:
-        """No tokens."""
-        return ()
-
-    def forward(
-        self, state: Channels, layout: TokenLayout | None = None, cache: Histories | None = None
-    ) -> tuple[Float[Tensor, "B T D"], Histories | None]:
-        """Returns the input, and the last k - 1 tokens of every channel when given those before."""
-        dtype, kernel = statistics_dtype(state[0]), self.weight.shape[-1]
-        weights = (self.weight.to(dtype) * self.read_weight.to(dtype)[:, None]).transpose(0, 1)
-        past = cache[0].shape[1] if cache else 0
-        documents = None if layout is None else layout.key_documents(past + state[0].shape[1])
-        x = causal_conv_sum(state, weights, histories=cache or None, documents=documents, impl=self.impl)
-        if cache is None:
-            return x, None
-        before = cache or (None,) * len(state)
-        return x, tuple(next_history(history, channel, kernel) for history, channel in zip(before, state, strict=True))
-
-
-class ChannelCompressor(Compressor):
-    """A convolution along the channels of every feature, then the sum of the results by `read_weight`."""
-
-    def __init__(self, config: DeepDeltaConfig, d_model: int) -> None:
-        super().__init__()
-        C = config.value_channels
-        self.impl: Impl = config.impl
-        self.weight = self.parameter("weight", (d_model, C), Normal(matrix_std(d_model)), "mixing")
-        self.read_weight = self.parameter("read_weight", (C,), Constant(1 / C), "mixing")
-
-    def forward(
-        self, state: Channels, layout: TokenLayout | None = None, cache: None = None
-    ) -> tuple[Float[Tensor, "B T D"], None]:
-        """Returns the input; nothing is carried from token to token."""
-        weights = _channel_weights(self.weight, self.read_weight, statistics_dtype(state[0]))
-        return mix(state, weights.unsqueeze(0), self.impl)[0], None
-
-
-@outside_autocast
-def _channel_weights(weight: Float[Tensor, "D C"], read: Float[Tensor, " C"], dtype: torch.dtype) -> Float[Tensor, "C D"]:
-    """The weight of each channel in the read: convolution and sum as one product."""
-    C = read.shape[0]
-    # Row j holds the read weight of each tap: tap m of the result r = j - m + (C-1)//2 sees channel j.
-    reversed_read = pad(read.to(dtype).flip(0), (C, C))
-    first = [2 * C - 1 - j - (C - 1) // 2 for j in range(C)]
-    taps = torch.stack([reversed_read[start : start + C] for start in first])
-    return taps @ weight.to(dtype).T
+        if self.compressor == "time":
+            return TimeCompressor(d_model, self.value_channels, self.kernel_size, self.impl)
+        return ChannelCompressor(d_model, self.value_channels, self.impl) if self.compressor == "channel" else None
 
 
 class DeepDelta(DepthMixer):
@@ -434,84 +418,25 @@ class Gate(DeclaredModule):
     def __init__(self, config: DeepDeltaConfig, d_model: int) -> None:
         super().__init__()
         start = config.beta_init / 2
-        self.two_layer = config.gate == "two_layer"
+        self.layers = config.gate
         self.impl: Impl = config.impl
-        width = config.gate_width if self.two_layer else d_model
-        if self.two_layer:
+        width = d_model if self.layers == "linear" else config.gate_width
+        if self.layers != "linear":
             self.hidden_weight = self.parameter("hidden_weight", (width, d_model), Normal(matrix_std(d_model)), "gate")
+        if self.layers == "two_layer_bias":
+            self.hidden_bias = self.parameter("hidden_bias", (width,), Constant(0.0), "bias")
         self.weight = self.parameter("weight", (width,), Normal(matrix_std(width)), "gate")
         self.bias = self.parameter("bias", (1,), Constant(math.log(start / (1 - start))), "bias")
 
     def forward(self, context: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
         """Returns beta for each token."""
-        if self.two_layer:
-            context = _hidden(context, self.hidden_weight)
+        if self.layers != "linear":
+            context = _hidden(context, self.hidden_weight, self.hidden_bias if self.layers == "two_layer_bias" else None)
         return 2 * torch.sigmoid(row_product(context, self.weight, self.impl) + self.bias)
 
 
 @outside_autocast
-def _hidden(x: Tensor, weight: Tensor) -> Tensor:
+def _hidden(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     dtype = statistics_dtype(x)
-    return torch.tanh(x.to(dtype) @ weight.to(dtype).T)
-
-
-class EndsCache(NamedTuple):
-    """What the ends carry from token to token: embeddings, and the channels that the readout sees."""
-
-    embeddings: Float[Tensor, "B _ D"] | None
-    readout: Any
-
-
-class ChannelEnds(DepthEnds):
-    """The embedding becomes all channels, and a compressor of its own reads them out."""
-
-    def __init__(self, config: DeepDeltaConfig, d_model: int) -> None:
-        super().__init__()
-        self.config = config
-        C, k = config.value_channels, config.kernel_size
-        self.readout = cast(Compressor, config.build_compressor(d_model))
-        self.convolves = config.expansion == "embedding_conv"
-        if self.convolves:
-            last_tap = Values((*(0.0,) * (k - 1), 1.0) * (d_model * C))
-            self.embedding_weight = self.parameter("embedding_weight", (d_model, C, k), last_tap, "mixing")
-
-    def new_cache(self) -> EndsCache | None:
-        """No tokens; None where nothing mixes along positions."""
-        readout = self.readout.new_cache()
-        return EndsCache(None, readout) if self.convolves or readout is not None else None
-
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Channels:
-        """Returns the channels."""
-        return self._expand(embeddings, None, None)
-
-    def enter_along(
-        self, embeddings: Float[Tensor, "B T D"], layout: TokenLayout, cache: EndsCache | None
-    ) -> tuple[Channels, EndsCache | None]:
-        """As `enter`, with the tokens of the same document before these."""
-        if not self.convolves:
-            return self._expand(embeddings, None, None), cache
-        history = None if cache is None else cache.embeddings
-        past = 0 if history is None else history.shape[1]
-        channels = self._expand(embeddings, history, layout.key_documents(past + embeddings.shape[1]))
-        if cache is None:
-            return channels, None
-        return channels, cache._replace(embeddings=next_history(history, embeddings, self.config.kernel_size))
-
-    def _expand(self, embeddings: Tensor, history: Tensor | None, documents: Tensor | None) -> Channels:
-        if not self.convolves:
-            return (embeddings,) * self.config.value_channels
-        return tuple(
-            causal_conv(embeddings, weight, history=history, documents=documents, impl=self.config.impl)
-            for weight in self.embedding_weight.unbind(1)
-        )
-
-    def leave(self, state: Channels) -> Float[Tensor, "B T D"]:
-        """Returns what the channels are compressed to."""
-        return self.readout(state)[0]
-
-    def leave_along(
-        self, state: Channels, layout: TokenLayout, cache: EndsCache | None
-    ) -> tuple[Float[Tensor, "B T D"], EndsCache | None]:
-        """As `leave`, with the tokens of the same document before these."""
-        left, readout = self.readout(state, layout, None if cache is None else cache.readout)
-        return left, None if cache is None else cache._replace(readout=readout)
+    hidden = x.to(dtype) @ weight.to(dtype).T
+    return torch.tanh(hidden if bias is None else hidden + bias.to(dtype))

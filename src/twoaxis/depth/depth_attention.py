@@ -6,7 +6,7 @@ Letters: B batch, T position, D width, H heads, K key width, W depth window, S s
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -35,16 +35,17 @@ class DepthAttentionConfig(DepthConfig):
               z^(l) = concat_heads(sum_i softmax_i(q_l^T k_i / sqrt(K)) v_i),
               u = [h^(l) +] [W_O] z^(l),  h^(l+1) = block_l(u); h^(0) is the embedding
     Source:   Residual Stream Duality, arXiv:2603.16039, section 2.2; no code is public
-    Deviates: z^(l) is the paper's with projections="shared" and granularity="block", of normalised states unless states="raw".
-              "own" has matrices per reader, as no published form has: the reader of h^(l) makes k_l and v_l with its own.
-              The paper does not say where z goes: here it is read before the block opens and stays in the stream, and h^(l)
-              is what the block below has left, without its own read. It names no output matrix, norm, head count, window or
-              initial values, nor whether the head reads h^(L); these are options. Depth positions have no encoding
+    Deviates: with projections="shared" and granularity="block", z^(l) is the paper's; states="raw" reads h^(l) itself, as in
+              the paper's equation, the default a normalised h^(l), as in its Algorithm 1. "own" is another operator, no
+              instance of section 2.2: the reader of h^(l) makes q_l, k_l and v_l with its own matrices. The paper leaves open
+              where z goes: here it enters the stream before the block opens and stays there, and h^(l) is the output of block
+              l - 1, before z^(l) is added. Output matrix, norm, heads, window, initial values and a read of h^(L) by the head
+              are open too, and options here. No encoding of depth positions, as in the paper
     Shapes:   state ([B T D], up to W-1 times [B T H K] keys and values); softmax in float32 (float64 for float64)
     Init:     EXACT with mode="add" and output_init="zero", the default: W_O = 0 adds nothing and still trains; else NONE
-    Cost:     params D + 4*D*H*K once (own: per reader; W = 1: 2*D*H*K for want of a choice; output none: D*H*K fewer);
-              per token matmul flops 8*D*H*K per reader and attention flops 4*H*K per source; state D + 2*H*K*min(l, W-1)
-              numbers per token; moves 5*D + 2*H*K per source of them per reader, elsewhere 3*D
+    Cost:     params D + 4*D*H*K once (own: per reader; W = 1: 2*D*H*K, no query and no key; output none: D*H*K fewer), a copy
+              on every pipeline rank; per token matmul flops 8*D*H*K per reader and attention flops 4*H*K per source; state
+              D + 2*H*K*min(l, W-1) numbers per token; moves 5*D + 2*H*K per source of them per reader, elsewhere 3*D
     Published: the paper measures nothing; it argues that this read costs O(T W L D) and a retained history
 
     Args:
@@ -80,6 +81,8 @@ class DepthAttentionConfig(DepthConfig):
     head_dim: int | None = Field(default=None, ge=1)
     states: Literal["normalised", "raw"] = "normalised"
     impl: Impl = "fused"
+
+    unrecorded: ClassVar[Mapping[str, Any]] = {"projections": "own", "granularity": "sublayer"}
 
     @property
     def design(self) -> MixingDesign:
@@ -158,7 +161,7 @@ class DepthAttentionConfig(DepthConfig):
 
     @property
     def output_start(self) -> Literal["zero", "scaled"]:
-        """What W_O starts as."""
+        """Initial value of W_O."""
         return self.output_init or ("zero" if self.mode == "add" else "scaled")
 
     @property
@@ -291,7 +294,7 @@ class Reader(DeclaredModule):
     config: DepthAttentionConfig
 
     def declare(self, stack: Stack, parts: int) -> None:
-        """Declares matrices: queries above keys above values, as many of them as there are parts; W_O and the gain."""
+        """Declares the matrices (queries above keys above values; the last `parts` of these three), W_O and the gain."""
         config, D, W = self.config, stack.d_model, self.config.width(stack.d_model)
         self.projection = self.parameter("projection", (parts * W, D), Normal(matrix_std(D)), "matrix")
         if config.output == "matrix":
@@ -303,7 +306,7 @@ class Reader(DeclaredModule):
             self.gain = self.parameter("gain", (D,), Constant(1.0), "norm")
 
     def prepare_read(self, stack: Stack, read: int, lender: "Reader | None" = None) -> None:
-        """Sets what one read needs besides its matrices, which are those of the lender or else declared here."""
+        """Sets the constants of one read; its matrices are those of the lender, or else its own."""
         config = self.config
         self.eps, self.parts, self.keeps = stack.norm_eps, config.parts(read, stack), config.kept(read, stack)
         self.asks = config.asks(read)
@@ -313,7 +316,7 @@ class Reader(DeclaredModule):
 
     @property
     def matrices(self) -> "Reader":
-        """Whose matrices are used."""
+        """The module that owns the matrices."""
         return self._lender[0] if self._lender else self
 
     def heads(self, x: Float[Tensor, "B T D"]) -> list[Float[Tensor, "B T H K"]]:

@@ -3,7 +3,8 @@
 Letters: B batch, T position, D width.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -18,18 +19,32 @@ from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ops.norm import rms_norm
+from twoaxis.ops.precision import Impl, statistics_dtype
+
+Embedding = Literal["normalised", "normalised_start", "raw"]
 
 
 class ResidualScalarsConfig(DepthConfig):
     """Rescales the stream and adds back the embedding before each sublayer, with two learned scalars.
 
-    Equation: h = a_g x + b_g x_0,  x' = h + f(Norm(h)),  x_0 the embeddings
-    Source:   the resid_lambdas and x0_lambdas of karpathy/nanochat (no paper)
-    Deviates: one pair of scalars per sublayer instead of per block
-    Shapes:   state ([B T D], [B T D]); update [B T D] -> state
-    Init:     EXACT: a = 1, b = 0
-    Cost:     params 2 per sublayer; flops 4*D per token and sublayer; state 2*D numbers per token; it
-              moves 6*D
+    Equation: h = a_g x + b_g x_0,  x' = h + f(Norm(h)),  e the embeddings
+              normalised: x_0 = e / sqrt(mean(e^2) + eps), x = e at first;  normalised_start: the same x_0, x = x_0 at first;
+              raw: x_0 = x = e at first
+    Source:   the resid_lambdas and x0_lambdas of karpathy/nanochat, gpt.py at 92d63d4 (no paper)
+    Deviates: one pair of scalars per sublayer instead of per block. nanochat starts the stream at x_0 (`normalised_start`);
+              the default starts it at the embedding as the plain model does, so that the two differ by the scalars alone.
+              nanochat starts a at 1.15 to 1.05 and b at 0.20 to 0.05, falling with depth, and smears embeddings before x_0
+              is taken; neither is here. eps is the epsilon of the statistics dtype, as there
+    Shapes:   state ([B T D], [B T D]); update [B T D] -> state; the norm in float32
+    Init:     a = 1, b = 0: EXACT with `normalised` and `raw`; NONE with `normalised_start`
+    Cost:     params 2 per sublayer; flops 4*D per token and sublayer, and 3*D per token for the norm; state 2*D numbers per
+              token; it moves 6*D
+
+    Args:
+        embedding: `normalised`, the weightless RMS norm of the embedding beside a stream that starts as the embedding;
+            `normalised_start`, where the stream starts as the normalised embedding too; or `raw`, the embedding itself.
+        impl: of the norm, `fused` or `reference`.
 
     Example:
         >>> ResidualScalarsConfig().init_equivalence.relation
@@ -37,30 +52,55 @@ class ResidualScalarsConfig(DepthConfig):
     """
 
     kind: Literal["residual_scalars"] = "residual_scalars"
+    embedding: Embedding = "normalised"
+    impl: Impl = "fused"
+
+    unrecorded: ClassVar[Mapping[str, Any]] = {"embedding": "raw"}
 
     @property
     def design(self) -> MixingDesign:
         """Two free scalars."""
-        return MixingDesign("none", "none", "x_g, e", "none", "own state, e", "sublayer", "replaces the stream")
+        value = "x_g, e" if self.embedding == "raw" else "x_g, RMSNorm(e)"
+        return MixingDesign("none", "none", value, "none", "own state, e", "sublayer", "replaces the stream")
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """Exact."""
+        """Exact, unless the stream starts as the normalised embedding."""
+        if self.embedding == "normalised_start":
+            return InitEquivalence("none", "the stream starts as the normalised embedding, and updates are added to that")
         return InitEquivalence("exact", "the stream starts with weight 1 and the embedding with weight 0")
 
     def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The stream and the embedding, which are one tensor at first."""
-        return stream(stack.d_model, index), stream(stack.d_model, 0)
+        """The stream and the embedding as it is added back, which are one tensor at first unless only one is normalised."""
+        if self.embedding == "raw":
+            return stream(stack.d_model, index), stream(stack.d_model, 0)
+        added = Leaf("normalised embedding", Numbers(stack.d_model))
+        return (added if self.embedding == "normalised_start" and index == 0 else stream(stack.d_model, index)), added
 
     def flow(self, site: Site) -> Flow:
         """The mixed stream goes to memory for the sublayer, and comes back for the add."""
         D = site.d_model
-        held = 2 if site.index else 1
+        held = 2 if site.index or self.embedding == "normalised" else 1
         return Flow(read=Numbers((held + 2) * D), written=Numbers(2 * D), views=Numbers(D))
+
+    def ends_flow(self, stack: Stack) -> Flow:
+        """The norm of the embedding."""
+        D = Numbers(stack.d_model)
+        if self.embedding == "raw":
+            return Flow()
+        # Elsewhere the first state holds the embedding.
+        return Flow(read=D, written=D, keeps_update=self.embedding == "normalised_start")
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Two scalings and two adds; autograd keeps nothing beyond the state."""
         return Cost(params=2, elementwise_flops=4 * shape.total_tokens * site.d_model)
+
+    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+        """The norm of the embedding, which keeps one number per token."""
+        if self.embedding == "raw":
+            return Cost()
+        N = shape.total_tokens
+        return Cost(elementwise_flops=3 * N * stack.d_model, saved_bytes=N * shape.statistics_bytes)
 
     def build(self, site: Site) -> "ResidualScalars":
         """Builds the mixer."""
@@ -68,11 +108,11 @@ class ResidualScalarsConfig(DepthConfig):
 
     def build_ends(self, stack: Stack) -> "StreamAndEmbeddingEnds":
         """Builds the ends."""
-        return StreamAndEmbeddingEnds()
+        return StreamAndEmbeddingEnds(self)
 
 
 class StreamAndEmbedding(NamedTuple):
-    """The depth state: the stream, and the embeddings it began with."""
+    """The depth state: the stream, and the embeddings it began with or their norm."""
 
     stream: Float[Tensor, "B T D"]
     embedding: Float[Tensor, "B T D"]
@@ -106,11 +146,18 @@ class ResidualScalars(DepthMixer):
 
 
 class StreamAndEmbeddingEnds(DepthEnds):
-    """The state starts as the embeddings twice and ends as the stream."""
+    """The state starts as the embeddings, or their norm, and what is added back; it ends as the stream."""
+
+    def __init__(self, config: ResidualScalarsConfig) -> None:
+        super().__init__()
+        self.config = config
 
     def enter(self, embeddings: Float[Tensor, "B T D"]) -> StreamAndEmbedding:
-        """Returns the embeddings as stream and as themselves."""
-        return StreamAndEmbedding(embeddings, embeddings)
+        """Returns the stream at first, and what every sublayer adds back."""
+        if self.config.embedding == "raw":
+            return StreamAndEmbedding(embeddings, embeddings)
+        added = rms_norm(embeddings, None, torch.finfo(statistics_dtype(embeddings)).eps, self.config.impl)
+        return StreamAndEmbedding(embeddings if self.config.embedding == "normalised" else added, added)
 
     def leave(self, state: StreamAndEmbedding) -> Float[Tensor, "B T D"]:
         """Returns the stream."""

@@ -39,7 +39,7 @@ class DecoderConfig(Config):
         d_model: width D of the model.
         n_layers: number of blocks.
         max_seq_len: largest number of tokens of one document, generated ones included.
-        norm_eps: eps of every RMSNorm.
+        norm_eps: eps of every RMSNorm, unless the depth mixer sets one.
         tie_embeddings: whether the output head is the embedding matrix.
         depth: the depth mixer, by table or bare kind.
         blocks: the sublayers of each block, in order; block l is `blocks[l % len(blocks)]`.

@@ -41,7 +41,7 @@ class Decoder(DeclaredModule):
         ends = config.depth.build_ends(config.stack)
         self.blocks = nn.ModuleList(Block(config.depth, ends, block, [next(sites) for _ in block]) for block in config.layers)
         self.ends = ends
-        self.norm = RMSNorm(config.d_model, config.norm_eps)
+        self.norm = RMSNorm(config.d_model, config.stack.norm_eps)
         self.head = None if config.tie_embeddings else self.linear("head", config.d_model, config.vocab_size)
 
     @staticmethod

@@ -1,5 +1,9 @@
-"""Deep Delta Learning: the authors' decoders, with one value channel and with several."""
+"""Deep Delta Learning: the authors' decoders, with one value channel and with several.
 
+Names that end in `papertarget` are their code with one line patched: the target of their text, which their code does not offer.
+"""
+
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -7,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from twoaxis.depth import DeepDelta, DeepDeltaConfig, deep_delta
+from twoaxis.depth import DeepDelta, DeepDeltaConfig, deep_delta, value_channels
 from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.interop.state_maps import state_map
-from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.interop.state_maps import StateMap, state_map
+from twoaxis.model import Decoder, DecoderConfig, block
 from twoaxis.sequence import AttentionConfig, heads
 
 from ..golden import Golden
@@ -19,6 +23,18 @@ from ..weights import Weights
 from . import Adapter, Mistake
 
 WRITE_ONLY_PATCH = "'(beta * (v - proj))' -> '(beta * (v))'"
+PAPER_PATCH = "one line: v = v_proj(x_in) -> v = v_proj.weight @ context (no bias), and ddl_v_sigmoid=False"
+OF_THE_CODE: Mapping[str, Any] = {
+    "ddl_v_sigmoid_scale": 4.0,
+    "ddl_value_channels": 4,
+    "ddl_state_shortconv_kernel_size": 4,
+    "rms_eps": 1e-5,
+    "rope_base": 10000.0,
+    "tied_embeddings": True,
+}
+"""The defaults of the code, where a fixture leaves them to its description."""
+NAMES = {"input/cotangent": "input/cotangent_logits", "grad/input_embeddings": "grad/input_embeds"}
+"""What the runner calls the tensors that the fixtures of the paper's target name otherwise."""
 
 
 def run(golden: Golden) -> Mapping[str, Tensor]:
@@ -46,13 +62,40 @@ def run_channels(golden: Golden) -> Mapping[str, Tensor]:
 def _run(golden: Golden) -> tuple[Decoder, dict[str, Tensor]]:
     weights = Weights(golden)
     model = Decoder(_config(golden))
-    weights.follow(state_map("deep_delta", model.config))
+    weights.follow(_layout(model.config))
     weights.load(model)
     return model, {**logits_and_gradients(model, golden), **dict(weights.gradients(model))}
 
 
+def run_paper_target(golden: Golden) -> Mapping[str, Tensor]:
+    """The same decoders with the target of the paper."""
+    renamed = Golden(golden.name, golden.about, {NAMES.get(name, name): tensor for name, tensor in golden.tensors.items()})
+    model, computed = _run(renamed)
+    for index, state in enumerate(list(states(model, renamed))[::2]):
+        computed[f"output/state_{index}"] = torch.stack(state, dim=-1) if isinstance(state, tuple) else state
+    head_dim = golden.about["config"]["head_dim"]
+    frequencies = OF_THE_CODE["rope_base"] ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    for name in golden.tensors:
+        if name.startswith("buffer/"):
+            # What the rotation of the fixture was; ours computes it from the base.
+            torch.testing.assert_close(renamed.take(name), frequencies, rtol=1e-7, atol=0)
+    golden.taken.update({theirs for theirs, ours in NAMES.items() if ours in renamed.taken}, renamed.taken)
+    return {**computed, "grad/input_embeddings": computed["grad/input_embeds"]}
+
+
+def _layout(config: DecoderConfig) -> StateMap:
+    """The layout of the released code; with the target of the paper it has no biases of targets."""
+    depth = config.depth
+    assert isinstance(depth, DeepDeltaConfig)
+    released = depth.replace(value_target="code") if depth.value_target == "paper" else depth
+    whole = state_map("deep_delta", config.replace(depth=released))
+    if depth is released:
+        return whole
+    return dataclasses.replace(whole, entries=tuple(e for e in whole.entries if not e.ours.endswith("target_bias")))
+
+
 def _config(golden: Golden) -> DecoderConfig:
-    config, defaults = golden.about["config"], golden.about["defaults_in_force"]
+    config, defaults = golden.about["config"], golden.about.get("defaults_in_force", OF_THE_CODE)
     assert defaults["ddl_v_sigmoid_scale"] == deep_delta.TARGET_SCALE
     attention = AttentionConfig(
         n_heads=config["num_attention_heads"],
@@ -74,7 +117,8 @@ def _config(golden: Golden) -> DecoderConfig:
 
 def _depth(golden: Golden, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> DeepDeltaConfig:
     patch = golden.about["patch"]
-    assert patch is None or patch.startswith(WRITE_ONLY_PATCH), f"{golden.name}: unknown patch {patch}"
+    assert patch is None or patch.startswith((WRITE_ONLY_PATCH, PAPER_PATCH)), f"{golden.name}: unknown patch {patch}"
+    paper = patch is not None and patch.startswith(PAPER_PATCH)
     channels: Mapping[str, Any] = {}
     if "param/readout.read" in golden:
         channels = {
@@ -85,17 +129,37 @@ def _depth(golden: Golden, config: Mapping[str, Any], defaults: Mapping[str, Any
         }
     return DeepDeltaConfig(
         **channels,
-        value_target="code" if config.get("ddl_v_sigmoid", True) else "code_linear",
+        value_target="paper" if paper else "code" if config.get("ddl_v_sigmoid", True) else "code_linear",
         gate="linear" if config.get("ddl_beta_single_linear", True) else "two_layer",
         gate_width=config.get("ddl_beta_hidden_size", 128),
-        update_rule="delta" if patch is None else "write_only",
-        direction_eps=config.get("ddl_k_eps", defaults["ddl_k_eps"]),
+        update_rule="delta" if patch is None or paper else "write_only",
+        direction_eps=config["ddl_k_eps"] if "ddl_k_eps" in config else defaults["ddl_k_eps"],
     )
 
 
 def _target_from_context(patch: pytest.MonkeyPatch) -> None:
     right = DeepDelta.target
     patch.setattr(DeepDelta, "target", lambda self, state, context: right(self, context, context))
+
+
+def _target_from_state(patch: pytest.MonkeyPatch) -> None:
+    right = DeepDelta.target
+    patch.setattr(DeepDelta, "target", lambda self, state, context: right(self, state, state))
+
+
+def _squashed_target(patch: pytest.MonkeyPatch) -> None:
+    right = DeepDelta.target
+    patch.setattr(DeepDelta, "target", lambda self, state, context: 4 * torch.sigmoid(right(self, state, context)))
+
+
+def _eps_of_our_default(patch: pytest.MonkeyPatch) -> None:
+    right = block.RMSNorm.forward
+
+    def forward(self: block.RMSNorm, x: Tensor) -> Tensor:
+        self.eps = 1e-6
+        return right(self, x)
+
+    patch.setattr(block.RMSNorm, "forward", forward)
 
 
 def _adds_without_erasing(patch: pytest.MonkeyPatch) -> None:
@@ -119,20 +183,20 @@ def _channels_erase(patch: pytest.MonkeyPatch) -> None:
 
 
 def _first_tap_is_current(patch: pytest.MonkeyPatch) -> None:
-    right = deep_delta.causal_conv_sum
-    patch.setattr(deep_delta, "causal_conv_sum", lambda x, weights, **rest: right(x, weights.flip(-1), **rest))
+    right = value_channels.causal_conv_sum
+    patch.setattr(value_channels, "causal_conv_sum", lambda x, weights, **rest: right(x, weights.flip(-1), **rest))
 
 
 def _embeddings_without_past(patch: pytest.MonkeyPatch) -> None:
     def convolve(x: Tensor, weight: Tensor, **rest: Any) -> Tensor:
         return x * weight[:, -1]
 
-    patch.setattr(deep_delta, "causal_conv", convolve)
+    patch.setattr(value_channels, "causal_conv", convolve)
 
 
 def _padded_on_the_other_side(patch: pytest.MonkeyPatch) -> None:
-    right = deep_delta._channel_weights
-    patch.setattr(deep_delta, "_channel_weights", lambda weight, read, dtype: right(weight, read, dtype).roll(1, 0))
+    right = value_channels._channel_weights
+    patch.setattr(value_channels, "_channel_weights", lambda weight, read, dtype: right(weight, read, dtype).roll(1, 0))
 
 
 def _half_gate(patch: pytest.MonkeyPatch) -> None:
@@ -151,7 +215,11 @@ def _norm_before_rotation(patch: pytest.MonkeyPatch) -> None:
 
 
 ADAPTER = Adapter(
-    claims={r"ddl-vdim1(-.*)?": run, r"ddl-(tc|cc)(-ec)?(-writeonly)?": run_channels},
+    claims={
+        r"ddl-(vdim1|cc-ec)-papertarget": run_paper_target,
+        r"ddl-vdim1(-.*)?": run,
+        r"ddl-(tc|cc)(-ec)?(-writeonly)?": run_channels,
+    },
     mistakes=(
         Mistake("the target from the normalised context", "ddl-vdim1", _target_from_context),
         Mistake("the target from the normalised context", "ddl-vdim1-twolayerbeta", _target_from_context),
@@ -164,6 +232,10 @@ ADAPTER = Adapter(
         Mistake("the targets from the normalised context", "ddl-cc-ec", _target_from_context),
         Mistake("writes channels without erasing", "ddl-cc-ec", _channels_add_without_erasing),
         Mistake("erases channels in the write-only control", "ddl-cc-ec-writeonly", _channels_erase),
+        Mistake("the target from the un-normalised input", "ddl-vdim1-papertarget", _target_from_state),
+        Mistake("a target in (0, 4)", "ddl-cc-ec-papertarget", _squashed_target),
+        Mistake("erases nothing of the channels", "ddl-cc-ec-papertarget", _channels_add_without_erasing),
+        Mistake("norms with an eps of 1e-6", "ddl-vdim1-papertarget", _eps_of_our_default),
         Mistake("norm of queries and keys before the rotation", "ddl-vdim1", _norm_before_rotation),
     ),
 )

@@ -13,14 +13,21 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initialise
 from twoaxis.depth import DeepDelta, DeepDeltaConfig
+from twoaxis.depth.deep_delta import PRESETS
 from twoaxis.model import Decoder
+from twoaxis.model.block import RMSNorm
 from twoaxis.testing.decoding import decode
 from twoaxis.testing.measure import sublayer_list, trace
 from twoaxis.testing.toy import ATTENTION, D_MODEL, FEED_FORWARD, noise, perturb, toy_decoder, toy_tokens
 
 TIME = DeepDeltaConfig(value_channels=3, compressor="time", expansion="embedding_conv")
-CHANNEL = DeepDeltaConfig(value_channels=3, compressor="channel")
-CONFIGS = [pytest.param(DeepDeltaConfig(), id="one"), pytest.param(CHANNEL, id="channel"), pytest.param(TIME, id="time")]
+CHANNEL = DeepDeltaConfig(value_channels=3, compressor="channel", value_target="code")
+CONFIGS = [
+    pytest.param(DeepDeltaConfig(), id="one"),
+    pytest.param(DeepDeltaConfig(value_target="code"), id="one, target of the code"),
+    pytest.param(CHANNEL, id="channel"),
+    pytest.param(TIME, id="time"),
+]
 
 
 def mixer(config: DeepDeltaConfig, beta: float | None = None) -> DeepDelta:
@@ -171,17 +178,62 @@ def test_a_channel_cache_is_a_copy_of_the_last_tokens() -> None:
 
 
 def test_parameters_of_the_published_sizes() -> None:
-    """The counts of the authors' 124M models: 36,912, 264,364 and 144,556 more than the plain one."""
-    expected = [
-        (DeepDeltaConfig(), 36_912),
-        (DeepDeltaConfig(value_channels=4, compressor="time", expansion="embedding_conv"), 264_364),
-        (DeepDeltaConfig(value_channels=4, compressor="channel", expansion="embedding_conv"), 144_556),
-    ]
-    for config, count in expected:
-        stack = toy_decoder(DeepDeltaConfig()).config.replace(d_model=768, n_layers=12).stack
-        shape = Shape(1, 1)
-        total = sum(config.cost(site, shape).params for site in stack.sites) + config.ends_cost(stack, shape).params
-        assert total == count
+    """The counts of the authors' 124M models: 36,912, 264,364 and 144,556 more than the plain one.
+
+    Their code has a bias for each of the C targets of 24 sublayers, the target of their text has none.
+    """
+    stack = toy_decoder(DeepDeltaConfig()).config.replace(d_model=768, n_layers=12).stack
+    shape = Shape(1, 1)
+    for preset, released in [("ddl", 36_912), ("ddl_tc_ec", 264_364), ("ddl_cc_ec", 144_556)]:
+        for target, biases in [("code", 24), ("paper", 0)]:
+            config = DeepDeltaConfig.from_data({"preset": preset, "value_target": target})
+            total = sum(config.cost(site, shape).params for site in stack.sites) + config.ends_cost(stack, shape).params
+            assert total == released - (24 - biases) * config.value_channels
+
+
+def test_a_preset_is_the_published_form_and_nothing_else() -> None:
+    """Channels, compressor and embedding convolution of the repository's files, and the eps of all of their norms."""
+    forms = {
+        "ddl": (1, "none", "repeat"),
+        "ddl_tc": (4, "time", "repeat"),
+        "ddl_tc_ec": (4, "time", "embedding_conv"),
+        "ddl_cc": (4, "channel", "repeat"),
+        "ddl_cc_ec": (4, "channel", "embedding_conv"),
+    }
+    assert set(forms) == set(PRESETS) - {"none"}
+    for preset, form in forms.items():
+        config = DeepDeltaConfig.from_data({"preset": preset})
+        assert (config.value_channels, config.compressor, config.expansion) == form
+        assert (config.value_target, config.gate, config.beta_init) == ("paper", "linear", 1.0)
+        assert DeepDeltaConfig.from_data(config.to_data()) == config
+        model = toy_decoder(config)
+        norms = {name: module.eps for name, module in model.named_modules() if isinstance(module, RMSNorm)}
+        assert set(norms.values()) == {1e-5} and "norm" in norms and model.config.norm_eps != 1e-5
+        assert {sublayer.mixer.norm_eps for sublayer in sublayer_list(model) if hasattr(sublayer.mixer, "norm_eps")} == {1e-5}
+
+
+def test_the_default_target_is_linear_in_the_context_alone() -> None:
+    made = mixer(DeepDeltaConfig())
+    state, _, context = inputs(made.config)
+    expected = context @ made.target_weight
+    torch.testing.assert_close(made.target(state, context), expected, rtol=1e-13, atol=0)
+    assert torch.equal(made.target(2 * state, context), made.target(state, context))
+    assert not hasattr(made, "target_bias")
+
+
+def test_the_bias_of_the_first_gate_layer() -> None:
+    biased = mixer(DeepDeltaConfig(gate="two_layer_bias", gate_width=5))
+    bare = mixer(DeepDeltaConfig(gate="two_layer", gate_width=5))
+    *_, context = inputs(biased.config)
+    gate = biased.gate
+    hidden = torch.tanh(context @ gate.hidden_weight.T + gate.hidden_bias)
+    expected = 2 * torch.sigmoid(hidden @ gate.weight + gate.bias)
+    torch.testing.assert_close(gate(context), expected, rtol=1e-13, atol=0)
+    bare.gate.load_state_dict({name: value for name, value in gate.state_dict().items() if name != "hidden_bias"})
+    assert not torch.allclose(bare.gate(context), gate(context))
+    with torch.no_grad():
+        gate.hidden_bias.zero_()
+    assert torch.equal(bare.gate(context), gate(context))
 
 
 @pytest.mark.parametrize(
@@ -192,6 +244,10 @@ def test_parameters_of_the_published_sizes() -> None:
         ({"expansion": "embedding_conv"}, "expansion='embedding_conv': must be left out with value_channels=1"),
         ({"value_channels": 0}, "value_channels"),
         ({"beta_init": 2.0}, "beta_init=2.0"),
+        ({"preset": "ddl_cc", "compressor": "time"}, "compressor='time': must be 'channel' with preset='ddl_cc'; leave one"),
+        ({"preset": "ddl", "context_eps": 1e-6}, "context_eps=1e-06: must be 1e-05 with preset='ddl'; leave one of the two"),
+        ({"preset": "ddl", "blend": "annealed"}, "context_eps=1e-05: must be left out with a blend"),
+        ({"preset": "ddl_ct"}, "did you mean 'ddl_tc'"),
     ],
 )
 def test_impossible_options(options: dict[str, Any], message: str) -> None:

@@ -77,9 +77,10 @@ def test_two_phases_move_seven_widths_where_the_report_counts_five_and_a_half() 
 def test_a_delta_write_moves_the_context_beside_a_plain_write() -> None:
     site = Stack(D, 1e-6, (2, 2)).sites[1]
     assert DeepDeltaConfig().flow(site).moved == ResidualConfig().flow(site).moved + Numbers(D)
-    channels = DeepDeltaConfig(value_channels=4, compressor="channel").flow(site)
-    # All channels for the read and again for the write, and the compressed input three times.
-    assert channels.moved == Numbers((4 + 1) * D + (4 + 3 + 4) * D)
+    # All channels for the read and again for the write, and the compressed input for the norm; the code's target reads it too.
+    channels = DeepDeltaConfig(value_channels=4, compressor="channel")
+    assert channels.flow(site).moved == Numbers((4 + 1) * D + (4 + 2 + 4) * D)
+    assert channels.replace(value_target="code").flow(site).moved == Numbers((4 + 1) * D + (4 + 3 + 4) * D)
 
 
 def new_leaves(config: DepthConfig, stack: Stack) -> list[list[Leaf]]:
@@ -108,7 +109,7 @@ UNUSUAL: list[DepthConfig] = [
     DeltaAttentionResidualsConfig(block_size=3, entries="as_released", null_source="learned"),
     DenseFormerConfig(dilation=2, stored="groups"),
     DenseFormerConfig(dilation=3, period=2, granularity="sublayer"),
-    DeepDeltaConfig(value_channels=3, compressor="time", expansion="embedding_conv", value_target="paper", gate="two_layer"),
+    DeepDeltaConfig(value_channels=3, compressor="time", expansion="embedding_conv", value_target="code", gate="two_layer"),
     ElcBertConfig(variant="normalized"),
 ]
 for _options in (

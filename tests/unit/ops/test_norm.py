@@ -63,6 +63,23 @@ def test_gradients_by_finite_differences(impl: Impl) -> None:
     assert not inverse_rms(x, EPS).requires_grad
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+def test_no_gain_is_a_gain_of_one(impl: Impl) -> None:
+    x, ones = normal(2, 3, 5), torch.ones(5, dtype=torch.float64)
+    assert_same(lambda x: rms_norm(x, None, EPS, impl), lambda x: loop_norm(x, ones), (x,))
+    assert torch.autograd.gradcheck(lambda x: rms_norm(x, None, EPS, impl), (x.requires_grad_(),))
+    with torch.no_grad():
+        torch.testing.assert_close(rms_norm(x, None, EPS, impl), loop_norm(x, ones), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_gain_rounds_once_and_keeps_one_number_per_row(dtype: torch.dtype) -> None:
+    x = normal(64, 33)
+    assert_within_rounding(lambda x: rms_norm(x, None, EPS), lambda x: rms_norm(x, None, EPS, "reference"), (x,), dtype)
+    narrow = x.to(dtype).requires_grad_()
+    assert saved_bytes(lambda: rms_norm(narrow, None, EPS), lambda made: (narrow, made)) == 64 * 4
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounding(dtype: torch.dtype) -> None:
     inputs = (normal(64, 33), normal(33, seed=1))

@@ -24,12 +24,17 @@ def deep_delta(config: DecoderConfig) -> StateMap:
 
     Source: yifanzhang-pro/deep-delta-learning, arXiv:2601.00417
     Raises:
-        ConfigError: another depth mixer, the linear target of the paper, or grouped kv-heads.
+        ConfigError: another depth mixer, the target or the gate's bias of the paper, which the code has not, or grouped
+            kv-heads.
     """
     depth = config.depth
-    if not isinstance(depth, DeepDeltaConfig) or depth.value_target == "paper":
-        got = depth.kind if not isinstance(depth, DeepDeltaConfig) else depth.value_target
-        raise ConfigError(problem("depth", got, "deep_delta with a value_target of the code", "use value_target='code'"))
+    if not isinstance(depth, DeepDeltaConfig):
+        raise ConfigError(problem("depth", depth.kind, "deep_delta", "use kind='deep_delta' with value_target='code'"))
+    if depth.value_target == "paper":
+        allowed = "a target of the released code, whose checkpoints these are"
+        raise ConfigError(problem("value_target", depth.value_target, allowed, "set value_target='code'"))
+    if depth.gate == "two_layer_bias":
+        raise ConfigError(problem("gate", depth.gate, "'linear' or 'two_layer' of the released code", "use gate='two_layer'"))
     check_blocks(config)
     return StateMap("deep_delta", tuple(_entries(config, depth)), tied=tied(config, HEAD, EMBEDDING))
 

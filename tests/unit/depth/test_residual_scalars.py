@@ -1,0 +1,46 @@
+"""Residual scalars: where the stream starts, what is added back, and when that is the plain model."""
+
+import pytest
+import torch
+
+from twoaxis.depth import ResidualConfig, ResidualScalarsConfig
+from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_what_is_added_back_has_root_mean_square_one_whatever_the_scale_of_the_embedding(scale: float) -> None:
+    embeddings = scale * noise((2, 3, 8), "embeddings")
+    stack = toy_decoder(ResidualConfig()).config.stack
+    state = ResidualScalarsConfig().build_ends(stack).enter(embeddings)
+    assert state.stream is embeddings
+    root_mean_square = embeddings.square().mean(-1, keepdim=True).sqrt()
+    torch.testing.assert_close(state.embedding, embeddings / root_mean_square, rtol=1e-9, atol=0)
+    start = ResidualScalarsConfig(embedding="normalised_start").build_ends(stack).enter(embeddings)
+    assert start.stream is start.embedding and torch.equal(start.embedding, state.embedding)
+    raw = ResidualScalarsConfig(embedding="raw").build_ends(stack).enter(embeddings)
+    assert raw.stream is raw.embedding is embeddings
+
+
+def test_a_zero_embedding_stays_finite() -> None:
+    embeddings = torch.zeros(1, 2, 8, requires_grad=True)
+    state = ResidualScalarsConfig().build_ends(toy_decoder(ResidualConfig()).config.stack).enter(embeddings)
+    state.embedding.sum().backward()
+    assert not state.embedding.any() and embeddings.grad is not None and embeddings.grad.isfinite().all()
+
+
+def test_a_normalised_embedding_is_the_same_at_the_start_of_both() -> None:
+    """In a model whose stream starts at root mean square 1 the default is nanochat's form."""
+    stack = toy_decoder(ResidualConfig()).config.stack
+    once = ResidualScalarsConfig(embedding="normalised_start").build_ends(stack).enter(noise((2, 3, 8), "embeddings"))
+    again = ResidualScalarsConfig().build_ends(stack).enter(once.stream)
+    torch.testing.assert_close(again.embedding, once.embedding, rtol=1e-14, atol=1e-14)
+
+
+def test_only_the_default_and_the_raw_form_start_as_the_plain_model() -> None:
+    tokens = toy_tokens()
+    plain = toy_decoder(ResidualConfig(), perturbed=False)(tokens)
+    for embedding, relation in (("normalised", "exact"), ("raw", "exact"), ("normalised_start", "none")):
+        config = ResidualScalarsConfig.from_data({"embedding": embedding})
+        logits = toy_decoder(config, perturbed=False)(tokens)
+        assert config.init_equivalence.relation == relation
+        assert torch.allclose(logits, plain, rtol=1e-12, atol=1e-12) == (relation == "exact")
