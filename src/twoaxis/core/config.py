@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from twoaxis.core.errors import ConfigError, nearest, problem
@@ -12,15 +13,24 @@ from twoaxis.core.errors import ConfigError, nearest, problem
 _ALTERNATIVE = re.compile(r"int|float|str|bool|constrained-\w+|\w+\[.*\]")
 """What pydantic adds to the place of an error in a field with alternatives."""
 
+# Of nested configurations too, which tables build on their own.
+_reads_record: ContextVar[bool] = ContextVar("_reads_record", default=False)
+
 
 class Config(BaseModel):
     """Base of every configuration: frozen, strict about keys, and readable from plain data.
+
+    Attributes:
+        unrecorded: for options that are younger than the first records and whose default is not what was computed before: the
+            value that a record without the key stands for.
 
     Raises:
         ConfigError: in one line, at construction, for any value that cannot be used.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
+
+    unrecorded: ClassVar[Mapping[str, Any]] = {}
 
     # Hidden from type checkers so that they keep pydantic's typed constructor.
     if not TYPE_CHECKING:
@@ -31,12 +41,30 @@ class Config(BaseModel):
             except ValidationError as error:
                 raise ConfigError(_in_one_line(error, type(self))) from None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _as_recorded(cls, data: Any) -> Any:
+        return {**cls.unrecorded, **data} if _reads_record.get() and isinstance(data, Mapping) else data
+
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
         """Builds the configuration from plain data, such as a parsed TOML or JSON file."""
         if not isinstance(data, Mapping):
             raise ConfigError(f"{cls.__name__}={data!r}: must be a table of keys and values; see `twoaxis show`")
         return cls(**data)
+
+    @classmethod
+    def from_record(cls, data: Mapping[str, Any]) -> Self:
+        """Builds the configuration that a run folder or an exported folder has recorded, perhaps by an older version.
+
+        A record holds every option that existed when it was made, so what it lacks has the value in `unrecorded`, here and in
+        nested configurations, or else its default.
+        """
+        token = _reads_record.set(True)
+        try:
+            return cls.from_data(data)
+        finally:
+            _reads_record.reset(token)
 
     def to_data(self) -> dict[str, Any]:
         """Returns plain JSON-ready data that `from_data` reads back to an equal configuration."""

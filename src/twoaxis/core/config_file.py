@@ -26,3 +26,8 @@ def read_config_file(path: Path, what: str, error: type[TwoAxisError] = ConfigEr
     if not isinstance(data, dict):
         raise error(f"{what} {path}: must hold a table of keys and values; correct the file")
     return data
+
+
+def is_record(path: Path) -> bool:
+    """Whether a file is what a run folder has recorded of its recipe, which stands beside its tokenizer."""
+    return path.name == "config.json" and (path.parent / "tokenizer.json").is_file()

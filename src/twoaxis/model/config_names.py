@@ -20,7 +20,7 @@ CONFIG_NAMES: Mapping[str, str] = {
 
 
 def decoder_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain data of a `DecoderConfig`, from that of a `config.json`; what is left out has our defaults.
+    """The plain data of a `DecoderConfig`, from that of a `config.json`; what is left out is left out.
 
     Example:
         >>> decoder_fields({"model_type": "twoaxis", "hidden_size": 8, "use_cache": True})

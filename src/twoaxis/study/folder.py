@@ -219,7 +219,7 @@ class StudyFolder:
             status, message = self._status(place, result)
             files = {name: run.read(name) for name in ("initial_parameters", "config", "data", "env") if _has(run, name)}
             losses = [(record.step, record.validation_loss) for record in read_metrics(run.metrics)]
-            config = TrainConfig.from_data(files["config"]) if losses else None
+            config = TrainConfig.from_record(files["config"]) if losses else None
         except CheckpointError as error:
             raise StudyError(f"{place}: {error}") from None
         return RunRecord(

@@ -73,5 +73,5 @@ def initial_values(config: DecoderConfig) -> dict[str, tuple[tuple[int, ...], In
 
 
 def _initial_values(record: RunRecord) -> dict[str, tuple[tuple[int, ...], Init]]:
-    recipe = TrainConfig.from_data(record.recipe)
+    recipe = TrainConfig.from_record(record.recipe)
     return initial_values(recipe.decoder(record.data["tokenizer"]["vocab_size"]))

@@ -36,7 +36,8 @@ class PlannedArm(Config):
 
     def train_config(self, seed: int, lr: float | None = None) -> TrainConfig:
         """The recipe of one run, with a learning rate that trials have found."""
-        recipe = TrainConfig.from_data({**self.recipe, "seed": seed})
+        # A plan that an older version has written is a record; a new one is complete.
+        recipe = TrainConfig.from_record({**self.recipe, "seed": seed})
         return recipe if lr is None else recipe.replace(optimizer=recipe.optimizer.replace(lr=lr))
 
     @property

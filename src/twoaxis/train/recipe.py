@@ -8,7 +8,7 @@ import torch
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from twoaxis.core.config import Config
-from twoaxis.core.config_file import read_config_file
+from twoaxis.core.config_file import is_record, read_config_file
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.overrides import apply_overrides
 from twoaxis.data import CorpusField, Packing, TokenizerField, parse_corpus, parse_tokenizer
@@ -150,7 +150,13 @@ class TrainConfig(Config):
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Reads a recipe from a TOML or JSON file and applies `key=value` overrides.
 
+    The `config.json` of a run folder is a record: options that are younger than the run mean what it computed.
+
     Raises:
         ConfigError: the file cannot be read, is not TOML or JSON, or does not hold a recipe.
     """
-    return TrainConfig.from_data(apply_overrides(read_config_file(path, "recipe"), overrides))
+    data = read_config_file(path, "recipe")
+    if is_record(path):
+        # First, so that an override that names another mixer has the defaults of today.
+        data = TrainConfig.from_record(data).to_data()
+    return TrainConfig.from_data(apply_overrides(data, overrides))

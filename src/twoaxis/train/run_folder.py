@@ -30,7 +30,7 @@ class RunFolder:
     @property
     def config(self) -> TrainConfig:
         """The recipe of the run."""
-        return TrainConfig.from_data(self.read("config"))
+        return TrainConfig.from_record(self.read("config"))
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -50,7 +50,7 @@ class RunFolder:
         """
         if not (self.path / "config.json").exists():
             return
-        # A key that came after the run was made has its default there.
+        # A key that came after the run was made has there what was computed then.
         difference = first_difference(self.config.to_data(), config.to_data())
         if difference:
             key, there, here = difference

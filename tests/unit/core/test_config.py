@@ -1,10 +1,16 @@
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 import pytest
+from pydantic import BeforeValidator
 
 from twoaxis import ConfigError, DecoderConfig
+from twoaxis.core.config import Config
+from twoaxis.core.table import Row
 from twoaxis.depth import DEPTH, DeepDeltaConfig
+from twoaxis.feed_forward import FEED_FORWARD
+from twoaxis.local import LOCAL
 from twoaxis.sequence import SEQUENCE, AttentionConfig, ShortSWAConfig
 
 SIZES: dict[str, Any] = {"vocab_size": 16, "d_model": 8, "n_layers": 2}
@@ -115,3 +121,41 @@ def test_replace_checks_again() -> None:
     assert config.replace(depth="deep_delta").depth.kind == "deep_delta"
     with pytest.raises(ConfigError, match="did you mean 'n_layers'"):
         config.replace(n_layer=3)
+
+
+class Inner(Config):
+    """A younger option beside an old one."""
+
+    old: int = 1
+    young: str = "new"
+
+    unrecorded: ClassVar[Mapping[str, Any]] = {"young": "as before"}
+
+
+class Outer(Config):
+    """Holds another configuration, as tables build it: without the context of the one around it."""
+
+    inner: Annotated[Inner, BeforeValidator(lambda data: Inner(**data) if isinstance(data, dict) else data)] = Inner()
+
+
+def test_a_record_without_a_younger_option_means_what_was_computed_before() -> None:
+    assert Inner.from_record({"old": 2}) == Inner(old=2, young="as before")
+    assert Outer.from_record({"inner": {"old": 3}}).inner == Inner(old=3, young="as before")
+    # What is written down counts.
+    assert Outer.from_record({"inner": {"young": "new"}}).inner.young == "new"
+    assert Outer.from_record(Outer().to_data()) == Outer()
+
+
+def test_only_records_are_read_as_records() -> None:
+    with pytest.raises(ConfigError, match="unknown key 'older'"):
+        Outer.from_record({"inner": {"older": 1}})
+    assert Inner().young == Inner.from_data({}).young == Outer(inner={"old": 1}).inner.young == "new"
+    assert Inner(old=2).replace(old=3).young == "new"
+
+
+@pytest.mark.parametrize("row", [*DEPTH, *SEQUENCE, *FEED_FORWARD, *LOCAL], ids=lambda row: row.kind)
+def test_declared_values_of_older_records_are_options_that_differ_from_the_default(row: Row[Config]) -> None:
+    """A declaration that equals the default, or names no option, would be a mistake."""
+    for option, value in row.config.unrecorded.items():
+        now, then = row.config(), row.config.from_record({"kind": row.kind})
+        assert getattr(then, option) == value != getattr(now, option)

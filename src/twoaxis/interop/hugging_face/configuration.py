@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 
 from twoaxis.model import DecoderConfig
 from twoaxis.model.config import SublayerConfig
-from twoaxis.model.config_names import CONFIG_NAMES, MODEL_TYPE
+from twoaxis.model.config_names import CONFIG_NAMES, MODEL_TYPE, decoder_fields
 from twoaxis.sequence import SequenceConfig
 
 
@@ -65,6 +65,13 @@ class TwoAxisConfig(PreTrainedConfig):
         register_models()
 
     @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Reads what a folder has recorded, perhaps by an older version: options that it lacks mean what was computed then."""
+        sizes = {name: getattr(cls, theirs) for theirs, name in CONFIG_NAMES.items() if _is_required(name)}
+        recorded = DecoderConfig.from_record({**sizes, **decoder_fields(config_dict)}).to_data()
+        return super().from_dict(config_dict | {theirs: recorded[ours] for theirs, ours in CONFIG_NAMES.items()}, **kwargs)
+
+    @classmethod
     def from_decoder(cls, decoder: DecoderConfig, **fields: Any) -> Self:
         """The configuration of this decoder; `fields` are other ones of this class, such as `eos_token_id`."""
         data = decoder.to_data()
@@ -74,6 +81,10 @@ class TwoAxisConfig(PreTrainedConfig):
     def decoder_config(self) -> DecoderConfig:
         """The configuration that the model is built from."""
         return DecoderConfig.from_data({ours: getattr(self, theirs) for theirs, ours in CONFIG_NAMES.items()})
+
+
+def _is_required(name: str) -> bool:
+    return DecoderConfig.model_fields[name].is_required()
 
 
 def _description(decoder: DecoderConfig) -> dict[str, Any]:

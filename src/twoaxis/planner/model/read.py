@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from twoaxis.core.config_file import read_config_file
+from twoaxis.core.config_file import is_record, read_config_file
 from twoaxis.core.errors import ConfigError, nearest
 from twoaxis.model import DecoderConfig
 from twoaxis.model.config_names import MODEL_TYPE, decoder_fields
@@ -48,7 +48,7 @@ def read_model(source: str | Path) -> ModelShape:
     name = path.resolve().parent.name if path.name == CONFIG_FILE else path.stem
     data = read_config_file(path, "model")
     try:
-        return _of_data(data, name)
+        return _of_data(data, name, recorded=is_record(path))
     except ConfigError as error:
         raise ConfigError(f"model {path}: {error}") from None
 
@@ -64,9 +64,9 @@ def _preset(name: str) -> Path:
     return presets[name]
 
 
-def _of_data(data: Mapping[str, Any], name: str) -> ModelShape:
+def _of_data(data: Mapping[str, Any], name: str, recorded: bool) -> ModelShape:
     if data.get("model_type") == MODEL_TYPE:
-        return ModelShape.of_decoder(DecoderConfig.from_data(decoder_fields(data)), name)
+        return ModelShape.of_decoder(DecoderConfig.from_record(decoder_fields(data)), name)
     if "model_type" in data:
         return read_hugging_face(data, name)
     decoder = data.get("model", data)
@@ -75,4 +75,5 @@ def _of_data(data: Mapping[str, Any], name: str) -> ModelShape:
         raise ConfigError(f"must hold {allowed}; see `twoaxis show`")
     if decoder.get("vocab_size") is None:
         raise ConfigError("vocab_size is missing: a plan reads no tokenizer, which sets it in training; add it to the model")
-    return ModelShape.of_decoder(DecoderConfig.from_data(decoder), name)
+    read = DecoderConfig.from_record if recorded else DecoderConfig.from_data
+    return ModelShape.of_decoder(read(decoder), name)
