@@ -3,7 +3,8 @@
 Letters: B batch, T position, D width, n sources of one block.
 """
 
-from typing import Literal, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
@@ -70,6 +71,8 @@ class ElcBertConfig(DepthConfig):
         >>> ElcBertConfig(variant="base").init_equivalence.relation
         'none'
     """
+
+    unrecorded: ClassVar[Mapping[str, Any]] = {"embedding_norm": "none"}
 
     kind: Literal["elc_bert"] = "elc_bert"
     variant: Variant = "base"

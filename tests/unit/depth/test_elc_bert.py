@@ -8,7 +8,7 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import ElcBertConfig
-from twoaxis.model import Decoder
+from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import sublayer_list
 from twoaxis.ops.norm import layer_norm
 from twoaxis.testing import cost, gradient, state
@@ -118,6 +118,14 @@ def test_no_source_of_normalized_is_small_beside_another(std: float) -> None:
     assert float(first.square().mean()) == pytest.approx(float(second.square().mean()), rel=1e-3)
     raw = ElcBertConfig(variant="normalized", embedding_norm="none").build_ends(stack).enter(embeddings)
     assert torch.equal(raw.outputs[0], embeddings)
+
+
+def test_a_record_without_the_norm_of_the_embedding_means_the_embedding_as_it_is() -> None:
+    old = {"vocab_size": 8, "d_model": 8, "n_layers": 1, "depth": {"kind": "elc_bert", "variant": "normalized"}}
+    recorded: Any = DecoderConfig.from_record(old).depth
+    today: Any = DecoderConfig.from_data(old).depth
+    assert (recorded.norms_embedding, today.norms_embedding) == (False, True)
+    assert DecoderConfig.from_record(DecoderConfig.from_data(old).to_data()) == DecoderConfig.from_data(old)
 
 
 def test_a_blend_starts_at_the_plain_sum_of_the_embedding_as_it_is() -> None:
