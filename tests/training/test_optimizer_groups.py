@@ -1,9 +1,14 @@
 """A14: what decays, what does not, and who decides."""
 
+import re
+import tomllib
+from typing import Any
+
 import pytest
 import torch
 
-from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
+from twoaxis import DEPTH, LOCAL, SEQUENCE, ConfigError, Decoder, DecoderConfig
+from twoaxis.core.documentation import sections
 from twoaxis.core.parameters import declarations
 from twoaxis.train.optim import OptimizerConfig, build_optimizer, group_table, parameter_groups
 
@@ -51,6 +56,36 @@ def test_no_depth_parameter_decays_but_matrices(depth: object) -> None:
 @pytest.mark.parametrize("sequence", SEQUENCES)
 def test_sequence_mixers_are_grouped_by_tag(sequence: object) -> None:
     assert_groups(small(sequence=sequence))
+
+
+def authors_groups(config: type) -> list[list[dict[str, Any]]]:
+    """The groups with which a docstring says that the authors train, each as `optimizer.groups` takes it."""
+    said = " ".join(sections(config).get("Deviates", "").split())
+    return [tomllib.loads(f"groups={found}")["groups"] for found in re.findall(r"optimizer\.groups=(\[\{.*?\}\])", said)]
+
+
+AUTHORS = {
+    # kind: the options, and what the authors do otherwise with each tag of its own parameters: (rate, decay).
+    "denseformer": [({}, {"mixing": (1.0, 0.1)}), ({"variant": "skip_gains"}, {"mixing": (1.0, 0.1)})],
+    "muddformer": [({"source_norm": "rms", "post_norm": "all"}, {"mixing": (1.0, 0.1), "norm": (1.0, 0.1)})],
+    "lime": [({}, {"mixing": (10.0, 0.0)})],
+    "hyper_connections": [({}, {"gate": (1.0, 0.1), "mixing": (1.0, 0.0), "matrix": (1.0, 0.1)})],
+}
+
+
+@pytest.mark.parametrize("row", [*DEPTH, *SEQUENCE, *LOCAL], ids=lambda row: row.kind)
+def test_the_groups_that_a_docstring_names_train_as_its_authors_do(row: Any) -> None:
+    named = authors_groups(row.config)
+    expected = AUTHORS.get(row.kind, [])
+    assert len(named) == len(expected)
+    for groups, (options, changed) in zip(named, expected, strict=True):
+        model = small({"kind": row.kind, **options})
+        tags = {name: declaration.tag for name, _, declaration in declarations(model)}
+        found = parameter_groups(model, OptimizerConfig.from_data({"weight_decay": 0.1, "groups": groups}))
+        for group in found:
+            for name in group.parameters:
+                if ".depth." in name or name.startswith("ends."):
+                    assert (group.lr_scale, group.weight_decay) == changed[tags[name]], name
 
 
 def test_patterns_override_and_the_later_one_wins() -> None:

@@ -143,6 +143,8 @@ DEPTH: Table[DepthConfig] = Table(
             "reads a learned convex sum of earlier block outputs, which hold no residual stream",
             {
                 **{variant: {"variant": variant} for variant in ("base", "zero", "normalized", "weighted_output")},
+                "raw_embedding": {"variant": "normalized", "embedding_norm": "none"},
+                "normed_embedding": {"variant": "weighted_output", "embedding_norm": "layer"},
                 "blend": {"variant": "weighted_output", "blend": "annealed"},
             },
         ),

@@ -40,8 +40,11 @@ class DenseFormerConfig(DepthConfig):
     Source:   DenseFormer, arXiv:2402.02622v2, eq. 1 and section 3; authors' code epfml/DenseFormer, denseformer/denseformer.py
               (`groups`: experiments/models/denseformer.py); `sublayer`: GPT-BERT, arXiv:2410.24159, and its code
               ltgoslo/gpt-bert, pretraining/model_extra.py
-    Deviates: no. Their package keeps its sources between calls; here they are the depth state, and only as long as a later
-              row reads them
+    Deviates: weights of rows and gains do not decay here, since decay pulls them to 0, where the plain model is not. The
+              authors (and GPT-BERT) decay them as they do matrices: optimizer.groups=[{pattern="*.depth.weights",
+              weight_decay=0.1}], for skip_gains optimizer.groups=[{pattern="*.depth.gain", weight_decay=0.1}]. Their package
+              keeps its sources between calls; here they are the depth state, and only as long as a later row reads them. The
+              pseudocode of GPT-BERT leaves the embedding out of its sums, its code and `sublayer` do not
     Shapes:   state: tuple of [B T D], the outputs still to be read and the stream; sums in float32, rounded once
     Init:     EXACT: alpha = 1 on the newest source and 0 elsewhere (connect_to_last: 1e-4, so NONE), g = 1
     Cost:     params S per row, L (L + 3) / 2 in all for 1x1; flops 2*S*D per token and row; state at most (L + 1)*D numbers

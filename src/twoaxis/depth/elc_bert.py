@@ -3,7 +3,8 @@
 Letters: B batch, T position, D width, n sources of one block.
 """
 
-from typing import Literal, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
@@ -31,14 +32,20 @@ Variant = Literal["base", "zero", "normalized", "weighted_output"]
 class ElcBertConfig(DepthConfig):
     """Feeds each block a softmax-weighted sum of earlier block outputs, which themselves contain no residual stream.
 
-    Equation: U_n = sum_{i<n} softmax(w_n)_i H_i,  H_0 = embeddings
+    Equation: U_n = sum_{i<n} softmax(w_n)_i H_i,  w_n parameters: no token changes a weight in any variant
+              H_0 = embeddings (embedding_norm `layer`: LayerNorm(embeddings) without gain or bias)
               A_s = A_{s-1} + f_s(U_n + A_{s-1}), A_0 = 0, over the sublayers s of block n (base: f_s(A_{s-1}) after the first)
               H_n = A (normalized: LayerNorm(A) without gain or bias);  the model returns H_L
               (weighted_output: sum_{i<=L} softmax(v)_i H_i)
     Source:   Not all layers are equally as important, arXiv:2311.02265, section 3 and the variants of its ablation; authors'
               code ltgoslo/elc-bert, models/model_elc_bert_{base,zero,normalized,weighted_output}.py
-    Deviates: the first block has one source, so its logit would be dead: it does not exist here. Blocks may have any number of
-              sublayers; the authors' have attention and a feed-forward
+    Deviates: the authors' model gives every variant H_0 = LayerNorm(embeddings), without gain or bias; here `normalized` does,
+              whose other sources have that scale too, and an embedding of std 0.02 would have 2 % of their weight in each sum.
+              The other variants take the embedding as it is: a decoder with pre-norm bounds no output, so that no one scale is
+              right; for the authors' H_0 say embedding_norm="layer". Their attention ends in an affine LayerNorm, which is part
+              of their model and not of this mixer, as are its scaled initial feed-forwards. The first block has one source, so
+              its logit would be dead: it does not exist here. Blocks may have any number of sublayers; the authors' have
+              attention and a feed-forward. No decay of the logits, as in the authors' scripts (LAMB; AdamW here)
     Shapes:   state (n times [B T D], and inside a block A and U); softmax, sum and LayerNorm in float32, rounded once
     Init:     NONE: a convex sum is a mean, not the residual sum, and the head sees the last block alone. Logits start at 0
               (base: the newest at 1, whose weight is then e / (e + n - 1): a mild bias, not an identity). EXACT with
@@ -52,21 +59,25 @@ class ElcBertConfig(DepthConfig):
 
     Args:
         variant: `base`, `zero`, `normalized` or `weighted_output`, as the authors name their files.
-        source_eps: eps of the LayerNorm of `normalized`.
+        embedding_norm: H_0 behind a `layer` norm, or `none`; None is `layer` for `normalized`, else `none`.
+        source_eps: eps of these LayerNorms.
         blend: `none`, or `annealed` (`weighted_output` only): a weight g that starts at 0 goes from plain sums to convex ones,
             moved by the recipe of a training or learned.
         impl: `fused` or `reference`.
 
     Raises:
-        ConfigError: a blend of another variant, whose blocks or head do not see all that a plain stream holds.
+        ConfigError: a blend of another variant, or one behind a norm of the embedding, where the plain stream is not summed.
 
     Example:
         >>> ElcBertConfig(variant="base").init_equivalence.relation
         'none'
     """
 
+    unrecorded: ClassVar[Mapping[str, Any]] = {"embedding_norm": "none"}
+
     kind: Literal["elc_bert"] = "elc_bert"
     variant: Variant = "base"
+    embedding_norm: Literal["none", "layer"] | None = None
     source_eps: float = Field(default=1e-7, gt=0)
     blend: Literal["none", "annealed"] = "none"
     impl: Impl = "fused"
@@ -82,7 +93,15 @@ class ElcBertConfig(DepthConfig):
         if self.blend == "annealed" and self.variant != "weighted_output":
             allowed = "'weighted_output' with blend='annealed'"
             raise ConfigError(problem("variant", self.variant, allowed, "use that variant"))
+        if self.blend == "annealed" and self.norms_embedding:
+            allowed = "'none' with blend='annealed', which starts at the plain sum"
+            raise ConfigError(problem("embedding_norm", self.embedding_norm, allowed, "leave it out"))
         return self
+
+    @property
+    def norms_embedding(self) -> bool:
+        """Whether the first source is the LayerNorm of the embedding."""
+        return (self.embedding_norm or ("layer" if self.variant == "normalized" else "none")) == "layer"
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -125,11 +144,12 @@ class ElcBertConfig(DepthConfig):
         return read + write
 
     def ends_flow(self, stack: Stack) -> Flow:
-        """The final combination, if any."""
-        if self.variant != "weighted_output":
-            return Flow()
+        """The norm of the embedding and the final combination, where there are any."""
         D = stack.d_model
-        return Flow(read=Numbers((stack.n_blocks + 1) * D), written=Numbers(D), views=Numbers(D))
+        enter = Flow(read=Numbers(D), written=Numbers(D), keeps_update=True) if self.norms_embedding else Flow()
+        if self.variant != "weighted_output":
+            return enter
+        return enter + Flow(read=Numbers((stack.n_blocks + 1) * D), written=Numbers(D), views=Numbers(D))
 
     def _read_after(self, site: Site) -> bool:
         """Whether anything reads the sources of this block again."""
@@ -151,8 +171,12 @@ class ElcBertConfig(DepthConfig):
         return cost
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
-        """The final combination, if any."""
-        return self._mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost()
+        """The norm of the embedding and the final combination, where there are any."""
+        combined = self._mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost()
+        if not self.norms_embedding:
+            return combined
+        N, wide = shape.total_tokens, max(4, shape.element_bytes)
+        return combined + Cost(elementwise_flops=6 * N * stack.d_model, saved_bytes=2 * N * wide)
 
     def _mixture_cost(self, n: int, stack: Stack, shape: Shape) -> Cost:
         if n == 1:
@@ -259,12 +283,14 @@ class ElcBertEnds(DepthEnds):
 
     def __init__(self, config: ElcBertConfig, stack: Stack) -> None:
         super().__init__()
+        self.config = config
         combines = config.variant == "weighted_output"
         self.combination = Combination(config, stack.n_blocks + 1) if combines else None
 
     def enter(self, embeddings: Float[Tensor, "B T D"]) -> BlockOutputs:
-        """Returns the embedding as the only output."""
-        return BlockOutputs((embeddings,))
+        """Returns the embedding, or its norm, as the only output."""
+        config = self.config
+        return BlockOutputs((layer_norm(embeddings, config.source_eps, config.impl) if config.norms_embedding else embeddings,))
 
     def leave(self, state: BlockOutputs) -> Float[Tensor, "B T D"]:
         """Returns the last output, or the final combination."""

@@ -49,7 +49,9 @@ class HyperConnectionsConfig(DepthConfig):
               corl-team/lime, src/lm/hc.py, and lucidrains/hyper-connections 0.4.11 (`rms_gain`)
     Deviates: the paper also scales the initial output matrices of all sublayers with sqrt(n), to keep the spread of the summed
               streams; here a sublayer's own init stays, so that the fresh model is the plain one and can start from its
-              weights. lucidrains' RMSNorm divides by the norm of a row, here by its rms of at least 1e-12
+              weights. lucidrains' RMSNorm divides by the norm of a row, here by its rms of at least 1e-12. Static weights do
+              not decay and maps do, as in the paper; corl-team/lime, which runs its algorithm 2, decays s_a and s_b too:
+              optimizer.groups=[{pattern="*.dynamic.*_scale", weight_decay=0.1}]
     Shapes:   state n times [B T D]; update [B T D] -> state; scores, tanh and weights in float32, streams rounded once
     Init:     UP_TO_NORM (n = 1: EXACT): a one-hot at g mod n for sublayer g, R the identity, b = 1, maps 0: the streams stay
               n copies of the plain stream, of which the read takes one and the final norm sees the sum

@@ -30,7 +30,9 @@ class LimeConfig(DepthConfig):
     Equation: (K', V')_h = sum_{l' <= l, h'} W_l[h, (l', h')] (K, V)_{l'h'}, before the rotation of the keys
     Source:   Layer-Integrated Memory, arXiv:2502.09245, static router; authors' code corl-team/lime src/lm/lime.py
     Deviates: the own-layer block of W and the rest are two parameters; the first layer of a chain has no router, which could
-              only mix its own heads. A chain is all sublayers of one kind that have heads
+              only mix its own heads. A chain is all sublayers of one kind that have heads. The authors train the router at ten
+              times the rate of the model (0.01 for 0.001), without decay as here: optimizer.groups=[{pattern="*.depth.earlier",
+              lr_scale=10}, {pattern="*.depth.own", lr_scale=10}]
     Shapes:   state ([B T D], [B T 2*K] per head of each earlier layer); heads [B T G K]; sums in float32
     Init:     NONE with init="released" (own layer identity, the rest uniform in +-sqrt(3/(n G))); EXACT with init="plain"
     Cost:     params n*G^2 per later layer; flops 4*n*G^2*K per token; state D + 2*n*G*K numbers per token; the cache holds

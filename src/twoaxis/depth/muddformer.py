@@ -54,9 +54,11 @@ class MUDDFormerConfig(DepthConfig):
               sequential: later sublayers read R and what the block has added so far;  parallel: they read R
               source_norm: the sums read RMSNorm(X_j), with a gain for each j;  post_norm: X_i + RMSNorm(sum_j w_cj X_j)
     Source:   MUDDFormer, arXiv:2502.12170v2, section 3 and eq. 10; authors' code Caiyun-AI/MUDDFormer, pytorch/ and jax/
-    Deviates: `post_norm` alone starts with a = 0 here; their training code then keeps a one-hot, so that inputs start as 2 X_i.
-              Their PyTorch code is for inference and starts at random. The first block sees X_0 in all ways through one
-              norm, as in their PyTorch code; their training code has three
+    Deviates: the weights of the sums and their gains do not decay here; the authors' training code decays every parameter of
+              the model by 0.1: optimizer.groups=[{pattern="*", weight_decay=0.1}]. `post_norm` alone starts with a = 0 here;
+              their training code then keeps a one-hot, so that inputs start as 2 X_i. Their PyTorch code is for inference and
+              starts at random. The first block sees X_0 in all ways through one norm, as in their PyTorch code; their training
+              code has three
     Shapes:   state: tuple of [B T D], the outputs still to be read and the stream; weights and sums in float32, rounded once
     Init:     EXACT: W_1 ~ N(0, 1/D), W_2 = 0, a one-hot on the newest output (0 with a post_norm). parallel: NONE, since later
               sublayers of a block do not read what earlier ones added; source_norm alone: NONE, since sums start as a norm

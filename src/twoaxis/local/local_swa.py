@@ -26,11 +26,15 @@ class LocalSWAConfig(LocalConfig):
     """Adds to the channels a softmax mixture of their own last `window` tokens.
 
     Equation: y_t = x_t + W_o concat_h sum_(j=t-w+1..t) softmax_j(q_t^T k_j / sqrt(K)) v_j,  q, k, v = W x, q and k rotated
-    Source:   Residual Stream Duality in Modern Transformer Architectures, arXiv:2603.16039, section 3; its author places the
-              operator where other blocks have a short convolution
-    Deviates: nothing about projections, heads or initial values is published; all are options here
+    Source:   the operator of Residual Stream Duality in Modern Transformer Architectures, arXiv:2603.16039, section 2.4, in the
+              place that its author's companion text Rethinking-SWA gives it (yifanzhang-pro/Rethinking-SWA): that of a short
+              convolution inside a branch
+    Deviates: nothing about projections, heads or initial values is published; all are options here. The companion text names a
+              window of 128 and puts the operator on the branches q, k and v or x, B and C: the default here is 16, one operator
+              over all channels of a place
     Shapes:   x [B T C] -> y [B T C]; softmax and rotations in float32 (float64 for float64)
-    Init:     EXACT with output_init="zero" in the residual form (still trains), else NONE
+    Init:     EXACT with output_init="zero" in the residual form (still trains), else NONE; W_q, W_k, W_v ~ N(0, 0.25/C),
+              W_o ~ N(0, 0.25/(H K)) or zero: it writes to no residual stream, so that no depth scales it
     Cost:     params C*(2H+2G)*K; pair flops 4*H*K*min(t, w) per token; cache at most w-1 keys and values
     Args:
         window: tokens seen, the current one included.

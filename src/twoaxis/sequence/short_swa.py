@@ -21,11 +21,15 @@ class ShortSWAConfig(HeadsConfig):
     """Mixes the last `window` tokens with softmax weights, with projections of its own.
 
     Equation: S = H + ShortSWA(Norm(H); w),  y_t = W_o concat_h sum_{j=t-w+1..t} softmax_j(q_t^T k_j / sqrt(K)) v_j
-    Source:   Residual Stream Duality in Modern Transformer Architectures, arXiv:2603.16039, Algorithm 1
-    Deviates: the note leaves heads, kv-heads, RoPE, window and init open; defaults here are 4 heads, 1 kv-head, RoPE
-              on absolute positions, window 128 (the chunk size its author argues for)
+    Source:   Residual Stream Duality in Modern Transformer Architectures, arXiv:2603.16039, section 2.4 and Algorithm 1
+    Deviates: the note leaves heads, kv-heads, RoPE, window and init open; defaults here are 4 heads, 1 kv-head, RoPE on
+              absolute positions, window 128 (the chunk size that its author's companion text Rethinking-SWA names). The output
+              starts at the scale of attention's, 1 / sqrt(2 n_layers) of a plain matrix, though a block with a ShortSWA writes
+              three times: so the shared parameters of models with and without it start alike. 1 / sqrt(3 n_layers) would keep
+              the spread of the stream of two writes
     Shapes:   context [B T D] -> update [B T D]; softmax and rotations in float32 (float64 for float64)
-    Init:     EXACT with output_init="zero" (W_o = 0 adds nothing and still trains), NONE with "scaled"
+    Init:     EXACT with output_init="zero" (W_o = 0 adds nothing and still trains), NONE with "scaled";
+              W_q, W_k, W_v ~ N(0, 0.25/D), W_o ~ N(0, 0.25/(H K 2 n_layers)) or zero, as in attention
     Cost:     params D*(H+2G)*K + H*K*D; pair flops 4*H*K*min(t, w) per token; cache at most w-1 keys and values
     Args:
         window: tokens seen, the query included.

@@ -35,7 +35,9 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     for kind in ("param", "init"):
         # One source has weight 1 whatever its logit is.
         assert golden.take(f"{kind}/{layer.format(0)}{LOGITS}").numel() == 1
-    passed = loop.run(encoder.embeddings(), encoder.branch)
+    passed = loop.run(encoder.rows() if depth.norms_embedding else encoder.embeddings(), encoder.branch)
+    first = passed.states[0].outputs[0]
+    first.retain_grad()
     logits = _head(golden, encoder, passed.left)
     logits.backward(golden.take("input/cotangent"))
     hidden = [state.outputs[-1] for state in passed.states[::2]]
@@ -44,7 +46,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
         **{f"output/hidden.{i}": h for i, h in enumerate([*hidden, passed.left])},
         **{f"output/mixed.{i}": u for i, u in enumerate(passed.views[::2])},
         "grad/embedding.word_embedding.weight": cast(Tensor, encoder.word_embedding.grad),
-        "grad/h0": cast(Tensor, passed.embeddings.grad),
+        "grad/h0": first.grad,
         **{f"grad/{theirs}": loop.gradient(ours) for ours, theirs in names.items()},
     }
 
@@ -108,6 +110,10 @@ def _norm_with_another_eps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(elc_bert, "layer_norm", lambda x, eps, impl: F.layer_norm(x, x.shape[-1:], eps=1e-5))
 
 
+def _embedding_as_it_is(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ElcBertEnds, "enter", lambda self, embeddings: BlockOutputs((embeddings,)))
+
+
 def _returns_the_last_output(patch: pytest.MonkeyPatch) -> None:
     def leave(self: ElcBertEnds, state: BlockOutputs) -> Tensor:
         combination = cast(torch.nn.Module, self.combination)
@@ -127,6 +133,7 @@ ADAPTER = Adapter(
         Mistake("a feed-forward that reads the block's input", "elcbert-base", _reads_its_own_input_again),
         Mistake("a feed-forward that does not read the block's input", "elcbert-zero", _reads_only_what_was_added),
         Mistake("an eps of 1e-5", "elcbert-normalized", _norm_with_another_eps),
+        Mistake("an embedding that is not normalised", "elcbert-normalized", _embedding_as_it_is),
         Mistake("the last output in place of the combination", "elcbert-weighted_output", _returns_the_last_output),
     ),
 )

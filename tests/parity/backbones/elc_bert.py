@@ -28,7 +28,11 @@ class Encoder:
 
     def embeddings(self) -> Tensor:
         """The normalised rows of the embedding."""
-        return norm(F.embedding(self.golden.take("input/ids"), self.word_embedding))
+        return norm(self.rows())
+
+    def rows(self) -> Tensor:
+        """The rows of the embedding as they are, for a depth mixer that normalises them itself."""
+        return F.embedding(self.golden.take("input/ids"), self.word_embedding)
 
     def branch(self, index: int, x: Tensor) -> Tensor:
         """Attention at even sublayers, the feed-forward at odd ones."""

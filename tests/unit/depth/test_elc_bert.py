@@ -4,13 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import ElcBertConfig
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.model.trace import sublayer_list
 from twoaxis.ops.norm import layer_norm
 from twoaxis.testing import cost, gradient, state
 from twoaxis.testing.check import Check
-from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, toy_decoder, toy_tokens
+from twoaxis.testing.measure import trace
+from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, noise, toy_decoder, toy_tokens
 
 VARIANTS = ("base", "zero", "normalized", "weighted_output")
 
@@ -35,6 +39,10 @@ def test_published_initial_weights_of_the_newest() -> None:
     assert found == [0.731, 0.352, 0.198]
 
 
+def normalised(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, True)) / (x.var(-1, False, keepdim=True) + 1e-7).sqrt()
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("sublayers", [1, 2, 3])
 def test_blocks_of_any_length_are_the_equation(variant: Any, sublayers: int) -> None:
@@ -46,7 +54,8 @@ def test_blocks_of_any_length_are_the_equation(variant: Any, sublayers: int) -> 
     embeddings = model.embed(toy_tokens())
     weight = torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(8, 8)
 
-    current, outputs = ends.enter(embeddings), [embeddings]
+    current, first = ends.enter(embeddings), embeddings if variant != "normalized" else normalised(embeddings)
+    outputs = [first]
     for block in parts:
         w = block[0].combination.logits.softmax(0) if block[0].combination else torch.ones(1, dtype=torch.float64)
         U = sum(a * h for a, h in zip(w, outputs, strict=True))
@@ -58,9 +67,7 @@ def test_blocks_of_any_length_are_the_equation(variant: Any, sublayers: int) -> 
             f = torch.tanh(expected @ weight)
             current = mixer.write(current, torch.tanh(view @ weight), view, carry)
             A = A + f
-        outputs.append(
-            A if variant != "normalized" else (A - A.mean(-1, True)) / (A.var(-1, False, keepdim=True) + 1e-7).sqrt()
-        )
+        outputs.append(A if variant != "normalized" else normalised(A))
     w = ends.combination.logits.softmax(0) if ends.combination else torch.eye(len(outputs), dtype=torch.float64)[-1]
     torch.testing.assert_close(ends.leave(current), sum(a * h for a, h in zip(w, outputs, strict=True)))
 
@@ -96,3 +103,49 @@ def test_normalised_outputs_have_mean_0_and_variance_1() -> None:
     y = layer_norm(torch.randn(2, 3, 16, generator=torch.Generator().manual_seed(0)), 1e-7)
     torch.testing.assert_close(y.mean(-1), torch.zeros(2, 3), atol=1e-6, rtol=0)
     torch.testing.assert_close(y.var(-1, unbiased=False), torch.ones(2, 3), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("std", [0.02, 1.0])
+def test_no_source_of_normalized_is_small_beside_another(std: float) -> None:
+    """Whatever the embedding starts at, it has the weight in a sum that its logit gives it."""
+    embeddings = std * torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    stack = Stack(64, 1e-6, (1, 1))
+    config = ElcBertConfig(variant="normalized")
+    state = config.build_ends(stack).enter(embeddings)
+    mixer = config.build(stack.sites[0])
+    update = 5 * noise((2, 3, 64), "update")
+    first, second = mixer.write(state, update, update, mixer.read(state)[1]).outputs
+    assert float(first.square().mean()) == pytest.approx(float(second.square().mean()), rel=1e-3)
+    raw = ElcBertConfig(variant="normalized", embedding_norm="none").build_ends(stack).enter(embeddings)
+    assert torch.equal(raw.outputs[0], embeddings)
+
+
+def test_a_record_without_the_norm_of_the_embedding_means_the_embedding_as_it_is() -> None:
+    old = {"vocab_size": 8, "d_model": 8, "n_layers": 1, "depth": {"kind": "elc_bert", "variant": "normalized"}}
+    recorded: Any = DecoderConfig.from_record(old).depth
+    today: Any = DecoderConfig.from_data(old).depth
+    assert (recorded.norms_embedding, today.norms_embedding) == (False, True)
+    assert DecoderConfig.from_record(DecoderConfig.from_data(old).to_data()) == DecoderConfig.from_data(old)
+
+
+def test_a_blend_starts_at_the_plain_sum_of_the_embedding_as_it_is() -> None:
+    with pytest.raises(ConfigError, match=r"embedding_norm='layer': must be 'none' with blend='annealed'.*; leave it out"):
+        ElcBertConfig(variant="weighted_output", blend="annealed", embedding_norm="layer")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_token_changes_a_weight(variant: Any) -> None:
+    """The weights of every combination, while tokens and so all sources change."""
+    model = toy_decoder(ElcBertConfig(variant=variant))
+    first, second = (read_weights(model, toy_tokens(seed=seed)) for seed in (0, 1))
+    assert len(first) == (3 if variant == "weighted_output" else 2)
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(one, one[:, :1, :1].expand_as(one))
+
+
+def read_weights(model: Decoder, tokens: Tensor) -> list[Tensor]:
+    run = trace(model, tokens)
+    each = zip(sublayer_list(model), run.states, run.views, strict=False)
+    reads = [total for sublayer, state, (view,) in each for total in sublayer.depth.read_sums(state, view, ())]
+    return [total.weights.detach() for total in (*reads, *model.ends.leave_sums(run.states[-1], run.left))]
