@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from twoaxis.claims.attention_form import ATTENTION, NO_ATTENTION, attention_form
+from twoaxis.claims.attention_form import ATTENTION, LEARNED_QUERY, NO_ATTENTION, attention_form
 from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding
 from twoaxis.claims.toy import decoder, tokens
 from twoaxis.core.measure import tensors
@@ -45,6 +45,14 @@ PLACED = {
 }
 """The methods that the paper places, and where it places their published form, which is the first example."""
 
+FORMS = {
+    "attention_residuals": LEARNED_QUERY,
+    "deep_cross_attention": NO_ATTENTION,
+    "muddformer": NO_ATTENTION,
+    "depth_attention": ATTENTION,
+}
+"""Which of them are attention in the strict sense, as the evidence says."""
+
 RECONSTRUCTED = {"vertical_attention": "Vertical Attention"}
 """Methods without public text or code, whose place here is that of a reconstruction and decides nothing."""
 
@@ -77,9 +85,12 @@ def compute() -> Finding:
     for row in DEPTH:
         measured = {name: measure(row.example(name)) for name in row.examples}
         rows += list(_rows(row, measured))
+        published = next(iter(measured.values()))
+        if row.kind in FORMS:
+            found.exactly(f"attention in {row.kind}", published.form, FORMS[row.kind])
         if row.kind not in PLACED:
             continue
-        place = next(iter(measured.values())).place
+        place = published.place
         if place not in PLACED[row.kind] and row.kind in RECONSTRUCTED:
             doubtful.append(RECONSTRUCTED[row.kind])
         else:
