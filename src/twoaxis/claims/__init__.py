@@ -11,6 +11,7 @@ from twoaxis.claims import (
     duality_in_model,
     empirical,
     full_memory,
+    hardware,
     recommended_block,
     residual_read,
     routing,
@@ -31,6 +32,7 @@ CLAIMS: tuple[Claim, ...] = (
     recommended_block.CLAIM,
     duality_in_model.CLAIM,
     delta_dual.CLAIM,
+    hardware.CLAIM,
     *empirical.CLAIMS,
 )
 

@@ -8,7 +8,8 @@ from twoaxis.claims.claim import EvidenceTable, Finding
 from twoaxis.claims.differences import Arm, Outcome, Wanted, judge, paired, planned
 from twoaxis.core.kept_reports import KEPT, KeptReport, kept_reports
 
-FIXED = "Fixed on 2026-11-29, when no report had a validity gate and so none counted."
+FIXED_ON = "Fixed on 2026-11-29"
+FIXED = f"{FIXED_ON}, when no report had a validity gate and so none counted."
 
 RULE = (
     "A study counts if its report is complete, its control has passed the validity gate, and no later design has replaced it. "
