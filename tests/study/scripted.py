@@ -8,12 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from twoaxis.study import StudyConfig
+from twoaxis.study.analysis import analyse
+from twoaxis.study.baselines import Baselines, SeedBaselines
 from twoaxis.study.costs import flops_per_step
 from twoaxis.study.engine import Engine
-from twoaxis.study.folder import Place, RunRecord
+from twoaxis.study.folder import Place, RunRecord, StudyFolder
 from twoaxis.study.pairing import initial_values
 from twoaxis.study.plan import StudyPlan
 from twoaxis.study.planner import plan_study
+from twoaxis.study.report_data import ReportData
 from twoaxis.study.runner import run_study
 from twoaxis.study.timing import Timing
 from twoaxis.train.recipe import TrainConfig
@@ -42,6 +45,7 @@ class FakeTrainer:
         actions: by "arm/seed", what the run does each time it is started.
         losses: by "arm/seed", its last validation loss.
         step_seconds: how long a step takes.
+        bigram: loss of the count model that the control has to beat.
     """
 
     study: StudyConfig
@@ -50,6 +54,7 @@ class FakeTrainer:
     actions: dict[str, list[str]] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
     step_seconds: float = 0.0
+    bigram: float = 8.0
 
     @property
     def plan(self) -> StudyPlan:
@@ -66,8 +71,20 @@ class FakeTrainer:
         self.script.write_text(json.dumps(script))
         return lambda recipe, run: [sys.executable, "-I", "-S", str(FAKE), str(self.script), str(recipe), str(run)]
 
+    @property
+    def baselines(self) -> Baselines:
+        one = SeedBaselines(unigram=self.bigram + 1, bigram=self.bigram, trigram=self.bigram - 1, counted=384)
+        return Baselines(by_seed=dict.fromkeys(self.study.replicates, one))
+
+    def analyse(self, records: Mapping[Place, RunRecord] | None = None) -> ReportData:
+        """What the runs come to, with a second timing that agrees with the first."""
+        records = self.run() if records is None else records
+        return analyse(self.study, self.plan, records, self.baselines, timing_after=self.plan.timing)
+
     def run(self, study: StudyConfig | None = None, engine: Engine | None = None) -> dict[Place, RunRecord]:
-        return run_study(study or self.study, self.folder, command=self.command(), timer=fake_timer, engine=engine)
+        records = run_study(study or self.study, self.folder, command=self.command(), timer=fake_timer, engine=engine)
+        StudyFolder(self.folder).keep_baselines(self.baselines)
+        return records
 
     @property
     def order(self) -> list[str]:

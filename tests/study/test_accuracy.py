@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from twoaxis.study.analysis import analyse
 from twoaxis.study.page import render_page
 from twoaxis.study.report import Report
 from twoaxis.study.table import accuracy_rows
@@ -17,7 +16,7 @@ def test_accuracies_are_shown_by_arm(trainer: FakeTrainer) -> None:
         assert record.result is not None
         result = record.result.replace(validation_accuracy=accuracies[place.arm][place.seed])
         records[place] = dataclasses.replace(record, result=result)
-    data = analyse(trainer.study, trainer.plan, records)
+    data = trainer.analyse(records)
     assert accuracy_rows(data) == [
         ["plain", "30.0 %", "25.0 %, 30.0 %, 35.0 %"],
         ["delta", "90.0 %", "100.0 %, 90.0 %, 80.0 %"],

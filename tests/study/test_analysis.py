@@ -3,17 +3,16 @@
 import pytest
 
 from twoaxis.study import words
-from twoaxis.study.analysis import analyse
 from twoaxis.study.folder import RunRecord
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.statistics import paired_test
-from twoaxis.study.table import RESULT_COLUMNS, result_rows
+from twoaxis.study.table import COST_COLUMNS, RESULT_COLUMNS, cost_rows, result_rows
 
 from .scripted import FakeTrainer
 
 
 def _analysis(trainer: FakeTrainer) -> ReportData:
-    return analyse(trainer.study, trainer.plan, trainer.run())
+    return trainer.analyse()
 
 
 def _row(analysis: ReportData, arm: str) -> dict[str, str]:
@@ -29,13 +28,17 @@ def test_pairs_are_what_is_compared(trainer: FakeTrainer) -> None:
     found = arms["delta"].charged["tokens"].comparison
     assert found is not None and found.paired_differences == expected.differences
     assert found.ci95 == (expected.low, expected.high) and found.bootstrap95 == expected.bootstrap
+    assert found.family == 2 and found.simultaneous is not None and found.simultaneous[0] < expected.low
     assert (arms["delta"].verdict, arms["local"].verdict, arms["plain"].verdict) == ("better", "worse", None)
     assert analysis.complete and analysis.control == "plain"
     assert arms["delta"].sentence.startswith("delta: better than plain, its validation loss is lower (at equal tokens, mean")
-    assert analysis.answer.startswith("At equal tokens, the validation loss is lower for delta (")
-    assert "higher for local (" in analysis.answer
+    assert analysis.answer == "At equal tokens the loss is lower for delta (\u22120.1 nats), higher for local (+0.2)."
+    assert analysis.findings[0].startswith("At equal tokens, the validation loss is lower for delta (")
+    assert "higher for local (" in analysis.findings[0]
     assert _row(analysis, "plain")["verdict"] == "control"
-    assert _row(analysis, "plain")["seconds to control"] == words.ratio(1.0)
+    assert _row(analysis, "delta")["verdict"] == "better, family of 2"
+    costs = {row[0]: dict(zip(COST_COLUMNS, row, strict=True)) for row in cost_rows(analysis)}
+    assert costs["plain"]["seconds to control"] == words.ratio(1.0)
 
 
 def test_ratios_and_costs(trainer: FakeTrainer) -> None:
@@ -83,7 +86,7 @@ def test_incomplete_arms_get_no_numbers(trainer: FakeTrainer, failing: str, verd
     for arm, verdict in verdicts.items():
         row = _row(analysis, arm)
         assert row["verdict"] == verdict
-        assert row["difference"] == row["95 % interval"] == "—"
+        assert row["difference"] == row["simultaneous interval"] == row["own 95 % interval"] == "—"
     assert _row(analysis, failing.split("/")[0])["validation loss, nats/token"] == "—"
     assert _row(analysis, "local")["difference"] != "—" or "local" in verdicts
 
@@ -92,7 +95,7 @@ def test_an_arm_without_result_still_counts_in_the_correction(trainer: FakeTrain
     trainer.spread(delta=-0.1)
     records = trainer.run()
     gone = {place: RunRecord(place, "failed", "gone", None, (), {}, {}, {}, {}) for place in records if place.arm == "local"}
-    after = analyse(trainer.study, trainer.plan, records | gone).arms["delta"].charged["tokens"].comparison
+    after = trainer.analyse({**records, **gone}).arms["delta"].charged["tokens"].comparison
     assert after is not None
     assert after.p_holm == pytest.approx(2 * after.p)
 
@@ -123,12 +126,12 @@ def test_broken_pairs_are_an_error(trainer: FakeTrainer, action: str, words: str
     sentence = analysis.pairing.sentence
     assert sentence.startswith("ERROR: the pairing is broken") and words in sentence and "delta seed 1" in sentence
     assert _row(analysis, "delta")["verdict"] == "not paired with the control: no verdict"
-    assert _row(analysis, "local")["verdict"] == "better"
+    assert _row(analysis, "local")["verdict"] == "better, family of 2"
 
 
 def test_other_environments_are_a_limit(trainer: FakeTrainer) -> None:
     records = trainer.run()
-    assert not any("Environment" in limit for limit in analyse(trainer.study, trainer.plan, records).limits)
+    assert not any("Environment" in limit for limit in trainer.analyse(records).limits)
     first = next(iter(records.values()))
     first.environment["threads"] = 2
-    assert "threads differ" in analyse(trainer.study, trainer.plan, records).limits[-1]
+    assert "threads differ" in trainer.analyse(records).limits[-1]

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from twoaxis.study import StudyConfig
-from twoaxis.study.analysis import analyse
 from twoaxis.study.report_data import ReportData
 
 from .scripted import FakeTrainer
@@ -19,7 +18,7 @@ def study(study_data: dict[str, Any]) -> StudyConfig:
 
 
 def _report(trainer: FakeTrainer) -> ReportData:
-    return analyse(trainer.study, trainer.plan, trainer.run())
+    return trainer.analyse()
 
 
 def test_a_dearer_arm_is_compared_with_a_control_that_spends_as_much(trainer: FakeTrainer) -> None:
@@ -35,7 +34,8 @@ def test_a_dearer_arm_is_compared_with_a_control_that_spends_as_much(trainer: Fa
     assert flops.comparison.mean_difference == pytest.approx(-0.01 - falls, abs=0.005)
     assert tokens.comparison.mean_difference < flops.comparison.mean_difference
     assert (tokens.comparison.verdict, flops.comparison.verdict) == ("better", "worse")
-    assert "At equal FLOPs, delta, local are worse" in report.answer
+    assert report.answer == "At equal tokens the loss is lower for local (\u22120.01 nats), undecided for delta."
+    assert "At equal FLOPs, local, delta are worse." in report.findings
     assert local.speedup["flops"].value is not None and local.speedup["flops"].value < 1
     assert report.curves["flops"].exponent == pytest.approx(0.3, abs=0.05)
     assert len(report.curves["flops"].points) == 15 and all(p.residual is not None for p in report.curves["flops"].points)
@@ -87,7 +87,9 @@ def test_fronts_hold_what_no_arm_beats(trainer: FakeTrainer) -> None:
     assert {name: arm.front_seconds for name, arm in arms.items()} == {"plain": True, "delta": False, "local": True}
 
 
-def test_companions_have_a_family_of_their_own(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
+def test_arms_and_contrasts_are_one_family_and_a_companion_alone_is_no_question(
+    study_data: dict[str, Any], trainer: FakeTrainer
+) -> None:
     data = {**study_data, "controls": ["write_only", "residual_scalars"]}
     del data["arms"]["local"]
     trainer.study = StudyConfig.from_data(data)
@@ -98,9 +100,13 @@ def test_companions_have_a_family_of_their_own(study_data: dict[str, Any], train
         "delta~write_only",
     ] or ([name for name, arm in report.arms.items() if arm.role == "companion"] == ["delta~write_only", "~residual_scalars"])
     one = report.arms["delta"].charged["tokens"].comparison
-    assert one is not None and one.p_holm == pytest.approx(one.p), "one treatment, so nothing to correct"
+    assert one is not None and one.family == 3, "one treatment and two contrasts"
     contrasts = {contrast.against: contrast for contrast in report.contrasts}
     assert set(contrasts) == {"delta~write_only", "~residual_scalars"}
     found = contrasts["delta~write_only"].comparison
-    assert found is not None and found.verdict == "better" and found.p_holm > found.p
+    assert found is not None and found.verdict == "better" and found.p_holm > found.p and found.family == 3
+    companion = report.arms["delta~write_only"]
+    alone = companion.charged["tokens"].comparison
+    assert companion.verdict is None and companion.no_verdict == "a companion is compared with its arm"
+    assert alone is not None and alone.verdict is None and alone.simultaneous is None and alone.ci95 is not None
     assert contrasts["delta~write_only"].sentence.startswith("delta: better than delta~write_only")

@@ -46,7 +46,7 @@ def test_a_report_before_any_run_has_finished(trainer: FakeTrainer) -> None:
     trainer.actions = {f"{arm}/{seed}": ["bad input"] for arm in trainer.study.arms for seed in trainer.study.replicates}
     trainer.run()
     report = write_report(trainer.folder)
-    assert report.data.answer.startswith("No answer yet")
+    assert report.data.answer.startswith("No verdict yet: 0 of 3 replicates have finished")
     assert report.data.arms["delta"].verdict is None and not report.data.complete
 
 

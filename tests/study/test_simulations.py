@@ -23,7 +23,7 @@ from twoaxis.study.control_curve import (
     effective_speedup,
     fit_control_curve,
 )
-from twoaxis.study.statistics import PairedTest, bootstrap_interval, holm, paired_test, power, replicates_needed
+from twoaxis.study.statistics import PairedTest, bootstrap_interval, compare, holm, paired_test, power, replicates_needed
 
 ALPHA = 0.05
 LEAST, MOST = 0.93, 0.97
@@ -150,6 +150,38 @@ def pairing(seed_sd: float) -> tuple[float, float]:
     found = np.array([[test.p <= ALPHA for test in paired], welch.pvalue <= ALPHA], dtype=np.float64)
     assert margin(0.5, trials) < 0.04
     return float(width), float(found[0].mean() - found[1].mean())
+
+
+def joint_coverage(effects: tuple[float, ...], n: int, cut: bool = True, trials: int = 1500) -> float:
+    """How often all intervals of a family that shares its control hold their means."""
+    generator = np.random.default_rng(7 * n + len(effects))
+    held = 0
+    for _ in range(trials):
+        control = generator.normal(size=n)
+        values = {str(at): (effect + generator.normal(size=n) - 0.5 * control).tolist() for at, effect in enumerate(effects)}
+        found = compare(values, ALPHA, 0.02)
+        ends = [one.simultaneous if cut else (one.test.low, one.test.high) for one in found.values()]
+        held += all(low <= effect <= high for (low, high), effect in zip(ends, effects, strict=True))  # type: ignore[misc]
+    return held / trials
+
+
+@pytest.fixture
+def intervals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out what takes nearly all of the time of a comparison and is no part of its interval."""
+    for name, value in (("power", 0.5), ("replicates_needed", 5), ("bootstrap_interval", (0.0, 0.0))):
+        monkeypatch.setattr(f"twoaxis.study.statistics.{name}", lambda *_, value=value: value)
+
+
+@pytest.mark.usefixtures("intervals_only")
+@pytest.mark.parametrize("effects", [(0.0,) * 6, (0.0, 0.0, 0.0, 3.0, 3.0, 9.0), (-0.5, 0.5, 1.0, 2.0, 4.0, 8.0)])
+@pytest.mark.parametrize("n", [3, 5])
+def test_intervals_of_the_verdicts_hold_all_their_means_in_95_percent_of_studies(effects: tuple[float, ...], n: int) -> None:
+    assert joint_coverage(effects, n) >= 0.95 - margin(0.95, 1500)
+
+
+@pytest.mark.usefixtures("intervals_only")
+def test_intervals_of_single_comparisons_do_not() -> None:
+    assert joint_coverage((0.0,) * 6, 5, cut=False) < 0.95 - 2 * margin(0.95, 1500)
 
 
 def test_pairing_pays_when_seeds_correlate_and_does_not_when_they_do_not() -> None:

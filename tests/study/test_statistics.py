@@ -131,6 +131,37 @@ def test_verdicts() -> None:
     assert found["noise"].power < 0.1
 
 
+@given(
+    st.lists(st.tuples(st.floats(-0.2, 0.2), st.lists(st.floats(-0.1, 0.1), min_size=4, max_size=4)), min_size=1, max_size=8),
+    st.integers(0, 4),
+)
+def test_the_interval_of_the_verdict_agrees_with_it(arms: list[tuple[float, list[float]]], missing: int) -> None:
+    differences = {str(n): [mean + noise for noise in values] for n, (mean, values) in enumerate(arms)}
+    shared = {"0": SharedError(0.0004, 3)}
+    for one in compare(differences, 0.05, 0.02, len(arms) + missing, shared).values():
+        assert one.family == len(arms) + missing
+        if one.simultaneous is None:
+            assert one.verdict == "undecided" and not one.suggestive
+            continue
+        low, high = one.simultaneous
+        assert one.verdict == ("better" if high <= 0 else "worse" if low >= 0 else "undecided")
+        assert (low <= one.test.mean <= high and low <= one.test.low) or low == 0
+        assert one.suggestive == (one.verdict == "undecided" and not one.test.low <= 0 <= one.test.high)
+
+
+def test_holm_decides_where_bonferroni_would_not_and_the_interval_ends_at_zero() -> None:
+    differences = {"clear": [-0.1, -0.1001, -0.1002], "close": [-0.05, -0.079, -0.04]}
+    close = compare(differences, 0.05, 0.02)["close"]
+    assert 0.05 / 2 < close.test.p <= 0.05 and close.verdict == "better"
+    assert close.simultaneous is not None and close.simultaneous[1] == 0.0 and not close.suggestive
+
+
+def test_an_interval_that_the_correction_does_not_keep_is_suggestive() -> None:
+    close = compare({"close": [-0.05, -0.062, -0.054]}, 0.05, 0.02, comparisons=40)["close"]
+    assert close.verdict == "undecided" and close.suggestive and close.test.high < 0
+    assert close.simultaneous is not None and close.simultaneous[0] < 0 < close.simultaneous[1]
+
+
 def test_replicates_that_do_not_vary_decide_nothing() -> None:
     comparison = compare({"arm": [-0.1, -0.1, -0.1]}, 0.05, 0.02)["arm"]
     assert (comparison.verdict, comparison.replicates_needed, comparison.power) == ("undecided", None, 0.0)

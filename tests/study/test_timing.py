@@ -62,7 +62,7 @@ def test_uncertain_seconds_widen_the_interval_at_equal_seconds(study_data: dict[
         name: tuple(s * j for s, j in zip(times, jitter[name], strict=True)) for name, times in plan.timing.seconds.items()
     }
     sure, unsure = (
-        analyse(trainer.study, plan.replace(timing=timing), records).arms["local"]
+        analyse(trainer.study, plan.replace(timing=timing), records, trainer.baselines, timing_after=timing).arms["local"]
         for timing in (plan.timing, plan.timing.replace(seconds=shaken))
     )
     assert sure.step_seconds_ratio_error == 0.0 and (unsure.step_seconds_ratio_error or 0) > 0.05

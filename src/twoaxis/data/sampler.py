@@ -62,6 +62,17 @@ class PackedSampler:
         windows = [self._epoch_order(number // self.windows_per_epoch)[number % self.windows_per_epoch] for number in drawn]
         return read_batch(self.shard, np.asarray(windows), self.seq_len, self.packing, self.answer_cues)
 
+    def windows(self, steps: int) -> np.ndarray:
+        """Numbers the windows that the first batches hold, each once and in the order of the text.
+
+        Args:
+            steps: batches, from the first one.
+        """
+        drawn = steps * self.batch_size
+        if drawn >= self.windows_per_epoch:
+            return np.arange(self.windows_per_epoch)
+        return np.sort(self._epoch_order(0)[:drawn])
+
     def state(self) -> dict[str, Any]:
         """Returns the step with everything it is only valid for, as plain JSON-ready data."""
         return {

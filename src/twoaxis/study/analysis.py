@@ -5,23 +5,30 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from twoaxis.study import verdicts
-from twoaxis.study.charges import ControlCosts, Losses, charged, comparison_data, control_costs, speedup
+from twoaxis.study import headline, verdicts
+from twoaxis.study.baselines import Baselines
+from twoaxis.study.charges import ControlCosts, Losses, control_costs, speedup
+from twoaxis.study.costs import vocab_size
 from twoaxis.study.design import StudyConfig
+from twoaxis.study.families import Decided, Obstacles, contrast_obstacle, decide
 from twoaxis.study.folder import Place, RunRecord
+from twoaxis.study.gate import NOT_TRAINED, UNKNOWN_GATE, UNTRAINED_CONTROL, equals_at_start, fallen_arms, judge
+from twoaxis.study.optimised import rates_of
 from twoaxis.study.pairing import Pair, verify_pairs
 from twoaxis.study.plan import PlannedArm, StudyPlan
 from twoaxis.study.report_data import (
     ArmData,
     Charge,
     ContrastData,
+    GateData,
     PairingData,
     ReportData,
     RunData,
     TimingData,
     TuningData,
 )
-from twoaxis.study.statistics import compare
+from twoaxis.study.retiming import pooled, timing_words
+from twoaxis.study.timing import Timing
 from twoaxis.train.result import Result
 
 CHARGES: tuple[Charge, ...] = ("tokens", "flops", "seconds")
@@ -33,6 +40,9 @@ def analyse(
     study: StudyConfig,
     plan: StudyPlan,
     records: Records,
+    baselines: Baselines,
+    *,
+    timing_after: Timing | None = None,
     learning_rates: Mapping[str, float] | None = None,
     audits: Mapping[str, dict[str, Any]] | None = None,
     command: str = "",
@@ -40,55 +50,88 @@ def analyse(
     """Compares every arm with the control by the decision rule of the study, at equal tokens, FLOPs and seconds.
 
     An arm gets no difference, interval or verdict while a replicate of it or of the control is missing, or when its
-    runs turn out not to be pairs with the control's.
+    runs turn out not to be pairs with the control's. It gets no verdict when the control was not trained, see `study.gate`.
 
     Args:
         study: the design.
         plan: made before the first run.
         records: of every run.
+        baselines: losses of count models on the same tokens.
+        timing_after: seconds of steps measured after the last run; None while there are none.
         learning_rates: that trials have found, by arm.
         audits: what was found in one run of an arm, by arm.
         command: that makes the study again.
     """
-    pairs = verify_pairs(plan, records)
+    first, (agree, words) = plan.timing, timing_words(plan, timing_after)
+    if plan.timing is not None and timing_after is not None:
+        plan = plan.replace(timing=pooled(plan.timing, timing_after))
+    pairs, rates = verify_pairs(plan, records), dict(learning_rates or {})
     losses = {arm.name: _losses(arm, records) for arm in plan.arms}
+    gate = _gate(plan, records, losses, baselines)
     compared = plan.of_role("treatment", "companion")
-    reasons = {arm.name: _no_verdict(plan, arm, records, pairs) for arm in compared}
+    obstacles = Obstacles(
+        missing={arm.name: _no_verdict(plan, arm, records, pairs) for arm in compared},
+        untrained={arm.name: _untrained(gate, arm.name) for arm in compared},
+        seconds="" if agree else words,
+    )
     curves: dict[Charge, ControlCosts] = {charge: control_costs(plan, losses, charge) for charge in CHARGES}
-    found = {arm.name: {} for arm in plan.arms}
-    for charge in CHARGES:
-        # Two families: what was asked, and what was generated beside it.
-        for family in (plan.of_role("treatment"), plan.of_role("companion")):
-            for name, one in charged(plan, losses, reasons, family, curves[charge], study.decision).items():
-                found[name][charge] = one
+    found = decide(plan, losses, obstacles, curves, study.decision)
     shown = plan.of_role("control", "treatment", "companion")
-    rates = dict(learning_rates or {})
-    arms = {arm.name: _arm(study, plan, arm, records, losses, rates) for arm in shown}
+    arms = {arm.name: _arm(plan, arm, records, losses, rates) for arm in shown}
     for arm in compared:
-        arms[arm.name] = _with_verdict(study, plan, arms[arm.name], arm, found[arm.name], reasons[arm.name], losses, curves)
+        arms[arm.name] = _with_verdict(study, plan, arms[arm.name], arm, found, obstacles, losses, curves)
     arms = _with_fronts({name: arm.replace(audit=(audits or {}).get(name)) for name, arm in arms.items()})
     complete = all(record.status == "finished" for place, record in records.items() if plan.arm(place.arm).role != "trial")
     report = ReportData(
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         question=study.question,
         answer="",
+        gate=gate,
         complete=complete and not any(pair.problems for pair in pairs),
         design=study.to_data(),
         command=command,
-        decision_rule=verdicts.decision_rule(study),
+        decision_rule=verdicts.decision_rule(study, plan),
         charge=study.decision.charge,
         arms=arms,
-        contrasts=_contrasts(study, plan, losses, reasons),
+        contrasts=_contrasts(study, plan, found, obstacles),
         curves={charge: curves[charge].data() for charge in ("flops", "seconds") if plan.of_role("rung")},
         tuning=_tuning(plan, records, rates),
-        timing=_timing(plan),
+        timing=_timing(first, timing_after, agree, words),
         pairing=_pairing(pairs),
         spent=_spent(records),
         overturn=verdicts.overturn(study),
         limits=tuple(verdicts.limits(study, plan, list(records.values()))),
         runs=tuple(_run(plan, record) for record in records.values()),
     )
-    return report.replace(answer=verdicts.answer(report))
+    return report.replace(answer=headline.answer(report), findings=headline.findings(report))
+
+
+def _gate(plan: StudyPlan, records: Records, losses: Losses, baselines: Baselines) -> GateData:
+    control, seeds = plan.control, plan.control.seeds
+    recipe = control.train_config(seeds[0])
+    size = vocab_size(recipe)
+    equal = [
+        arm.name
+        for arm in plan.of_role("treatment", "companion")
+        if equals_at_start(arm.train_config(seeds[0]).decoder(size), recipe.decoder(size))
+    ]
+    results = {seed: _result(records, control.name, seed) for seed in seeds}
+    accuracies = {
+        seed: result.validation_accuracy
+        for seed, result in results.items()
+        if result is not None and result.validation_accuracy is not None
+    }
+    fallen = fallen_arms(losses, control.name, seeds, equal)
+    return judge(baselines, losses[control.name], accuracies, len(seeds), fallen, recipe)
+
+
+def _untrained(gate: GateData, arm: str) -> str:
+    """Why an arm gets no verdict although its runs are there; "" where it does."""
+    if gate.passed is None:
+        return UNKNOWN_GATE
+    if not gate.passed:
+        return UNTRAINED_CONTROL
+    return NOT_TRAINED if arm in gate.not_trained else ""
 
 
 def _no_verdict(plan: StudyPlan, arm: PlannedArm, records: Records, pairs: list[Pair]) -> str:
@@ -97,8 +140,9 @@ def _no_verdict(plan: StudyPlan, arm: PlannedArm, records: Records, pairs: list[
         finished = [run for run in runs if run.loss is not None]
         if len(finished) < len(runs):
             whose = "" if one is arm else "control has "
-            others = sorted({run.status for run in runs if run.loss is None})
-            return f"{whose}{len(finished)} of {len(runs)} replicates ({', '.join(others)})"
+            ended = sorted({run.status for run in runs if run.loss is None and run.status in ("failed", "diverged")})
+            how = f"({', '.join(ended)})" if ended else "so far"
+            return f"{whose}{len(finished)} of {len(runs)} replicates {how}"
     if any(pair.problems for pair in pairs if pair.place.arm == arm.name):
         return "not paired with the control"
     return ""
@@ -109,14 +153,12 @@ def _losses(arm: PlannedArm, records: Records) -> dict[int, float]:
     return {seed: loss for seed, loss in found.items() if loss is not None}
 
 
-def _arm(
-    study: StudyConfig, plan: StudyPlan, arm: PlannedArm, records: Records, losses: Losses, rates: Mapping[str, float]
-) -> ArmData:
+def _arm(plan: StudyPlan, arm: PlannedArm, records: Records, losses: Losses, rates: Mapping[str, float]) -> ArmData:
     pairs = [(_result(records, arm.name, seed), _result(records, plan.control.name, seed)) for seed in arm.seeds]
     own = [result for result, _ in pairs if result is not None]
     accuracies = {str(seed): r.validation_accuracy for seed, (r, _) in zip(arm.seeds, pairs, strict=True) if r is not None}
     complete = len(losses[arm.name]) == len(arm.seeds)
-    timing = plan.timing
+    timing, lr = plan.timing, rates.get(arm.tuned_as)
     return ArmData(
         role=arm.role,
         control=arm.role == "control",
@@ -130,7 +172,8 @@ def _arm(
         accuracies={seed: accuracy for seed, accuracy in accuracies.items() if accuracy is not None},
         steps=arm.steps,
         tokens=arm.tokens,
-        lr=rates.get(arm.tuned_as, arm.train_config(arm.seeds[0]).optimizer.lr),
+        lr=arm.train_config(arm.seeds[0], lr).optimizer.lr,
+        rates=rates_of(arm.train_config(arm.seeds[0], lr)),
         parameters=arm.parameters,
         training_flops_per_token=arm.training_flops_per_token,
         training_flops=arm.flops,
@@ -151,21 +194,26 @@ def _with_verdict(
     plan: StudyPlan,
     data: ArmData,
     arm: PlannedArm,
-    found: dict[Charge, Any],
-    reason: str,
+    found: Decided,
+    obstacles: Obstacles,
     losses: Losses,
     curves: Mapping[Charge, ControlCosts],
 ) -> ArmData:
-    decisive = found[study.decision.charge]
-    no_verdict = reason or decisive.unavailable
+    charged = found.charged[arm.name]
+    decisive, reason = charged[study.decision.charge], obstacles.missing[arm.name]
     speedups = {}
     for charge in ("flops", "seconds"):
-        one = None if reason else speedup(plan, arm, losses, curves[charge])
+        known = not reason and not (charge == "seconds" and obstacles.seconds)
+        one = speedup(plan, arm, losses, curves[charge]) if known else None
         if one is not None:
             speedups[charge] = one
-    verdict = None if decisive.comparison is None else decisive.comparison.verdict
-    data = data.replace(charged=found, speedup=speedups, verdict=verdict, no_verdict=no_verdict)
-    return data.replace(sentence=verdicts.verdict_sentence(study, arm.name, decisive.comparison, no_verdict))
+    comparison = decisive.comparison
+    verdict = None if comparison is None else comparison.verdict
+    no_verdict = "" if verdict else reason or obstacles.untrained[arm.name] or decisive.unavailable
+    control = losses[plan.control.name]
+    so_far = [loss - control[seed] for seed, loss in losses[arm.name].items() if seed in control]
+    data = data.replace(charged=charged, speedup=speedups, verdict=verdict, no_verdict=no_verdict)
+    return data.replace(sentence=verdicts.verdict_sentence(study, arm.name, comparison, no_verdict, so_far))
 
 
 def _with_fronts(arms: dict[str, ArmData]) -> dict[str, ArmData]:
@@ -190,29 +238,22 @@ def _with_fronts(arms: dict[str, ArmData]) -> dict[str, ArmData]:
     }
 
 
-def _contrasts(study: StudyConfig, plan: StudyPlan, losses: Losses, reasons: Mapping[str, str]) -> tuple[ContrastData, ...]:
-    known = {**reasons, plan.control.name: ""}
-    rule, keys = study.decision, [(contrast.arm, contrast.against) for contrast in plan.contrasts]
-    differences = {
-        f"{arm} {against}": [losses[arm][seed] - losses[against][seed] for seed in plan.arm(arm).seeds]
-        for arm, against in keys
-        if not known[arm] and not known[against]
-    }
-    compared = compare(differences, rule.alpha, rule.smallest_effect, len(set(keys))) if differences else {}
+def _contrasts(study: StudyConfig, plan: StudyPlan, decided: Decided, obstacles: Obstacles) -> tuple[ContrastData, ...]:
     found = []
     for contrast in plan.contrasts:
-        one = compared.get(f"{contrast.arm} {contrast.against}")
-        data = None if one is None else comparison_data(one)
-        reason = known[contrast.arm] or (known[contrast.against] and f"{contrast.against}: {known[contrast.against]}")
+        comparison = decided.contrasts.get((contrast.arm, contrast.against))
+        reason = contrast_obstacle(obstacles, contrast.arm, contrast.against, contrast.matched)
+        if comparison is not None and reason:
+            comparison = comparison.withheld()
         found.append(
             ContrastData(
                 arm=contrast.arm,
                 against=contrast.against,
                 why=contrast.why,
                 matched=contrast.matched,
-                comparison=data,
+                comparison=comparison,
                 no_verdict=reason,
-                sentence=verdicts.contrast_sentence(study, contrast, data, reason),
+                sentence=verdicts.contrast_sentence(study, contrast, comparison, reason),
             )
         )
     return tuple(found)
@@ -226,18 +267,28 @@ def _tuning(plan: StudyPlan, records: Records, rates: Mapping[str, float]) -> Tu
     for arm in trials:
         lr = arm.train_config(arm.seeds[0]).optimizer.lr
         losses.setdefault(arm.tuned_as, {})[f"{lr:g}"] = records[Place(arm.name, arm.seeds[0])].loss
-    return TuningData(seed=trials[0].seeds[0], losses=losses, chosen=dict(rates), tokens=sum(arm.tokens for arm in trials))
+    edges = {name: {f(map(float, tried)) for f in (min, max)} for name, tried in losses.items()}
+    return TuningData(
+        seed=trials[0].seeds[0],
+        losses=losses,
+        chosen=dict(rates),
+        tokens=sum(arm.tokens for arm in trials),
+        tokens_each=trials[0].tokens,
+        at_edge=tuple(name for name, lr in rates.items() if float(f"{lr:g}") in edges.get(name, ())),
+    )
 
 
-def _timing(plan: StudyPlan) -> TimingData | None:
-    if plan.timing is None:
+def _timing(before: Timing | None, after: Timing | None, agree: bool | None, sentence: str) -> TimingData | None:
+    if before is None:
         return None
-    timing = plan.timing
     return TimingData(
-        warmup_steps=timing.warmup_steps,
-        steps_in_a_turn=timing.steps_in_a_turn,
-        seconds=timing.seconds,
-        environment=timing.environment,
+        warmup_steps=before.warmup_steps,
+        steps_in_a_turn=before.steps_in_a_turn,
+        seconds=before.seconds,
+        environment=before.environment,
+        seconds_after=None if after is None else after.seconds,
+        agree=agree,
+        sentence=sentence,
     )
 
 

@@ -23,8 +23,7 @@ from twoaxis.study.report_data import (
     PointData,
     SpeedupData,
 )
-from twoaxis.study.rules import DecisionConfig
-from twoaxis.study.statistics import Comparison, SharedError, compare, paired_test
+from twoaxis.study.statistics import Comparison, SharedError, paired_test
 
 EQUAL = 1e-9
 """Costs that differ by less than this fraction are equal, and losses are then compared as they are."""
@@ -108,27 +107,34 @@ def control_costs(plan: StudyPlan, losses: Losses, charge: Charge) -> ControlCos
         return ControlCosts(charge, budget, why=str(error), points=points)
 
 
-def charged(
-    plan: StudyPlan,
-    losses: Losses,
-    reasons: Mapping[str, str],
-    arms: Sequence[PlannedArm],
-    control: ControlCosts,
-    rule: DecisionConfig,
-) -> dict[str, ChargedData]:
-    """Compares a family of arms with the control at equal cost.
+@dataclass(frozen=True)
+class ChargedInputs:
+    """What a comparison with the control at equal cost rests on.
+
+    Attributes:
+        found: cost of each arm, and why it cannot be compared.
+        differences: of the arms that can be, arm minus control in the order of the seeds.
+        shared: the error that all replicates of an arm have in common, where there is one.
+    """
+
+    found: dict[str, ChargedData]
+    differences: dict[str, list[float]]
+    shared: dict[str, SharedError]
+
+
+def charged_inputs(
+    plan: StudyPlan, losses: Losses, reasons: Mapping[str, str], arms: Sequence[PlannedArm], control: ControlCosts
+) -> ChargedInputs:
+    """Prepares the comparison of some arms with the control at equal cost.
 
     Args:
         plan: of the study.
         losses: of finished runs.
         reasons: why an arm cannot be compared at all, by name; "" where it can.
-        arms: the family, over which p values are corrected.
+        arms: to compare.
         control: its budgets, by the charge.
-        rule: the decision rule.
     """
-    found: dict[str, ChargedData] = {}
-    differences: dict[str, list[float]] = {}
-    shared: dict[str, SharedError] = {}
+    inputs = ChargedInputs({}, {}, {})
     for arm in arms:
         cost = cost_of(plan, arm, control.charge)
         ratio = cost / control.budget if cost is not None and control.budget else None
@@ -137,16 +143,12 @@ def charged(
             why, values, error = _differences(losses[arm.name], losses[plan.control.name], cost, ratio, control)
             if error is not None and control.charge == "seconds" and control.curve is not None and cost is not None:
                 error = _with_timing_error(plan, arm, control.curve, cost, error)
-        found[arm.name] = ChargedData(cost=cost, cost_ratio=ratio, unavailable=why)
+        inputs.found[arm.name] = ChargedData(cost=cost, cost_ratio=ratio, unavailable=why)
         if not why:
-            differences[arm.name] = [values[seed] for seed in arm.seeds]
+            inputs.differences[arm.name] = [values[seed] for seed in arm.seeds]
         if error is not None:
-            shared[arm.name] = error
-    compared = compare(differences, rule.alpha, rule.smallest_effect, len(arms), shared) if differences else {}
-    return {
-        name: one if name not in compared else one.replace(comparison=comparison_data(compared[name]))
-        for name, one in found.items()
-    }
+            inputs.shared[arm.name] = error
+    return inputs
 
 
 def _differences(
@@ -209,7 +211,7 @@ def speedup(plan: StudyPlan, arm: PlannedArm, losses: Losses, control: ControlCo
 
 
 def comparison_data(comparison: Comparison) -> ComparisonData:
-    """A comparison for the report."""
+    """A comparison of a family for the report."""
     test = comparison.test
     return ComparisonData(
         paired_differences=test.differences,
@@ -222,6 +224,9 @@ def comparison_data(comparison: Comparison) -> ComparisonData:
         power=comparison.power,
         replicates_needed=comparison.replicates_needed,
         verdict=comparison.verdict,
+        family=comparison.family,
+        simultaneous=comparison.simultaneous,
+        suggestive=comparison.suggestive,
     )
 
 

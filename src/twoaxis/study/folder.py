@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from twoaxis.core.atomic import replacing
-from twoaxis.core.errors import CheckpointError, DataError, StudyError
+from twoaxis.core.errors import CheckpointError, ConfigError, DataError, StudyError
+from twoaxis.study.baselines import Baselines
 from twoaxis.study.costs import tokens_per_step
 from twoaxis.study.design import StudyConfig
 from twoaxis.study.plan import PlannedArm, StudyPlan
+from twoaxis.study.timing import Timing
 from twoaxis.train.metrics import read_metrics
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.result import Result
@@ -117,6 +119,33 @@ class StudyFolder:
     def learning_rates(self) -> dict[str, float]:
         """The learning rate that the trials have found for each arm; empty before they have run, or without any."""
         return self._read("tuned", "learning rates by arm") if (self.path / "tuned.json").exists() else {}
+
+    @property
+    def timing_after(self) -> Timing | None:
+        """Seconds of steps measured after the last run; None before that.
+
+        Raises:
+            StudyError: the file is damaged.
+        """
+        if not (self.path / "timing_after.json").exists():
+            return None
+        return Timing.from_data(self._read("timing_after", "the seconds of steps after the last run"))
+
+    def keep_timing_after(self, timing: Timing) -> None:
+        """Writes down what was measured after the last run; the first timing stays in the plan."""
+        write_json(self.path / "timing_after.json", timing.to_data())
+
+    @property
+    def baselines(self) -> Baselines | None:
+        """Losses of count models on the tokens of the runs; None before they were measured, or when they cannot be read."""
+        try:
+            return Baselines.from_data(self._read("baselines", "losses of count models"))
+        except (StudyError, ConfigError):
+            return None
+
+    def keep_baselines(self, baselines: Baselines) -> None:
+        """Writes the losses of the count models down."""
+        write_json(self.path / "baselines.json", baselines.to_data())
 
     def decide(self, study: StudyConfig) -> None:
         """Writes the design down, or compares it with the one that was.

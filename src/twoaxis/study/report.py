@@ -1,11 +1,14 @@
 """The report of a study folder: `report.json` with every number, and all that is made from it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from twoaxis.core.errors import StudyError
 from twoaxis.study.analysis import analyse
-from twoaxis.study.folder import Place, StudyFolder, places, write_json
+from twoaxis.study.baselines import Baselines, measure_baselines
+from twoaxis.study.folder import Place, RunRecord, StudyFolder, places, write_json
+from twoaxis.study.plan import StudyPlan
 from twoaxis.study.report_data import ReportData, read_report
 
 
@@ -28,14 +31,42 @@ class Report(NamedTuple):
 def read_study_folder(folder: Path | str) -> ReportData:
     """Analyses what a study folder holds, complete or not.
 
+    Losses of count models are measured, and kept in the folder, unless they are there already.
+
     Raises:
         StudyError: the folder holds no study, or a damaged one.
+        DataError: the folder cannot be written.
     """
     place_in = StudyFolder(folder)
     study, plan = place_in.study, place_in.plan
     records = {place: place_in.record(place) for place in places(plan)}
     audits = {arm.name: audit for arm in plan.arms if (audit := place_in.audit(Place(arm.name, arm.seeds[0]))) is not None}
-    return analyse(study, plan, records, place_in.learning_rates, audits, place_in.command)
+    return analyse(
+        study,
+        plan,
+        records,
+        _baselines(place_in, plan, records),
+        timing_after=place_in.timing_after,
+        learning_rates=place_in.learning_rates,
+        audits=audits,
+        command=place_in.command,
+    )
+
+
+def _baselines(folder: StudyFolder, plan: StudyPlan, records: Mapping[Place, RunRecord]) -> Baselines:
+    control = plan.control
+    kept = folder.baselines
+    if kept is not None and set(control.seeds) <= set(kept.by_seed):
+        return kept
+    finished = {seed: record for seed in control.seeds if (record := records[Place(control.name, seed)]).status == "finished"}
+    if not finished:
+        # Nothing to compare with yet; a report must not wait for a tokenizer.
+        return Baselines()
+    recipes = {seed: control.train_config(seed) for seed in control.seeds}
+    measured = measure_baselines(recipes, {seed: record.data for seed, record in finished.items()})
+    if measured.by_seed:
+        folder.keep_baselines(measured)
+    return measured
 
 
 def write_report(folder: Path | str) -> Report:

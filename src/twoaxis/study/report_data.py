@@ -23,6 +23,10 @@ Role = Literal["control", "treatment", "companion", "rung", "trial"]
 (`companion`), the control at another budget (`rung`), or a try of a learning rate (`trial`)."""
 
 
+Word = Literal["better", "worse", "undecided"]
+"""A verdict; where there is none, it is null."""
+
+
 class ComparisonData(Config):
     """One arm against another over all replicates.
 
@@ -30,13 +34,17 @@ class ComparisonData(Config):
         paired_differences: arm minus the other by replicate, in the order of the seeds.
         mean_difference: their mean; below zero is better.
         sd_difference: their standard deviation with n - 1.
-        ci95: Student's interval of the mean; null when the replicates do not vary.
-        bootstrap95: the bootstrap interval beside it.
+        ci95: its own Student interval of the mean, uncorrected; null when the replicates do not vary.
+        bootstrap95: the bootstrap interval, to be read with its own.
         p: two-sided, before any correction.
         p_holm: after Holm's correction over its family.
         power: chance to find the smallest effect that matters with this n.
         replicates_needed: pairs that would find it with power 0.8.
-        verdict: by the decision rule.
+        verdict: by the decision rule; null when none may be given.
+        family: comparisons that are corrected together; 0 for one that no question of the study asks for, and in old reports.
+        simultaneous: the interval of the verdict: all those of a family hold their means together; null in old reports, and
+            when the replicates do not vary.
+        suggestive: whether its own interval excludes zero and the verdict is undecided.
     """
 
     paired_differences: tuple[float, ...]
@@ -48,7 +56,19 @@ class ComparisonData(Config):
     p_holm: float
     power: float
     replicates_needed: int | None
-    verdict: Literal["better", "worse", "undecided"]
+    verdict: Word | None
+    family: int = 0
+    simultaneous: tuple[float, float] | None = None
+    suggestive: bool = False
+
+    @property
+    def remark(self) -> str:
+        """The verdict with `suggestive` where it applies; "" without a verdict."""
+        return f"{self.verdict} (suggestive)" if self.suggestive else self.verdict or ""
+
+    def withheld(self) -> "ComparisonData":
+        """The same numbers without a verdict."""
+        return self.replace(verdict=None, suggestive=False)
 
 
 class ChargedData(Config):
@@ -58,7 +78,7 @@ class ChargedData(Config):
         cost: what a run of the arm takes, in tokens, FLOPs or seconds.
         cost_ratio: to the control's.
         comparison: null when it cannot be made without guessing.
-        unavailable: why it cannot, in words; "" when it was made.
+        unavailable: why there is no comparison or no verdict, in words; "" when there is.
     """
 
     cost: float | None
@@ -109,6 +129,24 @@ class ChangeData(Config):
     got: float
 
 
+class RatesData(Config):
+    """How one group of parameters is optimised.
+
+    Attributes:
+        what: what its parameters declare themselves to be, such as `matrix` or `mixing`.
+        lr: learning rate after the warm-up.
+        weight_decay: times the learning rate per step.
+        tensors: a count.
+        parameters: a count.
+    """
+
+    what: str
+    lr: float
+    weight_decay: float
+    tensors: int
+    parameters: int
+
+
 class ArmData(Config):
     """One arm.
 
@@ -126,6 +164,7 @@ class ArmData(Config):
         steps: of every run.
         tokens: that every run reads.
         lr: learning rate.
+        rates: learning rate and weight decay of every group of parameters.
         parameters: a count.
         training_flops_per_token: by the declared costs (the ledger), forward and backward.
         training_flops: of a whole run.
@@ -161,6 +200,7 @@ class ArmData(Config):
     steps: int
     tokens: int
     lr: float
+    rates: tuple[RatesData, ...] = ()
     parameters: int | None
     training_flops_per_token: float | None
     training_flops: float | None
@@ -175,7 +215,7 @@ class ArmData(Config):
     tokens_per_second_ratio: float | None
     front_seconds: bool | None = None
     front_memory: bool | None = None
-    verdict: Literal["better", "worse", "undecided"] | None = None
+    verdict: Word | None = None
     no_verdict: str = ""
     sentence: str = ""
     charged: dict[Charge, ChargedData] = Field(default_factory=dict)
@@ -242,12 +282,16 @@ class TuningData(Config):
         losses: by arm and learning rate; null for a trial that diverged.
         chosen: learning rate by arm.
         tokens: that all trials read.
+        tokens_each: that one trial reads; null in old reports.
+        at_edge: arms whose chosen rate is the least or the largest that was tried, so that a better one may lie outside.
     """
 
     seed: int
     losses: dict[str, dict[str, float | None]]
     chosen: dict[str, float]
     tokens: int
+    tokens_each: int | None = None
+    at_edge: tuple[str, ...] = ()
 
 
 class TimingData(Config):
@@ -256,14 +300,59 @@ class TimingData(Config):
     Attributes:
         warmup_steps: of every arm, which are not counted.
         steps_in_a_turn: steps timed together.
-        seconds: of a step, by arm and round.
+        seconds: of a step, by arm and round, before the first run.
         environment: where they were measured.
+        seconds_after: the same after the last run; null until then.
+        agree: whether both timings agree within their errors; null with one of them.
+        sentence: the same in words.
     """
 
     warmup_steps: int
     steps_in_a_turn: int
     seconds: dict[str, tuple[float, ...]]
     environment: dict[str, Any]
+    seconds_after: dict[str, tuple[float, ...]] | None = None
+    agree: bool | None = None
+    sentence: str = ""
+
+
+class GateData(Config):
+    """Whether the control was trained, without which no difference to it says anything about a method.
+
+    Losses are means over the replicates that have finished, in nats per token, or per answer for a synthetic task.
+
+    Attributes:
+        passed: whether the control beats the bigram (a synthetic task: chance and majority) in every replicate; null while that
+            is not known.
+        sentence: the same in one line with the numbers.
+        reasons: why verdicts are withheld, of the control and of single arms.
+        change: what to change so that there are verdicts; "" when nothing is withheld.
+        control: loss of the control.
+        unigram: loss of token frequencies, counted in the training tokens of the control's runs; null for a synthetic task.
+        bigram: loss of the count model of order 2.
+        trigram: loss of the count model of order 3.
+        chance: loss of guessing by how often each answer is right; null for text.
+        majority: accuracy of the most frequent answer.
+        in_context: loss of guessing among the possible answers that the sample shows.
+        control_accuracy: of the control on the answers.
+        counted: targets that were counted for one replicate.
+        not_trained: arms that equal the control at step 0 and end worse in every replicate.
+    """
+
+    passed: bool | None
+    sentence: str
+    reasons: tuple[str, ...] = ()
+    change: str = ""
+    control: float | None = None
+    unigram: float | None = None
+    bigram: float | None = None
+    trigram: float | None = None
+    chance: float | None = None
+    majority: float | None = None
+    in_context: float | None = None
+    control_accuracy: float | None = None
+    counted: int | None = None
+    not_trained: tuple[str, ...] = ()
 
 
 class PairingData(Config):
@@ -319,7 +408,9 @@ class ReportData(Config):
         version: of the form of the file.
         made: when, in UTC.
         question: what was asked.
-        answer: what came out, in one or two sentences with intervals.
+        answer: what came out, in one short sentence.
+        gate: whether the control was trained; null in old reports, whose verdicts are not to be relied on.
+        findings: the same in more sentences, with intervals.
         complete: whether every planned run has finished and every pair is one.
         design: the study as it was decided.
         command: what reproduces it.
@@ -341,6 +432,8 @@ class ReportData(Config):
     made: str
     question: str
     answer: str
+    gate: GateData | None = None
+    findings: tuple[str, ...] = ()
     complete: bool
     design: dict[str, Any]
     command: str

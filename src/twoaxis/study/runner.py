@@ -21,6 +21,7 @@ from twoaxis.study.plan import StudyPlan
 from twoaxis.study.planner import plan_study
 from twoaxis.study.process import last_words, run_process
 from twoaxis.study.progress import StudyProgress
+from twoaxis.study.retiming import time_again
 from twoaxis.study.reuse import Neighbours
 from twoaxis.study.timing import Timer, Timing
 from twoaxis.study.tuning import choose_learning_rates
@@ -68,7 +69,7 @@ def run_study(
         progress: told what happens; None tells nobody.
         engine: where runs are made; None makes them one after another on this machine.
         command: makes the command of one run.
-        timer: measures the seconds of steps, once, before the first run; None measures in a process of its own.
+        timer: measures the seconds of steps before the first run and after the last; None measures in a process of its own.
         command_line: what the user typed, for the report.
 
     Raises:
@@ -87,6 +88,7 @@ def run_study(
                 place_in.keep_plan(measured_plan(study, place_in.path, progress, timer))
             plan = place_in.plan
             _Session(plan, place_in, progress, engine, command).run()
+            time_again(place_in, timer or _process_timer(place_in.path, progress))
             return {place: place_in.record(place) for place in places(plan)}
     finally:
         progress.stop()

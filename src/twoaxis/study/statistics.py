@@ -265,15 +265,17 @@ def replicates_needed(effect: float, sd: float, alpha: float, target: float = TA
 
 @dataclass(frozen=True)
 class Comparison:
-    """One arm against the control.
+    """One comparison of a family.
 
     Attributes:
         test: the paired test.
-        p_holm: its p value after Holm's correction over all arms that were compared.
+        p_holm: its p value after Holm's correction over the family.
         power: chance to find the smallest effect of interest with this n at the observed sd.
         replicates_needed: pairs that would find the smallest effect of interest with power 0.8 at the observed sd;
             None when the replicates do not vary.
         verdict: by the decision rule alone.
+        family: comparisons that are corrected together, this one included.
+        simultaneous: the interval of the verdict, see `compare`; None when the replicates do not vary.
     """
 
     test: PairedTest
@@ -281,6 +283,13 @@ class Comparison:
     power: float
     replicates_needed: int | None
     verdict: Verdict
+    family: int
+    simultaneous: tuple[float, float] | None
+
+    @property
+    def suggestive(self) -> bool:
+        """Whether its own interval excludes zero and the correction does not keep that."""
+        return self.verdict == "undecided" and self.test.varies and (self.test.low > 0 or self.test.high < 0)
 
 
 def compare(
@@ -290,30 +299,48 @@ def compare(
     comparisons: int | None = None,
     shared: Mapping[str, SharedError] | None = None,
 ) -> dict[str, Comparison]:
-    """Compares every arm with the control, corrected for the number of comparisons.
+    """Decides a family of comparisons, corrected for their number m.
 
     The verdict is better or worse when the corrected p value is at most alpha, and undecided otherwise. Power and the
-    replicates needed are those of the strictest step of the correction, at level alpha / comparisons.
+    replicates needed are those of the strictest step of the correction, at level alpha / m.
+
+    Equation: simultaneous interval mean +- half width at confidence 1 - alpha / m (Bonferroni). Holm decides a little more
+    than Bonferroni: where it does and the interval holds zero, the interval ends at zero. So it excludes zero, or ends
+    there, exactly when there is a verdict: p_(k) > alpha / (m - k + 1) >= alpha / m for the first that Holm keeps.
+    All intervals of a family hold their means together in at least 95 % of studies in simulation, cut ones included.
 
     Args:
-        differences: arm minus control by replicate, by arm, nats per token.
+        differences: one minus the other by replicate, by comparison, nats per token.
         alpha: the chance of any false verdict that is accepted.
         smallest_effect: the smallest mean difference that would matter, nats per token.
-        comparisons: arms the study was planned with; arms without a result still count. By default those given.
-        shared: the error that all replicates of an arm have in common, by arm; arms without one are left out.
+        comparisons: of the plan; those without a result still count. By default those given.
+        shared: the error that all replicates of a comparison have in common; comparisons without one are left out.
+
+    Example:
+        >>> found = compare({"a": [-0.1, -0.12, -0.11], "b": [-0.05, -0.09, -0.06], "c": [0.1, -0.1, 0.0]}, 0.05, 0.02)
+        >>> {name: (one.verdict, one.suggestive, one.family) for name, one in found.items()}
+        {'a': ('better', False, 3), 'b': ('undecided', True, 3), 'c': ('undecided', False, 3)}
     """
-    planned = max(comparisons or 0, len(differences))
+    family = max(comparisons or 0, len(differences))
     tests = {name: paired_test(values, shared=(shared or {}).get(name)) for name, values in differences.items()}
-    adjusted = holm({name: test.p for name, test in tests.items()}, planned)
-    return {name: _comparison(test, adjusted[name], alpha, alpha / planned, smallest_effect) for name, test in tests.items()}
+    adjusted = holm({name: test.p for name, test in tests.items()}, family)
+    return {name: _comparison(test, adjusted[name], alpha, family, smallest_effect) for name, test in tests.items()}
 
 
-def _comparison(test: PairedTest, p_holm: float, alpha: float, level: float, smallest_effect: float) -> Comparison:
+def _comparison(test: PairedTest, p_holm: float, alpha: float, family: int, smallest_effect: float) -> Comparison:
     verdict: Verdict = "undecided"
     if test.varies and p_holm <= alpha:
         verdict = "better" if test.mean < 0 else "worse"
     if not test.varies:
-        return Comparison(test, p_holm, 0.0, None, verdict)
+        return Comparison(test, p_holm, 0.0, None, verdict, family, None)
+    level = alpha / family
+    half = half_width(test.sd, test.n, 1 - level, test.shared)
+    low, high = test.mean - half, test.mean + half
+    if verdict == "better":
+        high = min(high, 0.0)
+    elif verdict == "worse":
+        low = max(low, 0.0)
     # A shared error falls with the number of replicates too: each brings a run of the control at every budget.
     needed = replicates_needed(smallest_effect, test.spread, level)
-    return Comparison(test, p_holm, power(test.n, smallest_effect, test.spread, level), needed, verdict)
+    enough = power(test.n, smallest_effect, test.spread, level)
+    return Comparison(test, p_holm, enough, needed, verdict, family, (low, high))

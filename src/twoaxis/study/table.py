@@ -1,7 +1,7 @@
 """The tables of a study as rows of text for terminals: its results by arm, its contrasts, and its plan."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from twoaxis.study import words
 from twoaxis.study.plan import PlannedArm, StudyPlan
@@ -11,8 +11,15 @@ RESULT_COLUMNS = (
     "arm",
     "validation loss, nats/token",
     "difference",
-    "95 % interval",
+    "simultaneous interval",
+    "own 95 % interval",
     "verdict",
+)
+"""The difference is the mean over replicates of arm minus control by the charge that decides, in nats per token; below zero
+is better. The simultaneous interval is that of the verdict; the size of its family stands with the verdict."""
+
+COST_COLUMNS = (
+    "arm",
     "at equal FLOPs",
     "at equal seconds",
     "parameters",
@@ -20,10 +27,12 @@ RESULT_COLUMNS = (
     "seconds to control",
     "peak memory to control",
 )
-"""The difference is the mean over replicates of arm minus control by the charge that decides, in nats per token; below zero
-is better."""
+"""Differences at equal FLOPs and seconds with their verdicts, and what an arm costs."""
 
-CONTRAST_COLUMNS = ("arm", "against", "matched by", "difference", "95 % interval", "verdict")
+CONTRAST_COLUMNS = ("arm", "against", "matched by", "difference", "simultaneous interval", "own 95 % interval", "verdict")
+
+RATE_COLUMNS = ("arm", "parameters of", "learning rate", "weight decay", "tensors", "count")
+"""One row per arm and group of parameters; groups of an arm that are optimised as those of the control are left out."""
 
 ACCURACY_COLUMNS = ("arm", "validation accuracy", "of the replicates")
 """The mean over the replicates, and each of them in the order of the seeds."""
@@ -49,6 +58,22 @@ def result_rows(data: ReportData) -> list[list[str]]:
     return [_result_row(data, name, arm) for name, arm in data.arms.items()]
 
 
+def cost_rows(data: ReportData) -> list[list[str]]:
+    """One row per arm."""
+    return [
+        [
+            name,
+            _charged(arm, "flops"),
+            _charged(arm, "seconds"),
+            or_missing(arm.parameters, words.count),
+            or_missing(arm.training_flops_per_token, words.count),
+            or_missing(arm.step_seconds_ratio, words.ratio),
+            or_missing(arm.peak_memory_ratio, words.ratio),
+        ]
+        for name, arm in data.arms.items()
+    ]
+
+
 def contrast_rows(data: ReportData) -> list[list[str]]:
     """One row per treatment and companion."""
     return [
@@ -57,7 +82,7 @@ def contrast_rows(data: ReportData) -> list[list[str]]:
             one.against,
             one.matched or words.MISSING,
             *_difference(one.comparison),
-            one.comparison.verdict if one.comparison else f"no verdict: {one.no_verdict}",
+            verdict_cell(one.comparison, one.no_verdict),
         ]
         for one in data.contrasts
     ]
@@ -69,6 +94,45 @@ def accuracy_rows(data: ReportData) -> list[list[str]]:
         [name, words.percentage(statistics.fmean(values)), ", ".join(map(words.percentage, values))]
         for name, arm in data.arms.items()
         if (values := list(arm.accuracies.values()))
+    ]
+
+
+def verdict_cell(comparison: ComparisonData | None, no_verdict: str) -> str:
+    """The verdict with the size of its family, or why there is none."""
+    if comparison is None or comparison.verdict is None:
+        return f"{no_verdict}: no verdict"
+    return f"{comparison.remark}, family of {comparison.family}" if comparison.family else comparison.remark
+
+
+def tuning_table(data: ReportData) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows of the trials of learning rates: the loss of each, the chosen one marked; no rows without trials."""
+    tuning = data.tuning
+    if tuning is None:
+        return [], []
+    rates = sorted({rate for losses in tuning.losses.values() for rate in losses}, key=float)
+    rows = []
+    for name, losses in tuning.losses.items():
+        chosen = f"{tuning.chosen[name]:g}" if name in tuning.chosen else ""
+        rows.append([name, *(_trial(losses, rate, rate == chosen) for rate in rates)])
+        rows[-1].append("at the end of its grid" if name in tuning.at_edge else "inside its grid" if chosen else "none trained")
+    return ["arm", *(f"lr {rate}" for rate in rates), "chosen rate"], rows
+
+
+def _trial(losses: Mapping[str, float | None], rate: str, chosen: bool) -> str:
+    if rate not in losses:
+        return words.MISSING
+    loss = losses[rate]
+    return "diverged" if loss is None else f"{words.loss(loss)}{' ✓' if chosen else ''}"
+
+
+def rate_rows(data: ReportData) -> list[list[str]]:
+    """Learning rate and weight decay of every group of the control, and of the groups in which an arm differs from it."""
+    usual = {(one.what, one.lr, one.weight_decay) for one in data.arms[data.control].rates}
+    return [
+        [name, one.what, f"{one.lr:g}", f"{one.weight_decay:g}", str(one.tensors), words.count(one.parameters)]
+        for name, arm in sorted(data.arms.items(), key=lambda item: not item[1].control)
+        for one in arm.rates
+        if arm.control or (one.what, one.lr, one.weight_decay) not in usual
     ]
 
 
@@ -116,18 +180,12 @@ def _result_row(data: ReportData, name: str, arm: ArmData) -> list[str]:
             "control" if arm.mean_loss is not None else f"control, {arm.replicates} of {arm.replicates_planned} replicates"
         )
     else:
-        verdict = arm.verdict or f"{arm.no_verdict}: no verdict"
+        verdict = verdict_cell(decisive.comparison if decisive else None, arm.no_verdict)
     return [
         name,
         or_missing(arm.mean_loss, words.loss),
         *_difference(decisive.comparison if decisive else None),
         verdict,
-        _charged(arm, "flops"),
-        _charged(arm, "seconds"),
-        or_missing(arm.parameters, words.count),
-        or_missing(arm.training_flops_per_token, words.count),
-        or_missing(arm.step_seconds_ratio, words.ratio),
-        or_missing(arm.peak_memory_ratio, words.ratio),
     ]
 
 
@@ -135,14 +193,15 @@ def _charged(arm: ArmData, charge: Charge) -> str:
     found = arm.charged.get(charge)
     if found is None or found.comparison is None:
         return words.MISSING
-    return f"{words.signed(found.comparison.mean_difference)} {found.comparison.verdict}"
+    return f"{words.signed(found.comparison.mean_difference)} {found.comparison.remark or 'no verdict'}"
 
 
 def _difference(comparison: ComparisonData | None) -> list[str]:
     if comparison is None:
-        return [words.MISSING, words.MISSING]
-    interval = "no variation" if comparison.ci95 is None else words.interval(*comparison.ci95)
-    return [words.signed(comparison.mean_difference), interval]
+        return [words.MISSING] * 3
+    own = "no variation" if comparison.ci95 is None else words.interval(*comparison.ci95)
+    simultaneous = words.MISSING if comparison.simultaneous is None else words.interval(*comparison.simultaneous)
+    return [words.signed(comparison.mean_difference), simultaneous, own]
 
 
 def or_missing(value: float | None, written: Callable[[float], str]) -> str:

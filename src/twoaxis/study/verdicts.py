@@ -4,116 +4,59 @@ from collections.abc import Sequence
 
 from twoaxis.study import words
 from twoaxis.study.design import StudyConfig
+from twoaxis.study.families import family_size
 from twoaxis.study.folder import RunRecord
+from twoaxis.study.headline import EQUALLY
 from twoaxis.study.pairing import Pair
 from twoaxis.study.plan import PlannedContrast, StudyPlan
-from twoaxis.study.report_data import ArmData, Charge, ComparisonData, ReportData
+from twoaxis.study.report_data import ComparisonData
 from twoaxis.study.statistics import MOST_REPLICATES, TARGET_POWER
 
-EQUALLY: dict[Charge, str] = {"tokens": "at equal tokens", "flops": "at equal FLOPs", "seconds": "at equal seconds"}
 
-NAMED = 3
-"""Arms that an answer names of each verdict; more are counted."""
-
-
-def decision_rule(study: StudyConfig) -> str:
+def decision_rule(study: StudyConfig, plan: StudyPlan) -> str:
     """The rule by which the verdicts are reached, as it was fixed before the first run."""
-    rule, n, arms = study.decision, len(study.replicates), len(study.treatments)
+    rule, n, arms, size = study.decision, len(study.replicates), len(study.treatments), family_size(plan)
+    contrasts = f" and {size - arms} contrasts" if size > arms else ""
+    level = f"{100 * (1 - rule.alpha):g} %"
     return (
         f"An arm is better (worse) than {study.control} when, {EQUALLY[rule.charge]}, the mean over {n} paired replicates of "
         f"its validation loss minus the control's is below (above) zero and a two-sided paired t test rejects a zero mean at "
-        f"alpha = {rule.alpha:g} after Holm's correction for {arms} comparison{'s' if arms > 1 else ''}; otherwise it is "
-        f"undecided. A difference of {rule.smallest_effect:g} nats per token is the smallest that matters. Arms, number of "
-        "replicates, budget and rule were fixed before the first run. Generated companions are corrected among themselves."
+        f"alpha = {rule.alpha:g} after Holm's correction over one family of {size}: {arms} arm{'s' if arms > 1 else ''} "
+        f"against the control{contrasts}; otherwise it is undecided, and suggestive where its own 95 % interval excludes zero. "
+        f"The intervals drawn are simultaneous: Bonferroni's at {level} over the family, ended at zero where Holm decides and "
+        f"Bonferroni would not, so that they agree with every verdict. A difference of {rule.smallest_effect:g} nats per token "
+        "is the smallest that matters. No verdict is given when the control does not beat a count bigram (a synthetic task: "
+        "chance and majority) in every replicate, nor on an arm that equals the control at step 0 and ends worse in every "
+        "replicate, nor at equal seconds unless the timings before and after the runs agree. Arms, number of replicates, "
+        "budget and rule were fixed before the first run."
     )
 
 
-def answer(report: ReportData) -> str:
-    """What came out, in one or two sentences with intervals."""
-    treatments = {name: arm for name, arm in report.arms.items() if arm.role == "treatment"}
-    open_arms = [name for name, arm in treatments.items() if arm.verdict is None]
-    if len(open_arms) == len(treatments):
-        return f"No answer yet: all {len(open_arms)} arms lack a verdict, since runs are missing or cannot be charged."
-    first = _answer_by(report, treatments, report.charge)
-    others: list[Charge] = [charge for charge in EQUALLY if charge != report.charge]
-    sentences = [first, *(_beside(treatments, charge) for charge in others)]
-    if open_arms:
-        sentences.append(f"No verdict on {', '.join(open_arms)}.")
-    if len({contrast.why for contrast in report.contrasts}) == 1:
-        # A study with one kind of companion asks about it, and not about the control.
-        sentences = _against_companions(report) or sentences
-    return " ".join(sentence for sentence in sentences if sentence)
+def verdict_sentence(
+    study: StudyConfig, name: str, comparison: ComparisonData | None, no_verdict: str, so_far: Sequence[float] = ()
+) -> str:
+    """What was found about one arm against the control, by the charge that decides.
 
-
-def _against_companions(report: ReportData) -> list[str]:
-    """What the arms come to against their companions, by what was matched."""
-    found = []
-    for matched in dict.fromkeys(contrast.matched for contrast in report.contrasts):
-        by: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
-        for one in report.contrasts:
-            if one.matched == matched and one.comparison is not None:
-                told = "" if one.comparison.verdict == "undecided" else f" ({_numbers(one.comparison)})"
-                by[one.comparison.verdict].append(one.arm + told)
-        said = "; ".join(f"{verdict} for {', '.join(names)}" for verdict, names in by.items() if names)
-        if said:
-            equal = {"flops": " at equal FLOPs", "seconds": " at equal seconds"}.get(matched, "")
-            found.append(f"Against its companion{equal} ({report.contrasts[0].why}), an arm is {said}.")
-    return found
-
-
-def _answer_by(report: ReportData, arms: dict[str, ArmData], charge: Charge) -> str:
-    found = {name: one.comparison for name, arm in arms.items() if (one := arm.charged.get(charge)) and one.comparison}
-    parts = []
-    for verdict, word in (("better", "lower"), ("worse", "higher")):
-        chosen = sorted(
-            ((name, one) for name, one in found.items() if one and one.verdict == verdict),
-            key=lambda pair: abs(pair[1].mean_difference),
-            reverse=True,
-        )
-        if chosen:
-            named = "; ".join(f"{name} ({_numbers(one)})" for name, one in chosen[:NAMED])
-            more = f"; and {len(chosen) - NAMED} more" if len(chosen) > NAMED else ""
-            parts.append(f"{word} for {named}{more}")
-    undecided = [name for name, one in found.items() if one and one.verdict == "undecided"]
-    start = f"{_capital(EQUALLY[charge])}, "
-    if not parts:
-        widest = max((one.ci95[1] - one.ci95[0] for one in found.values() if one and one.ci95), default=None)
-        width = "" if widest is None else f" (95 % intervals up to {words.loss(widest)} nats per token wide)"
-        return f"{start}no arm is told apart from {report.control}{width}: all {len(undecided)} are undecided."
-    tail = "" if not undecided else f"; undecided for {', '.join(undecided)}"
-    return f"{start}the validation loss is {', and '.join(parts)}{tail}, each against {report.control} in nats per token."
-
-
-def _beside(arms: dict[str, ArmData], charge: Charge) -> str:
-    found = {name: one.comparison for name, arm in arms.items() if (one := arm.charged.get(charge)) and one.comparison}
-    if not found:
-        return ""
-    by = {
-        verdict: [name for name, one in found.items() if one.verdict == verdict] for verdict in ("better", "worse", "undecided")
-    }
-    said = [f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {verdict}" for verdict, names in by.items() if names]
-    return f"{_capital(EQUALLY[charge])}, {'; '.join(said)}."
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
-def _numbers(one: ComparisonData) -> str:
-    low, high = one.ci95 or (one.mean_difference, one.mean_difference)
-    return f"{words.signed(one.mean_difference)}, 95 % interval {words.interval(low, high)}"
-
-
-def verdict_sentence(study: StudyConfig, name: str, comparison: ComparisonData | None, no_verdict: str) -> str:
-    """What was found about one arm against the control, by the charge that decides."""
+    Args:
+        study: the design.
+        name: of the arm.
+        comparison: with the control; None while it cannot be made.
+        no_verdict: why there is none.
+        so_far: paired differences of the replicates that have finished, for an arm without a comparison.
+    """
     if comparison is None:
-        return f"{name}: no verdict, {no_verdict}."
+        each = ", ".join(map(words.signed, so_far))
+        numbers = f" Differences so far: {each} nats per token." if each else ""
+        return f"{name}: no verdict, {no_verdict}.{numbers}"
+    if comparison.verdict is None:
+        difference = f"mean difference {words.signed(comparison.mean_difference)} nats per token"
+        return f"{name}: no verdict, {no_verdict} ({EQUALLY[study.decision.charge]}, {difference})."
     return f"{name}: {_found(study, study.control, comparison, f'{EQUALLY[study.decision.charge]}, ')}"
 
 
 def contrast_sentence(study: StudyConfig, contrast: PlannedContrast, comparison: ComparisonData | None, no_verdict: str) -> str:
     """What was found about an arm against one of its companions."""
-    if comparison is None:
+    if comparison is None or comparison.verdict is None:
         return f"{contrast.arm} against {contrast.against}: no verdict, {no_verdict}."
     return f"{contrast.arm}: {_found(study, contrast.against, comparison, '')}"
 
@@ -124,10 +67,11 @@ def _found(study: StudyConfig, other: str, comparison: ComparisonData, charged: 
             f"undecided. Every replicate differs from {other} by exactly {words.signed(comparison.mean_difference)} nats per "
             "token: the seeds change nothing, so they cannot tell chance from effect."
         )
-    n = len(comparison.paired_differences)
+    n, ends = len(comparison.paired_differences), comparison.simultaneous or comparison.ci95
+    kind = f"simultaneous interval over {comparison.family}" if comparison.simultaneous else "95 % interval"
     found = (
-        f"{charged}mean difference {words.signed(comparison.mean_difference)} nats per token, 95 % interval "
-        f"{words.interval(*comparison.ci95)}, {words.replicates(n)}, corrected p {words.probability(comparison.p_holm)}"
+        f"{charged}mean difference {words.signed(comparison.mean_difference)} nats per token, {kind} "
+        f"{words.interval(*ends)}, {words.replicates(n)}, corrected p {words.probability(comparison.p_holm)}"
     )
     if comparison.verdict == "undecided":
         return f"undecided against {other} ({found}). {_what_would_decide(study, comparison)}"
@@ -141,11 +85,13 @@ def _what_would_decide(study: StudyConfig, comparison: ComparisonData) -> str:
     assert comparison.ci95 is not None
     (low, high), effect, n = comparison.ci95, study.decision.smallest_effect, len(comparison.paired_differences)
     sentences = []
-    if low > 0 or high < 0:
+    if comparison.suggestive:
         sentences.append(
-            "The interval of this arm alone leaves zero out, but not with the certainty that several comparisons ask for."
+            f"Suggestive: its own 95 % interval, {words.interval(low, high)}, excludes zero; after correction for "
+            f"{comparison.family} comparisons it does not."
         )
-    if -effect < low and high < effect:
+    least, most = comparison.simultaneous or comparison.ci95
+    if -effect < least and most < effect:
         sentences.append(f"Any difference is smaller than {effect:g} nats per token, the smallest that matters here.")
     needed = comparison.replicates_needed or MOST_REPLICATES
     if needed >= MOST_REPLICATES:
@@ -161,8 +107,8 @@ def _what_would_decide(study: StudyConfig, comparison: ComparisonData) -> str:
             f"{words.probability(comparison.power)}, so the true one is probably smaller."
         )
     sentences.append(
-        f"This rests on the standard deviation of {n} differences, {words.loss(comparison.sd_difference)} nats per token"
-        + (", which so few know only roughly." if n < 5 else ".")
+        f"The standard deviation, {words.loss(comparison.sd_difference)} nats per token, comes from {n} differences"
+        + (" and is uncertain." if n < 5 else ".")
     )
     return " ".join(sentences)
 

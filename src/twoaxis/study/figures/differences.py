@@ -32,8 +32,8 @@ def differences(data: ReportData) -> Figure | None:
         return forest(rows, scale, width, labels, texts=262)
 
     caption = (
-        "Left of zero is better. Point: mean of the paired differences; line: 95 % Student interval; small bars: each "
-        "replicate."
+        "Left of zero is better. "
+        + _marks(data, data.charge)
         + _band_in_words(data)
         + " Companions are grey, below the arms that the study asks about; both groups are sorted by their mean."
     )
@@ -65,8 +65,7 @@ def charged(data: ReportData) -> Figure | None:
 
     caption = (
         f"The same arms in the same order, given as much as {data.control} of one thing after the other; left of zero is "
-        "better. Point: mean of the paired differences; line: 95 % Student interval; small bars: each replicate."
-        + _band_in_words(data)
+        "better. " + _marks(data, data.charge) + _band_in_words(data)
     )
     told = " ".join(f"At {CHARGES[charge]}: {_told(rows)}" for charge, rows in panels.items())
     return Figure("charged", "Equal tokens, equal FLOPs, equal seconds", caption, told, draw)
@@ -95,7 +94,7 @@ def contrasts(data: ReportData) -> Figure | None:
 
     caption = (
         "Each arm minus one of its companions, in pairs; left of zero means that the arm is better than what was put in its "
-        "place. Point: mean; line: 95 % Student interval; small bars: each replicate." + _band_in_words(data)
+        "place. " + _marks(data, data.charge) + _band_in_words(data)
     )
     return Figure("contrasts", "Against companions", caption, _told(one_line), draw)
 
@@ -123,12 +122,18 @@ def _rows(data: ReportData, charge: Charge) -> list[Interval]:
 def _interval(label: str, color: str, comparison: ComparisonData | None, why: str) -> Interval:
     if comparison is None:
         return Interval(label, color, None, None, None, verdict="no verdict", told=f"{label}: no verdict, {why}")
-    low, high = comparison.ci95 or (comparison.mean_difference,) * 2
-    text = f"{words.signed(comparison.mean_difference)}  ({words.interval(low, high)})"
-    told = f"{label}: {words.signed(comparison.mean_difference)}, {words.interval(low, high)}, {comparison.verdict}"
-    return Interval(
-        label, color, comparison.mean_difference, low, high, comparison.paired_differences, text, comparison.verdict, told
-    )
+    own = comparison.ci95
+    mean = (comparison.mean_difference, comparison.mean_difference)
+    # Without a verdict there is no interval of one; reports of before have only their own, drawn as theirs was.
+    thick = comparison.simultaneous or (own if comparison.verdict else None)
+    low, high = thick or mean
+    # Short, since it stands at the end of a row; the caption explains it.
+    verdict = "suggestive" if comparison.suggestive else comparison.verdict or "no verdict"
+    text = f"{words.signed(comparison.mean_difference)}  ({words.interval(*(thick or own or mean))})"
+    told = f"{label}: {words.signed(comparison.mean_difference)}, {words.interval(*(thick or own or mean))}, {verdict}"
+    thin = own if thick is not own else None
+    each = comparison.paired_differences
+    return Interval(label, color, comparison.mean_difference, low, high, each, text, verdict, told, thin)
 
 
 def _scale(rows: Sequence[Interval], data: ReportData, title: str) -> Scale:
@@ -140,6 +145,22 @@ def _scale(rows: Sequence[Interval], data: ReportData, title: str) -> Scale:
 def _band_in_words(data: ReportData) -> str:
     effect = smallest_effect(data)
     return "" if effect is None else f" Shaded: differences smaller than {effect:g} nats per token, which do not matter here."
+
+
+def _marks(data: ReportData, charge: Charge) -> str:
+    """What the marks of a row stand for."""
+    families = {
+        found.comparison.family
+        for arm in data.arms.values()
+        if (found := arm.charged.get(charge)) and found.comparison and found.comparison.family
+    }
+    start = "Point: mean of the paired differences; small bars: each replicate; "
+    if not families:
+        return f"{start}line: its own 95 % interval."
+    return (
+        f"{start}thick line: the interval of the verdict, simultaneous over {max(families)} comparisons; thin line below: its "
+        "own 95 % interval. Suggestive: undecided, though its own interval excludes zero."
+    )
 
 
 def _told(rows: Sequence[Interval]) -> str:

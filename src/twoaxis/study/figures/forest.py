@@ -24,7 +24,8 @@ class Interval(NamedTuple):
         each: the replicates.
         text: at the right.
         verdict: at the far right.
-        told: what a reader is told who points at it.
+        told: the row in words, for a pointer or a screen reader.
+        own: ends of a thin line below, the interval of this row alone; None for none.
     """
 
     label: str
@@ -36,6 +37,7 @@ class Interval(NamedTuple):
     text: str = ""
     verdict: str = ""
     told: str = ""
+    own: tuple[float, float] | None = None
 
 
 class Scale(NamedTuple):
@@ -65,7 +67,8 @@ def domain(rows: Sequence[Interval], *more: float) -> tuple[float, float]:
         *(each for row in rows for each in row.each),
     ]
     reach = 4 * max(max(map(abs, found)), 1e-9)
-    found += [min(max(end, -reach), reach) for row in rows for end in (row.low, row.high) if end is not None]
+    ends = [end for row in rows for end in (row.low, row.high, *(row.own or ()))]
+    found += [min(max(end, -reach), reach) for end in ends if end is not None]
     low, high = min(found), max(found)
     margin = 0.04 * (high - low) or 1e-3
     return low - margin, high + margin
@@ -115,6 +118,13 @@ def _intervals(rows: Sequence[Interval], scale: Scale, x: Any, y: Any) -> Iterat
     said: dict[str, Any] = {"y": y, "color": own_color(), "description": alt.Description("told:N")}
     lines = values([row | {"x": row["from"]} for row in data]).mark_rule(strokeWidth=2, clip=True)
     yield lines.encode(x=x, x2=alt.X2("to"), **said)
+    low, high = scale.domain
+    thin = [row | {"x": max(row["own"][0], low), "to": min(row["own"][1], high)} for row in data if row["own"]]
+    yield (
+        values(thin)
+        .mark_rule(strokeWidth=1, opacity=0.75, yOffset=5, clip=True, aria=False)
+        .encode(x=x, x2=alt.X2("to"), y=y, color=own_color())
+    )
     for cut, end, shape in (("cut_low", "from", "triangle-left"), ("cut_high", "to", "triangle-right")):
         # Ends that lie outside what is shown.
         arrows = values([row | {"x": row[end]} for row in data if row[cut]])

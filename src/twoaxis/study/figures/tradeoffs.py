@@ -67,7 +67,7 @@ def pareto(data: ReportData) -> Figure | None:
 
     caption = (
         "Lower and further left is better. Step line: the front, the arms that no other beats in both; they have a ring. "
-        "Point: mean loss; vertical line: 95 % interval of its paired difference to the control. "
+        "Point: mean loss; vertical line: own 95 % interval of its paired difference to the control. "
         "Companions are small and grey; a label that would cover another is left out, and the table of costs has every number."
     )
     told = " ".join(

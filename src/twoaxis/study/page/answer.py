@@ -1,10 +1,11 @@
 """The head of a report: the question, the answer, and the verdict on every arm."""
 
+from collections.abc import Sequence
 from html import escape
 
 from twoaxis.study import words
 from twoaxis.study.page.html import breakable, details, facts
-from twoaxis.study.report_data import ArmData, ComparisonData, ReportData, Role
+from twoaxis.study.report_data import ArmData, ComparisonData, ReportData
 
 SIGNS = {"better": "▼", "worse": "▲", "undecided": "◆", "none": "○"}
 """Beside the word of a verdict, so that colour is never alone; down is a lower loss."""
@@ -19,9 +20,20 @@ def header(data: ReportData) -> str:
     return (
         f'<header id="answer"><p class="kicker">Study report <span class="state {state}">{state}</span> '
         f"<span>made {escape(data.made)}</span></p>"
-        f'<h1>{escape(data.question)}</h1><p class="answer">{escape(data.answer)}</p>'
-        f"{problems(data)}{facts(_facts(data))}</header>"
+        f'<h1>{escape(data.question)}</h1><p class="answer">{escape(data.answer)}</p>{_gate(data)}'
+        f"{problems(data)}{facts(_facts(data))}{''.join(f'<p>{escape(text)}</p>' for text in data.findings)}</header>"
     )
+
+
+def _gate(data: ReportData) -> str:
+    """Whether the control was trained, and what to change where it was not."""
+    gate = data.gate
+    if gate is None:
+        return '<p class="gate unknown">This report has no validity gate, so its verdicts are not to be relied on.</p>'
+    state = {True: "passed", False: "failed", None: "unknown"}[gate.passed]
+    reasons = "".join(f'<p class="error">{escape(reason)}.</p>' for reason in gate.reasons)
+    change = f"<p>{escape(gate.change)}</p>" if gate.change else ""
+    return f'<p class="gate {state}"><strong>Gate {state}.</strong> {escape(gate.sentence)}</p>{reasons}{change}'
 
 
 def problems(data: ReportData) -> str:
@@ -42,21 +54,24 @@ def problems(data: ReportData) -> str:
 def verdicts(data: ReportData) -> str:
     """One chip for each arm: what the study asks about first, then the companions."""
     scale = _reach(data)
-    asked = _chips(data, "treatment", scale)
-    companions = [arm for arm in data.arms.values() if arm.role == "companion"]
-    counts = {
-        word: sum((arm.verdict or "no verdict") == word for arm in companions)
-        for word in ("better", "worse", "undecided", "no verdict")
-    }
-    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    noun = "companion, which rules" if len(companions) == 1 else "companions, which rule"
-    return asked + details(f"{len(companions)} {noun} out other explanations: {said}", _chips(data, "companion", scale))
+    arms = sorted(
+        ((name, arm) for name, arm in data.arms.items() if arm.role == "treatment"), key=lambda item: _rank(data, item[1])
+    )
+    asked = [_chip(name, _comparison(data, arm), arm.no_verdict, arm.sentence, scale) for name, arm in arms]
+    contrasts = [
+        _chip(f"{one.arm} {words.MINUS} {one.against}", one.comparison, one.no_verdict, one.sentence, scale)
+        for one in data.contrasts
+    ]
+    kinds = [(one.comparison.verdict if one.comparison else None) or "no verdict" for one in data.contrasts]
+    said = ", ".join(f"{kinds.count(word)} {word}" for word in ("better", "worse", "undecided", "no verdict") if word in kinds)
+    noun = "contrast between arms, which rules" if len(contrasts) == 1 else "contrasts between arms, which rule"
+    return _list("treatment", asked) + details(
+        f"{len(contrasts)} {noun} out other explanations: {said}", _list("companion", contrasts)
+    )
 
 
-def _chips(data: ReportData, role: Role, scale: tuple[float, float]) -> str:
-    arms = {name: arm for name, arm in data.arms.items() if arm.role == role}
-    chips = [_chip(data, name, arm, scale) for name, arm in sorted(arms.items(), key=lambda item: _rank(data, item[1]))]
-    return f'<ul class="chips {role}">{"".join(chips)}</ul>' if chips else ""
+def _list(kind: str, chips: Sequence[str]) -> str:
+    return f'<ul class="chips {kind}">{"".join(chips)}</ul>' if chips else ""
 
 
 def _facts(data: ReportData) -> list[tuple[str, str]]:
@@ -90,26 +105,27 @@ def _rank(data: ReportData, arm: ArmData) -> float:
 def _reach(data: ReportData) -> tuple[float, float]:
     """The range that the strips show: zero and all means, and of the intervals what is not further than three times that."""
     found = [comparison for arm in data.arms.values() if (comparison := _comparison(data, arm))]
+    found += [one.comparison for one in data.contrasts if one.comparison is not None]
     most = 3 * max((abs(comparison.mean_difference) for comparison in found), default=1.0)
-    ends = [end for comparison in found for end in comparison.ci95 or (comparison.mean_difference,)]
+    ends = [end for one in found for end in one.simultaneous or one.ci95 or (one.mean_difference,)]
     ends = [min(max(end, -most), most) for end in ends]
     return min([*ends, 0.0]), max([*ends, 0.0])
 
 
-def _chip(data: ReportData, name: str, arm: ArmData, reach: tuple[float, float]) -> str:
-    comparison = _comparison(data, arm)
-    kind, word = arm.verdict or "none", arm.verdict or "no verdict"
-    if comparison is None:
-        numbers, strip = f'<span class="why">{escape(arm.no_verdict)}</span>', ""
-    else:
-        low, high = comparison.ci95 or (comparison.mean_difference,) * 2
+def _chip(name: str, comparison: ComparisonData | None, why: str, sentence: str, reach: tuple[float, float]) -> str:
+    kind = (comparison.verdict if comparison else None) or "none"
+    word = (comparison.remark if comparison else "") or "no verdict"
+    reason, numbers, strip = f'<span class="why">{escape(why)}</span>' if kind == "none" else "", "", ""
+    if comparison is not None:
+        low, high = comparison.simultaneous or comparison.ci95 or (comparison.mean_difference,) * 2
+        family = f", family of {comparison.family}" if comparison.family and comparison.verdict else ""
         mean = f'<span class="mean">{words.signed(comparison.mean_difference)}</span>'
-        numbers = f'{mean} <span class="ends">{words.interval(low, high)}</span>'
+        numbers = f'{mean} <span class="ends">{words.interval(low, high)}{family}</span>'
         strip = _strip(comparison.mean_difference, low, high, reach)
     verdict = f'<span class="verdict"><span aria-hidden="true">{SIGNS[kind]}</span> {word}</span>'
     return (
-        f'<li class="chip {kind}" title="{escape(arm.sentence, quote=True)}"><span class="name">{breakable(name)}</span>'
-        f'{verdict}{strip}<span class="numbers">{numbers}</span></li>'
+        f'<li class="chip {kind}" title="{escape(sentence, quote=True)}"><span class="name">{breakable(name)}</span>'
+        f'{verdict}{strip}<span class="numbers">{numbers}{reason}</span></li>'
     )
 
 

@@ -1,9 +1,12 @@
 """What the arms cost: the front of loss against cost, the ledger beside what was measured, and the learning rates."""
 
+import statistics
+
 from twoaxis.study import words
 from twoaxis.study.page.html import Cell, Markup, Number, figure, number, paragraph, section, table
 from twoaxis.study.page.results import Figures
 from twoaxis.study.report_data import ReportData
+from twoaxis.study.table import RATE_COLUMNS, rate_rows
 
 COLUMNS = (
     "arm",
@@ -62,8 +65,10 @@ def costs(data: ReportData, figures: Figures) -> str:
         figure(figures.get("costs")),
         table(caption, COLUMNS, rows, groups=GROUPS),
         paragraph(_timing(data), "note"),
+        _timings(data),
         _changes(data),
         _tuning(data),
+        _rates(data),
     )
 
 
@@ -71,11 +76,37 @@ def _timing(data: ReportData) -> str:
     if data.timing is None:
         return ""
     rounds = max(map(len, data.timing.seconds.values()), default=0)
+    twice = " before the first run, and as many after the last" if data.timing.seconds_after else ""
+    checked = f" {data.timing.sentence[:1].upper()}{data.timing.sentence[1:]}." if data.timing.sentence else ""
     return (
-        f"Seconds were measured without telemetry in {rounds} rounds, in each of which every arm had its turn of "
+        f"Seconds were measured without telemetry in {rounds} rounds{twice}, in each of which every arm had its turn of "
         f"{data.timing.steps_in_a_turn} steps after {data.timing.warmup_steps} steps of warm-up, so that a machine that drifts "
-        "hits all arms alike."
+        f"hits all arms alike.{checked}"
     )
+
+
+def _timings(data: ReportData) -> str:
+    """Both timings of every arm, where there are two."""
+    timing = data.timing
+    if timing is None or timing.seconds_after is None:
+        return ""
+    rows: list[tuple[Cell, ...]] = []
+    for name, seconds in timing.seconds.items():
+        both = [statistics.median(seconds), statistics.median(timing.seconds_after.get(name, seconds))]
+        rows.append(
+            (name, *(number(value, lambda value: f"{value:.4g}") for value in both), number(both[1] / both[0], words.ratio))
+        )
+    caption = "Median seconds of a step before the first run and after the last"
+    return table(caption, ("arm", "before", "after", "after over before"), rows)
+
+
+def _rates(data: ReportData) -> str:
+    rows: list[tuple[Cell, ...]] = [tuple(row) for row in rate_rows(data)]
+    caption = (
+        f"Optimiser groups: all of {data.control}, and those of other arms that are optimised otherwise or hold parameters of "
+        "another kind."
+    )
+    return table(caption, RATE_COLUMNS, rows, text=(RATE_COLUMNS[1],)) if rows else ""
 
 
 def _changes(data: ReportData) -> str:
@@ -112,9 +143,15 @@ def _tuning(data: ReportData) -> str:
             else:
                 cells.append(Markup(f"<strong>{words.loss(loss)}</strong> ✓") if chosen else Number(words.loss(loss), loss))
         rows.append((name, *cells))
+    each = f"A trial reads {words.count(tuning.tokens_each)} tokens. " if tuning.tokens_each else ""
+    edge = (
+        f" At the end of its grid, so that a better rate may lie outside: {', '.join(tuning.at_edge)}."
+        if tuning.at_edge
+        else ""
+    )
     caption = (
         f"Validation loss of one trial for each learning rate, with seed {tuning.seed}, which is none of the replicates; ✓ was "
-        f"chosen. All trials together read {words.count(tuning.tokens)} tokens."
+        f"chosen. {each}All trials together read {words.count(tuning.tokens)} tokens.{edge}"
     )
     return table(caption, ("arm", *(f"lr {float(rate):g}" for rate in rates)), rows)
 

@@ -23,7 +23,7 @@ from twoaxis.study.page.html import (
 )
 from twoaxis.study.report_data import Charge, ComparisonData, ReportData, SpeedupData
 
-COMPARED = ("difference", "95 % interval", "verdict", "bootstrap", "p, corrected", "power")
+COMPARED = ("difference", "simultaneous interval", "verdict", "family", "own 95 %", "bootstrap", "p, corrected", "power")
 """The columns of a comparison."""
 
 Figures = Mapping[str, Figure]
@@ -118,13 +118,16 @@ def _matched(matched: str) -> Cell:
 
 def _compared(comparison: ComparisonData | None, why: str) -> tuple[Cell, ...]:
     if comparison is None:
-        return (None, None, why if why == "control" else Reason(why), None, None, None)
-    ends = [Number(words.interval(*pair), pair[0]) if pair else None for pair in (comparison.ci95, comparison.bootstrap95)]
+        return (None, None, why if why == "control" else Reason(why), None, None, None, None, None)
+    pairs = (comparison.simultaneous, comparison.ci95, comparison.bootstrap95)
+    ends = [Number(words.interval(*pair), pair[0]) if pair else None for pair in pairs]
     return (
         number(comparison.mean_difference, words.signed),
-        ends[0] or "no variation",
-        comparison.verdict,
-        ends[1],
+        ends[0],
+        comparison.remark or Reason(why or "no verdict"),
+        number(comparison.family or None, str),
+        ends[1] or "no variation",
+        ends[2],
         number(comparison.p_holm, words.probability),
         number(comparison.power, words.probability),
     )

@@ -1,0 +1,101 @@
+"""What count models and guesses reach on the validation tokens, from the training tokens that the control's runs read."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from twoaxis.core.config import Config
+from twoaxis.core.errors import TwoAxisError
+from twoaxis.data import Batch, PackedSampler, PreparedData, prepare, validation_batches
+from twoaxis.data.answers import answer_guesses
+from twoaxis.data.batch import read_batch
+from twoaxis.data.ngram import ngram_losses
+from twoaxis.train.recipe import TrainConfig
+
+MOST_TOKENS = 20_000_000
+"""Training tokens that are counted at most; memory grows with the different trigrams among them."""
+
+ROWS = 256
+"""Windows that are read at once."""
+
+
+class SeedBaselines(Config):
+    """Baselines from the training tokens of one seed; those of text are null for a synthetic task, and the other way round.
+
+    Attributes:
+        unigram: loss, nats per token.
+        bigram: loss, nats per token.
+        trigram: loss, nats per token.
+        chance: loss of guessing by frequency, nats per answer.
+        majority: accuracy of the most frequent answer.
+        in_context: loss of guessing among the possible answers that the sample shows, nats per answer.
+        counted: training targets that were counted.
+    """
+
+    unigram: float | None = None
+    bigram: float | None = None
+    trigram: float | None = None
+    chance: float | None = None
+    majority: float | None = None
+    in_context: float | None = None
+    counted: int
+
+
+class Baselines(Config):
+    """Baselines of a study.
+
+    Attributes:
+        by_seed: by the seed of the control's run.
+        missing: why there are none; "" when there are.
+    """
+
+    by_seed: dict[int, SeedBaselines] = Field(default_factory=dict)
+    missing: str = ""
+
+
+def measure_baselines(recipes: Mapping[int, TrainConfig], recorded: Mapping[int, Mapping[str, Any]]) -> Baselines:
+    """Measures the baselines of the control's runs; takes seconds for each.
+
+    Args:
+        recipes: of the control, by seed.
+        recorded: what finished runs recorded about their data, by seed; other tokens than theirs would be no baseline.
+    """
+    found: dict[int, SeedBaselines] = Field(default_factory=dict)
+    try:
+        for seed, recipe in recipes.items():
+            data = prepare(recipe.data.corpus, recipe.data.tokenizer)
+            if different := _different_tokens(data, recorded.get(seed, {})):
+                return Baselines(missing=f"the {different} tokens here are not those that the run of seed {seed} has read")
+            found[seed] = _of_run(recipe, data)
+    except TwoAxisError as error:
+        return Baselines(missing=str(error))
+    return Baselines(by_seed=found)
+
+
+def _of_run(recipe: TrainConfig, data: PreparedData) -> SeedBaselines:
+    seq_len, packing, cues = recipe.data.seq_len, recipe.data.packing, data.answer_cues
+    sampler = PackedSampler(data.train, recipe.batch_size, seq_len, recipe.seed, packing, cues)
+    steps = min(recipe.steps, -(-MOST_TOKENS // (recipe.batch_size * seq_len)))
+    train = _batches(sampler, steps)
+    validation = validation_batches(data.validation, ROWS, seq_len, recipe.validation_tokens, packing, cues)
+    if cues:
+        guesses = answer_guesses(train, validation, data.tokenizer.vocab_size)
+        return SeedBaselines(
+            chance=guesses.chance, majority=guesses.majority, in_context=guesses.in_context, counted=guesses.answers
+        )
+    losses = ngram_losses(train, validation, data.tokenizer.vocab_size)
+    return SeedBaselines(unigram=losses.unigram, bigram=losses.bigram, trigram=losses.trigram, counted=losses.tokens)
+
+
+def _batches(sampler: PackedSampler, steps: int) -> Iterator[Batch]:
+    """The windows of the first steps, each once: a second epoch tells a count model nothing new."""
+    windows = sampler.windows(steps)
+    for at in range(0, len(windows), ROWS):
+        yield read_batch(sampler.shard, windows[at : at + ROWS], sampler.seq_len, sampler.packing, sampler.answer_cues)
+
+
+def _different_tokens(data: PreparedData, recorded: Mapping[str, Any]) -> str:
+    here = data.to_data()
+    sides = [side for side in ("train", "validation") if side in recorded]
+    return next((side for side in sides if recorded[side].get("fingerprint") != here[side]["fingerprint"]), "")

@@ -1,0 +1,209 @@
+"""The answer of a study: one sentence of about 20 words, and the findings that it rests on."""
+
+from collections.abc import Mapping, Sequence
+
+from twoaxis.study import words
+from twoaxis.study.report_data import ArmData, Charge, ComparisonData, ReportData
+
+EQUALLY: dict[Charge, str] = {"tokens": "at equal tokens", "flops": "at equal FLOPs", "seconds": "at equal seconds"}
+
+NAMED = 3
+"""Arms that a finding names of each verdict; more are counted."""
+
+MOST_WORDS = 20
+"""Of an answer that names every arm; a longer one counts them instead."""
+
+Compared = Mapping[str, ComparisonData]
+
+
+def answer(report: ReportData) -> str:
+    """What came out, in one short sentence."""
+    gate, arms = report.gate, _asked(report)
+    if gate is not None and gate.passed is False:
+        return _untrained(report)
+    if all(arm.verdict is None for arm in arms.values()) and not _decided_contrasts(report):
+        return _nothing_yet(report, arms)
+    if _asks_about_companions(report):
+        return _by_contrasts(report)
+    return _by_arms(report, arms)
+
+
+def findings(report: ReportData) -> tuple[str, ...]:
+    """What came out, in sentences with intervals: by every charge, and against companions."""
+    arms = _asked(report)
+    if all(arm.verdict is None for arm in arms.values()) and not _decided_contrasts(report):
+        return ()
+    others: list[Charge] = [charge for charge in EQUALLY if charge != report.charge]
+    said = [_with_numbers(report, arms), *(_in_words(arms, charge) for charge in others), *_against_companions(report)]
+    without = [f"{name} ({arm.no_verdict})" for name, arm in arms.items() if arm.verdict is None]
+    return tuple(filter(None, [*said, f"No verdict on {', '.join(without)}." if without else ""]))
+
+
+def finished_replicates(report: ReportData) -> tuple[int, int]:
+    """Replicates of which every run has finished, and all that are planned."""
+    planned = report.arms[report.control].replicates_planned
+    open_seeds = {run.seed for run in report.runs if run.role != "trial" and run.status != "finished"}
+    seeds = {run.seed for run in report.runs if run.role == "control"}
+    return len(seeds - open_seeds), planned
+
+
+def _asked(report: ReportData) -> dict[str, ArmData]:
+    return {name: arm for name, arm in report.arms.items() if arm.role == "treatment"}
+
+
+def _decided_contrasts(report: ReportData) -> bool:
+    return any(one.comparison is not None and one.comparison.verdict for one in report.contrasts)
+
+
+def _asks_about_companions(report: ReportData) -> bool:
+    """A study with one kind of companion asks about it, and not about the control."""
+    generated = {one.against for one in report.contrasts} <= {n for n, arm in report.arms.items() if arm.role == "companion"}
+    return generated and len({one.why for one in report.contrasts}) == 1
+
+
+def _untrained(report: ReportData) -> str:
+    gate = report.gate
+    assert gate is not None and gate.control is not None
+    if gate.bigram is None:
+        return "No verdict: the control was not trained; its answers are no better than guesses."
+    return (
+        f"No verdict: the control was not trained; at {gate.control:.2f} nats it does not beat a count bigram "
+        f"({gate.bigram:.2f})."
+    )
+
+
+def _nothing_yet(report: ReportData, arms: Mapping[str, ArmData]) -> str:
+    done, planned = finished_replicates(report)
+    if done < planned:
+        return f"No verdict yet: {done} of {words.replicates(planned)} {'has' if planned == 1 else 'have'} finished so far."
+    gate = report.gate
+    if gate is None or gate.passed is None:
+        return "No verdict: whether the control was trained is not known."
+    reasons = {arm.no_verdict for arm in arms.values()}
+    return f"No verdict: {reasons.pop()}." if len(reasons) == 1 else f"No verdict on any of {len(arms)} arms."
+
+
+def _by_arms(report: ReportData, arms: Mapping[str, ArmData]) -> str:
+    found, equal = _compared(arms, report.charge), EQUALLY[report.charge]
+    by = _by_verdict(found)
+    without = [name for name in arms if name not in found or found[name].verdict is None]
+    if not by["better"] and not by["worse"]:
+        n = report.arms[report.control].replicates_planned
+        if len(found) == 1 and not without:
+            ((name, one),) = found.items()
+            return f"{_capital(equal)}, {name} against {report.control} is undecided ({_effect(one)} nats, {n} replicates)."
+        rest = f"; {len(without)} without verdict" if without else ""
+        undecided = f"all {len(by['undecided'])}" if len(by["undecided"]) > 1 else "it"
+        return (
+            f"{_capital(equal)}, no arm differs detectably from {report.control}: {undecided} undecided with "
+            f"{words.replicates(n)}{rest}."
+        )
+    parts = [f"{word} for {_listed([_named(name, found[name]) for name in by[kind]])}" for kind, word in _WORDS if by[kind]]
+    parts += [f"undecided for {_listed(by['undecided'])}"] if by["undecided"] else []
+    parts += [f"no verdict on {_listed(without)}"] if without else []
+    # The unit once, with the first number.
+    full = f"{_capital(equal)} the loss is {', '.join(parts)}.".replace(")", " nats)", 1)
+    return full if len(full.split()) <= MOST_WORDS else _counted(found, by, len(arms), len(without), equal)
+
+
+_WORDS = (("better", "lower"), ("worse", "higher"))
+
+
+def _counted(found: Compared, by: Mapping[str, Sequence[str]], n: int, without: int, equal: str) -> str:
+    better, worse, undecided = (by[kind] for kind in ("better", "worse", "undecided"))
+    verb = "lowers" if len(better) == 1 else "lower"
+    most = (
+        f", most {_named(better[0], found[better[0]])}"
+        if len(better) > 1
+        else f": {_named(better[0], found[better[0]])}"
+        if better
+        else ""
+    )
+    parts = [f"{len(better)} of {n} arms {verb} the loss{most}"]
+    parts += [f"{len(worse)} {'raises' if len(worse) == 1 else 'raise'} it"] if worse else []
+    parts += [f"{len(undecided)} undecided"] if undecided else []
+    parts += [f"{without} without verdict"] if without else []
+    return f"{_capital(equal)}, {'; '.join(parts)}."
+
+
+def _by_contrasts(report: ReportData) -> str:
+    found = [one.comparison for one in report.contrasts if one.comparison is not None]
+    by = {kind: sum(one.verdict == kind for one in found) for kind in ("better", "worse", "undecided")}
+    return (
+        f"Of {len(report.contrasts)} comparisons with a companion, {by['better']} favour the arm, {by['worse']} its companion, "
+        f"and {by['undecided']} are undecided."
+    )
+
+
+def _with_numbers(report: ReportData, arms: Mapping[str, ArmData]) -> str:
+    found = _compared(arms, report.charge)
+    by, parts = _by_verdict(found), []
+    for kind, word in _WORDS:
+        if by[kind]:
+            named = "; ".join(f"{name} ({_numbers(found[name])})" for name in by[kind][:NAMED])
+            more = f"; and {len(by[kind]) - NAMED} more" if len(by[kind]) > NAMED else ""
+            parts.append(f"{word} for {named}{more}")
+    start, suggestive = f"{_capital(EQUALLY[report.charge])}, ", [name for name, one in found.items() if one.suggestive]
+    tail = f" Suggestive: {', '.join(suggestive)}, whose own 95 % interval excludes zero." if suggestive else ""
+    if not parts:
+        if not by["undecided"]:
+            return ""
+        widest = max((ends[1] - ends[0] for one in found.values() if (ends := one.simultaneous)), default=None)
+        width = "" if widest is None else f" (simultaneous intervals up to {words.loss(widest)} nats per token wide)"
+        return f"{start}no arm differs detectably from {report.control}{width}.{tail}"
+    undecided = f"; undecided for {', '.join(by['undecided'])}" if by["undecided"] else ""
+    return f"{start}the validation loss is {', and '.join(parts)}{undecided}, each against {report.control}.{tail}"
+
+
+def _in_words(arms: Mapping[str, ArmData], charge: Charge) -> str:
+    by = _by_verdict(_compared(arms, charge))
+    said = [f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {kind}" for kind, names in by.items() if names]
+    return f"{_capital(EQUALLY[charge])}, {'; '.join(said)}." if said else ""
+
+
+def _against_companions(report: ReportData) -> list[str]:
+    """What the arms come to against their companions, by what was matched."""
+    found = []
+    for matched in dict.fromkeys(one.matched for one in report.contrasts):
+        by: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
+        for one in report.contrasts:
+            if one.matched == matched and one.comparison is not None and one.comparison.verdict:
+                numbers = "" if one.comparison.verdict == "undecided" else f" ({_numbers(one.comparison)})"
+                by[one.comparison.verdict].append(f"{one.arm} against {one.against}{numbers}")
+        said = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by.items() if names)
+        if said:
+            equal = {"flops": " at equal FLOPs", "seconds": " at equal seconds"}.get(matched, "")
+            found.append(f"Arm against arm{equal}: {said}.")
+    return found
+
+
+def _compared(arms: Mapping[str, ArmData], charge: Charge) -> dict[str, ComparisonData]:
+    return {name: one.comparison for name, arm in arms.items() if (one := arm.charged.get(charge)) and one.comparison}
+
+
+def _by_verdict(found: Compared) -> dict[str, list[str]]:
+    """The arms of each verdict, the largest difference first."""
+    order = sorted(found, key=lambda name: abs(found[name].mean_difference), reverse=True)
+    return {kind: [name for name in order if found[name].verdict == kind] for kind in ("better", "worse", "undecided")}
+
+
+def _named(name: str, one: ComparisonData) -> str:
+    return f"{name} ({_effect(one)})"
+
+
+def _effect(one: ComparisonData) -> str:
+    return words.signed(round(one.mean_difference, 3)).rstrip("0").rstrip(".") if one.mean_difference else "0"
+
+
+def _numbers(one: ComparisonData) -> str:
+    low, high = one.simultaneous or one.ci95 or (one.mean_difference, one.mean_difference)
+    kind = "simultaneous interval" if one.simultaneous else "95 % interval"
+    return f"{words.signed(one.mean_difference)} nats per token, {kind} {words.interval(low, high)}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
