@@ -27,7 +27,8 @@ class MixingDesign:
         query: what asks for sources; "none" where nothing does.
         key: what a query is compared with, or what a weight is made of.
         value: what is summed.
-        normaliser: what bounds the weights.
+        normaliser: what bounds the weights; it begins with "norm" where nothing but norms does, of which a check cannot tell
+            whether they are weights.
         window: which sources can be read; it begins with "all" where their number grows with depth without a bound.
         sharing: of the parameters that make weights and values.
         injection: where the sum goes.

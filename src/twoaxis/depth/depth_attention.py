@@ -90,15 +90,17 @@ class DepthAttentionConfig(DepthConfig):
         state = "h_l" if self.granularity == "block" else "x_g"
         whose = state if self.states == "raw" else f"Norm({state})"
         through = " through W_O" if self.output == "matrix" else ""
+        # A softmax over one state is 1: what is left is a map.
+        one = self.window == 1
         return MixingDesign(
-            query=f"W_Q {whose}",
-            key=f"W_K {whose}",
+            query="none" if one else f"W_Q {whose}",
+            key="none" if one else f"W_K {whose}",
             value=f"W_V {whose}",
-            normaliser="softmax",
-            window="all" if self.window is None else "last K states",
+            normaliser="softmax" if not one else "none" if self.states == "raw" else "norm of the state",
+            window="all" if self.window is None else "own state" if one else "last K states",
             sharing="model" if self.projections == "shared" else self.granularity,
             injection=("added to the stream" if self.mode == "add" else "replaces the stream") + through,
-            weights="input and reader",
+            weights="static" if one else "input and reader",
             literal=self.projections == "shared" and self.granularity == "block",
         )
 

@@ -52,7 +52,7 @@ class LaurelGemma3nConfig(DepthConfig):
 
     @property
     def design(self) -> MixingDesign:
-        """A sum of normalised terms; the norm of the low-rank one changes with the direction of what it maps."""
+        """A sum of normalised terms."""
         return MixingDesign(
             query="none",
             key="none",
@@ -61,7 +61,6 @@ class LaurelGemma3nConfig(DepthConfig):
             window="own state",
             sharing="sublayer",
             injection="replaces the stream",
-            weights="input",
         )
 
     @property
