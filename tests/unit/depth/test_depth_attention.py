@@ -168,6 +168,33 @@ def test_a_state_holds_one_key_and_value_for_each_block_that_can_still_be_read(
         assert len(shared) >= len(after.keys) - 1
 
 
+RECORDS = {
+    "added": (
+        {"window": 3, "mode": "add", "n_heads": 2, "head_dim": None, "states": "normalised"},
+        [-0.41848552488756, 0.0785709454415813, 1.09192423451927],
+    ),
+    "replaced": (
+        {"window": None, "mode": "replace", "n_heads": 2, "head_dim": 3, "states": "raw"},
+        [-1.24302190971942, 0.199624982698393, 0.662993745985368],
+    ),
+}
+"""All options of a record from before there were others, and logits that the code of that time computed."""
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_without_the_newer_options_computes_what_it_was_trained_as(name: str) -> None:
+    options, logits = RECORDS[name]
+    sizes = {"vocab_size": 11, "d_model": WIDTH, "n_layers": N_BLOCKS, "tie_embeddings": False}
+    depth = {"kind": "depth_attention", "impl": "fused", **options}
+    config: Any = DecoderConfig.from_record({**sizes, "blocks": ((ATTENTION, FEED_FORWARD),), "depth": depth})
+    assert (config.depth.projections, config.depth.granularity) == ("own", "sublayer")
+    model = perturb(Decoder.build(config).double())
+    assert not [parameter for parameter, _ in model.ends.named_parameters()]
+    torch.testing.assert_close(model(tokens())[1, 2, :3].tolist(), logits, rtol=0, atol=1e-12)
+    today: Any = DecoderConfig.from_data({**sizes, "depth": depth})
+    assert (today.depth.projections, today.depth.granularity) == ("shared", "block")
+
+
 def own_mixers(window: int | None, mode: str = "add"):  # type: ignore[no-untyped-def]
     options = {"window": window, "n_heads": 2, "head_dim": 4, "mode": mode, "projections": "own", "granularity": "sublayer"}
     config = DepthAttentionConfig.from_data(options)

@@ -102,6 +102,7 @@ def _breaks(data: Mapping[str, Any]) -> list[str]:
     kept = [row for row in table if any(row[1:])]
     columns = ("method", "training over 5 %, by what", "training memory over 80 GB", "generation over 5 %", "prefill state")
     chunked = pick(rows, "AttnRes full", SMALL, LONG)["serving"]
+    still = [name for name in names if "also in chunks" in prefill_breaks(rows, name)]
     local = pick(rows, "ShortSWA w=128", SMALL, SHORT)["training"]
     return [
         "## Where each breaks\n",
@@ -109,8 +110,8 @@ def _breaks(data: Mapping[str, Any]) -> list[str]:
         "prompt, read in one, does not fit beside weights and the cache.\n",
         *_table(columns, kept),
         "Nowhere over 5 % and always in memory: " + ", ".join(row[0] for row in table if not any(row[1:])) + ".\n",
-        f"Reading a prompt in chunks of {CHUNK_TOKENS // 1024}k tokens takes the prefill state away as a limit, but for Depth "
-        "ShortSWA at 70B, whose own parameters fill the device: full "
+        f"Reading a prompt in chunks of {CHUNK_TOKENS // 1024}k tokens takes the prefill state away as a limit"
+        f"{', except for ' + _list(still) if still else ''}: full "
         f"AttnRes at 7B and 1M holds {chunked['chunked_bytes'] / 1e9:.1f} GB on each rank then, not "
         f"{chunked['state_bytes'] / 1e9:.0f}. In training there is no such way out, since the backward pass needs every "
         "source: more ranks that share the sequence, or blocks.\n",
