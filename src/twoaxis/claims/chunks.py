@@ -101,8 +101,8 @@ def compute() -> Finding:
     columns = ("T", "window", "chunks", "most loads of a key", "on average", "without a window")
     return found.finding(
         f"{len(CASES)} lengths and windows, ragged ones too, in the fused engine of ops.local_attention: each chunk is given "
-        "its own keys and the w - 1 before them, which lie in the chunk before, so that no key is loaded more than twice; one more "
-        "token in generation is given the last w keys.",
+        "its own keys and the w - 1 before them, so that no key is loaded more than twice; one more token in generation is "
+        "given the last w keys.",
         "Outputs are within 1e-12 of the definition, gradients within 1e-11; without the keys before a chunk they change. The "
         "same chunks one call after another behind the key-value cache give the same outputs.",
         "Loads are the keys that the attention kernel is called with. Without a window a chunk would be given all keys so far.",

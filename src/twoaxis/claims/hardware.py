@@ -19,7 +19,7 @@ class Size(NamedTuple):
     """A model and a batch of it.
 
     Attributes:
-        name: in words.
+        name: blocks and width.
         layers: blocks of attention and SwiGLU.
         width: d_model.
         heads: of the attention, of ShortSWA and of the depth read.
@@ -43,9 +43,9 @@ class Size(NamedTuple):
 
 
 SIZES = (
-    Size("12 x 256, 4 x 512 tokens, float32", 12, 256, 4, 688, 512, Shape(4, 512, 4)),
-    Size("12 x 768, 8 x 1024 tokens, bfloat16", 12, 768, 12, 2048, 50_304, Shape(8, 1024, 2)),
-    Size("32 x 4096, 1 x 4096 tokens, bfloat16", 32, 4096, 32, 11_008, 32_000, Shape(1, 4096, 2)),
+    Size("12 x 256", 12, 256, 4, 688, 512, Shape(4, 512, 4)),
+    Size("12 x 768", 12, 768, 12, 2048, 50_304, Shape(8, 1024, 2)),
+    Size("32 x 4096", 32, 4096, 32, 11_008, 32_000, Shape(1, 4096, 2)),
 )
 """The size of the benchmarks, that of GPT-2 small, and 7B."""
 
@@ -78,8 +78,8 @@ QUANTITIES = ("saved", "sent", "cached")
 MATERIAL = 0.05
 """Bytes that differ by less than this, as a fraction of what the plain decoder has, are equal."""
 
-Side = Literal["cheaper", "dearer", "equal"]
-WORDS: dict[Side, str] = {"cheaper": "cheaper than", "dearer": "dearer than", "equal": "ranges overlap with"}
+Side = Literal["cheaper", "more expensive", "equal"]
+WORDS: dict[Side, str] = {"cheaper": "cheaper than", "more expensive": "more expensive than", "equal": "ranges overlap with"}
 
 
 def added(size: Size, depth: Mapping[str, Any] | None) -> tuple[float, ...]:
@@ -149,6 +149,7 @@ def compute() -> Finding:
         "engines, without the mask that ours keeps for windowed attention and a windowed kernel would not. FLOPs and "
         "parameters are not compared here; `twoaxis plan` lists them. No GPU was measured."
     )
+    evidence.append("Blocks x width: " + "; ".join(f"{size.name}, {_batch(size.shape)}" for size in SIZES) + ".")
     verdict = decide(ledger, [one.side for one in timed])
     table = EvidenceTable(("model", "placement", *QUANTITIES), tuple(rows))
     return Finding(verdict, "", tuple(evidence), table, tuple(one.path for one in tables if one is not None))
@@ -189,7 +190,7 @@ def _sentences(timed: Sequence[Timed]) -> Iterator[str]:
 
 
 def _side(swa: float, depth: float, margin: float = 0.0) -> Side:
-    return "equal" if abs(swa - depth) <= margin else "cheaper" if swa < depth else "dearer"
+    return "equal" if abs(swa - depth) <= margin else "cheaper" if swa < depth else "more expensive"
 
 
 def _side_of_ranges(swa: Ratio, depth: Ratio) -> Side:
@@ -207,7 +208,7 @@ def leaning(sides: Sequence[Side]) -> Literal["for", "against", "open"]:
     """
     if 2 * sides.count("cheaper") > len(sides):
         return "for"
-    return "against" if 2 * sides.count("dearer") > len(sides) else "open"
+    return "against" if 2 * sides.count("more expensive") > len(sides) else "open"
 
 
 def decide(ledger: Sequence[Side], timed: Sequence[Side]) -> Verdict:
@@ -219,8 +220,12 @@ def decide(ledger: Sequence[Side], timed: Sequence[Side]) -> Verdict:
 
 
 def _counted(what: str, sides: Sequence[Side]) -> str:
-    counts = ", ".join(f"{side} in {sides.count(side)}" for side in ("cheaper", "dearer", "equal"))
+    counts = ", ".join(f"{side} in {sides.count(side)}" for side in ("cheaper", "more expensive", "equal"))
     return f"{what}: of {len(sides)} comparisons with a read over depth, ShortSWA is {counts}."
+
+
+def _batch(shape: Shape) -> str:
+    return f"{shape.batch} x {shape.tokens} tokens of {8 * shape.element_bytes} bits"
 
 
 def _percent(value: float) -> str:
