@@ -5,7 +5,6 @@ Nothing on a page is typed in here: words come from the docstring, the claim or 
 the computation or the report, and figures from running the mixer or from the report.
 """
 
-import contextlib
 import re
 import shutil
 import sys
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_map
 
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
 from twoaxis.claims import CLAIMS, Claim, Finding
+from twoaxis.claims.claim import PAPER
 from twoaxis.cli.list_design import COSTS, cost_cells, design_cells, loss_cell
 from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_STACK, depth_cost
 from twoaxis.core.documentation import sections, source
@@ -242,14 +242,13 @@ def page(axis: str, row: Any) -> str:
 
 def claims_page() -> str:
     """The page of the paper's claims; measured differences stay off it, since each machine has its own."""
-    # Reports of studies are looked up where a person would call the command.
-    with contextlib.chdir(DOCS.parent):
-        found = [(claim, claim.find()) for claim in CLAIMS]
+    found = [(claim, claim.find()) for claim in CLAIMS]
     lines = [
         "# The claims of the paper\n",
-        "*Residual Stream Duality in Modern Transformer Architectures*, arXiv:2603.16039, claim by claim, in our words. "
-        "Computed by `make docs`; `twoaxis claims` computes them on your machine and adds the largest differences found "
-        "there.\n",
+        f"*Residual Stream Duality in Modern Transformer Architectures*, {PAPER}, claim by claim, in our words; sections are "
+        "numbered as in its authors' PDF. Claims 1 to 11 are computed, claim 12 weighs bytes and kept benchmarks, claims 13 to "
+        "18 need training and are decided by kept studies. Computed by `make docs`; `twoaxis claims` computes them on your "
+        "machine and adds the largest differences found there.\n",
         "| claim | verdict |",
         "|---|---|",
         *(f"| {claim.number}. {claim.title} | {finding.sentence} |" for claim, finding in found),
@@ -262,12 +261,13 @@ def claims_page() -> str:
 
 def _claim(claim: Claim, finding: Finding) -> list[str]:
     lines = [f"## {claim.number}. {claim.title}\n", f"{_escaped(claim.statement)}\n"]
-    lines += [f"**Source.** {claim.source}\n", f"**Tested.** {_escaped(claim.tested)}\n"]
+    lines += [f"**Source.** {_escaped(claim.source)}\n", f"**Tested.** {_escaped(claim.tested)}\n"]
+    lines += [f"**Rule.** {_escaped(claim.rule)}\n"] if claim.rule else []
     lines += [f"**Verdict.** {finding.sentence}\n", *(f"* {_escaped(line)}" for line in finding.evidence), ""]
     if finding.table is not None:
         lines += _table(finding.table.columns, finding.table.rows)
     if finding.links:
-        lines += ["Studies: " + ", ".join(f"[{link}](../{link})" for link in finding.links) + "\n"]
+        lines += ["Files: " + ", ".join(f"[{link}](../{link})" for link in finding.links) + "\n"]
     return lines
 
 

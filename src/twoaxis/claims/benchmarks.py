@@ -73,6 +73,10 @@ def kept_tables(path: Path = KEPT) -> tuple[KeptTable, ...]:
     return tuple(KeptTable(**table) for table in json.loads(path.read_text(encoding="utf-8")))
 
 
-def kept_table(title: str) -> KeptTable | None:
-    """The first kept table whose heading begins like this."""
-    return next((table for table in kept_tables() if table.title.startswith(title)), None)
+def kept_table(title: str, path: str = "") -> KeptTable | None:
+    """The first kept table whose heading begins like this, in a result if one is named; None if there is none to read."""
+    try:
+        tables = kept_tables(KEPT)
+    except (OSError, ValueError):
+        return None
+    return next((table for table in tables if table.title.startswith(title) and path in ("", table.path)), None)

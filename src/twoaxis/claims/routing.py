@@ -102,7 +102,7 @@ def compute() -> Finding:
         f"Attention in the strict sense, a {ATTENTION} of states, is tested in the last column. The paper says that these "
         "methods move towards it, not that they are it: the published Attention Residuals ask with a learned vector, DCA and "
         "MUDDFormer have no softmax over depth.",
-        table=EvidenceTable(("depth mixer", "examples", "weights", "depend on position", "attention"), tuple(rows)),
+        table=EvidenceTable(("depth mixer", "examples", "weights", "attention"), tuple(rows)),
     )
     if not doubtful or finding.verdict != "holds exactly":
         return finding
@@ -119,7 +119,7 @@ def _rows(row: Row[DepthConfig], measured: dict[str, Dependence]) -> Iterator[tu
     """One row for all examples that behave alike."""
     for one in dict.fromkeys(measured.values()):
         examples = ", ".join(name for name, other in measured.items() if other == one)
-        yield row.kind, examples, one.place, "yes" if one.position else "no", one.form
+        yield row.kind, examples, f"{one.place} and position" if one.position else one.place, one.form
 
 
 def measure(config: DepthConfig) -> Dependence:

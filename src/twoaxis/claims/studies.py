@@ -111,7 +111,8 @@ def decide(question: Question) -> Finding:
     count = [hearing for hearing in hearings if not hearing.kept.withdrawn]
     said = [hearing.outcome for hearing in count]
     rows = tuple(row for hearing in hearings for row in _rows(hearing))
-    table = EvidenceTable(("study", "comparison", "outcome", "difference in nats per token"), rows) if rows else None
+    columns = ("study", "counts", "comparison", "outcome", "difference in nats per token")
+    table = EvidenceTable(columns, rows) if rows else None
     links = tuple(hearing.kept.path for hearing in hearings)
     evidence = tuple(_census(hearings, len(kept)))
     if "for" in said:
@@ -146,11 +147,17 @@ def _beyond(hearings: Sequence[Hearing]) -> str:
 
 def _rows(hearing: Hearing) -> Iterator[tuple[str, ...]]:
     if not hearing.kept.withdrawn:
-        name, pairs = hearing.kept.name, (*hearing.pairs, *hearing.beyond)
+        counts, pairs = "yes", (*hearing.pairs, *hearing.beyond)
     else:
-        name, pairs = f"{hearing.kept.name} (no evidence)", tuple(pair for pair in hearing.pairs if pair.against)
+        counts, pairs = "no", tuple(pair for pair in hearing.pairs if pair.against)
     for pair in pairs:
-        yield name, f"{pair.arm} against {pair.against or f'{pair.rival}: no such arm'}", pair.outcome, pair.detail
+        yield (
+            hearing.kept.name,
+            counts,
+            f"{pair.arm} against {pair.against or f'{pair.rival}: no such arm'}",
+            pair.outcome,
+            pair.detail,
+        )
 
 
 def hear(question: Question, kept: KeptReport) -> Hearing | None:
