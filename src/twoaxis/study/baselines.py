@@ -61,7 +61,7 @@ def measure_baselines(recipes: Mapping[int, TrainConfig], recorded: Mapping[int,
         recipes: of the control, by seed.
         recorded: what finished runs recorded about their data, by seed; other tokens than theirs would be no baseline.
     """
-    found: dict[int, SeedBaselines] = Field(default_factory=dict)
+    found: dict[int, SeedBaselines] = {}
     try:
         for seed, recipe in recipes.items():
             data = prepare(recipe.data.corpus, recipe.data.tokenizer)

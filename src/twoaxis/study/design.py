@@ -48,6 +48,20 @@ def _companions(data: Any) -> Any:
     return data
 
 
+class ContrastConfig(Config):
+    """One arm against another that is not the control, corrected in the same family.
+
+    Args:
+        arm: below zero, it is the better one.
+        against: what is subtracted.
+        why: one line on what the contrast rules out.
+    """
+
+    arm: str
+    against: str
+    why: str = ""
+
+
 class StudyConfig(Config):
     """A comparison of arms with one control at an equal budget.
 
@@ -60,6 +74,7 @@ class StudyConfig(Config):
         replicates: the seeds, or how many (0, 1, ...). A seed sets the order of the data and the initial values.
         budget: of every run.
         match: how every arm but the control is changed until it costs as much as the control, unless the arm says otherwise.
+        contrasts: further comparisons of arms with each other; each makes the family of comparisons larger.
         controls: companions to generate for every arm they apply to; true means all kinds.
         controls_match: what generated ShortSWA and wider streams are given as much of as the arm they stand beside.
         tuning: a learning rate for each arm from a grid; without it all use that of the base.
@@ -90,6 +105,7 @@ class StudyConfig(Config):
     replicates: Annotated[tuple[int, ...], BeforeValidator(_seeds)]
     budget: BudgetConfig
     match: MatchField = None
+    contrasts: tuple[ContrastConfig, ...] = ()
     controls: Annotated[tuple[CompanionKind, ...], BeforeValidator(_companions)] = ()
     controls_match: tuple[Literal["flops", "seconds"], ...] = ("flops",)
     tuning: TuningConfig | None = None
@@ -129,6 +145,7 @@ class StudyConfig(Config):
         for name, recipe in recipes.items():
             self.check_comparable(name, recipe)
         self._check_matches(recipes)
+        self._check_contrasts()
         if self.tuning is not None:
             self._check_tuning(self.tuning)
         return self
@@ -206,6 +223,19 @@ class StudyConfig(Config):
             if to == name or (to != self.control and self.match_of(to) is not None):
                 allowed = "an arm that is not matched itself"
                 raise ConfigError(f"arm {name!r}: {problem('match.to', to, allowed, 'match both to the control')}")
+
+    def _check_contrasts(self) -> None:
+        pairs = [frozenset((one.arm, one.against)) for one in self.contrasts]
+        for one, pair in zip(self.contrasts, pairs, strict=True):
+            for key, name in (("arm", one.arm), ("against", one.against)):
+                if name not in self.arms:
+                    raise ConfigError(f"contrasts: {key}={name!r}: must be an arm; {nearest(name, self.arms)}")
+            if self.control in pair:
+                allowed = "two arms other than the control, which every arm is compared with already"
+                raise ConfigError(problem("contrasts", [one.arm, one.against], allowed, "drop the contrast"))
+            if len(pair) == 1 or pairs.count(pair) > 1:
+                allowed = "two different arms, each pair once"
+                raise ConfigError(problem("contrasts", [one.arm, one.against], allowed, "drop or correct the contrast"))
 
     def _check_tuning(self, tuning: TuningConfig) -> None:
         if tuning.seed in self.replicates:

@@ -57,11 +57,11 @@ class PlannedArm(Config):
 
 
 class PlannedContrast(Config):
-    """A treatment that is compared with one of its companions.
+    """An arm that is compared with one of its companions, or with another arm.
 
     Attributes:
-        arm: the treatment.
-        against: the companion.
+        arm: below zero, it is the better one.
+        against: the other.
         matched: what they have equally much of by design; "" when nothing was matched.
         why: what it rules out.
     """

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from twoaxis.study.companions import Companion, applies, matched_companion, sizes_of, unmatched_companions
-from twoaxis.study.costs import CostOfStep, Costs, flops_per_token, parameters
-from twoaxis.study.design import StudyConfig
+from twoaxis.study.costs import CostOfStep, Costs, flops_per_step, flops_per_token, parameters
+from twoaxis.study.design import ContrastConfig, StudyConfig
 from twoaxis.study.match import affordable_steps, resized, with_matched_steps, with_steps
 from twoaxis.study.plan import PlannedArm, PlannedContrast, StudyPlan
 from twoaxis.study.report_data import ChangeData, Role
-from twoaxis.study.rules import STEPS, CompanionKind
+from twoaxis.study.rules import STEPS, CompanionKind, MatchConfig
 from twoaxis.study.timing import Timer
 from twoaxis.train.recipe import TrainConfig
 
@@ -96,7 +96,7 @@ class _Beside:
         self.recipes: dict[str, TrainConfig] = {}
         self.why: dict[str, str] = {}
         self.changes: Changes = {}
-        self.contrasts: list[PlannedContrast] = []
+        self.contrasts = [_asked(one, recipes) for one in study.contrasts]
         self.notes: list[str] = []
         control = recipes[study.control]
         # A companion asks about the depth axis, so it stands beside arms that differ there.
@@ -135,6 +135,14 @@ class _Beside:
         self.contrasts.append(PlannedContrast(arm=arm, against=name, matched=matched, why=companion.why))
         if same is None:
             self.recipes[name], self.why[name], self.changes[name] = companion.recipe, companion.why, changes
+
+
+def _asked(contrast: ContrastConfig, recipes: Mapping[str, TrainConfig]) -> PlannedContrast:
+    """A contrast of the design, at equal FLOPs where both runs take as many to within what counts as matched."""
+    spent = [recipes[name].steps * flops_per_step(recipes[name]) for name in (contrast.arm, contrast.against)]
+    tolerance = MatchConfig(on="flops").tolerance
+    matched = "flops" if abs(spent[0] / spent[1] - 1) <= tolerance else ""
+    return PlannedContrast(arm=contrast.arm, against=contrast.against, matched=matched, why=contrast.why)
 
 
 def _planned(study: StudyConfig, name: str, recipe: TrainConfig, why: str, changes: tuple[ChangeData, ...]) -> PlannedArm:

@@ -1,0 +1,136 @@
+"""Two timings, before the runs and after: where they disagree there is no verdict at equal seconds, and the report says so."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from twoaxis.study import StudyConfig
+from twoaxis.study.analysis import analyse
+from twoaxis.study.folder import StudyFolder
+from twoaxis.study.report import read_study_folder
+from twoaxis.study.report_data import ReportData
+from twoaxis.study.retiming import disagreement, pooled, time_again
+from twoaxis.study.timing import Timing
+
+from .scripted import FakeTrainer, fake_timer
+
+LADDER = {"steps": 60, "ladder": [0.5, 0.75, 1.5, 2.0]}
+
+
+def noisy(draw: random.Random, effects: dict[str, float], noise: float = 0.02, rounds: int = 15) -> Timing:
+    drift = [draw.gauss(0, 0.2) for _ in range(rounds)]
+    return Timing(
+        warmup_steps=1,
+        steps_in_a_turn=1,
+        seconds={name: tuple(math.exp(e + d + draw.gauss(0, noise)) for d in drift) for name, e in effects.items()},
+        state_bytes={},
+        saved_bytes={},
+        environment={},
+    )
+
+
+EFFECTS = {"a": 0.0, "b": 0.1, "c": 0.3, "d": 0.5}
+
+
+def test_a_slower_machine_is_no_disagreement_and_a_slower_arm_is() -> None:
+    draw = random.Random(0)
+    before = noisy(draw, EFFECTS)
+    assert disagreement(before, noisy(draw, {name: e + 0.7 for name, e in EFFECTS.items()}), "a") == {}
+    found = disagreement(before, noisy(draw, {**EFFECTS, "c": 0.4}), "a")
+    assert found == {"c": pytest.approx(math.exp(0.1), rel=0.03)}
+    moved = disagreement(before, noisy(draw, {**EFFECTS, "a": 0.2}), "a")
+    assert set(moved) == {"b", "c", "d"}, "a control that changed changes every ratio"
+
+
+def test_timings_that_differ_by_chance_alone_seldom_disagree() -> None:
+    draw = random.Random(1)
+    wrong = sum(bool(disagreement(noisy(draw, EFFECTS), noisy(draw, EFFECTS), "a")) for _ in range(300))
+    assert wrong / 300 <= 0.08
+
+
+def test_both_timings_count_as_one() -> None:
+    both = pooled(fake_both(1.0), fake_both(3.0))
+    assert both.seconds == {"a": (1.0, 3.0), "b": (2.0, 6.0)} and both.rounds == 2
+
+
+def fake_both(factor: float) -> Timing:
+    return Timing(
+        warmup_steps=1,
+        steps_in_a_turn=1,
+        seconds={"a": (factor,), "b": (2 * factor,)},
+        state_bytes={},
+        saved_bytes={},
+        environment={},
+    )
+
+
+@pytest.fixture
+def study(study_data: dict[str, Any]) -> StudyConfig:
+    return StudyConfig.from_data({**study_data, "budget": LADDER})
+
+
+def analysed(trainer: FakeTrainer, after: Timing | None) -> ReportData:
+    trainer.spread(local=-0.01)
+    return analyse(trainer.study, trainer.plan, trainer.run(), trainer.baselines, timing_after=after)
+
+
+def shifted(trainer: FakeTrainer, arm: str, factor: float) -> Timing:
+    timing = trainer.plan.timing
+    assert timing is not None
+    return timing.replace(seconds={**timing.seconds, arm: tuple(factor * one for one in timing.seconds[arm])})
+
+
+def test_timings_that_disagree_leave_no_verdict_at_equal_seconds(trainer: FakeTrainer) -> None:
+    report = analysed(trainer, shifted(trainer, "local", 1.1))
+    assert report.timing is not None and report.timing.agree is False
+    assert report.timing.sentence == (
+        "seconds before and after the runs disagree by more than their error: local by a factor of 1.100"
+    )
+    for arm in ("delta", "local"):
+        charged = report.arms[arm].charged
+        assert charged["seconds"].comparison is not None and charged["seconds"].comparison.verdict is None
+        assert charged["seconds"].unavailable == report.timing.sentence
+        assert charged["flops"].comparison is not None and charged["flops"].comparison.verdict
+        assert "seconds" not in report.arms[arm].speedup and "flops" in report.arms[arm].speedup
+    assert not any("equal seconds" in finding for finding in report.findings)
+
+
+def test_timings_that_agree_are_used_together(trainer: FakeTrainer) -> None:
+    report = analysed(trainer, shifted(trainer, "plain", 1.0))
+    assert report.timing is not None and report.timing.agree and report.timing.seconds_after == report.timing.seconds
+    one = report.arms["local"].charged["seconds"].comparison
+    assert one is not None and one.verdict and "seconds" in report.arms["local"].speedup
+    assert any("At equal seconds" in finding for finding in report.findings)
+
+
+def test_one_timing_is_not_enough(trainer: FakeTrainer) -> None:
+    report = analysed(trainer, None)
+    assert report.timing is not None and report.timing.agree is None
+    assert "before the runs only" in report.arms["local"].charged["seconds"].unavailable
+    elsewhere = shifted(trainer, "plain", 1.0).replace(environment={"threads": 8})
+    report = analyse(trainer.study, trainer.plan, trainer.run(), trainer.baselines, timing_after=elsewhere)
+    assert report.timing is not None and "different machines" in report.timing.sentence
+
+
+def test_a_design_decided_by_seconds_has_no_verdict_then(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
+    decision = {"smallest_effect": 0.05, "charge": "seconds"}
+    trainer.study = StudyConfig.from_data({**study_data, "budget": LADDER, "decision": decision})
+    report = analysed(trainer, shifted(trainer, "local", 1.1))
+    assert report.arms["local"].verdict is None and report.arms["local"].no_verdict.startswith("seconds before and after")
+    assert report.answer.startswith("No verdict")
+
+
+def test_seconds_are_measured_again_once_all_runs_have_ended(trainer: FakeTrainer) -> None:
+    folder = StudyFolder(trainer.folder)
+    trainer.spread()
+    trainer.actions["delta/1"] = ["kill"]
+    trainer.run()
+    assert folder.timing_after is None and not time_again(folder, fake_timer)
+    first = folder.plan.timing
+    trainer.run()
+    assert folder.timing_after == first == folder.plan.timing, "the same machine; each is kept where it was"
+    assert not time_again(folder, fake_timer), "once"
+    report = read_study_folder(trainer.folder)
+    assert report.timing is not None and report.timing.agree
