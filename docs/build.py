@@ -134,9 +134,9 @@ def design_page() -> str:
         "depth mixer what weights depend on, how parameters are shared, and whether sources grow in number with depth. "
         f"Reconstructed without the authors' text or code: {rebuilt}.\n",
         "## What each costs, and its loss\n",
-        f"{_escaped(stated_shape())}. The first row is the control as a whole, all others are beyond it. *saved*: kept for the "
-        "backward pass. *sent*: over the stage boundary that carries most. *loss*: nats per token minus the control's, with "
-        "the interval of the verdict, from studies whose control passed the validity gate; "
+        f"{_escaped(stated_shape())}. The first row is the control as a whole, all others are beyond it. All but parameters are "
+        "per token. *saved*: kept for the backward pass. *sent*: over the stage boundary that carries most. *loss*: nats per "
+        "token minus the control's, with the interval of the verdict, from studies whose control passed the validity gate; "
         f"{_valid_studies(rows)}.\n",
         *_linked_table(("method", *COSTS, "loss"), names, costs),
     ]

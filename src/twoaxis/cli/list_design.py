@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 NO_STUDY = "no valid study"
 
-COSTS = ("parameters", "FLOPs/token", "saved/token", "sent/token")
+COSTS = ("parameters", "FLOPs", "saved", "sent")
+"""Columns; all but parameters are per token."""
 
 
 def list_designs(axis: str | None, as_json: bool) -> None:
@@ -29,19 +30,26 @@ def list_designs(axis: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"shape": stated_shape(), "methods": [row.to_data() for row in rows]})
         return
-    print_item(f"{LETTERS}\n", "")
+    print_item(LETTERS, "")
+    print()
     _print("What asks, and what it is compared with", ("query", "key", "normaliser"), rows)
     _print("What is summed, from where, and where the sum goes", ("value", "window", "injection"), rows)
     _print("What weights depend on, and who shares parameters", ("weights", "earlier tokens", "sets of parameters"), rows)
     names = [row.name for row in rows if row.design.literal]
-    print_item(f"Literal instance of arXiv:2603.16039, section 2.2: {', '.join(names) or 'none of these'}.\n", "")
+    print_item(f"Literal instance of arXiv:2603.16039, section 2.2: {', '.join(names) or 'none of these'}.", "")
+    print()
     table = [(row.name, *cost_cells(row), loss_cell(row)) for row in rows]
-    print_table("What each costs beyond the control, and the loss it adds", ("method", *COSTS, "loss"), table, COSTS)
-    print_item(f"Costs: {stated_shape()}. The first row is the control as a whole. All columns at once: --json.", "")
+    title = "What each costs beyond the control, and the loss it adds"
+    print_table(title, ("method", *COSTS, "loss"), table, COSTS, whole=("method",))
+    print_item(
+        f"Costs: {stated_shape()}. FLOPs and bytes are per token; the first row is the control as a whole. --json gives all.",
+        "",
+    )
 
 
 def _print(title: str, columns: Sequence[str], rows: "Sequence[MethodRow]") -> None:
-    print_table(title, ("method", *columns), [(row.name, *(design_cells(row)[name] for name in columns)) for row in rows])
+    cells = [(row.name, *(design_cells(row)[name] for name in columns)) for row in rows]
+    print_table(title, ("method", *columns), cells, whole=("method",))
     print()
 
 

@@ -66,7 +66,13 @@ def print_item(text: str, indent: str = "* ") -> None:
     from shutil import get_terminal_size
 
     width = get_terminal_size().columns if _is_terminal() else UNKNOWN_WIDTH
-    print(textwrap.fill(text, width, initial_indent=indent, subsequent_indent=" " * len(indent)))
+    hanging = " " * len(indent)
+    # Paths and names with hyphens stay whole, so that they can be copied.
+    print(
+        textwrap.fill(
+            text, width, initial_indent=indent, subsequent_indent=hanging, break_on_hyphens=False, break_long_words=False
+        )
+    )
 
 
 def _is_terminal() -> bool:

@@ -120,7 +120,9 @@ def _every_method() -> Iterator[Method]:
     named = {method.kind for method in known}
     for row in DEPTH:
         if row.kind not in named:
-            yield Method(row.kind, "depth", "shortcut", row.kind, lambda model, config=row.config: model.with_depth(config()))
+            yield Method(
+                row.kind, "depth", "shortcut", row.kind, lambda model, kind=row.kind: model.with_depth(DEPTH.parse(kind))
+            )
     yield from (method for method in known if method.axis == "sequence")
 
 
