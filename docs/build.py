@@ -128,13 +128,13 @@ def design_page() -> str:
         "## How weights are formed\n",
         _escaped(LETTERS) + "\n",
         *_linked_table(("method", *columns), names, designs),
-        "*weights*: what they depend on beside parameters; *reader* is the newest state, beyond its competing as a source. "
+        "*weights*: what they depend on apart from parameters; *reader* is the newest state, beyond its competing as a source. "
         "Factors of norms are no weights. *earlier tokens*: whether they enter. *sets of parameters*: that make weights and "
         "values; those of the sequence axis are shared by all positions. Checks in `twoaxis check depth` measure on each "
         "depth mixer what weights depend on, how parameters are shared, and whether sources grow in number with depth. "
         f"Reconstructed without the authors' text or code: {rebuilt}.\n",
         "## What each costs, and its loss\n",
-        f"{_escaped(stated_shape())}. The first row is the control as a whole, all others are beyond it. All but parameters are "
+        f"{_escaped(stated_shape())}. The first row is the whole control, all others are beyond it. All but parameters are "
         "per token. *saved*: kept for the backward pass. *sent*: over the stage boundary that carries most. *loss*: nats per "
         "token minus the control's, with the interval of the verdict, from studies whose control passed the validity gate; "
         f"{_valid_studies(rows)}.\n",

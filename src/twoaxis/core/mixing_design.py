@@ -13,7 +13,7 @@ Sharing = Literal["none", "model", "block", "sublayer"]
 """Whether there is one set of parameters for the `model`, for each `block` that mixes, for each `sublayer`, or none."""
 
 Weights = Literal["static", "input", "input and reader"]
-"""What a weight depends on beside parameters: nothing, the source that it weighs and its rivals, or the newest state too.
+"""What a weight depends on apart from parameters: nothing, the source that it weighs and its rivals, or the newest state too.
 
 A factor that a norm of sources or of their sum brings along is no weight.
 """

@@ -78,7 +78,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
 
     @property
     def design(self) -> MixingDesign:
-        """A softmax whose query is a parameter, beside the stream."""
+        """A softmax whose query is a parameter, added to the stream."""
         value = "f_j" if self.block_size == 1 else "sums of f_j over source blocks"
         return MixingDesign(
             query="parameter w_g",

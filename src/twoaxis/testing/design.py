@@ -24,7 +24,7 @@ BLOCK = ((AttentionConfig(n_heads=4, head_dim=12),),)
 """With one sublayer in each block, outputs of sublayers and of blocks are the same sources."""
 
 THREE = (ATTENTION, FEED_FORWARD, FEED_FORWARD)
-"""A block in which what happens once is told from what happens every second sublayer."""
+"""A block of odd length separates what happens once a block from what happens every second sublayer."""
 
 RELATIVE = 1e-8
 """Between rounding, near 1e-13, and the changes looked for, which are far larger."""
@@ -58,7 +58,7 @@ def declared_weights_are_measured(config: DepthConfig) -> None:
         and not _only_competes(_weights(model, one), _weights(model, newest))
     )
     design = config.design
-    # A norm of what a matrix has made cannot be told from a weight here.
+    # A norm behind a matrix looks like a weight here.
     if not (design.weights == "static" and design.normaliser.startswith("norm")):
         exactly("what weights depend on", _weights_word(on_input, on_reader), design.weights)
     alike = _read(model, _inputs(run, "alike", same_tokens=True))
