@@ -39,6 +39,8 @@ format: $(DEV)  ## formats the code and repairs what the linter can
 	$(BIN)/ruff format .
 
 docs: $(DEV)  ## writes the pages of mixers, claims and studies, and the planner's formulas as JavaScript
+	$(BIN)/python docs/kept_reports.py
+	$(BIN)/python docs/kept_benchmarks.py
 	$(BIN)/python docs/build.py
 	$(BIN)/python docs/engines.py
 	$(BIN)/python docs/page_formulas.py

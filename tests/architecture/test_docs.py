@@ -1,6 +1,7 @@
 """The pages of docs are what `make docs` would write now, and every depth mixer has its figure."""
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +31,12 @@ def test_page_is_up_to_date(axis: str, row, root: Path, build: ModuleType) -> No
 
 def test_index_is_up_to_date(root: Path, build: ModuleType) -> None:
     assert (root / "docs" / "mixers" / "README.md").read_text(encoding="utf-8") == build.index(), "run `make docs`"
+
+
+def test_table_of_methods_is_up_to_date_and_comes_first(root: Path, build: ModuleType) -> None:
+    assert (root / "docs" / "design.md").read_text(encoding="utf-8") == build.design_page(), "run `make docs`"
+    links = re.findall(r"\]\(([^)]*)\)", (root / "docs" / "README.md").read_text(encoding="utf-8"))
+    assert links[0] == "design.md" and all((root / "docs" / link).is_file() for link in links)
 
 
 def test_page_of_claims_is_up_to_date(root: Path, build: ModuleType) -> None:

@@ -75,7 +75,7 @@ def test_a_model_for_people_fits_160_columns(model: str, capsys: Any) -> None:
     for words in ("Ledger of small", "Recommended for both: DDL + ShortSWA w=128", "states cost and no quality"):
         assert words in out
     assert "What would change that:" in out or "Neither its rank nor its verdict changes with:" in out
-    assert "docs/studies/shortcut.md" in out and "It is over: latency; so is the control." in out
+    assert "Evidence." in out and "It is over: latency; so is the control." in out
 
 
 def test_without_a_goal_there_is_a_table_and_no_advice(model: str, capsys: Any) -> None:

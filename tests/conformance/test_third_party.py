@@ -9,6 +9,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -22,6 +23,10 @@ from twoaxis.testing.toy import ATTENTION, FEED_FORWARD
 
 class SplitReadConfig(DepthConfig):
     kind: Literal["split_read"] = "split_read"
+
+    @property
+    def design(self) -> MixingDesign:
+        return MixingDesign("none", "none", "x_g", "none", "own state", "block", "replaces the stream, q k v apart")
 
     @property
     def init_equivalence(self) -> InitEquivalence:

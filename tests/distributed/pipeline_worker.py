@@ -21,6 +21,7 @@ from torch.distributed import distributed_c10d
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.measure import tensors
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.probe import perturb
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers
@@ -40,6 +41,10 @@ class StrangeConfig(DepthConfig):
     """A stream, and what no published mixer has: a statistic without gradient, an integer, a tensor that stands twice."""
 
     kind: Literal["strange"] = "strange"
+
+    @property
+    def design(self) -> MixingDesign:
+        return MixingDesign("none", "none", "x_g", "none", "own state", "none", "is the stream")
 
     @property
     def init_equivalence(self) -> InitEquivalence:

@@ -1,8 +1,6 @@
-"""The comparison adds up, the advice is the paper's with the plan's own numbers, and evidence is where it is said to be."""
+"""The comparison adds up, the advice is the paper's with the plan's own numbers."""
 
 import json
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from twoaxis import DecoderConfig
 from twoaxis.planner.advice import RECOMMENDED
 from twoaxis.planner.comparison import Budget, count_methods
-from twoaxis.planner.evidence import OF_GOAL, STUDIES, Study
+from twoaxis.planner.evidence import evidence
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.methods import Goal, methods
 from twoaxis.planner.model.latent_attention import LatentAttention
@@ -19,7 +17,6 @@ from twoaxis.planner.plan import ModelPlan, plan_model
 from twoaxis.planner.precision import Precision
 from twoaxis.planner.search import Request
 
-ROOT = Path(__file__).parents[2]
 GOALS: tuple[Goal, ...] = ("shortcut", "local-mixing", "both")
 
 
@@ -76,7 +73,7 @@ def test_the_recommendation_is_the_papers_with_the_numbers_of_the_plan(goal: Goa
     assert found.cost == plan.comparison.named(found.method)
     others = plan.comparison.of_goal(goal)
     assert others[found.rank - 1] == found.cost and found.of == len(others) == 1 + len(found.cheaper) + len(found.dearer)
-    assert {study.name for study in found.studies} == set(OF_GOAL[goal])
+    assert found.studies == evidence(goal)
 
 
 def test_both_together_add_up(plans: dict[Goal, ModelPlan]) -> None:
@@ -142,16 +139,3 @@ def test_the_depth_mixer_of_the_model_is_a_row_of_its_own() -> None:
 def test_a_method_that_the_arrangement_cannot_cut_is_refused() -> None:
     refused = {each.method.name: each.reason for each in planned(gpus=4, tensor=4, pipeline=1).comparison.refused}
     assert "tensor=4: must be a divisor of the 2 heads of 'short_swa'" in refused["ShortSWA w=128"]
-
-
-@pytest.mark.parametrize("study", STUDIES, ids=lambda study: study.name)
-def test_evidence_is_where_it_is_said_to_be(study: Study) -> None:
-    assert (ROOT / study.page).is_file() and (ROOT / study.results / "report.json").is_file()
-    design = tomllib.loads((ROOT / "studies" / f"{study.name}.toml").read_text(encoding="utf-8"))
-    assert study.question == design["question"]
-    report = json.loads((ROOT / study.results / "report.json").read_text(encoding="utf-8"))
-    for arm, verdict in study.verdicts.items():
-        assert report["arms"][arm]["verdict"] == verdict
-    text = json.dumps(design)
-    assert all(f'"{kind}"' in text for kind in study.kinds)
-    assert {name for names in OF_GOAL.values() for name in names} == {each.name for each in STUDIES}

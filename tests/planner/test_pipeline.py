@@ -15,6 +15,7 @@ from twoaxis import DEPTH, DecoderConfig
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.table import Row
@@ -107,6 +108,10 @@ class History(DepthConfig):
 
     kind: Literal["history"] = "history"
     size: int = 1
+
+    @property
+    def design(self) -> MixingDesign:
+        return MixingDesign("none", "none", "sums", "none", "all", "none", "replaces the stream")
 
     @property
     def init_equivalence(self) -> InitEquivalence:

@@ -6,9 +6,12 @@ from twoaxis.claims import (
     chunks,
     complexity,
     delta_algebra,
+    delta_dual,
     duality,
+    duality_in_model,
     empirical,
     full_memory,
+    hardware,
     recommended_block,
     residual_read,
     routing,
@@ -27,7 +30,10 @@ CLAIMS: tuple[Claim, ...] = (
     chunks.CLAIM,
     delta_algebra.CLAIM,
     recommended_block.CLAIM,
-    empirical.CLAIM,
+    duality_in_model.CLAIM,
+    delta_dual.CLAIM,
+    hardware.CLAIM,
+    *empirical.CLAIMS,
 )
 
 

@@ -9,7 +9,20 @@ from torch import Tensor
 
 from twoaxis.core.probe import distance
 
-Verdict = Literal["holds exactly", "holds within", "does not hold", "undecided"]
+PAPER = "arXiv:2603.16039v2 (2026-05-14)"
+"""Residual Stream Duality in Modern Transformer Architectures; sections are numbered as in its authors' PDF."""
+
+Verdict = Literal[
+    "holds exactly",
+    "holds within",
+    "holds",
+    "does not hold",
+    "does not hold at this scale",
+    "undecided",
+    "no study yet",
+]
+"""The first two and `does not hold` are for what is computed. A claim about training holds, does not hold at this scale, or
+is undecided by the studies that count; there is `no study yet` where none counts."""
 
 ROUNDING = 1e-12
 """In float64: about 1e-15 per operation, over a few hundred of them."""
@@ -28,11 +41,11 @@ class Finding:
     """What a computation says about a claim.
 
     Attributes:
-        verdict: one of four.
-        bound: what it holds within, or empty.
+        verdict: one of seven.
+        bound: what it holds within, or where it holds, or empty.
         evidence: sentences that read the same on every machine.
         table: rows of evidence, if there are many.
-        links: files that belong to it.
+        links: files of the repository that belong to it.
         measured: the largest differences found on this machine.
     """
 
@@ -53,6 +66,16 @@ class Finding:
         """
         return f"{self.verdict} {self.bound}" if self.bound else self.verdict
 
+    @property
+    def negative(self) -> bool:
+        """Whether the claim came out against.
+
+        Example:
+            >>> Finding("does not hold at this scale").negative, Finding("no study yet").negative
+            (True, False)
+        """
+        return self.verdict.startswith("does not hold")
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -61,10 +84,11 @@ class Claim:
     Attributes:
         number: its place in the list.
         title: a few words.
-        statement: what is claimed.
+        statement: what is claimed, with the quantifier of its source.
         source: where the claim is made.
         tested: how it is tested.
         compute: does so.
+        rule: when each verdict is given, where judgement is needed, and since when that is fixed.
     """
 
     number: int
@@ -73,6 +97,7 @@ class Claim:
     source: str
     tested: str
     compute: Callable[[], Finding]
+    rule: str = ""
 
     def find(self) -> Finding:
         """Computes the finding; a computation that cannot be carried out refutes the claim as it is stated here."""
@@ -84,12 +109,12 @@ class Claim:
 
     def to_data(self, finding: Finding) -> dict[str, Any]:
         """The claim and a finding as JSON-ready data."""
-        about = {name: getattr(self, name) for name in ("number", "title", "statement", "source", "tested")}
+        about = {name: getattr(self, name) for name in ("number", "title", "statement", "source", "tested", "rule")}
         return about | {"sentence": finding.sentence} | asdict(finding)
 
 
 class Evidence:
-    """Collects comparisons; whatever fails is told with its number, and what holds in the words given for it.
+    """Collects comparisons: a failure is reported with its number, a success in the sentences given for it.
 
     Example:
         >>> found = Evidence()
@@ -136,10 +161,10 @@ class Evidence:
             self.failures.append(f"not so: {what}")
 
     def finding(self, *evidence: str, table: EvidenceTable | None = None, bound: str = "") -> Finding:
-        """The finding: exact when every bound was 0, and refuted by any failure, of which the first few are told."""
+        """The finding: exact when every bound was 0, and refuted by any failure, of which the first few are listed."""
         if self.failures:
-            told = (*self.failures[:8], *(["..."] if len(self.failures) > 8 else []))
-            return Finding("does not hold", evidence=told, table=table, measured=self.measured)
+            listed = (*self.failures[:8], *(["..."] if len(self.failures) > 8 else []))
+            return Finding("does not hold", evidence=listed, table=table, measured=self.measured)
         bound = bound or (f"{self.loosest:.0e}" if self.loosest else "")
         verdict: Verdict = "holds within" if bound else "holds exactly"
         return Finding(verdict, bound, evidence, table, measured=self.measured)

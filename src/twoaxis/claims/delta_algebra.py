@@ -6,7 +6,7 @@ Letters: D width, N rows.
 import torch
 from torch import Tensor
 
-from twoaxis.claims.claim import Claim, Evidence, Finding
+from twoaxis.claims.claim import PAPER, Claim, Evidence, Finding
 from twoaxis.core.parameters import initialise
 from twoaxis.core.probe import noise, perturb
 from twoaxis.depth import DeepDelta, DeepDeltaConfig
@@ -71,7 +71,7 @@ CLAIM = Claim(
     title="The algebra of Deep Delta Learning",
     statement="A delta write replaces the shortcut by I - beta k k^T: eigenvalue 1 everywhere but along k, where it is 1 - "
     "beta. beta = 1 overwrites the selected component exactly, and the selected error contracts by 1 - beta.",
-    source="arXiv:2601.00417v1, eq. 2.5, as recommended in arXiv:2603.16039, abstract",
+    source=f"arXiv:2601.00417v3 (2026-05-12), eq. 2.2, as recommended in {PAPER}, abstract",
     tested="The operator on the rows of the identity, eigenvalues by torch.linalg.eigvalsh; components and errors before and "
     "after writes of random states.",
     compute=compute,

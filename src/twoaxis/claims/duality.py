@@ -1,6 +1,6 @@
 """Claim 1: a depth read over a window is ShortSWA with layers in the place of positions."""
 
-from twoaxis.claims.claim import Claim, Evidence, Finding, gradients_of
+from twoaxis.claims.claim import PAPER, Claim, Evidence, Finding, gradients_of
 from twoaxis.claims.depth_as_position import (
     SIZES,
     cotangents,
@@ -52,7 +52,7 @@ CLAIM = Claim(
     title="Depth reads are ShortSWA on the transposed axis",
     statement="Fix a token and let layers take the place of positions: residual attention that reads the last K states is "
     "causal sliding-window attention with window K, the same operator with the same gradients.",
-    source="arXiv:2603.16039, section 2.2",
+    source=f"{PAPER}, section 2.2",
     tested="A read computed layer by layer against the sequence mixer applied to the transposed stack, and both against loops: "
     "outputs, and gradients of states and projections.",
     compute=compute,

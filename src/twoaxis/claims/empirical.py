@@ -1,120 +1,189 @@
-"""Claim 10: what only training can tell; undecided until a study says otherwise."""
+"""Claims 13 to 18: one for each sentence of the paper and of its companion texts that only training can decide."""
 
-import json
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import partial
 
-from twoaxis.claims.claim import Claim, EvidenceTable, Finding, Verdict
+from twoaxis.claims.claim import PAPER, Claim
+from twoaxis.claims.differences import Arm
+from twoaxis.claims.studies import EVERY, FIXED, RULE, SOME, Question, Rival, decide
 
-STUDIES = Path("studies")
-"""Where designs are, NAME.toml, and reports, results/NAME/report.json: in the folder that the command is run in."""
+AGGREGATION = frozenset(
+    {
+        "attention_residuals",
+        "deep_cross_attention",
+        "delta_attention_residuals",
+        "denseformer",
+        "depth_attention",
+        "elc_bert",
+        "muddformer",
+        "vertical_attention",
+    }
+)
+"""Depth mixers that read earlier states or outputs by learned weights."""
 
-
-class Comparison(NamedTuple):
-    """One empirical claim and the study that would decide it.
-
-    Attributes:
-        statement: what has to come out.
-        study: the name of the study.
-        arms: arms that have to be better than the study's control; empty where its control is not the rival.
-        against_companions: whether the companions of the arms have to be better than the arms.
-    """
-
-    statement: str
-    study: str
-    arms: tuple[str, ...] = ()
-    against_companions: bool = False
-
-    @property
-    def design(self) -> Path:
-        """The file that says how it is decided."""
-        return STUDIES / f"{self.study}.toml"
-
-    @property
-    def report(self) -> Path:
-        """Where its outcome is kept."""
-        return STUDIES / "results" / self.study / "report.json"
+EQUAL = 0.02
+"""How far costs may differ that are called equal, as a fraction."""
 
 
-COMPARISONS = (
-    Comparison(
-        "learned aggregation over depth has a lower loss than uniform accumulation",
-        "depth_retrieval",
-        ("attention_residuals", "denseformer"),
+def _aggregates(arm: Arm) -> bool:
+    return arm.depth.get("kind") in AGGREGATION and not arm.has("short_swa")
+
+
+def _erases(arm: Arm) -> bool:
+    # What is erased is the state's own component; the write-only form has the same kind.
+    return arm.depth.get("kind") == "deep_delta" and arm.depth.get("update_rule", "delta") == "delta"
+
+
+def _of_kind(kind: str, arm: Arm, other: Arm) -> bool:
+    """Whether the other differs along depth alone, where it has this kind."""
+    return other.depth.get("kind") == kind and other.mixers == arm.mixers
+
+
+def _writes_only(arm: Arm, other: Arm) -> bool:
+    return other.mixers == arm.mixers and other.depth == {**arm.depth, "update_rule": "write_only"}
+
+
+def _swa_along_positions(arm: Arm) -> bool:
+    return arm.has("short_swa") and arm.depth.get("kind") == "residual" and not _convolves(arm)
+
+
+def _convolves(arm: Arm) -> bool:
+    return arm.has("short_conv") or _has_canon(arm)
+
+
+def _has_canon(arm: Arm) -> bool:
+    return any(mixer.endswith("+canon") for mixer in arm.mixers)
+
+
+def _has_table(arm: Arm) -> bool:
+    """Whether it looks n-grams up: `engram`, `bigram` and `ngram` tables by any of their names."""
+    return any("gram" in mixer for mixer in arm.mixers)
+
+
+def unequal(costs: tuple[str, ...], arm: Arm, other: Arm) -> str:
+    """Which cost differs by more than 2 %, or is not known; "" when all are equal."""
+    for cost in costs:
+        one, two = arm.data.get(cost), other.data.get(cost)
+        name = cost.replace("training_flops_per_token", "FLOPs")
+        if not one or not two:
+            return f"{name} not known"
+        if abs(one / two - 1) > EQUAL:
+            return f"not at equal {name}: {one / two:.2f} x"
+    return ""
+
+
+def _not_smaller(arm: Arm, other: Arm) -> str:
+    one, two = arm.data.get("parameters"), other.data.get("parameters")
+    return "" if one and two and one < two else "the arm has not fewer parameters"
+
+
+PLAIN = Rival("the plain residual stream", partial(_of_kind, "residual"))
+SCALARS = Rival("two scalars", partial(_of_kind, "residual_scalars"))
+
+AGGREGATES = Question(_aggregates, (PLAIN,), beyond=(SCALARS,))
+DELTA = Question(_erases, (PLAIN, Rival("writing only", _writes_only), SCALARS))
+LOCAL = Question(
+    _swa_along_positions,
+    (
+        Rival("ShortConv", lambda arm, other: other.has("short_conv") and not other.has("short_swa")),
+        Rival("Canon", lambda arm, other: _has_canon(other) and not other.has("short_swa")),
     ),
-    Comparison("Deep Delta Learning has a lower loss than the residual stream", "shortcut", ("deep_delta",)),
-    Comparison("ShortSWA has a lower loss than ShortConv and Canon", "local_mixing"),
-    Comparison(
-        "at equal cost, ShortSWA along positions has a lower loss than mixing along depth", "fork", against_companions=True
+    beyond=(Rival("KV shift", lambda arm, other: other.has("kv_shift") and not other.has("short_swa")),),
+    unfair=partial(unequal, ("parameters", "training_flops_per_token")),
+)
+PLACED = Question(
+    _swa_along_positions,
+    (Rival("a read over depth", lambda arm, other: _aggregates(other)),),
+    unfair=partial(unequal, ("training_flops_per_token",)),
+    every=True,
+)
+BRANCHES = Question(
+    lambda arm: arm.has("gated_delta_net+local_swa"),
+    (
+        Rival(
+            "the short convolution",
+            lambda arm, other: other.has("gated_delta_net+canon") and not other.has("gated_delta_net+local_swa"),
+        ),
     ),
+    unfair=partial(unequal, ("training_flops_per_token",)),
+)
+TABLES = Question(
+    lambda arm: _swa_along_positions(arm) and not _has_table(arm),
+    (Rival("an n-gram table", lambda arm, other: _has_table(other) and not other.has("short_swa")),),
+    unfair=_not_smaller,
+    wanted="as good",
 )
 
+RULE_OF_TABLES = (
+    "As in claim 13, but the arm is as good as a rival if its own 95 % interval excludes a loss higher by the smallest effect "
+    f"that matters, which is enough here; it is no better if the study says worse. {FIXED}"
+)
 
-def compute() -> Finding:
-    """Reads what reports there are."""
-    rows = [(comparison, *outcome(comparison)) for comparison in COMPARISONS]
-    verdict: Verdict = "holds within" if all(said == "better" for _, said, _ in rows) else "undecided"
-    return Finding(
-        verdict,
-        "the 95 % intervals of the studies" if verdict == "holds within" else "",
-        (
-            "A study decides by the rule that it fixed before its first run; a small one speaks for its own scale only. One in "
-            "which a method is better shows that it can be; one in which it is worse does not show that it cannot.",
-            "To decide one: `twoaxis study studies/NAME.toml`, then keep its report.json as studies/results/NAME/report.json.",
-        ),
-        EvidenceTable(
-            ("claim", "study that decides it", "verdict", "what its report says"),
-            tuple((one.statement, one.design.as_posix(), verdict, said) for one, verdict, said in rows),
-        ),
-        tuple(dict.fromkeys(one.design.as_posix() for one in COMPARISONS)),
-    )
+STUDIED = "By the kept studies that have an arm of the claim and one of its rivals, superseded designs included."
 
-
-def outcome(comparison: Comparison) -> tuple[str, str]:
-    """The verdict on one comparison, and what the report of its study says."""
-    if not comparison.report.exists():
-        return "undecided", "no report yet"
-    try:
-        report = json.loads(comparison.report.read_text(encoding="utf-8"))
-        if comparison.against_companions:
-            return _of_companions(report["contrasts"])
-        arms = report["arms"]
-        rivals = {name: arm for name, arm in arms.items() if not arm["control"]}
-        said = [arm["sentence"] for name, arm in rivals.items() if not comparison.arms or name in comparison.arms]
-        verdicts = {_verdict(rivals[name]) for name in comparison.arms}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return "undecided", f"{comparison.report.as_posix()} cannot be read ({type(error).__name__}); write it anew"
-    for verdict in ("worse", "undecided"):
-        if verdict in verdicts:
-            return verdict, " ".join(said)
-    return "better" if verdicts else "undecided", " ".join(said)
-
-
-def _of_companions(contrasts: list[dict[str, Any]]) -> tuple[str, str]:
-    """The verdict on the companions; that of a contrast is on the arm, so it is turned round."""
-    found = [one["comparison"]["verdict"] if one["comparison"] else "undecided" for one in contrasts]
-    counts = {
-        word: found.count(turned) for word, turned in (("better", "worse"), ("worse", "better"), ("undecided", "undecided"))
-    }
-    said = ", ".join(f"{word} in {n}" for word, n in counts.items())
-    said = f"of {len(found)} comparisons of an arm with its companion, the companion is {said}"
-    if counts["better"] and counts["worse"]:
-        return "undecided", f"{said}: it depends on the arm"
-    return next((word for word in ("worse", "undecided") if counts[word]), "better" if found else "undecided"), said
-
-
-def _verdict(arm: dict[str, Any]) -> str:
-    """An arm without a verdict, because runs are missing, is undecided."""
-    return arm["verdict"] or "undecided"
-
-
-CLAIM = Claim(
-    number=10,
-    title="What only training can tell",
-    statement="Learned aggregation over depth can beat uniform accumulation; Deep Delta Learning can beat the residual stream; "
-    "ShortSWA can beat ShortConv and Canon; and at equal cost, mixing along positions can beat mixing along depth.",
-    source="arXiv:2603.16039, abstract and section 3",
-    tested="By the study that is named for each, if its report is there: paired replicates, an interval, and a rule fixed "
-    "before the first run.",
-    compute=compute,
+CLAIMS = (
+    Claim(
+        number=13,
+        title="Learned aggregation over depth can beat uniform accumulation",
+        statement="Learned aggregation over depth can have a lower loss than the residual stream, which adds uniformly.",
+        source=f"{PAPER}, section 1",
+        tested=f"{STUDIED} Arms: {', '.join(sorted(AGGREGATION))}. Rival: the plain residual stream with the same sublayers. "
+        "Two learned scalars are reported too and decide nothing.",
+        compute=partial(decide, AGGREGATES),
+        rule=RULE + SOME + FIXED,
+    ),
+    Claim(
+        number=14,
+        title="Deep Delta Learning can improve the shortcut",
+        statement="As a shortcut, Deep Delta Learning can have a lower loss than the residual stream, and by its erasure: also "
+        "lower than its write-only form and than two learned scalars.",
+        source=f"{PAPER}, sections 1 and 2.5; the write-only control: authors' PDF of arXiv:2601.00417, 2026-07-27",
+        tested=f"{STUDIED} Arms: deep_delta. Rivals, all with the same sublayers: the plain residual stream, the same "
+        "configuration with update_rule = write_only, residual_scalars.",
+        compute=partial(decide, DELTA),
+        rule=RULE + SOME + FIXED,
+    ),
+    Claim(
+        number=15,
+        title="ShortSWA can succeed ShortConv and Canon",
+        statement="As a local mixer, ShortSWA can have a lower loss than ShortConv and Canon at equal parameters and FLOPs.",
+        source=f"{PAPER}, sections 1 and 2.4",
+        tested=f"{STUDIED} Arms: short_swa as a sublayer. Rivals: short_conv, and canon at any place. Costs within 2 %. "
+        "KV shift is reported too and decides nothing.",
+        compute=partial(decide, LOCAL),
+        rule=RULE + SOME + FIXED,
+    ),
+    Claim(
+        number=16,
+        title="Local mixing belongs on the sequence axis",
+        statement="At equal cost, ShortSWA along positions has a lower loss than a read over depth.",
+        source=f"{PAPER}, section 2.5",
+        tested=f"{STUDIED} Arms: short_swa as a sublayer on the plain residual stream. Rivals: every depth mixer of claim 13 "
+        "at FLOPs within 2 %. Deep Delta Learning is no rival: the paper recommends it for another purpose.",
+        compute=partial(decide, PLACED),
+        rule=RULE + EVERY + FIXED,
+    ),
+    Claim(
+        number=17,
+        title="ShortSWA can replace the short convolution of linear attention",
+        statement="On the query, key and value branches of linear attention, ShortSWA can have a lower loss than the short "
+        "convolution at equal FLOPs.",
+        source="Rethinking SWA, yifanzhang-pro/Rethinking-SWA (December 2025), a companion text of arXiv:2603.16039; it "
+        "names a window of 128 at d = 2048, the paper names none",
+        tested=f"{STUDIED} Arms: gated_delta_net with projected_local = local_swa. Rival: the same with canon, its published "
+        "short convolution. FLOPs within 2 %.",
+        compute=partial(decide, BRANCHES),
+        rule=RULE + SOME + FIXED,
+    ),
+    Claim(
+        number=18,
+        title="ShortSWA can stand in for n-gram tables",
+        statement="ShortSWA can give the gain of an n-gram table, to within the smallest effect that matters, with fewer "
+        "parameters.",
+        source="ShortSWA is the next-generation n-gram embedding, yifanzhang-pro/ShortSWA-Ngram-Embedding (January 2026), a "
+        "companion text of arXiv:2603.16039",
+        tested=f"{STUDIED} Arms: short_swa as a sublayer, without a table. Rivals: arms with an n-gram table and more "
+        "parameters, the table counted.",
+        compute=partial(decide, TABLES),
+        rule=RULE_OF_TABLES,
+    ),
 )

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from twoaxis.claims.claim import Claim, Evidence, Finding, gradients_of
+from twoaxis.claims.claim import PAPER, Claim, Evidence, Finding, gradients_of
 from twoaxis.claims.depth_as_position import (
     SIZES,
     cotangents,
@@ -52,7 +52,7 @@ CLAIM = Claim(
     title="Full memory is the limit of the window",
     statement="At layer l, counted from 0, a read with window K = l + 1 is the read of all states so far, and no shorter "
     "window is.",
-    source="arXiv:2603.16039, section 2.2",
+    source=f"{PAPER}, section 2.2",
     tested="Every layer with its own window l + 1, and with l, against full causal attention over the transposed stack and the "
     "depth operator over all sources.",
     compute=compute,

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twoaxis.claims.claim import Claim, Evidence, Finding
+from twoaxis.claims.claim import PAPER, Claim, Evidence, Finding
 from twoaxis.claims.toy import decoder, tokens, weighted_sum
 from twoaxis.core.probe import distance
 
@@ -132,7 +132,7 @@ CLAIM = Claim(
     title="The recommended block",
     statement="A block adds ShortSWA, then attention, then a feed-forward to the residual stream, each behind a norm of its "
     "own: three sublayers of this library and nothing else.",
-    source="arXiv:2603.16039, Algorithm 1",
+    source=f"{PAPER}, section 2.5, Algorithm 1",
     tested="A decoder of such blocks against a direct transcription of the algorithm on its state dict: names, logits, "
     "gradients.",
     compute=compute,

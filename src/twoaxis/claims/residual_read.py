@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from twoaxis.claims.claim import ROUNDING, Claim, Evidence, EvidenceTable, Finding
+from twoaxis.claims.claim import PAPER, ROUNDING, Claim, Evidence, EvidenceTable, Finding
 from twoaxis.claims.toy import D_MODEL, decoder, tokens, weighted_sum
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
@@ -185,7 +185,7 @@ CLAIM = Claim(
     title="The residual stream is a fixed depth read",
     statement="The ordinary residual stream reads the embedding and all earlier sublayer outputs with weight one each. A "
     "softmax read can hold the same direction, their mean, but not the same scale.",
-    source="arXiv:2603.16039, section 2.2",
+    source=f"{PAPER}, sections 1 and 2.1",
     tested="A small decoder built from unit reads against the plain one: logits and all gradients. Softmax reads as they start "
     "against the same.",
     compute=compute,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from twoaxis.claims.claim import Claim, Evidence, EvidenceTable, Finding
+from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding
 from twoaxis.claims.toy import BLOCK, TOKENS, decoder, tokens
 from twoaxis.core.cost import Shape
 from twoaxis.core.key_value_cache import KeyValueCache
@@ -172,7 +172,7 @@ CLAIM = Claim(
     statement="In generation, ShortSWA adds a cache of bounded length per layer and nothing else. Depth reads add no token "
     "cache, but a state indexed by layers that grows with depth and crosses every pipeline cut. Deep Delta Learning carries "
     "d d_v numbers and no history.",
-    source="arXiv:2603.16039, abstract and section 3",
+    source=f"{PAPER}, abstract and sections 2.4 and 2.6",
     tested="Bytes of real caches after prompts of several lengths, and of real states at every block boundary, against the "
     "declared costs; each state is sent to the rest of the model, whole and without its history.",
     compute=compute,

@@ -5,10 +5,11 @@ from typing import Annotated, Any
 import typer
 
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
+from twoaxis.cli.list_design import list_designs
 from twoaxis.cli.output import Json, print_json, print_table
 from twoaxis.cli.reference import depth_cost
 from twoaxis.core.documentation import source
-from twoaxis.core.errors import ConfigError, nearest
+from twoaxis.core.errors import ConfigError, nearest, problem
 
 AXES: dict[str, Any] = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD, "local": LOCAL}
 TITLES = {"depth": "Depth axis", "sequence": "Sequence axis", "feed_forward": "Feed-forward", "local": "Inside a sublayer"}
@@ -18,6 +19,9 @@ def list_mixers(
     axis: Annotated[
         str | None, typer.Argument(help="depth, sequence, feed_forward or local; all of them when left out.")
     ] = None,
+    design: Annotated[
+        bool, typer.Option("--design", help="Compare methods by weights, window, injection, cost and loss.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """List every mixer of both axes, the feed-forwards between them, and the local mixers inside a sublayer.
@@ -27,6 +31,11 @@ def list_mixers(
     """
     if axis is not None and axis not in AXES:
         raise ConfigError(f"unknown axis {axis!r}; {nearest(axis, AXES)}")
+    if design:
+        if axis in ("feed_forward", "local"):
+            raise ConfigError(problem("axis", axis, "depth or sequence with --design", "leave it out for both"))
+        list_designs(axis, as_json)
+        return
     tables = {name: [_row(name, row) for row in table] for name, table in AXES.items() if axis in (None, name)}
     if as_json:
         print_json(tables)

@@ -3,7 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from twoaxis.cli.amounts import bytes_text as _bytes
+from twoaxis.cli.amounts import change_text as _change
+from twoaxis.cli.amounts import count_text as _count
+from twoaxis.cli.amounts import seconds_text as _seconds
 from twoaxis.cli.output import print_table
+from twoaxis.cli.plan_evidence import print_evidence
 
 if TYPE_CHECKING:
     from twoaxis.planner.advice import Recommendation, WhatIf
@@ -63,7 +68,10 @@ def _print_setting(planned: "ModelPlan") -> None:
             f"{planned.prompts} sequences behind {setting.tokens} tokens, on {layout.tensor} tensor ranks; as prefill",
         ),
         ("control", f"{_seconds(control.step_seconds)} a step, {percent(planned.flops_share)} of peak FLOPs"),
-        ("of that", f"{percent(control.bubble)} bubble, {_seconds(control.exposed_seconds)} exposed messages between stages"),
+        (
+            "of that",
+            f"{percent(control.bubble)} bubble, {_seconds(control.exposed_seconds)} exposed messages between stages",
+        ),
         (
             "memory",
             f"{_bytes(control.memory_bytes)} of {_bytes(setting.device.memory_bytes.value)}; {percent(RESERVE)} stay free",
@@ -87,7 +95,10 @@ def _print_ledger(planned: "ModelPlan") -> None:
         ("forward FLOPs per token", ", ".join(f"{_count(flops[name])} {word}" for name, word in FLOPS.items())),
         ("training FLOPs per token", f"{_count(training)}; {_count(recomputed)} with recomputed blocks"),
         ("weights, gradients, optimizer", ", ".join(_bytes(each) for each in stored)),
-        ("saved for backward", f"{_bytes(counts.saved_bytes)}; {_bytes(counts.recomputed_saved_bytes)} with recomputed blocks"),
+        (
+            "saved for backward",
+            f"{_bytes(counts.saved_bytes)}; {_bytes(counts.recomputed_saved_bytes)} with recomputed blocks",
+        ),
         ("cache", f"{_bytes(counts.cache_bytes_per_token)} per token, {_bytes(counts.cache_bytes)} per sequence"),
         ("depth state between blocks", f"{_bytes(state[0])} to {_bytes(state[-1])} per token"),
         ("depth traffic, fused", traffic),
@@ -143,7 +154,6 @@ def _row(cost: "MethodCost") -> Sequence[str]:
 
 def _print_recommendation(found: "Recommendation", control: "MethodCost") -> None:
     from twoaxis.planner.advice import SOURCE
-    from twoaxis.planner.evidence import NATURE
 
     print(f"Recommended for {found.goal}: {found.method} ({SOURCE}: {found.reason})")
     if found.cost is None:
@@ -152,11 +162,7 @@ def _print_recommendation(found: "Recommendation", control: "MethodCost") -> Non
         _print_cost(found, found.cost, control)
         _print_what_ifs(found)
     print()
-    print(f"Evidence. {NATURE}")
-    for study in found.studies:
-        said = ", ".join(f"{kind} {verdict}" for kind, verdict in study.verdicts.items())
-        print(f"* {study.page}: {study.question}")
-        print(f"  At equal tokens, against its control: {said}. All numbers: {study.results}")
+    print_evidence(found.studies)
 
 
 def _print_cost(found: "Recommendation", cost: "MethodCost", control: "MethodCost") -> None:
@@ -216,27 +222,3 @@ def _what_if(each: "WhatIf") -> str:
     if each.over != each.over_before:
         verdict = f"; over {', '.join(each.over)}" if each.over else "; within all limits"
     return f"{each.change}: {rank}, {_change(each.step_overhead)}{verdict}"
-
-
-def _bytes(value: float) -> str:
-    from twoaxis.planner.page.written import BYTES, amount
-
-    return amount(value, BYTES)
-
-
-def _count(value: float) -> str:
-    from twoaxis.planner.page.written import COUNTS, amount
-
-    return f"{value:.0f}" if abs(value) < 1000 else amount(value, COUNTS)
-
-
-def _seconds(value: float) -> str:
-    from twoaxis.planner.page.written import SECONDS, amount
-
-    return amount(value, SECONDS)
-
-
-def _change(ratio: float) -> str:
-    from twoaxis.planner.quantities import change_text
-
-    return change_text(ratio)

@@ -16,6 +16,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Normal, matrix_std
 from twoaxis.core.site import Site, Slot, Stack
 from twoaxis.core.source_blocks import BlockSize, Count, block_names, check_blocks, openings
@@ -98,6 +99,23 @@ class AttentionResidualsConfig(DepthConfig):
     source_prior: Literal["none", "log_count"] = "none"
     schedule: Literal["per_read", "two_phase"] = "per_read"
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """A softmax whose query is a parameter, or asks for each token."""
+        inkling2, tokenwise = self.form == "inkling2", self.query == "token"
+        value = "f_j, e" if self.block_size == 1 else "sums of f_j over source blocks, e"
+        key = f"own {self.key_rank} numbers of f_j" if self.key_rank else "RMSNorm(value), own gain"
+        return MixingDesign(
+            query="w_g + W_g n_newest" if tokenwise else "parameter w_g",
+            key="the value" if inkling2 else key,
+            value=f"RMSNorm of {value}" if inkling2 else value,
+            normaliser="softmax" if self.mixture == "mean" else "softmax times sources",
+            window="all",
+            sharing="sublayer",
+            injection="replaces the stream" + (", q k v apart" if inkling2 else ""),
+            weights="input and reader" if tokenwise else "input",
+        )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -19,6 +19,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import DeclaredModule
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, total
@@ -35,6 +36,11 @@ class DepthConfig(Config, ABC):
 
     # Any, since each mixer narrows it to the one literal that names it.
     kind: Any
+
+    @property
+    @abstractmethod
+    def design(self) -> MixingDesign:
+        """How it forms weights and where its sum goes."""
 
     @property
     @abstractmethod

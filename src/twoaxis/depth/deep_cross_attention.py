@@ -13,6 +13,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers
@@ -83,6 +84,21 @@ class DeepCrossAttentionConfig(DepthConfig):
     activation: Activation = "gelu"
     score_std: float = Field(default=0.0, ge=0)
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Free weights, plus a score of each source by itself where there are scores."""
+        scored = self.variant in ("v3", "dca")
+        return MixingDesign(
+            query="parameter w" if scored else "none",
+            key="D_j" if scored else "none",
+            value="D_j, e",
+            normaliser=f"none: b_j + {self.activation}(score)" if scored else "none",
+            window="all" if self.k is None else "e, last k, rest in one" if self.middle == "sum" else "first and last k",
+            sharing="block",
+            injection="replaces the stream" + (", q k v apart" if self.variant == "dca" else ""),
+            weights="input" if scored else "static",
+        )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -17,6 +17,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -121,6 +122,23 @@ class DeepDeltaConfig(DepthConfig):
     context_eps: float | None = Field(default=None, gt=0)
     blend: Literal["none", "annealed"] = "none"
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """A write that takes out what the state holds along the update before it puts the target there."""
+        target = {"paper": "W_v c", "code": "4 sigmoid(W_v x + b_v)", "code_linear": "W_v x + b_v"}[self.value_target]
+        erases = self.update_rule == "delta"
+        return MixingDesign(
+            query="k = unit update" if erases else "none",
+            key="k^T X" if erases else "none",
+            value=f"{target}, along k",
+            normaliser="gate 2 sigmoid, |k| = 1",
+            window="own state" if self.value_channels == 1 else "own state, C channels",
+            sharing="sublayer",
+            injection="overwrites the stream along k" if erases else "added to the stream along k",
+            weights="input and reader",
+            position=self.compressor == "time" or self.expansion == "embedding_conv",
+        )
 
     @model_validator(mode="before")
     @classmethod

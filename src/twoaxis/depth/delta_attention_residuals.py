@@ -14,6 +14,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.source_blocks import BlockSize, Count, block_names, check_blocks, openings
@@ -77,6 +78,21 @@ class DeltaAttentionResidualsConfig(DepthConfig):
     null_source: Literal["none", "learned"] = "none"
     gate: Literal["one", "alpha"] = "one"
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """A softmax whose query is a parameter, added to the stream."""
+        value = "f_j" if self.block_size == 1 else "sums of f_j over source blocks"
+        return MixingDesign(
+            query="parameter w_g",
+            key="RMSNorm(value), own gain",
+            value=value if self.embedding == "never" else f"{value}, e",
+            normaliser="softmax",
+            window="all",
+            sharing="sublayer",
+            injection="added to what is read, not to the stream" + (", gated" if self.gate == "alpha" else ""),
+            weights="input",
+        )
 
     @model_validator(mode="after")
     def _entries_allow(self) -> Self:

@@ -14,6 +14,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -80,6 +81,23 @@ class DenseFormerConfig(DepthConfig):
     last: int | None = Field(default=None, ge=1)
     older_init: float | None = None
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Free weights."""
+        unit = "X_j" if self.granularity == "block" else "x_g"
+        gains = self.variant == "skip_gains"
+        sources = "all" if self.last is None else "e, last n"
+        period = "" if self.period == 1 else f", every {self.period} units"
+        return MixingDesign(
+            query="none",
+            key="none",
+            value="x_g" if gains else f"{unit}, e",
+            normaliser="none",
+            window="own state" if gains else sources if self.dilation == 1 else f"{sources}, 1 of {self.dilation}",
+            sharing="sublayer" if gains or self.granularity == "sublayer" else "block",
+            injection="replaces what the head sees" if self.variant == "connect_to_last" else f"replaces the stream{period}",
+        )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -16,6 +16,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -82,6 +83,26 @@ class DepthAttentionConfig(DepthConfig):
     impl: Impl = "fused"
 
     unrecorded: ClassVar[Mapping[str, Any]] = {"projections": "own", "granularity": "sublayer"}
+
+    @property
+    def design(self) -> MixingDesign:
+        """Attention over states: the paper's with one set of matrices and the states between blocks."""
+        state = "h_l" if self.granularity == "block" else "x_g"
+        whose = state if self.states == "raw" else f"Norm({state})"
+        through = " through W_O" if self.output == "matrix" else ""
+        # A softmax over one state is 1: what is left is a map.
+        one = self.window == 1
+        return MixingDesign(
+            query="none" if one else f"W_Q {whose}",
+            key="none" if one else f"W_K {whose}",
+            value=f"W_V {whose}",
+            normaliser="softmax" if not one else "none" if self.states == "raw" else "norm of the state",
+            window="all" if self.window is None else "own state" if one else "last K states",
+            sharing="model" if self.projections == "shared" else self.granularity,
+            injection=("added to the stream" if self.mode == "add" else "replaces the stream") + through,
+            weights="static" if one else "input and reader",
+            literal=self.projections == "shared" and self.granularity == "block",
+        )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

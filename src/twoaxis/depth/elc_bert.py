@@ -14,6 +14,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers
@@ -81,6 +82,12 @@ class ElcBertConfig(DepthConfig):
     source_eps: float = Field(default=1e-7, gt=0)
     blend: Literal["none", "annealed"] = "none"
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """A softmax over parameters."""
+        value = "LayerNorm(D_j), e" if self.variant == "normalized" else "D_j, e"
+        return MixingDesign("none", "none", value, "softmax", "all", "block", "replaces the stream")
 
     @model_validator(mode="after")
     def _sums_everything(self) -> Self:

@@ -14,6 +14,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
@@ -75,6 +76,21 @@ class FracConnectionsConfig(DepthConfig):
     weights: Literal["dynamic", "static"] = "dynamic"
     scale_init: float = 0.01
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Weights between fractions, each with what the token adds to it."""
+        dynamic = self.weights == "dynamic"
+        return MixingDesign(
+            query="parameter maps" if dynamic else "none",
+            key="norm(fraction)" if dynamic else "none",
+            value="fractions of S_j",
+            normaliser="none: b + s tanh(score)" if dynamic else "none",
+            window="own state",
+            sharing="sublayer",
+            injection="written to fractions",
+            weights="input and reader" if dynamic else "static",
+        )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

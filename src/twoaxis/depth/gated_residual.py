@@ -12,6 +12,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
 from twoaxis.core.site import Site, Stack
@@ -69,6 +70,20 @@ class GatedResidualConfig(DepthConfig):
     rank: int = Field(default=320, ge=1)
     init: Literal["preserving", "normal"] = "preserving"
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """A gate for each feature of each stream."""
+        return MixingDesign(
+            query="parameter maps",
+            key="RMSNorm(S_1 ... S_n)",
+            value="RMSNorm(S_j)",
+            normaliser="sigmoid, by feature",
+            window="own state",
+            sharing="sublayer",
+            injection="written to n streams",
+            weights="input and reader",
+        )
 
     @property
     def parallel_streams(self) -> int:

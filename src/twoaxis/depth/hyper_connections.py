@@ -14,6 +14,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
@@ -88,6 +89,22 @@ class HyperConnectionsConfig(DepthConfig):
     scale_init: float = 0.01
     layer_eps: float = Field(default=1e-5, gt=0)
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Weights between streams, each with what the token adds to it."""
+        dynamic = self.weights == "dynamic"
+        bound = "tanh(score)" if self.activation == "tanh" else "score"
+        return MixingDesign(
+            query="parameter maps" if dynamic else "none",
+            key="norm(S_j)" if dynamic else "none",
+            value="S_j",
+            normaliser=f"none: b + s {bound}" if dynamic else "none",
+            window="own state",
+            sharing="sublayer",
+            injection="written to n streams",
+            weights="static" if not dynamic else "input" if self.n_streams == 1 else "input and reader",
+        )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -15,6 +15,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Striped
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers
@@ -74,6 +75,20 @@ class LaurelConfig(DepthConfig):
     bound: Literal["softmax", "sigmoid"] = "softmax"
     granularity: Literal["block", "sublayer"] = "block"
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Free weights, and low-rank maps of the block's inputs."""
+        previous = "pa" in self.variant
+        return MixingDesign(
+            query="none",
+            key="none",
+            value="block inputs x_i, maps of them" if previous else "x_i" if self.variant == "rw" else "x_i, B A x_i",
+            normaliser=self.bound if "rw" in self.variant else "none",
+            window="last k inputs" if previous else "own state",
+            sharing=self.granularity,
+            injection="replaces the stream",
+        )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -49,6 +50,19 @@ class LaurelGemma3nConfig(DepthConfig):
     kind: Literal["laurel_gemma3n"] = "laurel_gemma3n"
     rank: int = Field(default=64, ge=1)
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """A sum of normalised terms."""
+        return MixingDesign(
+            query="none",
+            key="none",
+            value="x, N(f), c, N(R L c)",
+            normaliser="norm of each term",
+            window="own state",
+            sharing="sublayer",
+            injection="replaces the stream",
+        )
 
     @property
     def init_equivalence(self) -> InitEquivalence:

@@ -14,6 +14,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.head_chains import chains, check_chains, place_in_chain, sites_of
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Uniform, Values
 from twoaxis.core.site import MixedHeads, Site, Slot, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -53,6 +54,11 @@ class LimeConfig(DepthConfig):
     kind: Literal["lime"] = "lime"
     init: Literal["released", "plain"] = "released"
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Free weights over the heads of all layers."""
+        return MixingDesign("none", "none", "keys and values of layers", "none", "all", "block", "replaces keys and values")
 
     @property
     def init_equivalence(self) -> InitEquivalence:

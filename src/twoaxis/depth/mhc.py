@@ -16,6 +16,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, Normal, Values
 from twoaxis.core.site import Site, Stack
@@ -156,6 +157,20 @@ class MHCConfig(DepthConfig):
     read_out: ReadOut | None = None
     init: Literal["preserving", "deepseek_v4", "lucidrains", "hy_v4"] = "preserving"
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Weights between streams, made from the streams."""
+        return MixingDesign(
+            query="parameter maps",
+            key="RMSNorm(S_1 ... S_n)" if self.form.scores == "joint" else "RMSNorm(S_j)",
+            value="S_j",
+            normaliser="sigmoid; Sinkhorn" if self.form.residual == "sinkhorn" else "sigmoid",
+            window="own state",
+            sharing="sublayer",
+            injection="written to n streams",
+            weights="input and reader",
+        )
 
     @property
     def form(self) -> Form:

@@ -14,6 +14,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers
@@ -107,6 +108,23 @@ class MUDDFormerConfig(DepthConfig):
     window: int | None = Field(default=None, ge=1)
     weight_eps: float | None = Field(default=None, gt=0)
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Free weights that the newest output makes."""
+        dynamic = self.weights == "dynamic"
+        sources = "all" if self.window is None else "e, last n"
+        period = "" if self.period == 1 else f", every {self.period} blocks"
+        return MixingDesign(
+            query="MLP(RMSNorm(X_i))" if dynamic else "none",
+            key="none: one output for each source" if dynamic else "none",
+            value="X_j, e" if self.source_norm == "none" else "RMSNorm(X_j), RMSNorm(e)",
+            normaliser="none",
+            window=sources if self.dilation == 1 else f"{sources}, 1 of {self.dilation}",
+            sharing="block",
+            injection="replaces the stream" + (", q k v r apart" if self.ways == "qkvr" else "") + period,
+            weights="input and reader" if dynamic else "static",
+        )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

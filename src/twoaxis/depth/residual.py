@@ -10,6 +10,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
@@ -32,6 +33,11 @@ class ResidualConfig(DepthConfig):
     """
 
     kind: Literal["residual"] = "residual"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Every source with weight 1."""
+        return MixingDesign("none", "none", "f_j, e", "none: weight 1", "own state", "none", "is the stream")
 
     @property
     def init_equivalence(self) -> InitEquivalence:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -55,6 +56,12 @@ class ResidualScalarsConfig(DepthConfig):
     impl: Impl = "fused"
 
     unrecorded: ClassVar[Mapping[str, Any]] = {"embedding": "raw"}
+
+    @property
+    def design(self) -> MixingDesign:
+        """Two free scalars."""
+        value = "x_g, e" if self.embedding == "raw" else "x_g, RMSNorm(e)"
+        return MixingDesign("none", "none", value, "none", "own state, e", "sublayer", "replaces the stream")
 
     @property
     def init_equivalence(self) -> InitEquivalence:

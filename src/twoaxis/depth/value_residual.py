@@ -15,6 +15,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.head_chains import chains, check_chains, place_in_chain, sites_of
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Normal, Values, matrix_std
 from twoaxis.core.site import MixedHeads, Site, Slot, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -70,6 +71,22 @@ class ValueResidualConfig(DepthConfig):
     own: float = 0.5
     layers: tuple[int, ...] | None = Field(default=None)
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Weights of the first layer's values, or of all."""
+        free = self.variant in ("constant", "svformer")
+        gated = self.variant == "gated"
+        return MixingDesign(
+            query="parameter W_g" if gated else "none",
+            key="c" if gated else "none",
+            value="values of layers" if self.variant == "dense" else "values of the first and own layer",
+            normaliser={"plus": "softmax over readers", "gated": "sigmoid"}.get(self.variant, "none"),
+            window="all" if self.variant == "dense" else "first layer",
+            sharing="none" if free else "block",
+            injection="replaces values",
+            weights="input and reader" if gated else "static",
+        )
 
     @model_validator(mode="after")
     def _layers_come_later(self) -> Self:

@@ -14,6 +14,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers, stream
@@ -79,6 +80,23 @@ class VerticalAttentionConfig(DepthConfig):
     head: Literal["last", "mixture"] = "last"
     newest_logit: float = 0.0
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """A softmax over parameters."""
+        value = {("delta", "block"): "D_j", ("output", "block"): "X_j", ("delta", "sublayer"): "f_j"}.get(
+            (self.source, self.granularity), "x_g"
+        )
+        skip = {"none": "replaces the stream", "added": "added to the stream", "gated": "added to the stream, gated"}
+        return MixingDesign(
+            query="none",
+            key="none",
+            value=f"N({value})" if self.norm == "sources" else value,
+            normaliser="softmax" + (", over the rms of the source" if self.norm == "weights" else ""),
+            window="all",
+            sharing=self.granularity,
+            injection=skip[self.skip],
+        )
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:

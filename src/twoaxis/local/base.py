@@ -13,6 +13,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import DeclaredModule
 from twoaxis.ops.rope import RotationTable
 
@@ -22,6 +23,11 @@ class LocalConfig(Config, ABC):
 
     # Any, since each mixer narrows it to the one literal that names it.
     kind: Any
+
+    @property
+    def design(self) -> MixingDesign | None:
+        """How it forms weights and where its sum goes; None for a mixer that no table compares with those along depth."""
+        return None
 
     @property
     @abstractmethod

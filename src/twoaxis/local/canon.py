@@ -4,6 +4,7 @@ from typing import Literal
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.local.base import LocalConfig, LocalMixer
 from twoaxis.local.conv import ConvOptions
 
@@ -39,6 +40,20 @@ class CanonConfig(ConvOptions, LocalConfig):
 
     kind: Literal["canon"] = "canon"
     form: Literal["residual", "plain"] = "residual"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Free taps."""
+        return MixingDesign(
+            query="none",
+            key="none",
+            value="channels at t",
+            normaliser="none",
+            window="last k tokens",
+            sharing="sublayer",
+            injection="added to the channels" if self.form == "residual" else "replaces the channels",
+            position=True,
+        )
 
     @property
     def receptive_field(self) -> int:

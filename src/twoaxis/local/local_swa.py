@@ -14,6 +14,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.site import HeadShape
 from twoaxis.local.base import LocalConfig, LocalMixer
 from twoaxis.ops.local_attention import kept_by_attention, local_attention
@@ -61,6 +62,21 @@ class LocalSWAConfig(LocalConfig):
     rope_theta: float = Field(default=10_000.0, gt=0)
     output_init: Literal["scaled", "zero"] = "scaled"
     impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Attention over tokens."""
+        return MixingDesign(
+            query="W_Q x_t",
+            key="W_K x_t",
+            value="W_V x_t",
+            normaliser="softmax",
+            window="last w tokens",
+            sharing="sublayer",
+            injection="added to the channels" if self.form == "residual" else "replaces the channels",
+            weights="input and reader",
+            position=True,
+        )
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:

@@ -6,7 +6,7 @@ from typing import Any
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.planner.comparison import Budget, Comparison, Counted, MethodCost, compare, count_methods
-from twoaxis.planner.evidence import NATURE, Study, evidence
+from twoaxis.planner.evidence import NATURE, StudyEvidence, evidence
 from twoaxis.planner.methods import WINDOW, Goal, Method, methods, together
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.search import Request, find_setting
@@ -107,7 +107,7 @@ class Recommendation:
         instead: the cheapest method of the goal within all limits, where the recommended one is not.
         own: its own arrangement, where that of the control does not hold it; None also where nothing does.
         what_ifs: every change that was tried.
-        studies: where evidence on quality stands.
+        studies: what kept studies say for it and against it.
     """
 
     goal: Goal
@@ -122,7 +122,7 @@ class Recommendation:
     instead: MethodCost | None
     own: OwnArrangement | None
     what_ifs: tuple[WhatIf, ...]
-    studies: tuple[Study, ...]
+    studies: tuple[StudyEvidence, ...]
 
     def to_data(self) -> dict[str, Any]:
         """Plain JSON-ready data."""

@@ -1,92 +1,241 @@
-"""Where evidence on quality stands: a plan states cost only."""
+"""What the kept studies say for and against the method that is recommended for a goal: a plan states cost only."""
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from twoaxis.core.kept_reports import KeptReport, kept_reports
 from twoaxis.planner.methods import Goal
 
 Verdict = Literal["better", "undecided", "worse"]
+Arm = Mapping[str, Any]
+"""What a kept report says of one arm."""
+
+Wanted = Callable[[Arm, Arm], bool]
+
+Side = Literal["for", "against", "mixed", "undecided", "withdrawn"]
+
+SHORTCUT_KIND, LOCAL_KIND = "deep_delta", "short_swa"
+"""The mixers that the paper recommends, on the depth axis and on the sequence axis."""
+
+TURNED: dict[Verdict, Verdict] = {"better": "worse", "worse": "better", "undecided": "undecided"}
+
+PARTS: dict[Goal, tuple[Goal, ...]] = {"both": ("both", "shortcut", "local-mixing")}
+"""Goals whose recommendations a study may try one by one."""
+
+NATURE = (
+    "A plan states cost and no quality. Only studies whose control passed the validity gate say anything about quality. "
+    "Verdicts and simultaneous intervals are corrected for all comparisons of a family, own intervals are not."
+)
+
+NO_VALID_STUDY = "No valid study yet: nothing is known here for or against this recommendation."
 
 
 @dataclass(frozen=True)
-class Study:
-    """A study of this repository whose results are kept.
+class PairVerdict:
+    """An arm with the recommended method against another arm of the same study.
 
     Attributes:
-        name: of its file in `studies`, of its page in `docs/studies` and of its folder in `studies/results`.
+        arm: with the method.
+        against: the other arm.
+        matched: what both were given as much of; `tokens` for comparisons with the control unless the design says otherwise.
+        verdict: on the arm with the method; None where the study gives none.
+        difference: mean of its validation loss minus the other's, in nats per token; below zero is better.
+        low: lower end of the 95 % interval of the verdict, or in an old report of this comparison alone; None when the
+            replicates do not vary.
+        high: upper end.
+        replicates: pairs.
+        family: comparisons that the interval is corrected for; 0 where it is that of one comparison.
+        with_control: whether the other arm is the control of the study.
+        no_verdict: why there is none, as the study says it.
+    """
+
+    arm: str
+    against: str
+    matched: str
+    verdict: Verdict | None
+    difference: float | None
+    low: float | None
+    high: float | None
+    replicates: int
+    family: int
+    with_control: bool
+    no_verdict: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The same in words."""
+        if self.verdict is None or self.difference is None:
+            return f"{self.arm} against {self.against}: no verdict" + (f" ({self.no_verdict})" if self.no_verdict else "")
+        which = f"simultaneous 95 % interval (family of {self.family})" if self.family else "own 95 % interval"
+        interval = "" if self.low is None or self.high is None else f", {which} {_signed(self.low)} to {_signed(self.high)}"
+        equal = f" at equal {self.matched.replace('flops', 'FLOPs')}" if self.matched else ""
+        verdict = "undecided against" if self.verdict == "undecided" else f"{self.verdict} than"
+        found = f"{self.arm} is {verdict} {self.against}{equal}: {_signed(self.difference)} nats per token"
+        return f"{found}{interval}, {self.replicates} replicates"
+
+
+@dataclass(frozen=True)
+class StudyEvidence:
+    """One study that has an arm with the recommended method.
+
+    Attributes:
+        name: of its page in `docs/studies`.
         question: what it asks.
-        kinds: the mixers that its arms have, beside the control.
-        verdicts: of the arms that stand for a recommendation, against the control at equal tokens; a test holds them to the
-            kept report.
+        withdrawn: why it is no evidence; "" where it is.
+        gate: what its validity gate says; "" where it has none.
+        scale: sizes of its models and budget of a run.
+        pairs: every comparison of an arm that has the method; empty where the study is withdrawn.
+        report: the path of the whole report, in the repository.
     """
 
     name: str
     question: str
-    kinds: tuple[str, ...]
-    verdicts: dict[str, Verdict]
+    withdrawn: str
+    gate: str
+    scale: str
+    pairs: tuple[PairVerdict, ...]
+    report: str
 
     @property
-    def page(self) -> str:
-        """The path of its page."""
-        return f"docs/studies/{self.name}.md"
-
-    @property
-    def results(self) -> str:
-        """The folder of its report and figures."""
-        return f"studies/results/{self.name}"
+    def side(self) -> Side:
+        """Whether it speaks for the recommendation or against it: by the comparisons with the control where there are any."""
+        if self.withdrawn:
+            return "withdrawn"
+        # A method that beats another explanation of its gain, and not the control, has no gain to explain.
+        decisive = {pair.verdict for pair in self.pairs if pair.with_control} or {pair.verdict for pair in self.pairs}
+        if "better" in decisive:
+            return "mixed" if any(pair.verdict == "worse" for pair in self.pairs) else "for"
+        return "against" if "worse" in decisive else "undecided"
 
     def to_data(self) -> dict[str, Any]:
         """Plain JSON-ready data."""
-        return asdict(self) | {"kinds": list(self.kinds), "page": self.page, "results": self.results}
+        return asdict(self) | {"pairs": [asdict(pair) for pair in self.pairs], "side": self.side}
 
 
-STUDIES = (
-    Study(
-        "shortcut",
-        "At 1 M parameters on real text, which residual shortcut lowers the loss, and does it pay for its FLOPs and seconds?",
-        ("deep_delta", "attention_residuals", "muddformer", "mhc", "denseformer", "residual_scalars"),
-        {"deep_delta": "undecided"},
-    ),
-    Study(
-        "fork",
-        "For the extra FLOPs, or the extra seconds, of each depth method: does ShortSWA along positions lower the loss more?",
-        ("deep_delta", "attention_residuals", "muddformer", "mhc", "denseformer", "residual_scalars", "short_swa"),
-        {"deep_delta": "undecided"},
-    ),
-    Study(
-        "local_mixing",
-        "On a switching n-gram, does ShortSWA, ShortConv or Canon lower the loss of a one-layer decoder, "
-        "and does more attention?",
-        ("short_swa", "short_conv", "canon"),
-        {"short_swa": "better"},
-    ),
-    Study(
-        "depth_retrieval",
-        "In a narrow, deep stack crowded by local mixers, which depth mixer retrieves an early feature better "
-        "than the residual?",
-        ("residual_scalars", "attention_residuals", "deep_delta", "denseformer", "depth_attention"),
-        {"deep_delta": "worse"},
-    ),
-)
-"""All of them."""
+def evidence(goal: Goal, kept: tuple[KeptReport, ...] | None = None) -> tuple[StudyEvidence, ...]:
+    """The studies that have an arm with the method that is recommended for a goal, those that decide something first.
 
-OF_GOAL: dict[Goal, tuple[str, ...]] = {
-    "shortcut": ("shortcut", "fork", "depth_retrieval"),
-    "local-mixing": ("local_mixing", "fork"),
-    "both": ("shortcut", "fork", "local_mixing", "depth_retrieval"),
-}
-
-NATURE = (
-    "This plan states cost and no quality. The kept studies state quality, of models of at most about 1 M parameters, each at "
-    "one recipe; none trains both recommendations together."
-)
-
-
-def evidence(goal: Goal) -> tuple[Study, ...]:
-    """The studies that ask what a goal asks.
+    Args:
+        goal: of the reader.
+        kept: reports; None takes those that ship with the package.
 
     Example:
-        >>> [study.page for study in evidence("local-mixing")]
-        ['docs/studies/local_mixing.md', 'docs/studies/fork.md']
+        >>> "local_mixing" in [study.name for study in evidence("local-mixing")]
+        True
     """
-    return tuple(study for name in OF_GOAL.get(goal, ()) for study in STUDIES if study.name == name)
+    found = [study for each in (kept_reports() if kept is None else kept) if (study := _study(goal, each)) is not None]
+    order: tuple[Side, ...] = ("for", "against", "mixed", "undecided", "withdrawn")
+    return tuple(sorted(found, key=lambda study: order.index(study.side)))
+
+
+def against_control(kept: KeptReport, wanted: Wanted) -> Iterator[PairVerdict]:
+    """Arms of a study that is evidence, against its control.
+
+    Args:
+        kept: the study.
+        wanted: of (arm, control), whether an arm is asked about.
+    """
+    control, own = _chosen(kept.report, wanted)
+    charge = kept.report.get("charge", "tokens")
+    for name in () if kept.withdrawn else own:
+        arm = kept.report["arms"][name]
+        # A companion was generated for another comparison.
+        if arm.get("role") != "companion":
+            comparison = (arm.get("charged", {}).get(charge) or {}).get("comparison")
+            yield _pair((name, control, charge), comparison, arm, with_control=True)
+
+
+def local_mixers(arm: Arm) -> frozenset[str]:
+    """Kinds of the sublayers of an arm and of the local mixers inside them."""
+    return frozenset(kind for name in arm["mixers"] for kind in name.split("+"))
+
+
+def _chosen(report: Mapping[str, Any], wanted: Wanted) -> tuple[str, list[str]]:
+    """The control of a study and the arms that are asked about."""
+    arms = report["arms"]
+    control = next(name for name, arm in arms.items() if arm["control"])
+    base = arms[control]
+    # An arm of which no run has been made has no mixers in the record, and nothing to say.
+    known = {name: arm for name, arm in arms.items() if name != control and "depth" in arm and "depth" in base}
+    return control, [name for name, arm in known.items() if arm.get("role") not in ("rung", "trial") and wanted(arm, base)]
+
+
+def _study(goal: Goal, kept: KeptReport) -> StudyEvidence | None:
+    def wanted(arm: Arm, control: Arm) -> bool:
+        return any(_recommended(part, arm, control) for part in PARTS.get(goal, (goal,)))
+
+    _, own = _chosen(kept.report, wanted)
+    if not own:
+        return None
+    return StudyEvidence(
+        name=kept.name,
+        question=kept.question,
+        withdrawn=kept.withdrawn,
+        gate=str(kept.gate.get("sentence", "")).rstrip("."),
+        scale=_scale(kept.report),
+        pairs=() if kept.withdrawn else (*against_control(kept, wanted), *_contrasts(kept.report, own)),
+        report=kept.path,
+    )
+
+
+def _recommended(goal: Goal, arm: Arm, control: Arm) -> bool:
+    """Whether an arm is the control with the recommended method and nothing else that a goal is about."""
+    depth, plain = arm["depth"], control["depth"]
+    mixers, local = local_mixers(arm), local_mixers(control)
+    shortcut = depth["kind"] == SHORTCUT_KIND and depth.get("update_rule", "delta") == "delta" and depth != plain
+    if goal == "both":
+        return shortcut and LOCAL_KIND in mixers - local
+    if goal == "shortcut":
+        return shortcut and mixers == local
+    return depth == plain and LOCAL_KIND in mixers - local
+
+
+def _contrasts(report: Mapping[str, Any], own: list[str]) -> Iterator[PairVerdict]:
+    """The contrasts of these arms with others, from their side."""
+    for contrast in report.get("contrasts", ()):
+        arm, against, matched = contrast["arm"], contrast["against"], contrast["matched"]
+        if arm in own and against not in own:
+            yield _pair((arm, against, matched), contrast["comparison"], contrast)
+        elif against in own and arm not in own:
+            yield _pair((against, arm, matched), contrast["comparison"], contrast, turned=True)
+
+
+def _pair(
+    names: tuple[str, str, str],
+    comparison: Mapping[str, Any] | None,
+    said: Mapping[str, Any],
+    turned: bool = False,
+    with_control: bool = False,
+) -> PairVerdict:
+    """One comparison, or why the study gives no verdict on it."""
+    refused = said.get("no_verdict") or ""
+    if comparison is None or comparison["verdict"] is None or refused:
+        return PairVerdict(*names, None, None, None, None, 0, 0, with_control, refused)
+    simultaneous = comparison.get("simultaneous")
+    low, high = simultaneous or comparison["ci95"] or (None, None)
+    family, n = comparison["family"] if simultaneous else 0, len(comparison["paired_differences"])
+    verdict, difference = comparison["verdict"], comparison["mean_difference"]
+    if turned:
+        verdict, difference = TURNED[verdict], -difference
+        low, high = (None, None) if low is None or high is None else (-high, -low)
+    return PairVerdict(*names, verdict, difference, low, high, n, family, with_control)
+
+
+def _scale(report: Mapping[str, Any]) -> str:
+    arms = [arm for arm in report["arms"].values() if arm.get("role", "treatment") in ("control", "treatment")]
+    sizes = [arm["parameters"] for arm in arms if arm.get("parameters")]
+    tokens = sorted({arm["tokens"] for arm in arms if arm.get("tokens")})
+    said = f"models of {_count(min(sizes))} to {_count(max(sizes))} parameters" if sizes else "models of unknown size"
+    return f"{said}, {' or '.join(_count(each) for each in tokens)} tokens a run" if tokens else said
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.4f}".replace("-", "\N{MINUS SIGN}")
+
+
+def _count(value: float) -> str:
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"

@@ -18,7 +18,7 @@ Axis = Literal["depth", "sequence", "both"]
 Goal = Literal["control", "shortcut", "local-mixing", "both"]
 
 WINDOW = 128
-"""Tokens that a short window sees: the paper's proposal, arXiv:2603.16039, section 3."""
+"""Tokens that a short window sees: the chunk size that the companion text Rethinking-SWA of the paper's author names."""
 
 SOURCE_BLOCKS = 8
 """Blocks of sources that the report on Attention Residuals settles on, arXiv:2603.15031, section 5."""

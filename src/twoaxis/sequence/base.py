@@ -10,6 +10,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import DeclaredModule
 from twoaxis.core.site import HeadShape, Site
 from twoaxis.core.views import Heads, Views
@@ -21,6 +22,11 @@ class SequenceConfig(Config, ABC):
 
     # Any, since each mixer narrows it to the one literal that names it.
     kind: Any
+
+    @property
+    def design(self) -> MixingDesign | None:
+        """How it forms weights and where its sum goes; None for a mixer that no table compares with those along depth."""
+        return None
 
     @property
     def accepts_qkv(self) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Normal, UniformPairs, Values, matrix_std
 from twoaxis.core.site import Site
 from twoaxis.core.views import QKV, Heads, Views
@@ -60,6 +61,22 @@ class KVShiftConfig(HeadsConfig):
     form: Literal["fixed", "token"] = "fixed"
     shift_init: Literal["uniform", "identity"] = "uniform"
     window: int | None = Field(default=None, ge=1)
+
+    @property
+    def design(self) -> MixingDesign:
+        """Free or gated weights of two tokens, inside attention."""
+        gated = self.form == "token"
+        return MixingDesign(
+            query="parameter s" if gated else "none",
+            key="c_t" if gated else "none",
+            value="k_t, v_t",
+            normaliser="sigmoid" if gated else "none",
+            window="last 2 tokens",
+            sharing="sublayer",
+            injection="replaces keys and values",
+            weights="input and reader" if gated else "static",
+            position=True,
+        )
 
     @property
     def span(self) -> int | None:

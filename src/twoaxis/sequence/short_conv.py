@@ -12,6 +12,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.site import Site
 from twoaxis.core.views import Views
 from twoaxis.local.conv import ConvOptions
@@ -45,6 +46,20 @@ class ShortConvConfig(ConvOptions, SequenceConfig):
 
     kind: Literal["short_conv"] = "short_conv"
     activation: Literal["none", "silu"] = "silu"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Free taps."""
+        return MixingDesign(
+            query="none",
+            key="none",
+            value="c_t",
+            normaliser="none",
+            window="last k tokens",
+            sharing="sublayer",
+            injection="added to the stream",
+            position=True,
+        )
 
     @property
     def receptive_field(self) -> int:

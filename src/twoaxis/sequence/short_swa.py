@@ -11,6 +11,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.site import Stack
 from twoaxis.core.views import QKV, Views
 from twoaxis.sequence.heads import AttentionCache, HeadsConfig, SoftmaxAttention
@@ -53,6 +54,21 @@ class ShortSWAConfig(HeadsConfig):
     kind: Literal["short_swa"] = "short_swa"
     window: int = Field(default=128, ge=1)
     n_kv_heads: int | None = Field(default=1)
+
+    @property
+    def design(self) -> MixingDesign:
+        """Attention over tokens."""
+        return MixingDesign(
+            query="W_Q c_t",
+            key="W_K c_t",
+            value="W_V c_t",
+            normaliser="softmax",
+            window="last w tokens",
+            sharing="sublayer",
+            injection="added to the stream through W_O",
+            weights="input and reader",
+            position=True,
+        )
 
     @property
     def span(self) -> int | None:

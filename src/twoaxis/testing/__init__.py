@@ -11,6 +11,7 @@ from twoaxis.testing import (
     configuration,
     cost,
     decoding,
+    design,
     flow,
     gradient,
     initialisation,
@@ -62,6 +63,9 @@ def depth_checks() -> tuple[Check, ...]:
         cost.depth_params_are_exact,
         cost.depth_flops_are_exact,
         cost.depth_saved_bytes_are_exact,
+        design.declared_weights_are_measured,
+        design.declared_sharing_is_measured,
+        design.declared_window_is_measured,
     )
 
 

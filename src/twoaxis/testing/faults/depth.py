@@ -70,6 +70,13 @@ class _PastLeak(Residual):
         return state + 0.1 * state.cumsum(dim=1), None
 
 
+class _Gated(Residual):
+    """Weighs what it reads by what it reads."""
+
+    def read(self, state: Tensor) -> tuple[Tensor, None]:
+        return state * state[..., :1].sigmoid(), None
+
+
 class _BatchLeak(Residual):
     def read(self, state: Tensor) -> tuple[Tensor, None]:
         return state + 0.1 * state.mean(dim=0, keepdim=True), None
@@ -275,6 +282,10 @@ def _planted(mixer: type[Residual] = Residual, **statements: Any) -> DepthConfig
     return type("PlantedConfig", (_Planted,), {"mixer": mixer, **statements, "__module__": __name__})()
 
 
+def _growing(width: int, index: int) -> Leaf:
+    return stream(width * (index + 1), index)
+
+
 def _fault(
     name: str, caught_by: str, faulty: DepthConfig, twin: DepthConfig | None = None, raises: type[Exception] = CheckFailed
 ) -> Fault:
@@ -288,7 +299,11 @@ class _Unfrozen(ResidualConfig):
 DEPTH_FAULTS = (
     _fault("changeable configuration", "config_round_trip", _Unfrozen()),
     _fault("position leak", "causal_along_positions incremental_decode document_isolation", _planted(_PositionLeak)),
-    _fault("leak from the past", "document_isolation left_padding incremental_decode", _planted(_PastLeak)),
+    _fault(
+        "leak from the past",
+        "document_isolation left_padding incremental_decode declared_weights_are_measured",
+        _planted(_PastLeak),
+    ),
     _fault("batch leak", "batch_invariance", _planted(_BatchLeak)),
     _fault("depth leak", "causal_along_depth deterministic_for_seed", _planted(_DepthLeak)),
     _fault("dead parameter", "gradients_reach_parameters", _planted(_Dead), _planted(_Used)),
@@ -340,6 +355,9 @@ DEPTH_FAULTS = (
         _planted(_Squares),
         _planted(_Squares, more=lambda d_model: Flow(keeps_update=True)),
     ),
+    _fault("undeclared gate", "declared_weights_are_measured", _planted(_Gated)),
+    _fault("undeclared parameters", "declared_sharing_is_measured", _planted(_Used)),
+    _fault("undeclared history", "declared_window_is_measured", _planted(leaf=_growing)),
     _fault("undeclared cache", "depth_cache_is_exact", _planted(_Hoards)),
     _fault("wrong cache size", "depth_cache_is_exact", _planted(misstated=Cost(cache_bytes=1))),
     _fault("graph break", "compiles_once", _planted(_GraphBreak)),

@@ -1,0 +1,82 @@
+"""The benchmark results that ship with the package; `docs/kept_benchmarks.py` writes the data file, and a test holds it."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+KEPT = Path(__file__).with_name("kept_benchmarks.json")
+
+
+class Ratio(NamedTuple):
+    """How long something took against something else in one run: the median of the rounds, and their range."""
+
+    middle: float
+    lowest: float
+    highest: float
+
+    @staticmethod
+    def parse(cell: str) -> "Ratio":
+        """Reads a cell of a result.
+
+        Example:
+            >>> Ratio.parse("1.22 (1.15..1.31)")
+            Ratio(middle=1.22, lowest=1.15, highest=1.31)
+        """
+        middle, lowest, highest = re.findall(r"\d+\.\d+", cell)
+        return Ratio(float(middle), float(lowest), float(highest))
+
+    def __str__(self) -> str:
+        return f"{self.middle:.2f} ({self.lowest:.2f} to {self.highest:.2f})"
+
+
+@dataclass(frozen=True)
+class KeptTable:
+    """One table of a result.
+
+    Attributes:
+        path: of the result, in the repository.
+        machine: where it was measured: `machine`, `torch`, `threads` and so on.
+        title: the heading it stands under.
+        columns: their names.
+        rows: their cells.
+    """
+
+    path: str
+    machine: Mapping[str, str]
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    @property
+    def where(self) -> str:
+        """The machine and the version of torch."""
+        return f"{self.machine.get('machine', 'an unnamed machine')}, torch {self.machine.get('torch', 'unknown')}"
+
+    def ratios(self, column: str) -> dict[str, Ratio]:
+        """A column of ratios by the first cell of each row."""
+        index = next(i for i, name in enumerate(self.columns) if name.startswith(column))
+        return {row[0]: Ratio.parse(row[index]) for row in self.rows}
+
+
+@lru_cache(maxsize=4)
+def kept_tables(path: Path = KEPT) -> tuple[KeptTable, ...]:
+    """Every kept table, in the order of the results.
+
+    Example:
+        >>> kept_tables()[0].path
+        'benchmarks/results/depth-2-core-cpu.md'
+    """
+    return tuple(KeptTable(**table) for table in json.loads(path.read_text(encoding="utf-8")))
+
+
+def kept_table(title: str, path: str = "") -> KeptTable | None:
+    """The first kept table whose heading begins like this, in a result if one is named; None if there is none to read."""
+    try:
+        tables = kept_tables(KEPT)
+    except (OSError, ValueError):
+        return None
+    return next((table for table in tables if table.title.startswith(title) and path in ("", table.path)), None)

@@ -1,0 +1,127 @@
+"""The difference of two arms of a kept report, as the study found it or as its shared seeds give it, and what that comes to."""
+
+from collections.abc import Mapping
+from math import sqrt
+from statistics import mean, stdev
+from typing import Any, Literal, NamedTuple
+
+from scipy.stats import t as student
+
+ALPHA = 0.05
+"""Of one false verdict among the comparisons of a claim in one study."""
+
+Outcome = Literal["better", "as good", "no better", "undecided", "not compared"]
+Wanted = Literal["better", "as good"]
+
+
+class Arm(NamedTuple):
+    """An arm of a kept report.
+
+    Attributes:
+        name: in the report.
+        data: what is kept of it.
+    """
+
+    name: str
+    data: Mapping[str, Any]
+
+    @property
+    def depth(self) -> Mapping[str, Any]:
+        """The configuration of its depth mixer."""
+        return self.data.get("depth") or {}
+
+    @property
+    def mixers(self) -> Mapping[str, int]:
+        """In how many sublayers each mixer stands."""
+        return self.data.get("mixers") or {}
+
+    def has(self, mixer: str) -> bool:
+        """Whether a mixer stands anywhere in its blocks."""
+        return mixer in self.mixers
+
+
+class Difference(NamedTuple):
+    """The loss of an arm minus that of a rival, over shared seeds; below zero the arm is better.
+
+    Attributes:
+        mean: nats per token.
+        low: lower end of the interval of this comparison alone.
+        high: upper end.
+        n: replicates.
+        verdict: `better`, `worse` or `undecided`.
+        planned: whether the study made the comparison itself.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+    verdict: str
+    planned: bool
+
+    def __str__(self) -> str:
+        planned = "" if self.planned else ", not planned"
+        numbers = f"{self.mean:+.4f} ({self.low:+.4f} to {self.high:+.4f}), n = {self.n}{planned}"
+        return numbers.replace("-", "\N{MINUS SIGN}")
+
+
+def judge(found: Difference, smallest: float, wanted: Wanted) -> Outcome:
+    """What a difference comes to, given the smallest effect that matters.
+
+    Example:
+        >>> judge(Difference(-0.001, -0.01, 0.008, 5, "undecided", True), 0.02, "better")
+        'no better'
+    """
+    if found.verdict == "better":
+        return "better"
+    if wanted == "as good" and found.verdict != "worse" and found.high < smallest:
+        return "as good"
+    if found.verdict == "worse" or (wanted == "better" and found.low > -smallest):
+        return "no better"
+    return "undecided"
+
+
+def planned(report: Mapping[str, Any], arm: Arm, other: Arm) -> Difference | None:
+    """The comparison that the study made itself: with its control, or of a treatment with a companion, in either order."""
+    if other.data.get("control"):
+        charged = arm.data.get("charged", {}).get(report.get("charge", "tokens")) or {}
+        found = _difference(charged.get("comparison"), arm.data.get("verdict"))
+        if found is None and "charged" not in arm.data and (own := paired(arm, other, 1)):
+            # Reports of the first form hold the verdict without its comparison.
+            return own._replace(verdict=arm.data.get("verdict") or "undecided", planned=True)
+        return found
+    if arm.data.get("control"):
+        turned = planned(report, other, arm)
+        return turned and _turned(turned)
+    for contrast in report.get("contrasts", ()):
+        names = contrast["arm"], contrast["against"]
+        comparison = contrast["comparison"]
+        found = _difference(comparison, comparison and not contrast.get("no_verdict") and comparison["verdict"])
+        if found is not None and names in ((arm.name, other.name), (other.name, arm.name)):
+            return found if names[0] == arm.name else _turned(found)
+    return None
+
+
+def _difference(comparison: Mapping[str, Any] | None, verdict: str | Literal[False] | None) -> Difference | None:
+    if not comparison or not comparison.get("ci95"):
+        return None
+    n = len(comparison["paired_differences"])
+    return Difference(comparison["mean_difference"], *comparison["ci95"], n, verdict or "undecided", True)
+
+
+def _turned(found: Difference) -> Difference:
+    verdict = {"better": "worse", "worse": "better"}.get(found.verdict, found.verdict)
+    return found._replace(mean=-found.mean, low=-found.high, high=-found.low, verdict=verdict)
+
+
+def paired(arm: Arm, other: Arm, comparisons: int) -> Difference | None:
+    """Student's interval of the paired difference; the verdict is corrected for the number of such comparisons."""
+    losses, rivals = arm.data["losses"], other.data["losses"]
+    differences = [losses[seed] - rivals[seed] for seed in losses if seed in rivals]
+    n = len(differences)
+    if n < 2:
+        return None
+    middle, error = mean(differences), stdev(differences) / sqrt(n)
+    own, corrected = (float(student.ppf(1 - alpha / 2, n - 1)) * error for alpha in (ALPHA, ALPHA / max(1, comparisons)))
+    verdict = "better" if middle + corrected < 0 else "worse" if middle - corrected > 0 else "undecided"
+    return Difference(middle, middle - own, middle + own, n, verdict, False)

@@ -1,0 +1,77 @@
+"""Floating-point operations of running decoders, counted while they run: what a mixer adds to the plain one.
+
+Letters: T tokens, d width of all heads, w window along positions, K window along depth, L blocks.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from twoaxis.core.measure import product_flops, tensors
+from twoaxis.model import Decoder, DecoderConfig
+
+HEADS, VOCAB, D_FF = 2, 8, 8
+
+
+class Added(NamedTuple):
+    """What a mixer adds to one forward pass.
+
+    Attributes:
+        mixing: of scores and values.
+        projections: of its matrices.
+    """
+
+    mixing: int
+    projections: int
+
+
+class HeadOperations(TorchDispatchMode):
+    """Counts multiply-adds on tensors of heads, [B T H K], of which depth attention is made: two for each product."""
+
+    def __init__(self, head_dim: int) -> None:
+        super().__init__()
+        self.head_dim, self.count = head_dim, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.rstrip("_")
+        if name in ("mul", "addcmul"):
+            self.count += 2 * sum(x.numel() for x in tensors(result) if x.shape[2:] == (HEADS, self.head_dim))
+        return result
+
+
+def short_swa_adds(T: int, w: int, d: int) -> Added:
+    """What ShortSWA adds in each block; as the windowed engine runs, pairs that a chunk computes and masks are counted too."""
+    swa = {"kind": "short_swa", "n_heads": HEADS, "n_kv_heads": HEADS, "window": w}
+    total, pairs = _products(_decoder(d, 1, [swa, {"kind": "swiglu", "d_ff": D_FF}]), T)
+    plain, plain_pairs = _products(_decoder(d, 1), T)
+    return Added(pairs - plain_pairs, total - pairs - (plain - plain_pairs))
+
+
+def depth_attention_adds(T: int, L: int, d: int, K: int | None = None) -> Added:
+    """What reads before every block add; scores and values are products and sums of single tensors, not of matrices."""
+    model = _decoder(d, L, depth=(("kind", "depth_attention"), ("n_heads", HEADS), ("window", K)))
+    with HeadOperations(d // HEADS) as counted:
+        total, _ = _products(model, T)
+    return Added(counted.count, total - _products(_decoder(d, L), T)[0])
+
+
+def _products(model: Decoder, T: int) -> tuple[int, int]:
+    """All matrix products of a forward pass, and those between activations."""
+    ids = torch.zeros(1, T, dtype=torch.long)
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        return product_flops(lambda: model(ids))
+
+
+def _decoder(d: int, L: int, block: Any = None, depth: tuple[tuple[str, Any], ...] = (("kind", "residual"),)) -> Decoder:
+    return _built(d, L, tuple(tuple(part.items()) for part in block or [{"kind": "swiglu", "d_ff": D_FF}]), depth)
+
+
+@lru_cache(maxsize=64)
+def _built(d: int, L: int, block: Any, depth: Any) -> Decoder:
+    """A decoder whose blocks have no attention, so that nothing but the mixer works on heads."""
+    sizes = {"vocab_size": VOCAB, "d_model": d, "n_layers": L, "blocks": [[dict(part) for part in block]]}
+    return Decoder.build(DecoderConfig.from_data({**sizes, "depth": dict(depth)}))

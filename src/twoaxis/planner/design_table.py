@@ -1,0 +1,166 @@
+"""The table of methods: how each forms its weights, what it costs at one stated shape, and what valid studies say of it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from twoaxis.core.cost import Shape
+from twoaxis.core.kept_reports import KeptReport, kept_reports
+from twoaxis.core.mixing_design import MixingDesign
+from twoaxis.depth import DEPTH
+from twoaxis.local.places import PlacesConfig
+from twoaxis.model.memory import decoder_saved_bytes
+from twoaxis.planner.coefficients import coefficients
+from twoaxis.planner.evidence import Arm, PairVerdict, against_control, local_mixers
+from twoaxis.planner.formulas.counts import forward_counts, parameter_counts
+from twoaxis.planner.formulas.step import edges_of
+from twoaxis.planner.methods import Axis, Method, Refusal, fitted, methods
+from twoaxis.planner.model.part import OwnPart
+from twoaxis.planner.model.read import read_model
+from twoaxis.planner.model.shape import ModelShape
+from twoaxis.planner.pipeline.crossing import hop_bytes
+
+PRESET, TOKENS, ELEMENT_BYTES = "dense-7b", 2**13, 2
+"""The model of the costs: its sizes, the length of a sequence, and bfloat16."""
+
+RANKS, CHUNKS, FORWARDING = 4, 2, "cached"
+"""Its pipeline: ranks, stages on each, and what a boundary sends: states that the receiver does not hold yet."""
+
+
+@dataclass(frozen=True)
+class MethodCounts:
+    """What one method counts at the stated shape.
+
+    Attributes:
+        params: parameters, a count.
+        flops_per_token: of a forward pass.
+        saved_bytes_per_token: what autograd keeps for the backward pass, nothing recomputed.
+        boundary_bytes_per_token: over the stage boundary that carries most.
+    """
+
+    params: int
+    flops_per_token: float
+    saved_bytes_per_token: float
+    boundary_bytes_per_token: float
+
+    def __sub__(self, other: "MethodCounts") -> "MethodCounts":
+        mine, theirs = vars(self), vars(other)
+        return MethodCounts(**{name: mine[name] - theirs[name] for name in mine})
+
+
+@dataclass(frozen=True)
+class MethodRow:
+    """One method.
+
+    Attributes:
+        name: as in plans.
+        axis: on which it mixes.
+        kind: of its mixer.
+        design: how it forms its weights.
+        counts: of the whole model for the control, else beyond the control's.
+        losses: against the control of every valid study that has it; empty where there is none.
+    """
+
+    name: str
+    axis: Axis
+    kind: str
+    design: MixingDesign
+    counts: MethodCounts
+    losses: tuple[tuple[str, PairVerdict], ...]
+
+    def to_data(self) -> dict[str, Any]:
+        """Plain JSON-ready data."""
+        return {
+            **{name: getattr(self, name) for name in ("name", "axis", "kind")},
+            "design": self.design.to_data(),
+            "counts": vars(self.counts),
+            "losses": [{"study": study, **vars(pair), "sentence": pair.sentence} for study, pair in self.losses],
+        }
+
+
+def design_table(kept: tuple[KeptReport, ...] | None = None) -> tuple[MethodRow, ...]:
+    """Every method of the depth axis and every local mixer of the sequence axis; the control comes first.
+
+    Args:
+        kept: reports of studies; None takes those that ship with the package.
+
+    Example:
+        >>> [row.name for row in design_table() if row.design.literal]
+        ['Depth ShortSWA']
+    """
+    model = read_model(PRESET)
+    valid = [each for each in (kept_reports() if kept is None else kept) if not each.withdrawn]
+    rows: list[MethodRow] = []
+    control: MethodCounts | None = None
+    for method in _every_method():
+        shape = fitted(method, model)
+        if isinstance(shape, Refusal):
+            raise AssertionError(f"{method.name} does not fit {PRESET}: {shape.reason}")
+        counts, design = _counts(shape), _design(method, shape)
+        added = counts if control is None else counts - control
+        control = control or counts
+        losses = tuple(found for each in valid for found in _losses(method, design, each))
+        rows.append(MethodRow(method.name, method.axis, method.kind, design, added, losses))
+    return tuple(rows)
+
+
+def stated_shape() -> str:
+    """The shape of the costs in words."""
+    model = read_model(PRESET)
+    return (
+        f"{PRESET}: {model.n_layers} blocks, d_model {model.d_model}; one sequence of {TOKENS} tokens in bfloat16, nothing "
+        f"recomputed; {RANKS} pipeline ranks with {CHUNKS} stages each, where a rank keeps the states that it has received"
+    )
+
+
+def _every_method() -> Iterator[Method]:
+    """The methods of a plan, and every depth mixer that no plan names, in its default form."""
+    known = methods()
+    yield from (method for method in known if method.axis == "depth")
+    named = {method.kind for method in known}
+    for row in DEPTH:
+        if row.kind not in named:
+            yield Method(
+                row.kind, "depth", "shortcut", row.kind, lambda model, kind=row.kind: model.with_depth(DEPTH.parse(kind))
+            )
+    yield from (method for method in known if method.axis == "sequence")
+
+
+def _design(method: Method, model: ModelShape) -> MixingDesign:
+    if method.axis == "depth":
+        return model.depth.design
+    for part in model.parts:
+        if not isinstance(part, OwnPart):
+            continue
+        inside = (part.config.input_local,) if isinstance(part.config, PlacesConfig) else ()
+        for config in (part.config, *inside):
+            if config is not None and config.kind == method.kind and (design := getattr(config, "design", None)):
+                return design
+    raise AssertionError(f"{method.name} declares no design; give {method.kind!r} one")
+
+
+def _counts(model: ModelShape) -> MethodCounts:
+    numbers = coefficients(model)
+    edges = edges_of(numbers, {"pipeline": RANKS, "virtual": CHUNKS})
+    return MethodCounts(
+        params=parameter_counts(numbers)["all"],
+        flops_per_token=forward_counts(numbers, 1, TOKENS)["all"] / TOKENS,
+        saved_bytes_per_token=decoder_saved_bytes(model, Shape(1, TOKENS, ELEMENT_BYTES)) / TOKENS,
+        boundary_bytes_per_token=max(hop_bytes(numbers["leaves"], edges, RANKS, FORWARDING)),
+    )
+
+
+def _losses(method: Method, design: MixingDesign, kept: KeptReport) -> Iterator[tuple[str, PairVerdict]]:
+    """Arms that are the control of a study with this method and nothing else."""
+
+    def is_method(arm: Arm, control: Arm) -> bool:
+        added = local_mixers(arm) - local_mixers(control)
+        if method.axis == "depth":
+            config = arm["depth"]
+            return not added and config["kind"] == method.kind and DEPTH.parse(config).design == design
+        # Methods of one kind differ in where it stands, which reports do not keep.
+        alone = sum(other.kind == method.kind for other in methods()) == 1
+        return alone and arm["depth"] == control["depth"] and added == {method.kind}
+
+    for pair in against_control(kept, is_method):
+        yield kept.name, pair

@@ -1,0 +1,216 @@
+"""Checks of the declared design of a depth mixer against what can be measured of it.
+
+Letters: B batch, T position, D width, S sources, P parts of the width.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from twoaxis.core.probe import distance, noise
+from twoaxis.depth import DepthConfig
+from twoaxis.model import Decoder
+from twoaxis.sequence import AttentionConfig
+from twoaxis.testing.check import check, exactly, require
+from twoaxis.testing.measure import sublayer_list, tensors, trace
+from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, toy_decoder, toy_tokens
+
+WIDTH, PARTS, LAYERS = 48, 4, 7
+"""Each quarter of the width holds an orthonormal frame of all sources; no head or fraction of an example is narrower."""
+
+BLOCK = ((AttentionConfig(n_heads=4, head_dim=12),),)
+"""With one sublayer in each block, outputs of sublayers and of blocks are the same sources."""
+
+THREE = (ATTENTION, FEED_FORWARD, FEED_FORWARD)
+"""A block of odd length separates what happens once a block from what happens every second sublayer."""
+
+RELATIVE = 1e-8
+"""Between rounding, near 1e-13, and the changes looked for, which are far larger."""
+
+
+class Inputs(NamedTuple):
+    """Everything that reads depend on besides parameters: the embedding, all updates, and projected heads.
+
+    `another` may stand in for any source: it is orthogonal to all.
+    """
+
+    another: Tensor
+    embedding: Tensor
+    updates: list[Tensor]
+    heads: list[Any]
+
+
+@check
+def declared_weights_are_measured(config: DepthConfig) -> None:
+    """Weights depend on the input, on the newest state and on earlier tokens exactly as the design declares."""
+    model = toy_decoder(config, d_model=WIDTH, n_layers=LAYERS, blocks=BLOCK)
+    run = trace(model, toy_tokens())
+    one, other = (_inputs(run, name) for name in ("one", "other"))
+    newest = _with_newest(one)
+    on_input = _changes(_derivatives(model, one), _derivatives(model, other)) and _changes(
+        *(_weights(model, inputs) for inputs in (one, other))
+    )
+    on_reader = (
+        on_input
+        and _changes(_derivatives(model, one), _derivatives(model, newest))
+        and not _only_competes(_weights(model, one), _weights(model, newest))
+    )
+    design = config.design
+    # A norm behind a matrix looks like a weight here.
+    if not (design.weights == "static" and design.normaliser.startswith("norm")):
+        exactly("what weights depend on", _weights_word(on_input, on_reader), design.weights)
+    alike = _read(model, _inputs(run, "alike", same_tokens=True))
+    exactly("whether earlier tokens matter", _changes(alike, [t[:, :1].expand_as(t) for t in alike]), config.design.position)
+
+
+@check
+def declared_sharing_is_measured(config: DepthConfig) -> None:
+    """Parameters exist once for the model, for each block that mixes, for each sublayer, or not at all, as declared."""
+    few, many = (toy_decoder(config, n_layers=n, blocks=(THREE,)) for n in (4, 8))
+    owned = [[_count(sublayer.depth) > 0 for sublayer in block.sublayers] for block in few.blocks]  # type: ignore[union-attr]
+    per_block = max(sum(block) for block in owned)
+    if _mixing(few) == 0:
+        measured = "none"
+    elif _mixing(few) == _mixing(many):
+        measured = "model"
+    else:
+        measured = "sublayer" if per_block > 1 else "block"
+    exactly("what has parameters of its own", measured, config.design.sharing)
+    require(
+        not config.design.literal or measured == "model",
+        f"a literal instance of section 2.2: has parameters of its own: {measured}; must be the model alone",
+    )
+
+
+@check
+def declared_window_is_measured(config: DepthConfig) -> None:
+    """The depth state grows with depth exactly where the declared window begins with `all`."""
+    few, many = (decoder_config(config, d_model=WIDTH, n_layers=n).stack for n in (16, 32))
+    floats = [max(config.state_floats(stack, index) for index in range(stack.n_sublayers + 1)) for stack in (few, many)]
+    # A number for each sublayer may be a weight; a source is as wide as a head at least.
+    grown = floats[1] - floats[0] > many.n_sublayers - few.n_sublayers
+    exactly("whether more depth means more sources", grown, config.design.grows)
+
+
+def _weights_word(on_input: bool, on_reader: bool) -> str:
+    return "input and reader" if on_reader else "input" if on_input else "static"
+
+
+def _count(module: torch.nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def _mixing(model: Decoder) -> int:
+    return _count(model.ends) + sum(_count(sublayer.depth) for sublayer in sublayer_list(model))
+
+
+def _inputs(run: Any, name: str, same_tokens: bool = False) -> Inputs:
+    """Orthonormal sources, turned at random for each token, so that no norm of a fixed sum depends on the token.
+
+    Heads, and keys that sublayers emit behind their output, are noise.
+    """
+    frame = _frame(tuple(run.left.shape[:2]), len(run.updates) + 2, f"design/{name}")
+    another, embedding, *outputs = (frame[..., index] for index in range(frame.shape[-1]))
+    updates = [
+        torch.cat((output, noise(tuple(update.shape), f"design/{name}/{index}")[..., WIDTH:]), dim=-1)
+        for index, (output, update) in enumerate(zip(outputs, run.updates, strict=True))
+    ]
+    heads = [
+        tree_map(lambda like, at=index: noise(tuple(like.shape), f"design/{name}/heads {at} {tuple(like.shape)}"), each)
+        for index, each in enumerate(run.heads)
+    ]
+    found = Inputs(another, embedding, updates, heads)
+    # Also the sources of a first token are the same everywhere then.
+    return tree_map(lambda t: t[:, :1].expand_as(t).contiguous(), found) if same_tokens else found
+
+
+def _with_newest(inputs: Inputs) -> Inputs:
+    """With another update in the place of the newest one that the reader can know."""
+    *older, newest, last = inputs.updates
+    replaced = torch.cat((inputs.another, noise(tuple(newest.shape), "design/newest")[..., WIDTH:]), dim=-1)
+    return inputs._replace(updates=[*older, replaced, last])
+
+
+def _frame(shape: tuple[int, int], sources: int, name: str) -> Tensor:
+    """Vectors [B T D S] of rms 1 that are orthogonal within each part of the width, and to a constant."""
+    parts = noise((*shape, PARTS, WIDTH // PARTS, sources), name)
+    constant = torch.ones(*shape, PARTS, WIDTH // PARTS, 1, dtype=parts.dtype)
+    orthonormal = torch.linalg.qr(torch.cat((constant, parts), dim=-1)).Q[..., 1:]
+    return orthonormal.flatten(2, 3) * (WIDTH // PARTS) ** 0.5
+
+
+def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
+    """What the last sublayer sees when these are the updates: its views, and its heads if they are mixed along depth."""
+    state, sublayers = model.ends.enter(inputs.embedding), sublayer_list(model)
+    seen: list[Tensor] = []
+    for index, sublayer in enumerate(sublayers):
+        views, carry = sublayer.depth.read(state)
+        context, seen = sublayer.normalise(views), tensors(views)
+        if heads := inputs.heads[index]:
+            mixed, state = sublayer.depth.mix_heads(heads, context, state)
+            seen = tensors(mixed)
+        if index + 1 < len(sublayers):
+            state = sublayer.depth.write(state, inputs.updates[index], context, carry)
+    return seen
+
+
+def _sources(inputs: Inputs) -> list[Tensor]:
+    """What is older than the newest update that the reader can know."""
+    return [inputs.embedding, *inputs.updates[:-2], *tensors(inputs.heads[:-1])]
+
+
+def _derivatives(model: Decoder, inputs: Inputs) -> list[Tensor]:
+    """A fixed combination of what is read, differentiated with respect to each older source."""
+    leaves = tree_map(lambda t: t.clone().requires_grad_(), inputs)
+    seen = _read(model, leaves)
+    total = sum((view * noise(tuple(view.shape), f"design/view {part}")).sum() for part, view in enumerate(seen))
+    found = torch.autograd.grad(total, _sources(leaves), allow_unused=True)  # type: ignore[arg-type]
+    return [torch.zeros_like(s) if g is None else g for s, g in zip(_sources(leaves), found, strict=True)]
+
+
+@torch.no_grad()
+def _weights(model: Decoder, inputs: Inputs) -> list[Tensor]:
+    """The part [B T P S] of each view that lies along each source, within each part of the width; the newest comes last."""
+    sources = [inputs.embedding, *(update[..., :WIDTH] for update in inputs.updates[:-1])]
+    basis = torch.stack(sources, dim=-1).unflatten(2, (PARTS, -1))
+    found = []
+    for view in _read(model, inputs):
+        if view.shape == inputs.embedding.shape:
+            parts = view.unflatten(2, (PARTS, -1)).unsqueeze(-1)
+            found.append((basis * parts).mean(-2))
+        else:
+            found.append(view)
+    return found
+
+
+def _only_competes(before: list[Tensor], after: list[Tensor]) -> bool:
+    """Whether the newest source changes the weights of older ones by a common factor and offset only.
+
+    That is what happens in a softmax whose query is the same for all inputs: all weights shrink when a rival grows.
+    """
+    if not _changes(before, after) or any(t.shape[-1] != LAYERS or t.ndim != 4 for t in before):
+        return False
+    older = [(_older(one), _older(two)) for one, two in zip(before, after, strict=True)]
+    return _changes([a for a, _ in older], [b for _, b in older]) and not _changes(
+        [_shape(a) for a, _ in older], [_shape(b) for _, b in older]
+    )
+
+
+def _older(weights: Tensor) -> Tensor:
+    """Those of the sources that are not summed into one with the newest."""
+    older, own = weights[..., :-1], weights[..., -1:]
+    apart = (older - own).abs().flatten(0, -2).amax(0) > RELATIVE
+    return older[..., apart] if apart.any() else older
+
+
+def _shape(weights: Tensor) -> Tensor:
+    centred = weights - weights.mean(-1, keepdim=True)
+    return centred / centred.norm(dim=-1, keepdim=True).clamp(min=RELATIVE)
+
+
+def _changes(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether any of them differ by more than rounding can."""
+    largest = max((float(t.detach().abs().max()) for t in one), default=0.0)
+    return max((distance(a, b) for a, b in zip(one, other, strict=True)), default=0.0) > RELATIVE * max(largest, RELATIVE)
