@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from twoaxis.core.errors import ConfigError, StudyError, TwoAxisError
-from twoaxis.study.overlay import overlay
 from twoaxis.study import StudyConfig, read_study
+from twoaxis.study.overlay import overlay
 from twoaxis.study.planner import plan_study
 from twoaxis.study.table import plan_rows
 
