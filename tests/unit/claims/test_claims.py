@@ -35,6 +35,7 @@ from twoaxis.depth import (
     AttentionResidualsConfig,
     DeepCrossAttentionConfig,
     DeepDeltaConfig,
+    DepthAttentionConfig,
     VerticalAttentionConfig,
 )
 from twoaxis.depth import depth_attention as depth_mixer
@@ -158,7 +159,7 @@ def half_gate(q, k, v, decay_log, beta, **options):  # type: ignore[no-untyped-d
     return gated_delta(q, k, v, decay_log, beta / 2, **options)
 
 
-def forgets_the_oldest(q, keys, values, impl="fused"):  # type: ignore[no-untyped-def]
+def forgets_the_oldest(q, keys, values, impl: Any = "fused"):  # type: ignore[no-untyped-def]
     return depth_attention(q, keys[-2:], values[-2:], impl)
 
 
@@ -301,7 +302,7 @@ def test_a_score_that_is_no_product_is_no_attention(monkeypatch: Patch) -> None:
 
     monkeypatch.setattr(depth_mixer, "depth_attention", read)
     monkeypatch.setattr(depth_mixer, "depth_attention_weights", distances)
-    assert routing.measure(DEPTH["depth_attention"].config(n_heads=2)).form == "no"
+    assert routing.measure(DepthAttentionConfig(n_heads=2)).form == "no"
 
 
 def test_failed_computation_is_a_finding_without_a_trace() -> None:

@@ -74,10 +74,10 @@ def aggregation(outcome: Mapping[str, Any]) -> KeptReport:
 
 def delta(outcome: Mapping[str, Any]) -> KeptReport:
     """Better than both controls; against the plain stream as given."""
-    own = {"kind": "deep_delta", "update_rule": "delta", "value_target": "paper"}
+    own: dict[str, Any] = {"kind": "deep_delta", "update_rule": "delta", "value_target": "paper"}
     arms = {
         "ddl": arm(own, **outcome),
-        "ddl~write_only": arm(own | {"update_rule": "write_only"}, **BETTER | {"role": "companion"}),
+        "ddl~write_only": arm(own | {"update_rule": "write_only"}, **BETTER, role="companion"),
         "scalars": arm("residual_scalars", **BETTER),
     }
     won = ("better", -0.1, -0.15, -0.05)
@@ -255,8 +255,8 @@ def test_arms_of_other_sublayers_are_no_rivals_along_depth(monkeypatch: Patch) -
 
 def test_damaged_reports_are_named_and_refute_nothing(monkeypatch: Patch) -> None:
     made = aggregation(BETTER)
-    del made.report["design"]
-    found = find(13, monkeypatch, made)
+    report = {key: value for key, value in made.report.items() if key != "design"}
+    found = find(13, monkeypatch, KeptReport(made.name, made.status, made.path, report))
     assert found.verdict == "no study yet"
     assert "studies/results/one/report.json cannot be read (KeyError: 'design'); write it anew." in found.evidence
 
