@@ -159,7 +159,7 @@ def test_version(capsys):
         (["report", "no-such-folder"], "holds no study and no report"),
         (["generate", "no-such-run"], "no-such-run"),
         (["check", "dept"], "unknown axis 'dept'; did you mean 'depth'?"),
-        (["claims", "11"], "claim=11: must be in 1..10; leave it out to see all of them"),
+        (["claims", "19"], "claim=19: must be in 1..18; leave it out to see all of them"),
         (["check", "depth", "residul"], "unknown depth mixer 'residul'; did you mean 'residual'?"),
     ],
 )

@@ -121,10 +121,12 @@ def compare(found: Evidence, T: int, window: int) -> None:
     found.close("chunks against the definition", chunked, whole)
     expected = gradients_of([whole], [cotangent], inputs)
     found.all_close("gradients against the definition", gradients_of([chunked], [cotangent], inputs), expected, GRADIENTS)
-    found.close("chunks behind a cache", with_cache(*inputs, window), whole)
+    q, k, v = inputs
+    found.close("chunks behind a cache", with_cache(q, k, v, window), whole)
     length = max(window, SMALLEST_CHUNK)
     if length < T and window > 1:
-        alone = local_attention(*(x[:, :, length:] for x in inputs), window=window, impl="fused")
+        q, k, v = (x[:, :, length:] for x in inputs)
+        alone = local_attention(q, k, v, window=window, impl="fused")
         found.apart(f"without the keys before, T = {T}, w = {window}", alone, whole[:, :, length:], 1e-6)
 
 

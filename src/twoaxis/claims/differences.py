@@ -105,8 +105,9 @@ def planned(report: Mapping[str, Any], arm: Arm, other: Arm) -> Difference | Non
 def _difference(comparison: Mapping[str, Any] | None, verdict: str | Literal[False] | None) -> Difference | None:
     if not comparison or not comparison.get("ci95"):
         return None
+    low, high = comparison["ci95"]
     n = len(comparison["paired_differences"])
-    return Difference(comparison["mean_difference"], *comparison["ci95"], n, verdict or "undecided", True)
+    return Difference(comparison["mean_difference"], low, high, n, verdict or "undecided", True)
 
 
 def _turned(found: Difference) -> Difference:

@@ -62,13 +62,19 @@ def transposed(model: Decoder, ids: Tensor) -> Run:
 
 def short_swa_over(model: Decoder, states: Sequence[Float[Tensor, "B T D"]]) -> list[Float[Tensor, "B T D"]]:
     """ShortSWA with the weights of the model's reads, its positions being depth and every token a row; one result a state."""
-    config, matrices, N = model.config.depth, model.ends, len(states)
+    config, N = model.config.depth, len(states)
+    matrices: Any = model.ends
     assert isinstance(config, DepthAttentionConfig)
     B, T, D = states[0].shape
     width = config.width(D)
-    options = {"n_heads": config.n_heads, "n_kv_heads": config.n_heads, "head_dim": width // config.n_heads, "rope_dim": 0}
+    options: dict[str, Any] = {
+        "n_heads": config.n_heads,
+        "n_kv_heads": config.n_heads,
+        "head_dim": width // config.n_heads,
+        "rope_dim": 0,
+    }
     mixer = ShortSWAConfig(window=config.window or N, **options).build(Stack(D, 1e-6, (1,)).sites[0])
-    projection: Any = matrices.projection
+    projection = matrices.projection
     # A window of one state has no query and no key, and so any would do.
     missing = projection.new_zeros(3 * width - projection.shape[0], D)
     output = matrices.output if config.output == "matrix" else torch.eye(D, dtype=projection.dtype)
@@ -132,10 +138,11 @@ def check_own_matrices(found: Evidence) -> None:
     swa = short_swa_over(shared, (before, older, newer, older, newer))
     found.close("ShortSWA on equal windows", swa[2], swa[4], ROUNDING)
     depth = [read_at(shared, block, before, older, newer) for block in (2, 3)]
-    found.close("shared matrices on equal windows", *depth, ROUNDING)
+    found.close("shared matrices on equal windows", depth[0], depth[1], ROUNDING)
     found.close("shared matrices against ShortSWA", depth[0] - newer, swa[2], ROUNDING)
     own = build(0, window=2, n_heads=2, projections="own")
-    found.apart("own matrices on equal windows", *(read_at(own, block, before, older, newer) for block in (2, 3)), VISIBLE)
+    depth = [read_at(own, block, before, older, newer) for block in (2, 3)]
+    found.apart("own matrices on equal windows", depth[0], depth[1], VISIBLE)
 
 
 def read_at(model: Decoder, block: int, *states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:

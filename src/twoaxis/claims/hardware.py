@@ -185,8 +185,8 @@ def seconds(depth: KeptTable | None, sequence: KeptTable | None) -> Iterator[Tim
 
 def _sentences(timed: Sequence[Timed]) -> Iterator[str]:
     for swa in dict.fromkeys(one.swa for one in timed):
-        reads = {side: [one.depth for one in timed if (one.swa, one.side) == (swa, side)] for side in WORDS}
-        yield f"{swa}: " + "; ".join(f"{WORDS[side]} {', '.join(names)}" for side, names in reads.items() if names) + "."
+        reads = {words: [one.depth for one in timed if (one.swa, one.side) == (swa, side)] for side, words in WORDS.items()}
+        yield f"{swa}: " + "; ".join(f"{words} {', '.join(names)}" for words, names in reads.items() if names) + "."
 
 
 def _side(swa: float, depth: float, margin: float = 0.0) -> Side:

@@ -107,14 +107,19 @@ def decide(question: Question) -> Finding:
         kept = kept_reports()
     except (OSError, ValueError) as error:
         return Finding("no study yet", evidence=(f"The kept reports cannot be read: {KEPT} ({type(error).__name__}).",))
-    hearings = [hearing for one in kept if (hearing := hear(question, one)) is not None]
+    hearings, damaged = [], []
+    for one in kept:
+        try:
+            hearings += [hearing] if (hearing := hear(question, one)) else []
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            damaged.append(f"{one.path} cannot be read ({type(error).__name__}: {error}); write it anew.")
     count = [hearing for hearing in hearings if not hearing.kept.withdrawn]
     said = [hearing.outcome for hearing in count]
     rows = tuple(row for hearing in hearings for row in _rows(hearing))
     columns = ("study", "counts", "comparison", "outcome", "difference in nats per token")
     table = EvidenceTable(columns, rows) if rows else None
     links = tuple(hearing.kept.path for hearing in hearings)
-    evidence = tuple(_census(hearings, len(kept)))
+    evidence = (*_census(hearings, len(kept)), *damaged)
     if "for" in said:
         bound = "in " + ", ".join(hearing.kept.name for hearing in count if hearing.outcome == "for") + _beyond(count)
         return Finding("holds", bound, evidence, table, links)

@@ -1,0 +1,120 @@
+"""The claim about hardware can come out for, against and open; the benchmarks that it cites are those of the repository."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from twoaxis.claims import benchmarks, chunks, hardware, select
+from twoaxis.claims.benchmarks import KEPT, KeptTable, Ratio, kept_table, kept_tables
+from twoaxis.core.site import HeadShape
+from twoaxis.ops.local_attention import kept_by_attention
+
+ROOT = Path(__file__).parents[3]
+Patch = pytest.MonkeyPatch
+
+FAST, SLOW = "1.10 (1.05..1.15)", "1.90 (1.80..2.00)"
+CHEAP, EXPENSIVE = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("kept_benchmarks_script", ROOT / "docs" / "kept_benchmarks.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def plant(patch: Patch, swa: str | None, depth: str, swa_bytes: Any, depth_bytes: Any) -> None:
+    """Doctored results of both axes, and bytes that each placement adds."""
+
+    def table(title: str, column: str, rows: list[list[str]]) -> KeptTable:
+        return KeptTable("benchmarks/results/doctored.md", {"machine": "a machine", "torch": "0"}, title, ("x", column), rows)
+
+    reads = table("Depth mixers, some", "step (min..max)", [[name, depth] for name in hardware.TIMED])
+    windows = table("Training step of a decoder with local mixing", "ratio", [["short_swa 16", swa or FAST]])
+    patch.setattr(benchmarks, "kept_tables", lambda path: (reads, windows) if swa else ())
+    patch.setattr(hardware, "added", lambda size, depth: swa_bytes if depth is None else depth_bytes)
+
+
+@pytest.mark.parametrize(
+    ("swa", "depth", "swa_bytes", "depth_bytes", "verdict"),
+    [
+        (FAST, SLOW, CHEAP, EXPENSIVE, "holds"),
+        (SLOW, FAST, EXPENSIVE, CHEAP, "does not hold at this scale"),
+        (SLOW, FAST, CHEAP, CHEAP, "does not hold at this scale"),
+        (SLOW, FAST, CHEAP, EXPENSIVE, "undecided"),
+        (FAST, FAST, CHEAP, EXPENSIVE, "undecided"),
+        (None, FAST, CHEAP, EXPENSIVE, "undecided"),
+        (FAST, SLOW, (0.0, 0.04, 0.04), (0.04, 0.0, 0.0), "undecided"),
+    ],
+    ids=["for", "against", "seconds against", "they disagree", "ranges overlap", "no benchmark", "nothing material"],
+)
+def test_hardware_says_each_verdict(
+    swa: str | None, depth: str, swa_bytes: Any, depth_bytes: Any, verdict: str, monkeypatch: Patch
+) -> None:
+    plant(monkeypatch, swa, depth, swa_bytes, depth_bytes)
+    (claim,) = select([12])
+    found = claim.find()
+    assert found.verdict == verdict, found.evidence
+    assert (f"in {KEPT}." in " ".join(found.evidence)) == (swa is None)
+    assert found.links == (("benchmarks/results/doctored.md",) * 2 if swa else ())
+
+
+def test_the_numbers_of_the_repository_are_used() -> None:
+    (claim,) = select([12])
+    found = claim.find()
+    assert found.table is not None
+    assert len(found.table.rows) == len(hardware.SIZES) * (1 + len(hardware.DEPTH_READS))
+    # A read of all 16 earlier states of 32 blocks sends a key and a value of each through the middle boundary.
+    row = next(row for row in found.table.rows if row[:2] == ("32 x 4096", "depth attention, all states"))
+    assert row[3] == "+3,200.0 %"
+    assert "short_swa 16, 1.22 (1.15 to 1.31)" in " ".join(found.evidence)
+    assert "own matrices before every sublayer 1.93 (1.54 to 2.05)" in " ".join(found.evidence)
+
+
+@pytest.mark.parametrize("size", hardware.SIZES, ids=lambda size: size.name)
+def test_the_mask_is_what_the_engine_declares_beyond_keys_and_outputs(size: hardware.Size) -> None:
+    T, heads, width = size.shape.tokens, size.heads, size.width // size.heads
+    declared = kept_by_attention(size.shape, HeadShape(heads, 1, width), size.window).copies.model
+    length = max(size.window, 32)
+    n, span = -(-T // length), length + size.window - 1
+    queries, outputs = (size.shape.batch * heads * n * length * width for _ in range(2))
+    merged, keys = size.shape.batch * heads * T * width, 2 * size.shape.batch * n * span * width
+    mask = declared - queries - outputs - merged - keys
+    assert hardware.mask_bytes(size) == size.layers * mask * size.shape.element_bytes > 0
+
+
+def test_the_file_is_up_to_date(script: ModuleType) -> None:
+    assert KEPT.read_text(encoding="utf-8") == script.text(), "run `make docs`"
+
+
+def test_tables_are_read_with_their_headings_and_machine(script: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "some.md"
+    text = "* machine: a box\n* torch: 2\n\n### One\n\n| a | b |\n|---|---|\n| x | **1.00** (0.90..1.10) |\n\nwords\n\n"
+    text += "| c |\n|---|\n| 3 |\n"
+    path.write_text(text, encoding="utf-8")
+    first, second = (KeptTable(**table) for table in script.tables(path))
+    assert (first.title, first.where, first.rows) == ("One", "a box, torch 2", [["x", "1.00 (0.90..1.10)"]])
+    assert first.ratios("b") == {"x": Ratio(1.0, 0.9, 1.1)}
+    assert (second.columns, second.rows) == (["c"], [["3"]])
+
+
+def test_benchmarks_do_not_depend_on_the_working_directory(tmp_path: Path, monkeypatch: Patch) -> None:
+    here = kept_tables()
+    kept_tables.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    assert kept_tables() == here and here
+
+
+def test_a_missing_file_is_no_table_and_refutes_nothing(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(benchmarks, "KEPT", tmp_path / "none.json")
+    assert kept_table("Depth mixers") is None
+    assert chunks.growth() == "Time is measured in benchmarks alone; none is kept."
+
+
+def test_growth_is_that_of_the_kept_result() -> None:
+    assert "4.56 x (Intel" in chunks.growth()
