@@ -85,6 +85,10 @@ ARMS = {
     "block_attnres": {"depth": {"kind": "attention_residuals", "block_size": 4}},
     "code_target": {"depth": {"kind": "deep_delta", "value_target": "code"}},
     "own_matrices": {"depth": {"kind": "depth_attention", "projections": "own"}},
+    # Records from before these had options, so what they have is not today's default.
+    "old_depth_attention": {"depth": {"kind": "depth_attention", "window": 8, "mode": "add"}},
+    "old_scalars": {"depth": {"kind": "residual_scalars"}},
+    "more_attention": {"mixers": {**PLAIN["mixers"], "attention": 4}},
     "swa": {"mixers": {**PLAIN["mixers"], "short_swa": 2}},
     "conv~generated": {"mixers": {**PLAIN["mixers"], "short_conv": 2}},
     "both": {"depth": {"kind": "denseformer"}, "mixers": {**PLAIN["mixers"], "short_swa": 2}},

@@ -12,7 +12,7 @@ from twoaxis.planner.methods import Goal
 
 GATE = {"passed": True, "sentence": "The control reaches 3.71 nats, below the bigram 4.16."}
 PLAIN = {"depth": {"kind": "residual"}, "mixers": {"attention": 2, "swiglu": 2}}
-DELTA = {"delta": {"depth": {"kind": "deep_delta", "update_rule": "delta"}}}
+DELTA = {"delta": {"depth": {"kind": "deep_delta", "update_rule": "delta", "value_target": "paper"}}}
 LOCAL = {"mixers": {"short_swa": 2, **PLAIN["mixers"]}}
 
 
@@ -76,6 +76,14 @@ def test_the_interval_of_the_verdict_is_shown_where_the_report_has_it() -> None:
     assert "simultaneous 95 % interval (family of 7) \N{MINUS SIGN}2.0000 to" in pair.sentence
 
 
+def test_another_form_of_the_method_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    released = {"kind": "deep_delta", "value_channels": 1, "value_target": "code"}
+    found = evidence("shortcut", (report({**DELTA, "released": {"depth": released}}, {"delta": "better"}),))
+    assert found[0].forms == ("released (value: 4 sigmoid(W_v x + b_v), along k)",)
+    print_evidence(found)
+    assert "Not the form of this plan: released (value" in capsys.readouterr().out
+
+
 def test_a_withheld_verdict_is_none() -> None:
     kept = report(DELTA, {"delta": "better"})
     kept.report["arms"]["delta"]["charged"]["tokens"]["comparison"]["verdict"] = None
@@ -99,7 +107,7 @@ def test_a_generated_short_swa_is_evidence_on_it_turned_round() -> None:
 def test_arms_are_recognised_by_what_they_change(goal: Goal, names: list[str]) -> None:
     arms = {
         **DELTA,
-        "delta_cc": {"depth": {"kind": "deep_delta", "value_channels": 4}},
+        "delta_cc": {"depth": {"kind": "deep_delta", "value_channels": 4, "compressor": "channel"}},
         "write_only": {"depth": {"kind": "deep_delta", "update_rule": "write_only"}},
         "local": LOCAL,
         "together": {**DELTA["delta"], **LOCAL},

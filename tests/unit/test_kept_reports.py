@@ -67,6 +67,7 @@ def test_reports_do_not_depend_on_the_working_directory(tmp_path: Path, monkeypa
         ("current", {"gate": {"passed": False, "sentence": "Not trained."}, "complete": True}, "Not trained"),
         ("current", {"gate": {"passed": True, "sentence": ""}, "complete": False}, "runs are missing"),
         ("superseded", {"gate": {"passed": True, "sentence": ""}, "complete": True}, "superseded by a later design"),
+        ("superseded", {"gate": {"passed": False, "sentence": "Not trained."}}, "superseded by a later design; Not trained"),
     ],
 )
 def test_only_a_complete_current_report_that_passed_its_gate_is_evidence(

@@ -47,4 +47,6 @@ def _print_study(study: "StudyEvidence") -> None:
         counts = {word: sum(pair.verdict == word for pair in rest) for word in ("better", "worse", "undecided", None)}
         said = ", ".join(f"{count} {word or 'without a verdict'}" for word, count in counts.items() if count)
         print_item(f"and {len(rest)} more comparisons: {said}.", "  - ")
+    if study.forms:
+        print_item(f"Not the form of this plan: {'; '.join(study.forms)}.", "  ")
     print_item(f"Gate passed: {study.gate}. Scale: {study.scale}. All numbers: {study.report}", "  ")

@@ -48,7 +48,8 @@ class KeptReport:
     def withdrawn(self) -> str:
         """Why this is no evidence, in one sentence without its full stop; "" where it is."""
         if self.status == "superseded":
-            return "superseded by a later design"
+            failed = f"; {str(self.gate.get('sentence', '')).rstrip('.')}" if self.gate.get("passed") is False else ""
+            return f"superseded by a later design{failed}"
         if not self.gate_passed:
             return str(self.gate.get("sentence") or "its report has no validity gate").rstrip(".")
         return "" if self.report.get("complete") is True else "runs are missing"

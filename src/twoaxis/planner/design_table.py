@@ -11,7 +11,7 @@ from twoaxis.depth import DEPTH
 from twoaxis.local.places import PlacesConfig
 from twoaxis.model.memory import decoder_saved_bytes
 from twoaxis.planner.coefficients import coefficients
-from twoaxis.planner.evidence import Arm, PairVerdict, against_control, local_mixers
+from twoaxis.planner.evidence import Arm, PairVerdict, against_control, local_mixers, recorded_design
 from twoaxis.planner.formulas.counts import forward_counts, parameter_counts
 from twoaxis.planner.formulas.step import edges_of
 from twoaxis.planner.methods import Axis, Method, Refusal, fitted, methods
@@ -156,8 +156,8 @@ def _losses(method: Method, design: MixingDesign, kept: KeptReport) -> Iterator[
     def is_method(arm: Arm, control: Arm) -> bool:
         added = local_mixers(arm) - local_mixers(control)
         if method.axis == "depth":
-            config = arm["depth"]
-            return not added and config["kind"] == method.kind and DEPTH.parse(config).design == design
+            changed = not added and arm["depth"] != control["depth"] and arm["depth"]["kind"] == method.kind
+            return changed and recorded_design(arm) == design
         # Methods of one kind differ in where it stands, which reports do not keep.
         alone = sum(other.kind == method.kind for other in methods()) == 1
         return alone and arm["depth"] == control["depth"] and added == {method.kind}

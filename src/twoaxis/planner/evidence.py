@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from twoaxis.core.kept_reports import KeptReport, kept_reports
+from twoaxis.core.mixing_design import MixingDesign
+from twoaxis.depth import DEPTH
 from twoaxis.planner.methods import Goal
 
 Verdict = Literal["better", "undecided", "worse"]
@@ -84,6 +86,7 @@ class StudyEvidence:
         question: what it asks.
         withdrawn: why it is no evidence; "" where it is.
         gate: what its validity gate says; "" where it has none.
+        forms: arms whose depth mixer is another form of the method than the plan's, and how they differ.
         scale: sizes of its models and budget of a run.
         pairs: every comparison of an arm that has the method; empty where the study is withdrawn.
         report: the path of the whole report, in the repository.
@@ -93,6 +96,7 @@ class StudyEvidence:
     question: str
     withdrawn: str
     gate: str
+    forms: tuple[str, ...]
     scale: str
     pairs: tuple[PairVerdict, ...]
     report: str
@@ -110,7 +114,7 @@ class StudyEvidence:
 
     def to_data(self) -> dict[str, Any]:
         """Plain JSON-ready data."""
-        return asdict(self) | {"pairs": [asdict(pair) for pair in self.pairs], "side": self.side}
+        return asdict(self) | {"forms": list(self.forms), "pairs": [asdict(pair) for pair in self.pairs], "side": self.side}
 
 
 def evidence(goal: Goal, kept: tuple[KeptReport, ...] | None = None) -> tuple[StudyEvidence, ...]:
@@ -151,6 +155,11 @@ def local_mixers(arm: Arm) -> frozenset[str]:
     return frozenset(kind for name in arm["mixers"] for kind in name.split("+"))
 
 
+def recorded_design(arm: Arm) -> MixingDesign:
+    """How the depth mixer of an arm was made; options younger than its record have the value that they stood for."""
+    return DEPTH[arm["depth"]["kind"]].config.from_record(arm["depth"]).design
+
+
 def _chosen(report: Mapping[str, Any], wanted: Wanted) -> tuple[str, list[str]]:
     """The control of a study and the arms that are asked about."""
     arms = report["arms"]
@@ -173,6 +182,7 @@ def _study(goal: Goal, kept: KeptReport) -> StudyEvidence | None:
         question=kept.question,
         withdrawn=kept.withdrawn,
         gate=str(kept.gate.get("sentence", "")).rstrip("."),
+        forms=() if kept.withdrawn else tuple(_forms(kept.report, own)),
         scale=_scale(kept.report),
         pairs=() if kept.withdrawn else (*against_control(kept, wanted), *_contrasts(kept.report, own)),
         report=kept.path,
@@ -220,6 +230,20 @@ def _pair(
         verdict, difference = TURNED[verdict], -difference
         low, high = (None, None) if low is None or high is None else (-high, -low)
     return PairVerdict(*names, verdict, difference, low, high, n, family, with_control)
+
+
+def _forms(report: Mapping[str, Any], own: list[str]) -> Iterator[str]:
+    planned = DEPTH.parse(SHORTCUT_KIND).design
+    for name in own:
+        if report["arms"][name]["depth"]["kind"] == SHORTCUT_KIND:
+            made = recorded_design(report["arms"][name])
+            parts = [
+                f"{part}: {made.to_data()[part]}"
+                for part in ("value", "window")
+                if made.to_data()[part] != planned.to_data()[part]
+            ]
+            if parts:
+                yield f"{name} ({', '.join(parts)})"
 
 
 def _scale(report: Mapping[str, Any]) -> str:
