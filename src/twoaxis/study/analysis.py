@@ -63,8 +63,7 @@ def analyse(
         command: that makes the study again.
     """
     first, (agree, words) = plan.timing, timing_words(plan, timing_after)
-    if plan.timing is not None and timing_after is not None:
-        plan = plan.replace(timing=pooled(plan.timing, timing_after))
+    plan = plan.replace(timing=pooled(first, timing_after)) if first and timing_after else plan
     pairs, rates = verify_pairs(plan, records), dict(learning_rates or {})
     losses = {arm.name: _losses(arm, records) for arm in plan.arms}
     gate = _gate(plan, records, losses, baselines)
