@@ -14,6 +14,7 @@ from twoaxis.claims.toy import D_MODEL, decoder, tokens, weighted_sum
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.measure import gradients
+from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.probe import distance, noise
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.state import Flow, Leaf, Numbers
@@ -43,6 +44,11 @@ class UnitReadConfig(DepthConfig):
     """Keeps every sublayer's output and reads their sum, all weights being one."""
 
     kind: Literal["unit_read"] = "unit_read"
+
+    @property
+    def design(self) -> MixingDesign:
+        """Every output with weight 1."""
+        return MixingDesign("none", "none", "f_j, e", "none: weight 1", "all", "none", "is the stream")
 
     @property
     def init_equivalence(self) -> InitEquivalence:
