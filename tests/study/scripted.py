@@ -83,7 +83,8 @@ class FakeTrainer:
 
     def run(self, study: StudyConfig | None = None, engine: Engine | None = None) -> dict[Place, RunRecord]:
         records = run_study(study or self.study, self.folder, command=self.command(), timer=fake_timer, engine=engine)
-        StudyFolder(self.folder).keep_baselines(self.baselines)
+        if StudyFolder(self.folder).baselines != self.baselines:
+            StudyFolder(self.folder).keep_baselines(self.baselines)
         return records
 
     @property

@@ -52,8 +52,8 @@ MISTAKES = {
     "batch of its own": (_set("arms/delta", ["batch_size=2"]), "arm 'delta': batch_size=2.*equal the control's 4"),
     "tokens of its own": (_set("arms/delta", ["data.seq_len=8"]), "arm 'delta': data.seq_len=8.*equal the control's 16"),
     "contrast with an unknown arm": (
-        _set("contrasts", [{"arm": "delta", "against": "lokal"}]),
-        r"contrasts: against='lokal'.*did you mean 'local'",
+        _set("contrasts", [{"arm": "delta", "against": "locally"}]),
+        r"contrasts: against='locally'.*did you mean 'local'",
     ),
     "contrast with the control": (_set("contrasts", [{"arm": "delta", "against": "plain"}]), "other than the control"),
     "contrast of an arm with itself": (_set("contrasts", [{"arm": "delta", "against": "delta"}]), "two different arms"),
