@@ -26,7 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def small_decoder(name: str, **changes: Any) -> Decoder:
     """A model in float64, so that orders of summation hardly show."""
-    sizes = {"vocab_size": 40, "d_model": 16, "n_layers": 2, "max_seq_len": 128}
+    sizes = {"vocab_size": 40, "d_model": 16, "n_layers": 2, "max_seq_len": 128, "embedding_std": 0.02}
     decoder = Decoder.build(DecoderConfig(**{**sizes, **MODELS[name], **changes}), seed=0).double().eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

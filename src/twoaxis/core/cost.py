@@ -30,7 +30,6 @@ class Cost:
 
     Attributes:
         params: parameters, a count.
-        shared_params: parameters that this part uses and another part counts; a sum of parts counts them once for each use.
         matmul_flops: multiply and add in matrix products with parameters, a count.
         pair_flops: multiply and add in products of queries with the keys they may see, and of the weights
             with the values; a count over exactly the visible pairs.
@@ -39,15 +38,16 @@ class Cost:
             bytes of distinct storages: by the fused engines on a CPU, outside autocast, for rows of one document each.
             Rotation tables, which all layers share, are declared apart.
         cache_bytes: what generation carries to the next token, after `Shape.tokens` tokens.
+        shared_params: parameters that this part uses and another part counts; a sum of parts counts them once for each use.
     """
 
     params: int = 0
-    shared_params: int = 0
     matmul_flops: int = 0
     pair_flops: int = 0
     elementwise_flops: int = 0
     saved_bytes: int = 0
     cache_bytes: int = 0
+    shared_params: int = 0
 
     @property
     def flops(self) -> int:

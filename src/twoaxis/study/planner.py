@@ -31,7 +31,7 @@ def plan_study(study: StudyConfig, timer: Timer | None = None) -> StudyPlan:
         ...     base={"model": {"d_model": 64, "n_layers": 2}}, budget={"steps": 10}, decision={"smallest_effect": 0.02},
         ... )
         >>> [arm.parameters for arm in plan_study(study).arms]
-        [117056, 117576]
+        [117056, 117572]
     """
     costs = Costs(timer)
     recipes = {name: study.recipe(name, study.replicates[0]) for name in study.arms}
