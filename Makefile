@@ -21,7 +21,7 @@ help:  ## lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 study: $(CORE)  ## runs the default study and writes its report
-	$(BIN)/twoaxis study $(STUDY)
+	$(BIN)/twoaxis study $(STUDY) --jobs 2
 
 test: $(DEV)  ## runs the whole suite
 	$(PYTEST) -n 2 --dist worksteal

@@ -16,7 +16,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "blocks": [[{"kind": "short_swa", "n_heads": 2, "window": 3}, ATTENTION, "swiglu"]],
     },
     "states": {
-        "depth": {"kind": "deep_delta", "value_channels": 2, "compressor": "time", "expansion": "embedding_conv"},
+        "depth": {
+            "kind": "deep_delta",
+            "value_channels": 2,
+            "compressor": "time",
+            "expansion": "embedding_conv",
+            "value_target": "code",
+        },
         "blocks": [["gated_delta_net", "swiglu"], ["short_conv", "kv_shift", "swiglu"]],
     },
     "views": {"depth": "muddformer", "blocks": [[ATTENTION, "swiglu"]]},

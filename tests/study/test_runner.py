@@ -166,7 +166,9 @@ def _same(report: ReportData) -> dict[str, Any]:
 
 
 def test_a_killed_runner_and_the_same_command_again_yield_the_same_report(trainer: FakeTrainer, tmp_path: Path) -> None:
-    trainer.study = trainer.study.replace(budget={"steps": 12, "ladder": [0.5, 2.0]}, tuning={"lr": [1e-3, 1e-2], "seed": 9})
+    trainer.study = trainer.study.replace(
+        budget={"steps": 12, "ladder": [0.5, 2.0]}, tuning={"lr": [1e-3, 1e-2], "seed": 9, "widen": 1}
+    )
     trainer.spread(delta=-0.1)
     trainer.step_seconds = 0.01
     trainer.command()
@@ -240,7 +242,7 @@ def test_trials_choose_the_learning_rates(trainer: FakeTrainer) -> None:
 
 
 def test_an_arm_that_no_learning_rate_trains_is_an_outcome(trainer: FakeTrainer) -> None:
-    trainer.study = trainer.study.replace(tuning={"lr": [1e-3, 1e-2], "seed": 9})
+    trainer.study = trainer.study.replace(tuning={"lr": [1e-3, 1e-2], "seed": 9, "widen": 1})
     trainer.spread()
     trainer.actions |= {f"delta@lr={lr}/9": ["diverge"] for lr in ("0.001", "0.01")}
     records = trainer.run()
@@ -250,7 +252,7 @@ def test_an_arm_that_no_learning_rate_trains_is_an_outcome(trainer: FakeTrainer)
 
 
 def test_a_trial_that_failed_is_tried_again_before_anything_else(trainer: FakeTrainer) -> None:
-    trainer.study = trainer.study.replace(tuning={"lr": [1e-3, 1e-2], "seed": 9})
+    trainer.study = trainer.study.replace(tuning={"lr": [1e-3, 1e-2], "seed": 9, "widen": 1})
     trainer.spread()
     trainer.actions["delta@lr=0.01/9"] = ["kill"]
     with pytest.raises(StudyError, match="every trial must have run"):
