@@ -41,6 +41,12 @@ def test_pairs_are_what_is_compared(trainer: FakeTrainer) -> None:
     assert costs["plain"]["seconds to control"] == words.ratio(1.0)
 
 
+def test_an_answer_without_a_better_arm_says_so_first(trainer: FakeTrainer) -> None:
+    trainer.spread(delta=+0.1, local=+0.2)
+    answer = _analysis(trainer).answer
+    assert answer == "At equal tokens, no arm is shown to lower the loss; 2 raise it, most local (+0.2 nats)."
+
+
 def test_ratios_and_costs(trainer: FakeTrainer) -> None:
     analysis, plan = _analysis(trainer), trainer.plan
     delta = analysis.arms["delta"]

@@ -102,28 +102,32 @@ def _by_arms(report: ReportData, arms: Mapping[str, ArmData]) -> str:
     parts += [f"undecided for {_listed(by['undecided'])}"] if by["undecided"] else []
     parts += [f"no verdict on {_listed(without)}"] if without else []
     # The unit once, with the first number.
-    full = f"{_capital(equal)} the loss is {', '.join(parts)}.".replace(")", " nats)", 1)
+    found_so = "the loss is" if by["better"] else f"{_NONE_LOWERS}: it is"
+    full = f"{_capital(equal)} {found_so} {', '.join(parts)}.".replace(")", " nats)", 1)
     return full if len(full.split()) <= MOST_WORDS else _counted(found, by, len(arms), len(without), equal)
 
 
 _WORDS = (("better", "lower"), ("worse", "higher"))
+_NONE_LOWERS = "no arm is shown to lower the loss"
 
 
 def _counted(found: Compared, by: Mapping[str, Sequence[str]], n: int, without: int, equal: str) -> str:
     better, worse, undecided = (by[kind] for kind in ("better", "worse", "undecided"))
-    verb = "lowers" if len(better) == 1 else "lower"
-    most = (
-        f", most {_named(better[0], found[better[0]])}"
-        if len(better) > 1
-        else f": {_named(better[0], found[better[0]])}"
-        if better
-        else ""
-    )
-    parts = [f"{len(better)} of {n} arms {verb} the loss{most}"]
-    parts += [f"{len(worse)} {'raises' if len(worse) == 1 else 'raise'} it"] if worse else []
+    lower = f"{len(better)} of {n} arms {_verb('lower', better)} the loss{_most(found, better)}"
+    parts = [lower if better else _NONE_LOWERS]
+    parts += [f"{len(worse)} {_verb('raise', worse)} it{'' if better else _most(found, worse)}"] if worse else []
     parts += [f"{len(undecided)} undecided"] if undecided else []
     parts += [f"{without} without verdict"] if without else []
     return f"{_capital(equal)}, {'; '.join(parts)}.".replace(")", " nats)", 1)
+
+
+def _verb(verb: str, arms: Sequence[str]) -> str:
+    return f"{verb}s" if len(arms) == 1 else verb
+
+
+def _most(found: Compared, names: Sequence[str]) -> str:
+    """The arm with the largest difference."""
+    return f"{', most' if len(names) > 1 else ':'} {_named(names[0], found[names[0]])}" if names else ""
 
 
 def _by_contrasts(report: ReportData) -> str:
