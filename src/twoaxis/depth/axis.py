@@ -17,7 +17,7 @@ class DepthAxis(nn.Module):
     """One mixer for every sublayer of a model that is not our decoder; the state runs from `enter` to `leave`.
 
     The state is what the host hands from sublayer to sublayer in the place of its hidden states. It is a value: a tensor or
-    nested tuples of tensors, made anew by every write. `twoaxis.initialise_parts` sets the parameters.
+    nested tuples of tensors, made anew by every write.
 
     Cost:     what the configuration declares, `config.cost` and `config.ends_cost`
     Args:
@@ -32,10 +32,8 @@ class DepthAxis(nn.Module):
 
     Example:
         >>> import torch
-        >>> from twoaxis import initialise_parts
         >>> from twoaxis.depth import AttentionResidualsConfig
         >>> axis = DepthAxis(AttentionResidualsConfig(mixture="sum"), d_model=2, n_layers=3)
-        >>> initialise_parts(axis, seed=0)
         >>> state = axis.enter(torch.ones(1, 1, 2))
         >>> for attention, feed_forward in axis.blocks:
         ...     state = attention(state, norm=lambda x: x / 2, sublayer=lambda context: context)

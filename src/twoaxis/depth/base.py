@@ -116,7 +116,7 @@ class DepthConfig(Config, ABC):
 
     @abstractmethod
     def build(self, site: Site) -> "DepthMixer":
-        """Builds the mixer of one sublayer; `core.parameters.initialise` sets its values."""
+        """Builds the mixer of one sublayer."""
 
     def build_block(self, sites: Sequence[Site], ends: "DepthEnds") -> "list[DepthMixer]":
         """Builds the mixers of one block, which may share parts that the first one or the ends own; the default shares none.

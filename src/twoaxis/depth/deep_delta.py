@@ -329,9 +329,7 @@ class DeepDelta(DepthMixer):
     """See `DeepDeltaConfig`; usable outside our decoder.
 
     Example:
-        >>> from twoaxis.core.parameters import initialise
         >>> mixer = DeepDelta(DeepDeltaConfig(), d_model=4)
-        >>> initialise(mixer, seed=0)
         >>> x, update = torch.ones(1, 1, 4), torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
         >>> mixer.write(x, update, context=x, carry=None)[..., 1:].tolist()
         [[[1.0, 1.0, 1.0]]]

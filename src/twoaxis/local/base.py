@@ -54,7 +54,7 @@ class LocalConfig(Config, ABC):
 
     @abstractmethod
     def build(self, channels: int) -> "LocalMixer":
-        """Builds the mixer with undefined values; `core.parameters.initialise` sets them."""
+        """Builds the mixer."""
 
 
 class LocalMixer(DeclaredModule, ABC):

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import Declaration, DeclaredModule, Normal, initialise, without_init
+from twoaxis.core.parameters import DeclaredModule, Normal, initialise, materialize
 from twoaxis.model.block import Block, RMSNorm
 from twoaxis.model.cache import DecoderCache
 from twoaxis.model.config import DecoderConfig
@@ -33,8 +33,9 @@ class Decoder(DeclaredModule):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = without_init(nn.Embedding(config.vocab_size, config.d_model, device="meta"))
-        self.declarations["embedding.weight"] = Declaration(Normal(config.initial_embedding_std), "embedding")
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model, device="meta")
+        shape, init = (config.vocab_size, config.d_model), Normal(config.initial_embedding_std)
+        self.embedding.weight = self.parameter("embedding.weight", shape, init, "embedding")
         self.embedding_norm = RMSNorm(config.d_model, config.stack.norm_eps) if config.embedding_norm == "rms" else None
         sites = iter(config.stack.sites)
         ends = config.depth.build_ends(config.stack)
@@ -45,8 +46,8 @@ class Decoder(DeclaredModule):
 
     @staticmethod
     def build(config: DecoderConfig, seed: int = 0) -> "Decoder":
-        """Builds a decoder and sets every parameter to its initial value for this seed."""
-        model = Decoder(config)
+        """Builds a decoder and sets every parameter to its initial value for this seed; no generator but its own is used."""
+        model = materialize(lambda: Decoder(config))
         initialise(model, seed)
         return model
 

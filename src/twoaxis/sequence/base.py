@@ -71,7 +71,7 @@ class SequenceConfig(Config, ABC):
 
     @abstractmethod
     def build(self, site: Site) -> "SequenceMixer":
-        """Builds the mixer with undefined values; `core.parameters.initialise` sets them."""
+        """Builds the mixer."""
 
 
 class SequenceMixer(DeclaredModule, ABC):

@@ -79,8 +79,6 @@ class ShortSWAConfig(HeadsConfig):
 class ShortSWA(SoftmaxAttention):
     """See `ShortSWAConfig`; the sublayer for a model that is not our decoder, where a layout is only needed for documents.
 
-    `twoaxis.initialise_parts` sets the parameters.
-
     Args:
         config: the options.
         d_model: D, the width of the host.
@@ -91,9 +89,7 @@ class ShortSWA(SoftmaxAttention):
 
     Example:
         >>> import torch
-        >>> from twoaxis import initialise_parts
         >>> short_swa = ShortSWA(ShortSWAConfig(window=2, output_init="zero"), d_model=8)
-        >>> initialise_parts(short_swa, seed=0)
         >>> update, _ = short_swa(torch.ones(1, 3, 8))
         >>> update.abs().max().item()
         0.0
