@@ -155,7 +155,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         cache = self._cache(cache, past_key_values, use_cache)
         tokens, end = embeddings.shape[1], None if cache is None else cache.end
         self._check_length(tokens + (0 if end is None else end.length))
-        layout = token_layout(tokens, embeddings.device, attention_mask, position_ids, end)
+        layout = token_layout(embeddings, attention_mask, position_ids, end)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         with recorded_reads(self.decoder, wanted) as reads:
             if cache is None:
