@@ -85,12 +85,14 @@ class Decoder(DeclaredModule):
         """Runs the stack and the final norm.
 
         Args:
-            embeddings: as `embed` or `normalise_embeddings` returns them.
+            embeddings: as `embed` or `normalise_embeddings` returns them; those of padding are taken for zeros.
             layout: positions and documents; None means that rows are one document each, continued from the cache.
             cache: what earlier calls returned, or `new_cache()`; None runs without one.
             recompute: keep only the depth state between blocks and recompute the rest in the backward pass.
         """
         layout = self._layout(embeddings, layout, cache)
+        # Here and not in each mixer, since weights everywhere learn from products of their inputs with gradients of zero.
+        embeddings = layout.without_padding(embeddings)
         state, ends = self.ends.enter_along(embeddings, layout, None if cache is None else cache.ends)
         following = []
         for index, block in enumerate(self.blocks):

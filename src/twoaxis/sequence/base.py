@@ -85,7 +85,8 @@ class SequenceMixer(DeclaredModule, ABC):
     def forward(self, context: Views, layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T E"], Any]:
         """Returns the update and the cache that the next call starts from (None when none was given).
 
-        A cache is a value: two continuations may start from the same one.
+        A cache is a value: two continuations may start from the same one. Where the layout says padding, the context must be
+        finite, as a decoder sees to; elsewhere call `TokenLayout.without_padding` first.
         """
 
 

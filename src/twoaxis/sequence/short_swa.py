@@ -112,4 +112,7 @@ class ShortSWA(SoftmaxAttention):
                 raise ConfigError("layout=None: must be given with a cache; pass TokenLayout.contiguous(tokens, start)")
             tokens = context[0] if isinstance(context, QKV) else context
             layout = TokenLayout.contiguous(tokens.shape[1], device=tokens.device)
+        # A host may leave anything where its padding is.
+        finite = layout.without_padding
+        context = QKV(*map(finite, context)) if isinstance(context, QKV) else finite(context)
         return super().forward(context, layout, cache)
