@@ -335,9 +335,11 @@ class DeepDelta(DepthMixer):
         [[[1.0, 1.0, 1.0]]]
     """
 
-    def __init__(self, config: DeepDeltaConfig, d_model: int, shared: Compressor | None = None) -> None:
+    def __init__(
+        self, config: DeepDeltaConfig | Mapping[str, Any] | str, d_model: int, shared: Compressor | None = None
+    ) -> None:
         super().__init__()
-        self.config = config
+        self.config = config = DeepDeltaConfig.parse(config)
         C, std = config.value_channels, matrix_std(d_model)
         self.gate = Gate(config, d_model)
         self.target_weight = self.parameter("target_weight", (d_model,) if C == 1 else (C, d_model), Normal(std), "gate")

@@ -3,7 +3,8 @@
 Letters: B batch, T position, D width, V vocabulary.
 """
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule, Normal, initialise, materialize
 from twoaxis.model.block import Block, RMSNorm
 from twoaxis.model.cache import DecoderCache
 from twoaxis.model.config import DecoderConfig
-from twoaxis.model.token_ids import check_token_ids
+from twoaxis.model.token_ids import check_id_tensor, check_token_ids
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 
 
@@ -30,9 +31,9 @@ class Decoder(DeclaredModule):
         torch.Size([1, 3, 16])
     """
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig | Mapping[str, Any]) -> None:
         super().__init__()
-        self.config = config
+        self.config = config = DecoderConfig.parse(config)
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, device="meta")
         shape, init = (config.vocab_size, config.d_model), Normal(config.initial_embedding_std)
         self.embedding.weight = self.parameter("embedding.weight", shape, init, "embedding")
@@ -45,7 +46,7 @@ class Decoder(DeclaredModule):
         self.head = None if config.tie_embeddings else self.linear("head", config.d_model, config.vocab_size)
 
     @staticmethod
-    def build(config: DecoderConfig, seed: int = 0) -> "Decoder":
+    def build(config: DecoderConfig | Mapping[str, Any], seed: int = 0) -> "Decoder":
         """Builds a decoder and sets every parameter to its initial value for this seed; no generator but its own is used."""
         model = materialize(lambda: Decoder(config))
         initialise(model, seed)
@@ -64,8 +65,9 @@ class Decoder(DeclaredModule):
         """Looks up token embeddings, and normalises them where the model says so.
 
         Raises:
-            DataError: a token id outside the vocabulary.
+            DataError: something else than a tensor of integers [B T], or a token id outside the vocabulary.
         """
+        check_id_tensor("tokens", tokens)
         # On a GPU the lookup itself raises, and reading the range would stall the device at every step.
         if not torch.compiler.is_compiling() and tokens.device.type == "cpu":
             check_token_ids(tokens, self.config.vocab_size)
@@ -125,7 +127,16 @@ class Decoder(DeclaredModule):
         layout: TokenLayout | None = None,
         recompute: bool = False,
     ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Returns the sum of token losses in nats and the number of tokens that carry one."""
+        """Returns the sum of token losses in nats and the number of tokens that carry one.
+
+        Raises:
+            DataError: targets that are not one token id for each token, or `IGNORE` for none.
+        """
+        check_id_tensor("targets", targets)
+        if targets.shape != tokens.shape:
+            raise DataError(
+                problem("shape of targets", [*targets.shape], f"{[*tokens.shape]}, that of tokens", "pass one each")
+            )
         hidden, _ = self.hidden(self.embed(tokens), layout, recompute=recompute)
         total = linear_cross_entropy(hidden.flatten(0, 1), self.head_weight, targets.flatten())
         return total, (targets != IGNORE).sum()

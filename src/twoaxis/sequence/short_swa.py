@@ -3,7 +3,8 @@
 Letters: B batch, T position, E emitted numbers.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from jaxtyping import Float
 from pydantic import Field
@@ -80,7 +81,7 @@ class ShortSWA(SoftmaxAttention):
     """See `ShortSWAConfig`; the sublayer for a model that is not our decoder, where a layout is only needed for documents.
 
     Args:
-        config: the options.
+        config: the options; also as a table or a bare kind.
         d_model: D, the width of the host.
         norm_eps: the eps of the norms of queries and keys.
 
@@ -95,7 +96,8 @@ class ShortSWA(SoftmaxAttention):
         0.0
     """
 
-    def __init__(self, config: ShortSWAConfig, d_model: int, norm_eps: float = 1e-6) -> None:
+    def __init__(self, config: ShortSWAConfig | Mapping[str, Any] | str, d_model: int, norm_eps: float = 1e-6) -> None:
+        config = ShortSWAConfig.parse(config)
         config.check(d_model)
         super().__init__(config, Stack(d_model, norm_eps, (1,)).sites[0])
 
