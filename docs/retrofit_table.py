@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from twoaxis.core.parameters import materialize
 from twoaxis.data.corpus import Corpus, parse_corpus
 from twoaxis.data.tokenizer import SubwordTokenizer
 from twoaxis.interop.checkpoints import Pretrained, read_pretrained
@@ -132,7 +133,7 @@ def measure(model: Decoder, rows: Tensor) -> Iterator[Measured]:
 
 def first_blocks(model: Decoder, n_layers: int) -> Decoder:
     """The same model without its last blocks."""
-    smaller = Decoder(model.config.replace(n_layers=n_layers)).eval()
+    smaller = materialize(lambda: Decoder(model.config.replace(n_layers=n_layers))).eval()
     smaller.load_state_dict({name: value for name, value in model.state_dict().items() if name in smaller.state_dict()})
     return smaller
 

@@ -8,11 +8,11 @@ new; for both axes at once, folders that `from_pretrained` reads, and a cache fo
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from twoaxis import TokenLayout, initialise_parts
+from twoaxis import TokenLayout
 from twoaxis.depth import AttentionResidualsConfig, DeepDeltaConfig, DepthAxis, DepthConfig
 from twoaxis.sequence import ShortSWA, ShortSWAConfig
 
@@ -42,12 +42,6 @@ def plain_layers(model: LlamaForCausalLM) -> list[LlamaDecoderLayer]:
     return list(model.model.layers)
 
 
-def initialise(new: nn.Module, model: LlamaForCausalLM) -> None:
-    """Sets what is new and nothing else, and brings it to where the model is."""
-    initialise_parts(new, seed=0)
-    new.to(device=model.device, dtype=model.dtype)
-
-
 class DepthLayer(Layer):
     """Reads and writes the state of the depth axis, which goes from layer to layer in the place of the hidden states."""
 
@@ -70,7 +64,7 @@ def add_depth(model: LlamaForCausalLM, depth: DepthConfig) -> None:
     axis = DepthAxis(depth, model.config.hidden_size, model.config.num_hidden_layers, norm_eps=model.config.rms_norm_eps)
     for index, layer in enumerate(plain_layers(model)):
         model.model.layers[index] = DepthLayer(layer, model.config, axis)
-    initialise(axis, model)
+    axis.to(device=model.device, dtype=model.dtype)
 
 
 class ShortSWALayer(Layer):
@@ -97,11 +91,10 @@ class ShortSWALayer(Layer):
 
 def add_short_swa(model: LlamaForCausalLM, window: int = 16) -> None:
     """Adds a ShortSWA to each layer, whose output starts at zero; the model then generates without a cache."""
-    new = nn.ModuleList()
     for index, layer in enumerate(plain_layers(model)):
         model.model.layers[index] = changed = ShortSWALayer(layer, model.config, window)
-        new.append(nn.ModuleList([changed.short_norm, changed.short_swa]))
-    initialise(new, model)
+        for new in (changed.short_norm, changed.short_swa):
+            new.to(device=model.device, dtype=model.dtype)
     model.config.use_cache = model.generation_config.use_cache = False
 
     def number_texts(_module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -87,7 +87,6 @@ class AttentionResidualsGPT(GPT):
     def __init__(self) -> None:
         super().__init__()
         self.depth = DepthAxis(AttentionResidualsConfig(mixture="sum"), WIDTH, LAYERS)
-        initialise_parts(self.depth, seed=0)
 
     def run(self, x: Tensor) -> Tensor:
         state = self.depth.enter(x)

@@ -11,7 +11,7 @@ from torch import nn
 
 from twoaxis import DEPTH, ConfigError, Decoder, DecoderConfig, TokenLayout, initialise_parts
 from twoaxis.core.parameters import DeclaredModule
-from twoaxis.depth import AttentionResidualsConfig, DepthAxis
+from twoaxis.depth import AttentionResidualsConfig, DeepDelta, DeepDeltaConfig, DepthAxis
 from twoaxis.sequence import ShortSWA, ShortSWAConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "drop_in"
@@ -102,6 +102,44 @@ def test_the_axis_of_another_model_computes_what_our_decoder_does(kind: str) -> 
         for mixer, sublayer in zip(block, layer.sublayers, strict=True):
             state = mixer(state, sublayer.normalise, lambda context, f=sublayer.mixer: f(context, layout)[0])
     assert torch.equal(decoder.norm(axis.leave(state)), decoder.hidden(embeddings)[0])
+
+
+def test_mixers_are_built_from_plain_data_as_in_a_decoder() -> None:
+    # Caught: AttributeError of str and dict.
+    data = {"kind": "attention_residuals", "block_size": 2}
+    for given in (data, AttentionResidualsConfig(block_size=2)):
+        axis = DepthAxis(given, 8, 2)
+        assert [type(mixer).__name__ for mixer in axis.mixers] == ["AttentionResiduals"] * 4
+    assert DeepDelta("deep_delta", 8).config == DeepDelta({}, 8).config == DeepDeltaConfig()
+    assert ShortSWA({"window": 2}, 8).config == ShortSWAConfig(window=2)
+    for build, message in (
+        (lambda: DepthAxis("deep_dleta", 8, 2), "^unknown depth mixer 'deep_dleta'; did you mean 'deep_delta'"),
+        (lambda: DepthAxis({"beta": 1}, 8, 2), "^depth mixer={'beta': 1}: must be a table with a 'kind'; choose one of"),
+        (lambda: DeepDelta({"betainit": 1}, 8), "^unknown key 'betainit' in 'deep_delta'; did you mean 'beta_init'"),
+        (lambda: DeepDelta("short_swa", 8), "^kind='short_swa': must be 'deep_delta'; "),
+        (lambda: ShortSWA(2, 8), "^ShortSWAConfig=2: must be a table of keys and values"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigError, match=message) as error:
+            build()
+        assert "\n" not in str(error.value)
+
+
+def test_a_state_that_skipped_sublayers_is_refused() -> None:
+    # Caught: fewer sources were read out as if they were all, or an index was out of range.
+    for kind in ("attention_residuals", "muddformer", "denseformer"):
+        axis = DepthAxis(kind, 8, 3)
+
+        def run(*blocks: int, axis: DepthAxis = axis) -> torch.Tensor:
+            state = axis.enter(torch.randn(1, 2, 8))
+            for mixer in (mixer for block in blocks for mixer in axis.blocks[block]):
+                state = mixer(state, lambda views: views, lambda context: getattr(context, "q", context))
+            return axis.leave(state)
+
+        assert run(0, 1, 2).shape == (1, 2, 8)
+        message = r"^tensors of the depth state=\d+: must be \d+ at this place; begin with axis.enter and call every mixer"
+        for blocks in ((0, 1), (0, 2)):
+            with pytest.raises(ConfigError, match=message):
+                run(*blocks)
 
 
 def test_what_only_our_decoder_can_use_is_refused() -> None:

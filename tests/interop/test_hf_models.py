@@ -144,6 +144,76 @@ def test_position_ids_pack_documents():
     assert torch.equal(to_hugging_face(decoder)(TOKENS[:1], position_ids=positions).logits, packed)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mask_of_ones_changes_no_meaning_of_position_ids(name):
+    # Caught: with any mask, position ids that restart no longer told documents apart.
+    decoder, text, positions = small_decoder(name), TOKENS[:, :5], torch.tensor([[0, 1, 0, 1, 2]])
+    model, mask = to_hugging_face(decoder), torch.ones(2, 5)
+    packed = decoder(text, TokenLayout.packed(torch.tensor([[0, 0, 1, 1, 1]] * 2)))
+    for options in ({}, {"attention_mask": mask}, {"attention_mask": mask, "use_cache": True}):
+        found = model(text, position_ids=positions, **options)
+        assert torch.equal(found.logits, packed)
+    following, _ = decoder(TOKENS[:, 5:], cache=decoder(TOKENS[:, 2:5], cache=decoder.new_cache())[1])
+    for options in ({}, {"attention_mask": torch.ones(2, 6), "position_ids": torch.tensor([[3]])}):
+        again = model(text, position_ids=positions, attention_mask=mask, use_cache=True)
+        step = model(TOKENS[:, 5:], **options, **{CACHE: again[CACHE]}).logits
+        torch.testing.assert_close(step, following, rtol=1e-9, atol=1e-9)
+    model.train()
+    changed = text.clone()
+    changed[:, 0] = (changed[:, 0] + 1) % 40
+    trained = [model(ids, position_ids=positions, attention_mask=mask).logits for ids in (text, changed)]
+    assert torch.equal(trained[0][:, 2:], trained[1][:, 2:]) and not torch.equal(trained[0][:, 1], trained[1][:, 1])
+
+
+def test_position_ids_pack_documents_behind_padding_too():
+    decoder = small_decoder("states")
+    positions, mask = torch.tensor([[1, 0, 1, 0, 1, 2]]), torch.tensor([[0, 1, 1, 1, 1, 1]] * 2)
+    documents = torch.tensor([[-1, 0, 0, 1, 1, 1]] * 2)
+    expected = decoder(TOKENS, TokenLayout(torch.tensor([[0, 0, 1, 0, 1, 2]]), documents))
+    found = to_hugging_face(decoder)(TOKENS, position_ids=positions, attention_mask=mask).logits
+    torch.testing.assert_close(found[:, 1:], expected[:, 1:], rtol=0, atol=0)
+
+
+def test_rows_of_a_batch_may_begin_in_a_later_call():
+    # Caught: tokens behind a call of nothing but padding joined the padding.
+    model = to_hugging_face(small_decoder("states"))
+    mask = torch.tensor([[0, 0, 0, 1, 1, 1], [1, 1, 1, 1, 1, 1]])
+    cache, parts = None, []
+    for start, stop in ((0, 2), (2, 4), (4, 6)):
+        found = model(TOKENS[:, start:stop], attention_mask=mask[:, :stop], use_cache=True, **{CACHE: cache})
+        cache = found[CACHE]
+        parts.append(found.logits)
+    alone = model(TOKENS[:1, 3:]).logits
+    torch.testing.assert_close(torch.cat(parts, dim=1)[:1, 3:], alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_cache_behind_padding_on_the_right_is_refused(name):
+    # Caught: the new token joined the document of the padding, and its logits ignored the prompt.
+    model = to_hugging_face(small_decoder(name))
+    ids, mask = torch.tensor([[4, 2, 6, 0]]), torch.tensor([[1, 1, 1, 0]])
+    cache = model(ids, attention_mask=mask, use_cache=True)[CACHE]
+    calls = {
+        "attention_mask: row 0 has padding between real tokens": {"attention_mask": torch.tensor([[1, 1, 1, 0, 1]])},
+        "attention_mask: differs at cached tokens": {"attention_mask": torch.ones(1, 5)},
+        "cache: row 0 ends in padding": {},
+    }
+    for said, options in calls.items():
+        with pytest.raises(ConfigError, match=f"^{said}.*; must .*; ") as error:
+            model(torch.tensor([[8]]), **options, **{CACHE: cache})
+        assert "\n" not in str(error.value)
+
+
+def test_position_ids_go_on_where_the_cache_ends():
+    model = to_hugging_face(small_decoder("plain"))
+    cache = model(TOKENS[:, :4], position_ids=torch.arange(50, 54)[None], use_cache=True)[CACHE]
+    with pytest.raises(ConfigError, match=r"^position_ids: do not go on where the cached tokens end; must count up from"):
+        model(TOKENS[:, 4:], position_ids=torch.tensor([[54, 0]]), **{CACHE: cache})
+    whole = model(TOKENS, position_ids=torch.arange(50, 56)[None]).logits[:, 4:]
+    second = model(TOKENS[:, 4:], position_ids=torch.tensor([[54, 55]]), **{CACHE: cache}).logits
+    torch.testing.assert_close(second, whole, rtol=1e-9, atol=1e-9)
+
+
 def test_position_ids_may_begin_anywhere():
     decoder = small_decoder("windows")
     logits = to_hugging_face(decoder)(TOKENS, position_ids=torch.arange(50, 56)[None]).logits
@@ -205,6 +275,9 @@ def test_hidden_states_are_what_blocks_read_with_and_without_a_cache(name):
     [
         ({"attention_mask": torch.tensor([[1, 0, 1, 1, 1, 1]] * 2)}, "between real tokens"),
         ({"attention_mask": torch.ones(2, 4)}, r"shape of attention_mask=\(2, 4\): must be \[batch, 6\]"),
+        ({"attention_mask": [[1] * 6] * 2}, "attention_mask='list': must be a tensor; "),
+        ({"position_ids": [[0] * 6] * 2}, "position_ids='list': must be a tensor; "),
+        ({"position_ids": torch.arange(5)[None]}, r"shape of position_ids=\(1, 5\): must be \(2, 6\) or \(1, 6\); "),
         ({"output_attentions": True}, "attention weights are never formed"),
         ({CACHE: object()}, "must be a TwoAxisCache"),
         ({"inputs_embeds": torch.zeros(2, 6, 16)}, "exactly one of the two"),

@@ -121,6 +121,13 @@ def test_a_blend_goes_all_the_way(depth: str, base: Decoder, tokens: torch.Tenso
     assert why_blended(target)
 
 
+def test_what_the_base_has_frozen_stays_frozen() -> None:
+    base = Decoder.build(BASE)
+    base.embedding.weight.requires_grad_(False)
+    made = convert(base, target_config(BASE, "attention_residuals"))
+    assert [name for name, parameter in made.model.named_parameters() if not parameter.requires_grad] == ["embedding.weight"]
+
+
 def test_nothing_is_lost_in_silence(base: Decoder) -> None:
     with pytest.raises(ConfigError, match=r"qkv_bias' is \[64\], but \[48\] in the new model"):
         convert(base, target_config(BASE, {"kind": "value_residual", "variant": "svformer"}))

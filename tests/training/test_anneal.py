@@ -47,5 +47,5 @@ def test_frozen_parameters_ask_for_no_gradient_and_have_no_state() -> None:
 
 def test_one_must_be_trained() -> None:
     config = OptimizerConfig.from_data({"groups": [{"pattern": "*", "lr_scale": 0.0}]})
-    with pytest.raises(ConfigError, match="freeze every parameter"):
+    with pytest.raises(ConfigError, match="every parameter is frozen"):
         build_optimizer(parameter_groups(_model(), config), config)

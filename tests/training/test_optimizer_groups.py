@@ -109,6 +109,34 @@ def test_a_pattern_that_matches_nothing_is_an_error_with_a_remedy() -> None:
         parameter_groups(small(), config)
 
 
+def test_what_the_caller_has_frozen_stays_frozen() -> None:
+    # Caught: build_optimizer asked for gradients of every parameter of a trained group.
+    model, config = small(), OptimizerConfig(lr=0.1)
+    frozen = [model.embedding.weight, *model.blocks[0].parameters()]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    before = [parameter.clone() for parameter in model.parameters()]
+    groups = parameter_groups(model, config)
+    assert sum(len(group.parameters) for group in groups) == len(before)
+    assert {name for group in groups if not group.lr_scale for name in group.parameters} == {
+        name for name, parameter in model.named_parameters() if not parameter.requires_grad
+    }
+    optimizer = build_optimizer(groups, config)
+    tokens = torch.tensor([[1, 2, 3, 4]])
+    model.loss(tokens, tokens.roll(-1))[0].backward()
+    optimizer.step()
+    given = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    for parameter, start in zip(model.parameters(), before, strict=True):
+        held = any(parameter is one for one in frozen)
+        assert parameter.requires_grad != held and (id(parameter) in given) != held
+        assert torch.equal(parameter, start) == held
+
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    with pytest.raises(ConfigError, match="every parameter is frozen: must leave one to train; give some an lr_scale above 0"):
+        build_optimizer(parameter_groups(model, config), config)
+
+
 def test_the_table_tells_every_group() -> None:
     groups = parameter_groups(small("attention_residuals"), OptimizerConfig())
     lines = group_table(groups).splitlines()

@@ -54,6 +54,14 @@ class Config(BaseModel):
         return cls(**data)
 
     @classmethod
+    def parse(cls, data: Any) -> Self:
+        """Returns a configuration as it is, and builds it from plain data: a table, or the bare kind."""
+        if isinstance(data, cls):
+            return data
+        table: Any = {"kind": data} if isinstance(data, str) and "kind" in cls.model_fields else data
+        return cls.from_data(table)
+
+    @classmethod
     def from_record(cls, data: Mapping[str, Any]) -> Self:
         """Builds the configuration that a run folder or an exported folder has recorded, perhaps by an older version.
 

@@ -9,8 +9,11 @@ from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+
+from twoaxis.core.errors import ConfigError
 
 Attend = Callable[[nn.Module, Float[Tensor, "B H T K"], Float[Tensor, "B G T K"], Float[Tensor, "B G T K"]], Tensor]
 """Attention of a module's queries over keys and values of these tokens and of earlier ones that it keeps: [B T H*K]."""
@@ -27,6 +30,7 @@ class TokenLayout:
 
     One rule serves packed batches, left padding and ragged generation: a token sees only earlier tokens of
     its own document. Positions are absolute within the document, whatever was cached or padded before.
+    Rows may be padded on the right too, but then nothing may follow: windows and convolutions count padding.
 
     Attributes:
         positions: [B T] or [1 T], int64, counted from 0 at the first token of the document.
@@ -69,7 +73,17 @@ class TokenLayout:
         return TokenLayout(self.positions[:, start:stop], documents, self.past_documents, self.attend)
 
     def after(self, past_documents: Int[Tensor, "B P"] | None) -> "TokenLayout":
-        """The same tokens behind these cached documents; nothing shared so far is kept."""
+        """The same tokens behind these cached documents; nothing shared so far is kept.
+
+        Raises:
+            ConfigError: padding between tokens of a row. On a GPU only cached documents are looked at, since that waits for it.
+        """
+        documents = self.documents
+        if documents is not None and not torch.compiler.is_compiling():
+            if past_documents is not None:
+                check_padding("layout", torch.cat((past_documents, documents), dim=1) != PADDING)
+            elif documents.device.type == "cpu":
+                check_padding("layout", documents != PADDING)
         return TokenLayout(self.positions, self.documents, past_documents, self.attend)
 
     def key_documents(self, keys: int) -> Int[Tensor, "B S"] | None:
@@ -80,8 +94,30 @@ class TokenLayout:
             return self.documents[:, -keys:]
         return torch.cat((self.past_documents, self.documents), dim=1)[:, -keys:]
 
+    def without_padding(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Puts zeros in the place of padding: what a mask gives a weight of zero still spreads when it is no number.
+
+        Cost: nothing without documents, else one pass over x.
+        """
+        return x if self.documents is None else x.masked_fill((self.documents == PADDING).unsqueeze(-1), 0.0)
+
     def shared(self, key: Hashable, make: Callable[[], X]) -> X:
         """Makes a value that depends on this layout only once per call, such as rotation tables."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]
+
+
+def check_padding(what: str, real: Bool[Tensor, "B S"]) -> None:
+    """Refuses padding between tokens of a row, where windows and convolutions would count it.
+
+    Raises:
+        ConfigError: in the words of `what`, the first such row.
+    """
+    broken = (real & ~F.pad(real[:, :-1], (1, 0))).sum(dim=1) > 1
+    if broken.any():
+        row = int(broken.nonzero()[0])
+        raise ConfigError(
+            f"{what}: row {row} has padding between real tokens; must be padded on one side, on the left where a cache goes "
+            "on; pad on the left, or leave padding out"
+        )

@@ -1,13 +1,14 @@
 """Parameters that declare their initial value and their tag, so that no host can guess either wrong.
 
-The initial value of a parameter depends on the seed and on its full name only. Two models that share a
-parameter name and shape therefore share its initial value, whatever else differs between them, and a model
-built on the meta device and materialised later starts at the same values as one built directly.
+A module has initial values as soon as it is constructed, drawn from torch's default generator as those of torch's own modules
+are; on the meta device it has none. `initialise` sets them anew, from a seed and the full name of each parameter only. Two
+models that share a parameter name and shape therefore share its value, whatever else differs between them, and a model built
+on the meta device and materialised later starts at the same values as one built directly.
 """
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -97,7 +98,7 @@ def matrix_std(fan_in: int) -> float:
 
 
 class DeclaredModule(nn.Module):
-    """A module whose parameters are all declared; `initialise` is the only thing that sets their values."""
+    """A module whose parameters are all declared, and start at a value of their declaration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,13 +110,14 @@ class DeclaredModule(nn.Module):
         `dead` says why it may have no gradient.
         """
         self.declarations[name] = Declaration(init, tag, dead)
-        return nn.Parameter(torch.empty(shape))
+        return nn.Parameter(_drawn(init, torch.Size(shape)))
 
     def linear(self, name: str, d_in: int, d_out: int, std: float | None = None) -> nn.Linear:
         """Declares the bias-free linear map to assign to the attribute `name`; `std=0` starts it at zero."""
         std = matrix_std(d_in) if std is None else std
-        self.declarations[f"{name}.weight"] = Declaration(Normal(std) if std else Constant(0.0), "matrix")
-        return without_init(nn.Linear(d_in, d_out, bias=False, device="meta"))
+        linear = nn.Linear(d_in, d_out, bias=False, device="meta")
+        linear.weight = self.parameter(f"{name}.weight", (d_out, d_in), Normal(std) if std else Constant(0.0), "matrix")
+        return linear
 
 
 def with_extra(update: nn.Module, extra: nn.Module | None, hidden: Tensor) -> Tensor:
@@ -126,9 +128,23 @@ def with_extra(update: nn.Module, extra: nn.Module | None, hidden: Tensor) -> Te
 M = TypeVar("M", bound=nn.Module)
 
 
-def without_init(module: M) -> M:
-    """Gives memory to a module built on the meta device, so that no initial value is drawn only to be overwritten."""
-    return module.to_empty(device=torch.get_default_device())
+def materialize(build: Callable[[], M], device: torch.device | None = None) -> M:
+    """Builds a module whose parameters have memory and no values, for whoever sets all of them at once.
+
+    Nothing is drawn from a generator. Buffers have no values either.
+
+    Args:
+        build: called on the meta device.
+        device: of the memory; None is torch's default device, which may be meta itself.
+
+    Example:
+        >>> materialize(lambda: nn.Linear(2, 3)).weight.device
+        device(type='cpu')
+    """
+    device = torch.get_default_device() if device is None else device
+    with torch.device("meta"):
+        module = build()
+    return module.to_empty(device=device)
 
 
 def declarations(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Declaration]]:
@@ -167,8 +183,8 @@ def initialise(model: nn.Module, seed: int) -> None:
 def initialise_parts(host: nn.Module, seed: int) -> None:
     """Sets the parameters of our modules inside a model of another code base, and none of its own.
 
-    It goes last, after whatever the host does to the linear maps that it finds in itself. Modules of the same kind start at
-    different values, by their full name in the host.
+    A host that overwrites the linear maps that it finds in itself overwrites ours too: then this goes last. Modules of the same
+    kind start at different values, by their full name in the host.
 
     Example:
         >>> from twoaxis.sequence import ShortSWA, ShortSWAConfig
@@ -189,6 +205,14 @@ def initial_values(model: nn.Module, seed: int) -> Iterator[tuple[nn.Parameter, 
 
 
 def _initial_value(init: Init, name: str, seed: int, shape: torch.Size) -> Tensor:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    with torch.device("cpu"):
+        return _drawn(init, shape, generator)
+
+
+def _drawn(init: Init, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
+    """A value on torch's default device, whose default generator draws when none is given."""
     if isinstance(init, Constant):
         return torch.full(shape, init.value)
     if isinstance(init, Values):
@@ -196,8 +220,6 @@ def _initial_value(init: Init, name: str, seed: int, shape: torch.Size) -> Tenso
     if isinstance(init, Striped):
         row, column = (torch.arange(n) % init.period for n in shape)
         return (row[:, None] == column) * init.value
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     fresh = torch.empty(shape)
     if isinstance(init, UniformPairs):
         first = torch.rand(shape[:-1], generator=generator)

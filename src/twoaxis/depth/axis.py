@@ -3,39 +3,39 @@
 Letters: B batch, T position, D width.
 """
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.site import Stack
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, check_state
 
 
 class DepthAxis(nn.Module):
     """One mixer for every sublayer of a model that is not our decoder; the state runs from `enter` to `leave`.
 
     The state is what the host hands from sublayer to sublayer in the place of its hidden states. It is a value: a tensor or
-    nested tuples of tensors, made anew by every write. `twoaxis.initialise_parts` sets the parameters.
+    nested tuples of tensors, made anew by every write.
 
     Cost:     what the configuration declares, `config.cost` and `config.ends_cost`
     Args:
-        config: of any mixer of the depth axis that does not work inside attention.
+        config: of any mixer of the depth axis that does not work inside attention; also as a table or a bare kind.
         d_model: D, the width of the host.
         n_layers: its blocks.
         sublayers: of each block, in order, such as attention and feed-forward.
         norm_eps: the eps of norms inside the mixers.
 
     Raises:
-        ConfigError: a mixer that works inside attention or takes more than its update, or options that do not fit.
+        ConfigError: a mixer that works inside attention or takes more than its update, or options that do not fit; from a mixer
+            or `leave`, a state that has too few or too many tensors for this place, since a sublayer was left out.
 
     Example:
         >>> import torch
-        >>> from twoaxis import initialise_parts
         >>> from twoaxis.depth import AttentionResidualsConfig
         >>> axis = DepthAxis(AttentionResidualsConfig(mixture="sum"), d_model=2, n_layers=3)
-        >>> initialise_parts(axis, seed=0)
         >>> state = axis.enter(torch.ones(1, 1, 2))
         >>> for attention, feed_forward in axis.blocks:
         ...     state = attention(state, norm=lambda x: x / 2, sublayer=lambda context: context)
@@ -44,8 +44,19 @@ class DepthAxis(nn.Module):
         3.375
     """
 
-    def __init__(self, config: DepthConfig, d_model: int, n_layers: int, sublayers: int = 2, norm_eps: float = 1e-6) -> None:
+    def __init__(
+        self,
+        config: DepthConfig | Mapping[str, Any] | str,
+        d_model: int,
+        n_layers: int,
+        sublayers: int = 2,
+        norm_eps: float = 1e-6,
+    ) -> None:
+        # The table names this module's siblings, which import it.
+        from twoaxis.depth import DEPTH
+
         super().__init__()
+        config = DEPTH.parse(config)
         stack = config.prepare(Stack(d_model, norm_eps, (sublayers,) * n_layers))
         if any(slot.update_extra for slot in stack.slots):
             raise ConfigError(
@@ -57,6 +68,9 @@ class DepthAxis(nn.Module):
         self.mixers = nn.ModuleList(mixer for block in sites for mixer in config.build_block(block, ends))
         self.ends = ends
         self._sublayers = sublayers
+        self._left_tensors = len(config.state(stack, stack.n_sublayers))
+        for index, mixer in enumerate(self._each):
+            mixer.entering_tensors = len(config.state(stack, index))
 
     @property
     def _each(self) -> list[DepthMixer]:
@@ -74,4 +88,5 @@ class DepthAxis(nn.Module):
 
     def leave(self, state: State) -> Float[Tensor, "B T D"]:
         """Returns the hidden states behind the last sublayer, before the final norm of the host."""
+        check_state(state, self._left_tensors)
         return cast(DepthEnds, self.ends).leave(state)

@@ -17,7 +17,7 @@ from torch import Tensor
 from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.errors import ConfigError
+from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import DeclaredModule
@@ -116,7 +116,7 @@ class DepthConfig(Config, ABC):
 
     @abstractmethod
     def build(self, site: Site) -> "DepthMixer":
-        """Builds the mixer of one sublayer; `core.parameters.initialise` sets its values."""
+        """Builds the mixer of one sublayer."""
 
     def build_block(self, sites: Sequence[Site], ends: "DepthEnds") -> "list[DepthMixer]":
         """Builds the mixers of one block, which may share parts that the first one or the ends own; the default shares none.
@@ -138,6 +138,9 @@ class DepthMixer(DeclaredModule, ABC):
     mixes_heads = False
     """Whether `mix_heads` is called between the projections of the sublayer and its attention."""
 
+    entering_tensors: int | None = None
+    """How many tensors a host hands over at this place, where a `DepthAxis` knows it."""
+
     def forward(self, state: State, norm: Callable[[Any], Any], sublayer: Callable[[Any], Tensor]) -> State:
         """A whole sublayer of a model of another code base: `x = mixer(x, norm, f)` in the place of `x = x + f(norm(x))`.
 
@@ -149,7 +152,7 @@ class DepthMixer(DeclaredModule, ABC):
             sublayer: makes the update [B T D] of the context.
 
         Raises:
-            ConfigError: a mixer that works inside attention, where only our decoder lets it in.
+            ConfigError: a mixer that works inside attention, where only our decoder lets it in; a state of another place.
 
         Example:
             >>> import torch
@@ -161,6 +164,7 @@ class DepthMixer(DeclaredModule, ABC):
         if self.mixes_heads:
             name = type(self).__name__
             raise ConfigError(f"{name} mixes the heads inside attention: must be used in a Decoder; choose another mixer")
+        check_state(state, self.entering_tensors)
         views, carry = self.read(state)
         context = norm(views)
         return self.write(state, sublayer(context), context, carry)
@@ -229,6 +233,17 @@ class DepthEnds(DeclaredModule, ABC):
     def leave_sums(self, state: State, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
         """The weighted sums behind what `leave` has returned, for audits; none by default."""
         return ()
+
+
+def check_state(state: State, tensors: int | None) -> None:
+    """Refuses a state of a host that does not have as many tensors as it must at this place; None is not known."""
+    if tensors is not None and _tensors(state) != tensors:
+        remedy = "begin with axis.enter and call every mixer of axis.blocks in order"
+        raise ConfigError(problem("tensors of the depth state", _tensors(state), f"{tensors} at this place", remedy))
+
+
+def _tensors(state: State) -> int:
+    return sum(map(_tensors, state)) if isinstance(state, tuple) else int(isinstance(state, Tensor))
 
 
 class ParallelEnds(DepthEnds):

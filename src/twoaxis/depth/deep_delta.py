@@ -329,17 +329,17 @@ class DeepDelta(DepthMixer):
     """See `DeepDeltaConfig`; usable outside our decoder.
 
     Example:
-        >>> from twoaxis.core.parameters import initialise
         >>> mixer = DeepDelta(DeepDeltaConfig(), d_model=4)
-        >>> initialise(mixer, seed=0)
         >>> x, update = torch.ones(1, 1, 4), torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
         >>> mixer.write(x, update, context=x, carry=None)[..., 1:].tolist()
         [[[1.0, 1.0, 1.0]]]
     """
 
-    def __init__(self, config: DeepDeltaConfig, d_model: int, shared: Compressor | None = None) -> None:
+    def __init__(
+        self, config: DeepDeltaConfig | Mapping[str, Any] | str, d_model: int, shared: Compressor | None = None
+    ) -> None:
         super().__init__()
-        self.config = config
+        self.config = config = DeepDeltaConfig.parse(config)
         C, std = config.value_channels, matrix_std(d_model)
         self.gate = Gate(config, d_model)
         self.target_weight = self.parameter("target_weight", (d_model,) if C == 1 else (C, d_model), Normal(std), "gate")

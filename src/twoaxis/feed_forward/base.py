@@ -41,7 +41,7 @@ class FeedForwardConfig(Config, ABC):
 
     @abstractmethod
     def build(self, site: Site) -> "FeedForward":
-        """Builds the module with undefined values; `core.parameters.initialise` sets them."""
+        """Builds the module."""
 
 
 class FeedForward(DeclaredModule, ABC):

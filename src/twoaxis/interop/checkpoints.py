@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from twoaxis.core.errors import CheckpointError, problem
+from twoaxis.core.parameters import materialize
 from twoaxis.interop.configuration import decoder_config, layout_of
 from twoaxis.interop.safetensors_folder import read_json, read_tensors
 from twoaxis.interop.state_maps import state_map
@@ -59,7 +60,7 @@ def build_model(config: DecoderConfig, layout: str, tensors: Mapping[str, Tensor
     Raises:
         CheckpointError: tensors that do not fit the configuration.
     """
-    model = Decoder(config)
+    model = materialize(lambda: Decoder(config))
     state_map(layout, config).load(model, tensors)
     return model.eval()
 

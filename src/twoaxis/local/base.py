@@ -54,7 +54,7 @@ class LocalConfig(Config, ABC):
 
     @abstractmethod
     def build(self, channels: int) -> "LocalMixer":
-        """Builds the mixer with undefined values; `core.parameters.initialise` sets them."""
+        """Builds the mixer."""
 
 
 class LocalMixer(DeclaredModule, ABC):
@@ -66,4 +66,8 @@ class LocalMixer(DeclaredModule, ABC):
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "B T C"], layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T C"], Any]:
-        """Returns the mixed tokens and the cache that the next call starts from (None when none was given)."""
+        """Returns the mixed tokens and the cache that the next call starts from (None when none was given).
+
+        Where the layout says padding, x must be finite, as a decoder sees to; elsewhere call `TokenLayout.without_padding`
+        first.
+        """

@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.layout import TokenLayout
+from twoaxis.core.layout import PADDING, TokenLayout
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +33,29 @@ class DecoderCache:
     documents: Int[Tensor, "B P"] | None = None
 
     def layout(self, tokens: int, device: torch.device) -> TokenLayout:
-        """The layout of tokens that continue every row where it stopped."""
+        """The layout of tokens that continue every row where it stopped.
+
+        Raises:
+            ConfigError: a row that stopped with padding.
+        """
         if self.positions is None:
             return TokenLayout.contiguous(tokens, device=device)
+        if self.documents is not None and not torch.compiler.is_compiling():
+            ended = self.documents[:, -1:] == PADDING
+            if ended.any():
+                row = int(ended.nonzero()[0, 0])
+                remedy = "pad on the left, or leave padding out"
+                raise ConfigError(f"cache: row {row} ends in padding; must end in a real token where it goes on; {remedy}")
         positions = self.positions + torch.arange(1, tokens + 1, device=device)
         documents = None if self.documents is None else self.documents[:, -1:].expand(-1, tokens)
         return TokenLayout(positions, documents, self.documents)
 
     def place(self, layout: TokenLayout) -> TokenLayout:
-        """The given layout of the next tokens, behind what is cached."""
+        """The given layout of the next tokens, behind what is cached.
+
+        Raises:
+            ConfigError: documents here and none in the cache, or the reverse, or tokens behind padding on the right.
+        """
         if self.length and (layout.documents is None) != (self.documents is None):
             raise ConfigError(
                 "layout: documents must be given in every call of a cached sequence or in none; pass them from the first"

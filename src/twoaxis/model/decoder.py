@@ -3,7 +3,8 @@
 Letters: B batch, T position, D width, V vocabulary.
 """
 
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -11,13 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import Declaration, DeclaredModule, Normal, initialise, without_init
+from twoaxis.core.parameters import DeclaredModule, Normal, initialise, materialize
 from twoaxis.model.block import Block, RMSNorm
 from twoaxis.model.cache import DecoderCache
 from twoaxis.model.config import DecoderConfig
-from twoaxis.model.token_ids import check_token_ids
+from twoaxis.model.token_ids import check_id_tensor, check_token_ids
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 
 
@@ -30,11 +31,12 @@ class Decoder(DeclaredModule):
         torch.Size([1, 3, 16])
     """
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig | Mapping[str, Any]) -> None:
         super().__init__()
-        self.config = config
-        self.embedding = without_init(nn.Embedding(config.vocab_size, config.d_model, device="meta"))
-        self.declarations["embedding.weight"] = Declaration(Normal(config.initial_embedding_std), "embedding")
+        self.config = config = DecoderConfig.parse(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.d_model, device="meta")
+        shape, init = (config.vocab_size, config.d_model), Normal(config.initial_embedding_std)
+        self.embedding.weight = self.parameter("embedding.weight", shape, init, "embedding")
         self.embedding_norm = RMSNorm(config.d_model, config.stack.norm_eps) if config.embedding_norm == "rms" else None
         sites = iter(config.stack.sites)
         ends = config.depth.build_ends(config.stack)
@@ -44,9 +46,9 @@ class Decoder(DeclaredModule):
         self.head = None if config.tie_embeddings else self.linear("head", config.d_model, config.vocab_size)
 
     @staticmethod
-    def build(config: DecoderConfig, seed: int = 0) -> "Decoder":
-        """Builds a decoder and sets every parameter to its initial value for this seed."""
-        model = Decoder(config)
+    def build(config: DecoderConfig | Mapping[str, Any], seed: int = 0) -> "Decoder":
+        """Builds a decoder and sets every parameter to its initial value for this seed; no generator but its own is used."""
+        model = materialize(lambda: Decoder(config))
         initialise(model, seed)
         return model
 
@@ -63,8 +65,9 @@ class Decoder(DeclaredModule):
         """Looks up token embeddings, and normalises them where the model says so.
 
         Raises:
-            DataError: a token id outside the vocabulary.
+            DataError: something else than a tensor of integers [B T], or a token id outside the vocabulary.
         """
+        check_id_tensor("tokens", tokens)
         # On a GPU the lookup itself raises, and reading the range would stall the device at every step.
         if not torch.compiler.is_compiling() and tokens.device.type == "cpu":
             check_token_ids(tokens, self.config.vocab_size)
@@ -84,12 +87,14 @@ class Decoder(DeclaredModule):
         """Runs the stack and the final norm.
 
         Args:
-            embeddings: as `embed` or `normalise_embeddings` returns them.
+            embeddings: as `embed` or `normalise_embeddings` returns them; those of padding are taken for zeros.
             layout: positions and documents; None means that rows are one document each, continued from the cache.
             cache: what earlier calls returned, or `new_cache()`; None runs without one.
             recompute: keep only the depth state between blocks and recompute the rest in the backward pass.
         """
         layout = self._layout(embeddings, layout, cache)
+        # Here and not in each mixer, since weights everywhere learn from products of their inputs with gradients of zero.
+        embeddings = layout.without_padding(embeddings)
         state, ends = self.ends.enter_along(embeddings, layout, None if cache is None else cache.ends)
         following = []
         for index, block in enumerate(self.blocks):
@@ -122,7 +127,16 @@ class Decoder(DeclaredModule):
         layout: TokenLayout | None = None,
         recompute: bool = False,
     ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
-        """Returns the sum of token losses in nats and the number of tokens that carry one."""
+        """Returns the sum of token losses in nats and the number of tokens that carry one.
+
+        Raises:
+            DataError: targets that are not one token id for each token, or `IGNORE` for none.
+        """
+        check_id_tensor("targets", targets)
+        if targets.shape != tokens.shape:
+            raise DataError(
+                problem("shape of targets", [*targets.shape], f"{[*tokens.shape]}, that of tokens", "pass one each")
+            )
         hidden, _ = self.hidden(self.embed(tokens), layout, recompute=recompute)
         total = linear_cross_entropy(hidden.flatten(0, 1), self.head_weight, targets.flatten())
         return total, (targets != IGNORE).sum()

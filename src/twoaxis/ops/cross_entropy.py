@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from twoaxis.core.errors import DataError, problem
 from twoaxis.ops.precision import Impl, check_impl, statistics_dtype
 
 IGNORE = -100
@@ -27,6 +28,9 @@ def linear_cross_entropy(
     The sum, not the mean: whoever knows the count of valid tokens of the whole batch divides once. With no
     valid token the sum is 0 and so is every gradient.
 
+    Raises:
+        DataError: another target outside the vocabulary. On a GPU the lookup itself raises, some steps later.
+
     Cost: matmul flops 2*D*V per token forward; the fused engine keeps gradients of hidden and weight, no logits
 
     Example:
@@ -34,6 +38,8 @@ def linear_cross_entropy(
         tensor(2.7726)
     """
     check_impl(impl)
+    if targets.device.type == "cpu" and not torch.compiler.is_compiling():
+        _check_targets(targets, weight.shape[0])
     if impl == "reference":
         logits = hidden @ weight.T
         return F.cross_entropy(logits.to(statistics_dtype(logits)), targets, ignore_index=IGNORE, reduction="sum")
@@ -43,6 +49,13 @@ def linear_cross_entropy(
         with torch.autocast(hidden.device.type, enabled=False):
             return _LinearCrossEntropy.apply(hidden, weight, targets)
     return _LinearCrossEntropy.apply(hidden, weight, targets)
+
+
+def _check_targets(targets: Tensor, vocab_size: int) -> None:
+    wrong = (targets != IGNORE) & ((targets < 0) | (targets >= vocab_size))
+    if wrong.any():
+        allowed = f"in 0..{vocab_size - 1}, or {IGNORE} for a token without a loss"
+        raise DataError(problem("target", int(targets[wrong][0]), allowed, f"write {IGNORE} where there is none"))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

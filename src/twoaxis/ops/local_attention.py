@@ -39,6 +39,7 @@ def local_attention(
     Source:   Residual Stream Duality, arXiv:2603.16039, Algorithm 1; window=None is full causal attention
     Shapes:   consecutive groups of H/G query heads share a kv-head; softmax in float32 (float64 for float64)
     Sink:     a score per query head that takes part in the softmax with a value of zero (gpt-oss, arXiv:2508.10925)
+    Empty:    a query that sees no key, which only key_documents can bring about, gives 0 and has no gradient
     Cost:     flops 4*K per head and visible pair; the fused engine holds T*(chunk+window) booleans, never T*S
 
     Raises:
@@ -172,7 +173,8 @@ def visible(
 
 
 def _check(q: Tensor, k: Tensor, window: int | None) -> None:
-    if window is not None and window < 1:
+    # True is an int, and would be a window of one token.
+    if window is not None and (isinstance(window, bool) or window < 1):
         raise ConfigError(problem("window", window, ">= 1, since it includes the query", "use window=1 for the token alone"))
     if q.shape[1] % k.shape[1]:
         raise ConfigError(problem("n_heads", q.shape[1], f"a multiple of n_kv_heads={k.shape[1]}", "change one of them"))
@@ -185,10 +187,12 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor | Non
     dtype = statistics_dtype(q)
     k, v = (x.to(dtype).repeat_interleave(groups, dim=1) for x in (k, v))
     scores = (q.to(dtype) @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
-    scores = scores.masked_fill(~mask, -torch.inf)
+    # A softmax over nothing is no number, and so is its gradient: such a row sees everything, and then counts for nothing.
+    empty = ~mask.any(dim=-1, keepdim=True)
+    scores = scores.masked_fill(~(mask | empty), -torch.inf)
     if sink is not None:
         scores = torch.cat((scores, sink.to(dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)), dim=-1)
-    weights = torch.softmax(scores, dim=-1)[..., : k.shape[2]]
+    weights = torch.softmax(scores, dim=-1)[..., : k.shape[2]].masked_fill(empty, 0.0)
     return (weights @ v).to(q.dtype)
 
 

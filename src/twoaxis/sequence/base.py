@@ -71,7 +71,7 @@ class SequenceConfig(Config, ABC):
 
     @abstractmethod
     def build(self, site: Site) -> "SequenceMixer":
-        """Builds the mixer with undefined values; `core.parameters.initialise` sets them."""
+        """Builds the mixer."""
 
 
 class SequenceMixer(DeclaredModule, ABC):
@@ -85,7 +85,8 @@ class SequenceMixer(DeclaredModule, ABC):
     def forward(self, context: Views, layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T E"], Any]:
         """Returns the update and the cache that the next call starts from (None when none was given).
 
-        A cache is a value: two continuations may start from the same one.
+        A cache is a value: two continuations may start from the same one. Where the layout says padding, the context must be
+        finite, as a decoder sees to; elsewhere call `TokenLayout.without_padding` first.
         """
 
 

@@ -3,7 +3,8 @@
 Letters: B batch, T position, E emitted numbers.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from jaxtyping import Float
 from pydantic import Field
@@ -79,10 +80,8 @@ class ShortSWAConfig(HeadsConfig):
 class ShortSWA(SoftmaxAttention):
     """See `ShortSWAConfig`; the sublayer for a model that is not our decoder, where a layout is only needed for documents.
 
-    `twoaxis.initialise_parts` sets the parameters.
-
     Args:
-        config: the options.
+        config: the options; also as a table or a bare kind.
         d_model: D, the width of the host.
         norm_eps: the eps of the norms of queries and keys.
 
@@ -91,15 +90,14 @@ class ShortSWA(SoftmaxAttention):
 
     Example:
         >>> import torch
-        >>> from twoaxis import initialise_parts
         >>> short_swa = ShortSWA(ShortSWAConfig(window=2, output_init="zero"), d_model=8)
-        >>> initialise_parts(short_swa, seed=0)
         >>> update, _ = short_swa(torch.ones(1, 3, 8))
         >>> update.abs().max().item()
         0.0
     """
 
-    def __init__(self, config: ShortSWAConfig, d_model: int, norm_eps: float = 1e-6) -> None:
+    def __init__(self, config: ShortSWAConfig | Mapping[str, Any] | str, d_model: int, norm_eps: float = 1e-6) -> None:
+        config = ShortSWAConfig.parse(config)
         config.check(d_model)
         super().__init__(config, Stack(d_model, norm_eps, (1,)).sites[0])
 
@@ -116,4 +114,7 @@ class ShortSWA(SoftmaxAttention):
                 raise ConfigError("layout=None: must be given with a cache; pass TokenLayout.contiguous(tokens, start)")
             tokens = context[0] if isinstance(context, QKV) else context
             layout = TokenLayout.contiguous(tokens.shape[1], device=tokens.device)
+        # A host may leave anything where its padding is.
+        finite = layout.without_padding
+        context = QKV(*map(finite, context)) if isinstance(context, QKV) else finite(context)
         return super().forward(context, layout, cache)

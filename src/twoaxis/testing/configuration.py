@@ -8,7 +8,7 @@ from safetensors.torch import load, save
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.parameters import Normal, declarations, initialise
+from twoaxis.core.parameters import Normal, declarations, initialise, materialize
 from twoaxis.model import Decoder
 from twoaxis.testing.check import check, differs, exactly, identical, require
 from twoaxis.testing.toy import AxisConfig, decoder_config, toy_decoder, toy_tokens
@@ -66,10 +66,8 @@ def deterministic_for_seed(config: AxisConfig) -> None:
 def meta_init_equals_direct(config: AxisConfig) -> None:
     """A model built on the meta device and materialised later starts where a directly built one does."""
     decoder = decoder_config(config)
-    direct = Decoder.build(decoder, seed=3)
-    with torch.device("meta"):
-        model = Decoder(decoder)
-    model.to_empty(device="cpu")
+    direct, model = Decoder(decoder), materialize(lambda: Decoder(decoder))
+    initialise(direct, seed=3)
     with torch.no_grad():
         # What nobody initialises must show.
         for tensor in (*model.parameters(), *model.buffers()):

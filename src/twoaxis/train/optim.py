@@ -80,6 +80,8 @@ class ParameterGroup:
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[ParameterGroup]:
     """Puts every parameter of the model into exactly one group.
 
+    A parameter that requires no gradient is frozen and stays so, as with an `lr_scale` of 0.
+
     Raises:
         ConfigError: a pattern that matches no parameter.
     """
@@ -93,6 +95,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
             if fnmatch.fnmatchcase(name, change.pattern):
                 lr_scale = lr_scale if change.lr_scale is None else change.lr_scale
                 weight_decay = weight_decay if change.weight_decay is None else change.weight_decay
+        lr_scale = lr_scale if parameter.requires_grad else 0.0
         members.setdefault((lr_scale, weight_decay), {})[name] = parameter
         tags.setdefault((lr_scale, weight_decay), set()).add(declaration.tag)
     return [ParameterGroup(*key, tuple(sorted(tags[key])), members[key]) for key in members]
@@ -119,10 +122,14 @@ def build_optimizer(groups: Iterable[ParameterGroup], config: OptimizerConfig) -
     groups = list(groups)
     trained = [group for group in groups if group.lr_scale]
     if not trained:
-        raise ConfigError("optimizer.groups freeze every parameter: must leave one to train; give some an lr_scale above 0")
+        raise ConfigError(
+            "optimizer: every parameter is frozen: must leave one to train; give some an lr_scale above 0 in optimizer.groups, "
+            "or let them require gradients"
+        )
     for group in groups:
-        for parameter in group.parameters.values():
-            parameter.requires_grad_(bool(group.lr_scale))
+        if not group.lr_scale:
+            for parameter in group.parameters.values():
+                parameter.requires_grad_(False)
     options: list[dict[str, Any]] = [
         {
             "params": list(group.parameters.values()),

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from twoaxis.core.atomic import check_new_folder, new_folder
 from twoaxis.core.errors import CheckpointError, ConfigError, problem
+from twoaxis.core.parameters import materialize
 from twoaxis.data import Tokenizer
 from twoaxis.data.tokenizer import SubwordTokenizer
 from twoaxis.model import Decoder, DecoderConfig
@@ -47,7 +48,7 @@ def load_trained(run_dir: Path | str, progress: Progress | None = None) -> Train
     checkpoint = load_newest(folder.checkpoints, (progress or Progress()).note)
     if checkpoint is None:
         raise CheckpointError(f"run folder {folder.path}: has no checkpoint yet; must have one; train for longer")
-    model = Decoder(config.decoder(tokenizer.vocab_size))
+    model = materialize(lambda: Decoder(config.decoder(tokenizer.vocab_size)))
     restore_model(model, checkpoint.model)
     return Trained(model, tokenizer, config, checkpoint.step)
 

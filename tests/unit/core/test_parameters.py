@@ -1,9 +1,27 @@
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from twoaxis import ConfigError, Decoder, DecoderConfig
-from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Uniform, Values, declarations, initialise, matrix_std
+from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE, ConfigError, Decoder, DecoderConfig
+from twoaxis.core.parameters import (
+    Constant,
+    DeclaredModule,
+    Normal,
+    Striped,
+    Uniform,
+    Values,
+    declarations,
+    initialise,
+    materialize,
+    matrix_std,
+)
+from twoaxis.depth import AttentionResidualsConfig, DeepDelta, DeepDeltaConfig, DepthAxis, DepthConfig
+from twoaxis.local import LocalConfig
+from twoaxis.sequence import ShortSWA, ShortSWAConfig
+from twoaxis.testing.toy import D_MODEL, decoder_config, toy_site
 
 SIZES = {"vocab_size": 64, "d_model": 32, "n_layers": 2}
 ATTENTION = {"kind": "attention", "n_heads": 2}
@@ -52,6 +70,64 @@ def test_the_global_generator_is_neither_read_nor_moved() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(2)
     assert all(torch.equal(value, first[name]) for name, value in values().items())
+
+
+@pytest.fixture
+def garbage() -> Iterator[None]:
+    """Memory that is new holds NaN, so that a value that nobody sets shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def constructed(config: Any) -> nn.Module:
+    """What the configuration builds, with the values of its construction."""
+    torch.manual_seed(3)
+    if isinstance(config, DepthConfig):
+        return Decoder(decoder_config(config))
+    return config.build(D_MODEL) if isinstance(config, LocalConfig) else config.build(toy_site())
+
+
+@pytest.mark.parametrize("row", [*DEPTH, *SEQUENCE, *FEED_FORWARD, *LOCAL], ids=lambda row: row.kind)
+def test_a_module_has_the_values_that_it_declares_when_it_is_constructed(row: Any, garbage: None) -> None:
+    # Caught: constructors that leave memory as it was.
+    for example in row.examples:
+        module = constructed(row.example(example))
+        again = dict(constructed(row.example(example)).named_parameters())
+        first = {name: parameter.clone() for name, parameter in module.named_parameters()}
+        initialise(module, seed=0)
+        for name, seeded, declaration in declarations(module):
+            found, init = first[name], declaration.init
+            assert found.isfinite().all() and torch.equal(again[name], found), name
+            if isinstance(init, Constant | Values | Striped):
+                assert torch.equal(found, seeded), name
+            else:
+                assert not torch.equal(found, seeded), name
+                low, high = sorted((found.square().mean().sqrt().item(), seeded.square().mean().sqrt().item()))
+                assert found.numel() < 32 or high < 2 * low, name
+
+
+def test_what_is_constructed_can_be_used_at_once(garbage: None) -> None:
+    x = torch.randn(1, 4, 32)
+    delta, swa = DeepDelta(DeepDeltaConfig(), 32), ShortSWA(ShortSWAConfig(n_heads=2), 32)
+    axis = DepthAxis(AttentionResidualsConfig(block_size=2), 32, 3)
+    state = axis.enter(x)
+    for mixer in axis.mixers:
+        state = mixer(state, lambda context: context, torch.tanh)
+    logits = Decoder(DecoderConfig.from_data(SIZES))(torch.tensor([[1, 2, 3]]))
+    for y in (delta(x, torch.tanh, torch.sin), swa(x)[0], axis.leave(state), logits):
+        assert isinstance(y, torch.Tensor) and y.isfinite().all() and y.any()
+
+
+def test_materialized_modules_take_memory_and_no_random_numbers() -> None:
+    state = torch.get_rng_state()
+    config = DecoderConfig.from_data({**SIZES, "depth": "deep_delta", "tie_embeddings": False})
+    model = materialize(lambda: Decoder(config))
+    assert torch.equal(torch.get_rng_state(), state) and not any(p.is_meta for p in model.parameters())
+    with torch.device("meta"):
+        assert all(parameter.is_meta for parameter in Decoder.build(config).parameters())
+    Decoder(config)
+    assert not torch.equal(torch.get_rng_state(), state)
 
 
 def test_meta_then_materialised_equals_built() -> None:

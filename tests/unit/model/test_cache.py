@@ -5,9 +5,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from twoaxis import ConfigError, Decoder, TokenLayout
+from twoaxis import SEQUENCE, ConfigError, Decoder, TokenLayout
 from twoaxis.core.cost import Shape
+from twoaxis.core.layout import PADDING
 from twoaxis.model import DecoderCache
+from twoaxis.testing.toy import toy_decoder, toy_tokens
 
 from .build import FULL, MODELS, NAMES, VOCABULARY, WINDOW, decoder, same, tokens
 
@@ -145,6 +147,27 @@ def test_documents_from_the_first_call_or_never() -> None:
     _, cache = model(tokens(1, 3), cache=model.new_cache())
     with pytest.raises(ConfigError, match=r"^layout: documents must be given in every call of a cached sequence or in none; "):
         model(tokens(1, 3), layout, cache)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("row", [*SEQUENCE], ids=lambda row: row.kind)
+def test_padding_on_the_right_may_end_a_row_but_not_stand_inside_it(row: Any) -> None:
+    # Caught: windows, convolutions and recurrences counted the padding, and a row went on as padding.
+    model = toy_decoder(row.example(next(iter(row.examples))))
+    text, documents = toy_tokens(tokens=4), torch.tensor([[0, 0, 0, PADDING], [0, 0, 0, 0]])
+    layout = TokenLayout(torch.tensor([[0, 1, 2, 0], [0, 1, 2, 3]]), documents)
+    logits, cache = model(text, layout, model.new_cache())
+    same(logits[0, :3], model(text[:1, :3])[0])
+    step, positions = toy_tokens(tokens=1), torch.tensor([[3], [4]])
+    with pytest.raises(ConfigError, match=r"^cache: row 0 ends in padding; must end in a real token where it goes on; "):
+        model(step, cache=cache)
+    with pytest.raises(ConfigError, match=r"^layout: row 0 has padding between real tokens; must be .*; pad on the left, or"):
+        model(step, TokenLayout(positions, torch.zeros(2, 1, dtype=torch.int64)), cache)
+    with pytest.raises(ConfigError, match=r"^layout: row 1 has padding between real tokens"):
+        model(text, TokenLayout(layout.positions, torch.tensor([[0, 0, 0, PADDING], [0, PADDING, 0, 0]])))
+    # A row that has ended may be padded on while another goes on.
+    after, _ = model(step, TokenLayout(positions, torch.tensor([[PADDING], [0]])), cache)
+    same(after[1], model(torch.cat((text, step), dim=1)[1:])[0, 4:])
 
 
 @torch.no_grad()

@@ -1,4 +1,5 @@
 import copy
+import inspect
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis import ConfigError, DataError, DecoderConfig, TokenLayout
+from twoaxis import ConfigError, DataError, Decoder, DecoderConfig, TokenLayout
 from twoaxis.model.block import Sublayer
 from twoaxis.ops.cross_entropy import IGNORE
 
@@ -22,6 +23,35 @@ def test_token_outside_the_vocabulary(bad: int) -> None:
         decoder()(text)
     with pytest.raises(DataError, match=message):
         decoder().loss(text, text)
+
+
+@pytest.mark.parametrize(
+    ("ids", "got"),
+    [
+        ([[1, 2, 3]], "list"),
+        ("abc", "str"),
+        (None, "NoneType"),
+        (torch.tensor([1, 2, 3]), r"int64 \[3\]"),
+        (torch.tensor([[1.0, 2.0]]), r"float32 \[1, 2\]"),
+    ],
+)
+def test_what_is_no_tensor_of_ids_is_refused_in_one_line(ids: Any, got: str) -> None:
+    # The methods as users have them: the checks of shapes around them here would speak first.
+    embed, loss = inspect.unwrap(Decoder.embed), inspect.unwrap(Decoder.loss)
+    model, message = decoder(), rf"got {got}; must be a tensor of int64 \[batch, tokens\]; pass torch.tensor\("
+    with pytest.raises(DataError, match=f"^tokens: {message}"):
+        embed(model, ids)
+    with pytest.raises(DataError, match=f"^targets: {message}"):
+        loss(model, tokens(1, 3), ids)
+    with pytest.raises(DataError, match=r"^shape of targets=\[1, 2\]: must be \[1, 3\], that of tokens; pass one each$"):
+        loss(model, tokens(1, 3), tokens(1, 2))
+
+
+def test_a_decoder_reads_plain_data_and_refuses_the_rest_in_one_line() -> None:
+    data = {"vocab_size": 8, "d_model": 8, "n_layers": 1, "depth": "deep_delta"}
+    assert Decoder(data).config == Decoder.build(data).config == DecoderConfig.from_data(data)
+    with pytest.raises(ConfigError, match=r"^DecoderConfig=3: must be a table of keys and values; see"):
+        Decoder(3)  # type: ignore[arg-type]
 
 
 def test_text_longer_than_the_model() -> None:

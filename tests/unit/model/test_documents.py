@@ -1,9 +1,13 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from twoaxis import Decoder, TokenLayout
+from twoaxis import DEPTH, LOCAL, SEQUENCE, Decoder, TokenLayout
 from twoaxis.core.layout import PADDING
+from twoaxis.sequence import ShortSWA, ShortSWAConfig
+from twoaxis.testing.toy import toy_decoder, toy_tokens
 
 from .build import MODELS, NAMES, decoder, same, tokens
 
@@ -66,6 +70,41 @@ def test_left_padding_changes_nothing(model: Decoder, padding: int) -> None:
         assert logits.isfinite().all()
         for row, text in zip(logits, rows, strict=True):
             same(row[None, -text.shape[1] :], model(text))
+
+
+@pytest.mark.parametrize("row", [*DEPTH, *SEQUENCE, *LOCAL], ids=lambda row: row.kind)
+def test_no_number_at_padding_reaches_real_tokens_or_weights(row: Any) -> None:
+    # Caught: a weight of zero times NaN or infinity is NaN.
+    config = row.example(next(iter(row.examples)))
+    engines = ["fused", "reference"] if "impl" in type(config).model_fields else [None]
+    for engine in engines:
+        model = toy_decoder(config if engine is None else config.replace(impl=engine))
+        text, layout = toy_tokens(tokens=6), TokenLayout.left_padded(torch.tensor([4, 6]), 6)
+        embeddings = model.embed(text).detach()
+        found = []
+        for value in (1.0, torch.nan, torch.inf):
+            given = embeddings.clone()
+            given[0, :2] = value
+            hidden, _ = model.hidden(given.requires_grad_(), layout)
+            loss = hidden[0, 2:].square().sum() + hidden[1].square().sum()
+            grads = torch.autograd.grad(loss, [given, *model.parameters()], allow_unused=True)
+            cached, cache = model.hidden(given.detach()[:, :3], layout.part(0, 3), model.new_cache())
+            step, _ = model.hidden(given.detach()[:, 3:], layout.part(3, 6), cache)
+            assert not grads[0][0, :2].any()
+            found.append([hidden[0, 2:], hidden[1], cached[0, 2:], step, *(grad for grad in grads if grad is not None)])
+        for other in found[1:]:
+            assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_short_swa_of_a_host_is_finite_whatever_stands_at_padding() -> None:
+    module, x = ShortSWA(ShortSWAConfig(n_heads=2, window=3), 8), torch.randn(1, 5, 8)
+    layout = TokenLayout.left_padded(torch.tensor([3]), 5)
+    expected, _ = module(x[:, 2:])
+    x[:, :2] = torch.nan
+    update, _ = module(x, layout)
+    torch.testing.assert_close(update[:, 2:], expected)
+    update[:, 2:].sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
 def test_a_row_of_padding_is_finite(model: Decoder) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from twoaxis import DataError
 from twoaxis.ops import cross_entropy
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 from twoaxis.ops.precision import Impl
@@ -53,6 +54,15 @@ def test_gradients_by_finite_differences(impl: Impl) -> None:
     targets = torch.tensor([0, IGNORE, 4, 2, 2])
     leaves = normal(5, 3).requires_grad_(), normal(5, 3, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(loss(targets, impl), leaves)
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("bad", [-1, 4, 2**40])
+def test_a_target_outside_the_vocabulary(impl: Impl, bad: int) -> None:
+    targets = torch.tensor([0, IGNORE, bad, 3])
+    message = f"^target={bad}: must be in 0..3, or -100 for a token without a loss; write -100 where there is none$"
+    with pytest.raises(DataError, match=message):
+        linear_cross_entropy(normal(4, 2), normal(4, 2, seed=1), targets, impl)
 
 
 def test_only_the_wanted_gradients() -> None:

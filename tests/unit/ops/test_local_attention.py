@@ -13,7 +13,7 @@ from twoaxis.ops import local_attention as module
 from twoaxis.ops.local_attention import SMALLEST_CHUNK, local_attention, visible
 from twoaxis.ops.precision import Impl
 
-from .compare import LargestTensor, assert_same, assert_within_rounding, normal
+from .compare import LargestTensor, assert_same, assert_within_rounding, normal, output_and_gradients
 
 IMPLS: list[Impl] = ["fused", "reference"]
 
@@ -30,6 +30,9 @@ def loop_attention(window: int | None, documents: Tensor | None, key_documents: 
                     seen = [j for j in range(own + 1) if window is None or j > own - window]
                     if documents is not None and key_documents is not None:
                         seen = [j for j in seen if key_documents[b, j] == documents[b, t]]
+                    if not seen:
+                        heads.append((0 * (q[b, h, t].sum() + k.sum() + v.sum())).expand(K))
+                        continue
                     terms = [torch.exp((q[b, h, t] * k[b, g, j]).sum() / math.sqrt(K)) for j in seen]
                     heads.append(sum(term * v[b, g, j] for term, j in zip(terms, seen, strict=True)) / sum(terms))
         return torch.stack(heads).reshape(B, H, T, K)
@@ -43,15 +46,18 @@ def cases(draw: st.DrawFn) -> dict:
     T = draw(st.integers(1, 7))
     window = draw(st.none() | st.integers(1, T + past + 2))
     documents = None
+    row = st.lists(st.integers(PADDING, 2), min_size=T + past, max_size=T + past)
+    rows = st.lists(row, min_size=2, max_size=2)
     if draw(st.booleans()):
-        row = st.lists(st.integers(PADDING, 2), min_size=T + past, max_size=T + past)
-        documents = torch.tensor(draw(st.lists(row, min_size=2, max_size=2)))
+        documents = torch.tensor(draw(rows))
+    # Keys of other documents than the queries' own, so that some queries see nothing.
+    key_documents = torch.tensor(draw(rows)) if documents is not None and draw(st.booleans()) else documents
     B = 1 if documents is None else 2
     return {
         "tensors": (normal(B, G * group, T, 2), normal(B, G, T + past, 2, seed=1), normal(B, G, T + past, 2, seed=2)),
         "window": window,
         "documents": None if documents is None else documents[:, past:],
-        "key_documents": documents,
+        "key_documents": key_documents,
     }
 
 
@@ -140,11 +146,30 @@ def test_no_mask_over_all_pairs_with_a_window(documents: Tensor | None, monkeypa
     assert seen.largest <= 2 * heads * T * (SMALLEST_CHUNK + window)
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("sink", [None, torch.tensor([0.5, -0.5])])
+def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(impl: Impl, window: int | None, sink: Tensor | None) -> None:
+    # Caught: the reference was NaN, and so were the gradients of all keys and values.
+    documents, key_documents = torch.tensor([[0, 1, 1, 1]]), torch.tensor([[0, 0, 0, 0, 1]])
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = sink) -> Tensor:
+        apart = {"documents": documents, "key_documents": key_documents}
+        return local_attention(q, k, v, window=window, sink=sink, impl=impl, **apart)
+
+    tensors = [normal(1, 2, 4, 4), normal(1, 2, 5, 4, seed=1), normal(1, 2, 5, 4, seed=2)]
+    y, grad_q, *grads = output_and_gradients(attend, tensors if sink is None else [*tensors, sink.double()])
+    assert not y[:, :, 1:3].any() and not grad_q[:, :, 1:3].any()
+    assert y[:, :, [0, 3]].all() and all(grad.isfinite().all() and grad.any() for grad in grads)
+
+
 def test_bad_shapes() -> None:
     q, k = torch.ones(1, 7, 2, 4), torch.ones(1, 2, 2, 4)
     with pytest.raises(ConfigError, match=r"^n_heads=7: must be a multiple of n_kv_heads=2; change one of them$"):
         local_attention(q, k, k)
     with pytest.raises(ConfigError, match=r"^window=0: must be >= 1, since it includes the query; use window=1"):
         local_attention(k, k, k, window=0)
+    with pytest.raises(ConfigError, match=r"^window=True: must be >= 1, since it includes the query; use window=1"):
+        local_attention(k, k, k, window=True)
     with pytest.raises(ConfigError, match=r"^queries=2: must be at most the keys=1; "):
         local_attention(k, k[:, :, :1], k[:, :, :1])

@@ -4,51 +4,64 @@ Letters: B batch, T tokens of this call, S tokens so far, these included.
 """
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.layout import PADDING, TokenLayout
+from twoaxis.core.layout import PADDING, TokenLayout, check_padding
 from twoaxis.model import DecoderCache
 
 
 def token_layout(
-    tokens: int,
-    device: torch.device,
+    embeddings: Shaped[Tensor, "B T D"],
     mask: Shaped[Tensor, "B S"] | None,
     position_ids: Int[Tensor, "_ T"] | None,
     before: DecoderCache | None,
 ) -> TokenLayout | None:
     """The layout that a mask and position ids describe; None when rows simply go on, or begin.
 
-    Without a mask and a cache, position ids that do not count up by 1 begin another document, as in batches packed without
-    padding. Otherwise position ids are taken as they are.
+    Position ids that do not count up by 1 begin another document, as in batches packed without padding. Otherwise they are
+    taken as they are: they may begin anywhere. A mask without a 0 changes nothing.
 
     Args:
-        tokens: of this call.
-        device: of the tokens.
+        embeddings: of the tokens of this call.
         mask: not 0 where a token is real, for all tokens so far; None when all are.
         position_ids: of the tokens of this call, or None to count the real tokens of each row.
         before: where the cached tokens end, or None.
 
     Raises:
-        ConfigError: a mask of another shape, or with padding between real tokens.
+        ConfigError: a mask of another shape, with padding between real tokens, or of another kind than that of the cached
+            tokens; position ids that do not go on where the cached tokens end.
     """
+    rows, tokens, _ = embeddings.shape
+    for name, given in (("attention_mask", mask), ("position_ids", position_ids)):
+        if given is not None and not isinstance(given, Tensor):
+            raise ConfigError(problem(name, type(given).__name__, "a tensor", "pass what the tokenizer makes, or torch.tensor"))
     layout = None if mask is None else _masked(tokens, mask, before)
     if position_ids is None:
         return layout
+    if position_ids.shape not in ((1, tokens), (rows, tokens)):
+        got, allowed = tuple(position_ids.shape), f"({rows}, {tokens}) or (1, {tokens})"
+        raise ConfigError(problem("shape of position_ids", got, allowed, "pass one for each token of this call"))
+    device = embeddings.device
     plain = layout or (TokenLayout.contiguous(tokens, device=device) if before is None else before.layout(tokens, device))
-    given = position_ids.expand_as(plain.positions) if position_ids.shape[0] == 1 else position_ids
-    if plain.documents is None:
-        counts = torch.equal(given, plain.positions.expand_as(given))
-    else:
-        counts = bool(((given == plain.positions) | (plain.documents == PADDING)).all())
-    if counts:
+    real = None if plain.documents is None else plain.documents != PADDING
+    moved = position_ids != plain.positions
+    if not (moved if real is None else moved & real).any():
         return layout
-    begins = given[:, 1:] != given[:, :-1] + 1
-    if mask is None and before is None and begins.any():
-        return TokenLayout(given, torch.nn.functional.pad(begins, (1, 0)).cumsum(dim=1))
-    return TokenLayout(given, plain.documents)
+    if before is not None:
+        raise ConfigError(
+            "position_ids: do not go on where the cached tokens end; must count up from there; leave them out, or run packed "
+            "documents in one call"
+        )
+    begins = F.pad(position_ids[:, 1:] != position_ids[:, :-1] + 1, (1, 0))
+    if real is not None:
+        begins = begins & real & F.pad(real[:, :-1], (1, 0))
+    if not begins.any():
+        return TokenLayout(position_ids, plain.documents)
+    documents = begins.cumsum(dim=1).expand(rows, -1)
+    return TokenLayout(position_ids, documents if real is None else documents.masked_fill(~real, PADDING))
 
 
 def _masked(tokens: int, mask: Tensor, before: DecoderCache | None) -> TokenLayout | None:
@@ -57,10 +70,21 @@ def _masked(tokens: int, mask: Tensor, before: DecoderCache | None) -> TokenLayo
         allowed = f"[batch, {past + tokens}], one number for each of the {past} cached and {tokens} new tokens"
         raise ConfigError(problem("shape of attention_mask", tuple(mask.shape), allowed, "pass the tokenizer's own mask"))
     real = mask != 0
-    if real[:, past:].all() and (past or real.all()):
+    check_padding("attention_mask", real)
+    seen, new = real[:, :past], real[:, past:]
+    document, start = torch.zeros_like(mask[:, :1], dtype=torch.long), -1
+    if before is not None and before.positions is not None:
+        known = torch.ones_like(seen) if before.documents is None else before.documents != PADDING
+        if not torch.equal(seen, known):
+            raise ConfigError(
+                "attention_mask: differs at cached tokens from the mask they were read with; must go on from that one; pass "
+                "the same mask in every call, longer each time"
+            )
+        begun = seen.any(dim=1, keepdim=True)
+        start = torch.where(begun, before.positions, -1)
+        if before.documents is not None:
+            document = torch.where(begun, before.documents[:, -1:], 0)
+    if new.all() and (real[:, past - 1].all() if past else True):
         return None
-    if ((real[:, 1:] & ~real[:, :-1]).sum(dim=1) + real[:, 0] > 1).any():
-        raise ConfigError("attention_mask: has padding between real tokens; must be padded on one side; move the padding there")
-    documents = torch.where(real, 0, PADDING)
-    positions = (real.cumsum(dim=1) - 1).clamp(min=0)
-    return TokenLayout(positions[:, past:], documents[:, past:])
+    positions = (start + new.cumsum(dim=1)).clamp(min=0)
+    return TokenLayout(positions, torch.where(new, document, PADDING))

@@ -4,7 +4,6 @@ Letters: B batch, T tokens of this call, S tokens so far, D width, V vocabulary,
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -16,7 +15,7 @@ from transformers.utils import can_return_tuple
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import initial_values, matrix_std
+from twoaxis.core.parameters import initial_values, materialize, matrix_std
 from twoaxis.interop.hugging_face.cache import TwoAxisCache
 from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
 from twoaxis.interop.hugging_face.layout import token_layout
@@ -85,9 +84,9 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
 
     def __init__(self, config: TwoAxisConfig) -> None:
         super().__init__(config)
-        with torch.device("meta") if builds_without_memory() else nullcontext():
-            # The head is a module of its own, as transformers expects.
-            self.decoder = Decoder(config.decoder_config.replace(tie_embeddings=True))
+        # The head is a module of its own, as transformers expects; `_init_weights` sets the values.
+        decoder = config.decoder_config.replace(tie_embeddings=True)
+        self.decoder = materialize(lambda: Decoder(decoder), torch.device("meta") if builds_without_memory() else None)
         describe_attentions(self.decoder)
         self.engine_obstacles = obstacles(self.decoder)
         self.gradient_checkpointing = False
@@ -156,7 +155,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         cache = self._cache(cache, past_key_values, use_cache)
         tokens, end = embeddings.shape[1], None if cache is None else cache.end
         self._check_length(tokens + (0 if end is None else end.length))
-        layout = token_layout(tokens, embeddings.device, attention_mask, position_ids, end)
+        layout = token_layout(embeddings, attention_mask, position_ids, end)
         wanted = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         with recorded_reads(self.decoder, wanted) as reads:
             if cache is None:

@@ -36,7 +36,7 @@ class Retrofit(NamedTuple):
 
 @torch.no_grad()
 def convert(base: Decoder, target: DecoderConfig, seed: int = 0) -> Retrofit:
-    """Builds the target with the parameters of the base, and what is new at its initial value.
+    """Builds the target with the parameters of the base, frozen where they are there, and what is new at its initial value.
 
     Raises:
         ConfigError: a parameter of the base that has no place in the target, or another shape there.
@@ -56,7 +56,7 @@ def convert(base: Decoder, target: DecoderConfig, seed: int = 0) -> Retrofit:
                 f"parameter {source!r} is {list(given[source].shape)}, but {list(parameter.shape)} in the new model: must be "
                 "equal; choose options that leave it as it is"
             )
-        parameter.copy_(given[source])
+        parameter.copy_(given[source]).requires_grad_(given[source].requires_grad)
         used.add(source)
     if lost := [name for name in given if name not in used]:
         raise ConfigError(f"parameter {lost[0]!r} (and {len(lost) - 1} more) would be lost; choose options that keep it")

@@ -5,7 +5,7 @@ from collections.abc import Collection
 import torch
 from torch import nn
 
-from twoaxis.core.parameters import initialise
+from twoaxis.core.parameters import initialise, materialize
 from twoaxis.model import Decoder, DecoderConfig
 
 
@@ -42,22 +42,25 @@ def build_part(
         >>> sorted({name.split(".")[1] for name, _ in part.named_parameters()})
         ['3']
     """
-    with torch.device("meta"):
+
+    def build() -> Decoder:
         part = Decoder(config)
-    for index in set(range(config.n_layers)) - set(blocks):
-        part.blocks[index] = nn.Identity()
-    needed = {
-        "embedding": holds_first or (holds_last and config.tie_embeddings),
-        "embedding_norm": holds_first,
-        "ends": holds_first or holds_last or part.ends.lends,
-        "norm": holds_last,
-        "head": holds_last,
-    }
-    for name, needs in needed.items():
-        if not needs:
-            setattr(part, name, None)
-            part.declarations.pop(f"{name}.weight", None)
-    part.to_empty(device=device).to(dtype)
+        for index in set(range(config.n_layers)) - set(blocks):
+            part.blocks[index] = nn.Identity()
+        needed = {
+            "embedding": holds_first or (holds_last and config.tie_embeddings),
+            "embedding_norm": holds_first,
+            "ends": holds_first or holds_last or part.ends.lends,
+            "norm": holds_last,
+            "head": holds_last,
+        }
+        for name, needs in needed.items():
+            if not needs:
+                setattr(part, name, None)
+                part.declarations.pop(f"{name}.weight", None)
+        return part
+
+    part = materialize(build, device).to(dtype)
     initialise(part, seed)
     return part
 

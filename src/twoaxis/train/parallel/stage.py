@@ -51,7 +51,7 @@ class DecoderStage(nn.Module):
         layout = TokenLayout.contiguous(self.tokens, device=device) if documents is None else TokenLayout.packed(documents)
         entering: dict[int, Tensor] = {}
         if self.is_first:
-            state, _ = model.ends.enter_along(model.embed(*received), layout, None)
+            state, _ = model.ends.enter_along(layout.without_padding(model.embed(*received)), layout, None)
         else:
             boundary = self.plan.boundaries[self.index - 1]
             entering = self._gather(received, microbatch)
