@@ -115,6 +115,11 @@ class Golden:
             )
 
 
+def gradient(leaf: Tensor) -> Tensor:
+    """What the backward pass has left at a leaf: zeros where nothing depends on it."""
+    return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+
+
 def _check(path: Path, name: str, tensor: Tensor, declared: Mapping[str, Any]) -> None:
     found = {
         "shape": list(tensor.shape),

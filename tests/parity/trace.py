@@ -11,7 +11,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.model import Decoder
 from twoaxis.model.trace import sublayer_list
 
-from .golden import Golden
+from .golden import Golden, gradient
 
 
 @torch.no_grad()
@@ -35,5 +35,4 @@ def logits_and_gradients(model: Decoder, golden: Golden) -> dict[str, Tensor]:
     hidden, _ = model.hidden(embeddings)
     logits = F.linear(hidden, model.head_weight)
     logits.backward(golden.take("input/cotangent_logits"))
-    assert embeddings.grad is not None
-    return {"output/logits": logits, "grad/input_embeds": embeddings.grad, "hidden": hidden}
+    return {"output/logits": logits, "grad/input_embeds": gradient(embeddings), "hidden": hidden}

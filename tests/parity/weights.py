@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from twoaxis.interop.state_maps import StateMap
 
-from .golden import Golden
+from .golden import Golden, gradient
 
 
 class Weights:
@@ -68,7 +68,6 @@ class Weights:
                 yield f"grad/{theirs}", torch.zeros(shape, dtype=torch.float64)
                 continue
             ours, start, stop = place
-            gradient = model.get_parameter(ours).grad
-            assert gradient is not None, f"{ours} has no gradient"
+            found = gradient(model.get_parameter(ours))
             whole = len([other for other in self._places.values() if other and other[0] == ours]) == 1
-            yield f"grad/{theirs}", (gradient if whole else gradient[start:stop]).reshape(shape)
+            yield f"grad/{theirs}", (found if whole else found[start:stop]).reshape(shape)

@@ -31,6 +31,7 @@ _EVERY_AXIS = (
     causality.document_isolation,
     decoding.incremental_decode,
     decoding.left_padding,
+    decoding.long_prefill,
     batching.batch_invariance,
     batching.edge_shapes,
     gradient.gradients_reach_parameters,

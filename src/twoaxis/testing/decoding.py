@@ -31,6 +31,8 @@ from twoaxis.testing.toy import (
 RAGGED = (2, 1, 3, 1, 2)
 NO_BOUND = 4
 """The window that chunk lengths are built around when there is none."""
+LONG = (300, 1, 1, 1, 7, 1, 65, 1, 2, *(1,) * 70)
+"""A prefill of which a cache with a window lets go, odd chunks, and more steps than a cache has room for at once."""
 
 
 @check
@@ -84,6 +86,25 @@ def chunk_size_invariance(config: MixerConfig) -> None:
         with torch.no_grad():
             got = decode_mixer(mixer, context, [prompt, *[chunk] * total])
         close(f"output after a prompt of {prompt} in chunks of {chunk}", got, full, "same_values")
+
+
+@check
+def long_prefill(config: AxisConfig) -> None:
+    """Steps and odd chunks behind a prefill of 300 tokens equal one pass."""
+    total = sum(LONG)
+    if not isinstance(config, DepthConfig):
+        mixer, context = toy_mixer(config), toy_context(tokens=total)
+        with torch.no_grad():
+            full, _ = mixer(context, TokenLayout.contiguous(total))
+            close("output behind a long prefill", decode_mixer(mixer, context, LONG), full, "same_values")
+        return
+    model, tokens = toy_decoder(config), toy_tokens(tokens=total)
+    empty = model.new_cache()
+    if empty.ends is None and all(sublayer.depth is None for block in empty.sublayers for sublayer in block):
+        # What attention keeps is for the checks of attention.
+        return
+    with torch.no_grad():
+        close("logits behind a long prefill", decode(model, tokens, LONG), model(tokens), "same_values")
 
 
 @check

@@ -23,7 +23,7 @@ from twoaxis.ops.norm import inverse_rms, rms_norm
 from twoaxis.sequence import AttentionConfig
 
 from ..backbones.llama import llama_decoder
-from ..golden import Golden
+from ..golden import Golden, gradient
 from ..trace import logits_and_gradients, states
 from ..weights import Weights
 from . import Adapter, Mistake
@@ -45,7 +45,7 @@ def run_operator(golden: Golden) -> Mapping[str, Tensor]:
     return {
         "output/o": mixed,
         "output/p": depth_weights(sources, factors, query),
-        **{f"grad/{name}": _gradient(tensor) for name, tensor in leaves.items()},
+        **{f"grad/{name}": gradient(tensor) for name, tensor in leaves.items()},
     }
 
 
@@ -61,9 +61,9 @@ def run_heads(golden: Golden) -> Mapping[str, Tensor]:
     return {
         "output/o": mixed,
         "output/p": depth_weights(sources, factors, query * gain, config["heads"]),
-        "grad/query": _gradient(query),
-        "grad/rms_weight": _gradient(gain),
-        "grad/sources": _gradient(stacked),
+        "grad/query": gradient(query),
+        "grad/rms_weight": gradient(gain),
+        "grad/sources": gradient(stacked),
     }
 
 
@@ -86,18 +86,13 @@ def run_inkling2(golden: Golden) -> Mapping[str, Tensor]:
     views, _ = mixer.read(Sources(tuple(sources), factors))
     mixed = torch.stack(views if isinstance(views, QKV) else [views])
     mixed.backward(golden.take("input/cotangent").view_as(mixed))
-    *completed, running = [_gradient(v) for v in sources]
+    *completed, running = [gradient(v) for v in sources]
     return {
         "output/y": mixed.view_as(golden.tensors["output/y"]),
         "grad/block_states": torch.stack(completed, dim=-2),
         "grad/partial": running,
-        "grad/query": torch.stack([_gradient(parameter) for parameter in queries.values()]).view_as(query),
+        "grad/query": torch.stack([gradient(parameter) for parameter in queries.values()]).view_as(query),
     }
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    assert leaf.grad is not None
-    return leaf.grad
 
 
 def run_two_phase(golden: Golden) -> Mapping[str, Tensor]:
@@ -123,9 +118,11 @@ def run_fla(golden: Golden) -> Mapping[str, Tensor]:
     attention = AttentionConfig(
         n_heads=config["num_heads"],
         n_kv_heads=config["num_kv_heads"],
+        head_dim=config.get("head_dim"),
+        rope_theta=config.get("rope_theta", 10_000.0),
         qk_norm="before_rope" if config["qk_norm"] else "none",
     )
-    model = llama_decoder(config, attention, AttentionResidualsConfig(block_size=config["attnres_block_size"]))
+    model = llama_decoder(config, attention, AttentionResidualsConfig(block_size=config["attnres_block_size"] or 1))
     weights = Weights(golden)
     weights.follow(state_map("attnres_fla", model.config))
     weights.load(model)

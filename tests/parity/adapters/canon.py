@@ -64,6 +64,7 @@ def _decoder(config: Mapping[str, Any]) -> Decoder:
         n_heads=config["num_attention_heads"],
         n_kv_heads=config["num_key_value_heads"],
         head_dim=config["head_dim"],
+        rope_theta=config.get("rope_theta", 10_000.0),
         rope_dim=config["rope_dim"],
         qk_norm="before_rope" if config["qk_norm"] else "none",
         qk_norm_over="all_heads",
@@ -84,7 +85,9 @@ def _decoder(config: Mapping[str, Any]) -> Decoder:
 @torch.no_grad()
 def _decode(model: Decoder, golden: Golden) -> None:
     expected = golden.tensors["output/logits"]
-    for sizes in ((1,) * expected.shape[1], (6, 4, 2), (2, 1, 3, 6)):
+    tokens = expected.shape[1]
+    halves = (tokens - tokens // 2, tokens // 2)
+    for sizes in ((1,) * tokens, halves, (min(2, tokens - 1), *(1,) * (tokens > 2), max(1, tokens - 3))):
         cache, parts = model.new_cache(), []
         for tokens in golden.take("input/input_ids").split(sizes, dim=1):
             logits, cache = model(tokens, cache=cache)

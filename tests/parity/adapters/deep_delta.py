@@ -26,8 +26,6 @@ WRITE_ONLY_PATCH = "'(beta * (v - proj))' -> '(beta * (v))'"
 PAPER_PATCH = "one line: v = v_proj(x_in) -> v = v_proj.weight @ context (no bias), and ddl_v_sigmoid=False"
 OF_THE_CODE: Mapping[str, Any] = {
     "ddl_v_sigmoid_scale": 4.0,
-    "ddl_value_channels": 4,
-    "ddl_state_shortconv_kernel_size": 4,
     "rms_eps": 1e-5,
     "rope_base": 10000.0,
     "tied_embeddings": True,
@@ -121,11 +119,16 @@ def _depth(golden: Golden, config: Mapping[str, Any], defaults: Mapping[str, Any
     paper = patch is not None and patch.startswith(PAPER_PATCH)
     channels: Mapping[str, Any] = {}
     if "param/readout.read" in golden:
+        convolutions = ("param/readout.shortconv.weight", "param/input_embed.conv.weight")
+        time, expansion = (golden.tensors[name] if name in golden else None for name in convolutions)
+        # We have one length for both convolutions.
+        kernels = {taps.shape[-1] for taps in (time, expansion) if taps is not None}
+        assert len(kernels) <= 1, f"{golden.name}: convolutions of {sorted(kernels)} taps in one model"
         channels = {
-            "value_channels": defaults["ddl_value_channels"],
-            "compressor": "time" if "param/readout.shortconv.weight" in golden else "channel",
-            "expansion": "embedding_conv" if "param/input_embed.conv.weight" in golden else "repeat",
-            "kernel_size": defaults["ddl_state_shortconv_kernel_size"],
+            "value_channels": golden.tensors["param/readout.read"].numel(),
+            "compressor": "channel" if time is None else "time",
+            "expansion": "repeat" if expansion is None else "embedding_conv",
+            **({"kernel_size": kernels.pop()} if kernels else {}),
         }
     return DeepDeltaConfig(
         **channels,
@@ -216,9 +219,9 @@ def _norm_before_rotation(patch: pytest.MonkeyPatch) -> None:
 
 ADAPTER = Adapter(
     claims={
-        r"ddl-(vdim1|cc-ec)-papertarget": run_paper_target,
+        r"ddl-(vdim1|cc-ec)-papertarget(-.*)?": run_paper_target,
         r"ddl-vdim1(-.*)?": run,
-        r"ddl-(tc|cc)(-ec)?(-writeonly)?": run_channels,
+        r"ddl-(tc|cc)(-.*)?": run_channels,
     },
     mistakes=(
         Mistake("the target from the normalised context", "ddl-vdim1", _target_from_context),

@@ -17,7 +17,7 @@ from twoaxis.sequence import AttentionConfig
 
 from ..backbones.llama import llama_decoder
 from ..backbones.tinylm import TinyLM
-from ..golden import Golden
+from ..golden import Golden, gradient
 from ..trace import logits_and_gradients, states
 from ..weights import Weights
 from . import Adapter, Mistake
@@ -56,7 +56,7 @@ def _depth(golden: Golden) -> DeltaAttentionResidualsConfig:
         values["block_size"] = math.ceil(layers / config.get("attnres_num_blocks", config.get("num_blocks")))
         values["count"] = "layer"
         # The two repositories name two modes alike.
-        released = golden.name.endswith("asreleased") or "deltablock" in golden.name
+        released = "asreleased" in golden.name or "deltablock" in golden.name
         values |= {"entries": "as_released"} if released else {"embedding": "first_read"}
     if mode == "delta_v":
         values |= {"value_routing": "separate", "embedding": "never"}
@@ -107,7 +107,7 @@ def _input_norm_gradient(model: Decoder, layer: int) -> Tensor:
     """Separate views have a norm each, where the authors' have one: its gradient is the sum."""
     sublayer = sublayer_list(model)[2 * layer]
     norms = [getattr(sublayer, name) for name in ("norm", "key_norm", "value_norm") if hasattr(sublayer, name)]
-    return torch.stack([norm.gain.grad for norm in norms]).sum(0)
+    return torch.stack([gradient(norm.gain) for norm in norms]).sum(0)
 
 
 def _reads(model: Decoder, index: int, state: StreamAndDeltas) -> Iterator[Tensor]:
@@ -128,7 +128,9 @@ def run_tinylm(golden: Golden) -> Mapping[str, Tensor]:
     computed = model.run()
     for module, name, theirs in places:
         stored, parameter = golden.tensors[f"param/{theirs}"], getattr(module, name, None)
-        computed[f"grad/{theirs}"] = torch.zeros_like(stored) if parameter is None else parameter.grad.reshape(stored.shape)
+        computed[f"grad/{theirs}"] = (
+            torch.zeros_like(stored) if parameter is None else gradient(parameter).reshape(stored.shape)
+        )
     found = [state.stream.unsqueeze(-2) for state in computed.pop("states")]
     shown = {f"output/streams_{index}": found[index + index % 2] for index in range(len(found) - 1)}
     return {**computed, **shown, "output/streams_init": found[0]}

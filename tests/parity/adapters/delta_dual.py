@@ -39,6 +39,6 @@ def _half_gate(patch: pytest.MonkeyPatch) -> None:
 
 
 ADAPTER = Adapter(
-    claims={r"ddl-depth-delta-dual": run},
+    claims={r"ddl-depth-delta-dual(-.*)?": run},
     mistakes=(Mistake("a gate in (0, 1)", "ddl-depth-delta-dual", _half_gate),),
 )

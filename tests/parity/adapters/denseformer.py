@@ -1,7 +1,7 @@
 """DenseFormer: the authors' package alone and in their decoder, their training code with its baselines, and GPT-BERT's form."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from twoaxis.interop.state_maps import denseformer as state_maps
 from ..backbones.depth_loop import DepthLoop, Passed
 from ..backbones.elc_bert import Encoder
 from ..backbones.gpt import GPT
-from ..golden import Golden
+from ..golden import Golden, gradient
 from . import Adapter, Mistake
 
 Row = tuple[int, ...]
@@ -44,7 +44,7 @@ def run_operator(golden: Golden) -> Mapping[str, Tensor]:
     torch.autograd.backward(y, [golden.take(f"input/cotangent.{i + 1}") for i in range(n_blocks)])
     return {
         **{f"output/y.{i + 1}": value for i, value in enumerate(y)},
-        **{f"grad/x.{i}": _gradient(value) for i, value in enumerate(x)},
+        **{f"grad/x.{i}": gradient(value) for i, value in enumerate(x)},
         **_row_gradients(loop, rows),
     }
 
@@ -62,7 +62,7 @@ def run_package(golden: Golden) -> Mapping[str, Tensor]:
     passed_on = [*passed.views[2::2], passed.left]
     return {
         **computed,
-        "grad/gpt.transformer.wte.weight": _gradient(gpt.wte),
+        "grad/gpt.transformer.wte.weight": gradient(gpt.wte),
         **{f"output/dwa.{i + 1}": y for i, y in enumerate(passed_on)},
         **_row_gradients(loop, rows),
     }
@@ -86,7 +86,7 @@ def run_training_code(golden: Golden) -> Mapping[str, Tensor]:
     passed, computed = _run_gpt(loop, gpt)
     return {
         **computed,
-        "grad/transformer.wte.weight": _gradient(gpt.wte),
+        "grad/transformer.wte.weight": gradient(gpt.wte),
         "output/group_input.final": passed.left,
         **{f"output/group_input.{g}": y for g, y in enumerate(passed.views[:: 2 * size])},
         **_row_gradients(loop, rows),
@@ -109,8 +109,8 @@ def run_sublayers(golden: Golden) -> Mapping[str, Tensor]:
         "output/out": passed.left,
         **{f"output/x.{s}": value for s, value in enumerate(x)},
         **{f"output/y.{s + 1}": value for s, value in enumerate([*passed.views[1:], passed.left])},
-        "grad/embedding.word_embedding.weight": _gradient(encoder.word_embedding),
-        "grad/x0": _gradient(passed.embeddings),
+        "grad/embedding.word_embedding.weight": gradient(encoder.word_embedding),
+        "grad/x0": gradient(passed.embeddings),
         **_row_gradients(loop, rows),
     }
 
@@ -125,7 +125,7 @@ def _run_gpt(loop: DepthLoop, gpt: GPT) -> tuple[Passed, dict[str, Tensor]]:
     return passed, {
         "output/logits": logits,
         **{f"output/block.{i}": value for i, value in enumerate([passed.embeddings, *raw])},
-        "grad/x0": _gradient(passed.embeddings),
+        "grad/x0": gradient(passed.embeddings),
     }
 
 
@@ -138,17 +138,13 @@ def _place(loop: DepthLoop, golden: Golden, rows: Rows) -> None:
 def _row_gradients(loop: DepthLoop, rows: Rows) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for ours, (first, *others) in rows.items():
-        gradient = loop.gradient(ours)
+        whole = loop.gradient(ours)
         if others:
-            found.update({f"grad/{name}": gradient[i : i + 1] for i, name in enumerate((first, *others))})
+            found.update({f"grad/{name}": whole[i : i + 1] for i, name in enumerate((first, *others))})
         else:
             # Their linear maps have one output.
-            found[f"grad/{first}"] = gradient[None] if first.endswith(".weight") else gradient
+            found[f"grad/{first}"] = whole[None] if first.endswith(".weight") else whole
     return found
-
-
-def _gradient(leaf: Tensor) -> Tensor:
-    return cast(Tensor, leaf.grad)
 
 
 def _sums_of_sums(patch: pytest.MonkeyPatch) -> None:
@@ -188,10 +184,10 @@ def _gain_on_the_update(patch: pytest.MonkeyPatch) -> None:
 
 ADAPTER = Adapter(
     claims={
-        r"denseformer-op-\d+x\d+": run_operator,
-        r"denseformer-lm-\d+x\d+": run_package,
-        r"denseformer-(exp-.*|connecttolast|skipgains)": run_training_code,
-        r"denseformer-sublayer-gptbert": run_sublayers,
+        r"denseformer-op-\d+x\d+(-.*)?": run_operator,
+        r"denseformer-lm-\d+x\d+(-.*)?": run_package,
+        r"denseformer-(exp|connecttolast|skipgains)(-.*)?": run_training_code,
+        r"denseformer-sublayer-gptbert(-.*)?": run_sublayers,
     },
     mistakes=(
         Mistake("sums of sums", "denseformer-op-1x1", _sums_of_sums),

@@ -15,7 +15,7 @@ from twoaxis.interop.state_maps import elc_bert as state_maps
 
 from ..backbones.depth_loop import DepthLoop
 from ..backbones.elc_bert import Encoder, norm
-from ..golden import Golden
+from ..golden import Golden, gradient
 from . import Adapter, Mistake
 
 LOGITS = "prev_layer_weights"
@@ -45,8 +45,8 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
         "output/logits": logits,
         **{f"output/hidden.{i}": h for i, h in enumerate([*hidden, passed.left])},
         **{f"output/mixed.{i}": u for i, u in enumerate(passed.views[::2])},
-        "grad/embedding.word_embedding.weight": cast(Tensor, encoder.word_embedding.grad),
-        "grad/h0": first.grad,
+        "grad/embedding.word_embedding.weight": gradient(encoder.word_embedding),
+        "grad/h0": gradient(first),
         **{f"grad/{theirs}": loop.gradient(ours) for ours, theirs in names.items()},
     }
 
@@ -61,25 +61,28 @@ def _head(golden: Golden, encoder: Encoder, x: Tensor) -> Tensor:
     weight, bias, last_bias = (
         golden.take(f"param/classifier.nonlinearity.{name}") for name in ("1.weight", "1.bias", "5.bias")
     )
-    return F.linear(norm(F.gelu(F.linear(norm(x), weight, bias))), encoder.word_embedding, last_bias)
+    eps = encoder.eps
+    return F.linear(norm(F.gelu(F.linear(norm(x, eps), weight, bias)), eps), encoder.word_embedding, last_bias)
 
 
 def run_combination(golden: Golden) -> Mapping[str, Tensor]:
     """What a block reads from its sources, or what the head of `weighted_output` reads."""
-    sources = tuple(golden.take(f"input/h.{i}").requires_grad_() for i in range(5))
-    stack = Stack(golden.about["config"]["d"], 1e-6, (2,) * 5)
+    config = golden.about["config"]
+    n = config["n_sources"] if golden.about["variant"] == "op-mix" else config["L"] + 1
+    sources = tuple(golden.take(f"input/h.{i}").requires_grad_() for i in range(n))
     if golden.about["variant"] == "op-mix":
-        reader: Any = ElcBertConfig(variant="zero").build(stack.sites[8]).double()
+        stack = Stack(config["d"], 1e-6, (2,) * n)
+        reader: Any = ElcBertConfig(variant="zero").build(stack.sites[2 * (n - 1)]).double()
         combination, mixed = reader.combination, lambda: reader.read(BlockOutputs(sources))[0]
     else:
-        stack = Stack(stack.d_model, 1e-6, (2,) * golden.about["config"]["L"])
+        stack = Stack(config["d"], 1e-6, (2,) * config["L"])
         ends: Any = ElcBertConfig(variant="weighted_output").build_ends(stack).double()
         combination, mixed = ends.combination, lambda: ends.leave(BlockOutputs(sources))
     combination.logits.data = golden.take(f"param/{LOGITS}")
     output = mixed()
     output.backward(golden.take("input/cotangent"))
-    gradients = {f"grad/h.{i}": cast(Tensor, h.grad) for i, h in enumerate(sources)}
-    return {"output/mixed": output, f"grad/{LOGITS}": combination.logits.grad, **gradients}
+    gradients = {f"grad/h.{i}": gradient(h) for i, h in enumerate(sources)}
+    return {"output/mixed": output, f"grad/{LOGITS}": gradient(combination.logits), **gradients}
 
 
 def _weights_without_softmax(patch: pytest.MonkeyPatch) -> None:
@@ -124,8 +127,8 @@ def _returns_the_last_output(patch: pytest.MonkeyPatch) -> None:
 
 ADAPTER = Adapter(
     claims={
-        r"elcbert-(base|zero|normalized|weighted_output)": run,
-        r"elcbert-op-(mix|finalmix)": run_combination,
+        r"elcbert-(base|zero|normalized|weighted_output)(-.*)?": run,
+        r"elcbert-op-(mix|finalmix)(-.*)?": run_combination,
     },
     mistakes=(
         Mistake("weights without a softmax", "elcbert-op-mix", _weights_without_softmax),

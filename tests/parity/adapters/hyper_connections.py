@@ -11,7 +11,7 @@ from twoaxis.depth import DepthConfig, HyperConnectionsConfig, base, hyper_conne
 from twoaxis.ops import hyper_read, streams
 
 from ..backbones import tinylm
-from ..golden import Golden
+from ..golden import Golden, gradient
 from . import Adapter, Mistake
 
 
@@ -38,10 +38,10 @@ def run(golden: Golden, depth: DepthConfig) -> Mapping[str, Tensor]:
         mixer.load_state_dict({name: value.reshape(shapes[name]) for name, value in values.items()})
     computed = model.run()
     for index, mixer in enumerate(mixers):
-        gradients = {name: parameter.grad for name, parameter in mixer.named_parameters()}
+        gradients = {name: gradient(parameter) for name, parameter in mixer.named_parameters()}
         for name in _names(golden):
-            gradient = _to_theirs(name, gradients, n, m)
-            computed[f"grad/hc.{index}.{name}"] = gradient.reshape(golden.tensors[f"param/hc.{index}.{name}"].shape)
+            found = _to_theirs(name, gradients, n, m)
+            computed[f"grad/hc.{index}.{name}"] = found.reshape(golden.tensors[f"param/hc.{index}.{name}"].shape)
     return {**computed, **tinylm.streams(computed.pop("states"))}
 
 

@@ -11,7 +11,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.site import Stack
 from twoaxis.sequence import KVShiftConfig, kv_shift
 
-from ..golden import Golden
+from ..golden import Golden, gradient
 from ..weights import Weights
 from . import Adapter, Mistake
 
@@ -19,7 +19,8 @@ from . import Adapter, Mistake
 def run_paper(golden: Golden) -> Mapping[str, Tensor]:
     """One attention layer with fixed numbers per kv-head."""
     config = golden.about["config"]
-    sizes = {"n_heads": config["H"], "n_kv_heads": config["kv"], "rope_theta": config["rope_theta"]}
+    head_dim = golden.tensors["param/q_proj.weight"].shape[0] // config["H"]
+    sizes = {"n_heads": config["H"], "n_kv_heads": config["kv"], "head_dim": head_dim, "rope_theta": config["rope_theta"]}
     layer = KVShiftConfig(**sizes).build(Stack(config["d"], 1e-6, (1,)).sites[0])
     weights = Weights(golden)
     weights.put("qkv.weight", *(f"{x}_proj.weight" for x in "qkv"))
@@ -31,12 +32,11 @@ def run_paper(golden: Golden) -> Mapping[str, Tensor]:
     heads, _ = layer.project(x, layout)
     y, _ = layer(x, layout)
     y.backward(golden.take("input/cotangent"))
-    assert x.grad is not None
     return {
         "output/k_shifted_before_rope": heads.k,
         "output/v_shifted": heads.v,
         "output/y": y,
-        "grad/x": x.grad,
+        "grad/x": gradient(x),
         **dict(weights.gradients(layer)),
     }
 

@@ -1,7 +1,7 @@
 """LAuReL as in Gemma 3n, around the tiny decoder."""
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from twoaxis.depth import LaurelGemma3nConfig
 from twoaxis.depth.laurel_gemma3n import LaurelGemma3n
 
 from ..backbones.tinylm import NORM_EPS, TinyLM, streams
-from ..golden import Golden
+from ..golden import Golden, gradient
 from . import Adapter, Mistake
 
 # Of the attention part and of the feed-forward part of a block.
@@ -62,8 +62,8 @@ def run_gemma3n(golden: Golden) -> Mapping[str, Tensor]:
             parameters[ours].copy_(golden.take(f"param/{theirs}"))
     computed = model.run()
     states = [(state,) for state in computed.pop("states")]
-    gains = {f"grad/hc.{i // 2}.{NORMS[i % 2]}.weight": cast(Tensor, gain.grad) for i, gain in enumerate(model.gains)}
-    gradients = {f"grad/{theirs}": cast(Tensor, parameters[ours].grad) for ours, theirs in names.items()}
+    gains = {f"grad/hc.{i // 2}.{NORMS[i % 2]}.weight": gradient(gain) for i, gain in enumerate(model.gains)}
+    gradients = {f"grad/{theirs}": gradient(parameters[ours]) for ours, theirs in names.items()}
     return {**computed, **streams(states), **gains, **gradients}
 
 
@@ -79,6 +79,6 @@ def _without_the_context(patch: pytest.MonkeyPatch) -> None:
 
 
 ADAPTER = Adapter(
-    claims={r"laurel-lr-gemma3n-f64": run_gemma3n},
+    claims={r"laurel-lr-gemma3n(-.*)?": run_gemma3n},
     mistakes=(Mistake("a low-rank map without its argument", "laurel-lr-gemma3n-f64", _without_the_context),),
 )

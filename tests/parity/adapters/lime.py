@@ -9,11 +9,10 @@ from torch import Tensor
 from twoaxis.core.views import Heads
 from twoaxis.depth import LimeConfig
 from twoaxis.depth.lime import Lime
-from twoaxis.model import Decoder
 from twoaxis.sequence import AttentionConfig
 
 from ..backbones.llama import llama_decoder, llama_gradients, place_llama, run_llama
-from ..golden import Golden
+from ..golden import Golden, gradient
 from ..weights import Weights
 from . import Adapter, Mistake
 
@@ -41,19 +40,13 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     computed[f"output/hidden_{config['num_hidden_layers']}"] = computed["left"]
     for layer in range(config["num_hidden_layers"]):
         theirs, ours = f"grad/model.layers.{layer}.self_attn", f"blocks.{layer}.attention"
-        gradient = _gradient(model, f"{ours}.mixer.qkv.weight")
-        computed[f"{theirs}.q_proj.weight"] = gradient[: H * K]
-        computed[f"{theirs}.kv_proj_weight"] = gradient[H * K :].reshape(2, G, K, -1).transpose(1, 2).reshape(2 * G * K, -1)
+        found = gradient(model.get_parameter(f"{ours}.mixer.qkv.weight"))
+        computed[f"{theirs}.q_proj.weight"] = found[: H * K]
+        computed[f"{theirs}.kv_proj_weight"] = found[H * K :].reshape(2, G, K, -1).transpose(1, 2).reshape(2 * G * K, -1)
         if layer:
-            parts = [_gradient(model, f"{ours}.depth.{name}") for name in ("earlier", "own")]
+            parts = [gradient(model.get_parameter(f"{ours}.depth.{name}")) for name in ("earlier", "own")]
             computed[f"{theirs}.lime_router.static_weights"] = torch.cat(parts, dim=1)
     return computed
-
-
-def _gradient(model: Decoder, name: str) -> Tensor:
-    gradient = model.get_parameter(name).grad
-    assert gradient is not None
-    return gradient
 
 
 def _routes_what_was_routed(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from twoaxis.depth import MHCConfig, mhc
 from twoaxis.ops.sinkhorn import Sinkhorn
 
 from ..backbones.tinylm import TinyLM, streams
-from ..golden import Golden
+from ..golden import Golden, gradient
 from . import Adapter, Mistake
 
 LUCIDRAINS_LOG = "{'log_domain_sinkhorn': True}"
@@ -20,7 +20,7 @@ LUCIDRAINS_LOG = "{'log_domain_sinkhorn': True}"
 
 def run_joint(golden: Golden) -> Mapping[str, Tensor]:
     """DeepSeek-V4, GLM5-next and HY-V4, whose parameters have our layout."""
-    preset = {"mhc-deepseekv4": "deepseek_v4", "mhc-glm5next-f": "glm5", "ihc-hyv4-f64": "hy_v4"}[golden.name[:14]]
+    preset = {"deepseekv4": "deepseek_v4", "glm5next": "glm5", "hyv4": "hy_v4"}[golden.name.split("-")[1]]
     rounds = {"rounds": golden.about["config"]["sinkhorn_iters"]} if preset != "hy_v4" else {}
     model = TinyLM(golden, MHCConfig.from_data({"preset": preset, "n_streams": golden.about["config"]["n"], **rounds}))
     theirs = {f"mixers.{index}.{name}": f"hc.{index}.{name}" for index in range(len(model.mixers)) for name in NAMES}
@@ -28,7 +28,7 @@ def run_joint(golden: Golden) -> Mapping[str, Tensor]:
         theirs |= {f"ends.{name}": f"head.hc_{name}" for name in NAMES}
     model.load_state_dict({ours: golden.take(f"param/{name}") for ours, name in theirs.items()})
     computed = model.run()
-    gradients = {f"grad/{name}": _gradient(model, ours) for ours, name in theirs.items()}
+    gradients = {f"grad/{name}": gradient(model.get_parameter(ours)) for ours, name in theirs.items()}
     return {**computed, **streams(computed.pop("states")), **gradients}
 
 
@@ -40,7 +40,8 @@ def run_per_stream(golden: Golden) -> Mapping[str, Tensor]:
     version, log = golden.name.split("-")[2], LUCIDRAINS_LOG in golden.about["reference"]
     options: dict[str, Any] = {"start": "log"} if log else {}
     rounds = golden.about["config"].get("sinkhorn_iters", 20)
-    model = TinyLM(golden, MHCConfig.from_data({"preset": f"lucidrains_{version}", "rounds": rounds, **options}))
+    options |= {"preset": f"lucidrains_{version}", "rounds": rounds, "n_streams": golden.about["config"]["n"]}
+    model = TinyLM(golden, MHCConfig.from_data(options))
     state: dict[str, Tensor] = {}
     for index in range(len(model.mixers)):
         alpha, beta, gamma, base, post, *scales = (golden.take(f"param/hc.{index}.{name}") for name in LUCIDRAINS)
@@ -53,11 +54,13 @@ def run_per_stream(golden: Golden) -> Mapping[str, Tensor]:
     model.load_state_dict(state)
     computed = model.run()
     for index in range(len(model.mixers)):
-        fn, gain, base, scale = (_gradient(model, f"mixers.{index}.{name}") for name in ("fn", "gain", "base", "scale"))
+        fn, gain, base, scale = (
+            gradient(model.get_parameter(f"mixers.{index}.{name}")) for name in ("fn", "gain", "base", "scale")
+        )
         alpha = torch.cat((fn[:1], fn[2:])).T.unsqueeze(0)
         found = (alpha, fn[1], gain, torch.cat((base[:, :1], base[:, 2:]), dim=1), base[:, 1], *scale)
-        for name, gradient in zip(LUCIDRAINS, found, strict=True):
-            computed[f"grad/hc.{index}.{name}"] = gradient.reshape(golden.tensors[f"param/hc.{index}.{name}"].shape)
+        for name, one in zip(LUCIDRAINS, found, strict=True):
+            computed[f"grad/hc.{index}.{name}"] = one.reshape(golden.tensors[f"param/hc.{index}.{name}"].shape)
     return {**computed, **streams(computed.pop("states"))}
 
 
@@ -71,12 +74,6 @@ LUCIDRAINS = (
     "h_post_scale",
     "residual_scale",
 )
-
-
-def _gradient(model: TinyLM, name: str) -> Tensor:
-    gradient = model.get_parameter(name).grad
-    assert gradient is not None, f"{name} has no gradient"
-    return gradient
 
 
 def _transposed(patch: pytest.MonkeyPatch) -> None:
@@ -112,8 +109,8 @@ def _no_write_eps(patch: pytest.MonkeyPatch) -> None:
 
 ADAPTER = Adapter(
     claims={
-        r"(mhc-deepseekv4-iters\d+|mhc-glm5next|ihc-hyv4)-f64": run_joint,
-        r"mhc-lucidrains-v[12](-logdomain|-iters\d+)?-f64": run_per_stream,
+        r"(mhc-deepseekv4|mhc-glm5next|ihc-hyv4)(-.*)?": run_joint,
+        r"mhc-lucidrains-v[12](-.*)?": run_per_stream,
     },
     mistakes=(
         Mistake("the matrix transposed", "mhc-deepseekv4-iters20-f64", _transposed),

@@ -19,7 +19,7 @@ from twoaxis.ops import weight_mlp
 
 from ..backbones.depth_loop import loop_places
 from ..backbones.muddformer import Body, Cache, Jax, Pythia, Torch
-from ..golden import Golden
+from ..golden import Golden, gradient
 from . import Adapter, Mistake
 
 Pairs = Mapping[str, str]
@@ -86,10 +86,10 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
         "output/logits": logits,
         "output/decode_logits": _decode(model, embeddings.detach(), golden.about["decode_prefill_len"]),
         f"output/stream_{n_blocks - 1}_r": left,
-        "grad/tok_embeddings.weight": cast(Tensor, table.grad),
-        "grad/input_embeddings": cast(Tensor, embeddings.grad),
+        "grad/tok_embeddings.weight": gradient(table),
+        "grad/input_embeddings": gradient(embeddings),
         **{f"output/X_{i}": state.stream for i, state in enumerate(states)},
-        **{f"grad/{theirs}": cast(Tensor, model.get_parameter(ours).grad) for ours, theirs in names.items()},
+        **{f"grad/{theirs}": gradient(model.get_parameter(ours)) for ours, theirs in names.items()},
     }
     for i, (views, (_, base)) in enumerate(read[1:]):
         computed |= {f"output/stream_{i}_{way}": x for way, x in zip("qkvr", (*views, base), strict=True)}
@@ -106,7 +106,7 @@ def run_training_code(golden: Golden) -> Mapping[str, Tensor]:
     n_blocks, normed = config["base_num_decoder_layers"], config["mudd_prenorm"]
     assert normed == config["mudd_postnorm"]
     depth = MUDDFormerConfig(
-        hidden="round64",
+        hidden="round64" if config["dynamic_dense_hidden_round"] else "paper",
         expand_last=config["dynamic_dense_hidden_expand"][-1],
         gelu="tanh",
         source_norm="rms" if normed else "none",
@@ -114,7 +114,8 @@ def run_training_code(golden: Golden) -> Mapping[str, Tensor]:
         weight_eps=1e-6,
     )
     widths = [golden.tensors[f"param/decoder/layers_{i}/mlp/wi_0/kernel"].shape[1] for i in range(n_blocks)]
-    _assert_widths(widths, config["base_mlp_dim"])
+    if config["dynamic_mlp_dim"]:
+        _assert_widths(widths, config["base_mlp_dim"])
     model = Model(depth, Jax(golden), config["base_emb_dim"], n_blocks)
     names: dict[str, str] = {}
     for i in range(n_blocks + 1):
@@ -129,7 +130,7 @@ def run_training_code(golden: Golden) -> Mapping[str, Tensor]:
         if i and normed:
             names[f"{ours}.input_gain"] = f"layers_{i - 1}/pre_dense_proj1_norm/scale"
             names[f"{ours}.post_gain"] = f"mudd_postnorm_{i - 1}/scale"
-    for i in range(n_blocks):
+    for i in range(n_blocks if "init_min_max_std" in golden.about else 0):
         # They start where ours do: at nothing but the newest output.
         low, high, _ = golden.about["init_min_max_std"][f"decoder/layers_{i}/dense_proj2.bias"]
         start = model.sum_after(i + 1).static.detach()
@@ -142,8 +143,8 @@ def run_training_code(golden: Golden) -> Mapping[str, Tensor]:
     gradients = {}
     for ours, theirs in names.items():
         stored = golden.tensors[f"param/decoder/{theirs}"].shape
-        gradients[f"grad/decoder/{theirs}"] = _to_jax(cast(Tensor, model.get_parameter(ours).grad), theirs).reshape(stored)
-    return {"output/logits": logits, "grad/token_embedder/embedding": cast(Tensor, table.grad), **gradients}
+        gradients[f"grad/decoder/{theirs}"] = _to_jax(gradient(model.get_parameter(ours)), theirs).reshape(stored)
+    return {"output/logits": logits, "grad/token_embedder/embedding": gradient(table), **gradients}
 
 
 def _from_jax(value: Tensor, name: str) -> Tensor:
@@ -221,8 +222,8 @@ def _no_norm_of_the_last_way(patch: pytest.MonkeyPatch) -> None:
 
 ADAPTER = Adapter(
     claims={
-        r"mudd(former|pythia)-qkvr-f(32|64)|muddformer-plainhid-f64": run,
-        r"muddformer-jax-(nonorm|prepostnorm)-f32": run_training_code,
+        r"mudd(former|pythia)-qkvr(-.*)?|muddformer-plainhid(-.*)?": run,
+        r"muddformer-jax-(nonorm|prepostnorm)(-.*)?": run_training_code,
     },
     mistakes=(
         Mistake("weights laid out by source", "muddformer-plainhid-f64", _sources_before_ways),

@@ -17,15 +17,15 @@ from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import sublayer_list
 from twoaxis.sequence import AttentionConfig
 
-from ..golden import Golden
+from ..golden import Golden, gradient
 from ..trace import logits_and_gradients, states
 from ..weights import Weights
 from . import Adapter, Mistake
 
 FORMS = {
-    "residual-scalars-nanochat": ResidualScalarsConfig(embedding="normalised_start"),
-    "residual-scalars-normalised": ResidualScalarsConfig(),
-    "residual-scalars-raw": ResidualScalarsConfig(embedding="raw"),
+    "nanochat": ResidualScalarsConfig(embedding="normalised_start"),
+    "normalised": ResidualScalarsConfig(),
+    "raw": ResidualScalarsConfig(embedding="raw"),
 }
 SCALARS = {"stream_weight": "resid_lambdas", "embedding_weight": "x0_lambdas"}
 
@@ -39,7 +39,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
         n_layers=about["n_layers"],
         norm_eps=about["norm_eps"],
         tie_embeddings=False,
-        depth=FORMS[golden.name],
+        depth=FORMS[golden.name.split("-")[2]],
         blocks=((AttentionConfig(n_heads=about["n_heads"]), SwiGLUConfig(d_ff=about["d_ff"])),),
     )
     model, weights = Decoder(config), Weights(golden)
@@ -57,7 +57,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     computed = {**logits_and_gradients(model, golden), **dict(weights.gradients(model))}
     step = 2 if per_block else 1
     for ours, theirs in SCALARS.items():
-        scalars = [getattr(sublayer.depth, ours).grad for sublayer in sublayer_list(model)[::step]]
+        scalars = [gradient(getattr(sublayer.depth, ours)) for sublayer in sublayer_list(model)[::step]]
         computed[f"grad/{theirs}"] = torch.cat(scalars)
     streams = [model.ends.leave(state) for state in states(model, golden)]
     return {**computed, **{f"output/stream_{index}": stream for index, stream in enumerate(streams)}}
@@ -87,7 +87,7 @@ def _adds_to_the_unmixed_stream(patch: pytest.MonkeyPatch) -> None:
 
 
 ADAPTER = Adapter(
-    claims={r"residual-scalars-(nanochat|normalised|raw)": run},
+    claims={r"residual-scalars-(nanochat|normalised|raw)(-.*)?": run},
     mistakes=(
         Mistake("the raw embedding added", "residual-scalars-normalised", _raw_embedding),
         Mistake("the raw embedding added", "residual-scalars-nanochat", _raw_embedding),

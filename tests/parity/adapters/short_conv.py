@@ -22,18 +22,23 @@ from . import Adapter, Mistake
 def run_op(golden: Golden) -> Mapping[str, Tensor]:
     """The sublayer's mixer on plain tokens; their states are channels first, ours tokens first."""
     config = golden.about["config"]
-    layer = ShortConvConfig(kernel=config["k"], activation=config["activation"]).build(Stack(config["C"], 1e-6, (1,)).sites[0])
+    bias = "channel" if config["bias"] else "none"
+    options = {"kernel": config["k"], "activation": config["activation"] or "none", "bias": bias}
+    layer = ShortConvConfig.from_data(options).build(Stack(config["C"], 1e-6, (1,)).sites[0])
+    names = ["weight"] + ["bias"] * bool(config["bias"])
     weights = Weights(golden)
-    weights.put("conv.weight", "weight")
+    for name in names:
+        weights.put(f"conv.{name}", name)
     weights.load(layer)
     x, state = (golden.take(f"input/{name}").requires_grad_() for name in ("x", "initial_state"))
-    cotangent, parameter = golden.take("input/cotangent"), layer.conv.weight
+    cotangent, parameters = golden.take("input/cotangent"), [getattr(layer.conv, name) for name in names]
     layout = TokenLayout.contiguous(x.shape[1])
 
     y, final = layer(x, layout, layer.new_cache())
-    grad_x, grad_weight = torch.autograd.grad((y * cotangent).sum(), (x, parameter))
+    grads = dict(zip(["x", *names], torch.autograd.grad((y * cotangent).sum(), (x, *parameters)), strict=True))
     from_state, after = layer(x, layout, TokenHistory(state.transpose(1, 2)))
-    grads = torch.autograd.grad((from_state * cotangent).sum(), (x, parameter, state))
+    later = torch.autograd.grad((from_state * cotangent).sum(), (x, *parameters, state))
+    grads |= dict(zip([*(f"{name}_from_state" for name in ("x", *names)), "initial_state"], later, strict=True))
     steps, cache = [], TokenHistory(state.transpose(1, 2))
     for token in x.split(1, dim=1):
         step, cache = layer(token, TokenLayout.contiguous(1), cache)
@@ -42,19 +47,16 @@ def run_op(golden: Golden) -> Mapping[str, Tensor]:
         "output/y": y,
         "output/y_from_state": from_state,
         "output/y_stepwise": torch.cat(steps, dim=1),
-        "output/final_state": _channels_first(final),
-        "output/final_state_from_state": _channels_first(after),
-        "grad/x": grad_x,
-        "grad/weight": grad_weight,
-        "grad/x_from_state": grads[0],
-        "grad/weight_from_state": grads[1],
-        "grad/initial_state": grads[2],
+        "output/final_state": _channels_first(final, config["k"]),
+        "output/final_state_from_state": _channels_first(after, config["k"]),
+        **{f"grad/{name}": found for name, found in grads.items()},
     }
 
 
-def _channels_first(history: TokenHistory) -> Tensor:
+def _channels_first(history: TokenHistory, kernel: int) -> Tensor:
+    """Their state, which has zeros where fewer tokens than it holds have come."""
     assert history.tokens is not None
-    return history.tokens.transpose(1, 2).contiguous()
+    return F.pad(history.tokens.transpose(1, 2), (kernel - 1 - history.length, 0)).contiguous()
 
 
 def _state_ignored(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from twoaxis.ops.rope import RotationTable
 from twoaxis.sequence import AttentionConfig, ShortSWAConfig, heads
 
 from ..backbones.llama import llama_decoder
-from ..golden import Golden
+from ..golden import Golden, gradient
 from ..trace import logits_and_gradients, states
 from ..weights import Weights
 from . import Adapter, Mistake
@@ -25,7 +25,8 @@ def run_layer(golden: Golden) -> Mapping[str, Tensor]:
     """One layer: output and gradients with the window, output without it."""
     config = golden.about["config"]
     site = Stack(config["d"], 1e-6, (1,)).sites[0]
-    sizes = {"n_heads": config["H"], "n_kv_heads": config["kv"], "rope_theta": config["rope_theta"]}
+    head_dim = golden.tensors["param/q_proj.weight"].shape[0] // config["H"]
+    sizes = {"n_heads": config["H"], "n_kv_heads": config["kv"], "head_dim": head_dim, "rope_theta": config["rope_theta"]}
     weights = Weights(golden)
     weights.put("qkv.weight", "q_proj.weight", "k_proj.weight", "v_proj.weight")
     weights.put("output.weight", "o_proj.weight")
@@ -37,12 +38,11 @@ def run_layer(golden: Golden) -> Mapping[str, Tensor]:
     layout = TokenLayout.contiguous(x.shape[1])
     y, _ = layer(x, layout)
     y.backward(golden.take("input/cotangent"))
-    assert x.grad is not None
     whole, _ = full(x, layout)
     return {
         "output/y": y,
         "output/y_full_attention_same_weights": whole,
-        "grad/x": x.grad,
+        "grad/x": gradient(x),
         **dict(weights.gradients(layer)),
     }
 

@@ -15,7 +15,7 @@ from twoaxis.depth.value_residual import ValueResidual
 from twoaxis.sequence import AttentionConfig
 
 from ..backbones.llama import llama_decoder, llama_gradients, place_llama, run_llama
-from ..golden import Golden
+from ..golden import Golden, gradient
 from ..weights import Weights
 from . import Adapter, Mistake
 
@@ -86,8 +86,7 @@ class _XTransformers(nn.Module):
         left = found[f"output/layer_hidden_{2 * self.depth}"] = ends.leave(state)
         logits = self._norm(left, "attn_layers.final_norm.gamma") @ self.weights["to_logits.weight"].T
         logits.backward(golden.take("input/cotangent"))
-        assert embeddings.grad is not None
-        return {**found, "output/logits": logits, "grad/input_embeddings": embeddings.grad}
+        return {**found, "output/logits": logits, "grad/input_embeddings": gradient(embeddings)}
 
     def _norm(self, x: Tensor, gamma: str) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], eps=LAYER_NORM_EPS) * (1 + self.weights[gamma])
@@ -115,8 +114,7 @@ def _x_transformers(golden: Golden, depth: ValueResidualConfig) -> Mapping[str, 
         for name, parameter in gates.items():
             parameter.copy_(model.weights[name])
     computed = model()
-    gradients = {name: gates[name].grad if name in gates else weight.grad for name, weight in model.weights.items()}
-    return {**computed, **{f"grad/{name}": gradient for name, gradient in gradients.items() if gradient is not None}}
+    return {**computed, **{f"grad/{name}": gradient(gates.get(name, weight)) for name, weight in model.weights.items()}}
 
 
 def _previous_layer_instead_of_the_first(patch: pytest.MonkeyPatch) -> None:

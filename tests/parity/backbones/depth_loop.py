@@ -11,6 +11,8 @@ from twoaxis.core.site import Stack
 from twoaxis.depth import DepthConfig, DepthMixer
 from twoaxis.interop.state_maps import Places
 
+from ..golden import gradient
+
 Branch = Callable[[int, Tensor], Tensor]
 """What sublayer `index` adds, given what it reads, before any norm."""
 
@@ -72,9 +74,7 @@ class DepthLoop(nn.Module):
 
     def gradient(self, name: str) -> Tensor:
         """The gradient of one parameter."""
-        gradient = self.get_parameter(name).grad
-        assert gradient is not None
-        return gradient
+        return gradient(self.get_parameter(name))
 
 
 def _row(parts: Sequence[Tensor]) -> Tensor:

@@ -142,9 +142,12 @@ class Jax(Body):
     """The training code: RMSNorm, SwiGLU, kernels that map from the left, three norms in the first block too."""
 
     def turn(self) -> tuple[Tensor, Tensor]:
-        config = self.golden.about["config"]
-        pairs = torch.arange(0, config["head_dim"], 2) / config["head_dim"]
-        angles = torch.arange(self.golden.about["seq"])[:, None] / config["rope_max_timescale"] ** pairs
+        config, dtype = self.golden.about["config"], self.golden.tensors["input/cotangent"].dtype
+        self.eps = config["normalization_layer_epsilon"]
+        assert not config["qk_norm"], f"{self.golden.name}: norms of heads are not placed here"
+        pairs = torch.arange(0, config["head_dim"], 2, dtype=dtype) / config["head_dim"]
+        tokens = torch.arange(self.golden.tensors["input/input_ids"].shape[1], dtype=dtype)
+        angles = tokens[:, None] / config["rope_max_timescale"] ** pairs
         return angles.cos(), angles.sin()
 
     def input_norms(self, block: int, inputs: Inputs) -> Inputs:

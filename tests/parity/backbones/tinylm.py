@@ -11,7 +11,7 @@ from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Slot, Stack
 from twoaxis.depth import DepthConfig, DepthMixer
 
-from ..golden import Golden
+from ..golden import Golden, gradient
 
 NORM_EPS = 1e-6
 
@@ -50,13 +50,12 @@ class TinyLM(nn.Module):
         collapsed = ends.leave(state)
         logits = _norm(collapsed) @ self.body["head"].T
         logits.backward(self.golden.take("input/cotangent"))
-        assert embed.grad is not None and embeddings.grad is not None
         return {
             "states": states,
             "output/collapsed": collapsed,
             "output/logits": logits,
-            "grad/body.embed": embed.grad,
-            "grad/input_embeddings": embeddings.grad,
+            "grad/body.embed": gradient(embed),
+            "grad/input_embeddings": gradient(embeddings),
         }
 
     def context(self, index: int, x: Any) -> Tensor:

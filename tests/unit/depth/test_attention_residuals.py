@@ -1,6 +1,5 @@
 """Attention Residuals: blocks, heads, key ranks and schedules against each other and against the residual."""
 
-import math
 from typing import Any
 
 import pytest
@@ -131,25 +130,6 @@ def test_inkling2_reads_thrice_before_global_attention_alone() -> None:
     thrice = ["query", "key_query", "value_query"]
     assert reads == [[], ["query"], ["query"], ["query"], thrice, ["query"]]
     assert [hasattr(s, "value_norm") for s in sublayer_list(model)] == [False, False, False, False, True, False]
-
-
-def test_inkling2_is_its_equation() -> None:
-    """Written out over the sources of every read: sums of whole layers, each normalised, with scores over the root of D."""
-    depth = AttentionResidualsConfig(form="inkling2", block_size=2, count="layer")
-    model = toy_decoder(depth, n_layers=5)
-    run = trace(model, toy_tokens())
-    sums = [run.states[0].values[0]]
-    for index, update in enumerate(run.updates, start=1):
-        sums = [*sums, update] if (index - 1) % 4 == 0 else [*sums[:-1], sums[-1] + update]
-        assert len(sums) == 1 + -(-index // 4)
-        units = torch.stack([v / (v.square().mean(-1, keepdim=True) + 1e-6).sqrt() for v in sums])
-        last = index == len(run.updates)
-        place: Any = model.ends if last else sublayer_list(model)[index].depth
-        queries = [place.query] if last or index % 2 else [place.query, place.key_query, place.value_query]
-        views = run.left if last else run.views[index]
-        for query, view in zip(queries, [views] if isinstance(views, Tensor) else views, strict=True):
-            weights = torch.softmax(units @ query.pseudo_query / math.sqrt(8), dim=0)
-            torch.testing.assert_close(view, (weights.unsqueeze(-1) * units).sum(0), rtol=0, atol=1e-12)
 
 
 def test_no_layout_of_another_form_takes_inkling2() -> None:

@@ -2,15 +2,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis import ConfigError, Decoder, DecoderConfig
-from twoaxis.core.parameters import declarations, initialise
-from twoaxis.core.site import Stack
-from twoaxis.core.views import QKV
+from twoaxis.core.parameters import declarations
 from twoaxis.depth import DeepCrossAttentionConfig, ResidualConfig
 from twoaxis.testing.measure import gradients, trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, noise, perturb, toy_decoder, toy_tokens
@@ -21,11 +16,6 @@ BLOCKS = ((ATTENTION,), (ATTENTION, FEED_FORWARD), (ATTENTION, FEED_FORWARD, ATT
 
 def fresh(config: DeepCrossAttentionConfig | ResidualConfig, **changes: Any) -> Decoder:
     return toy_decoder(config, perturbed=False, n_layers=L, **changes)
-
-
-def started(module: torch.nn.Module) -> Any:
-    initialise(module, 0)
-    return perturb(module.double())
 
 
 def same(a: Tensor, b: Tensor) -> None:
@@ -127,54 +117,6 @@ def test_random_scores_of_the_package_are_alive() -> None:
     config = DeepCrossAttentionConfig(activation="relu", score_norm="rms", score_std=0.01)
     assert config.init_equivalence.relation == "none"
     assert min(score_gradients(config).values()) > 0
-
-
-@given(
-    sublayers=st.integers(1, 3),
-    blocks=st.integers(1, 4),
-    k=st.sampled_from([None, 1, 2]),
-    B=st.integers(1, 2),
-    T=st.integers(1, 2),
-    D=st.integers(1, 5),
-)
-@settings(max_examples=20)
-def test_blocks_of_any_length_are_the_equation(sublayers: int, blocks: int, k: int | None, B: int, T: int, D: int) -> None:
-    """Written out over a list of all deltas, which nothing drops."""
-    config = DeepCrossAttentionConfig(k=k)
-    stack = Stack(D, 1e-6, (sublayers,) * blocks)
-    mixers: list[Any] = [started(config.build(site)) for site in stack.sites]
-    ends: Any = started(config.build_ends(stack))
-
-    def read(grn: Any, deltas: list[Tensor]) -> list[Tensor]:
-        columns = deltas
-        if k is not None and len(deltas) > k + 2:
-            columns = [deltas[0], torch.stack(deltas[1:-k]).sum(0), *deltas[-k:]]
-        return [
-            torch.stack([(b + F.gelu(v @ w[0])[..., None]) * v for b, v in zip(bias, columns, strict=True)]).sum(0)
-            for bias, w in zip(grn.bias, grn.score_weight, strict=True)
-        ]
-
-    embeddings = noise((B, T, D), "embeddings")
-    state, deltas = ends.enter(embeddings), [embeddings]
-    for block in range(blocks):
-        A = torch.zeros_like(embeddings)
-        q: Any = None
-        for place in range(sublayers):
-            mixer = mixers[block * sublayers + place]
-            view, carry = mixer.read(state)
-            if place == 0:
-                q, key, value = read(mixer.grn, deltas)
-                assert isinstance(view, QKV)
-                for got, expected in zip(view, (q, key, value), strict=True):
-                    same(got, expected)
-                update = torch.tanh(view.q + 2 * view.k + 3 * view.v)
-            else:
-                same(view, q + A)
-                update = torch.tanh(view)
-            A = A + update
-            state = mixer.write(state, update, view, carry)
-        deltas.append(A)
-    same(ends.leave(state), read(ends.grn, deltas)[0])
 
 
 def test_the_state_keeps_the_embedding_the_middle_and_k_deltas() -> None:

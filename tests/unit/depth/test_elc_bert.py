@@ -39,39 +39,6 @@ def test_published_initial_weights_of_the_newest() -> None:
     assert found == [0.731, 0.352, 0.198]
 
 
-def normalised(x: Tensor) -> Tensor:
-    return (x - x.mean(-1, True)) / (x.var(-1, False, keepdim=True) + 1e-7).sqrt()
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("sublayers", [1, 2, 3])
-def test_blocks_of_any_length_are_the_equation(variant: Any, sublayers: int) -> None:
-    """Written out over lists of all outputs, which nothing drops."""
-    config = ElcBertConfig(variant=variant)
-    model = toy_decoder(config, blocks=((ATTENTION, FEED_FORWARD, ATTENTION)[:sublayers],))
-    parts: Any = [[sublayer.depth for sublayer in block.sublayers] for block in model.blocks]  # type: ignore[union-attr]
-    ends: Any = model.ends
-    embeddings = model.embed(toy_tokens())
-    weight = torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(8, 8)
-
-    current, first = ends.enter(embeddings), embeddings if variant != "normalized" else normalised(embeddings)
-    outputs = [first]
-    for block in parts:
-        w = block[0].combination.logits.softmax(0) if block[0].combination else torch.ones(1, dtype=torch.float64)
-        U = sum(a * h for a, h in zip(w, outputs, strict=True))
-        A: Any = 0
-        for place, mixer in enumerate(block):
-            view, carry = mixer.read(current)
-            expected = A if place and variant == "base" else U + A
-            torch.testing.assert_close(view, expected)
-            f = torch.tanh(expected @ weight)
-            current = mixer.write(current, torch.tanh(view @ weight), view, carry)
-            A = A + f
-        outputs.append(A if variant != "normalized" else normalised(A))
-    w = ends.combination.logits.softmax(0) if ends.combination else torch.eye(len(outputs), dtype=torch.float64)[-1]
-    torch.testing.assert_close(ends.leave(current), sum(a * h for a, h in zip(w, outputs, strict=True)))
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("sublayers", [1, 3])
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis import ConfigError, Decoder, DecoderConfig
@@ -43,48 +41,6 @@ def test_starts_as_the_residual_with_blocks_of_any_length(options: dict, sublaye
     blocks = ((ATTENTION, FEED_FORWARD, ATTENTION)[:sublayers],)
     model, plain = (toy_decoder(c, perturbed=False, blocks=blocks) for c in (LaurelConfig(**options), ResidualConfig()))
     torch.testing.assert_close(model(toy_tokens()), plain(toy_tokens()), rtol=1e-12, atol=1e-13)
-
-
-@EACH
-@given(sublayers=st.integers(1, 3), blocks=st.integers(1, 4), B=st.integers(1, 2), T=st.integers(1, 2), D=st.integers(3, 5))
-@settings(max_examples=8)
-def test_is_the_equation(options: dict, sublayers: int, blocks: int, B: int, T: int, D: int) -> None:
-    config = LaurelConfig(**options)
-    stack = Stack(D, 1e-6, (sublayers,) * blocks)
-    mixers: list[Any] = [config.build(site).double() for site in stack.sites]
-    for mixer in mixers:
-        initialise(mixer, 0)
-        perturb(mixer)
-    ends: Any = config.build_ends(stack)
-    x = noise((B, T, D), "embeddings")
-    state, inputs = ends.enter(x), [x]
-    for block in range(blocks):
-        f = torch.zeros_like(x)
-        for place in range(sublayers):
-            mixer = mixers[block * sublayers + place]
-            view, carry = mixer.read(state)
-            torch.testing.assert_close(view, inputs[-1] + f, rtol=1e-12, atol=1e-12)
-            f = f + torch.tanh(view)
-            state = mixer.write(state, torch.tanh(view), view, carry)
-        inputs.append(expected(config, mixer, f, inputs))
-    torch.testing.assert_close(ends.leave(state), inputs[-1], rtol=1e-12, atol=1e-12)
-
-
-def expected(config: LaurelConfig, mixer: Any, f: Tensor, inputs: list[Tensor]) -> Tensor:
-    x, r, k = inputs[-1], config.rank, config.n_previous
-    a, b = torch.ones(2)
-    if "rw" in config.variant:
-        a, b = 2 * (mixer.logits.softmax(0) if config.bound == "softmax" else mixer.logits.sigmoid())
-    added = torch.zeros_like(x)
-    if "pa" in config.variant:
-        sources = inputs[-k:]
-        for j, (g, source) in enumerate(zip(mixer.input_weights, sources, strict=True)):
-            rows = slice(j * r, (j + 1) * r) if config.maps == "separate" else slice(0, r)
-            product = source if config.maps == "identity" else source @ mixer.down[rows].T @ mixer.up[:, rows].T
-            added = added + g * product
-    elif "lr" in config.variant:
-        added = x @ mixer.down.T @ mixer.up.T
-    return a * f + b * (x + added)
 
 
 @pytest.mark.parametrize("bound", ["softmax", "sigmoid"])

@@ -29,7 +29,7 @@ NAMES = ["mixed", "full", "window of 1"]
 
 def decoder(seed: int = 0, **changes: Any) -> Decoder:
     """A float64 decoder with every parameter moved by seeded noise."""
-    data = {"vocab_size": VOCABULARY, "d_model": 8, "n_layers": 2, "blocks": MIXED, "max_seq_len": 64, **changes}
+    data = {"vocab_size": VOCABULARY, "d_model": 8, "n_layers": 2, "blocks": MIXED, "max_seq_len": 512, **changes}
     model = Decoder.build(DecoderConfig.from_data(data), seed).double()
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():

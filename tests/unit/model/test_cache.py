@@ -114,14 +114,16 @@ def test_the_cache_may_cross_gradient_modes(mode: Any) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("chunks", [[10], [7, 1, 1, 1], [2, 8], [1] * 10], ids=str)
+@pytest.mark.parametrize("chunks", [[10], [7, 1, 1, 1], [2, 8], [1] * 10, [300], [257, 43]], ids=str)
 def test_left_padded_rows_continue_as_if_alone(model: Decoder, chunks: list[int]) -> None:
-    lengths = (3, 10, 8)
+    """Also behind prefills of which a cache with a window of 4 lets go."""
+    total = sum(chunks)
+    lengths = (3, total, total - 2)
     rows = [tokens(1, length, seed=length) for length in lengths]
-    batch = torch.zeros(3, 10, dtype=torch.int64)
+    batch = torch.zeros(3, total, dtype=torch.int64)
     for row, text in zip(batch, rows, strict=True):
         row[-text.shape[1] :] = text[0]
-    logits, cache = run(model, batch, chunks, TokenLayout.left_padded(torch.tensor(lengths), 10))
+    logits, cache = run(model, batch, chunks, TokenLayout.left_padded(torch.tensor(lengths), total))
     for row, text in zip(logits, rows, strict=True):
         same(row[None, -text.shape[1] :], model(text))
     following = tokens(3, 4, seed=50)

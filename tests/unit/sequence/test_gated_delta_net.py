@@ -1,6 +1,5 @@
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from twoaxis.core.cost import Shape
@@ -8,7 +7,6 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initialise
 from twoaxis.local import LocalSWAConfig
-from twoaxis.local.conv import ShortConv
 from twoaxis.sequence import GatedDeltaNetConfig
 from twoaxis.sequence.gated_delta_net import GatedDeltaNet
 from twoaxis.testing.measure import reachable_tensors, storage_bytes
@@ -21,33 +19,6 @@ def fresh(**options: object) -> GatedDeltaNet:
     mixer = GatedDeltaNetConfig.from_data(options).build(toy_site()).double()
     initialise(mixer, 0)
     return mixer
-
-
-def written_out(mixer: GatedDeltaNet, x: Tensor, H: int, K: int, V: int) -> Tensor:
-    """The equation of the docstring for one row, from the parameters alone."""
-    assert isinstance(mixer.projected_local, ShortConv)
-    taps, channels = mixer.projected_local.weight, x @ mixer.qkv.weight.T
-    padded = F.pad(channels.T.unsqueeze(0), (taps.shape[1] - 1, 0))
-    channels = F.silu(F.conv1d(padded, taps.unsqueeze(1), groups=len(taps))[0].T)
-    q, k, v = (part.unflatten(-1, (H, -1)) for part in channels.split((H * K, H * K, H * V), dim=-1))
-    q, k = (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt() for part in (q, k))
-    decay, beta = (x @ mixer.decay_and_beta.T).chunk(2, dim=-1)
-    kept = torch.exp(-mixer.A_log.exp() * torch.log1p((decay + mixer.dt_bias).exp()))
-    beta = 1 / (1 + (-beta).exp())
-    S, rows = torch.zeros(H, V, K, dtype=x.dtype), []
-    for t in range(len(x)):
-        erase = torch.eye(K, dtype=x.dtype) - beta[t, :, None, None] * k[t, :, :, None] * k[t, :, None, :]
-        S = kept[t, :, None, None] * S @ erase + beta[t, :, None, None] * v[t, :, :, None] * k[t, :, None, :]
-        read = (S @ q[t].unsqueeze(-1)).squeeze(-1)
-        rows.append(read / (read.square().mean(-1, keepdim=True) + mixer.norm_eps).sqrt() * mixer.gain)
-    return (torch.stack(rows).flatten(1) * F.silu(x @ mixer.gate.weight.T)) @ mixer.output.weight.T
-
-
-def test_equals_the_equation_written_out() -> None:
-    mixer, x = toy_mixer(GatedDeltaNetConfig(n_heads=2, head_dim=3, value_dim=5)), toy_context()
-    y, _ = mixer(x, LAYOUT)
-    for row in range(len(x)):
-        torch.testing.assert_close(y[row], written_out(mixer, x[row], 2, 3, 5), rtol=1e-10, atol=1e-12)
 
 
 def test_published_initial_decay() -> None:

@@ -67,6 +67,19 @@ class _SharesCache(SoftmaxAttention):
         return y, following
 
 
+class _ReordersLongPrefills(SoftmaxAttention):
+    """Puts what the window keeps of a long prefill in another order, keys and values alike."""
+
+    def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
+        y, following = super().forward(context, layout, cache)
+        if following is not None and context.shape[1] > 256:
+            kept, buffer = slice(following.keys._start, following.keys._stop), following.keys._buffer
+            assert buffer is not None
+            for held in (buffer.keys, buffer.values):
+                held[:, :, kept] = held[:, :, kept].flip(2)
+        return y, following
+
+
 class _DetachedCache(SoftmaxAttention):
     def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
         y, following = super().forward(context, layout, cache)
@@ -150,6 +163,7 @@ SEQUENCE_FAULTS = (
     _fault("stale cache", "incremental_decode chunk_size_invariance", _planted(_StaleCache)),
     _fault("cache beyond the window", "cache_size", _planted(_GrowingCache)),
     _fault("cache shared by continuations", "forked_cache", _planted(_SharesCache)),
+    _fault("another order after a long prefill", "long_prefill", _planted(_ReordersLongPrefills)),
     _fault("cache without gradients", "chunked_gradients", _planted(_DetachedCache)),
     _fault("positions from the chunk's start", "incremental_decode chunk_size_invariance", _planted(_ChunkPositions)),
     _fault("documents ignored", "document_isolation left_padding", _planted(_NoDocuments)),

@@ -1,0 +1,153 @@
+"""The options at which every mixer is compared with its equation and its initial values are kept.
+
+All examples of the tables, and here what no example has. `test_every_option` says which option lacks a case.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from twoaxis.core.config import Config
+from twoaxis.core.table import Row, Table
+from twoaxis.depth import DEPTH
+from twoaxis.feed_forward import FEED_FORWARD
+from twoaxis.local import LOCAL
+from twoaxis.sequence import SEQUENCE
+
+TABLES: tuple[Table[Any], ...] = (DEPTH, SEQUENCE, FEED_FORWARD, LOCAL)
+
+MORE: dict[str, dict[str, dict[str, Any]]] = {
+    "attention_residuals": {"uneven_blocks": {"block_size": [2, 4], "n_heads": 2}},
+    "delta_attention_residuals": {
+        "uneven_blocks": {"block_size": [2, 4], "running_source": "included", "null_source": "learned", "gate": "alpha"},
+    },
+    "depth_attention": {"zero_output": {"n_heads": 2, "output_init": "zero", "head": "read", "window": 2}},
+    "deep_cross_attention": {"relu": {"activation": "relu", "k": 1}},
+    "deep_delta": {
+        "half_open": {"beta_init": 0.5, "direction_eps": 0.3, "context_eps": 0.1},
+        "ddl": {"preset": "ddl"},
+        "ddl_tc_ec": {"preset": "ddl_tc_ec", "gate": "two_layer", "gate_width": 3},
+        "ddl_cc": {"preset": "ddl_cc", "value_target": "code"},
+        "blended_code": {"blend": "annealed", "value_target": "code", "update_rule": "write_only"},
+    },
+    "denseformer": {
+        "groups": {"stored": "groups", "period": 3, "older_init": 0.2},
+        "groups_apart": {"stored": "groups", "period": 2, "dilation": 2, "granularity": "sublayer"},
+    },
+    "elc_bert": {"large_eps": {"variant": "normalized", "source_eps": 0.1}},
+    "frac_connections": {"large_scores": {"scale_init": 0.3, "n_fractions": 2}},
+    "hyper_connections": {"large_scores": {"scale_init": 0.3, "layer_eps": 0.1, "n_streams": 2}},
+    "mhc": {
+        "every_eps": {
+            "scores": "joint",
+            "norm_eps": 0.1,
+            "residual": "sinkhorn",
+            "rounds": 2,
+            "order": "destinations_first",
+            "start": "exp_minus_max",
+            "start_eps": 0.1,
+            "sum_eps": 0.05,
+            "read_eps": 0.02,
+            "write_eps": 0.03,
+            "n_streams": 3,
+        },
+        "by_stream": {"scores": "per_stream", "rounds": 1, "start": "softmax", "start_eps": 0.1, "read_out": "mean"},
+        "lucidrains_jointly": {
+            "preset": "lucidrains_v2",
+            "scores": "joint",
+            "order": "destinations_first",
+            "rounds": 1,
+            "n_streams": 2,
+        },
+        "hy_v4_mixed": {"preset": "hy_v4", "residual": "sinkhorn", "order": "sources_first", "rounds": 1, "n_streams": 2},
+        "unmixed": {"residual": "identity", "read_out": "learned", "scores": "per_stream", "n_streams": 2},
+        "glm_as_sum": {"preset": "glm5", "read_out": "sum", "start": "exp", "rounds": 1, "init": "lucidrains"},
+        "lucidrains_v1": {"preset": "lucidrains_v1", "rounds": 2, "n_streams": 3, "init": "lucidrains"},
+    },
+    "muddformer": {
+        "large_eps": {"weight_eps": 0.5, "dilation": 2, "post_norm": "all"},
+        "wide_at_last": {"expand_last": 2, "ways": "single"},
+    },
+    "laurel": {
+        "shared": {"variant": "rw_lr_pa", "rank": 2, "previous_map": "shared", "bound": "sigmoid"},
+        "separate": {"variant": "pa", "rank": 2, "previous_map": "separate"},
+    },
+    "value_residual": {
+        "weighted": {"first": 0.3, "own": 0.8},
+        "plus_sparse": {"variant": "plus", "first": 0.3, "own": 0.8, "layers": [2]},
+        "dense_sparse": {"variant": "dense", "layers": [2]},
+    },
+    "attention": {
+        "small_base": {"n_heads": 2, "rope_theta": 100.0, "output_init": "zero", "qk_norm": "after_rope", "bias": "qkv"},
+        "norm_over_all": {"n_heads": 2, "n_kv_heads": 1, "qk_norm": "after_rope", "qk_norm_over": "all_heads", "rope_dim": 2},
+        "full_sink": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "sink": "learned"},
+        "linear": {"n_heads": 2, "head_dim": 4, "rope_scaling": {"kind": "linear", "factor": 3.0}},
+        "llama3": {
+            "n_heads": 1,
+            "rope_scaling": {
+                "kind": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_seq_len": 100,
+            },
+        },
+        "yarn": {"n_heads": 1, "rope_scaling": {"kind": "yarn", "factor": 4.0, "original_max_seq_len": 3000}},
+        "yarn_exact": {
+            "n_heads": 1,
+            "rope_scaling": {
+                "kind": "yarn",
+                "factor": 4.0,
+                "original_max_seq_len": 300,
+                "beta_fast": 8.0,
+                "beta_slow": 2.0,
+                "bounds": "exact",
+                "attention_factor": 1.3,
+            },
+        },
+    },
+    "short_swa": {"sink": {"n_heads": 2, "window": 3, "sink": "learned", "rope_theta": 50.0}},
+    "short_conv": {"identity": {"taps_init": "identity", "activation": "none"}},
+    "kv_shift": {
+        "inside": {"n_heads": 2, "form": "token", "qk_norm": "before_rope", "projected_local": "canon", "bias": "qkv"},
+    },
+    "gated_delta_net": {
+        "large_eps": {"n_heads": 2, "head_dim": 3, "qk_eps": 0.5},
+        "silent_swa": {"n_heads": 2, "projected_local": {"kind": "local_swa", "output_init": "zero"}},
+    },
+    "canon": {"both": {"kernel": 3, "activation": "silu", "bias": "channel"}},
+    "local_swa": {"small_base": {"window": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim": 6, "rope_theta": 20.0}},
+    "relu2": {"local": {"d_ff": 16, "input_local": "canon", "projected_local": {"kind": "local_swa", "window": 2}}},
+    "gelu": {"rising": {"d_ff": 256, "d_ff_by_depth": "rising"}},
+}
+
+
+class Case(NamedTuple):
+    """A configuration by the name of its case, and the options that it was made from."""
+
+    name: str
+    config: Any
+    options: dict[str, Any]
+
+
+def rows_of(table: Table[Any]) -> list[Row[Any]]:
+    """The rows of this package; what others add is theirs to test."""
+    return [row for row in table if row.config.__module__.startswith("twoaxis.")]
+
+
+def cases_of(row: Row[Any]) -> Iterator[Case]:
+    """The examples of a row and what is here for it."""
+    for name, options in {**row.examples, **MORE.get(row.kind, {})}.items():
+        yield Case(f"{row.kind}-{name}", row.config.from_data(options), dict(options))
+
+
+def every_case() -> list[Case]:
+    """The cases of all tables."""
+    return [case for table in TABLES for row in rows_of(table) for case in cases_of(row)]
+
+
+def nested(config: Config) -> Iterator[Config]:
+    """A configuration and those within it."""
+    yield config
+    for name in type(config).model_fields:
+        if isinstance(value := getattr(config, name), Config):
+            yield from nested(value)

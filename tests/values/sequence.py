@@ -1,0 +1,184 @@
+"""Mixers along positions, inside sublayers and of single tokens, for rows of one document each.
+
+Letters: B batch, T position, D width, C channels, H heads, G kv-heads, K key width, V value width, F hidden width.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .depth_streams import convolved, shifted
+from .setting import part_of, rms
+
+Weights = dict[str, Tensor]
+
+
+def silu(z: Tensor) -> Tensor:
+    return z * torch.sigmoid(z)
+
+
+def rotated(x: Tensor, theta: float, width: int, scaling: Any = None) -> Tensor:
+    """Turns the pairs (i, i + width / 2) of the first channels of every head [B T H K] by position times frequency."""
+    first, rest = x[..., :width], x[..., width:]
+    half = width // 2
+    frequencies = torch.tensor([theta ** (-2 * i / width) for i in range(half)], dtype=x.dtype)
+    magnitude = 1.0
+    if scaling is not None:
+        frequencies, magnitude = scaled_frequencies(frequencies, theta, scaling)
+    angle = torch.arange(x.shape[1], dtype=x.dtype)[:, None, None] * frequencies
+    turned = torch.view_as_complex(torch.stack((first[..., :half], first[..., half:]), dim=-1).contiguous())
+    turned = turned * torch.polar(magnitude * torch.ones_like(angle), angle)
+    return torch.cat((turned.real, turned.imag, rest), dim=-1)
+
+
+def scaled_frequencies(frequencies: Tensor, theta: float, c: Any) -> tuple[Tensor, float]:
+    """What is rotated by, and the factor of queries and keys."""
+    if c.kind == "linear":
+        return frequencies / c.factor, 1.0
+    found, W, pairs = [], c.original_max_seq_len, len(frequencies)
+    for i, f in enumerate(frequencies.tolist()):
+        if c.kind == "llama3":
+            wavelength = 2 * math.pi / f
+            smooth = (W / wavelength - c.low_freq_factor) / (c.high_freq_factor - c.low_freq_factor)
+            smooth = 0.0 if wavelength > W / c.low_freq_factor else 1.0 if wavelength < W / c.high_freq_factor else smooth
+            found.append((1 - smooth) * f / c.factor + smooth * f)
+            continue
+        bounds = [pairs * math.log(W / (turns * 2 * math.pi)) / math.log(theta) for turns in (c.beta_fast, c.beta_slow)]
+        if c.bounds == "whole":
+            bounds = [math.floor(bounds[0]), math.ceil(bounds[1])]
+        low, high = max(bounds[0], 0), min(bounds[1], 2 * pairs - 1)
+        interpolated = min(max((i - low) / (high - low if high > low else 1e-3), 0.0), 1.0)
+        found.append(f * (1 - interpolated) + f / c.factor * interpolated)
+    factor = 1.0
+    if c.kind == "yarn":
+        factor = c.attention_factor or 0.1 * math.log(c.factor) + 1
+    return torch.tensor(found, dtype=frequencies.dtype), factor
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, window: int | None, sink: Tensor | None = None) -> Tensor:
+    """Softmax attention of [B T H K] queries over [B T G K] keys and values, heads side by side in the end."""
+    (_, T, H, K), G = q.shape, k.shape[2]
+    rows = []
+    for t in range(T):
+        first = 0 if window is None else max(0, t - window + 1)
+        heads = []
+        for h in range(H):
+            g = h // (H // G)
+            scores = (k[:, first : t + 1, g] * q[:, t : t + 1, h]).sum(-1) / math.sqrt(K)
+            weights = scores.exp()
+            total = weights.sum(-1, keepdim=True) + (0.0 if sink is None else sink[h].exp())
+            heads.append((weights / total).unsqueeze(1) @ v[:, first : t + 1, g])
+        rows.append(torch.cat(heads, dim=-1))
+    return torch.cat(rows, dim=1)
+
+
+def canon(c: Any, p: Weights, x: Tensor) -> Tensor:
+    assert p["weight"].shape[1] == c.kernel
+    y = convolved(x, p["weight"]) + (p["bias"] if c.bias == "channel" else 0.0)
+    y = silu(y) if c.activation == "silu" else y
+    return x + y if c.form == "residual" else y
+
+
+def local_swa(c: Any, p: Weights, x: Tensor) -> Tensor:
+    H, G, K = c.n_heads, c.n_kv_heads, c.head_dim
+    q, k, v = (x @ p["qkv.weight"].T).unflatten(-1, (H + 2 * G, K)).split((H, G, G), dim=2)
+    q, k = (rotated(y, c.rope_theta, K) for y in (q, k))
+    y = attended(q, k, v, c.window) @ p["output.weight"].T
+    return x + y if c.form == "residual" else y
+
+
+def locally(c: Any, p: Weights, place: str, x: Tensor) -> Tensor:
+    """What the local mixer of a place makes of its channels."""
+    local = getattr(c, place)
+    if local is None:
+        return x
+    return {"canon": canon, "local_swa": local_swa}[local.kind](local, part_of(p, f"{place}."), x)
+
+
+def attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
+    H, G = c.n_heads, c.n_kv_heads or c.n_heads
+    K, D = c.head_dim or x.shape[-1] // H, x.shape[-1]
+    x = locally(c, p, "input_local", x)
+    projected = x @ p["qkv.weight"].T + (p["qkv_bias"] if c.bias == "qkv" else 0.0)
+    q, k, v = projected.unflatten(-1, (H + 2 * G, K)).split((H, G, G), dim=2)
+    if c.kind == "kv_shift":
+        k, v = with_token_before(c, p, x, k, v)
+
+    def normalised(y: Tensor, gain: Tensor) -> Tensor:
+        if c.qk_norm_over == "head":
+            return rms(y, eps) * gain
+        return (rms(y.flatten(2), eps) * gain).unflatten(-1, (-1, K))
+
+    if c.qk_norm == "before_rope":
+        q, k = normalised(q, p["q_gain"]), normalised(k, p["k_gain"])
+    mixed = locally(c, p, "projected_local", torch.cat((q, k, v), dim=2).flatten(2))
+    q, k, v = mixed.unflatten(-1, (H + 2 * G, K)).split((H, G, G), dim=2)
+    width = K if c.rope_dim is None else c.rope_dim
+    q, k = (rotated(y, c.rope_theta, width, c.rope_scaling) for y in (q, k)) if width else (q, k)
+    if c.qk_norm == "after_rope":
+        q, k = normalised(q, p["q_gain"]), normalised(k, p["k_gain"])
+    y = attended(q, k, v, c.window, p.get("sink"))
+    assert p["output.weight"].shape == (D, H * K) and ("sink" in p) == (c.sink == "learned")
+    return y @ p["output.weight"].T
+
+
+short_swa = kv_shift = attention
+
+
+def with_token_before(c: Any, p: Weights, x: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [B T G K] mixed with those of the token before."""
+    both, G = torch.cat((k, v), dim=2), k.shape[2]
+    if c.form == "fixed":
+        before, own = p["shift"].unsqueeze(-1).unbind(1)
+    else:
+        before = torch.sigmoid(x @ p["shift_weight"].T).unsqueeze(-1)
+        own = 1 - before
+    mixed = before * shifted(both, 1) + own * both
+    return mixed[:, :, :G], mixed[:, :, G:]
+
+
+def short_conv(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
+    return canon(c, part_of(p, "conv."), x)
+
+
+def gated_delta_net(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
+    H, D = c.n_heads, x.shape[-1]
+    K = c.head_dim or D // H
+    V = c.value_dim or 2 * K
+    x = locally(c, p, "input_local", x)
+    channels = locally(c, p, "projected_local", x @ p["qkv.weight"].T)
+    q, k, v = (part.unflatten(-1, (H, -1)) for part in channels.split((H * K, H * K, H * V), dim=-1))
+    q, k = (y / (y.square().sum(-1, keepdim=True) + c.qk_eps).sqrt() for y in (q, k))
+    decay, write = (x @ p["decay_and_beta"].T).chunk(2, dim=-1)
+    kept = torch.exp(-torch.exp(p["A_log"]) * torch.log1p(torch.exp(decay + p["dt_bias"])))
+    beta = 1 / (1 + torch.exp(-write))
+    S, rows = torch.zeros(*x.shape[:1], H, V, K, dtype=x.dtype), []
+    for t in range(x.shape[1]):
+        a, b, key = kept[:, t, :, None, None], beta[:, t, :, None, None], k[:, t]
+        S = a * (S - b * torch.einsum("bhvk,bhk->bhv", S, key).unsqueeze(-1) * key.unsqueeze(-2))
+        S = S + b * v[:, t].unsqueeze(-1) * key.unsqueeze(-2)
+        rows.append(rms(torch.einsum("bhvk,bhk->bhv", S, q[:, t]), eps) * p["gain"])
+    return (torch.stack(rows, dim=1).flatten(2) * silu(x @ p["gate.weight"].T)) @ p["output.weight"].T
+
+
+def hidden(c: Any, p: Weights, x: Tensor, first: str) -> Tensor:
+    """What goes into the activation of a feed-forward."""
+    return locally(c, p, "projected_local", locally(c, p, "input_local", x) @ p[f"{first}.weight"].T)
+
+
+def swiglu(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
+    gate, up = hidden(c, p, x, "gate_up").chunk(2, dim=-1)
+    return (silu(gate) * up) @ p["down.weight"].T
+
+
+def gelu(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
+    z = hidden(c, p, x, "up")
+    inner = math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
+    phi = (1 + torch.erf(z / math.sqrt(2))) / 2 if c.form == "erf" else (1 + torch.tanh(inner)) / 2
+    return (z * phi) @ p["down.weight"].T
+
+
+def relu2(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
+    return hidden(c, p, x, "up").clamp(min=0).square() @ p["down.weight"].T

@@ -1,0 +1,155 @@
+"""One depth mixer with given weights around branches that both sides share: ours through its contract, and its equation.
+
+Letters: B batch, T position, D width, H heads, G kv-heads, K key width.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.core.parameters import initialise
+from twoaxis.core.probe import noise, perturb
+from twoaxis.core.site import HeadShape, Site, Slot, Stack
+from twoaxis.core.views import QKV, Heads
+from twoaxis.depth import DepthConfig
+
+B, T, D, G, K = 2, 5, 8, 2, 3
+EPS = 1e-3
+"""Of every norm: large, so that an eps at the wrong place shows."""
+LENGTHS = ((2, 2, 2), (1, 3, 2))
+"""Sublayers of each block."""
+
+Mix = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+
+
+def stack_of(config: DepthConfig, lengths: tuple[int, ...]) -> Stack:
+    """A stack whose blocks open with an attention that takes separate views and lets its heads be mixed."""
+    attention = Slot("attention", takes_views=True, heads=HeadShape(G, G, K))
+    slots = tuple(attention if place == 0 else Slot("swiglu") for length in lengths for place in range(length))
+    return config.prepare(Stack(D, EPS, lengths, slots))
+
+
+def rms(x: Tensor, eps: float) -> Tensor:
+    """Divides by the root mean square."""
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def layer(x: Tensor, eps: float) -> Tensor:
+    """LayerNorm without gain and bias."""
+    centred = x - x.mean(-1, keepdim=True)
+    return centred / (centred.square().mean(-1, keepdim=True) + eps).sqrt()
+
+
+def weighted(weights: Any, sources: Any) -> Tensor:
+    """The sum of the sources by their weights, which are numbers or tensors that broadcast."""
+    terms = [weight * source for weight, source in zip(weights, sources, strict=True)]
+    return torch.stack(torch.broadcast_tensors(*terms)).sum(0)
+
+
+def context(x: Tensor, eps: float = EPS) -> Tensor:
+    """What a sublayer makes of a view before anything else: a norm with a gain."""
+    return rms(x, eps) * torch.linspace(0.5, 1.5, x.shape[-1], dtype=x.dtype)
+
+
+def branch(site: Site, views: tuple[Tensor, ...]) -> Tensor:
+    """The update of a sublayer without heads, and what its slot emits for the depth mixer."""
+    width = D + site.slot.update_extra
+    return torch.tanh(sum_of_maps([context(view, site.norm_eps) for view in views], width, f"branch {site.index}"))
+
+
+def heads_of(site: Site, view: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values [B T G K] of a sublayer with heads."""
+    projected = sum_of_maps([context(view, site.norm_eps)], 3 * G * K, f"heads {site.index}").unflatten(-1, (3, G, K))
+    q, k, v = projected.unbind(2)
+    return q, k, v
+
+
+def attended(site: Site, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The update of a sublayer with heads, to which every number of them matters."""
+    return torch.tanh(sum_of_maps([x.flatten(2) for x in (q, k, v)], D, f"attended {site.index}"))
+
+
+def sum_of_maps(inputs: list[Tensor], width: int, name: str) -> Tensor:
+    """A fixed map of each input, added up."""
+    maps = (noise((x.shape[-1], width), f"{name}, input {i}") / x.shape[-1] ** 0.5 for i, x in enumerate(inputs))
+    return torch.stack([x @ m for x, m in zip(inputs, maps, strict=True)]).sum(0)
+
+
+@dataclass
+class Setting:
+    """What an equation is computed from; `f` runs a sublayer and notes what it has read."""
+
+    config: Any
+    stack: Stack
+    weights: Mapping[str, Tensor]
+    embeddings: Tensor
+    views: list[tuple[Tensor, ...]] = field(default_factory=list)
+
+    def mixer(self, index: int) -> dict[str, Tensor]:
+        """The weights of the mixer of one sublayer."""
+        return part_of(self.weights, f"mixers.{index}.")
+
+    @property
+    def ends(self) -> dict[str, Tensor]:
+        """The weights of the ends."""
+        return part_of(self.weights, "ends.")
+
+    def f(self, index: int, *views: Tensor) -> Tensor:
+        """The update of a sublayer that reads this."""
+        self.views.append(views)
+        return branch(self.stack.sites[index], views)
+
+    def f_of_heads(self, index: int, view: Tensor, mix: Mix) -> Tensor:
+        """The same of a sublayer whose heads are mixed before they attend."""
+        self.views.append((view,))
+        site = self.stack.sites[index]
+        return attended(site, *mix(*heads_of(site, view)))
+
+
+def part_of(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The weights below a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+class Ours(nn.Module):
+    """The mixers and ends of a configuration away from their initial values."""
+
+    def __init__(self, config: DepthConfig, stack: Stack) -> None:
+        super().__init__()
+        self.stack, starts = stack, [sum(stack.block_lengths[:block]) for block in range(stack.n_blocks + 1)]
+        ends = config.build_ends(stack)
+        blocks = [config.build_block(stack.sites[a:b], ends) for a, b in itertools.pairwise(starts)]
+        self.mixers = nn.ModuleList(mixer for block in blocks for mixer in block)
+        self.ends = ends
+        initialise(self, 0)
+        perturb(self.double())
+
+    @torch.no_grad()
+    def run(self, embeddings: Tensor) -> tuple[list[tuple[Tensor, ...]], Tensor]:
+        """Returns what every sublayer reads, and what is left."""
+        ends: Any = self.ends
+        state, read = ends.enter(embeddings), []
+        for site, module in zip(self.stack.sites, self.mixers, strict=True):
+            mixer: Any = module
+            views: Any
+            views, carry = mixer.read(state)
+            split = tuple(views) if isinstance(views, QKV) else (views,)
+            read.append(split)
+            if mixer.mixes_heads:
+                q, k, v = heads_of(site, views)
+                heads, state = mixer.mix_heads(Heads(q, k, v if site.slot.projects_values else k), context(views), state)
+                update = attended(site, *heads)
+            else:
+                update = branch(site, split)
+            contexts = tuple(context(view, site.norm_eps) for view in split)
+            state = mixer.write(state, update, QKV(*contexts) if len(contexts) == 3 else contexts[0], carry)
+        return read, ends.leave(state)
+
+
+def embeddings() -> Tensor:
+    """What enters, the same for every case."""
+    return noise((B, T, D), "embeddings")
