@@ -1,4 +1,4 @@
-"""Every depth mixer can learn one batch by heart."""
+"""Every depth mixer can learn one batch by heart; conformance checks the gradients of its other forms."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from twoaxis.data import Batch
 from twoaxis.train.optim import OptimizerConfig, build_optimizer, parameter_groups
 from twoaxis.train.step import take_step
 
-DEPTHS = [pytest.param(row.example(name), id=f"{row.kind}-{name}") for row in DEPTH for name in row.examples]
+DEPTHS = [pytest.param(row.example(next(iter(row.examples))), id=row.kind) for row in DEPTH]
 
 
 @pytest.mark.parametrize("depth", DEPTHS)

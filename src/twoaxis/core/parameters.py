@@ -110,7 +110,8 @@ class DeclaredModule(nn.Module):
         `dead` says why it may have no gradient.
         """
         self.declarations[name] = Declaration(init, tag, dead)
-        return nn.Parameter(_drawn(init, torch.Size(shape)))
+        value = torch.empty(shape)
+        return nn.Parameter(value if value.is_meta else _drawn(init, value.shape))
 
     def linear(self, name: str, d_in: int, d_out: int, std: float | None = None) -> nn.Linear:
         """Declares the bias-free linear map to assign to the attribute `name`; `std=0` starts it at zero."""
