@@ -26,21 +26,19 @@ def lime(s: Setting) -> Tensor:
 
 
 def value_residual(s: Setting) -> Tensor:
-    x, values, layer = s.embeddings, list[Tensor](), 0
+    x, values = s.embeddings, list[Tensor]()
     mixing = [n for n in range(1, s.stack.n_blocks) if s.config.layers is None or n in s.config.layers]
-    for site in s.stack.sites:
-        if not site.slot.heads:
-            x = x + s.f(site.index, x)
-            continue
-        seen: Tensor = context(x)
 
-        def mix(q: Tensor, k: Tensor, v: Tensor, index: int = site.index, n: int = layer, seen: Tensor = seen) -> Three:
+    def update(index: int, x: Tensor) -> Tensor:
+        def mix(q: Tensor, k: Tensor, v: Tensor) -> Three:
+            n = len(values)
             values.append(v)
-            return q, k, _mixed(s, s.mixer(index), values, seen, mixing.index(n)) if n in mixing else v
+            return q, k, _mixed(s, s.mixer(index), values, context(x), mixing.index(n)) if n in mixing else v
 
-        read = x
-        x = read + s.f_of_heads(site.index, read, mix)
-        layer += 1
+        return s.f_of_heads(index, x, mix) if s.stack.sites[index].slot.heads else s.f(index, x)
+
+    for g in range(s.stack.n_sublayers):
+        x = x + update(g, x)
     return x
 
 

@@ -140,8 +140,9 @@ class Ours(nn.Module):
             split = tuple(views) if isinstance(views, QKV) else (views,)
             read.append(split)
             if mixer.mixes_heads:
-                q, k, v = heads_of(site, views)
-                heads, state = mixer.mix_heads(Heads(q, k, v if site.slot.projects_values else k), context(views), state)
+                (view,) = split
+                q, k, v = heads_of(site, view)
+                heads, state = mixer.mix_heads(Heads(q, k, v if site.slot.projects_values else k), context(view), state)
                 update = attended(site, *heads)
             else:
                 update = branch(site, split)
