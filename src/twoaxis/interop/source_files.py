@@ -111,7 +111,7 @@ def chat_template(source_files: Mapping[str, bytes]) -> "ChatTemplate | None":
         )
     from twoaxis.data.chat_template import ChatTemplate
 
-    return ChatTemplate(source, _token_names({**_table(source_files, TOKENS_MAP), **config}), where)
+    return ChatTemplate(source, _token_names(_table(source_files, TOKENS_MAP)) | _token_names(config), where)
 
 
 def _table(source_files: Mapping[str, bytes], name: str) -> dict[str, Any]:
