@@ -1,5 +1,7 @@
 """Texts that people write: in UTF-8, with or without a byte order mark; anything else is named for what it is."""
 
+from pathlib import Path
+
 from twoaxis.core.errors import DataError, TwoAxisError
 
 _CONVERT = "convert it, for example with iconv -f {} -t UTF-8"
@@ -66,3 +68,23 @@ def decode_text(content: bytes, where: str, error: type[TwoAxisError] = DataErro
     except UnicodeDecodeError as cause:
         byte = f"byte 0x{content[cause.start]:02x} at offset {cause.start}"
         raise error(f"{where}: {byte} is not UTF-8; convert the text, for example with iconv -t UTF-8") from None
+
+
+def read_text(path: Path, what: str, remedy: str, error: type[TwoAxisError] = DataError) -> str:
+    """Reads a text that somebody wrote; see `decode_text`.
+
+    Args:
+        path: the file.
+        what: what errors call it.
+        remedy: what to do where it cannot be read.
+        error: its class.
+
+    Raises:
+        TwoAxisError: of the class `error`: it cannot be read, or is no text in UTF-8.
+    """
+    try:
+        content = path.read_bytes()
+    # A path with a character that no path can have is a ValueError.
+    except (OSError, ValueError) as cause:
+        raise error(f"{what}: cannot be read ({getattr(cause, 'strerror', None) or cause}); {remedy}") from None
+    return decode_text(content, what, error)
