@@ -86,6 +86,11 @@ class Tokenizer(ABC):
         return {}
 
     @property
+    def is_lossless(self) -> bool:
+        """Whether its definition alone tells that decoding restores every text; elsewhere it is measured, text by text."""
+        return False
+
+    @property
     def fingerprint(self) -> str:
         """The sha256 of the definition: equal fingerprints encode equally."""
         return hashlib.sha256(self.definition.encode()).hexdigest()
@@ -105,6 +110,11 @@ class TokenizerConfig(Config, ABC):
         """The same for a run in this folder, which may hold what the tokenizer is made from."""
         del folder
         return self
+
+    def remark(self, built: Tokenizer) -> str:
+        """What the tokenizer is that this configuration does not say, in one line; by default nothing."""
+        del built
+        return ""
 
     @abstractmethod
     def build(self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Tokenizer:
