@@ -58,7 +58,8 @@ class TextScore(NamedTuple):
             "tokens": self.tokens,
             "text_bytes": self.text_bytes,
             "loss": self.loss,
-            "perplexity": self.perplexity,
+            # JSON holds no infinity.
+            "perplexity": self.perplexity if math.isfinite(self.perplexity) else None,
             "bpb": self.bpb,
             "lost_bytes": self.restored.lost_bytes,
             "repair_bits": self.restored.repair_bits,
