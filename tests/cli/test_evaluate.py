@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models
 
 from twoaxis import Decoder, DecoderConfig
 from twoaxis.cli import main
-from twoaxis.data.tokenizer import ByteTokenizer
+from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from twoaxis.train import save_trained
 
 TEXT = "line 1 of a text\r\nZoë, 日本\n" * 4
@@ -47,6 +48,15 @@ def test_a_text(run: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert one["perplexity"] == pytest.approx(math.exp(one["loss"]))
 
 
+def test_what_the_tokenizer_loses_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
+    config = DecoderConfig(vocab_size=256, d_model=8, n_layers=1, max_seq_len=16)
+    run = save_trained(tmp_path / "run", Decoder.build(config), SubwordTokenizer(engine.to_str()))
+    (tmp_path / "text").write_text("ab, 日本")
+    assert evaluate(run, "--text", tmp_path / "text") == 0
+    assert "the tokenizer loses " in capsys.readouterr().out
+
+
 def test_several_texts_and_a_file(run: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other, out = tmp_path / "other.txt", tmp_path / "new" / "out.json"
     other.write_text("another")
@@ -70,7 +80,7 @@ def test_bad_input_is_one_line(
         (["--text", tmp_path / "none"], "none: cannot be read (No such file or directory); name a text in UTF-8"),
         (["--text", tmp_path], "cannot be read (Is a directory)"),
         (["--text", tmp_path / "empty"], "is empty"),
-        (["--text", tmp_path / "latin"], "can't decode byte 0xe9"),
+        (["--text", tmp_path / "latin"], "latin: byte 0xe9 at offset 3 is not UTF-8"),
         (["--text", text, "--stride", "17"], "stride=17: must be in 1..max_seq_len=16"),
         (["--text", text, "--include", tmp_path], "--include without --tasks"),
         (["--tasks", "one"], "--tasks without --include"),

@@ -233,6 +233,9 @@ def test_generate_refuses_what_does_not_fit(run, capsys):
     assert "prompt 0 without tokens" in error_of(capsys, "generate", str(run), "--prompt", "")
     assert "top_p=0.0: must be > 0" in error_of(capsys, "generate", str(run), "--top-p", "0")
     assert f"seed={2**64}: must be < {2**64}" in error_of(capsys, "generate", str(run), "--seed", str(2**64))
+    for number in ("inf", "nan"):
+        for name in ("temperature", "top-p"):
+            assert name.replace("-", "_") in error_of(capsys, "generate", str(run), f"--{name}", number).replace("-", "_")
 
 
 def test_generate_takes_the_most_likely_token_at_extremes(run, capsys):
@@ -259,7 +262,8 @@ def test_generate_reads_standard_input_as_utf_8(run, capsys, monkeypatch):
 
     assert main(read("caf\xe9".encode())) == 0
     assert capsys.readouterr().out.startswith("caf\xe9")
-    assert "standard input: is not UTF-8 (" in error_of(capsys, *read("caf\xe9".encode("latin-1")))
+    assert "standard input: byte 0xe9 at offset 3 is not UTF-8" in error_of(capsys, *read("caf\xe9".encode("latin-1")))
+    assert "standard input: is text in UTF-16" in error_of(capsys, *read("text".encode("utf-16")))
 
 
 def test_check_prints_a_line_per_mixer_and_check(capsys):

@@ -6,12 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Regex, normalizers
 
 from twoaxis import ConfigError, DataError, Decoder, DecoderConfig
-from twoaxis.data.tokenizer import ByteTokenizer
+from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from twoaxis.interop.evaluation import score_texts, text_passage, total_score
 from twoaxis.model.likelihood import Passage, loglikelihood, loglikelihoods, windows
 
+from .hf_folder import byte_tokenizer
 from .small_tokenizer import subword
 
 LONGEST = 8
@@ -45,6 +47,19 @@ def by_hand(model: Decoder, tokens: list[int], first: int, stride: int) -> float
         read = torch.tensor([tokens[max(0, last - LONGEST) : index]])
         nats += float(torch.log_softmax(model(read)[0, -1], dim=-1)[tokens[index]])  # type: ignore[index]
     return nats
+
+
+def test_text_that_a_tokenizer_loses_is_paid_for(model: Decoder) -> None:
+    """Bits per byte of a text that became nothing were once those of nothing."""
+    engine = byte_tokenizer()
+    engine.normalizer = normalizers.Replace(Regex("[^ -~]"), "")
+    lossy = SubwordTokenizer(engine.to_str())
+    [whole, lost] = score_texts(model, lossy, {"ASCII": "of the House", "Cyrillic": "a Привет"})
+    assert whole.restored.repair_bits == 0 and whole.bpb == whole.nats / math.log(2) / whole.text_bytes
+    assert lost.to_data()["lost_bytes"] == 12 and lost.to_data()["repair_bits"] > 8 * 12
+    assert lost.bpb == (lost.nats / math.log(2) + lost.restored.repair_bits) / lost.text_bytes > 8 * 12 / 14
+    assert total_score([whole, lost]).restored == whole.restored + lost.restored
+    assert lost.restored.words("Cyrillic").startswith("the tokenizer loses 85.7 % of Cyrillic (12 of 14 bytes)")
 
 
 @given(st.integers(1, 40), st.integers(0, 60), st.integers(1, 12), st.data())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.data.tokenizer import SubwordTokenizer
@@ -14,6 +15,8 @@ from twoaxis.interop.checkpoints import read_pretrained
 from twoaxis.interop.configuration import decoder_config
 from twoaxis.interop.gguf_file import layout_name, llama_table, rotated_by_halves, tokenizer_json
 from twoaxis.ops.rope_scaling import LinearScaling, YarnScaling
+
+from .hf_folder import byte_tokenizer
 
 FIELDS = {
     "general.architecture": "llama",
@@ -124,6 +127,35 @@ def test_digits_are_cut_apart_first() -> None:
     plain = SubwordTokenizer(tokenizer_json({**FIELDS, "tokenizer.ggml.pre": "gpt-2"}), "<|end|>")
     assert plain.encode("ab12") == [5, 6]
     assert tokenizer.end_of_document == 0
+
+
+def test_types_of_tokens_mean_what_they_do_in_a_tokenizer_json() -> None:
+    """A user-defined token could once not be reached: its text was cut into pieces."""
+    engine = byte_tokenizer("<|end|>", "<unk>")
+    engine.add_tokens([AddedToken("<tool_call>", special=False, normalized=False), "  "])
+    vocabulary = [token for token, _ in sorted(engine.get_vocab().items(), key=lambda pair: pair[1])]
+    types = {"<|end|>": 3, "<unk>": 2, "<tool_call>": 4, "  ": 4}
+    tokens = [*vocabulary, "[PAD260]", "<0x41>"]
+    fields = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [*(types.get(token, 1) for token in vocabulary), 5, 6],
+        "tokenizer.ggml.merges": [],
+    }
+    theirs, ours = SubwordTokenizer(engine.to_str()), SubwordTokenizer(tokenizer_json(fields))
+    text = "a<tool_call>b  c<|end|>[PAD260]<0x41><unk> <tool_call"
+    assert ours.encode(text) == theirs.encode(text)
+    assert tokens.index("<tool_call>") in ours.encode(text) and tokens.index("  ") in ours.encode(text)
+    assert ours.encode_special(text) == theirs.encode_special(text)
+    assert ours.special_tokens == theirs.special_tokens
+    for tokens_of in (theirs.encode(text), theirs.encode_special(text)):
+        assert ours.decode(tokens_of) == theirs.decode(tokens_of)
+    # An unused id is none that a tokenizer.json has.
+    assert ours.decode([tokens.index("[PAD260]")]) == ""
+    with pytest.raises(ConfigError, match=r"token_type=9: must be one of 1 \(normal\), 2 \(unknown\), 3 \(control\), 4 "):
+        tokenizer_json({**fields, "tokenizer.ggml.token_type": [9] * len(tokens)})
+    with pytest.raises(ConfigError, match="token_type='1 types': must be as many as tokens, 262"):
+        tokenizer_json({**fields, "tokenizer.ggml.token_type": [1]})
 
 
 def test_another_tokenizer_is_refused() -> None:

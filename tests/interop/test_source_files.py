@@ -1,5 +1,6 @@
 """What begins, ends and frames texts of a published model goes the whole way: folder, run, training, export, and back."""
 
+import importlib
 import json
 import os
 import shutil
@@ -19,7 +20,7 @@ from twoaxis.interop.evaluation.text import text_passage
 from twoaxis.interop.serving.chat import ChatFormat
 from twoaxis.interop.serving.protocol import CompletionRequest, Message
 from twoaxis.interop.serving.work import Limits, Served, work_of
-from twoaxis.interop.source_files import generation_defaults
+from twoaxis.interop.source_files import chat_template, generation_defaults
 from twoaxis.train import RunFolder, load_trained
 
 from .hf_folder import byte_tokenizer, write_folder
@@ -105,7 +106,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(source: Path, tmp_path: Pa
 
 def test_damaged_files_are_one_line(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content, message in (
-        ("tokenizer.json", b"\xff\xfe", "tokenizer.json: cannot be read"),
+        ("tokenizer.json", b"\xff\xfe", "tokenizer.json: is text in UTF-16"),
         ("tokenizer_config.json", b'{"eos_token": 3}', "eos_token=3: must be a token of the tokenizer"),
         ("tokenizer_config.json", b"{", "tokenizer_config.json: cannot be read"),
     ):
@@ -211,6 +212,87 @@ def test_what_ends_an_answer(source: Path, run: Path, tmp_path: Path, capsys: py
     (other / "generation_config.json").write_text(json.dumps({"eos_token_id": written[-1]}))
     assert main(["generate", str(other), *words]) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] == written[: written.index(written[-1])]
+
+
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The prompts that `twoaxis generate` gives to the model, which writes nothing."""
+    asked: list[list[int]] = []
+
+    def stream(model: object, rows: list[list[int]], *args: object, **options: object) -> list[Any]:
+        asked.extend(rows)
+        return []
+
+    monkeypatch.setattr(importlib.import_module("twoaxis.model.generate"), "stream", stream)
+    return asked
+
+
+def test_prompts_spell_special_tokens_on_request(
+    source: Path, prompts: list[list[int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a word they once became letters, which the model has never seen there."""
+    text, tokenizer = "<|im_start|>user", load_model(source).tokenizer
+    words = ["generate", str(source), "--prompt"]
+    assert main([*words, text]) == 0
+    assert "note: <|im_start|> in the prompt: read as text; --special-tokens reads" in capsys.readouterr().err
+    assert main([*words, text, "--special-tokens"]) == 0
+    assert "note: <|im_start|> in the prompt: read as special tokens\n" in capsys.readouterr().err
+    assert main([*words, "<s>a", "--special-tokens"]) == 0
+    assert main([*words, "plain"]) == 0
+    assert prompts == [
+        [BEGIN, *tokenizer.encode(text)],
+        [BEGIN, START, *tokenizer.encode("user")],
+        [BEGIN, *tokenizer.encode("a")],
+        [BEGIN, *tokenizer.encode("plain")],
+    ]
+    assert START not in prompts[0]
+    capsys.readouterr()
+    assert main([*words, "plain"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_chats_are_put_as_the_template_says(
+    source: Path, run: Path, tmp_path: Path, prompts: list[list[int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizer = load_model(source).tokenizer
+    expected = [START, *tokenizer.encode("user\nHi <|im_end|>"), STOP, *tokenizer.encode("\n")]
+    for folder in (source, run):
+        assert main(["generate", str(folder), "--chat", "--prompt", "Hi <|im_end|>"]) == 0
+        captured = capsys.readouterr()
+        assert "Hi" not in captured.out and "<|im_end|> in the prompt: read as text\n" in captured.err
+    assert prompts == [expected, expected]
+    other = tmp_path / "other"
+    shutil.copytree(source, other)
+    for template, message in (
+        ("{{ raise_exception('only about cats') }}", "chat_template.jinja: refuses the conversation (only about cats); send"),
+        ("{% for", "chat_template.jinja: is not a Jinja2 template (line 1: "),
+    ):
+        (other / "chat_template.jinja").write_text(template)
+        assert main(["generate", str(other), "--chat"]) == 2
+        assert message in capsys.readouterr().err
+    (other / "chat_template.jinja").unlink()
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    for template, message in (
+        (None, "has no chat template: must have one; name a chat model, or leave it out"),
+        ([{"name": "tool_use", "template": "x"}], "must be a text, or a list with one named 'default'"),
+        (3, "chat_template of tokenizer_config.json=3: must be a text"),
+    ):
+        (other / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+        assert main(["generate", str(other), "--chat"]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["generate", str(source), "--chat", "--special-tokens"]) == 2
+    assert "--chat with --special-tokens: must be one of them" in capsys.readouterr().err
+
+
+def test_of_several_templates_the_default_one_counts() -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "{{ eos_token }}{{ pad_token }}"}]
+    config = {"chat_template": named, "eos_token": {"content": "</s>"}, "pad_token": None}
+    files = {"tokenizer_config.json": json.dumps(config).encode(), "special_tokens_map.json": b'{"pad_token": "<p>"}'}
+    template = chat_template(files)
+    assert template is not None and template.render([]) == "</s><p>"
+    template = chat_template({**files, "chat_template.jinja": b"\xef\xbb\xbfbeside"})
+    assert template is not None and template.render([]) == "beside"
+    assert chat_template({}) is None
 
 
 def test_folders_whose_names_are_not_utf8(source: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:

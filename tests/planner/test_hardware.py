@@ -102,7 +102,7 @@ def test_dense_peaks_double_with_half_the_bits(name: str) -> None:
         ),
         (
             {"memory_bytes": {"value": "80e9", "source": "datasheet"}},
-            "memory_bytes: value='80e9': must be a valid number; correct it in Figure",
+            "memory_bytes: value='80e9': must be a number; correct it in Figure",
         ),
         ({"memory_byte": 1}, "unknown key 'memory_byte' in Device; did you mean 'memory_bytes'?"),
         (

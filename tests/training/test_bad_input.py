@@ -1,5 +1,6 @@
 """What cannot be trained says so in one line, before the first step wherever that is possible."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 
 from twoaxis import ConfigError, DataError
 from twoaxis.train import Progress, RunFolder, TrainConfig, read_metrics, train
+from twoaxis.train.evaluate import Validation
+from twoaxis.train.trainer import Trainer
 
 Recipe = Callable[..., TrainConfig]
 MODEL: dict[str, Any] = {"d_model": 16, "n_layers": 1, "blocks": [[{"kind": "attention", "n_heads": 2}, "swiglu"]]}
@@ -98,3 +101,12 @@ def test_a_run_that_diverges_stops_and_says_so(recipe: Recipe, tmp_path: Path) -
     assert any(result.message in line for line in notes.lines)
     assert RunFolder(tmp_path / "run").result == result
     assert train(wild, tmp_path / "run") == result
+
+
+def test_a_validation_without_a_number_is_written_down(recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON has no NaN, so that such a run once ended in a trace and without a result."""
+    monkeypatch.setattr(Trainer, "validate", lambda self: Validation(math.nan, math.inf, 3))
+    result = train(recipe(steps=3, validate_every=2), tmp_path / "run")
+    assert (result.status, result.steps, result.validation_loss, result.bpb) == ("diverged", 2, None, None)
+    assert "diverged at step 2: validation loss nan: must be finite" in result.message
+    assert RunFolder(tmp_path / "run").result == result

@@ -3,11 +3,14 @@
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from twoaxis.train import PlainProgress, Progress, RichProgress, StepRecord, console_progress
+from twoaxis.train import PlainProgress, Progress, RichProgress, StepRecord, console_progress, train
 from twoaxis.train.progress import Pace
+
+from .conftest import Recipe
 
 
 def record(step: int, validation_loss: float | None = None) -> StepRecord:
@@ -59,6 +62,20 @@ def test_time_left_counts_only_steps_to_come() -> None:
     pace = Pace(90, 100, 10)
     pace.add(record(91))
     assert "0:04 left" in pace.words(record(91)) and "20 tokens/s" in pace.words(record(91))
+
+
+def test_what_is_less_than_asked_for_is_said(recipe: Recipe, corpus: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+    progress = Progress()
+    progress.note = notes.append  # type: ignore[method-assign]
+    data = {"corpus": str(corpus), "tokenizer": {"kind": "bpe", "vocab_size": 5000}, "seq_len": 12}
+    train(recipe(steps=1, validation_tokens=10_000, data=data), tmp_path / "one", progress)
+    assert any(note.startswith("the tokenizer has ") and note.endswith("where vocab_size=5,000") for note in notes)
+    [said] = [note for note in notes if note.startswith("validation_tokens=10,000: the validation text has ")]
+    assert said.endswith(" tokens in whole windows; all of them are read")
+    notes.clear()
+    train(recipe(steps=1, validation_tokens=100), tmp_path / "two", progress)
+    assert not any(note.startswith("validation_tokens") for note in notes)
 
 
 def test_training_does_not_load_rich() -> None:

@@ -10,6 +10,7 @@ import typer
 from twoaxis.cli.models import SOURCES, Loaded, load_model
 from twoaxis.cli.output import Json, name_of, print_json, print_table
 from twoaxis.core.errors import ConfigError, DataError
+from twoaxis.core.text import read_text
 
 if TYPE_CHECKING:
     from twoaxis.interop.evaluation import TaskFolder
@@ -72,12 +73,7 @@ def _read(paths: Sequence[Path]) -> dict[str, str]:
     texts = {}
     for path in paths:
         name = name_of(path)
-        try:
-            # As bytes, so that every one of them counts, whatever its line ends are.
-            texts[name] = path.read_bytes().decode()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise DataError(f"text {name}: cannot be read ({reason}); name a text in UTF-8") from None
+        texts[name] = read_text(path, f"text {name}", "name a text in UTF-8")
         if not texts[name]:
             raise DataError(f"text {name}: is empty; must hold at least one character; name another text")
     return texts
@@ -122,6 +118,8 @@ def _write(path: Path, report: Mapping[str, Any]) -> None:
 
 def _print(report: Mapping[str, Any]) -> None:
     if "text" in report:
+        from twoaxis.data.restoration import Restoration
+
         text = report["text"]
         rows = text["texts"] if len(text["texts"]) == 1 else [*text["texts"], text["total"]]
         columns = ("text", "tokens", "bytes", "nats per token", "perplexity", "bits per byte")
@@ -130,6 +128,10 @@ def _print(report: Mapping[str, Any]) -> None:
             for one in rows
         ]
         print_table(report["model"], columns, cells, columns[1:])
+        for one in text["texts"]:
+            restored = Restoration(one["text_bytes"], one["lost_bytes"], one["repair_bits"])
+            if said := restored.words(one["name"]):
+                print(said)
         print(
             f"windows of {text['window_tokens']:,} tokens, of which later ones score {text['stride_tokens']:,}; "
             f"first token: {text['first_token']}"

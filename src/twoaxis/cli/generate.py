@@ -1,14 +1,18 @@
 """`twoaxis generate RUN`: text from a trained model."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from twoaxis.cli.models import SOURCES, load_model
-from twoaxis.cli.output import Json, print_json
-from twoaxis.core.errors import DataError
+from twoaxis.cli.output import Json, name_of, print_json
+from twoaxis.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from twoaxis.data.chat_template import ChatTemplate
 
 
 def generate(
@@ -19,6 +23,12 @@ def generate(
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample among this many most likely tokens.")] = None,
     top_p: Annotated[float, typer.Option(help="Sample within this probability mass, in (0, 1].")] = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Put the prompt as a user's message, as the chat template of the model says.")
+    ] = False,
+    special_tokens: Annotated[
+        bool, typer.Option("--special-tokens", help="Read names of special tokens in the prompt as those tokens.")
+    ] = False,
     prefill_chunk_tokens: Annotated[int | None, typer.Option(min=1, help="Read the prompt in pieces of this length.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -33,11 +43,18 @@ def generate(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     # Before the model, which may take long to read.
     text = _standard_input() if prompt == "-" else prompt
+    if chat and special_tokens:
+        raise ConfigError("--chat with --special-tokens: must be one of them, since messages are text; leave one out")
+    template = _chat_template(run) if chat else None
     trained = load_model(run)
     tokenizer = trained.tokenizer
-    begin = tokenizer.prompt(text)
+    if template is None:
+        begin = tokenizer.prompt(text, parse_special=special_tokens)
+    else:
+        begin = template.prompt([{"role": "user", "content": text}], tokenizer)
+    _say_special(tokenizer.spelled(text), parsed=special_tokens, chat=chat)
     steps = stream(trained.model, [begin], max_new_tokens, sampling, prefill_chunk_tokens, tokenizer.vocab_size)
-    if not as_json:
+    if not as_json and template is None:
         print(text, end="", flush=True)
     new: list[int] = []
     written = TextStream(tokenizer)
@@ -54,9 +71,25 @@ def generate(
         print(written.rest())
 
 
+def _chat_template(source: Path) -> "ChatTemplate":
+    from twoaxis.interop.source_files import chat_template, read_source_files
+
+    template = chat_template(read_source_files(source))
+    if template is None:
+        raise ConfigError(f"--chat: {name_of(source)} has no chat template: must have one; name a chat model, or leave it out")
+    return template
+
+
+def _say_special(names: Sequence[str], *, parsed: bool, chat: bool) -> None:
+    """What became of names of special tokens in a prompt."""
+    if names:
+        hint = "" if chat else "; --special-tokens reads them as special tokens"
+        meaning = "read as special tokens" if parsed else f"read as text{hint}"
+        print(f"twoaxis: note: {', '.join(names)} in the prompt: {meaning}", file=sys.stderr)
+
+
 def _standard_input() -> str:
-    try:
-        # As bytes, since the encoding of the terminal may be another.
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"standard input: is not UTF-8 ({error}); must be text in UTF-8; convert it") from None
+    from twoaxis.core.text import decode_text
+
+    # As bytes, since the encoding of the terminal may be another.
+    return decode_text(sys.stdin.buffer.read(), "standard input")

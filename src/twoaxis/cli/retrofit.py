@@ -10,6 +10,7 @@ import typer
 from twoaxis.cli.models import SOURCES, load_model
 from twoaxis.cli.output import Json, name_of, print_json, print_table
 from twoaxis.core.errors import ConfigError, DataError, problem
+from twoaxis.core.text import read_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -154,10 +155,7 @@ def _rows(text: Path | None, tokens: int, tokenizer: "Tokenizer", model: "Decode
     if text is None:
         generator = torch.Generator().manual_seed(seed)
         return torch.randint(model.config.vocab_size, (-(-tokens // width), width), generator=generator)
-    try:
-        words = text.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"text {text}: cannot be read ({error}); name a text in UTF-8") from None
+    words = read_text(text, f"text {text}", "name a text in UTF-8")
     if not words:
         raise DataError(problem("text", str(text), "at least one token", "name a longer text"))
     ids = tokenizer.prompt(words)[:tokens]

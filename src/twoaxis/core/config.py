@@ -5,20 +5,34 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
+from pydantic_core import CoreSchema, ErrorDetails
 
 from twoaxis.core.errors import ConfigError, nearest, problem
+from twoaxis.core.strict_types import strict
 
-_ALTERNATIVE = re.compile(r"int|float|str|bool|constrained-\w+|\w+\[.*\]")
+_ALTERNATIVE = re.compile(r"int|float|str|bool|constrained-\w+|[\w-]+\[.*\]")
 """What pydantic adds to the place of an error in a field with alternatives."""
+
+_WORDS = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "path_type": "a path",
+}
+"""What must be there, by pydantic's name of the error."""
 
 # Tables build nested configurations by themselves, so pydantic's own validation context does not reach them.
 _reads_record: ContextVar[bool] = ContextVar("_reads_record", default=False)
 
 
 class Config(BaseModel):
-    """Base of every configuration: frozen, strict about keys, and readable from plain data.
+    """Base of every configuration: frozen, strict about keys and types, and readable from plain data.
 
     Attributes:
         unrecorded: for options that are younger than the first records and whose default is not what was computed before: the
@@ -28,9 +42,13 @@ class Config(BaseModel):
         ConfigError: in one line, at construction, for any value that cannot be used.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True, allow_inf_nan=False)
 
     unrecorded: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return strict(handler(source))
 
     # Hidden from type checkers so that they keep pydantic's typed constructor.
     if not TYPE_CHECKING:
@@ -112,6 +130,8 @@ def _expected(error: ErrorDetails) -> tuple[str, str | None]:
     for key, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
         if key in context:
             return f"{sign} {context[key]}", None
+    if error["type"] in _WORDS:
+        return _WORDS[error["type"]], None
     message = error["msg"].removeprefix("Input should be ")
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         return message, nearest(error["input"], re.findall(r"'([^']*)'", context["expected"]))

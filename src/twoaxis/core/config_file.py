@@ -6,23 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from twoaxis.core.errors import ConfigError, TwoAxisError
+from twoaxis.core.text import read_text
 
 
 def read_config_file(path: Path, what: str, error: type[TwoAxisError] = ConfigError) -> dict[str, Any]:
-    """Reads a table of keys and values; `.json` files as JSON, all others as TOML.
+    """Reads a table of keys and values; `.json` files, and others that begin with a brace, as JSON, all others as TOML.
 
     Args:
         path: the file.
         what: what it should hold, for the message.
         error: what to raise when it cannot be read or parsed, or holds something else.
     """
+    text = read_text(path, f"{what} {path}", "check the path", error)
+    # No TOML begins so.
+    form = "json" if path.suffix == ".json" or text.lstrip().startswith("{") else "toml"
     try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as cause:
-        raise error(f"{what} {path}: cannot be read ({getattr(cause, 'strerror', None) or cause}); check the path") from None
-    except ValueError as cause:
-        raise error(f"{what} {path}: is not {path.suffix[1:] or 'toml'} ({cause}); correct the file") from None
+        data = json.loads(text) if form == "json" else tomllib.loads(text)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{what} {path}: is not {form} ({cause}); correct the file") from None
     if not isinstance(data, dict):
         raise error(f"{what} {path}: must hold a table of keys and values; correct the file")
     return data

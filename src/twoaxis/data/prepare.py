@@ -1,15 +1,18 @@
 """From a corpus and a tokenizer to shards that are ready for training."""
 
+import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import DataError
-from twoaxis.data.cache import cache_folder
+from twoaxis.data.cache import CACHE_REMEDY, cache_folder
 from twoaxis.data.corpus import Corpus, CorpusConfig, Side, parse_corpus
+from twoaxis.data.restoration import Restoration
 from twoaxis.data.shard_format import VERSION
 from twoaxis.data.shard_writer import shard_writer
 from twoaxis.data.shards import TokenShard
@@ -26,6 +29,8 @@ class PreparedData:
         train: the tokens to train on.
         validation: the tokens to validate on.
         answer_cues: the tokens after which a target counts; none means that all count.
+        restored: what the tokens of either side do not tell of its text.
+        remarks: what a user should hear of it before a run, one line each.
     """
 
     corpus: Corpus
@@ -33,19 +38,26 @@ class PreparedData:
     train: TokenShard
     validation: TokenShard
     answer_cues: tuple[int, ...] = ()
+    restored: Mapping[Side, Restoration] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     def bits_per_byte(self, nats_per_token: float) -> float:
-        """Turns a validation loss into bits per byte of text, which compares different tokenizers."""
-        header = self.validation.header
-        return nats_per_token / math.log(2) * header.n_tokens / header.text_bytes
+        """Turns a validation loss into bits per byte of text, which compares different tokenizers.
+
+        Text that a tokenizer loses is paid for: see `data.restoration`.
+        """
+        header, restored = self.validation.header, self.restored.get("validation", Restoration())
+        # A text without a token is in no shard.
+        text_bytes = restored.text_bytes or header.text_bytes
+        return nats_per_token / math.log(2) * header.n_tokens / text_bytes + restored.bits_per_byte
 
     def to_data(self) -> dict[str, Any]:
         """Returns what a run folder records about the data, as plain JSON-ready data."""
         return {
             "corpus": self.corpus.to_data(),
             "tokenizer": {"vocab_size": self.tokenizer.vocab_size, "fingerprint": self.tokenizer.fingerprint},
-            "train": _side_data(self.train),
-            "validation": _side_data(self.validation),
+            "train": _side_data(self.train, self.restored.get("train")),
+            "validation": _side_data(self.validation, self.restored.get("validation")),
         }
 
 
@@ -69,12 +81,18 @@ def prepare(
         DataError: the corpus, the tokenizer or a cached shard cannot be used, or the cache cannot be written.
     """
     opened = Corpus.open(parse_corpus(corpus))
-    built = parse_tokenizer(tokenizer).build(opened, cache, progress)
+    config = parse_tokenizer(tokenizer)
+    built = config.build(opened, cache, progress)
     cues = _answer_cues(opened, built)
     folder = cache_folder(cache) / "shards" / f"v{VERSION}-{opened.fingerprint[:16]}-{built.fingerprint[:16]}"
     train = _shard(folder, "train", opened, built, 0, progress)
     validation = _shard(folder, "validation", opened, built, train.header.text_bytes, progress)
-    return PreparedData(opened, built, train, validation, cues)
+    restored: dict[Side, Restoration] = {}
+    if not built.is_lossless:
+        for side in ("train", "validation"):
+            restored[side] = _restored(folder / f"{side}.restored.json", side, opened, built, progress)
+    said = [config.remark(built), *(found.words(f"the {side} text") for side, found in restored.items())]
+    return PreparedData(opened, built, train, validation, cues, restored, tuple(filter(None, said)))
 
 
 def _answer_cues(corpus: Corpus, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -113,11 +131,32 @@ def _encode(path: Path, side: Side, corpus: Corpus, tokenizer: Tokenizer, done: 
                 progress("encoding", done, corpus.scan.text_bytes)
 
 
-def _side_data(shard: TokenShard) -> dict[str, Any]:
+def _restored(path: Path, side: Side, corpus: Corpus, tokenizer: Tokenizer, progress: Progress | None) -> Restoration:
+    """What the tokens of a side do not tell of its text: measured once, and kept beside the shard."""
+    try:
+        found = Restoration(**json.loads(path.read_bytes()))
+        if all(type(number) is int and number >= 0 for number in vars(found).values()):
+            return found
+    except (OSError, ValueError, TypeError):
+        # Not measured yet, or damaged: it follows from the text.
+        pass
+    found = Restoration()
+    for document in corpus.documents(side):
+        found += Restoration.by(tokenizer, document.text)
+        if progress:
+            progress(f"comparing the tokens of {side} with the text", found.text_bytes, corpus.scan.text_bytes)
+    with replacing(path, CACHE_REMEDY) as file:
+        file.write(json.dumps(asdict(found)).encode())
+    return found
+
+
+def _side_data(shard: TokenShard, restored: Restoration | None) -> dict[str, Any]:
     header = shard.header
+    lost = {} if restored is None else {"lost_bytes": restored.lost_bytes, "repair_bits": restored.repair_bits}
     return {
         "tokens": header.n_tokens,
         "documents": header.n_documents,
         "text_bytes": header.text_bytes,
         "fingerprint": shard.fingerprint,
+        **lost,
     }

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import CheckpointError, problem
 from twoaxis.core.parameters import materialize
+from twoaxis.core.text import read_text
 from twoaxis.interop.configuration import decoder_config, layout_of
 from twoaxis.interop.safetensors_folder import read_json, read_tensors
 from twoaxis.interop.state_maps import state_map
@@ -74,10 +75,7 @@ def read_tokenizer(folder: Path) -> str | None:
     path = folder / "tokenizer.json"
     if not path.exists():
         return None
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: cannot be read ({error}); fetch the file again") from None
+    return read_text(path, str(path), "fetch the file again", CheckpointError)
 
 
 def end_of_document(folder: Path) -> str | None:

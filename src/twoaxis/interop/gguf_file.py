@@ -44,8 +44,10 @@ NEEDED = (
 SCALING, KNOWN_SCALING = "llama.rope.scaling.", ("type", "factor", "original_context_length", "finetuned")
 """Keys of scaled angles; others say that the defaults of their kind do not hold."""
 
-CONTROL = 3
-"""The type of tokens that no text spells."""
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
+TOKEN_TYPES = {1: "normal", UNKNOWN: "unknown", CONTROL: "control", USER_DEFINED: "user-defined", UNUSED: "unused", 6: "byte"}
+"""The types of tokens: no text spells unknown and control ones, user-defined ones are found before pairs are, unused ones only
+fill a gap between ids, and those of type byte are no more than their names where every byte has a letter."""
 
 PRE_TOKENIZERS = ("gpt-2", "smollm")
 """How texts are cut before byte-pair encoding; the second one cuts digits apart first."""
@@ -103,17 +105,32 @@ def tokenizer_json(fields: dict[str, Any]) -> str:
         raise ConfigError(problem("tokenizer", f"{model} with {pre}", allowed, "choose another file"))
     tokens, types = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"]]
-    engine = Tokenizer(models.BPE(vocab={token: index for index, token in enumerate(tokens)}, merges=merges))
+    _check_types(tokens, types)
+    used = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED}
+    engine = Tokenizer(models.BPE(vocab=used, merges=merges))
     cuts = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
     engine.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     engine.decoder = decoders.ByteLevel()
-    special = [token for token, kind in zip(tokens, types, strict=True) if kind == CONTROL]
-    engine.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    beside: dict[bool, list[AddedToken]] = {True: [], False: []}
+    for token, kind in zip(tokens, types, strict=True):
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED):
+            beside[kind != USER_DEFINED].append(AddedToken(token, special=kind != USER_DEFINED, normalized=False))
+    engine.add_special_tokens(beside[True])
+    engine.add_tokens(beside[False])
     if fields.get("tokenizer.ggml.add_bos_token"):
         begin = fields["tokenizer.ggml.bos_token_id"]
         template = [(tokens[begin], begin)]
         engine.post_processor = processors.TemplateProcessing(single=[tokens[begin], "$A"], special_tokens=template)
     return engine.to_str()
+
+
+def _check_types(tokens: list[str], types: list[int]) -> None:
+    if len(tokens) != len(types):
+        allowed = f"as many as tokens, {len(tokens)}"
+        raise ConfigError(problem("tokenizer.ggml.token_type", f"{len(types)} types", allowed, "fetch the file again"))
+    if unlike := sorted(set(types) - TOKEN_TYPES.keys()):
+        allowed = f"one of {', '.join(f'{kind} ({name})' for kind, name in TOKEN_TYPES.items())}"
+        raise ConfigError(problem("tokenizer.ggml.token_type", unlike[0], allowed, "choose another file"))
 
 
 def llama_table(fields: dict[str, Any], tied: bool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from twoaxis.core.errors import CheckpointError
+from twoaxis.core.text import decode_text
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -31,8 +32,9 @@ def parse_json(content: bytes, where: str) -> dict[str, Any]:
     Raises:
         CheckpointError: it is damaged or no table.
     """
+    text = decode_text(content, where, CheckpointError)
     try:
-        data = json.loads(content)
+        data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{where}: cannot be read ({error}); name the folder of a whole checkpoint") from None
     if not isinstance(data, dict):

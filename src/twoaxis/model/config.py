@@ -63,7 +63,7 @@ class DecoderConfig(Config):
 
     vocab_size: int = Field(ge=1)
     d_model: int = Field(ge=1)
-    n_layers: int = Field(ge=1)
+    n_layers: int = Field(ge=1, le=100_000)
     max_seq_len: int = Field(default=2048, ge=1)
     norm_eps: float = Field(default=1e-6, gt=0)
     tie_embeddings: bool = True

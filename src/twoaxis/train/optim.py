@@ -1,6 +1,7 @@
 """AdamW with parameter groups that follow from what every parameter declares itself to be."""
 
 import fnmatch
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,7 @@ class OptimizerConfig(Config):
         betas: decay rates of the two moments.
         eps: added to the root of the second moment.
         weight_decay: of matrices and embeddings, times the learning rate per step.
-        clip_norm: largest norm of the whole gradient; None does not clip.
+        clip_norm: largest norm of the whole gradient; None or infinity does not clip.
         groups: changes by parameter name.
 
     Source: Decoupled Weight Decay Regularization, arXiv:1711.05101, algorithm 2.
@@ -49,8 +50,14 @@ class OptimizerConfig(Config):
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
-    clip_norm: float | None = Field(default=1.0, gt=0)
+    clip_norm: float | None = Field(default=1.0, gt=0, allow_inf_nan=True)
     groups: tuple[GroupConfig, ...] = ()
+
+    @field_validator("clip_norm")
+    @classmethod
+    def _finite(cls, clip_norm: float | None) -> float | None:
+        # One meaning has one form, which JSON can hold.
+        return None if clip_norm == math.inf else clip_norm
 
     @field_validator("betas")
     @classmethod

@@ -24,7 +24,7 @@ class Result(Config):
         tokens: tokens read, a count.
         target_tokens: tokens that carried a loss, a count.
         parameters: parameters of the model, a count.
-        validation_loss: after the last step, in nats per token; None when there was no validation.
+        validation_loss: after the last step, in nats per token; None when there was no validation, or no number came out.
         best_validation_loss: the smallest of the run, in nats per token.
         bpb: the last validation loss in bits per byte.
         validation_accuracy: after the last step, the part of the answers that were the most likely token; None for a corpus
@@ -68,11 +68,16 @@ def summarise(records: Sequence[StepRecord], tokens_per_step: int) -> dict[str, 
         "steps": len(records),
         "tokens": len(records) * tokens_per_step,
         "target_tokens": sum(record.tokens for record in records),
-        "validation_loss": validated[-1].validation_loss if validated else None,
+        "validation_loss": _finite(validated[-1].validation_loss) if validated else None,
         "best_validation_loss": min(losses, default=None),
-        "bpb": validated[-1].bpb if validated else None,
+        "bpb": _finite(validated[-1].bpb) if validated else None,
         "validation_accuracy": validated[-1].validation_accuracy if validated else None,
         "train_seconds": math.fsum(seconds),
         "tokens_per_second": tokens_per_step / typical if typical else None,
         "step_seconds": typical,
     }
+
+
+def _finite(number: float | None) -> float | None:
+    # JSON holds no other numbers; the message of a run that diverged has them.
+    return number if number is not None and math.isfinite(number) else None

@@ -8,6 +8,7 @@ from typing import IO, Any
 
 from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import CheckpointError, DataError
+from twoaxis.core.text import read_text
 from twoaxis.data import PreparedData, Tokenizer, load_tokenizer
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.result import Result
@@ -85,12 +86,12 @@ class RunFolder:
         Raises:
             CheckpointError: it is missing or damaged.
         """
-        path = self.path / f"{name}.json"
+        path, remedy = self.path / f"{name}.json", "name a folder that `twoaxis train` has made"
+        text = read_text(path, str(path), remedy, CheckpointError)
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise CheckpointError(f"{path}: cannot be read ({reason}); name a folder that `twoaxis train` has made") from None
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({error}); {remedy}") from None
 
     def write(self, name: str, data: Any) -> None:
         """Writes `name.json`, whole or not at all."""

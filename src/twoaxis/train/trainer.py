@@ -129,6 +129,12 @@ class Trainer:
         set_aside_newer(self.folder.checkpoints, self.step)
 
     def _describe(self, groups: str) -> None:
+        for remark in self.data.remarks:
+            self.progress.note(remark)
+        read = sum(batch.tokens.numel() for batch in self.validation)
+        if read < self.config.validation_tokens:
+            asked = f"validation_tokens={self.config.validation_tokens:,}"
+            self.progress.note(f"{asked}: the validation text has {read:,} tokens in whole windows; all of them are read")
         environment = describe_environment(self.token_loss.device, self.token_loss.dtype)
         self.folder.write_once("env", environment)
         changes = changed_environment(self.folder.read("env"), environment)

@@ -33,7 +33,7 @@ SIZES: dict[str, Any] = {"vocab_size": 16, "d_model": 8, "n_layers": 2}
         ({"depth": {"kind": "deep_delta", "beta_init": 2.0}}, "depth: beta_init: beta_init=2.0: must be inside (0, 2)"),
         ({"depth": {"kind": "attention_residuals", "block_size": 0}}, "depth: block_size=0: must be >= 1; "),
         ({"depth": {"kind": "attention_residuals", "block_size": [1, 0]}}, "depth: block_size.1=0: must be >= 1; "),
-        ({"depth": {"kind": "attention_residuals", "block_size": "x"}}, "depth: block_size='x': must be a valid integer"),
+        ({"depth": {"kind": "attention_residuals", "block_size": "x"}}, "depth: block_size='x': must be a whole number"),
         ({"blocks": [["attentoin", "swiglu"]]}, "blocks.0.0: unknown sublayer 'attentoin'; did you mean 'attention'?"),
         (
             {"blocks": [["attention", {"kind": "swiglu", "dff": 3}]]},

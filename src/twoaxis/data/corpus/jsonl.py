@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from twoaxis.core.errors import DataError, nearest
+from twoaxis.core.text import decode_text
 from twoaxis.data.corpus.scan import Document
-from twoaxis.data.corpus.text_files import FileCorpusConfig, decode_utf8
+from twoaxis.data.corpus.text_files import FileCorpusConfig
 
 
 class JsonlConfig(FileCorpusConfig):
@@ -29,7 +30,7 @@ class JsonlConfig(FileCorpusConfig):
                     yield Document(f"{name}:{number}", self._text(line, f"{path}:{number}"))
 
     def _text(self, line: bytes, where: str) -> str:
-        content = decode_utf8(line, where)
+        content = decode_text(line, where)
         try:
             item: Any = json.loads(content)
         except (ValueError, RecursionError) as error:

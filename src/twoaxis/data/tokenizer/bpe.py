@@ -8,9 +8,10 @@ from typing import Literal
 from pydantic import Field
 
 from twoaxis.core.atomic import write_once
+from twoaxis.core.text import read_text
 from twoaxis.data.cache import CACHE_REMEDY, cache_folder
 from twoaxis.data.corpus import Corpus
-from twoaxis.data.tokenizer.base import Progress, TokenizerConfig
+from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig
 from twoaxis.data.tokenizer.subword import SubwordTokenizer, pieces_of
 
 END_OF_DOCUMENT = "<|endofdocument|>"
@@ -32,6 +33,12 @@ class BpeConfig(TokenizerConfig):
     kind: Literal["bpe"] = "bpe"
     vocab_size: int = Field(default=4096, ge=257)
 
+    def remark(self, built: Tokenizer) -> str:
+        """That the text gives fewer tokens than asked for."""
+        if built.vocab_size >= self.vocab_size:
+            return ""
+        return f"the tokenizer has {built.vocab_size:,} tokens, all that the text gives, where vocab_size={self.vocab_size:,}"
+
     def build(
         self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None
     ) -> SubwordTokenizer:
@@ -44,14 +51,16 @@ class BpeConfig(TokenizerConfig):
         if not path.exists():
             write_once(path, train_bpe(corpus, self.vocab_size, progress).encode(), CACHE_REMEDY)
         # Read back even after training: of two processes that train at once, both use the file that stayed.
-        return SubwordTokenizer(path.read_text(encoding="utf-8"), END_OF_DOCUMENT, f"cached tokenizer {path}")
+        where = f"cached tokenizer {path}"
+        return SubwordTokenizer(read_text(path, where, "delete the file and run again"), END_OF_DOCUMENT, where)
 
 
 def train_bpe(corpus: Corpus, vocab_size: int, progress: Progress | None = None) -> str:
     """Trains on the training side of the corpus and returns the text of a `tokenizer.json`."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer as Engine
+    from tokenizers import decoders, models, pre_tokenizers, trainers
 
-    engine = Tokenizer(models.BPE())
+    engine = Engine(models.BPE())
     engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     engine.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

@@ -27,6 +27,11 @@ class ByteTokenizer(Tokenizer):
         """All of the tokenizer as JSON text."""
         return json.dumps({"kind": "byte"})
 
+    @property
+    def is_lossless(self) -> bool:
+        """Every byte has a token."""
+        return True
+
     def encode_array(self, text: str) -> np.ndarray:
         """Encodes text as its bytes in UTF-8."""
         return np.frombuffer(as_utf8(text), dtype=np.uint8)

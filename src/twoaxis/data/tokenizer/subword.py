@@ -1,18 +1,24 @@
 """A tokenizer of the library `tokenizers`, as a `tokenizer.json` describes it."""
 
+import copy
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
 from twoaxis.core.errors import DataError, nearest
+from twoaxis.core.text import read_text
 from twoaxis.data.corpus import Corpus
 from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig, as_utf8
+
+if TYPE_CHECKING:
+    import tokenizers
 
 PIECE_CHARACTERS = 1 << 16
 """Long texts are encoded in pieces of about this many characters, which bounds the memory."""
@@ -66,7 +72,7 @@ class SubwordTokenizer(Tokenizer):
         self._end_token = end_of_document
         form = json.loads(self._engine.to_str())
         self.begin_of_document = before_text(form["post_processor"]) if begin_of_document is None else begin_of_document
-        self._splits_at_spaces = _is_byte_level(form)
+        self._splits_at_spaces, self._is_lossless = _is_byte_level(form), _is_lossless(form)
 
     @property
     def definition(self) -> str:
@@ -76,6 +82,11 @@ class SubwordTokenizer(Tokenizer):
             # Runs from before it was heeded have none, and go on without.
             content["begin_of_document"] = list(self.begin_of_document)
         return json.dumps(content, sort_keys=True)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Byte-level pairs with a token for every byte, and nothing that changes or drops text."""
+        return self._is_lossless
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
@@ -88,6 +99,18 @@ class SubwordTokenizer(Tokenizer):
         pieces = list(pieces_of(text)) if self._splits_at_spaces else [text]
         encodings = self._engine.encode_batch_fast(pieces, add_special_tokens=False)
         return np.concatenate([np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings])
+
+    def encode_special(self, text: str) -> list[int]:
+        """Encodes text in which the name of a special token stands for that token, as transformers does."""
+        as_utf8(text)
+        return self._parser.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _parser(self) -> "tokenizers.Tokenizer":
+        # Another engine, since the first one may be encoding in another thread.
+        parser = copy.deepcopy(self._engine)
+        parser.encode_special_tokens = False
+        return parser
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes ids; special tokens become nothing."""
@@ -122,10 +145,7 @@ class FileTokenizerConfig(TokenizerConfig):
         del corpus, cache, progress
         if self.within == "run_folder":
             raise DataError(f"tokenizer {self.path}: must be in the folder of its run, which begins with a model; train there")
-        try:
-            definition = self.path.expanduser().read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"tokenizer {self.path}: cannot be read ({error}); set path to a tokenizer.json") from None
+        definition = read_text(self.path.expanduser(), f"tokenizer {self.path}", "set path to a tokenizer.json")
         return SubwordTokenizer(definition, self.end_of_document, f"tokenizer {self.path}")
 
 
@@ -174,3 +194,18 @@ def _is_byte_level(form: Mapping[str, Any]) -> bool:
     splitter = form["pre_tokenizer"] or {}
     plain = splitter.get("type") == "ByteLevel" and splitter.get("use_regex", True) and not splitter["add_prefix_space"]
     return bool(plain and form["normalizer"] is None and all(token["special"] for token in form["added_tokens"]))
+
+
+def _is_lossless(form: Mapping[str, Any]) -> bool:
+    from tokenizers import pre_tokenizers
+
+    model, decoder, splitter = form["model"], form["decoder"] or {}, form["pre_tokenizer"] or {}
+    *cuts, last = splitter.get("pretokenizers") or [splitter]
+    if form["normalizer"] or model["type"] != "BPE" or {last.get("type"), decoder.get("type")} != {"ByteLevel"}:
+        return False
+    keeps = all(one["type"] == "Digits" or (one["type"] == "Split" and one["behavior"] != "Removed") for one in cuts)
+    plain = not (last["add_prefix_space"] or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
+    # What stands beside the pairs is decoded as if its characters were bytes, which those of ASCII are.
+    beside = [one for one in form["added_tokens"] if not one["special"]]
+    exact = all(one["content"].isascii() and not (one["lstrip"] or one["rstrip"]) for one in beside)
+    return keeps and plain and exact and model["vocab"].keys() >= set(pre_tokenizers.ByteLevel.alphabet())

@@ -5,6 +5,7 @@ Importing it needs the extra `twoaxis[evaluate]`.
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from lm_eval.api.model import TemplateLM
 
 from twoaxis.core.errors import DataError
 from twoaxis.data import Tokenizer
+from twoaxis.data.restoration import Restoration
 from twoaxis.data.stop_strings import stop_tokens
 from twoaxis.data.stopping_text import StoppingText
 from twoaxis.interop.evaluation.continuation import Continuation
@@ -97,12 +99,16 @@ class DecoderLM(TemplateLM):
         return [(one.nats, one.greedy) for one in found]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Scores whole texts, every token of them once."""
+        """Scores whole texts, every token of them once, and what would restore text that the tokenizer loses."""
         del disable_tqdm
-        passages = [text_passage(self._text, request.args[0]) for request in requests]
+        texts = [request.args[0] for request in requests]
+        passages = [text_passage(self._text, text) for text in texts]
+        restored = [Restoration.by(self._text, text) for text in texts]
+        if said := sum(restored, Restoration()).words("the texts"):
+            self._note(f"warning: {said}")
         stride = self._model.config.max_seq_len
         found = loglikelihoods(self._model, passages, self._batch_size, stride, self._stage("scoring texts"))
-        return [one.nats for one in found]
+        return [one.nats - math.log(2) * lost.repair_bits for one, lost in zip(found, restored, strict=True)]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Continues contexts until a stop string, the end of the document, or the most tokens asked for.

@@ -9,6 +9,7 @@ import torch
 
 from twoaxis.core.errors import DataError, problem
 from twoaxis.data import Tokenizer
+from twoaxis.data.restoration import Restoration
 from twoaxis.model import Decoder
 from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods
 
@@ -21,6 +22,7 @@ class TextScore(NamedTuple):
         tokens: of the text, each of them scored once.
         text_bytes: of the text in UTF-8.
         nats: what all of them cost, -sum of log p.
+        restored: what the tokens do not tell of the text.
 
     Example:
         >>> score = TextScore("two bytes", tokens=1, text_bytes=2, nats=math.log(16))
@@ -32,6 +34,7 @@ class TextScore(NamedTuple):
     tokens: int
     text_bytes: int
     nats: float
+    restored: Restoration = Restoration()
 
     @property
     def loss(self) -> float:
@@ -45,8 +48,8 @@ class TextScore(NamedTuple):
 
     @property
     def bpb(self) -> float:
-        """Bits per byte, which compares models of different tokenizers."""
-        return self.nats / math.log(2) / self.text_bytes
+        """Bits per byte, which compares models of different tokenizers; text that one loses is paid for."""
+        return (self.nats / math.log(2) + self.restored.repair_bits) / self.text_bytes
 
     def to_data(self) -> dict[str, Any]:
         """Returns all of it as JSON-ready data."""
@@ -55,8 +58,11 @@ class TextScore(NamedTuple):
             "tokens": self.tokens,
             "text_bytes": self.text_bytes,
             "loss": self.loss,
-            "perplexity": self.perplexity,
+            # JSON holds no infinity.
+            "perplexity": self.perplexity if math.isfinite(self.perplexity) else None,
             "bpb": self.bpb,
+            "lost_bytes": self.restored.lost_bytes,
+            "repair_bits": self.restored.repair_bits,
         }
 
 
@@ -105,7 +111,7 @@ def score_texts(
     for (name, text), one in zip(texts.items(), found, strict=True):
         if not math.isfinite(one.nats):
             raise DataError(f"text {name}: its loss is {-one.nats}: must be a number; evaluate a model that has not diverged")
-        scores.append(TextScore(name, one.tokens, len(text.encode()), -one.nats))
+        scores.append(TextScore(name, one.tokens, len(text.encode()), -one.nats, Restoration.by(tokenizer, text)))
     return scores
 
 
@@ -123,4 +129,5 @@ def text_passage(tokenizer: Tokenizer, text: str) -> Passage:
 def total_score(scores: Sequence[TextScore]) -> TextScore:
     """The score of all texts together, in which every token weighs the same."""
     tokens, text_bytes = sum(one.tokens for one in scores), sum(one.text_bytes for one in scores)
-    return TextScore("all", tokens, text_bytes, sum(one.nats for one in scores))
+    restored = sum((one.restored for one in scores), Restoration())
+    return TextScore("all", tokens, text_bytes, sum(one.nats for one in scores), restored)

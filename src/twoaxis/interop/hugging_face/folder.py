@@ -9,6 +9,7 @@ from safetensors import SafetensorError
 
 from twoaxis.core.atomic import new_folder
 from twoaxis.core.errors import CheckpointError
+from twoaxis.core.text import read_text
 from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
 from twoaxis.interop.checkpoints import end_of_document, read_tokenizer
 from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_hugging_face
@@ -112,6 +113,7 @@ def _auto_map() -> dict[str, str]:
 
 def _tokenizer(folder: Path) -> Tokenizer | None:
     if (folder / DEFINITION_FILE).exists():
-        return load_tokenizer((folder / DEFINITION_FILE).read_text(encoding="utf-8"))
+        path = folder / DEFINITION_FILE
+        return load_tokenizer(read_text(path, str(path), "export it again", CheckpointError))
     text = read_tokenizer(folder)
     return None if text is None else SubwordTokenizer(text, end_of_document(folder), f"tokenizer of {folder}")

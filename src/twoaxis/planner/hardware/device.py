@@ -4,7 +4,7 @@ import json
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -42,7 +42,8 @@ class Source(Config):
 class Figure(Config):
     """One number, and the name of its source among the device's `sources`."""
 
-    value: Annotated[float, Field(strict=True)]
+    # Whoever reads it says better what it must be than that it must be finite.
+    value: float = Field(allow_inf_nan=True)
     source: str
 
 

@@ -1,0 +1,39 @@
+"""Fields of configurations take what they say: no truth value or text for a number, and no number that nothing can hold."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import core_schema
+
+LARGEST, SMALLEST = 2**63 - 1, -(2**63)
+"""Whole numbers that torch can hold; a field may say otherwise."""
+
+_LEAVES = frozenset({"int", "float", "bool", "str"})
+_AS_THEY_ARE = frozenset({"default", "metadata", "expected", "keys_schema"})
+"""Parts of a schema that are no schemas, and keys, which are always text in JSON."""
+
+
+def strict(schema: Any) -> Any:
+    """Returns a schema of pydantic in which numbers, truth values and texts are not converted into each other.
+
+    Two numbers stay as good as another form of them: 2 where a number may have a decimal point, and 1e3 for 1000.
+    """
+    if isinstance(schema, list | tuple):
+        return type(schema)(strict(one) for one in schema)
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: value if key in _AS_THEY_ARE else strict(value) for key, value in schema.items()}
+    if found.get("type") not in _LEAVES:
+        return found
+    found["strict"] = True
+    return _whole(found) if found["type"] == "int" else found
+
+
+def _whole(schema: Mapping[str, Any]) -> Any:
+    bounds = {} if "lt" in schema else {"le": LARGEST}
+    bounds |= {} if "gt" in schema else {"ge": SMALLEST}
+    return core_schema.no_info_before_validator_function(_without_point, {**bounds, **schema})  # pyright: ignore[reportArgumentType]
+
+
+def _without_point(value: Any) -> Any:
+    return int(value) if type(value) is float and value.is_integer() else value

@@ -1,0 +1,126 @@
+"""What a corpus is follows from its content: nothing is trained on its syntax, and nothing is left out, without a word."""
+
+import gzip
+import json
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.core.text import decode_text
+from twoaxis.data.corpus import Corpus, parse_corpus
+
+LINES = "".join(json.dumps({"text": f"text {number}, é"}, ensure_ascii=False) + "\n" for number in range(20))
+PROSE = "Fellow citizens of the Senate.\n" * 20
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("a.json", LINES.encode(), "jsonl"),
+        ("a.ndjson", LINES.encode(), "jsonl"),
+        ("a.txt", LINES.encode(), "jsonl"),
+        ("a", b"\xef\xbb\xbf" + LINES.encode(), "jsonl"),
+        ("long.json", json.dumps({"text": "x" * 100_000}).encode(), "jsonl"),
+        ("a.jsonl", PROSE.encode(), "jsonl"),
+        ("a.txt", PROSE.encode(), "text"),
+        ("a.md", b"# Title\n" + PROSE.encode(), "text"),
+        ("a.py", b"{\n  1: 2\n}\n", "text"),
+        ("half.txt", LINES.encode() + PROSE.encode(), "jsonl"),
+        ("some.txt", b'{"text": 1}\n' + PROSE.encode(), "text"),
+        ("a.bin", b"PAR1 and more PAR1", "parquet"),
+        ("empty.txt", b"", "text"),
+        ("none.json", None, "text"),
+        ("none.ndjson", None, "jsonl"),
+    ],
+)
+def test_the_content_of_a_bare_path_tells_its_kind(tmp_path: Path, name: str, content: bytes | None, kind: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    assert parse_corpus(str(tmp_path / name)).to_data()["kind"] == kind
+
+
+def tar(folder: Path) -> bytes:
+    (folder / "in.txt").write_text(PROSE)
+    with tarfile.open(folder / "all.tar", "w") as archive:
+        archive.add(folder / "in.txt", "in.txt")
+    return (folder / "all.tar").read_bytes()
+
+
+def test_what_would_be_read_as_its_syntax_is_refused(tmp_path: Path) -> None:
+    cases: dict[str, tuple[bytes, str]] = {
+        "a.csv": (b"id,text\n1,one\n", "is a table of comma-separated values: must be text, JSON Lines or Parquet; convert it"),
+        "a.tsv": (b"id\ttext\n", "is a table of tab-separated values"),
+        "a.html": (b"<!DOCTYPE html>\n<p>one", "is HTML"),
+        "page.txt": (b"\n <html lang='en'>one</html>", "is HTML"),
+        "a.xml": (b'<?xml version="1.0"?><a/>', "is XML"),
+        "list.json": (json.dumps([{"text": "one"}]).encode(), "is JSON, but not one object per line"),
+        "object.json": (json.dumps({"text": "one"}, indent=1).encode(), "is JSON, but not one object per line"),
+        "a.jsonl.gz": (
+            gzip.compress(LINES.encode()),
+            "is compressed by gzip: must be text in UTF-8, JSON Lines or Parquet; unpack it",
+        ),
+        "a.zst": (b"\x28\xb5\x2f\xfd rest", "is compressed by zstd"),
+        "a.tar": (tar(tmp_path), "is a tar archive"),
+        "a.pdf": (b"%PDF-1.7 ...", "is a PDF file"),
+        "a.utf16": ("one".encode("utf-16"), "is text in UTF-16"),
+        "unmarked.txt": (PROSE.encode("utf-16-le"), "is text in UTF-16"),
+    }
+    for name, (content, message) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            parse_corpus(str(tmp_path / name))
+        assert message in str(caught.value) and "\n" not in str(caught.value)
+    # Whoever says so trains on syntax.
+    assert Corpus.open(parse_corpus({"kind": "text", "path": str(tmp_path / "a.csv")})).scan.n_documents == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "pattern"),
+    [
+        (("a.txt", "b/c.txt", "notes.json", "LICENSE"), "text", "*.txt"),
+        (("a.jsonl", "b/c.jsonl"), "jsonl", "*.jsonl"),
+        (("a.ndjson",), "jsonl", "*.ndjson"),
+        (("a.parquet",), "parquet", "*.parquet"),
+        ((), "text", "*.txt"),
+    ],
+)
+def test_the_files_of_a_folder_tell_its_kind(tmp_path: Path, names: tuple[str, ...], kind: str, pattern: str) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("one")
+    found = parse_corpus(tmp_path).to_data()
+    assert (found["kind"], found["pattern"]) == (kind, pattern)
+
+
+@pytest.mark.parametrize(
+    "names", [("README.txt", "a.jsonl"), ("a.jsonl", "a.ndjson"), ("a.csv",), ("README.txt", "a.jsonl.gz")]
+)
+def test_files_that_would_be_left_out_are_named(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        (tmp_path / name).write_text("one")
+    with pytest.raises(
+        ConfigError, match=r"holds \*\..*: must be of one kind: .*; name its files with kind and pattern$"
+    ) as caught:
+        parse_corpus(tmp_path)
+    assert all(f"*{Path(name).suffix}" in str(caught.value) for name in names)
+
+
+def test_what_is_no_file_is_not_opened(tmp_path: Path) -> None:
+    """Opening a pipe waits for somebody who writes."""
+    os.mkfifo(tmp_path / "pipe")
+    assert parse_corpus(tmp_path / "pipe").to_data()["kind"] == "text"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_other_encodings_are_named(encoding: str) -> None:
+    name = "UTF-32" if encoding == "utf-32" else "UTF-16"
+    remedy = f"must be text in UTF-8; convert it, for example with iconv -f {name} -t UTF-8"
+    with pytest.raises(ValueError, match=f"^recipe: is text in {name}: {remedy}$"):
+        decode_text("steps = 3".encode(encoding), "recipe")
+
+
+def test_a_zero_in_a_text_is_no_other_encoding() -> None:
+    assert decode_text(b"one\0two, three", "text") == "one\0two, three"
