@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twoaxis.cli.models import SOURCES, Loaded, load_model
-from twoaxis.cli.output import Json, name_of, print_json, print_table
+from twoaxis.cli.output import Json, name_of, print_item, print_json, print_table
 from twoaxis.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -130,9 +130,10 @@ def _print(report: Mapping[str, Any]) -> None:
             for one in rows
         ]
         print_table(report["model"], columns, cells, columns[1:])
-        print(
+        print_item(
             f"windows of {text['window_tokens']:,} tokens, of which later ones score {text['stride_tokens']:,}; "
-            f"first token: {text['first_token']}"
+            f"first token: {text['first_token']}",
+            "",
         )
     if "tasks" in report:
         columns = ("task", "version", "examples", "metric", "value", "standard error")
