@@ -16,6 +16,8 @@ def read_config_file(path: Path, what: str, error: type[TwoAxisError] = ConfigEr
         what: what it should hold, for the message.
         error: what to raise when it cannot be read or parsed, or holds something else.
     """
+    if path.suffix in (".yaml", ".yml"):
+        raise error(f"{what} {path}: is YAML: must be TOML, or JSON with a name that ends in .json; convert it")
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)

@@ -112,7 +112,7 @@ class Request(Config):
             raise Refusal(f"body: is not JSON ({error}); send one JSON object") from None
         _check_depth(data)
         if not isinstance(data, dict):
-            raise Refusal(f"body: is a JSON {type(data).__name__}; must be one object; see the OpenAI API")
+            raise Refusal(problem("body", data, "one JSON object", "see the OpenAI API"))
         try:
             return cls(**cls._known(_without_nulls(data)))
         except ConfigError as error:
@@ -175,6 +175,8 @@ class Message(Config):
             texts = [part["text"] for part in content if part["type"] == "text" and isinstance(part["text"], str)]
             if len(texts) == len(content):
                 return "".join(texts)
+        if content is None:
+            raise ConfigError("content=null: must be a string or a list of text parts, also where tools are called; send text")
         raise ConfigError(problem("content", content, "a string or a list of text parts", "send text only"))
 
 
@@ -196,12 +198,13 @@ class ChatRequest(Request):
             raise Refusal(f"{both}: must be the same; send one of them", param="max_completion_tokens")
         messages = data.get("messages")
         if isinstance(messages, list):
-            data["messages"] = [_without_nulls(one) if isinstance(one, dict) else one for one in messages]
+            # A message without content is not one that leaves it out.
+            data["messages"] = [_without_nulls(one, "content") if isinstance(one, dict) else one for one in messages]
         return data
 
 
-def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if value is not None}
+def _without_nulls(data: dict[str, Any], *but: str) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if value is not None or name in but}
 
 
 def _check_depth(data: Any) -> None:
