@@ -77,7 +77,7 @@ def refusal_of(kind: type[Request], body: bytes) -> Refusal:
         (b'{"prompt": "a", "stream": "yes"}', "stream='yes': must be a valid boolean", "stream"),
         (b'{"prompt": "a", "seed": 9223372036854775808}', "must be <= 9223372036854775807", "seed"),
         (b'{"prompt": "a", "model": "toyy"}', "unknown model 'toyy'; did you mean 'toy'?", "model"),
-        (b'{"prompt": "a", "top_q": 1}', "did you mean 'top_p'?", "top_q"),
+        (b'{"prompt": "a", "top_pp": 1}', "did you mean 'top_p'?", "top_pp"),
         (b'{"prompt": "a", "\\ud800": 1}', "must be a valid string", None),
         (b'{"prompt": "a", "logprobs": 0}', "logprobs=0: is not supported", "logprobs"),
         (b'{"prompt": "a", "echo": true}', "echo=True: is not supported", "echo"),

@@ -99,7 +99,10 @@ def _in_one_line(error: ValidationError, config: type[Config]) -> str:
     more = f" (and {len(others)} more)" if others else ""
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError | ValueError):
-        return (f"{path}: {cause}" if path else str(cause)) + more
+        # A validator of one field may name it already.
+        where, _, last = path.rpartition(".")
+        where = where if str(cause).startswith(f"{last}=") else path
+        return (f"{where}: {cause}" if where else str(cause)) + more
     if first["type"] == "extra_forbidden":
         return f"unknown key {path!r} in {_title(config)}; {config.remedy_for_key(path)}{more}"
     if first["type"] == "missing":

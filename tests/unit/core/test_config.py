@@ -33,7 +33,7 @@ SIZES: dict[str, Any] = {"vocab_size": 16, "d_model": 8, "n_layers": 2}
         ({"depth": "residul"}, "depth: unknown depth mixer 'residul'; did you mean 'residual'?"),
         ({"depth": 3}, "depth: depth mixer=3: must be a table with a 'kind'; choose one of residual, "),
         ({"depth": {"beta_init": 1.0}}, "depth: depth mixer={'beta_init': 1.0}: must be a table with a 'kind'; choose one of "),
-        ({"depth": {"kind": "deep_delta", "beta_init": 2.0}}, "depth: beta_init: beta_init=2.0: must be inside (0, 2)"),
+        ({"depth": {"kind": "deep_delta", "beta_init": 2.0}}, "depth: beta_init=2.0: must be inside (0, 2)"),
         ({"depth": {"kind": "attention_residuals", "block_size": 0}}, "depth: block_size=0: must be >= 1; "),
         ({"depth": {"kind": "attention_residuals", "block_size": [1, 0]}}, "depth: block_size.1=0: must be >= 1; "),
         ({"depth": {"kind": "attention_residuals", "block_size": "x"}}, "depth: block_size='x': must be a valid integer"),
