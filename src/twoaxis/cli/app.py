@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TwoAxisError as error:
         return _fail(error, str(error), debug)
     except _UsageError as error:
-        return _fail(error, _usage(error), debug)
+        return _fail(error, _usage(error, words), debug)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(error, f"{where}{error.strerror or error}; free space, or check the path and its permissions", debug)
@@ -105,7 +105,7 @@ def _check_verb(words: Sequence[str]) -> None:
         raise ConfigError(f"unknown verb {verb!r}; {nearest(verb, known)}")
 
 
-def _usage(error: Any) -> str:
+def _usage(error: Any, words: Sequence[str]) -> str:
     """What is wrong with the words of a command, and where the right ones are listed."""
     context = getattr(error, "ctx", None)
     where = "twoaxis" if context is None else context.command_path
@@ -113,6 +113,12 @@ def _usage(error: Any) -> str:
         known = [name for one in context.command.get_params(context) for name in one.opts if name.startswith("--")]
         return f"unknown option {error.option_name!r}; {nearest(error.option_name, known)}"
     message = getattr(error, "format_message", lambda: str(error))()
+    # As two words, whichever way they were written.
+    apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for name in getattr(getattr(error, "param", None), "opts", ()):
+        if isinstance(error, typer.BadParameter) and name in apart[:-1]:
+            detail = error.message.removeprefix("Value error, ").replace("Input should", "must")
+            message = f"{name}={apart[apart.index(name) + 1]!r}: {detail}"
     return f"{message.rstrip('.')}; see `{where} --help`"
 
 
