@@ -6,18 +6,24 @@ A run that begins with a published model keeps these files, and an export gives 
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from twoaxis.core.errors import CheckpointError, problem
+from twoaxis.core.text import decode_text
 from twoaxis.interop.safetensors_folder import parse_json, read_json
+
+if TYPE_CHECKING:
+    from twoaxis.data.chat_template import ChatTemplate
 
 FOLDER = "source"
 """Where a run keeps them."""
 
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
-FILES = (TOKENIZER_CONFIG, "special_tokens_map.json", "chat_template.jinja", GENERATION_CONFIG)
+TOKENS_MAP, CHAT_TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
+FILES = (TOKENIZER_CONFIG, TOKENS_MAP, CHAT_TEMPLATE, GENERATION_CONFIG)
 
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -74,6 +80,48 @@ def generation_defaults(source_files: Mapping[str, bytes]) -> dict[str, Any]:
             allowed = "the number of a token, or a list of them" if name in TOKENS else numbers
             raise CheckpointError(f"{GENERATION_CONFIG}: {problem(name, value, allowed, 'correct it beside the model')}")
     return found
+
+
+def chat_template(source_files: Mapping[str, bytes]) -> "ChatTemplate | None":
+    """How the model wants a conversation put; None where nothing says it.
+
+    Of several templates the one named `default` counts.
+
+    Raises:
+        CheckpointError: a file that is damaged, or a template that is none.
+
+    Example:
+        >>> template = chat_template({"chat_template.jinja": b"{{ bos_token }}{{ messages[0].content }}",
+        ...     "tokenizer_config.json": b'{"bos_token": {"content": "<s>"}}'})
+        >>> template.render([{"role": "user", "content": "Hello"}])
+        '<s>Hello'
+    """
+    config = _table(source_files, TOKENIZER_CONFIG)
+    source, where = config.get("chat_template"), f"chat_template of {TOKENIZER_CONFIG}"
+    if CHAT_TEMPLATE in source_files:
+        source, where = decode_text(source_files[CHAT_TEMPLATE], CHAT_TEMPLATE, CheckpointError), CHAT_TEMPLATE
+    elif isinstance(source, list) and all(isinstance(one, dict) for one in source):
+        named = {one.get("name"): one.get("template") for one in source}
+        source = named.get("default", named)
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise CheckpointError(
+            problem(where, source, "a text, or a list with one named 'default'", "correct it beside the model")
+        )
+    from twoaxis.data.chat_template import ChatTemplate
+
+    return ChatTemplate(source, _token_names({**_table(source_files, TOKENS_MAP), **config}), where)
+
+
+def _table(source_files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    return parse_json(source_files[name], name) if name in source_files else {}
+
+
+def _token_names(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The spelling of each token that has a name such as `bos_token`."""
+    spelled = {name: one.get("content") if isinstance(one, dict) else one for name, one in data.items()}
+    return {name: one for name, one in spelled.items() if name in NAMED and isinstance(one, str)}
 
 
 def _fits(name: str, value: Any) -> bool:

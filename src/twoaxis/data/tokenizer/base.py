@@ -55,9 +55,24 @@ class Tokenizer(ABC):
         """Encodes text as a list of token ids, without a begin or an end marker."""
         return self.encode_array(text).tolist()
 
-    def prompt(self, text: str) -> list[int]:
-        """Encodes a text that a model is to continue: as the beginning of a document; no text is the end of the one before."""
-        return [*self.begin_of_document, *self.encode(text)] or self.before_text
+    def encode_special(self, text: str) -> list[int]:
+        """Encodes text in which the name of a special token stands for that token; there are none here by default."""
+        return self.encode(text)
+
+    def spelled(self, text: str) -> list[str]:
+        """The names of special tokens that occur in a text, as they do where it was written for `encode_special`."""
+        return [name for name in self.special_tokens if name in text]
+
+    def prompt(self, text: str, parse_special: bool = False) -> list[int]:
+        """Encodes a text that a model is to continue: as the beginning of a document; no text is the end of the one before.
+
+        Args:
+            text: the text.
+            parse_special: whether the name of a special token stands for that token, in place of its letters.
+        """
+        tokens, begin = self.encode_special(text) if parse_special else self.encode(text), list(self.begin_of_document)
+        # A text that spells its beginning has it once.
+        return tokens if begin and tokens[: len(begin)] == begin else [*begin, *tokens] or self.before_text
 
     @property
     def before_text(self) -> list[int]:

@@ -1,18 +1,23 @@
 """A tokenizer of the library `tokenizers`, as a `tokenizer.json` describes it."""
 
+import copy
 import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
 from twoaxis.core.errors import DataError, nearest
 from twoaxis.data.corpus import Corpus
 from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig, as_utf8
+
+if TYPE_CHECKING:
+    import tokenizers
 
 PIECE_CHARACTERS = 1 << 16
 """Long texts are encoded in pieces of about this many characters, which bounds the memory."""
@@ -88,6 +93,18 @@ class SubwordTokenizer(Tokenizer):
         pieces = list(pieces_of(text)) if self._splits_at_spaces else [text]
         encodings = self._engine.encode_batch_fast(pieces, add_special_tokens=False)
         return np.concatenate([np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings])
+
+    def encode_special(self, text: str) -> list[int]:
+        """Encodes text in which the name of a special token stands for that token, as transformers does."""
+        as_utf8(text)
+        return self._parser.encode(text, add_special_tokens=False).ids
+
+    @cached_property
+    def _parser(self) -> "tokenizers.Tokenizer":
+        # Another engine, since the first one may be encoding in another thread.
+        parser = copy.deepcopy(self._engine)
+        parser.encode_special_tokens = False
+        return parser
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes ids; special tokens become nothing."""
