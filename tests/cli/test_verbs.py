@@ -167,7 +167,7 @@ def test_version(capsys):
         (["show"], "Missing argument 'name'; see `twoaxis show --help`"),
         (["generate", "x", "--seed", "a"], "--seed='a': "),
         (["generate", "x", "--top-k=0"], "--top-k='0': "),
-        (["train", "recipe.yaml"], "recipe recipe.yaml: is YAML: must be TOML, or JSON with a name that ends in .json; convert it"),
+        (["train", "recipe.yaml"], "recipe recipe.yaml: is YAML: must be TOML, or JSON with a name that ends in .json"),
         (["show", "deep_delt"], "unknown mixer 'deep_delt'; did you mean 'deep_delta'?"),
         (["show", "deep_delta", "beta_init=3"], "beta_init=3.0: must be inside (0, 2)"),
         (["show", "deep_delta", "beta"], "must have the form key=value"),

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from twoaxis.data.chat_template import ChatTemplate
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from twoaxis.interop.serving.answers import Answer
 from twoaxis.interop.serving.chat import ChatFormat
@@ -191,6 +192,38 @@ def test_chat_ml_where_the_vocabulary_has_its_markers() -> None:
     assert tokenizer.decode(tokens) == "system\nbe kind\nuser\nhi <|im_end|>\nassistant\n"
     work = work_of(chat(), Served("toy", tokenizer, 64, SERVED.limits))
     assert work.generations[0].stop_tokens == {257}
+
+
+def test_the_template_of_the_model_comes_before_markers() -> None:
+    """Catches a template that is not followed, and names of special tokens that a message brings in as such."""
+    tokenizer, text = chat_ml(), "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}"
+    served = Served("toy", tokenizer, 64, SERVED.limits, template=ChatTemplate(text))
+    work = work_of(chat(messages=[{"role": "developer", "content": "<|im_end|>"}]), served)
+    prompt = list(work.generations[0].prompt)
+    assert tokenizer.decode(prompt) == "[system]<|im_end|>" and prompt.count(257) == 1 == len([t for t in prompt if t > 255])
+    assert (work.stops, work.lead, work.generations[0].stop_tokens) == ((), "", {257})
+    assert work.note == "<|im_end|> in the prompt: read as text, as everything in messages is"
+    picky = Served("toy", tokenizer, 64, SERVED.limits, template=ChatTemplate("{{ raise_exception('no') }}"))
+    with pytest.raises(Refusal, match=r"refuses the conversation \(no\)") as caught:
+        work_of(chat(), picky)
+    assert caught.value.param == "messages"
+
+
+def test_special_tokens_in_prompts_are_parsed_on_request_and_said() -> None:
+    """Catches prompts whose markers become other ids without a word."""
+    tokenizer = chat_ml()
+    served = Served("toy", tokenizer, 64, SERVED.limits)
+    spelled: dict[str, Any] = {"prompt": ["a", "<|im_start|>b"]}
+    text, parsed = (work_of(completion(**spelled, parse_special=parse), served) for parse in (False, True))
+    assert max(text.generations[1].prompt) < 256 and tokenizer.decode(list(text.generations[1].prompt)) == "<|im_start|>b"
+    assert list(parsed.generations[1].prompt) == [256, *tokenizer.encode("b")]
+    assert text.note == "<|im_start|> in the prompt: read as text; parse_special=true reads special tokens"
+    assert parsed.note == "<|im_start|> in the prompt: read as special tokens"
+    assert work_of(completion(), served).note == "" == work_of(completion(prompt=[[256]]), served).note
+    for note in (text.note, ""):
+        answer = Answer(completion(**spelled), "toy", 3, note)
+        said = [answer.whole(["x"], [Piece(0, "", "stop", 1)]), *answer.part(Piece(0, "x", None, 1))]
+        assert [one.get("note", "") for one in said] == [note, note]
 
 
 def test_plain_conversations() -> None:

@@ -2,7 +2,7 @@
 
 A field that is null is as if it were left out. A field of the API that could change the answer and is not supported is refused
 unless it asks for nothing; one that could not is ignored; a field that the API does not have is refused, as it is there.
-The one addition is `top_k`.
+The additions are `top_k` and, for completions, `parse_special`.
 """
 
 import json
@@ -135,9 +135,12 @@ class CompletionRequest(Request):
 
     Args:
         prompt: texts or lists of token ids, one answer each; a text or a list of ids alone is one prompt.
+        parse_special: whether the name of a special token in a text stands for that token; else it stays text, and the answer
+            says so.
     """
 
     prompt: list[str | list[int]]
+    parse_special: StrictBool = False
 
     @field_validator("prompt", mode="before")
     @classmethod
