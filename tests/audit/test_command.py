@@ -44,7 +44,7 @@ def test_audits_a_run_and_keeps_the_result(tmp_path: Path, capsys: pytest.Captur
 def test_prints_tables_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_folder(tmp_path, "deep_delta")
     assert main(["audit", str(run), "--tokens", "64"]) == 0
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     for words in (
         "deep_delta after 7 steps, loss ",
         "0 attention",

@@ -1,6 +1,7 @@
 """`twoaxis plan` of a model, and `--calibrate`: what they print, and their one-line errors."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +59,40 @@ def test_a_model_as_json_has_everything(model: str, capsys: Any) -> None:
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert set(found) == {
-        *("format", "model", "setting", "layout", "ledger", "control", "methods", "refused", "recommendation")
+        *("format", "model", "setting", "layout", "ledger", "control", "fits_budget", "methods", "refused", "recommendation")
     }
     assert found["setting"]["budget"] == {"memory_bytes": 2**30, "latency_seconds": None}
     assert (found["layout"]["gpus"], found["layout"]["pipeline"]) == (4, 2)
-    assert found["recommendation"]["method"] == "DDL"
+    assert found["recommendation"]["method"] == "DDL" and found["fits_budget"]
     assert "eager kernels of DDL" in captured.err
 
 
-def test_a_model_for_people_fits_160_columns(model: str, capsys: Any) -> None:
-    assert main(["plan", model, "--gpus", "4", "--pipeline", "2", "--goal", "both", "--budget-latency", "1us"]) == 0
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_model_for_people_fits_the_line(columns: int, model: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches tables of a fixed width, and numbers, names and words that are cut to fit one."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    # A limit that nothing keeps.
+    assert main(["plan", model, "--gpus", "4", "--pipeline", "2", "--goal", "both", "--budget-latency", "1us"]) == 1
     out = capsys.readouterr().out
-    table = out[out.index("Methods,") : out.index("over latency")]
-    assert max(len(line.rstrip()) for line in table.splitlines()) <= 160
-    assert "DDL + ShortSWA w=128  " in table
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= columns
+    named = [line for line in lines if line.startswith("DDL + ShortSWA w=128  ")]
+    assert len(named) == {80: 3, 120: 2}[columns]
+    # Memory, boundary and cache, whichever part of the table they are in.
+    assert len(re.findall(r"\d [kMGT]B(?= |$)", "\n".join(named), re.MULTILINE)) == 3
+    text = " ".join(out.split())
     for words in ("Ledger of small", "Recommended for both: DDL + ShortSWA w=128", "states cost and no quality"):
-        assert words in out
-    assert "What would change that:" in out or "Neither its rank nor its verdict changes with:" in out
-    assert "Evidence." in out and "It is over: latency; so is the control." in out
+        assert words in text
+    assert "What would change that:" in text or "Neither its rank nor its verdict changes with:" in text
+    assert "Evidence." in text and "It is over: latency; so is the control." in text
+    assert "Nothing fits the budget, the control included: the least memory is " in text
+
+
+def test_a_budget_that_nothing_fits_is_a_negative_finding(model: str, capsys: Any) -> None:
+    """Catches a plan that ends as if all were well although every method is over the limit that was asked for."""
+    assert main(["plan", model, "--gpus", "4", "--budget-memory", "1kB", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["fits_budget"] and all("memory" in one["over"] for one in (found["control"], *found["methods"]))
 
 
 def test_without_a_goal_there_is_a_table_and_no_advice(model: str, capsys: Any) -> None:
@@ -138,7 +155,7 @@ def test_a_study_is_still_a_study(study: str, capsys: Any) -> None:
         (["--count"], "--measure/--count: belongs to a study, and this is a model; leave it out"),
         (["depth=deep_delta"], "key=value: belongs to a study, and this is a model; leave it out"),
         (["--out", "x.toml"], "--out: belongs to a calibration, and this is a model; leave it out"),
-        (["--gpus", "many"], "Invalid value for '--gpus'"),
+        (["--gpus", "many"], "--gpus='many': "),
     ],
 )
 def test_bad_options_are_one_line(words: list[str], expected: str, model: str, capsys: Any) -> None:

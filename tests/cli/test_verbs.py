@@ -78,8 +78,8 @@ def test_list_of_one_axis_says_source_start_and_size(capsys):
     found = json.loads(capsys.readouterr().out)
     assert list(found) == ["depth"]
     rows = {row["kind"]: row for row in found["depth"]}
-    assert rows["residual_scalars"]["parameters"] == "48"
-    assert rows["deep_delta"]["at initialisation"] == "none"
+    assert rows["residual_scalars"]["parameters"] == 48
+    assert rows["deep_delta"]["at_initialisation"] == "none"
     assert all(row["source"] and row["status"] for row in rows.values())
     assert rows["lime"]["evidence"] == "certified"
     assert rows["laurel"]["evidence"] == "reconstructed"
@@ -111,7 +111,7 @@ def test_show_takes_options_and_says_what_they_change(capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["options"]["gate_width"] == 5
     assert found["cost"]["parameters"] == 2 * (5 * 256 + 5 + 1 + 256)
-    assert {"name": "sublayer 22.gate.hidden_weight", "shape": "5 x 256"}.items() <= found["parameters"][1].items()
+    assert {"name": "sublayer 22.gate.hidden_weight", "shape": [5, 256]}.items() <= found["parameters"][1].items()
     assert found["init_equivalence"]["relation"] == "none"
 
 
@@ -141,6 +141,16 @@ def test_help_teaches(verb, capsys):
         assert "Example: twoaxis" in " ".join(out.split())
 
 
+@pytest.mark.parametrize("words", [[], ["--debug"]])
+def test_no_verb_prints_the_help(words, capsys):
+    """Catches a help that is treated as an error: folded into one line on standard error, exit status 2."""
+    assert main(words) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert len(captured.out.splitlines()) > 10
+    assert all(f"\n  {verb} " in captured.out for verb in VERBS)
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.strip() == __version__
@@ -149,8 +159,15 @@ def test_version(capsys):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["shw"], "No such command 'shw'"),
-        (["show"], "Missing argument"),
+        (["shw"], "unknown verb 'shw'; did you mean 'show'?"),
+        (["frobnicate"], "unknown verb 'frobnicate'; choose one of audit, check, claims, "),
+        (["--debugg", "list"], "unknown option '--debugg'; did you mean '--debug'?"),
+        (["list", "--jsno"], "unknown option '--jsno'; did you mean '--json'?"),
+        (["list", "--color"], "unknown option '--color'; choose one of --design, --help, --json"),
+        (["show"], "Missing argument 'name'; see `twoaxis show --help`"),
+        (["generate", "x", "--seed", "a"], "--seed='a': "),
+        (["generate", "x", "--top-k=0"], "--top-k='0': "),
+        (["train", "recipe.yaml"], "recipe recipe.yaml: is YAML: must be TOML, or JSON with a name that ends in .json"),
         (["show", "deep_delt"], "unknown mixer 'deep_delt'; did you mean 'deep_delta'?"),
         (["show", "deep_delta", "beta_init=3"], "beta_init=3.0: must be inside (0, 2)"),
         (["show", "deep_delta", "beta"], "must have the form key=value"),

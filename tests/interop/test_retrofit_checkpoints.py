@@ -16,6 +16,8 @@ from .hf_folder import BASE, write_folder
 
 TOKENS = torch.arange(20)[None]
 MUDD = {
+    # In the place of those that other types have.
+    **dict.fromkeys(BASE),
     **{"dim": 32, "n_layer": 3, "n_head": 4, "n_local_heads": 4, "intermediate_size": 256, "vocab_size": 256, "block_size": 64},
     **{"norm_eps": 1e-6, "rope_base": 5e3, "use_qk_norm": True, "round64": True, "expand_last": True, "dense_type": "qkvr"},
 }

@@ -308,18 +308,23 @@ def test_requests_in_a_server_that_stops_are_told(monkeypatch: pytest.MonkeyPatc
 def test_the_command_serves_until_told_to_stop(tmp_path: Path) -> None:
     model = small_decoder("plain", vocab_size=256)
     run = save_trained(tmp_path / "run", model.float(), BYTES)
+    (run / "source").mkdir()
+    (run / "source" / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}!{% endfor %}")
     command = [sys.executable, "-m", "twoaxis", "serve", str(run), "--host", "0.0.0.0", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         ready = process.stdout.readline()
         client = Client(ready.split()[-1].replace("0.0.0.0", "127.0.0.1"), Engine(model))
         body = client.post(COMPLETIONS, {"prompt": "a", "max_tokens": 2, "model": "run"})[1]
+        chat = client.post(CHAT, {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2})[1]
         # A server for others has whatever name they know it by.
         known = client.get("/health", Host="model.example")[0]
         process.terminate()
         left, complaints = process.communicate(timeout=WAIT_SECONDS)
     assert body["usage"]["completion_tokens"] == 2
-    assert known == 200 and ready.startswith("run, chats as plain, at http://0.0.0.0:")
+    # Catches a template beside the model that nobody follows.
+    assert chat["usage"]["prompt_tokens"] == len("hi!")
+    assert known == 200 and ready.startswith("run, chats as its template says, at http://0.0.0.0:")
     assert (process.returncode, left) == (0, "")
     assert re.fullmatch(r"twoaxis: warning: whoever reaches http://0.0.0.0:\d+ can use the model: .*\n", complaints)
 

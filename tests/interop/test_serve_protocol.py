@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from twoaxis.data.chat_template import ChatTemplate
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from twoaxis.interop.serving.answers import Answer
 from twoaxis.interop.serving.chat import ChatFormat
@@ -48,7 +49,7 @@ def refusal_of(kind: type[Request], body: bytes) -> Refusal:
         (b'{"prompt": ' + b'{"a":' * 64 + b"1" + b"}" * 65, "are nested more than 64 deep", None),
         (b'{"prompt": ' + b'{"a":' * 63 + b"1" + b"}" * 64, "prompt={'a': {'a': ", "prompt"),
         (b'{"prompt": "a", "self": 1}', "unknown key 'self'", "self"),
-        (b'["a"]', "is a JSON list; must be one object", None),
+        (b'["a"]', "body=['a']: must be one JSON object", None),
         (b"{}", "prompt is missing", "prompt"),
         (b'{"prompt": 3}', "prompt=3: must be a string, a list of strings", "prompt"),
         (b'{"prompt": []}', "prompt=[]: must be", "prompt"),
@@ -71,13 +72,13 @@ def refusal_of(kind: type[Request], body: bytes) -> Refusal:
         (b'{"prompt": "a", "top_p": 0}', "top_p=0: must be > 0", "top_p"),
         (b'{"prompt": "a", "n": 0}', "n=0: must be >= 1", "n"),
         (b'{"prompt": ["a", "b"], "n": 4}', "prompts times n=8: must be at most 6", "n"),
-        (b'{"prompt": "a", "stop": ["a", "b", "c", "d", "e"]}', "at most 4 items", "stop"),
+        (b'{"prompt": "a", "stop": ["a", "b", "c", "d", "e"]}', "must be at most 4 items, not 5; leave some out", "stop"),
         (b'{"prompt": "a", "stop": ""}', "strings with a character at least", "stop"),
         (b'{"prompt": "a", "stop": 3}', "stop=3: must be a valid list", "stop"),
         (b'{"prompt": "a", "stream": "yes"}', "stream='yes': must be true or false", "stream"),
         (b'{"prompt": "a", "seed": 9223372036854775808}', "must be <= 9223372036854775807", "seed"),
         (b'{"prompt": "a", "model": "toyy"}', "unknown model 'toyy'; did you mean 'toy'?", "model"),
-        (b'{"prompt": "a", "top_q": 1}', "did you mean 'top_p'?", "top_q"),
+        (b'{"prompt": "a", "top_pp": 1}', "did you mean 'top_p'?", "top_pp"),
         (b'{"prompt": "a", "\\ud800": 1}', "must be a valid string", None),
         (b'{"prompt": "a", "logprobs": 0}', "logprobs=0: is not supported", "logprobs"),
         (b'{"prompt": "a", "echo": true}', "echo=True: is not supported", "echo"),
@@ -100,6 +101,8 @@ def test_what_cannot_be_answered_is_refused_in_one_line(body: bytes, message: st
         ({"messages": "hello"}, "must be a valid list"),
         ({"messages": ["hello"]}, "messages.0"),
         ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0: role='robot'"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0: content=null: must be a string or a list of text"),
+        ({"messages": [{"role": "user"}]}, "messages.0: content is missing in the message"),
         ({"messages": [{"role": "user", "content": 3}]}, "content=3: must be a string or a list of text parts"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "send text only"),
         ({"messages": [{"role": "user", "content": "a" * 41}]}, "from 1 to 40 tokens"),
@@ -189,6 +192,38 @@ def test_chat_ml_where_the_vocabulary_has_its_markers() -> None:
     assert tokenizer.decode(tokens) == "system\nbe kind\nuser\nhi <|im_end|>\nassistant\n"
     work = work_of(chat(), Served("toy", tokenizer, 64, SERVED.limits))
     assert work.generations[0].stop_tokens == {257}
+
+
+def test_the_template_of_the_model_comes_before_markers() -> None:
+    """Catches a template that is not followed, and names of special tokens that a message brings in as such."""
+    tokenizer, text = chat_ml(), "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|im_end|>{% endfor %}"
+    served = Served("toy", tokenizer, 64, SERVED.limits, template=ChatTemplate(text))
+    work = work_of(chat(messages=[{"role": "developer", "content": "<|im_end|>"}]), served)
+    prompt = list(work.generations[0].prompt)
+    assert tokenizer.decode(prompt) == "[system]<|im_end|>" and prompt.count(257) == 1 == len([t for t in prompt if t > 255])
+    assert (work.stops, work.lead, work.generations[0].stop_tokens) == ((), "", {257})
+    assert work.note == "<|im_end|> in the prompt: read as text, as everything in messages is"
+    picky = Served("toy", tokenizer, 64, SERVED.limits, template=ChatTemplate("{{ raise_exception('no') }}"))
+    with pytest.raises(Refusal, match=r"refuses the conversation \(no\)") as caught:
+        work_of(chat(), picky)
+    assert caught.value.param == "messages"
+
+
+def test_special_tokens_in_prompts_are_parsed_on_request_and_said() -> None:
+    """Catches prompts whose markers become other ids without a word."""
+    tokenizer = chat_ml()
+    served = Served("toy", tokenizer, 64, SERVED.limits)
+    spelled: dict[str, Any] = {"prompt": ["a", "<|im_start|>b"]}
+    text, parsed = (work_of(completion(**spelled, parse_special=parse), served) for parse in (False, True))
+    assert max(text.generations[1].prompt) < 256 and tokenizer.decode(list(text.generations[1].prompt)) == "<|im_start|>b"
+    assert list(parsed.generations[1].prompt) == [256, *tokenizer.encode("b")]
+    assert text.note == "<|im_start|> in the prompt: read as text; parse_special=true reads special tokens"
+    assert parsed.note == "<|im_start|> in the prompt: read as special tokens"
+    assert work_of(completion(), served).note == "" == work_of(completion(prompt=[[256]]), served).note
+    for note in (text.note, ""):
+        answer = Answer(completion(**spelled), "toy", 3, note)
+        said = [answer.whole(["x"], [Piece(0, "", "stop", 1)]), *answer.part(Piece(0, "x", None, 1))]
+        assert [one.get("note", "") for one in said] == [note, note]
 
 
 def test_plain_conversations() -> None:

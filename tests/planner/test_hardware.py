@@ -98,17 +98,17 @@ def test_dense_peaks_double_with_half_the_bits(name: str) -> None:
         ),
         (
             {"memory_bytes": {"value": 80e9}},
-            "memory_bytes: source is missing in Figure: it has no default; add it",
+            "memory_bytes: source is missing in the figure: it has no default; add it",
         ),
         (
             {"memory_bytes": {"value": "80e9", "source": "datasheet"}},
-            "memory_bytes: value='80e9': must be a number; correct it in Figure",
+            "memory_bytes: value='80e9': must be a number; correct it in the figure",
         ),
-        ({"memory_byte": 1}, "unknown key 'memory_byte' in Device; did you mean 'memory_bytes'?"),
+        ({"memory_byte": 1}, "unknown key 'memory_byte' in the device; did you mean 'memory_bytes'?"),
         (
             {"peak_flops_per_second": {"bf17": {"value": 989e12, "source": "datasheet"}}},
             "peak_flops_per_second.bf17.[key]='bf17': must be 'fp64', 'fp32', 'tf32', 'bf16', 'fp16' or 'fp8'; "
-            "correct it in Device",
+            "correct it in the device",
         ),
     ],
 )

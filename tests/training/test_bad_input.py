@@ -27,8 +27,8 @@ class Notes(Progress):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"stepz": 3}, r"unknown key 'stepz' in TrainConfig; did you mean 'steps'\?"),
-        ({"model": {"d_model": 16}}, "model: n_layers is missing in DecoderConfig"),
+        ({"stepz": 3}, r"unknown key 'stepz' in the recipe; did you mean 'steps'\?"),
+        ({"model": {"d_model": 16}}, "model: n_layers is missing in the model"),
         ({"model": {**MODEL, "depth": "residul"}}, r"unknown depth mixer 'residul'; did you mean 'residual'\?"),
         ({"model": "big"}, "model='big': must be a table"),
         ({"batch_size": 0}, "batch_size=0"),

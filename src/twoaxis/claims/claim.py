@@ -110,7 +110,8 @@ class Claim:
     def to_data(self, finding: Finding) -> dict[str, Any]:
         """The claim and a finding as JSON-ready data."""
         about = {name: getattr(self, name) for name in ("number", "title", "statement", "source", "tested", "rule")}
-        return about | {"sentence": finding.sentence} | asdict(finding)
+        measured = [{"what": what, "difference": largest} for what, largest in finding.measured.items()]
+        return about | {"sentence": finding.sentence} | asdict(finding) | {"measured": measured}
 
 
 class Evidence:

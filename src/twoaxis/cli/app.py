@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,7 +21,7 @@ from twoaxis.cli.serve import serve
 from twoaxis.cli.show import show
 from twoaxis.cli.study import study
 from twoaxis.cli.train import train
-from twoaxis.core.errors import TwoAxisError
+from twoaxis.core.errors import ConfigError, TwoAxisError, nearest
 
 NEGATIVE_FINDING, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -32,14 +32,13 @@ app = typer.Typer(
     help="The two axes of a Transformer: mixing along sequence position and along layer depth.\n\n"
     "Results go to standard output (--json for machines), progress to standard error. "
     "Exit status: 0 fine, 1 a negative finding, 2 bad input.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for name, verb in (
+VERBS = (
     ("list", list_mixers),
     ("show", show),
     ("claims", claims),
@@ -55,12 +54,14 @@ for name, verb in (
     ("export", export),
     ("import", import_),
     ("check", check),
-):
+)
+for name, verb in VERBS:
     app.command(name)(verb)
 
 
 @app.callback(invoke_without_command=True)
 def options(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the trace of an error instead of one line.")] = False,
 ) -> None:
@@ -68,6 +69,8 @@ def options(
     if version:
         print(__version__)
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,20 +81,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
+    words = [word for word in words if word != "--debug"]
     try:
-        status = app(["--debug", *(word for word in words if word != "--debug")] if debug else words, standalone_mode=False)
+        _check_verb(words)
+        status = app(["--debug", *words] if debug else words, prog_name="twoaxis", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except TwoAxisError as error:
         return _fail(error, str(error), debug)
     except _UsageError as error:
-        message = getattr(error, "format_message", lambda: str(error))()
-        return _fail(error, message or "a verb is missing; see `twoaxis --help`", debug)
+        return _fail(error, _usage(error, words), debug)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(error, f"{where}{error.strerror or error}; free space, or check the path and its permissions", debug)
     except (KeyboardInterrupt, typer.Abort):
         print("twoaxis: interrupted", file=sys.stderr)
         return INTERRUPTED
+
+
+def _check_verb(words: Sequence[str]) -> None:
+    """Refuses an unknown verb in our words; what begins with a dash is an option of all verbs."""
+    verb, known = next((word for word in words if not word.startswith("-")), None), [name for name, _ in VERBS]
+    if verb is not None and verb not in known:
+        raise ConfigError(f"unknown verb {verb!r}; {nearest(verb, known)}")
+
+
+def _usage(error: Any, words: Sequence[str]) -> str:
+    """What is wrong with the words of a command, and where the right ones are listed."""
+    context = getattr(error, "ctx", None)
+    where = "twoaxis" if context is None else context.command_path
+    if context is not None and hasattr(error, "possibilities") and hasattr(error, "option_name"):
+        known = [name for one in context.command.get_params(context) for name in one.opts if name.startswith("--")]
+        return f"unknown option {error.option_name!r}; {nearest(error.option_name, known)}"
+    message = getattr(error, "format_message", lambda: str(error))()
+    # As two words, whichever way they were written.
+    apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for name in getattr(getattr(error, "param", None), "opts", ()):
+        if isinstance(error, typer.BadParameter) and name in apart[:-1]:
+            detail = error.message.removeprefix("Value error, ").replace("Input should", "must")
+            message = f"{name}={apart[apart.index(name) + 1]!r}: {detail}"
+    return f"{message.rstrip('.')}; see `{where} --help`"
 
 
 def _fail(error: Exception, message: str, debug: bool) -> int:

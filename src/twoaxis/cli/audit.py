@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twoaxis.cli.output import Json, name_of, print_json, print_table
+from twoaxis.cli.output import Json, name_of, print_item, print_json, print_table
 
 if TYPE_CHECKING:
     from twoaxis.audit import Audit
@@ -42,15 +42,18 @@ def audit(
 def _print(found: "Audit", run: str) -> None:
     from twoaxis.audit.table import audit_tables
 
-    print(
+    print_item(
         f"{run}: {found.depth} after {found.step:,} steps, loss {found.loss:.4f} nats per token over {found.targets:,} targets "
-        f"in {found.sequences:,} sequences"
+        f"in {found.sequences:,} sequences",
+        "",
     )
-    print(f"{found.routing_note}\n")
+    print_item(found.routing_note, "")
+    print()
     for table in audit_tables(found):
-        print_table(table.title, table.columns, table.rows, table.numbers)
+        print_table(table.title, table.columns, table.rows, table.numbers, whole=table.columns[:1])
         print()
     effort = found.effort
     spent = effort.observe_seconds + effort.gradient_seconds + effort.ablation_seconds
-    print("Changes are in nats per token; +- is a standard error over sequences; random is a change of equal size.")
-    print(f"{spent:.1f} seconds, {effort.ablation_seconds:.1f} of them for {effort.passes} ablation passes: {run}/audit.json")
+    print_item("Changes are in nats per token; +- is a standard error over sequences; random is a change of equal size.", "")
+    passes = f"{effort.ablation_seconds:.1f} of them for {effort.passes} ablation passes"
+    print_item(f"{spent:.1f} seconds, {passes}: {run}/audit.json", "")

@@ -1,12 +1,11 @@
 """`twoaxis claims`: what the paper claims, computed."""
 
-import shutil
 import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twoaxis.cli.output import Json, print_json, print_table
+from twoaxis.cli.output import Json, line_width, print_item, print_json, print_table
 
 if TYPE_CHECKING:
     from twoaxis.claims import Claim, Finding
@@ -41,7 +40,8 @@ def claims(
 
 
 def _print(claim: "Claim", finding: "Finding") -> None:
-    print(_wrapped(f"{claim.number}. {claim.title}: {finding.sentence}", "", "    "))
+    heading = f"{claim.number}. {claim.title}: {finding.sentence}"
+    print(textwrap.fill(heading, _width(), subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
     _say("Claim", claim.statement)
     _say("Source", claim.source)
     _say("Tested", claim.tested)
@@ -62,15 +62,9 @@ def _print(claim: "Claim", finding: "Finding") -> None:
 
 
 def _say(what: str, text: str) -> None:
-    print(_wrapped(text, f"   {what + ':':10}", " " * 13))
-
-
-def _wrapped(text: str, first: str, others: str) -> str:
-    return textwrap.fill(
-        text, _width(), initial_indent=first, subsequent_indent=others, break_long_words=False, break_on_hyphens=False
-    )
+    print_item(text, f"   {what + ':':10}", _width())
 
 
 def _width() -> int:
-    """Of the terminal, as far as lines stay readable; 80 where there is none."""
-    return min(shutil.get_terminal_size((80, 24)).columns, 110)
+    """As far as lines stay readable."""
+    return min(line_width(), 110)

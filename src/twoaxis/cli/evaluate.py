@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twoaxis.cli.models import SOURCES, Loaded, load_model
-from twoaxis.cli.output import Json, name_of, print_json, print_table
+from twoaxis.cli.output import Json, name_of, print_item, print_json, print_table
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.text import read_text
 
@@ -131,10 +131,11 @@ def _print(report: Mapping[str, Any]) -> None:
         for one in text["texts"]:
             restored = Restoration(one["text_bytes"], one["lost_bytes"], one["repair_bits"])
             if said := restored.words(one["name"]):
-                print(said)
-        print(
+                print_item(said, "")
+        print_item(
             f"windows of {text['window_tokens']:,} tokens, of which later ones score {text['stride_tokens']:,}; "
-            f"first token: {text['first_token']}"
+            f"first token: {text['first_token']}",
+            "",
         )
     if "tasks" in report:
         columns = ("task", "version", "examples", "metric", "value", "standard error")

@@ -1,5 +1,6 @@
 """`twoaxis list`: what sits on each axis."""
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -41,17 +42,22 @@ def list_mixers(
         print_json(tables)
         return
     for name, rows in tables.items():
-        columns = list(rows[0])
-        numbers = [column for column in columns if column.startswith("parameters")]
-        print_table(TITLES[name], columns, [[row[column] for column in columns] for row in rows], numbers)
+        columns = [column.replace("_", " ") for column in rows[0]]
+        print_table(TITLES[name], columns, [list(_cells(row)) for row in rows], ("parameters",), whole=("kind",))
         print()
 
 
-def _row(axis: str, row: Any) -> dict[str, str]:
+def _cells(row: Mapping[str, str | int]) -> Iterator[str]:
+    """A row as people read it."""
+    for name, value in row.items():
+        yield f"{value:,}" if isinstance(value, int) else value.replace("_", " ") if name == "at_initialisation" else value
+
+
+def _row(axis: str, row: Any) -> dict[str, str | int]:
     config = row.config()
-    found = {"kind": row.kind, "summary": row.summary, "source": source(row.config)}
+    found: dict[str, str | int] = {"kind": row.kind, "summary": row.summary, "source": source(row.config)}
     if axis != "feed_forward":
-        found["at initialisation"] = config.init_equivalence.relation.replace("_", " ")
+        found["at_initialisation"] = config.init_equivalence.relation
     if axis == "depth":
-        found["parameters"] = f"{depth_cost(config).params:,}"
+        found["parameters"] = depth_cost(config).params
     return found | {"evidence": row.evidence, "status": row.status}

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twoaxis.cli.output import print_json, print_table
+from twoaxis.cli.output import print_item, print_json, print_table
 from twoaxis.core.errors import ConfigError, problem
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def plan_calibrate(as_json: bool, out: Path | None = None) -> int:
     for name in found.left_out:
         print(f"left out, for lack of time: {name}")
     if found.disturbed:
-        print("runs of the same thing differed: something else used this machine, so measure again when it is idle")
+        print_item("runs of the same thing differed: something else used this machine, so measure again when it is idle", "")
     if out is None:
         print("`--out FILE.toml` keeps the device for --hardware")
     return 0

@@ -40,7 +40,7 @@ def plan_of_model(
     html: Path | None = None,
     **arrangement: Any,
 ) -> int:
-    """Plans a model and prints what was found.
+    """Plans a model and prints what was found; 1 where a budget is given that nothing fits.
 
     Args:
         source: a file, a folder or a preset.
@@ -84,7 +84,7 @@ def plan_of_model(
         print_json(planned.to_data())
     else:
         print_model_plan(planned)
-    return 0
+    return 0 if planned.fits_budget else 1
 
 
 def _limits(memory: str | None, latency: str | None) -> "Budget":

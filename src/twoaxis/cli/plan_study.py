@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twoaxis.cli.output import print_json, print_table
+from twoaxis.cli.output import print_item, print_json, print_table
 
 if TYPE_CHECKING:
     from twoaxis.study.plan import StudyPlan
@@ -44,9 +44,10 @@ def print_plan(planned: "StudyPlan", as_json: bool) -> int:
     print_table(plan_title(planned), PLAN_COLUMNS, plan_rows(planned), numbers=PLAN_COLUMNS[2:-1])
     for arm in planned.arms:
         if arm.why and arm.role in ("treatment", "companion"):
-            print(f"{arm.name}: {arm.why}")
+            print_item(f"{arm.name}: {arm.why}", "")
     for note in planned.notes:
-        print(f"left out: {note}")
+        print_item(f"left out: {note}", "")
     if planned.timing is None:
-        print(f"hours and memory ({words.MISSING}) are measured by `twoaxis plan`, and by `twoaxis study` before its first run")
+        measured = "are measured by `twoaxis plan`, and by `twoaxis study` before its first run"
+        print_item(f"hours and memory ({words.MISSING}) {measured}", "")
     return 0

@@ -7,7 +7,7 @@ from twoaxis.cli.amounts import bytes_text as _bytes
 from twoaxis.cli.amounts import change_text as _change
 from twoaxis.cli.amounts import count_text as _count
 from twoaxis.cli.amounts import seconds_text as _seconds
-from twoaxis.cli.output import print_table
+from twoaxis.cli.output import print_item, print_table
 from twoaxis.cli.plan_evidence import print_evidence
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def print_model_plan(planned: "ModelPlan") -> None:
     print()
     _print_methods(planned)
     for each in planned.comparison.refused:
-        print(f"refused: {each.method.name}: {each.reason}")
+        print_item(f"refused: {each.method.name}: {each.reason}", "")
     print()
     if planned.recommendation is None:
-        print("`--goal shortcut`, `local-mixing` or `both` adds what the paper recommends, and what would change that.")
+        print_item("`--goal shortcut`, `local-mixing` or `both` adds what the paper recommends, and what changes that.", "")
     else:
         _print_recommendation(planned.recommendation, planned.comparison.control)
 
@@ -108,17 +108,26 @@ def _print_ledger(planned: "ModelPlan") -> None:
 
 
 def _print_methods(planned: "ModelPlan") -> None:
-    costs = (planned.comparison.control, *planned.comparison.methods)
+    costs = planned.costs
     rows = [_row(cost) for cost in costs]
     # A column of nothing but zeros or blanks says nothing.
     kept = [at for at in range(len(METHODS)) if any(row[at] not in ("", "0") for row in rows)]
     columns = [METHODS[at] for at in kept]
     title = "Methods, cheapest training step first; percentages and parameters are beyond the control's"
-    print_table(title, columns, [[row[at] for at in kept] for row in rows], [name for name in columns if name in NUMBERS])
+    cells = [[row[at] for at in kept] for row in rows]
+    print_table(title, columns, cells, [name for name in columns if name in NUMBERS], whole=("method",))
     exceeded = {name for cost in costs for name in cost.over}
     for name, text in _limits(planned).items():
         if name in exceeded:
-            print(f"over {name}: {text}")
+            print_item(f"over {name}: {text}", "")
+    if not planned.fits_budget:
+        least, fastest = min(costs, key=lambda cost: cost.memory_bytes), min(costs, key=lambda cost: cost.token_seconds)
+        print_item(
+            f"Nothing fits the budget, the control included: the least memory is {_bytes(least.memory_bytes)} ({least.name}), "
+            f"the shortest token takes {_seconds(fastest.token_seconds)} ({fastest.name}); raise the budget, or arrange the "
+            "model on other devices.",
+            "",
+        )
 
 
 def _limits(planned: "ModelPlan") -> dict[str, str]:
@@ -155,9 +164,9 @@ def _row(cost: "MethodCost") -> Sequence[str]:
 def _print_recommendation(found: "Recommendation", control: "MethodCost") -> None:
     from twoaxis.planner.advice import SOURCE
 
-    print(f"Recommended for {found.goal}: {found.method} ({SOURCE}: {found.reason})")
+    print_item(f"Recommended for {found.goal}: {found.method} ({SOURCE}: {found.reason})", "")
     if found.cost is None:
-        print(f"It does not fit this model: {found.refusal}")
+        print_item(f"It does not fit this model: {found.refusal}", "")
     else:
         _print_cost(found, found.cost, control)
         _print_what_ifs(found)
@@ -167,34 +176,34 @@ def _print_recommendation(found: "Recommendation", control: "MethodCost") -> Non
 
 def _print_cost(found: "Recommendation", cost: "MethodCost", control: "MethodCost") -> None:
     sent = f", {_bytes(cost.boundary_bytes)} of a microbatch over a stage boundary" if cost.boundary_bytes else ""
-    print(
+    print_item(
         f"Here it adds {_change(cost.step_overhead)} to a training step, {_change(cost.prefill_overhead)} to prefill and "
         f"{_change(cost.token_overhead)} to a token, with {_change(cost.flops_overhead)} FLOPs and {_count(cost.added_params)} "
-        f"parameters; {_bytes(cost.memory_bytes)} a GPU{sent}."
+        f"parameters; {_bytes(cost.memory_bytes)} a GPU{sent}.",
+        "",
     )
-    print(f"By the training step it is number {found.rank} of {found.of} for this goal.", end=" ")
+    said = [f"By the training step it is number {found.rank} of {found.of} for this goal."]
     for word, others in (("Cheaper", found.cheaper), ("Dearer", found.dearer)):
         if others:
             shown = ", ".join(f"{each.name} {_change(each.step_overhead)}" for each in others[:SHOWN_ALTERNATIVES])
             more = len(others) - SHOWN_ALTERNATIVES
-            print(f"{word}: {shown}{f', and {more} more' if more > 0 else ''}.", end=" ")
-    print()
+            said.append(f"{word}: {shown}{f', and {more} more' if more > 0 else ''}.")
+    print_item(" ".join(said), "")
     if cost.over:
-        print(
-            f"It is over: {', '.join(cost.over)}{'; so is the control' if set(cost.over) <= set(control.over) else ''}.",
-            end=" ",
-        )
-        print(
+        so_is = "; so is the control" if set(cost.over) <= set(control.over) else ""
+        instead = (
             f"Within all limits, the cheapest for this goal is {found.instead.name}, {_change(found.instead.step_overhead)}."
             if found.instead
             else "No method of this goal is within all limits."
         )
+        print_item(f"It is over: {', '.join(cost.over)}{so_is}. {instead}", "")
     if found.own is not None:
         own, layout = found.own, found.own.setting.layout
-        print(
+        print_item(
             f"Arranged for itself it fits, at {_change(own.step_overhead)} over the control and {_bytes(own.memory_bytes)}: "
             f"{layout.data} data x {layout.pipeline} pipeline x {layout.tensor} tensor, {layout.microbatches} microbatches, "
-            f"recompute {own.setting.recompute}, sharding {own.setting.sharding}."
+            f"recompute {own.setting.recompute}, sharding {own.setting.sharding}.",
+            "",
         )
 
 
@@ -204,12 +213,12 @@ def _print_what_ifs(found: "Recommendation") -> None:
     if changed:
         print("What would change that:")
     for each in changed:
-        print(f"* {_what_if(each)}")
+        print_item(_what_if(each))
     if same:
-        print(f"Neither its rank nor its verdict changes with: {'; '.join(same)}.")
+        print_item(f"Neither its rank nor its verdict changes with: {'; '.join(same)}.", "")
     for each in found.what_ifs:
         if each.impossible:
-            print(f"  Not possible: {each.change}: {each.impossible}")
+            print_item(f"Not possible: {each.change}: {each.impossible}", "  ")
 
 
 def _what_if(each: "WhatIf") -> str:

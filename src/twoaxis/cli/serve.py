@@ -26,7 +26,8 @@ def serve(
     """Serve a model with the OpenAI completions and chat API (needs the extra twoaxis[serve]).
 
     Routes: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics. Requests that come in together run as one
-    batch. There is no authentication. SIGTERM or Ctrl-C lets running requests end, and tells those that take longer.
+    batch. Chats are put as the model's chat template says, where it has one. There is no authentication. SIGTERM or Ctrl-C
+    lets running requests end, and tells those that take longer.
 
     Example: twoaxis serve runs/delta --port 8000
     """
@@ -36,9 +37,12 @@ def serve(
     from twoaxis.interop.serving.http.server import Server, address_of, bind
     from twoaxis.interop.serving.http.service import Service
     from twoaxis.interop.serving.work import Limits, Served
+    from twoaxis.interop.source_files import chat_template, read_source_files
 
     opened = bind(host, port)
     with opened:
+        # Before the model, which may take long to read.
+        template = chat_template(read_source_files(model))
         loaded = load_model(model)
         limits = Limits(
             max_prompt_tokens=max_prompt_tokens,
@@ -47,7 +51,7 @@ def serve(
             max_choices=queue,
         )
         called, longest = name or name_of(Path(model.resolve().name)), loaded.model.config.max_seq_len
-        served = Served(called, loaded.tokenizer, longest, limits, loaded.ends)
+        served = Served(called, loaded.tokenizer, longest, limits, loaded.ends, template)
         if not is_loopback(host):
             print(
                 f"twoaxis: warning: whoever reaches {address_of(opened)} can use the model: there is no authentication",

@@ -16,6 +16,17 @@ from twoaxis.core.overrides import apply_overrides
 from twoaxis.core.parameters import declarations
 from twoaxis.core.site import Site, Stack
 
+COSTS = {
+    "parameters": "parameters",
+    "matmul_flops_per_token": "matmul flops per token",
+    "attention_flops_per_token": "attention flops per token",
+    "elementwise_flops_per_token": "elementwise flops per token",
+    "cache_bytes": "cache bytes after all tokens",
+    "state_bytes_per_token": "state bytes per token, last boundary",
+    "saved_bytes": "bytes saved for backward beyond the state",
+}
+"""What each cost is, in words."""
+
 
 def show(
     name: Annotated[str, typer.Argument(help="A kind that `twoaxis list` prints, such as deep_delta.")],
@@ -43,12 +54,12 @@ def show(
     print(f"Evidence: {described['evidence']}\n")
     print_table("Options", ("key", "value"), list(described["options"].items()))
     print()
-    parameters = [tuple(parameter.values()) for parameter in described["parameters"]]
+    parameters = [(one["name"], " x ".join(map(str, one["shape"])), one["init"], one["tag"]) for one in described["parameters"]]
     place = {"depth": "the last block", "local": "one place of d_model channels"}.get(axis, "one sublayer")
     title = f"Parameters of {place}" + (" and the ends" if axis == "depth" else "")
-    print_table(title, ("name", "shape", "initial value", "tag"), parameters)
+    print_table(title, ("name", "shape", "initial value", "tag"), parameters, whole=("name", "shape"))
     print()
-    costs = [(key, f"{value:,}") for key, value in described["cost"].items()]
+    costs = [(COSTS[key], f"{value:,}") for key, value in described["cost"].items()]
     print_table(f"Cost of {place}, 12 blocks, d_model 256, 512 tokens, float32", ("what", "count"), costs, ("count",))
 
 
@@ -79,11 +90,11 @@ def _evidence(fixture: str | None) -> str:
     return f"certified: equals public code in outputs and all gradients (golden tensors {fixture})"
 
 
-def _parameters(axis: str, config: Any) -> list[dict[str, str]]:
+def _parameters(axis: str, config: Any) -> list[dict[str, Any]]:
     with torch.device("meta"):
         module = _depth_part(config) if axis == "depth" else config.build(_place(axis))
     return [
-        {"name": name, "shape": " x ".join(map(str, parameter.shape)), "init": str(declaration.init), "tag": declaration.tag}
+        {"name": name, "shape": list(parameter.shape), "init": str(declaration.init), "tag": declaration.tag}
         for name, parameter, declaration in declarations(module)
     ]
 
@@ -114,12 +125,12 @@ def _cost(axis: str, config: Any) -> dict[str, int]:
     tokens = REFERENCE_SHAPE.total_tokens
     found = {
         "parameters": cost.params,
-        "matmul flops per token": cost.matmul_flops // tokens,
-        "attention flops per token": cost.pair_flops // tokens,
-        "elementwise flops per token": cost.elementwise_flops // tokens,
-        "cache bytes after all tokens": cost.cache_bytes,
+        "matmul_flops_per_token": cost.matmul_flops // tokens,
+        "attention_flops_per_token": cost.pair_flops // tokens,
+        "elementwise_flops_per_token": cost.elementwise_flops // tokens,
+        "cache_bytes": cost.cache_bytes,
     }
     if axis == "depth":
-        found["state bytes per token, last boundary"] = 4 * config.state_floats(stack, stack.n_sublayers)
-        found["bytes saved for backward beyond the state"] = cost.saved_bytes
+        found["state_bytes_per_token"] = 4 * config.state_floats(stack, stack.n_sublayers)
+        found["saved_bytes"] = cost.saved_bytes
     return found

@@ -37,6 +37,8 @@ class Config(BaseModel):
     Attributes:
         unrecorded: for options that are younger than the first records and whose default is not what was computed before: the
             value that a record without the key stands for.
+        called: what errors call it; by default the words of its name, or its kind.
+        inside: configurations of fields that are declared as plain data, by the name of the field.
 
     Raises:
         ConfigError: in one line, at construction, for any value that cannot be used.
@@ -45,6 +47,8 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True, allow_inf_nan=False)
 
     unrecorded: ClassVar[Mapping[str, Any]] = {}
+    called: ClassVar[str] = ""
+    inside: ClassVar[Mapping[str, type["Config"]]] = {}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -68,7 +72,8 @@ class Config(BaseModel):
     def from_data(cls, data: Mapping[str, Any]) -> Self:
         """Builds the configuration from plain data, such as a parsed TOML or JSON file."""
         if not isinstance(data, Mapping):
-            raise ConfigError(f"{cls.__name__}={data!r}: must be a table of keys and values; see `twoaxis show`")
+            what = _title(cls).removeprefix("the ")
+            raise ConfigError(f"{what}={data!r}: must be a table of keys and values; see `twoaxis show`")
         return cls(**data)
 
     @classmethod
@@ -96,13 +101,22 @@ class Config(BaseModel):
         """Returns plain JSON-ready data that `from_data` reads back to an equal configuration."""
         return self.model_dump(mode="json")
 
+    @classmethod
+    def remedy_for_key(cls, key: str) -> str:
+        """What to do about a key that is none of these: where it belongs, the one that was meant, or all there are."""
+        nested = {name: field.annotation for name, field in cls.model_fields.items()} | dict(cls.inside)
+        for name, one in nested.items():
+            if isinstance(one, type) and issubclass(one, Config) and key in one.model_fields:
+                return f"it belongs to {name}: write {name}.{key}"
+        return nearest(key, cls.model_fields)
+
     def replace(self, **changes: Any) -> Self:
         """Returns a copy with some fields changed, checked like a new configuration."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self)(**{**values, **changes})
 
 
-def _in_one_line(error: ValidationError, config: type[BaseModel]) -> str:
+def _in_one_line(error: ValidationError, config: type[Config]) -> str:
     errors = error.errors()
     # Of a field with alternatives, the one that got furthest is the one that was meant.
     first = max((e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]), key=lambda e: len(e["loc"]))
@@ -111,9 +125,12 @@ def _in_one_line(error: ValidationError, config: type[BaseModel]) -> str:
     more = f" (and {len(others)} more)" if others else ""
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError | ValueError):
-        return (f"{path}: {cause}" if path else str(cause)) + more
+        # A validator of one field may name it already.
+        where, _, last = path.rpartition(".")
+        where = where if str(cause).startswith(f"{last}=") else path
+        return (f"{where}: {cause}" if where else str(cause)) + more
     if first["type"] == "extra_forbidden":
-        return f"unknown key {path!r} in {_title(config)}; {nearest(path, config.model_fields)}{more}"
+        return f"unknown key {path!r} in {_title(config)}; {config.remedy_for_key(path)}{more}"
     if first["type"] == "missing":
         return f"{path} is missing in {_title(config)}: it has no default; add it{more}"
     allowed, remedy = _expected(first)
@@ -132,12 +149,19 @@ def _expected(error: ErrorDetails) -> tuple[str, str | None]:
             return f"{sign} {context[key]}", None
     if error["type"] in _WORDS:
         return _WORDS[error["type"]], None
+    for key, bound in (("max_length", "at most"), ("min_length", "at least")):
+        if key in context:
+            items = "item" if context[key] == 1 else "items"
+            remedy = "leave some out" if key == "max_length" else "give some"
+            return f"{bound} {context[key]} {items}, not {context['actual_length']}", remedy
     message = error["msg"].removeprefix("Input should be ")
     if error["type"] == "literal_error" and isinstance(error["input"], str):
         return message, nearest(error["input"], re.findall(r"'([^']*)'", context["expected"]))
     return message[:1].lower() + message[1:], None
 
 
-def _title(config: type[BaseModel]) -> str:
+def _title(config: type[Config]) -> str:
     kind = config.model_fields.get("kind")
-    return repr(kind.default) if kind is not None and isinstance(kind.default, str) else config.__name__
+    if kind is not None and isinstance(kind.default, str):
+        return repr(kind.default)
+    return f"the {config.called or re.sub(r'(?<!^)(?=[A-Z])', ' ', config.__name__.removesuffix('Config')).lower()}"

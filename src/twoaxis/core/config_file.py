@@ -17,6 +17,8 @@ def read_config_file(path: Path, what: str, error: type[TwoAxisError] = ConfigEr
         what: what it should hold, for the message.
         error: what to raise when it cannot be read or parsed, or holds something else.
     """
+    if path.suffix in (".yaml", ".yml"):
+        raise error(f"{what} {path}: is YAML: must be TOML, or JSON with a name that ends in .json; convert it")
     text = read_text(path, f"{what} {path}", "check the path", error)
     # No TOML begins so.
     form = "json" if path.suffix == ".json" or text.lstrip().startswith("{") else "toml"

@@ -1,7 +1,10 @@
 """Errors a user can cause: one line that says what, got, allowed, remedy."""
 
-import difflib
+import re
 from collections.abc import Iterable
+
+LONG_NAME = 5
+"""Letters from which on two slips are still the same name."""
 
 
 class TwoAxisError(Exception):
@@ -35,12 +38,39 @@ def problem(what: str, got: object, allowed: str, remedy: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns the remedy for an unknown name: the nearest known one, else the whole list.
+    """Returns the remedy for an unknown name: the known one of which it is a slip of the keyboard, else the whole list.
+
+    Something else that merely looks alike is no remedy: whoever asks for it wants that.
 
     Example:
         >>> nearest("residul", ["residual", "deep_delta"])
         "did you mean 'residual'?"
+        >>> nearest("gru", ["gelu", "relu2"])
+        'choose one of gelu, relu2'
     """
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names)}"
+    close = sorted((slips, one) for one in names if (slips := _slips(_plain(name), _plain(one))) is not None)
+    return f"did you mean {close[0][1]!r}?" if close else f"choose one of {', '.join(names)}"
+
+
+def _plain(name: str) -> str:
+    """Without what is easily left out or mistaken: capitals and separators."""
+    return re.sub(r"[-_ ]", "", name).lower()
+
+
+def _slips(name: str, known: str) -> int | None:
+    """How many letters were missed, doubled, exchanged or mistaken, or stand behind the other; None for another name."""
+    if min(len(name), len(known)) >= 3 and (name.startswith(known) or known.startswith(name)):
+        return abs(len(name) - len(known))
+    if sorted(name) == sorted(known):
+        return 1
+    if abs(len(name) - len(known)) > 2:
+        return None
+    above, row = [], list(range(len(known) + 1))
+    for i, letter in enumerate(name, 1):
+        before, above, row = above, row, [i]
+        for j, other in enumerate(known, 1):
+            row.append(min(above[j] + 1, row[j - 1] + 1, above[j - 1] + (letter != other)))
+            if i > 1 and j > 1 and letter == known[j - 2] and name[i - 2] == other:
+                row[j] = min(row[j], before[j - 2] + 1)
+    return row[-1] if row[-1] <= (2 if len(known) >= LONG_NAME else min(1, len(name))) else None

@@ -7,7 +7,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.interop.rotation import with_rotation
 from twoaxis.model import DecoderConfig
 from twoaxis.model.config import SublayerConfig
-from twoaxis.planner.model.hugging_face import read_hugging_face
+from twoaxis.planner.model.hugging_face import FAMILIES, known_type, read_hugging_face
 from twoaxis.planner.model.part import OwnPart, Part
 from twoaxis.sequence import AttentionConfig
 
@@ -25,10 +25,8 @@ def layout_of(data: Mapping[str, Any]) -> str:
     Raises:
         ConfigError: a `model_type` that our decoder cannot be.
     """
-    kind = data.get("model_type")
-    if not isinstance(kind, str) or kind not in LAYOUT_OF_TYPE:
-        raise ConfigError(problem("model_type", kind, f"one of {', '.join(LAYOUT_OF_TYPE)}", "choose a model of such a type"))
-    return LAYOUT_OF_TYPE[kind]
+    planned = "it can be planned, but is no model of this decoder; " if data.get("model_type") in tuple(FAMILIES) else ""
+    return LAYOUT_OF_TYPE[known_type(data, LAYOUT_OF_TYPE, f"{planned}choose a model of such a type")]
 
 
 def decoder_config(data: Mapping[str, Any]) -> DecoderConfig:

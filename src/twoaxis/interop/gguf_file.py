@@ -14,6 +14,7 @@ from twoaxis.interop.checkpoints import Pretrained, build_model
 from twoaxis.interop.configuration import decoder_config
 from twoaxis.interop.rotation import LENGTH
 from twoaxis.interop.state_maps import state_map
+from twoaxis.model.unread_keys import refuse_unread
 from twoaxis.sequence import AttentionConfig
 
 NAMES = {
@@ -43,6 +44,9 @@ NEEDED = (
 
 SCALING, KNOWN_SCALING = "llama.rope.scaling.", ("type", "factor", "original_context_length", "finetuned")
 """Keys of scaled angles; others say that the defaults of their kind do not hold."""
+
+READ = ("attention.value_length", "rope.dimension_count", "rope.scale_linear", "tensor_data_layout")
+"""Keys of the architecture that are read, besides those of a `config.json`, and one that is history."""
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
 TOKEN_TYPES = {1: "normal", UNKNOWN: "unknown", CONTROL: "control", USER_DEFINED: "user-defined", UNUSED: "unused", 6: "byte"}
@@ -157,6 +161,8 @@ def llama_table(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
         "rope_theta": "rope.freq_base",
         "vocab_size": "vocab_size",
     }
+    llama = {name.removeprefix("llama."): value for name, value in fields.items() if name.startswith("llama.")}
+    refuse_unread(llama, (*keys.values(), *READ, *(name for name in llama if name.startswith("rope.scaling."))), "llama.")
     data: dict[str, Any] = {ours: fields[f"llama.{theirs}"] for ours, theirs in keys.items() if f"llama.{theirs}" in fields}
     data.setdefault("vocab_size", len(fields["tokenizer.ggml.tokens"]))
     for name in fields:

@@ -56,15 +56,15 @@ def _scaling(table: Fields, fields: Fields) -> dict[str, Any] | None:
     """Our options of the scaling."""
     given = _given(table.data)
     kind = given.get("rope_type") or given.get("type") or "default"
-    if kind == "default":
-        return None
-    if not isinstance(kind, str) or kind not in SCALINGS:
+    if not isinstance(kind, str) or kind not in ("default", *SCALINGS):
         raise ConfigError(problem("rope type", kind, f"default or one of {', '.join(SCALINGS)}", "choose another model"))
-    known = (*EVERYWHERE, *SCALINGS[kind], *(YARN if kind == "yarn" else ()))
+    known = (*EVERYWHERE, *SCALINGS.get(kind, ()), *(YARN if kind == "yarn" else ()))
     for name in given:
         if name not in known:
             allowed = f"one of {', '.join(known)} in rope type {kind!r}"
             raise ConfigError(problem(table.where + name, given[name], allowed, "choose another model"))
+    if kind == "default":
+        return None
     options = {name: given[name] for name in SCALINGS[kind] if name in given}
     if kind != "linear":
         # As in transformers: beside the table, in it, or what the model is trained to.

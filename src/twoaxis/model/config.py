@@ -73,6 +73,19 @@ class DecoderConfig(Config):
     blocks: tuple[Block, ...] = ((AttentionConfig(), SwiGLUConfig()),)
 
     unrecorded: ClassVar[Mapping[str, Any]] = {"embedding_std": 0.02}
+    called: ClassVar[str] = "model"
+
+    @classmethod
+    def remedy_for_key(cls, key: str) -> str:
+        """As for every configuration; options of sublayers and of depth mixers belong to these."""
+        for row in (*SEQUENCE, *FEED_FORWARD):
+            if key != "kind" and key in row.config.model_fields:
+                example = f'blocks=[[{{kind="{row.kind}", {key}=...}}, ...]]'
+                return f"it belongs to a sublayer such as {row.kind!r}: write it in blocks, as {example}"
+        for row in DEPTH:
+            if key in row.config.model_fields:
+                return f"it belongs to a depth mixer such as {row.kind!r}: write depth.{key}"
+        return super().remedy_for_key(key)
 
     @model_validator(mode="after")
     def _buildable(self) -> Self:

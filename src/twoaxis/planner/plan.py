@@ -6,7 +6,7 @@ from typing import Any
 
 from twoaxis.planner.advice import Case, Recommendation, methods_for, recommend
 from twoaxis.planner.coefficients import coefficients
-from twoaxis.planner.comparison import Budget, Comparison, as_given, compare, control_of, count_methods
+from twoaxis.planner.comparison import Budget, Comparison, MethodCost, as_given, compare, control_of, count_methods
 from twoaxis.planner.ledger import Ledger, ledger
 from twoaxis.planner.methods import Goal
 from twoaxis.planner.model.shape import ModelShape
@@ -14,6 +14,9 @@ from twoaxis.planner.search import RESERVE, Request, find_setting
 from twoaxis.planner.setting import Setting
 
 FORMAT = "twoaxis.plan/1"
+
+BUDGETED = ("memory", "latency")
+"""Limits of the reader, among those that a method may be over."""
 
 PROMPTS = 8
 """Sequences that generate at once where nothing else is asked."""
@@ -42,6 +45,16 @@ class ModelPlan:
     recommendation: Recommendation | None
 
     @property
+    def costs(self) -> tuple[MethodCost, ...]:
+        """Of the control, then of every method."""
+        return (self.comparison.control, *self.comparison.methods)
+
+    @property
+    def fits_budget(self) -> bool:
+        """Whether anything, the control included, is within the limits of the reader."""
+        return any(not set(BUDGETED) & set(cost.over) for cost in self.costs)
+
+    @property
     def flops_share(self) -> float:
         """The part of the peak of all GPUs that the control's own FLOPs take, recomputation not counted."""
         setting, control = self.setting, self.comparison.control
@@ -67,6 +80,7 @@ class ModelPlan:
             "layout": {**setting.layout.to_data(), "schedule": setting.run["schedule"]},
             "ledger": self.ledger.to_data(),
             "control": comparison.control.to_data() | {"flops_share_of_peak": self.flops_share},
+            "fits_budget": self.fits_budget,
             "methods": [cost.to_data() for cost in comparison.methods],
             "refused": [
                 {"name": each.method.name, "goal": each.method.goal, "reason": each.reason} for each in comparison.refused

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -89,6 +89,9 @@ class TrainConfig(Config):
         >>> config.decoder(vocab_size=256).vocab_size, config.schedule.multiplier(99, 100)
         (256, 0.05)
     """
+
+    called: ClassVar[str] = "recipe"
+    inside: ClassVar[Mapping[str, type[Config]]] = {"model": DecoderConfig}
 
     model: ModelField
     data: DataConfig = DataConfig()

@@ -59,7 +59,7 @@ def test_json_gives_everything_and_comes_back(capsys: pytest.CaptureFixture[str]
         # Tuples come back as lists; every number as it was.
         assert one == json.loads(json.dumps(claim.to_data(finding)))
         assert one["sentence"] == finding.sentence
-        assert one["measured"] == finding.measured
+        assert {each["what"]: each["difference"] for each in one["measured"]} == finding.measured
     assert found[1]["rule"] and not found[0]["rule"]
     assert all(link.startswith("studies/") for link in found[1]["links"])
 

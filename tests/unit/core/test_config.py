@@ -1,5 +1,7 @@
+import importlib
+import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
 import pytest
@@ -12,6 +14,7 @@ from twoaxis.depth import DEPTH, DeepDeltaConfig
 from twoaxis.feed_forward import FEED_FORWARD
 from twoaxis.local import LOCAL
 from twoaxis.sequence import SEQUENCE, AttentionConfig, ShortSWAConfig
+from twoaxis.train import TrainConfig
 
 SIZES: dict[str, Any] = {"vocab_size": 16, "d_model": 8, "n_layers": 2}
 
@@ -19,10 +22,10 @@ SIZES: dict[str, Any] = {"vocab_size": 16, "d_model": 8, "n_layers": 2}
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"n_layer": 2}, "unknown key 'n_layer' in DecoderConfig; did you mean 'n_layers'?"),
-        ({"self": 2}, "unknown key 'self' in DecoderConfig; "),
+        ({"n_layer": 2}, "unknown key 'n_layer' in the model; did you mean 'n_layers'?"),
+        ({"self": 2}, "unknown key 'self' in the model; "),
         ({"depth": {"kind": "deep_delta", "self": 1}}, "depth: unknown key 'self' in 'deep_delta'; "),
-        ({"zzz": 2}, "unknown key 'zzz' in DecoderConfig; choose one of blocks, d_model, depth, "),
+        ({"zzz": 2}, "unknown key 'zzz' in the model; choose one of blocks, d_model, depth, "),
         (
             {"depth": {"kind": "deep_delta", "betainit": 1}},
             "depth: unknown key 'betainit' in 'deep_delta'; did you mean 'beta_init'?",
@@ -30,7 +33,7 @@ SIZES: dict[str, Any] = {"vocab_size": 16, "d_model": 8, "n_layers": 2}
         ({"depth": "residul"}, "depth: unknown depth mixer 'residul'; did you mean 'residual'?"),
         ({"depth": 3}, "depth: depth mixer=3: must be a table with a 'kind'; choose one of residual, "),
         ({"depth": {"beta_init": 1.0}}, "depth: depth mixer={'beta_init': 1.0}: must be a table with a 'kind'; choose one of "),
-        ({"depth": {"kind": "deep_delta", "beta_init": 2.0}}, "depth: beta_init: beta_init=2.0: must be inside (0, 2)"),
+        ({"depth": {"kind": "deep_delta", "beta_init": 2.0}}, "depth: beta_init=2.0: must be inside (0, 2)"),
         ({"depth": {"kind": "attention_residuals", "block_size": 0}}, "depth: block_size=0: must be >= 1; "),
         ({"depth": {"kind": "attention_residuals", "block_size": [1, 0]}}, "depth: block_size.1=0: must be >= 1; "),
         ({"depth": {"kind": "attention_residuals", "block_size": "x"}}, "depth: block_size='x': must be a whole number"),
@@ -66,9 +69,9 @@ def test_error_is_one_line_that_says_what_got_allowed_remedy(changes: dict, mess
 
 
 def test_missing_key() -> None:
-    with pytest.raises(ConfigError, match=r"^vocab_size is missing in DecoderConfig: it has no default; add it"):
+    with pytest.raises(ConfigError, match=r"^vocab_size is missing in the model: it has no default; add it"):
         DecoderConfig.from_data({"d_model": 8, "n_layers": 1})
-    with pytest.raises(ConfigError, match=r"^DecoderConfig=3: must be a table of keys and values; see `twoaxis show`$"):
+    with pytest.raises(ConfigError, match=r"^model=3: must be a table of keys and values; see `twoaxis show`$"):
         DecoderConfig.from_data(3)  # type: ignore[arg-type]
 
 
@@ -159,3 +162,55 @@ def test_declared_values_of_older_records_are_options_that_differ_from_the_defau
     for option, value in row.config.unrecorded.items():
         now, then = row.config(), row.config.from_record({"kind": row.kind})
         assert getattr(then, option) == value != getattr(now, option)
+
+
+@pytest.mark.parametrize(
+    ("config", "keys", "remedy"),
+    [
+        (DecoderConfig, {"n_heads": 5}, "it belongs to a sublayer such as 'attention': write it in blocks, as blocks=[[{kind="),
+        (DecoderConfig, {"d_ff": 5}, "it belongs to a sublayer such as 'swiglu': write it in blocks"),
+        (DecoderConfig, {"block_size": 5}, "it belongs to a depth mixer such as 'attention_residuals': write depth.block_size"),
+        (TrainConfig, {"d_model": 5}, "it belongs to model: write model.d_model"),
+        (TrainConfig, {"seq_len": 5}, "it belongs to data: write data.seq_len"),
+        (TrainConfig, {"data": {"seqlen": 5}}, "data: unknown key 'seqlen' in the data; did you mean 'seq_len'?"),
+        (TrainConfig, {"lr": 5}, "it belongs to optimizer: write optimizer.lr"),
+    ],
+)
+def test_a_key_of_another_table_is_sent_where_it_belongs(config: type[Config], keys: dict[str, Any], remedy: str) -> None:
+    """Catches remedies that name the key that looks most alike, or all keys of the wrong table."""
+    with pytest.raises(ConfigError) as caught:
+        config.from_data(({"model": SIZES} if config is TrainConfig else SIZES) | keys)
+    assert remedy in str(caught.value)
+
+
+def every_config(base: type[Config] = Config) -> Iterator[type[Config]]:
+    for config in base.__subclasses__():
+        if config.__module__.startswith("twoaxis.") and not inspect.isabstract(config):
+            yield config
+        yield from every_config(config)
+
+
+def test_no_error_names_a_class() -> None:
+    """Catches words of ours that no user can know, in what every configuration says of keys, types and tables."""
+    for name in ("study", "interop.serving.work", "planner.hardware", "audit"):
+        importlib.import_module(f"twoaxis.{name}")
+    found = sorted(set(every_config()), key=lambda config: config.__qualname__)
+    names = re.compile(rf"\b({'|'.join(config.__name__ for config in found)})\b")
+    said = 0
+    for config in found:
+        fields = config.model_fields
+        wrong = [
+            {"nonsense": 1},
+            [1],
+            {},
+            *({name: object()} for name in fields),
+            *({name: [[{"nonsense": 1}]]} for name in fields),
+        ]
+        for data in wrong:
+            try:
+                config.from_data(data)  # type: ignore[arg-type]
+            except ConfigError as error:
+                said += 1
+                assert not names.search(str(error)), error
+                assert "\n" not in str(error), error
+    assert said > 5 * len(found) > 100

@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 
 from twoaxis.core.atomic import new_folder
-from twoaxis.core.errors import CheckpointError
+from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.core.text import read_text
 from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
 from twoaxis.interop.checkpoints import end_of_document, read_tokenizer
@@ -18,7 +18,7 @@ from twoaxis.interop.hugging_face.tokenizer import to_fast_tokenizer
 from twoaxis.interop.safetensors_folder import read_json
 from twoaxis.interop.source_files import GENERATION_CONFIG, generation_defaults, write_source_files
 from twoaxis.model import Decoder
-from twoaxis.model.config_names import MODEL_TYPE
+from twoaxis.model.config_names import MODEL_TYPE, decoder_fields
 
 CODE_FILE = "modeling_twoaxis.py"
 """Code for programs that import no twoaxis themselves, and run what comes with a folder when they are told to trust it."""
@@ -90,10 +90,14 @@ def import_folder(folder: Path | str) -> ImportedFolder:
         CheckpointError: no folder of such a model, or a damaged one.
     """
     folder = Path(folder)
-    kind = read_json(folder / "config.json").get("model_type")
-    if kind != MODEL_TYPE:
+    data = read_json(folder / "config.json")
+    if (kind := data.get("model_type")) != MODEL_TYPE:
         remedy = "other models become ones of this library by `twoaxis retrofit`"
         raise CheckpointError(f"folder {folder}: model_type={kind!r} must be {MODEL_TYPE!r}; {remedy}")
+    try:
+        decoder_fields(data)
+    except ConfigError as error:
+        raise CheckpointError(f"folder {folder}: config.json: {error}") from None
     try:
         options = {"output_loading_info": True, "local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
         loaded: Any = TwoAxisForCausalLM.from_pretrained(folder, **options)

@@ -18,6 +18,7 @@ class Answer:
         request: what was asked.
         model: the name of the served model.
         prompt_tokens: for the usage.
+        note: of the work; the one field that the API does not have, and only where there is something to say.
         chat: whether messages are answered.
         id: unique.
         created: seconds since 1970.
@@ -26,6 +27,7 @@ class Answer:
     request: Request
     model: str
     prompt_tokens: int
+    note: str = ""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -81,7 +83,8 @@ class Answer:
 
     def _frame(self, kind: str) -> dict[str, Any]:
         prefix = "chatcmpl" if self.chat else "cmpl"
-        return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+        frame = {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+        return {**frame, "note": self.note} if self.note else frame
 
     def _part(self, index: int, content: Any, ending: str | None) -> dict[str, Any]:
         choice = {"index": index, "delta" if self.chat else "text": content, "logprobs": None, "finish_reason": ending}

@@ -2,7 +2,7 @@
 
 A field that is null is as if it were left out. A field of the API that could change the answer and is not supported is refused
 unless it asks for nothing; one that could not is ignored; a field that the API does not have is refused, as it is there.
-The one addition is `top_k`.
+The additions are `top_k` and, for completions, `parse_special`.
 """
 
 import json
@@ -112,7 +112,7 @@ class Request(Config):
             raise Refusal(f"body: is not JSON ({error}); send one JSON object") from None
         _check_depth(data)
         if not isinstance(data, dict):
-            raise Refusal(f"body: is a JSON {type(data).__name__}; must be one object; see the OpenAI API")
+            raise Refusal(problem("body", data, "one JSON object", "see the OpenAI API"))
         try:
             return cls(**cls._known(_without_nulls(data)))
         except ConfigError as error:
@@ -135,9 +135,12 @@ class CompletionRequest(Request):
 
     Args:
         prompt: texts or lists of token ids, one answer each; a text or a list of ids alone is one prompt.
+        parse_special: whether the name of a special token in a text stands for that token; else it stays text, and the answer
+            says so.
     """
 
     prompt: list[str | list[int]]
+    parse_special: StrictBool = False
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -175,6 +178,8 @@ class Message(Config):
             texts = [part["text"] for part in content if part["type"] == "text" and isinstance(part["text"], str)]
             if len(texts) == len(content):
                 return "".join(texts)
+        if content is None:
+            raise ConfigError("content=null: must be a string or a list of text parts, also where tools are called; send text")
         raise ConfigError(problem("content", content, "a string or a list of text parts", "send text only"))
 
 
@@ -196,12 +201,13 @@ class ChatRequest(Request):
             raise Refusal(f"{both}: must be the same; send one of them", param="max_completion_tokens")
         messages = data.get("messages")
         if isinstance(messages, list):
-            data["messages"] = [_without_nulls(one) if isinstance(one, dict) else one for one in messages]
+            # A message without content is not one that leaves it out.
+            data["messages"] = [_without_nulls(one, "content") if isinstance(one, dict) else one for one in messages]
         return data
 
 
-def _without_nulls(data: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in data.items() if value is not None}
+def _without_nulls(data: dict[str, Any], *but: str) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if value is not None or name in but}
 
 
 def _check_depth(data: Any) -> None:

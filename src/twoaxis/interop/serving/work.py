@@ -10,6 +10,7 @@ from pydantic import Field
 from twoaxis.core.config import Config
 from twoaxis.core.errors import DataError, nearest, problem
 from twoaxis.data import Tokenizer
+from twoaxis.data.chat_template import ChatTemplate
 from twoaxis.data.stop_strings import stop_tokens
 from twoaxis.interop.serving.chat import ChatFormat
 from twoaxis.interop.serving.generation import Generation
@@ -47,6 +48,7 @@ class Served:
         max_seq_len: of the model: prompt and answer together.
         limits: of one request.
         ends: tokens that end an answer besides the end of a document.
+        template: how the model wants a conversation put; None where it does not say.
     """
 
     name: str
@@ -54,11 +56,12 @@ class Served:
     max_seq_len: int
     limits: Limits
     ends: frozenset[int] = frozenset()
+    template: ChatTemplate | None = None
 
     @cached_property
     def chat(self) -> ChatFormat:
         """How its conversations become prompts."""
-        return ChatFormat.of(self.tokenizer)
+        return ChatFormat.of(self.tokenizer, self.template)
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,14 @@ class Work:
         stops: strings that end a choice.
         lead: left out at the start of a choice.
         prompt_tokens: of all prompts, each counted once.
+        note: what became of special tokens that a prompt spells; empty where it spells none.
     """
 
     generations: Sequence[Generation]
     stops: Sequence[str]
     lead: str
     prompt_tokens: int
+    note: str = ""
 
 
 def work_of(request: Request, served: Served) -> Work:
@@ -93,7 +98,7 @@ def work_of(request: Request, served: Served) -> Work:
         if chat is not None and isinstance(request, ChatRequest):
             prompts = [chat.prompt(request.messages, served.tokenizer)]
         elif isinstance(request, CompletionRequest):
-            prompts = [_tokens(prompt, served.tokenizer) for prompt in request.prompt]
+            prompts = [_tokens(prompt, served.tokenizer, request.parse_special) for prompt in request.prompt]
         else:
             raise TypeError(type(request).__name__)
     except DataError as error:
@@ -114,12 +119,23 @@ def work_of(request: Request, served: Served) -> Work:
         )
     ]
     stops = (*request.stop, *(chat.stops if chat else ()))
-    return Work(generations, stops, chat.lead if chat else "", sum(map(len, prompts)))
+    return Work(generations, stops, chat.lead if chat else "", sum(map(len, prompts)), _note(request, served.tokenizer))
 
 
-def _tokens(prompt: str | list[int], tokenizer: Tokenizer) -> list[int]:
+def _note(request: Request, tokenizer: Tokenizer) -> str:
+    if isinstance(request, CompletionRequest):
+        texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
+        said = "read as special tokens" if request.parse_special else "read as text; parse_special=true reads special tokens"
+    else:
+        texts = [message.content for message in request.messages] if isinstance(request, ChatRequest) else []
+        said = "read as text, as everything in messages is"
+    spelled = tokenizer.spelled("\n".join(texts))
+    return f"{', '.join(spelled)} in the prompt: {said}" if spelled else ""
+
+
+def _tokens(prompt: str | list[int], tokenizer: Tokenizer, parse_special: bool) -> list[int]:
     if isinstance(prompt, str):
-        return tokenizer.prompt(prompt)
+        return tokenizer.prompt(prompt, parse_special)
     for token in prompt:
         if not 0 <= token < tokenizer.vocab_size:
             raise DataError(problem("token id", token, f"in 0..{tokenizer.vocab_size - 1}", "use the model's own tokenizer"))

@@ -92,7 +92,7 @@ async def _answer(request: Request, kind: type[ApiRequest], service: Service) ->
         # Long prompts take their time, in which others are served.
         asked = await asyncio.to_thread(kind.read, body)
         work = await asyncio.to_thread(work_of, asked, served)
-        answer = Answer(asked, served.name, work.prompt_tokens)
+        answer = Answer(asked, served.name, work.prompt_tokens, work.note)
         exchange = Exchange(service.engine, served.tokenizer, work)
         if asked.stream:
             return EventStream(exchange, answer)

@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.interop.serving.http.timed import MAX_HEAD_BYTES, TimedProtocol
 
 TELLING_SECONDS = 5
 """For a step that is running and for answers that say that the server stops; then connections are cut."""
@@ -60,7 +61,14 @@ class Server(uvicorn.Server):
         deadline = grace_seconds + TELLING_SECONDS
         super().__init__(
             uvicorn.Config(
-                app, log_level="warning", access_log=False, timeout_graceful_shutdown=deadline, lifespan="off", ws="none"
+                app,
+                http=TimedProtocol,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=deadline,
+                lifespan="off",
+                ws="none",
             )
         )
         self._close, self._ready, self._grace_seconds = close, ready, grace_seconds

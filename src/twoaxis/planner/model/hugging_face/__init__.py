@@ -1,9 +1,12 @@
 """Models by their Hugging Face `config.json`, read as plain data. One file and one row per family."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Mapping, Set
+from typing import Any, NamedTuple
 
-from twoaxis.core.errors import ConfigError, nearest
+from twoaxis.core.errors import ConfigError, nearest, problem
+from twoaxis.model.unread_keys import refuse_architectures
+from twoaxis.planner.model.hugging_face import deepseek_v3, deepseek_v4, gpt_neox, kimi_linear, muddformer, qwen
 from twoaxis.planner.model.hugging_face.deepseek_v3 import read_deepseek_v2, read_deepseek_v3
 from twoaxis.planner.model.hugging_face.deepseek_v4 import read_deepseek_v4
 from twoaxis.planner.model.hugging_face.fields import Fields
@@ -21,27 +24,48 @@ from twoaxis.planner.model.hugging_face.qwen import (
 )
 from twoaxis.planner.model.shape import ModelShape
 
-Reader = Callable[[Fields, str], ModelShape]
+ROTATION = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"}
+WITHOUT_COST = ROTATION | {"architectures", "quantization_config", "source"}
+"""Keys of any family that change no count: rotations, the format of stored numbers, where the numbers are from, and the name of
+the model, which is looked at by itself."""
 
-READERS: dict[str, Reader] = {
-    "deepseek_v2": read_deepseek_v2,
-    "deepseek_v3": read_deepseek_v3,
-    "deepseek_v4": read_deepseek_v4,
-    "gpt_neox": read_gpt_neox,
-    "kimi_k2": read_deepseek_v3,
-    "kimi_k3": read_kimi_k3,
-    "kimi_linear": read_kimi_linear,
-    "llama": read_llama,
-    "mistral": read_mistral,
-    "mixtral": read_mixtral,
-    "muddformer": read_muddformer,
-    "muddpythia": read_muddformer,
-    "qwen2": read_qwen2,
-    "qwen2_moe": read_qwen2_moe,
-    "qwen3": read_qwen3,
-    "qwen3_attnres": read_qwen3_attnres,
-    "qwen3_moe": read_qwen3_moe,
+OF_K3 = kimi_linear.OF_PARTS | {f"text_config.{key}" for key in kimi_linear.KNOWN | WITHOUT_COST}
+
+
+class Family(NamedTuple):
+    """One family of models.
+
+    Attributes:
+        read: makes a model of the keys.
+        architectures: what files call its language model.
+        known: keys that are not read, or not always, and change no count; those inside a table with its name before a dot.
+    """
+
+    read: Callable[[Fields, str], ModelShape]
+    architectures: tuple[str, ...]
+    known: Set[str] = frozenset()
+
+
+FAMILIES: dict[str, Family] = {
+    "deepseek_v2": Family(read_deepseek_v2, ("DeepseekV2ForCausalLM",), deepseek_v3.KNOWN),
+    "deepseek_v3": Family(read_deepseek_v3, ("DeepseekV3ForCausalLM",), deepseek_v3.KNOWN),
+    "deepseek_v4": Family(read_deepseek_v4, ("DeepseekV4ForCausalLM",), deepseek_v4.KNOWN),
+    "gpt_neox": Family(read_gpt_neox, ("GPTNeoXForCausalLM",), gpt_neox.KNOWN),
+    "kimi_k2": Family(read_deepseek_v3, ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"), deepseek_v3.KNOWN),
+    "kimi_k3": Family(read_kimi_k3, ("KimiK3ForConditionalGeneration",), OF_K3),
+    "kimi_linear": Family(read_kimi_linear, ("KimiLinearForCausalLM",), kimi_linear.KNOWN),
+    "llama": Family(read_llama, ("LlamaForCausalLM", "LLaMAForCausalLM"), {"is_llama_config"}),
+    "mistral": Family(read_mistral, ("MistralForCausalLM",)),
+    "mixtral": Family(read_mixtral, ("MixtralForCausalLM",)),
+    "muddformer": Family(read_muddformer, ("MUDDFormer", "MUDDFormerForCausalLM"), muddformer.KNOWN),
+    "muddpythia": Family(read_muddformer, ("MUDDPythia", "MUDDPythiaForCausalLM"), muddformer.KNOWN),
+    "qwen2": Family(read_qwen2, ("Qwen2ForCausalLM",), qwen.KNOWN),
+    "qwen2_moe": Family(read_qwen2_moe, ("Qwen2MoeForCausalLM",), qwen.OF_EXPERTS),
+    "qwen3": Family(read_qwen3, ("Qwen3ForCausalLM",), qwen.KNOWN),
+    "qwen3_attnres": Family(read_qwen3_attnres, ("Qwen3AttnResForCausalLM",), qwen.OF_ATTNRES),
+    "qwen3_moe": Family(read_qwen3_moe, ("Qwen3MoeForCausalLM",), qwen.OF_EXPERTS),
 }
+"""By `model_type`."""
 
 OF_TEXT_ALONE = "save its text_config as a config.json of its own to plan the text decoder"
 
@@ -58,33 +82,60 @@ NOT_MODELLED = {
 READ_BY_PARTS = ("kimi_k3",)
 """Families whose reader takes the text decoder out of its parts and says so in the name."""
 
+ALIKE = ("flava", "gpt_neo", "llava", "ministral", "mllama", "pixtral", "voxtral")
+"""Other families, whose names are no slips of the keyboard for one of ours."""
+
 
 def read_hugging_face(data: Mapping[str, Any], name: str) -> ModelShape:
     """Reads a model from the contents of its `config.json`.
 
     Sizes that no model of a family is without must be there; every other key has the default of the family in transformers
-    5.24. Further keys are ignored, since such files hold many that have nothing to do with the architecture, except those that
-    ask for what is not modelled.
+    5.24. Further keys have to be known to change no count, or ask for nothing.
 
     Args:
         data: the parsed file.
         name: what the model is called.
 
     Raises:
-        ConfigError: in one line, for an unknown family, a missing or impossible value, or an architecture that is not modelled.
+        ConfigError: in one line, for an unknown family, a missing or impossible value, a key that nobody reads, or an
+            architecture that is not modelled.
 
     Example:
         >>> llama = {"model_type": "llama", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 128}
         >>> read_hugging_face(llama | {"num_hidden_layers": 2, "num_attention_heads": 4}, "tiny").n_layers
         2
     """
-    fields, model_type = Fields(data), data.get("model_type")
-    if not isinstance(model_type, str) or model_type not in READERS:
-        raise ConfigError(f"unknown model_type {model_type!r}; {nearest(str(model_type), READERS)}")
+    fields, model_type = Fields(data), known_type(data, FAMILIES, "describe its shape in TOML, as in examples/models")
+    family = FAMILIES[model_type]
     if model_type not in READ_BY_PARTS:
         for key, why in NOT_MODELLED.items():
             fields.refuse(key, why)
-    return READERS[model_type](fields, name)
+    refuse_architectures(data, family.architectures)
+    model = family.read(fields, name)
+    fields.refuse_unread(family.known | WITHOUT_COST)
+    return model
 
 
-__all__ = ["READERS", "read_hugging_face"]
+def known_type(data: Mapping[str, Any], known: Collection[str], remedy: str) -> str:
+    """The `model_type` of a file.
+
+    Args:
+        data: the parsed file.
+        known: the families that are read.
+        remedy: for all others.
+
+    Raises:
+        ConfigError: another one; a known family is suggested where its name is misspelt.
+    """
+    found = data.get("model_type")
+    if isinstance(found, str) and found in known:
+        return found
+    if isinstance(found, str) and found not in ALIKE:
+        # Versions and additions make another family.
+        shape = re.sub(r"[^\d_]", "", found)
+        suggestion = nearest(found, [one for one in known if re.sub(r"[^\d_]", "", one) == shape])
+        remedy = suggestion if suggestion.startswith("did you mean") else remedy
+    raise ConfigError(problem("model_type", found, f"one of {', '.join(known)}; no other family is read", remedy))
+
+
+__all__ = ["FAMILIES", "known_type", "read_hugging_face"]

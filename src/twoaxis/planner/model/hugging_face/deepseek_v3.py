@@ -2,10 +2,16 @@
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.planner.model.experts import Experts
-from twoaxis.planner.model.hugging_face.dense import model, n_layers, swiglu
+from twoaxis.planner.model.hugging_face.dense import SILU, model, n_layers, swiglu
 from twoaxis.planner.model.hugging_face.fields import Fields
 from twoaxis.planner.model.latent_attention import LatentAttention
 from twoaxis.planner.model.shape import ModelShape
+
+ROUTING = {"n_group", "topk_group", "topk_method", "scoring_func", "norm_topk_prob", "routed_scaling_factor"}
+"""How experts are chosen and weighed, which costs nothing that is counted."""
+
+KNOWN = ROUTING | {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "intermediate_size", "rope_interleave"}
+"""Keys that are not read, or not always: widths that follow from others, layers that generation leaves out, and so on."""
 
 
 def read_deepseek_v2(fields: Fields, name: str) -> ModelShape:
@@ -53,10 +59,11 @@ def refuse_sparse_layers(fields: Fields) -> None:
 
 def _read(fields: Fields, name: str, router, dense: int, shared: int, experts: int, max_seq_len: int) -> ModelShape:
     refuse_sparse_layers(fields)
+    fields.word("hidden_act", "silu", SILU)
     d_expert, layers = fields.size("moe_intermediate_size"), n_layers(fields)
-    shared = (
-        0 if fields.data.get("n_shared_experts", shared) is None else fields.size("n_shared_experts", default=shared, least=0)
-    )
+    if "n_shared_experts" in fields.data and not fields.has("n_shared_experts"):
+        shared = 0
+    shared = fields.size("n_shared_experts", default=shared, least=0)
     routed = Experts(
         width=fields.size("hidden_size"),
         n_experts=fields.size("n_routed_experts", default=experts),

@@ -4,6 +4,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import MHCConfig
 from twoaxis.planner.model.compressed_attention import CompressedAttention, Compressor, Indexer
 from twoaxis.planner.model.experts import Experts
+from twoaxis.planner.model.hugging_face.deepseek_v3 import ROUTING
 from twoaxis.planner.model.hugging_face.dense import SILU, model, n_layers
 from twoaxis.planner.model.hugging_face.fields import Fields
 from twoaxis.planner.model.shape import ModelShape
@@ -11,6 +12,12 @@ from twoaxis.planner.model.shape import ModelShape
 SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 OF_RATIO = {0: SLIDING, 4: SPARSE, 128: HEAVY}
 """Published files state the layers by their rates."""
+
+
+ALTERNATIVES = {"compress_ratios", "compress_rates", "compress_rate_csa", "compress_rate_hca", "num_hash_layers"}
+INDEXER = {"index_n_heads", "index_head_dim", "index_topk"}
+KNOWN = ROUTING | ALTERNATIVES | INDEXER | {"swiglu_limit", "compress_rope_theta", "num_nextn_predict_layers", "expert_dtype"}
+"""Keys that are not read, or not always: other ways to state the layers, what only some layers have, and what costs nothing."""
 
 
 def read_deepseek_v4(fields: Fields, name: str) -> ModelShape:

@@ -38,7 +38,9 @@ def head_dim(fields: Fields, default: int | None = None) -> int:
     return width // heads
 
 
-def attention(fields: Fields, width: int, window: int | None = None, biases: Biases = "none", **options: Any) -> Part:
+def attention(
+    fields: Fields, width: int, window: int | None = None, biases: Biases = "none", kv_heads: int | None = None, **options: Any
+) -> Part:
     """Grouped-query attention by the common keys.
 
     Args:
@@ -46,10 +48,12 @@ def attention(fields: Fields, width: int, window: int | None = None, biases: Bia
         width: channels of one head.
         window: tokens seen; None means all.
         biases: projections that have them.
+        kv_heads: of a file that has no key for them; as many as there are heads when it is None, or where the key is null.
         options: further ones of `AttentionConfig`.
     """
     heads = fields.size("num_attention_heads")
-    kv_heads = fields.size("num_key_value_heads", default=heads)
+    missing = heads if kv_heads is None or "num_key_value_heads" in fields.data else kv_heads
+    kv_heads = fields.size("num_key_value_heads", default=missing)
     if heads % kv_heads:
         allowed = f"a divisor of num_attention_heads={heads}"
         raise ConfigError(problem("num_key_value_heads", kv_heads, allowed, "correct one of them"))

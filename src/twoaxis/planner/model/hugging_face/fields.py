@@ -1,9 +1,13 @@
-"""The keys of a `config.json`: read one by one, with their type, range and default, and errors that name them."""
+"""The keys of a `config.json`: read one by one, with their type, range and default, and errors that name them.
 
-from collections.abc import Mapping, Sequence
+What has been read is remembered, so that whatever is left over can be refused.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from twoaxis.core.errors import ConfigError, nearest, problem
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.model.unread_keys import refuse_unread
 
 REMEDY = "correct it in the file"
 
@@ -25,14 +29,33 @@ class Fields:
 
     def __init__(self, data: Mapping[str, Any], where: str = "") -> None:
         self.data, self.where = data, where
+        self._read: set[str] = set()
+        self._tables: dict[str, Fields] = {}
+
+    def refuse_unread(self, known: Collection[str] = ()) -> None:
+        """Refuses what nobody has read and that asks for something, here and in the tables inside.
+
+        Args:
+            known: keys that are understood without being read; those inside a table with its name and a dot before them.
+        """
+        refuse_unread(self.data, {*known, *self._read, *self._tables}, self.where)
+        for name, table in self._tables.items():
+            if name not in known:
+                table.refuse_unread([key.removeprefix(f"{name}.") for key in known if key.startswith(f"{name}.")])
+
+    def given(self, name: str) -> Any:
+        """The value as it is there; None for a key that is left out."""
+        self._read.add(name)
+        return self.data.get(name)
 
     def has(self, name: str) -> bool:
         """Whether the key is there and not null."""
-        return self.data.get(name) is not None
+        return self.given(name) is not None
 
     def size(self, *names: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
         """A whole number, under the first of its names that is there."""
-        name = next((one for one in names if self.has(one)), names[0])
+        there = [one for one in names if self.has(one)]
+        name = there[0] if there else names[0]
         value = self._value(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least or (most is not None and value > most):
             allowed = f"a whole number >= {least}" if most is None else f"a whole number from {least} to {most}"
@@ -41,7 +64,7 @@ class Fields:
 
     def optional_size(self, name: str, default: int | None = None) -> int | None:
         """A whole number of at least 1; None for null, the default for a missing key."""
-        if name in self.data and self.data[name] is None:
+        if name in self.data and self.given(name) is None:
             return None
         return self.size(name) if self.has(name) else default
 
@@ -65,8 +88,7 @@ class Fields:
         """One of some words; others stand for an architecture that is not modelled."""
         value = self._value(name, default)
         if value not in allowed:
-            remedy = nearest(value, allowed) if isinstance(value, str) else REMEDY
-            raise ConfigError(problem(self.where + name, value, f"one of {', '.join(allowed)}", remedy))
+            raise ConfigError(problem(self.where + name, value, f"one of {', '.join(allowed)}", "others are not modelled"))
         return value
 
     def words(self, name: str, allowed: Sequence[str], length: int) -> list[str] | None:
@@ -96,18 +118,17 @@ class Fields:
         value = self.data.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise ConfigError(problem(self.where + name, value, "a table", REMEDY))
-        return Fields(value or {}, f"{self.where}{name}.")
+        return self._tables.setdefault(name, Fields(value or {}, f"{self.where}{name}."))
 
     def refuse(self, name: str, why: str) -> None:
         """Refuses a key that is there and asks for something; false, 0, null and empty do not."""
-        if self.data.get(name):
-            value = self.data[name]
+        if value := self.given(name):
             shown = "a table" if isinstance(value, Mapping) else repr(value)
             raise ConfigError(f"{self.where}{name}={shown}: {why}")
 
     def _value(self, name: str, default: Any) -> Any:
         if self.has(name):
-            return self.data[name]
+            return self.given(name)
         if default is None:
             raise ConfigError(
                 f"{self.where}{name} is missing: a model of this family has no size without it; add it to the file"
@@ -115,7 +136,7 @@ class Fields:
         return default
 
     def _list(self, name: str) -> list[Any] | None:
-        value = self.data.get(name)
+        value = self.given(name)
         if value is not None and not isinstance(value, list):
             raise ConfigError(problem(self.where + name, value, "a list", REMEDY))
         return value

@@ -9,6 +9,9 @@ from twoaxis.planner.model.shape import ModelShape
 
 GELU = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh")
 
+KNOWN = {"rotary_emb_base", "rotary_pct"}
+"""Keys that are not read, or not where `rope_parameters` says the same."""
+
 
 def read_gpt_neox(fields: Fields, name: str) -> ModelShape:
     """Reads `model_type` gpt_neox: one head count for queries, keys and values, whose heads divide the width."""

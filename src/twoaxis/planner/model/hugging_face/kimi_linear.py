@@ -4,6 +4,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import AttentionResidualsConfig, DepthConfig, ResidualConfig
 from twoaxis.planner.model.delta_attention import KimiDeltaAttention
 from twoaxis.planner.model.experts import Experts
+from twoaxis.planner.model.hugging_face.deepseek_v3 import KNOWN as KNOWN_OF_LATENT
 from twoaxis.planner.model.hugging_face.deepseek_v3 import latent_attention, refuse_sparse_layers
 from twoaxis.planner.model.hugging_face.dense import SILU, model, n_layers, swiglu
 from twoaxis.planner.model.hugging_face.fields import Fields
@@ -11,6 +12,19 @@ from twoaxis.planner.model.part import Part
 from twoaxis.planner.model.shape import ModelShape
 
 ACTIVATIONS = (*SILU, "situ")
+
+ROUTER = {"moe_renormalize", "moe_router_activation_func", "num_expert_group", "use_grouped_topk"}
+LAYERS = {"layer_types", "mlp_layer_types", "first_k_dense_replace", "linear_num_heads", "linear_head_dim"}
+KNOWN = (
+    KNOWN_OF_LATENT
+    | ROUTER
+    | LAYERS
+    | {"linear_conv_kernel_dim", "linear_attn_config.gate_lower_bound", "activation_situ_beta", "activation_situ_linear_beta"}
+)
+"""Keys that are not read, or not always: how experts are chosen, other ways to state the layers, and what costs nothing."""
+
+OF_PARTS = {"vision_config", "ignore_index", "media_placeholder_token_id", "image_placeholder", "use_unified_vision_chunk"}
+"""Keys beside the text decoder."""
 
 
 def read_kimi_linear(fields: Fields, name: str) -> ModelShape:
@@ -73,7 +87,7 @@ def _feed_forwards(fields: Fields, n: int) -> list[Part]:
     dense, types = swiglu(fields, activations=ACTIVATIONS), fields.words("mlp_layer_types", ("dense", "sparse"), n)
     first = fields.size("first_k_dense_replace", default=1, least=0)
     is_dense = [layer < first for layer in range(n)] if types is None else [kind == "dense" for kind in types]
-    if "num_experts" in fields.data and not fields.data["num_experts"]:
+    if "num_experts" in fields.data and not fields.given("num_experts"):
         return [dense] * n
     d_expert, width = fields.size("moe_intermediate_size"), fields.optional_size("routed_expert_hidden_size")
     latent = "none" if width is None else "rms" if fields.flag("latent_moe_use_norm", False) else "plain"

@@ -11,6 +11,9 @@ from twoaxis.planner.model.part import OwnPart, Part
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.sequence import AttentionConfig
 
+KNOWN = {"head_dim", "use_layer_cache", "rope_base"}
+"""Keys that are not read: a width that follows from others, an engine, and what costs nothing."""
+
 
 def read_muddformer(fields: Fields, name: str) -> ModelShape:
     """Reads `model_type` muddformer and muddpythia, the latter with biases, LayerNorm and a parallel residual.

@@ -14,6 +14,14 @@ WINDOW = 4096
 FULL_LAYERS = 28
 """The default of `max_window_layers`."""
 
+KNOWN = {"sliding_window", "max_window_layers"}
+"""Keys that are not read where no window is used, or where `layer_types` says which layers have it."""
+
+OF_EXPERTS = KNOWN | {"norm_topk_prob", "intermediate_size"}
+
+OF_ATTNRES = KNOWN | {"attnres_num_heads", "attnres_hyper_n", "attnres_num_blocks"}
+"""With what only modes have that are refused."""
+
 
 def read_qwen2(fields: Fields, name: str) -> ModelShape:
     """Reads `model_type` qwen2: queries, keys and values have biases."""

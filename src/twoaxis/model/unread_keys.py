@@ -1,0 +1,77 @@
+"""Keys of a `config.json` that nobody reads: those that say nothing of the model, and those that have to be refused."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from twoaxis.core.errors import ConfigError
+
+WITHOUT_EFFECT = frozenset(
+    # What a file is, and what saved it.
+    {"model_type", "transformers_version", "auto_map", "name_or_path", "dtype", "torch_dtype", "torchscript", "use_bfloat16"}
+    # Tokens and texts.
+    | {"bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"}
+    | {"forced_bos_token_id", "forced_eos_token_id", "tokenizer_class", "prefix", "task_specific_params"}
+    | {"max_sequence_length", "model_max_length", "seq_length"}
+    # What a call returns, and how it computes the same.
+    | {"use_cache", "return_dict", "return_dict_in_generate", "output_hidden_states", "output_attentions", "output_scores"}
+    | {"output_router_logits", "chunk_size_feed_forward", "attn_implementation", "pretraining_tp", "ep_size", "is_decoder"}
+    # Training: initial values, dropout, losses.
+    | {"initializer_range", "attention_dropout", "hidden_dropout", "classifier_dropout", "resid_pdrop", "embd_pdrop"}
+    | {"attn_pdrop", "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "neftune_noise_alpha"}
+    | {"gradient_checkpointing", "use_gradient_checkpointing", "is_training"}
+    # Heads that sort texts, which `architectures` would name.
+    | {"id2label", "label2id", "num_labels", "problem_type", "finetuning_task"}
+    # How text is drawn, which older files keep here.
+    | {"do_sample", "temperature", "top_k", "top_p", "typical_p", "min_length", "max_length", "max_new_tokens", "num_beams"}
+    | {"num_beam_groups", "diversity_penalty", "length_penalty", "repetition_penalty", "no_repeat_ngram_size"}
+    | {"encoder_no_repeat_ngram_size", "num_return_sequences", "early_stopping", "bad_words_ids", "suppress_tokens"}
+    | {"begin_suppress_tokens", "exponential_decay_length_penalty", "remove_invalid_values"}
+)
+"""What files of any family hold without a change of what the model computes."""
+
+OF_TOOLS = ("_", "unsloth_", "transformers.js")
+"""How keys begin that programs leave for themselves."""
+
+ON_BY_DEFAULT = ("causal", "is_causal", "use_rope")
+"""Last parts of keys that ask for something by false."""
+
+SHOWN = 60
+"""Characters of a value that an error quotes."""
+
+
+def refuse_unread(data: Mapping[str, Any], read: Collection[str], where: str = "") -> None:
+    """Refuses a key that nobody reads and that asks for something: false, 0, null and empty do not.
+
+    Args:
+        data: the table.
+        read: keys that are understood, or known to change nothing here, besides `WITHOUT_EFFECT`.
+        where: what stands before each name in an error, such as `text_config.`.
+
+    Raises:
+        ConfigError: naming the first such key.
+
+    Example:
+        >>> refuse_unread({"hidden_size": 8, "use_cache": True, "attn_output_gate": False}, {"hidden_size"})
+    """
+    for name, value in data.items():
+        if name in read or name in WITHOUT_EFFECT or name.startswith(OF_TOOLS):
+            continue
+        asks = value is False if name.rpartition(".")[2] in ON_BY_DEFAULT else bool(value)
+        if asks:
+            quoted = repr(value)
+            shown = "a table" if isinstance(value, Mapping) else quoted[:SHOWN] + ("..." if len(quoted) > SHOWN else "")
+            allowed = "must be left out, since it is not read for models of this type and may change what they compute"
+            raise ConfigError(f"{where}{name}={shown}: {allowed}; remove it where it does not")
+
+
+def refuse_architectures(data: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuses a file that names another model than its type stands for, such as one with another head.
+
+    Raises:
+        ConfigError: naming what it is.
+    """
+    named = data.get("architectures") or []
+    for one in named if isinstance(named, list) else [named]:
+        if one not in known:
+            allowed = f"must be {' or '.join(known)}, the language model of this type, whose shape alone is known"
+            raise ConfigError(f"architectures={named!r}: {allowed}; correct it where the file holds that model")
