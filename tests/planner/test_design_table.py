@@ -127,7 +127,6 @@ def test_a_mixer_of_another_package_is_a_row(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("twoaxis.cli.output._is_terminal", lambda: True)
 
 
 def test_it_reads_at_80_columns(terminal: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,7 +152,7 @@ def test_an_unknown_device_and_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not toml"):
         read_device(str(broken))
     broken.write_text('name = "x"')
-    with pytest.raises(ConfigError, match=r"^device .*broken.toml: description is missing in Device"):
+    with pytest.raises(ConfigError, match=r"^device .*broken.toml: description is missing in the device"):
         read_device(str(broken))
 
 
@@ -162,7 +162,7 @@ def test_numbers_are_what_is_reached() -> None:
     assert numbers["flops_per_second"] == pytest.approx(989.4e12 * 0.803)
     assert numbers["bytes_per_second"] == pytest.approx(3.35e12 * 0.867)
     assert numbers["launch_seconds"] == 3e-6 and device.numbers("bf16", "eager")["launch_seconds"] == 10e-6
-    with pytest.raises(ConfigError, match=r"a100 has no matrix products in 'fp8'; did you mean 'fp\d+'\?"):
+    with pytest.raises(ConfigError, match=r"a100 has no matrix products in 'fp8'; choose one of"):
         read_device("a100").numbers("fp8")
 
 

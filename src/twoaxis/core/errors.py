@@ -62,8 +62,9 @@ def _slips(name: str, known: str) -> int | None:
     """How many letters were missed, doubled, exchanged or mistaken, or stand behind the other; None for another name."""
     if min(len(name), len(known)) >= 3 and (name.startswith(known) or known.startswith(name)):
         return abs(len(name) - len(known))
+    # The same letters, in whatever order.
     if sorted(name) == sorted(known):
-        return 1
+        return 0
     if abs(len(name) - len(known)) > 2:
         return None
     above, row = [], list(range(len(known) + 1))
