@@ -22,7 +22,7 @@ _WORDS = {
     "string_type": "a text",
     "tuple_type": "a list",
     "dict_type": "a table",
-    "model_type": "a table",
+    "model_type": "a table of keys and values",
     "path_type": "a path",
 }
 """What must be there, by pydantic's name of the error."""
@@ -150,6 +150,8 @@ def _expected(error: ErrorDetails) -> tuple[str, str | None]:
     if error["type"] in _WORDS:
         return _WORDS[error["type"]], None
     for key, bound in (("max_length", "at most"), ("min_length", "at least")):
+        if key in context and "actual_length" not in context:
+            return f"{bound} {context[key]} characters", None
         if key in context:
             items = "item" if context[key] == 1 else "items"
             remedy = "leave some out" if key == "max_length" else "give some"
