@@ -40,6 +40,19 @@ def test_a_tokenizer_of_another_kind_is_refused():
         to_fast_tokenizer(other())
 
 
+@pytest.mark.parametrize("first", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_full_disk_is_one_line_and_leaves_nothing(first, tmp_path, largest_file):
+    """Catches what Python, safetensors and tokenizers, each in its own words, say of a file that the system refuses."""
+    blocks = [[{"kind": "attention", "n_heads": 1}, "swiglu"]]
+    decoder = small_decoder("plain", vocab_size=257, d_model=2, n_layers=1, blocks=blocks).float()
+    export_folder(decoder, tmp_path / "whole", ByteTokenizer())
+    size = (tmp_path / "whole" / first).stat().st_size
+    message = r"folder .*out: cannot be written \(File too large\); free space there or choose another"
+    with largest_file(size - 1), pytest.raises(DataError, match=message):
+        export_folder(decoder, tmp_path / "new" / "out", ByteTokenizer())
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
 def test_a_folder_that_an_older_version_has_exported_computes_as_it_was_trained(tmp_path):
     """Residual scalars had no options then, and added the raw embedding."""
     decoder = small_decoder("plain", depth={"kind": "residual_scalars", "embedding": "raw"}).float()

@@ -1,12 +1,16 @@
-"""Kills `twoaxis train` at random moments, resumes it, and compares it bit for bit with one that was never killed.
+"""Kills verbs that write at random moments, starts them again, and compares what they come to with what was never killed.
 
     python tests/training/kill_and_resume.py --kills 20
+    python tests/training/kill_and_resume.py study export retrofit --kills 50
 
-A third of the kills wait for a checkpoint that is being written, a third for some steps, the others for a random
-moment after the process starts. When a run ends before all kills are done, it is compared and another one begins.
+`train` and `study` go on where they were killed and have to end with the same losses and weights, bit for bit; `export` and
+`retrofit` have to leave everything or nothing, and the same bytes in the end. Every fourth kill is a SIGTERM, the others are
+SIGKILL; for a study every other one also kills the run that it has started. When all is there before the kills are done, it is
+compared and begun anew.
 """
 
 import argparse
+import json
 import os
 import random
 import signal
@@ -17,65 +21,208 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
-from twoaxis.train import StepRecord, TrainConfig, read_metrics
+from twoaxis.train import StepRecord, read_metrics
 
-STEPS = 40
-MOMENTS = ("while starting", "in a step", "in a checkpoint")
+COLUMNS = ("kills", "SIGKILL", "SIGTERM", "while writing", "in a step", "at any moment", "left a draft", "complete", "wrong")
 
 
-def write_recipe(folder: Path) -> Path:
-    """Writes a recipe whose steps and checkpoints take long enough to be hit."""
-    chance = random.Random(0)
-    words = ["".join(chance.choice("abcdefgh") for _ in range(chance.randint(1, 6))) for _ in range(40)]
+def recipe(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A recipe whose steps and checkpoints take long enough to be hit."""
     corpus = folder / "corpus.txt"
-    corpus.write_text(" ".join(chance.choice(words) for _ in range(5000)))
-    config = TrainConfig.from_data(
-        {
-            "model": {"d_model": 64, "n_layers": 2, "depth": "deep_delta"},
-            "data": {"corpus": str(corpus), "seq_len": 32},
-            "schedule": {"kind": "wsd", "warmup_steps": 7},
-            "batch_size": 8,
-            "micro_batch_size": 3,
-            "steps": STEPS,
-            "validate_every": 5,
-            "validation_tokens": 200,
-            "checkpoint_every": 2,
-            "keep_checkpoints": 2,
-            "device": "cpu",
-        }
-    )
-    recipe = folder / "recipe.json"
-    recipe.write_text(config.model_dump_json())
-    return recipe
+    if not corpus.exists():
+        chance = random.Random(0)
+        words = ["".join(chance.choice("abcdefgh") for _ in range(chance.randint(1, 6))) for _ in range(40)]
+        corpus.write_text(" ".join(chance.choice(words) for _ in range(5000)))
+    return {
+        "model": {"d_model": 64, "n_layers": 2, "depth": "deep_delta"},
+        "data": {"corpus": str(corpus), "seq_len": 32},
+        "schedule": {"kind": "wsd", "warmup_steps": 7},
+        "batch_size": 8,
+        "micro_batch_size": 3,
+        "validate_every": 5,
+        "validation_tokens": 200,
+        "checkpoint_every": 2,
+        "keep_checkpoints": 2,
+        "device": "cpu",
+        **changes,
+    }
 
 
-def start(recipe: Path, run: Path) -> subprocess.Popen[bytes]:
-    """Starts a process that trains."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TWOAXIS_CACHE": str(recipe.parent / "cache")}
-    command = [sys.executable, "-m", "twoaxis", "train", str(recipe), "--run", str(run)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def kill_at(moment: str, process: subprocess.Popen[bytes], run: Path, chance: random.Random) -> bool:
-    """Waits for the moment and kills the process; tells whether it was still alive."""
-    if moment == "while starting":
-        wait = time.monotonic() + chance.uniform(0.0, 4.0)
-        wait_until(lambda: time.monotonic() >= wait, process)
+class Case:
+    """A verb that writes a folder whole or not at all, as `words` say.
+
+    Attributes:
+        name: of the verb.
+        moments: of its kills, in turns.
+        folder: of everything.
+        seconds: that it takes when nothing kills it.
+    """
+
+    name = ""
+    moments = ("while writing", "at any moment")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.seconds = folder, 0.0
+        folder.mkdir()
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Makes what the verb reads."""
+        trained = self.folder / "trained"
+        self.input = self.write("recipe.json", recipe(self.folder, steps=2, model={"d_model": 256, "n_layers": 4}))
+        self.wait(self.begin(["train", self.input, "--run", trained]))
+        self.input = trained
+
+    def words(self, out: Path) -> list[object]:
+        """The command line that writes `out`."""
+        raise NotImplementedError
+
+    def is_done(self, out: Path, code: int) -> bool:
+        """Whether everything is there after an end with this exit code."""
+        del code
+        return out.exists()
+
+    def drafts(self, out: Path) -> list[Path]:
+        """What is being written, or was when it was killed."""
+        return list(out.parent.glob(f".{out.name}.*.tmp"))
+
+    def steps(self, out: Path) -> int:
+        """Steps taken in all runs."""
+        return sum(path.read_bytes().count(b"\n") for path in out.rglob("metrics.jsonl"))
+
+    def differences(self, whole: Path, out: Path) -> list[str]:
+        """What differs between two that are complete, in words."""
+        one, other = contents(whole), contents(out)
+        return [f"{name} differs" for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
+
+    def write(self, name: str, data: Any) -> Path:
+        """Writes JSON for the verb to read."""
+        path = self.folder / name
+        path.write_text(json.dumps(data))
+        return path
+
+    def begin(self, words: list[object]) -> subprocess.Popen[bytes]:
+        """Starts a process."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TWOAXIS_CACHE": str(self.folder / "cache")}
+        command = [sys.executable, "-m", "twoaxis", *map(str, words)]
+        with open(self.folder / "errors.txt", "ab") as log:
+            return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
+
+    def wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Waits for a process that nothing kills."""
+        begun = time.monotonic()
+        if code := process.wait():
+            raise SystemExit(f"{self.name} failed with exit code {code}: {(self.folder / 'errors.txt').read_text()[-500:]}")
+        self.seconds = time.monotonic() - begun
+
+    def kill(self, process: subprocess.Popen[bytes], number: signal.Signals, chance: random.Random) -> None:
+        """Sends a signal and waits for the end."""
+        del chance
+        process.send_signal(number)
+        process.wait()
+
+
+class Export(Case):
+    """A Hugging Face folder of a run."""
+
+    name = "export"
+
+    def words(self, out: Path) -> list[object]:
+        return ["export", self.input, "--out", out]
+
+
+class Retrofit(Case):
+    """A run with a mixer more."""
+
+    name = "retrofit"
+
+    def words(self, out: Path) -> list[object]:
+        return ["retrofit", self.input, "--sequence", "short_conv", "--tokens", 16, "--out", out]
+
+
+class Train(Case):
+    """A training run."""
+
+    name = "train"
+    moments = ("at any moment", "while writing", "in a step")
+
+    def prepare(self) -> None:
+        self.input = self.write("recipe.json", recipe(self.folder, steps=40))
+
+    def words(self, out: Path) -> list[object]:
+        return ["train", self.input, "--run", out]
+
+    def is_done(self, out: Path, code: int) -> bool:
+        return code == 0
+
+    def drafts(self, out: Path) -> list[Path]:
+        return list(out.rglob(".*.tmp"))
+
+    def differences(self, whole: Path, out: Path) -> list[str]:
+        found = []
+        names = [{str(path.relative_to(folder)) for path in folder.rglob("*")} for folder in (whole, out)]
+        if names[0] != names[1]:
+            found.append(f"only one has {', '.join(sorted(names[0] ^ names[1]))}")
+        for path in sorted(whole.rglob("metrics.jsonl")):
+            one, other = measured(path), measured(out / path.relative_to(whole))
+            if one != other:
+                steps = [a.step for a, b in zip(one, other, strict=False) if a != b]
+                found.append(f"{path.relative_to(whole)} differs at steps {steps[:5]}, lengths {len(one)} and {len(other)}")
+        for path in sorted(whole.rglob("*.safetensors")):
+            a, b = load_file(path), load_file(out / path.relative_to(whole))
+            if a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a):
+                found.append(f"{path.relative_to(whole)} differs")
+        return found
+
+
+class Study(Train):
+    """Four short runs of two arms."""
+
+    name = "study"
+
+    def prepare(self) -> None:
+        base = recipe(self.folder)
+        arms = {kind: {"model": {"depth": kind}} for kind in ("residual", "deep_delta")}
+        design = {"question": "?", "control": "residual", "arms": arms, "base": base, "replicates": [0, 1]}
+        self.input = self.write("study.json", {**design, "budget": {"steps": 12}, "decision": {"smallest_effect": 0.1}})
+
+    def words(self, out: Path) -> list[object]:
+        return ["study", self.input, "--out", out]
+
+    def kill(self, process: subprocess.Popen[bytes], number: signal.Signals, chance: random.Random) -> None:
+        threads = Path(f"/proc/{process.pid}/task").glob("*/children") if chance.random() < 0.5 else ()
+        children = [int(child) for thread in threads for child in thread.read_text().split()]
+        process.send_signal(number)
+        for child in children if number == signal.SIGKILL else ():
+            os.kill(child, signal.SIGKILL)
+        process.wait()
+
+
+CASES: dict[str, type[Case]] = {case.name: case for case in (Train, Study, Export, Retrofit)}
+
+
+def wait_for(moment: str, case: Case, process: subprocess.Popen[bytes], out: Path, chance: random.Random) -> None:
+    """Waits until the moment has come, or the process has ended."""
+    if moment == "at any moment":
+        end = time.monotonic() + chance.uniform(0.0, case.seconds)
+        wait_until(lambda: time.monotonic() >= end, process)
     elif moment == "in a step":
-        wait_until(count_of(lambda: steps_in(run), chance.randint(1, 9)), process)
+        wait_until(growth_of(lambda: case.steps(out), chance.randint(1, 9)), process)
         time.sleep(chance.uniform(0.0, 0.05))
     else:
-        wait_until(count_of(lambda: len(drafts_in(run)), chance.randint(1, 4)), process)
+        wait_until(growth_of(lambda: len(case.drafts(out)), chance.randint(1, 4) if case.moments[2:] else 1), process)
         # Somewhere between the first byte and the rename.
         time.sleep(chance.choice([0.0, 0.001, 0.002, 0.004]))
-    alive = process.poll() is None
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    return alive
 
 
 def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
@@ -84,7 +231,7 @@ def wait_until(reached: Callable[[], bool], process: subprocess.Popen[bytes]) ->
         time.sleep(0.0005)
 
 
-def count_of(number: Callable[[], int], times: int) -> Callable[[], bool]:
+def growth_of(number: Callable[[], int], times: int) -> Callable[[], bool]:
     """Tells whether the number has grown so many times since the first call."""
     last, grown = number(), 0
 
@@ -97,74 +244,60 @@ def count_of(number: Callable[[], int], times: int) -> Callable[[], bool]:
     return reached
 
 
-def steps_in(run: Path) -> int:
-    """Lines in the metrics."""
-    metrics = run / "metrics.jsonl"
-    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-
-
-def drafts_in(run: Path) -> list[Path]:
-    """Checkpoints that are being written."""
-    return list((run / "checkpoints").glob(".step-*.tmp"))
-
-
-def measured(run: Path) -> list[StepRecord]:
+def measured(metrics: Path) -> list[StepRecord]:
     """The metrics without their clock."""
-    return [record._replace(seconds=0.0) for record in read_metrics(run / "metrics.jsonl")]
+    return [record._replace(seconds=0.0) for record in read_metrics(metrics)]
 
 
-def differences(whole: Path, run: Path) -> list[str]:
-    """What differs between two finished runs, in words."""
-    found = []
-    one, other = measured(whole), measured(run)
-    if one != other:
-        steps = [a.step for a, b in zip(one, other, strict=False) if a != b]
-        found.append(f"metrics differ at steps {steps[:5]}, lengths {len(one)} and {len(other)}")
-    for name in ("model", "optimizer"):
-        path = Path("checkpoints") / f"step-{STEPS:08d}" / f"{name}.safetensors"
-        a, b = load_file(whole / path), load_file(run / path)
-        if a.keys() != b.keys() or not all(torch.equal(a[key], b[key]) for key in a):
-            found.append(f"{name} differs after the last step")
-    leftovers = [path.name for path in (run / "checkpoints").iterdir() if not path.name.startswith("step-")]
-    return found + ([f"left behind: {leftovers}"] if leftovers else [])
-
-
-def finish(recipe: Path, run: Path) -> None:
-    """Runs to the end."""
-    process = start(recipe, run)
-    if process.wait():
-        raise SystemExit(f"training failed with exit code {process.returncode}")
+def kill_and_compare(case: Case, kills: int, chance: random.Random) -> tuple[Counter[str], list[str]]:
+    """Kills a verb so many times; returns what was counted, and what differs."""
+    whole, counts, wrong, number = case.folder / "whole", Counter[str](), list[str](), 0
+    case.wait(case.begin(case.words(whole)))
+    out = case.folder / "out0"
+    while counts["kills"] < kills:
+        moment = case.moments[counts["kills"] % len(case.moments)]
+        sent = signal.SIGTERM if counts["kills"] % 4 == 3 else signal.SIGKILL
+        process = case.begin(case.words(out))
+        wait_for(moment, case, process, out, chance)
+        if process.poll() is None:
+            case.kill(process, sent, chance)
+            counts.update(["kills", sent.name, moment, *(["left a draft"] if case.drafts(out) else [])])
+            print(f"{case.name}: kill {counts['kills']} of {kills}: {sent.name} {moment}, {case.steps(out)} steps", flush=True)
+        done = case.is_done(out, process.wait())
+        if counts["kills"] == kills and not done:
+            case.wait(case.begin(case.words(out)))
+        if counts["kills"] == kills or done:
+            counts["complete"] += 1
+            wrong += [f"{case.name} {out.name}: {one}" for one in case.differences(whole, out)]
+            wrong += [f"{case.name} {out.name}: left behind: {path.name}" for path in case.drafts(out)]
+            number += 1
+            out = case.folder / f"out{number}"
+    said = (case.folder / "errors.txt").read_text()
+    wrong += [f"{case.name}: a trace was shown: {case.folder / 'errors.txt'}"] if "Traceback" in said else []
+    counts["wrong"] = len(wrong)
+    return counts, wrong
 
 
 def main() -> int:
     """Runs the whole test; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=3, help="how many times to kill (default: 3)")
+    parser.add_argument("verbs", nargs="*", metavar="VERB", help=f"of {', '.join(CASES)} (default: train)")
+    parser.add_argument("--kills", type=int, default=3, help="how many times to kill each (default: 3)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments (default: 0)")
     arguments = parser.parse_args()
-    chance = random.Random(arguments.seed)
-    bad: list[str] = []
+    if unknown := set(arguments.verbs) - CASES.keys():
+        parser.error(f"unknown verb {unknown.pop()!r}; choose from {', '.join(CASES)}")
+    table, bad = [], list[str]()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        recipe = write_recipe(folder)
-        finish(recipe, folder / "whole")
-        killed: Counter[str] = Counter()
-        number = 1
-        while killed.total() < arguments.kills:
-            run = folder / f"run{number}"
-            moment = MOMENTS[killed.total() % len(MOMENTS)]
-            alive = kill_at(moment, start(recipe, run), run, chance)
-            if alive:
-                killed[moment] += 1
-                torn = ", left a half-written checkpoint" if drafts_in(run) else ""
-                print(f"kill {killed.total()} of {arguments.kills}: {moment}, after step {steps_in(run)}{torn}", flush=True)
-            if (run / "result.json").exists():
-                bad += differences(folder / "whole", run)
-                number += 1
-        finish(recipe, run)
-        bad += differences(folder / "whole", run)
-        print(f"{killed.total()} kills ({', '.join(f'{count} {what}' for what, count in killed.items())})")
-    print("\n".join(bad) if bad else "every resumed run equals the uninterrupted one bit for bit")
+        for verb in arguments.verbs or ["train"]:
+            case = CASES[verb](Path(name) / verb)
+            counts, wrong = kill_and_compare(case, arguments.kills, random.Random(arguments.seed))
+            table.append((verb, *(str(counts[column]) for column in COLUMNS)))
+            bad += wrong
+    widths = [max(map(len, column)) for column in zip(("verb", *COLUMNS), *table, strict=True)]
+    for row in (("verb", *COLUMNS), *table):
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    print("\n".join(bad) if bad else "everything equals what was never killed, bit for bit, and nothing is left behind")
     return 1 if bad else 0
 
 

@@ -3,10 +3,9 @@
 import errno
 import json
 import os
-import resource
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from twoaxis.train.checkpoint import Checkpoint, checkpoint_paths, load_checkpoi
 from twoaxis.train.training_state import model_tensors, random_state, restore_model, restore_random_state
 
 Recipe = Callable[..., TrainConfig]
+Limit = Callable[[int], AbstractContextManager[None]]
 
 
 class Notes(Progress):
@@ -143,19 +143,8 @@ def test_a_full_disk_leaves_earlier_checkpoints_and_no_half_files(
     assert load_checkpoint(tmp_path / "step-00000001").step == 1
 
 
-@contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """Lets the system refuse to write beyond this size, as a full disk would."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("size", [16, 4000])
-def test_a_write_the_system_refuses_is_one_line_too(size: int, tmp_path: Path) -> None:
+def test_a_write_the_system_refuses_is_one_line_too(size: int, tmp_path: Path, largest_file: Limit) -> None:
     save_checkpoint(tmp_path, checkpoint(1), keep=1)
     with largest_file(size), pytest.raises(CheckpointError, match="checkpoint of step 2: cannot be written") as caught:
         save_checkpoint(tmp_path, checkpoint(2), keep=1)
@@ -163,7 +152,7 @@ def test_a_write_the_system_refuses_is_one_line_too(size: int, tmp_path: Path) -
     assert names(tmp_path) == ["step-00000001"]
 
 
-def test_a_run_recovers_from_a_full_disk_and_from_damage(recipe: Recipe, tmp_path: Path) -> None:
+def test_a_run_recovers_from_a_full_disk_and_from_damage(recipe: Recipe, tmp_path: Path, largest_file: Limit) -> None:
     config = recipe(steps=12, checkpoint_every=3)
     train(config, tmp_path / "whole")
     with largest_file(20_000), pytest.raises(CheckpointError, match="checkpoint of step 3: cannot be written"):
@@ -248,3 +237,24 @@ def test_a_swapped_tensor_file_is_noticed(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(300, 7), "bias": torch.zeros(5)}, tmp_path / "step-00000001" / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model.safetensors differs from its checksum"):
         load_checkpoint(tmp_path / "step-00000001")
+
+
+def test_a_damaged_newest_checkpoint_is_refused_unless_a_step_is_asked_for(recipe: Recipe, tmp_path: Path) -> None:
+    """Catches a model of an older step that is taken for that of the run."""
+    train(recipe(steps=6, checkpoint_every=2, keep_checkpoints=3), tmp_path / "run")
+    flip_a_bit(tmp_path / "run" / "checkpoints" / "step-00000006" / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        load_trained(tmp_path / "run")
+    assert str(caught.value) == (
+        "checkpoint step-00000006 is damaged: model.safetensors differs from its checksum; restore it, or ask for "
+        "step-00000004 with --step 4"
+    )
+    assert load_trained(tmp_path / "run", step=4).step == 4
+    with pytest.raises(
+        CheckpointError, match=r"step=5: must be one of a checkpoint of .*: 6, 4, 2; leave it out for the newest"
+    ):
+        load_trained(tmp_path / "run", step=5)
+    for step in (2, 4):
+        cut_short(tmp_path / "run" / "checkpoints" / f"step-0000000{step}" / "state.json")
+    with pytest.raises(CheckpointError, match=r"differs from its checksum; restore it$"):
+        load_trained(tmp_path / "run")

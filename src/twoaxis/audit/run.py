@@ -36,17 +36,20 @@ Told = Callable[[str, int, int], None]
 """Called with a stage in words, what of it is done, and all of it."""
 
 
-def audit_run(run: Path | str, tokens: int = TOKENS, seed: int = 0, progress: Progress | None = None) -> Audit:
-    """Audits the newest checkpoint of a run on its own validation text, and writes `audit.json` into its folder.
+def audit_run(
+    run: Path | str, tokens: int = TOKENS, seed: int = 0, progress: Progress | None = None, step: int | None = None
+) -> Audit:
+    """Audits a checkpoint of a run on its own validation text, and writes `audit.json` into its folder.
 
     Args:
         run: the folder of a run.
         tokens: to read, rounded up to whole windows.
         seed: of random changes and of the random sources.
         progress: told how far it is.
+        step: of the checkpoint; None audits the newest.
 
     Raises:
-        CheckpointError: no run folder, no checkpoint, or a run that has diverged.
+        CheckpointError: no run folder, a checkpoint that is missing or damaged, or a run that has diverged.
         DataError: the corpus of the run cannot be read, or is another one by now.
         ConfigError: fewer than one token, or a model that does not follow the contract.
     """
@@ -57,7 +60,7 @@ def audit_run(run: Path | str, tokens: int = TOKENS, seed: int = 0, progress: Pr
     if result is not None and result.status == "diverged":
         raise CheckpointError(f"run folder {folder.path}: its run has diverged; must be sound; audit another run")
     progress = progress or Progress()
-    trained = load_trained(run, progress)
+    trained = load_trained(run, step)
     data = trained.config.data
     prepared = prepare(data.corpus, data.tokenizer.beside(folder.path), progress=progress.preparing)
     _check_corpus(folder, prepared.to_data())

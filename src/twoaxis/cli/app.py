@@ -1,7 +1,10 @@
 """The command `twoaxis`: its verbs, and how errors end it."""
 
+import io
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +25,7 @@ from twoaxis.cli.show import show
 from twoaxis.cli.study import study
 from twoaxis.cli.train import train
 from twoaxis.core.errors import ConfigError, TwoAxisError, nearest
+from twoaxis.core.interrupt import termination_as_interrupt
 
 NEGATIVE_FINDING, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
@@ -31,7 +35,7 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 app = typer.Typer(
     help="The two axes of a Transformer: mixing along sequence position and along layer depth.\n\n"
     "Results go to standard output (--json for machines), progress to standard error. "
-    "Exit status: 0 fine, 1 a negative finding, 2 bad input.",
+    "Exit status: 0 fine, 1 a negative finding, 2 bad input or another error, 130 interrupted.",
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -82,20 +86,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    _accept_all_characters()
     try:
         _check_verb(words)
-        status = app(["--debug", *words] if debug else words, prog_name="twoaxis", standalone_mode=False)
-        return status if isinstance(status, int) else 0
+        with termination_as_interrupt():
+            status = app(["--debug", *words] if debug else words, prog_name="twoaxis", standalone_mode=False)
+            # Here rather than at the end of the process, where a full disk would show a trace.
+            sys.stdout.flush()
+        # Typer makes an exit of an interrupt.
+        return _interrupted() if status == INTERRUPTED else status if isinstance(status, int) else 0
     except TwoAxisError as error:
         return _fail(error, str(error), debug)
     except _UsageError as error:
         return _fail(error, _usage(error, words), debug)
+    except BrokenPipeError:
+        # Whoever reads has seen enough, such as `head`; typer ends a verb that still prints in the same way.
+        _drop_output()
+        return 1
     except OSError as error:
+        _drop_output()
         where = f"{error.filename}: " if error.filename else ""
         return _fail(error, f"{where}{error.strerror or error}; free space, or check the path and its permissions", debug)
     except (KeyboardInterrupt, typer.Abort):
-        print("twoaxis: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _interrupted()
+    except Exception as error:
+        return _fail(error, "" if debug else _unforeseen(error), debug)
+
+
+def _interrupted() -> int:
+    print("twoaxis: interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 def _check_verb(words: Sequence[str]) -> None:
@@ -127,3 +147,37 @@ def _fail(error: Exception, message: str, debug: bool) -> int:
         raise error
     print(f"twoaxis: {' '.join(message.split())}", file=sys.stderr)
     return BAD_INPUT
+
+
+def _unforeseen(error: Exception) -> str:
+    """The words for an error that no code of ours words; its trace is kept, since a long run is not made again to see it."""
+    import tempfile
+    import traceback
+
+    said = f"{type(error).__name__}: {error}"
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="twoaxis-", suffix=".txt")
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write("".join(traceback.format_exception(error)))
+        where = f"its trace is in {path}"
+    except OSError:
+        where = "--debug shows its trace"
+    return f"stopped by an error that nobody foresaw ({said[:300]}); {where}; please report it"
+
+
+def _accept_all_characters() -> None:
+    """Lets output hold what its encoding cannot, such as bytes of a path that are not UTF-8, as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Some files that stand in for a terminal cannot be changed any more.
+            with suppress(OSError):
+                stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    """Gives up what could not be printed, which Python would else try again, with a trace, at the end of the process."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from twoaxis.cli.models import Step
 from twoaxis.cli.output import Json, name_of, print_item, print_json, print_table
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ def audit(
     run: Annotated[Path, typer.Argument(help="The folder of a training run.")],
     tokens: Annotated[int, typer.Option(help="Tokens of validation text to read.")] = 8192,
     seed: Annotated[int, typer.Option(min=0, help="Seed of random changes and of the random sources.")] = 0,
+    step: Step = None,
     as_json: Json = False,
 ) -> None:
     """Measure a trained model along depth and positions, and what its loss loses without each part.
@@ -30,7 +32,7 @@ def audit(
 
     progress = console_progress()
     try:
-        found = audit_run(run, tokens, seed, progress)
+        found = audit_run(run, tokens, seed, progress, step)
     finally:
         progress.stop()
     if as_json:

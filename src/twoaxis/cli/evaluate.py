@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from twoaxis.cli.models import SOURCES, Loaded, load_model
+from twoaxis.cli.models import SOURCES, Loaded, Step, load_model
 from twoaxis.cli.output import Json, name_of, print_item, print_json, print_table
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.text import read_text
@@ -30,6 +30,7 @@ def evaluate(
         int | None, typer.Option(min=1, help="Tokens of a text that a later window scores; half of max_seq_len without it.")
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the JSON there too.")] = None,
+    step: Step = None,
     as_json: Json = False,
 ) -> None:
     """Measure perplexity and bits per byte of texts, and run tasks of lm-eval (needs the extra twoaxis[evaluate]).
@@ -49,7 +50,7 @@ def evaluate(
     folder = _open(tasks, include)
     progress = console_progress()
     try:
-        loaded = load_model(model)
+        loaded = load_model(model, step)
         report: dict[str, Any] = {"model": name_of(model), "step": loaded.step}
         if texts:
             report["text"] = _score(loaded, texts, batch_size, stride, progress)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twoaxis.cli.models import with_tokenizer
+from twoaxis.cli.models import Step, with_tokenizer
 from twoaxis.cli.output import Json, name_of, print_json
 
 
@@ -24,6 +24,7 @@ def export(
     to: Annotated[
         Target, typer.Option(help="For whom: hf, Hugging Face transformers; vllm or sglang, engines that run it.")
     ] = Target.HF,
+    step: Step = None,
     as_json: Json = False,
 ) -> None:
     """Write a trained model and its tokenizer for another library (needs the extra twoaxis[hf]).
@@ -37,9 +38,9 @@ def export(
     from twoaxis.interop.hugging_face import export_folder
     from twoaxis.interop.outside_engines import check_engine
     from twoaxis.interop.source_files import read_source_files
-    from twoaxis.train import console_progress, load_trained
+    from twoaxis.train import load_trained
 
-    trained = load_trained(run, console_progress())
+    trained = load_trained(run, step)
     if to is not Target.HF:
         check_engine(trained.model.config)
     folder = export_folder(trained.model, out, trained.tokenizer, read_source_files(run), code=to is Target.SGLANG)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twoaxis.cli.models import SOURCES, load_model
+from twoaxis.cli.models import SOURCES, Step, load_model
 from twoaxis.cli.output import Json, name_of, print_json
 from twoaxis.core.errors import ConfigError
 
@@ -30,6 +30,7 @@ def generate(
         bool, typer.Option("--special-tokens", help="Read names of special tokens in the prompt as those tokens.")
     ] = False,
     prefill_chunk_tokens: Annotated[int | None, typer.Option(min=1, help="Read the prompt in pieces of this length.")] = None,
+    step: Step = None,
     as_json: Json = False,
 ) -> None:
     """Continue a text with a trained model; the new text appears as it is made.
@@ -46,7 +47,7 @@ def generate(
     if chat and special_tokens:
         raise ConfigError("--chat with --special-tokens: must be one of them, since messages are text; leave one out")
     template = _chat_template(run) if chat else None
-    trained = load_model(run)
+    trained = load_model(run, step)
     tokenizer = trained.tokenizer
     if template is None:
         begin = tokenizer.prompt(text, parse_special=special_tokens)

@@ -1,9 +1,11 @@
 """Models that verbs work on, wherever they come from."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from twoaxis.core.errors import CheckpointError
+import typer
+
+from twoaxis.core.errors import CheckpointError, ConfigError, problem
 
 if TYPE_CHECKING:
     from twoaxis.data import Tokenizer
@@ -11,6 +13,9 @@ if TYPE_CHECKING:
 
 SOURCES = "A run folder, a Hugging Face folder with safetensors, or a GGUF file."
 """What `load_model` reads, for the help of a verb."""
+
+
+Step = Annotated[int | None, typer.Option(min=0, help="The checkpoint of a run, by its step; the newest without it.")]
 
 
 class Loaded(NamedTuple):
@@ -29,22 +34,28 @@ class Loaded(NamedTuple):
     ends: frozenset[int] = frozenset()
 
 
-def load_model(source: Path) -> Loaded:
+def load_model(source: Path, step: int | None = None) -> Loaded:
     """Reads the model of a run, of a Hugging Face folder (ours, or Llama-like), or of a GGUF file.
+
+    Args:
+        source: the folder or file.
+        step: whose checkpoint of a run is read; None for the newest.
 
     Raises:
         CheckpointError: nothing there, something damaged, or no tokenizer.
-        ConfigError: a model that our decoder cannot be, or a library that is missing.
+        ConfigError: a model that our decoder cannot be, a library that is missing, or a step of what is no run.
     """
     from twoaxis.data.tokenizer import SubwordTokenizer
     from twoaxis.interop.checkpoints import read_pretrained
     from twoaxis.interop.safetensors_folder import read_json
     from twoaxis.model.config_names import MODEL_TYPE
-    from twoaxis.train import console_progress, load_trained
+    from twoaxis.train import load_trained
 
     if (source / "checkpoints").is_dir():
-        trained = load_trained(source, console_progress())
+        trained = load_trained(source, step)
         return Loaded(trained.model.eval(), trained.tokenizer, trained.step, end_tokens(source, trained.tokenizer))
+    if step is not None:
+        raise ConfigError(problem("--step", step, f"left out, since {source} is no run folder", "name a run, or leave it out"))
     if (source / "config.json").is_file() and read_json(source / "config.json").get("model_type") == MODEL_TYPE:
         from twoaxis.interop.hugging_face import import_folder
 

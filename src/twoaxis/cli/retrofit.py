@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from twoaxis.cli.models import SOURCES, load_model
+from twoaxis.cli.models import SOURCES, Step, load_model
 from twoaxis.cli.output import Json, name_of, print_json, print_table
 from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.core.text import read_text
@@ -45,6 +45,7 @@ def retrofit(
     new_lr_scale: Annotated[float, typer.Option(min=0.0, help="Factor on the learning rate of new parameters.")] = 1.0,
     freeze_base: Annotated[bool, typer.Option("--freeze-base", help="Train new parameters only.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of new parameters and of random tokens.")] = 0,
+    step: Step = None,
     as_json: Json = False,
 ) -> int:
     """Add mixers to a trained Llama, Mistral, Qwen2, Qwen3 or SmolLM, or to a model of ours, without changing what it computes.
@@ -64,7 +65,7 @@ def retrofit(
 
     if depth is None and not sequence:
         raise ConfigError("nothing to add; name a mixer with --depth or --sequence")
-    loaded = load_model(source)
+    loaded = load_model(source, step)
     model, tokenizer = loaded.model, loaded.tokenizer
     mixers = [parse_value(one) for one in sequence or []]
     target = target_config(model.config, None if depth is None else parse_value(depth), mixers)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from twoaxis.cli.models import SOURCES, load_model
+from twoaxis.cli.models import SOURCES, Step, load_model
 from twoaxis.cli.output import name_of
 
 
@@ -22,6 +22,7 @@ def serve(
     max_body_bytes: Annotated[int, typer.Option(min=1, help="The largest body of a request.")] = 1 << 20,
     prefill_chunk_tokens: Annotated[int, typer.Option(min=1, help="Read prompts in pieces of this length.")] = 256,
     grace_seconds: Annotated[int, typer.Option(min=0, help="How long running requests may take once told to stop.")] = 10,
+    step: Step = None,
 ) -> None:
     """Serve a model with the OpenAI completions and chat API (needs the extra twoaxis[serve]).
 
@@ -43,7 +44,7 @@ def serve(
     with opened:
         # Before the model, which may take long to read.
         template = chat_template(read_source_files(model))
-        loaded = load_model(model)
+        loaded = load_model(model, step)
         limits = Limits(
             max_prompt_tokens=max_prompt_tokens,
             max_new_tokens=max_new_tokens,

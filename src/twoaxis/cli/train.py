@@ -26,6 +26,13 @@ def train(
     a table with `model`, `data`, `optimizer`, `schedule`, `batch_size`, `steps` and more; every key has a default but
     model.d_model and model.n_layers.
 
+    A run whose newest checkpoint is damaged says so and goes on from the one before, to the same losses. With more `steps` and
+    nothing else changed, a run goes on, finished or not, if its schedule gives the steps taken the same learning rates in the
+    longer run: `constant` always, `wsd` before its decay, both with warmup_steps given; `cosine` depends on the length at every
+    step and is refused. A new run then begins with the weights and a schedule of its own: in Python, with `load_trained` and
+    `save_trained` of twoaxis.train, `save_trained("NEW", old.model, old.tokenizer, {"steps": 500, "data": {...}})` after
+    `old = load_trained("RUN")`; then `twoaxis train NEW/config.json --run NEW`.
+
     metrics.jsonl in the folder always has every step. A tracker shows the same numbers elsewhere and never changes them:
     tensorboard in the folder of the run, trackio in a database on this machine, wandb where its own settings say, with
     WANDB_MODE=offline on this machine. Each is an extra, such as twoaxis[wandb], and takes options as an inline table:

@@ -1,5 +1,6 @@
 """Errors a user can cause: one line that says what, got, allowed, remedy."""
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -75,3 +76,17 @@ def _slips(name: str, known: str) -> int | None:
             if i > 1 and j > 1 and letter == known[j - 2] and name[i - 2] == other:
                 row[j] = min(row[j], before[j - 2] + 1)
     return row[-1] if row[-1] <= (2 if len(known) >= LONG_NAME else min(1, len(name))) else None
+
+
+def system_reason(error: BaseException) -> str | None:
+    """What the operating system has refused, in its words; None for an error of another kind.
+
+    Example:
+        >>> system_reason(OSError(28, "No space left on device")), system_reason(ValueError("seven"))
+        ('No space left on device', None)
+    """
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    # Libraries in Rust, safetensors and tokenizers among them, raise errors of their own around those of the system.
+    number = None if isinstance(error, TwoAxisError) else re.search(r"\(os error (\d+)\)", str(error))
+    return os.strerror(int(number[1])) if number else None

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from twoaxis.core.errors import CheckpointError, problem
+from twoaxis.core.folders import check_utf8
 from twoaxis.core.parameters import materialize
 from twoaxis.core.text import read_text
 from twoaxis.interop.configuration import decoder_config, layout_of
@@ -50,7 +51,7 @@ def read_folder(folder: Path) -> Pretrained:
         CheckpointError: a file that is missing or damaged, or tensors that do not fit the configuration.
         ConfigError: a model that our decoder cannot be.
     """
-    data = read_json(folder / "config.json")
+    data = read_json(check_utf8(folder, "folder") / "config.json")
     model = build_model(decoder_config(data), layout_of(data), read_tensors(folder))
     return Pretrained(model, read_tokenizer(folder), end_of_document(folder))
 

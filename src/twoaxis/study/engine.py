@@ -23,12 +23,14 @@ class Task(NamedTuple):
     Attributes:
         name: of the run, for messages.
         command: what to run.
+        run: the folder that it works in.
         log: where its standard error goes.
         environment: variables that it gets beside those of this process.
     """
 
     name: str
     command: tuple[str, ...]
+    run: Path
     log: Path
     environment: Mapping[str, str]
 
@@ -44,6 +46,9 @@ class Listener(Protocol):
 
     def watch(self) -> None:
         """Some time has passed."""
+
+    def note(self, text: str) -> None:
+        """Something to tell the user, in one line."""
 
     def ended(self, task: Task, code: int) -> None:
         """A task has ended with this exit code, negative for a signal."""

@@ -1,14 +1,16 @@
 """The folder of a study: the design as it was decided, and one run folder per arm and replicate."""
 
 import json
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from twoaxis.core.atomic import replacing
+from twoaxis.core.atomic import remove_drafts, replacing
 from twoaxis.core.errors import CheckpointError, ConfigError, DataError, StudyError
+from twoaxis.core.folders import locked_folder
 from twoaxis.study.baselines import Baselines
 from twoaxis.study.costs import tokens_per_step
 from twoaxis.study.design import StudyConfig
@@ -17,7 +19,7 @@ from twoaxis.study.timing import Timing
 from twoaxis.train.metrics import read_metrics
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.result import Result
-from twoaxis.train.run_folder import RunFolder, first_difference
+from twoaxis.train.run_folder import RunFolder, first_difference, json_bytes
 
 RunStatus = Literal["finished", "diverged", "failed", "partial", "not started"]
 
@@ -168,14 +170,14 @@ class StudyFolder:
     def command(self) -> str:
         """The command that made the study; without a record of it, one that makes it again from its design."""
         path = self.path / "command.txt"
-        return (
-            path.read_text(encoding="utf-8").strip() if path.exists() else f"twoaxis study {self.path / 'study.json'} --out NEW"
-        )
+        if not path.exists():
+            return f"twoaxis study {self.path / 'study.json'} --out NEW"
+        return path.read_bytes().decode(errors="backslashreplace").strip()
 
     def keep_command(self, command: str) -> None:
         """Writes the command down."""
         with replacing(self.path / "command.txt") as file:
-            file.write(command.encode() + b"\n")
+            file.write(os.fsencode(command) + b"\n")
 
     def audit(self, place: "Place") -> dict[str, Any] | None:
         """What `twoaxis audit` has found in a run; None before it was called."""
@@ -222,19 +224,16 @@ class StudyFolder:
         """Keeps other processes from running the same study; a killed process lets go by itself.
 
         Raises:
-            StudyError: another process runs it, or the folder cannot be made.
+            StudyError: another process runs it, the folder cannot be made, or it holds something else.
         """
-        lock = RunFolder(self.path).locked()
-        try:
-            lock.__enter__()
-        except CheckpointError:
-            raise StudyError(f"study folder {self.path}: another process runs it; wait for it or stop it") from None
-        except DataError as error:
-            raise StudyError(str(error).replace("run folder", "study folder")) from None
-        try:
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked_folder(self.path, "study", "study.json"))
+            except (CheckpointError, DataError) as error:
+                raise StudyError(str(error)) from None
+            for arm in self.path.glob("runs/*"):
+                remove_drafts(arm)
             yield
-        finally:
-            lock.__exit__(None, None, None)
 
     def record(self, place: Place) -> RunRecord:
         """Reads what one run has come to.
@@ -292,7 +291,7 @@ def places(plan: StudyPlan) -> list[Place]:
 def write_json(path: Path, data: Any) -> None:
     """Writes a file of JSON, whole or not at all."""
     with replacing(path) as file:
-        file.write(json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
+        file.write(json_bytes(data))
 
 
 def _has(run: RunFolder, name: str) -> bool:

@@ -1,21 +1,93 @@
 """Runs of a study on a Ray cluster whose machines share the folder of the study; needs the extra `twoaxis[ray]`."""
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from twoaxis.core.errors import StudyError
 from twoaxis.study.engine import POLL_SECONDS, Listener, Task, keep_busy
 from twoaxis.study.process import PATIENCE_SECONDS, run_process
+from twoaxis.train.run_folder import RunFolder
+
+RETRIES = 3
+"""How often a run starts again whose worker or machine was lost."""
+
+CONNECT_SECONDS = 5.0
+"""How long the cluster of an address may take to accept a connection."""
+
+
+class Share(NamedTuple):
+    """What every run gets of the cluster.
+
+    Attributes:
+        jobs: runs that fit at once.
+        cpus: processors, on one machine.
+        gpus: whole, or the same part of one for each run.
+    """
+
+    jobs: int
+    cpus: int
+    gpus: float
+
+
+def share_out(machines: Sequence[Mapping[str, float]], jobs: int) -> Share:
+    """The largest share of which so many fit at once, GPUs before processors; fewer runs where not even the smallest one does.
+
+    Args:
+        machines: what each has, under the keys CPU and GPU; a run is on one of them.
+        jobs: runs at once that are asked for.
+
+    Raises:
+        StudyError: no machine has a processor to give.
+
+    Example:
+        >>> share_out([{"CPU": 1}, {"CPU": 1}], jobs=1), share_out([{"CPU": 16, "GPU": 3}], jobs=2)
+        (Share(jobs=1, cpus=1, gpus=0), Share(jobs=2, cpus=8, gpus=1))
+    """
+
+    def places(cpus: int, gpus: float) -> int:
+        found = [int(one.get("CPU", 0) // cpus) for one in machines]
+        if gpus:
+            # Quotients of parts are rounded up where only the last digits miss.
+            found = [min(n, int(one.get("GPU", 0) / gpus + 1e-6)) for n, one in zip(found, machines, strict=True)]
+        return sum(found)
+
+    most_gpus, most_cpus = (int(max((one.get(name, 0) for one in machines), default=0)) for name in ("GPU", "CPU"))
+    # Ray keeps four digits, and a part must not be rounded up.
+    parts = [1e4 // number / 1e4 for number in range(2, jobs + 1)]
+    choices: list[float] = [*range(most_gpus, 0, -1), *parts] if most_gpus else [0]
+    gpus = next((one for one in choices if places(1, one) >= jobs), choices[-1])
+    cpus = next((one for one in range(most_cpus, 1, -1) if places(one, gpus) >= jobs), 1)
+    if not places(cpus, gpus):
+        raise StudyError("engine 'ray': no machine of the cluster has a processor to give; start one with `ray start`")
+    return Share(min(jobs, places(cpus, gpus)), cpus, gpus)
+
+
+@dataclass(eq=False)
+class _Started:
+    """A run on the cluster; another one takes its place there when it is lost."""
+
+    task: Task
+    reference: Any
+    losses: int = 0
+    code: int = 0
 
 
 class RayEngine:
     """Spreads processes over a Ray cluster: that of RAY_ADDRESS, or one of this machine alone.
 
     The files are those of the local engine, since every run writes its own folder: all machines must see the folder of the
-    study under the same path, and have the same Python at the same place.
+    study under the same path, and have the same Python at the same place. A run whose worker or machine is lost starts again,
+    up to three times, and goes on from its checkpoint.
 
     Args:
-        jobs: runs at once; the cluster's processors, and GPUs where there are any, are shared out between them.
+        jobs: runs at once; each gets an equal share of processors, and of GPUs where there are any, that fits on a machine.
 
     Raises:
         StudyError: Ray is not installed.
@@ -31,47 +103,115 @@ class RayEngine:
         self.threads: int | None = None
 
     def run(self, tasks: Sequence[Task], listener: Listener) -> None:
-        """Keeps `jobs` tasks on the cluster until all have ended."""
-        ray = self._ray
-        if not ray.is_initialized():
-            # Usage statistics would be sent to others, and nobody has asked for that.
-            ray.init(include_dashboard=False, log_to_driver=False, configure_logging=False)
-        resources = ray.cluster_resources()
-        share = {"num_cpus": max(1, int(resources.get("CPU", 1) // self.jobs)), "num_gpus": resources.get("GPU", 0) / self.jobs}
-        remote = ray.remote(max_retries=0, **share)(_run)
-        threads = {"OMP_NUM_THREADS": str(share["num_cpus"])}
-        started: list[Any] = []
+        """Keeps `jobs` tasks on the cluster until all have ended.
 
-        def start(task: Task) -> Any:
-            started.append(remote.remote(task, threads))
+        Raises:
+            StudyError: no cluster is reached, or none of its machines can run anything.
+        """
+        address = self._connect()
+        share = self._share()
+        room = "" if share.jobs == self.jobs else f", since there is no room for {self.jobs}"
+        listener.note(
+            f"Ray at {address}: {share.jobs} runs at once{room}, each with {share.cpus} processors and {share.gpus:g} GPUs"
+        )
+        started: list[_Started] = []
+
+        def start(task: Task) -> _Started:
+            started.append(_Started(task, self._submit(task, share)))
             return started[-1]
 
-        def wait_some(running: Collection[Any]) -> Iterable[Any]:
-            return ray.wait(list(running), timeout=POLL_SECONDS)[0]
+        def wait_some(running: Collection[_Started]) -> Iterable[_Started]:
+            by_reference = {one.reference: one for one in running}
+            ready = self._ray.wait(list(by_reference), timeout=POLL_SECONDS)[0]
+            return [by_reference[one] for one in ready if self._ended(by_reference[one], listener)]
 
         try:
-            keep_busy(tasks, self.jobs, start, wait_some, self._code, listener)
+            keep_busy(tasks, share.jobs, start, wait_some, lambda one: one.code, listener)
         except BaseException:
             self._stop(started)
             raise
 
-    def _code(self, reference: Any) -> int:
-        """The exit code, or that of a process killed from outside when its machine or its worker was lost."""
+    def _connect(self) -> str:
+        """Reaches the cluster, and leaves the signals of this process as they are; returns the address."""
+        # Without one Ray would take the address that it last knew, of a cluster that may be gone or of somebody else.
+        address = os.environ.get("RAY_ADDRESS") or "local"
+        if self._ray.is_initialized():
+            return address
+        _check_address(address)
+        handler = signal.getsignal(signal.SIGTERM)
         try:
-            return self._ray.get(reference)
-        except self._ray.exceptions.RayError:
-            return -9
+            # Usage statistics would be sent to others, and nobody has asked for that.
+            self._ray.init(address=address, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200]
+            raise StudyError(f"engine 'ray': cannot use the cluster at {address} ({reason}); {_remedy(address)}") from None
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)
+        return address
 
-    def _stop(self, started: list[Any]) -> None:
+    def _share(self) -> Share:
+        return share_out([node["Resources"] for node in self._ray.nodes() if node["Alive"]], self.jobs)
+
+    def _submit(self, task: Task, share: Share) -> Any:
+        remote = self._ray.remote(max_retries=0, num_cpus=share.cpus, num_gpus=share.gpus)(_run)
+        return remote.remote(task, {"OMP_NUM_THREADS": str(share.cpus)})
+
+    def _ended(self, one: _Started, listener: Listener) -> bool:
+        """Whether a run that Ray has done with has ended; starts it again where it was lost."""
+        lost = self._ray.exceptions
+        try:
+            one.code = self._ray.get(one.reference)
+        except lost.RayTaskError as error:
+            # Not the run has failed, but starting it; its last words are read from the log.
+            with open(one.task.log, "ab") as log:
+                log.write(f"{getattr(error, 'cause', error)}\n".encode(errors="backslashreplace"))
+            one.code = 1
+        except lost.RayError as error:
+            if one.losses == RETRIES:
+                one.code = -signal.SIGKILL
+                return True
+            one.losses += 1
+            listener.note(f"{one.task.name}: lost ({type(error).__name__}); starts again, {one.losses} of {RETRIES} times")
+            # What is left of the cluster may have no place for the share of before.
+            one.reference = self._submit(one.task, self._share())
+            return False
+        return True
+
+    def _stop(self, started: list[_Started]) -> None:
         """Asks what still runs to save and end, and waits for it."""
-        for reference in started:
+        references = [one.reference for one in started]
+        for reference in references:
             self._ray.cancel(reference, force=False)
-        if started:
-            self._ray.wait(started, num_returns=len(started), timeout=PATIENCE_SECONDS)
+        if references:
+            self._ray.wait(references, num_returns=len(references), timeout=PATIENCE_SECONDS)
+
+
+def _check_address(address: str) -> None:
+    """Refuses an address where nobody listens, for which Ray would wait more than a minute.
+
+    Raises:
+        StudyError: naming it.
+    """
+    parts = urlsplit(address if "://" in address else f"//{address}")
+    try:
+        if parts.hostname is None or parts.port is None:
+            return
+        socket.create_connection((parts.hostname, parts.port), CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise StudyError(f"RAY_ADDRESS={address!r}: no cluster answers there ({reason}); {_remedy(address)}") from None
+
+
+def _remedy(address: str) -> str:
+    return "free memory, or use --engine local" if address == "local" else "start it with `ray start`, or unset RAY_ADDRESS"
 
 
 def _run(task: Task, environment: dict[str, str]) -> int:
     """Runs on a worker; a cancellation arrives as an interrupt, which `run_process` passes on."""
     if not task.log.parent.is_dir():
         raise FileNotFoundError(f"{task.log.parent}: is not shared with this machine")
+    # The process that a lost worker has left behind goes on by itself; then there is nothing left to do here.
+    while RunFolder(task.run).is_locked:
+        time.sleep(POLL_SECONDS)
     return run_process(task.command, task.log, lambda: None, {**environment, **task.environment})

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from twoaxis.core.errors import TwoAxisError
-from twoaxis.study.folder import Place, StudyFolder, write_json
+from twoaxis.core.folders import new_folder
+from twoaxis.study.folder import Place, StudyFolder
 from twoaxis.train.environment import describe_environment
 from twoaxis.train.forward import choose_device, choose_dtype
 from twoaxis.train.recipe import TrainConfig
-from twoaxis.train.run_folder import RunFolder
+from twoaxis.train.run_folder import RunFolder, json_bytes
 
 SAME = ("code", "versions", "platform", "threads", "device", "device_name", "precision")
 """What must be equal where two runs are made, since it may change the last digits of a loss."""
@@ -78,11 +79,10 @@ class Neighbours:
 
 
 def _take(run: Path, into: RunFolder, name: str) -> None:
-    draft = into.path.with_name(f".{into.path.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(run, draft, copy_function=_link_or_copy, ignore=shutil.ignore_patterns(".lock"))
-    write_json(draft / "reused.json", {"from": name})
-    draft.replace(into.path)
+    with new_folder(into.path, "run folder") as draft:
+        ignored = shutil.ignore_patterns(".lock")
+        shutil.copytree(run, draft, copy_function=_link_or_copy, ignore=ignored, dirs_exist_ok=True)
+        (draft / "reused.json").write_bytes(json_bytes({"from": name}))
 
 
 def _link_or_copy(source: str, target: str) -> str:

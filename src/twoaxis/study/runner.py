@@ -2,16 +2,13 @@
 
 import contextlib
 import json
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from twoaxis.core.errors import StudyError, TwoAxisError
+from twoaxis.core.interrupt import termination_as_interrupt
 from twoaxis.data import prepare
 from twoaxis.study.costs import tokens_per_step
 from twoaxis.study.design import StudyConfig
@@ -80,7 +77,7 @@ def run_study(
     progress, engine = progress or StudyProgress(), engine or LocalEngine()
     place_in = StudyFolder(folder)
     try:
-        with place_in.locked(), _termination_as_interrupt():
+        with place_in.locked(), termination_as_interrupt():
             place_in.decide(study)
             if command_line:
                 place_in.keep_command(command_line)
@@ -217,8 +214,9 @@ class _Session:
 
     def _task(self, place: Place, recipe: TrainConfig) -> Task:
         write_json(self.folder.recipe(place), recipe.to_data())
-        command = tuple(self.command(self.folder.recipe(place).resolve(), self.folder.run(place).path.resolve()))
-        return Task(str(place), command, self.folder.log(place).resolve(), {})
+        run = self.folder.run(place).path.resolve()
+        command = tuple(self.command(self.folder.recipe(place).resolve(), run))
+        return Task(str(place), command, run, self.folder.log(place).resolve(), {})
 
     def began(self, task: Task) -> None:
         """A run begins."""
@@ -232,6 +230,10 @@ class _Session:
         """Tells how far the runs are."""
         for name, count in self.counts.items():
             self.progress.step(self.by_name[name], count.count())
+
+    def note(self, text: str) -> None:
+        """Tells something."""
+        self.progress.note(text)
 
     def ended(self, task: Task, code: int) -> None:
         """A run has ended in some way, which is written down when it left no result."""
@@ -266,21 +268,3 @@ class LineCount:
             self._lines += new.count(b"\n")
             return self._lines
         return 0
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """Treats SIGTERM like Ctrl-C; outside the main thread, where Python cannot, it does nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

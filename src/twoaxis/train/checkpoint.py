@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from twoaxis.core.errors import CheckpointError
+from twoaxis.core.errors import CheckpointError, problem, system_reason
 
 FORMAT = 1
 """The version of the layout of a checkpoint."""
@@ -45,6 +45,23 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     Raises:
         CheckpointError: the disk is full or cannot be written; the earlier checkpoints are as they were.
     """
+    try:
+        path = write_checkpoint(folder, checkpoint)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"checkpoint of step {checkpoint.step}: cannot be written to {folder} ({system_reason(error) or error}); earlier "
+            "checkpoints are intact; free space there and run again to resume"
+        ) from None
+    remove_old(folder, keep)
+    return path
+
+
+def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Writes `folder/step-00001234`, which appears whole or not at all.
+
+    Raises:
+        OSError or SafetensorError: the disk is full or cannot be written.
+    """
     path = folder / _name(checkpoint.step)
     draft = folder / f".{path.name}.{uuid.uuid4().hex}.tmp"
     try:
@@ -52,16 +69,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         _write(draft, checkpoint)
         os.rename(draft, path)
         _sync(folder)
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(
-            f"checkpoint of step {checkpoint.step}: cannot be written to {folder} ({reason}); earlier checkpoints are "
-            "intact; free space there and run again to resume"
-        ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    for old in checkpoint_paths(folder)[keep:]:
-        _remove(old)
     return path
 
 
@@ -93,6 +102,27 @@ def load_newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
     return None
 
 
+def load_asked(folder: Path, step: int | None = None) -> Checkpoint | None:
+    """Reads the newest checkpoint, or that of a step, and never another one in its place; None when there is none at all.
+
+    Raises:
+        CheckpointError: it is damaged, or there is none of this step; the message names what can be asked for.
+    """
+    paths = checkpoint_paths(folder)
+    if not paths:
+        return None
+    path = paths[0] if step is None else folder / _name(step)
+    if path not in paths:
+        steps = ", ".join(str(_step(one)) for one in paths)
+        raise CheckpointError(problem("step", step, f"one of a checkpoint of {folder}: {steps}", "leave it out for the newest"))
+    try:
+        return load_checkpoint(path)
+    except CheckpointError as error:
+        intact = next((other for other in paths if other != path and _is_intact(other)), None)
+        remedy = "" if intact is None else f", or ask for {intact.name} with --step {_step(intact)}"
+        raise CheckpointError(f"{error}; restore it{remedy}") from None
+
+
 def load_checkpoint(path: Path) -> Checkpoint:
     """Reads and verifies one checkpoint.
 
@@ -118,7 +148,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 def checkpoint_paths(folder: Path) -> list[Path]:
     """The checkpoints of a run, damaged ones included, the newest first."""
-    return sorted((path for path in folder.glob("step-*") if path.is_dir()), reverse=True)
+    found = [path for path in folder.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdecimal()]
+    return sorted(found, key=_step, reverse=True)
+
+
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint, damaged or not; 0 without one."""
+    return max(map(_step, checkpoint_paths(folder)), default=0)
 
 
 def set_aside_newer(folder: Path, step: int) -> None:
@@ -128,10 +164,28 @@ def set_aside_newer(folder: Path, step: int) -> None:
             path.rename(path.with_name(f"damaged-{path.name}-{uuid.uuid4().hex[:8]}"))
 
 
+def remove_old(folder: Path, keep: int) -> None:
+    """Removes all but the newest checkpoints; what cannot be removed stays for the next time."""
+    for old in checkpoint_paths(folder)[keep:]:
+        _remove(old)
+
+
 def remove_drafts(folder: Path) -> None:
     """Removes what killed runs had begun to write or to remove."""
     for path in folder.glob(".step-*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        load_checkpoint(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def _name(step: int) -> str:

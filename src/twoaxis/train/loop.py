@@ -9,6 +9,7 @@ from pathlib import Path
 from twoaxis.core.cost import Shape
 from twoaxis.model.cost import decoder_cost
 from twoaxis.train.interrupt import stop_on_signals
+from twoaxis.train.lengthen import lengthen
 from twoaxis.train.memory import peak_bytes, peak_device_bytes, reset_peak
 from twoaxis.train.metrics import StepRecord
 from twoaxis.train.progress import Progress
@@ -29,7 +30,8 @@ def train(
     """Trains until the recipe is done, resuming whatever the folder holds.
 
     A run that was stopped, or killed at any moment, continues to the same losses and weights, bit for bit, as one
-    that was not. A run that has finished or diverged is not run again: its result is read.
+    that was not. A run that has finished or diverged is not run again: its result is read. A recipe with more `steps` and
+    nothing else changed continues it if the schedule gives the steps taken the same learning rates in the longer run.
 
     Args:
         config: the recipe.
@@ -45,12 +47,14 @@ def train(
     Raises:
         ConfigError: a recipe that cannot be run here, or a tracker that cannot be started.
         DataError: a corpus or tokenizer that cannot be used.
-        CheckpointError: a folder of another run, no intact checkpoint among several, or a full disk.
+        CheckpointError: a folder of another run, no intact checkpoint among several, a full disk, or more steps than its
+            schedule allows.
     """
     progress = progress or Progress()
     folder = RunFolder(run_dir)
     try:
         with folder.locked():
+            lengthen(folder, config, progress)
             folder.check(config)
             finished = folder.result
             if finished is not None:

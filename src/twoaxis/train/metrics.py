@@ -4,7 +4,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,7 +102,9 @@ class MetricsLog:
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        # What a full disk has refused was said when it was appended, and is refused here again.
+        with suppress(OSError):
+            self._file.close()
 
 
 @contextmanager

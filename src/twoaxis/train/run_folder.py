@@ -4,10 +4,12 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from twoaxis.core.atomic import replacing
-from twoaxis.core.errors import CheckpointError, DataError
+from twoaxis.core.errors import CheckpointError
+from twoaxis.core.folders import locked_folder
+from twoaxis.core.locks import try_lock
 from twoaxis.core.text import read_text
 from twoaxis.data import PreparedData, Tokenizer, load_tokenizer
 from twoaxis.train.recipe import TrainConfig
@@ -96,7 +98,7 @@ class RunFolder:
     def write(self, name: str, data: Any) -> None:
         """Writes `name.json`, whole or not at all."""
         with replacing(self.path / f"{name}.json") as file:
-            file.write(json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
+            file.write(json_bytes(data))
 
     def write_once(self, name: str, data: Any) -> None:
         """Writes `name.json` unless it is there."""
@@ -110,7 +112,7 @@ class RunFolder:
         if not path.exists():
             return False
         with open(path, "ab") as file:
-            return not _lock(file)
+            return try_lock(file.fileno()) == "taken"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -118,17 +120,15 @@ class RunFolder:
 
         Raises:
             CheckpointError: another process trains in it.
-            DataError: the folder cannot be made.
+            DataError: the folder cannot be made, or holds something else than a run.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = open(self.path / ".lock", "ab")  # noqa: SIM115, closed below
-        except OSError as error:
-            raise DataError(f"run folder {self.path}: cannot be written ({error.strerror}); choose another folder") from None
-        with file:
-            if not _lock(file):
-                raise CheckpointError(f"run folder {self.path}: another process trains in it; wait for it or stop it")
+        with locked_folder(self.path, "run", "config.json"):
             yield
+
+
+def json_bytes(data: Any) -> bytes:
+    """The content of a file of JSON; numbers that are not finite, which JSON cannot hold, are an error."""
+    return json.dumps(data, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def first_difference(there: Any, here: Any, path: str = "") -> tuple[str, Any, Any] | None:
@@ -156,17 +156,3 @@ def _called(record: Mapping[str, Any]) -> str:
     name = record.get("name", f"{record.get('vocab_size')} tokens")
     version = f" {record['version']}" if record.get("version") else ""
     return f"{name!r}{version} ({record['fingerprint'][:12]})" if "name" in record else f"{name} ({record['fingerprint'][:12]})"
-
-
-def _lock(file: IO[bytes]) -> bool:
-    try:
-        import fcntl
-    except ImportError:
-        # Windows has no such lock; there the caution is the user's.
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        # File systems without locks refuse with other errors.
-        return not isinstance(error, BlockingIOError)
-    return True

@@ -5,16 +5,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from twoaxis.core.atomic import check_new_folder, new_folder
 from twoaxis.core.errors import CheckpointError, ConfigError, problem
+from twoaxis.core.folders import check_new_folder, check_utf8, new_folder
 from twoaxis.core.parameters import materialize
 from twoaxis.data import Tokenizer
 from twoaxis.data.tokenizer import SubwordTokenizer
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.train.checkpoint import Checkpoint, load_newest, save_checkpoint
-from twoaxis.train.progress import Progress
+from twoaxis.train.checkpoint import Checkpoint, load_asked, write_checkpoint
 from twoaxis.train.recipe import DataConfig, TrainConfig
-from twoaxis.train.run_folder import RunFolder
+from twoaxis.train.run_folder import RunFolder, json_bytes
 from twoaxis.train.training_state import model_tensors, restore_model
 
 TOKENIZER_FILE = "tokenizer_file.json"
@@ -25,7 +24,7 @@ class Trained(NamedTuple):
     """What a run has made.
 
     Attributes:
-        model: with the weights of the newest intact checkpoint.
+        model: with the weights of the checkpoint.
         tokenizer: of the run.
         config: the recipe.
         step: steps the weights have taken.
@@ -37,15 +36,19 @@ class Trained(NamedTuple):
     step: int
 
 
-def load_trained(run_dir: Path | str, progress: Progress | None = None) -> Trained:
+def load_trained(run_dir: Path | str, step: int | None = None) -> Trained:
     """Reads the model of a run folder on the CPU; nothing in the folder is changed.
 
+    Args:
+        run_dir: of the run.
+        step: whose checkpoint to read; None reads the newest.
+
     Raises:
-        CheckpointError: no run folder, or no intact checkpoint in it.
+        CheckpointError: no run folder, or a checkpoint that is missing or damaged: another one is never read in its place.
     """
-    folder = RunFolder(run_dir)
+    folder = RunFolder(check_utf8(Path(run_dir), "run folder"))
     config, tokenizer = folder.config, folder.tokenizer
-    checkpoint = load_newest(folder.checkpoints, (progress or Progress()).note)
+    checkpoint = load_asked(folder.checkpoints, step)
     if checkpoint is None:
         raise CheckpointError(f"run folder {folder.path}: has no checkpoint yet; must have one; train for longer")
     model = materialize(lambda: Decoder(config.decoder(tokenizer.vocab_size)))
@@ -110,12 +113,11 @@ def save_trained(
     config, path = new_run(run_dir, model.config, tokenizer, recipe or {}), Path(run_dir).absolute()
     definition = json.loads(tokenizer.definition)
     with new_folder(path, "run folder") as folder:
-        draft = RunFolder(folder)
-        save_checkpoint(draft.checkpoints, Checkpoint(0, model_tensors(model), {}, {}), keep=1)
+        write_checkpoint(RunFolder(folder).checkpoints, Checkpoint(0, model_tensors(model), {}, {}))
         if isinstance(tokenizer, SubwordTokenizer):
             (folder / TOKENIZER_FILE).write_text(json.dumps(definition["tokenizer"]), encoding="utf-8")
-        draft.write("tokenizer", definition)
-        draft.write("config", config.to_data())
+        (folder / "tokenizer.json").write_bytes(json_bytes(definition))
+        (folder / "config.json").write_bytes(json_bytes(config.to_data()))
         if write_more is not None:
             write_more(folder)
     return path

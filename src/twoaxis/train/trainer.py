@@ -5,7 +5,7 @@ import torch
 from twoaxis.data import PackedSampler, prepare, validation_batches
 from twoaxis.model import Decoder
 from twoaxis.train.anneal import Annealing
-from twoaxis.train.checkpoint import Checkpoint, load_newest, remove_drafts, save_checkpoint, set_aside_newer
+from twoaxis.train.checkpoint import Checkpoint, load_newest, remove_drafts, remove_old, save_checkpoint, set_aside_newer
 from twoaxis.train.environment import changed_environment, describe_environment
 from twoaxis.train.evaluate import Validation, evaluate
 from twoaxis.train.forward import TokenLoss, choose_device, rows_at_once
@@ -127,6 +127,8 @@ class Trainer:
             self.earlier_peak_bytes = checkpoint.state["peak_memory_bytes"]
         self.metrics = MetricsLog(self.folder.metrics, self.step)
         set_aside_newer(self.folder.checkpoints, self.step)
+        # Now that one is known to be intact: left by a process that was killed before it came to this.
+        remove_old(self.folder.checkpoints, self.config.keep_checkpoints)
 
     def _describe(self, groups: str) -> None:
         for remark in self.data.remarks:

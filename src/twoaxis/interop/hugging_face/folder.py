@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 
-from twoaxis.core.atomic import new_folder
 from twoaxis.core.errors import CheckpointError, ConfigError
+from twoaxis.core.folders import check_utf8, new_folder
 from twoaxis.core.text import read_text
 from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
 from twoaxis.interop.checkpoints import end_of_document, read_tokenizer
@@ -89,7 +89,7 @@ def import_folder(folder: Path | str) -> ImportedFolder:
     Raises:
         CheckpointError: no folder of such a model, or a damaged one.
     """
-    folder = Path(folder)
+    folder = check_utf8(Path(folder), "folder")
     data = read_json(folder / "config.json")
     if (kind := data.get("model_type")) != MODEL_TYPE:
         remedy = "other models become ones of this library by `twoaxis retrofit`"

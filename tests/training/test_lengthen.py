@@ -1,0 +1,86 @@
+"""A run is made longer where that is the run that would have been as long from the start, and is refused elsewhere."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from twoaxis import CheckpointError
+from twoaxis.train import Progress, RunFolder, TrainConfig, read_metrics, train
+
+Recipe = Callable[..., TrainConfig]
+CONSTANT = {"kind": "constant", "warmup_steps": 2}
+WSD = {"kind": "wsd", "warmup_steps": 2, "decay_fraction": 0.25}
+
+
+class Notes(Progress):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def losses(run: Path) -> list[float]:
+    return [record.loss for record in read_metrics(run / "metrics.jsonl")]
+
+
+def test_a_finished_run_with_more_steps_ends_like_one_as_long_from_the_start(recipe: Recipe, tmp_path: Path) -> None:
+    """Catches a run that is refused, read as finished, or continued with other data or learning rates."""
+    assert train(recipe(schedule=CONSTANT, steps=6), tmp_path / "run").steps == 6
+    notes = Notes()
+    longer = recipe(schedule=CONSTANT, steps=9)
+    result = train(longer, tmp_path / "run", progress=notes)
+    train(longer, tmp_path / "whole")
+    assert result.steps == 9 and result.status == "finished" and RunFolder(tmp_path / "run").config == longer
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    last = [load_file(tmp_path / run / "checkpoints" / "step-00000009" / "model.safetensors") for run in ("run", "whole")]
+    assert all(torch.equal(last[0][name], last[1][name]) for name in last[0])
+    assert any(line.endswith("goes on after step 6 to step 9, instead of 6") for line in notes.lines)
+
+
+def test_a_run_that_has_not_begun_to_decay_goes_on(recipe: Recipe, tmp_path: Path) -> None:
+    train(recipe(schedule=WSD, steps=12), tmp_path / "run", should_stop=lambda: len(losses(tmp_path / "run")) == 8)
+    longer = recipe(schedule=WSD, steps=16)
+    assert train(longer, tmp_path / "run").steps == 16
+    train(longer, tmp_path / "whole")
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step"),
+    [({"kind": "cosine", "warmup_steps": 2}, 4), (WSD, 6), ({"kind": "constant", "warmup_steps": None}, 1)],
+)
+def test_steps_with_another_learning_rate_are_refused_and_nothing_changes(
+    schedule: dict[str, Any], step: int, recipe: Recipe, tmp_path: Path
+) -> None:
+    """Catches a schedule that jumps without a word, and a result that is lost to a refusal."""
+    train(recipe(schedule=schedule, steps=6), tmp_path / "run")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    kind = schedule["kind"]
+    message = (
+        f"steps=6 there, 60 in this recipe: must be equal, since step {step} of 6 taken has another learning rate in the longer"
+    )
+    with pytest.raises(CheckpointError, match=f"{message} {kind} schedule"):
+        train(recipe(schedule=schedule, steps=60), tmp_path / "run")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("changes", [{"steps": 4}, {"steps": 9, "seed": 1}])
+def test_fewer_steps_and_other_changes_are_refused_as_before(changes: dict[str, Any], recipe: Recipe, tmp_path: Path) -> None:
+    train(recipe(schedule=CONSTANT, steps=6), tmp_path / "run")
+    with pytest.raises(
+        CheckpointError, match=r"there, \d in this recipe: must be equal to resume; use the recipe of the folder"
+    ):
+        train(recipe(**{"schedule": CONSTANT, **changes}), tmp_path / "run")
+
+
+def test_a_process_killed_between_recipe_and_result_is_made_good(recipe: Recipe, tmp_path: Path) -> None:
+    train(recipe(schedule=CONSTANT, steps=6), tmp_path / "run")
+    longer = recipe(schedule=CONSTANT, steps=9)
+    (tmp_path / "run" / "config.json").write_text(json.dumps(longer.to_data()))
+    assert train(longer, tmp_path / "run").steps == 9
