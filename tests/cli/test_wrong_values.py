@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, get_origin
 
 import annotated_types
 import pytest
@@ -148,11 +148,11 @@ def beyond_bounds(annotation: Any, metadata: tuple[Any, ...] = ()) -> Iterator[A
         yield from beyond_bounds(one)
     for one in constraints:
         if isinstance(one, annotated_types.Ge):
-            yield one.ge - 1
+            yield cast(Any, one.ge) - 1
         elif isinstance(one, annotated_types.Gt):
             yield one.gt
         elif isinstance(one, annotated_types.Le):
-            yield one.le + 1
+            yield cast(Any, one.le) + 1
         elif isinstance(one, annotated_types.Lt):
             yield one.lt
         elif isinstance(one, annotated_types.MinLen) and kind is str:
