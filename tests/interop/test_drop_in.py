@@ -117,7 +117,7 @@ def test_mixers_are_built_from_plain_data_as_in_a_decoder() -> None:
         (lambda: DepthAxis({"beta": 1}, 8, 2), "^depth mixer={'beta': 1}: must be a table with a 'kind'; choose one of"),
         (lambda: DeepDelta({"betainit": 1}, 8), "^unknown key 'betainit' in 'deep_delta'; did you mean 'beta_init'"),
         (lambda: DeepDelta("short_swa", 8), "^kind='short_swa': must be 'deep_delta'; "),
-        (lambda: ShortSWA(2, 8), "^ShortSWAConfig=2: must be a table of keys and values"),  # type: ignore[arg-type]
+        (lambda: ShortSWA(2, 8), "^'short_swa'=2: must be a table of keys and values"),  # type: ignore[arg-type]
     ):
         with pytest.raises(ConfigError, match=message) as error:
             build()

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -293,13 +292,6 @@ def test_of_several_templates_the_default_one_counts() -> None:
     template = chat_template({**files, "chat_template.jinja": b"\xef\xbb\xbfbeside"})
     assert template is not None and template.render([]) == "beside"
     assert chat_template({}) is None
-
-
-def test_folders_whose_names_are_not_utf8(source: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    for number, words in enumerate(([], ["--json"])):
-        out = tmp_path / os.fsdecode(b"caf\xe9-%d" % number)
-        assert main(["retrofit", str(source), "--depth", "denseformer", "--out", str(out), "--tokens", "32", *words]) == 0
-        assert rb"caf\xe9" in capsysbinary.readouterr().out.replace(rb"\\", b"\\")
 
 
 def test_an_empty_folder_behind_a_link_is_filled(run: Path, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_what_is_no_tensor_of_ids_is_refused_in_one_line(ids: Any, got: str) -> 
 def test_a_decoder_reads_plain_data_and_refuses_the_rest_in_one_line() -> None:
     data = {"vocab_size": 8, "d_model": 8, "n_layers": 1, "depth": "deep_delta"}
     assert Decoder(data).config == Decoder.build(data).config == DecoderConfig.from_data(data)
-    with pytest.raises(ConfigError, match=r"^DecoderConfig=3: must be a table of keys and values; see"):
+    with pytest.raises(ConfigError, match=r"^model=3: must be a table of keys and values; see"):
         Decoder(3)  # type: ignore[arg-type]
 
 
