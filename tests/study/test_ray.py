@@ -67,6 +67,7 @@ def one_at_a_time(study: StudyConfig, folder: Path, script: Path, losses: dict[s
     records = again.run(engine=RayEngine(jobs=1))
     killer.join()
     assert {record.status for record in records.values()} == {"finished"}
+    assert (metrics.parent / "starts.txt").read_text() == "xx", "the run whose worker was killed, and no other"
 
 
 def parent_of_the_lock_holder(run: Path) -> int:

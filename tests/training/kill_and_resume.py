@@ -10,6 +10,7 @@ compared and begun anew.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -53,9 +54,14 @@ def recipe(folder: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
+def below(folder: Path) -> list[Path]:
+    """Files and folders below a folder, in which a process may write and remove at the same time."""
+    return [Path(parent) / name for parent, folders, files in os.walk(folder) for name in (*folders, *files)]
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """The files below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in below(folder) if path.is_file()}
 
 
 class Case:
@@ -79,7 +85,9 @@ class Case:
     def prepare(self) -> None:
         """Makes what the verb reads."""
         trained = self.folder / "trained"
-        self.input = self.write("recipe.json", recipe(self.folder, steps=2, model={"d_model": 256, "n_layers": 4}))
+        self.input = self.write(
+            "recipe.json", recipe(self.folder, steps=2, schedule="constant", model={"d_model": 256, "n_layers": 4})
+        )
         self.wait(self.begin(["train", self.input, "--run", trained]))
         self.input = trained
 
@@ -98,7 +106,12 @@ class Case:
 
     def steps(self, out: Path) -> int:
         """Steps taken in all runs."""
-        return sum(path.read_bytes().count(b"\n") for path in out.rglob("metrics.jsonl"))
+        found = 0
+        for path in below(out):
+            if path.name == "metrics.jsonl":
+                with contextlib.suppress(FileNotFoundError):
+                    found += path.read_bytes().count(b"\n")
+        return found
 
     def differences(self, whole: Path, out: Path) -> list[str]:
         """What differs between two that are complete, in words."""
@@ -166,11 +179,11 @@ class Train(Case):
         return code == 0
 
     def drafts(self, out: Path) -> list[Path]:
-        return list(out.rglob(".*.tmp"))
+        return [path for path in below(out) if path.name.startswith(".") and path.suffix == ".tmp"]
 
     def differences(self, whole: Path, out: Path) -> list[str]:
         found = []
-        names = [{str(path.relative_to(folder)) for path in folder.rglob("*")} for folder in (whole, out)]
+        names = [{str(path.relative_to(folder)) for path in below(folder)} for folder in (whole, out)]
         if names[0] != names[1]:
             found.append(f"only one has {', '.join(sorted(names[0] ^ names[1]))}")
         for path in sorted(whole.rglob("metrics.jsonl")):
@@ -251,9 +264,10 @@ def measured(metrics: Path) -> list[StepRecord]:
 
 def kill_and_compare(case: Case, kills: int, chance: random.Random) -> tuple[Counter[str], list[str]]:
     """Kills a verb so many times; returns what was counted, and what differs."""
-    whole, counts, wrong, number = case.folder / "whole", Counter[str](), list[str](), 0
+    whole, counts, wrong, number = case.folder / "whole" / "out", Counter[str](), list[str](), 0
     case.wait(case.begin(case.words(whole)))
-    out = case.folder / "out0"
+    # Each beside nothing else, since a study takes over the runs of its neighbours.
+    out = case.folder / "0" / "out"
     while counts["kills"] < kills:
         moment = case.moments[counts["kills"] % len(case.moments)]
         sent = signal.SIGTERM if counts["kills"] % 4 == 3 else signal.SIGKILL
@@ -268,10 +282,10 @@ def kill_and_compare(case: Case, kills: int, chance: random.Random) -> tuple[Cou
             case.wait(case.begin(case.words(out)))
         if counts["kills"] == kills or done:
             counts["complete"] += 1
-            wrong += [f"{case.name} {out.name}: {one}" for one in case.differences(whole, out)]
-            wrong += [f"{case.name} {out.name}: left behind: {path.name}" for path in case.drafts(out)]
+            wrong += [f"{case.name} {number}: {one}" for one in case.differences(whole, out)]
+            wrong += [f"{case.name} {number}: left behind: {path.name}" for path in case.drafts(out)]
             number += 1
-            out = case.folder / f"out{number}"
+            out = case.folder / str(number) / "out"
     said = (case.folder / "errors.txt").read_text()
     wrong += [f"{case.name}: a trace was shown: {case.folder / 'errors.txt'}"] if "Traceback" in said else []
     counts["wrong"] = len(wrong)
