@@ -102,6 +102,8 @@ def test_output_is_whole_or_absent(verb: Verb, forks: Forks, given: Path, tmp_pa
         out.mkdir()
         if verb.begins:
             shutil.copytree(given / verb.begins, out / verb.begins)
+            # A report made again within a minute is the same to the byte.
+            (out / verb.begins / "report.html").unlink(missing_ok=True)
         return out
 
     out = fresh("whole")
