@@ -296,3 +296,26 @@ def test_module_is_the_command():
     found = subprocess.run([sys.executable, "-m", "twoaxis", "show", "deep_delt"], capture_output=True, text=True, check=False)
     assert found.returncode == 2
     assert found.stderr == "twoaxis: unknown mixer 'deep_delt'; did you mean 'deep_delta'?\n"
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_without_standard_output_a_success_is_one(closed, recipe, tmp_path):
+    command = f"{sys.executable} -m twoaxis train {recipe} --run {tmp_path / 'run'} {closed}"
+    assert subprocess.run(command, shell=True, capture_output=True, check=False).returncode == 0
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["generate", "--prompt", "run", "--json"], "twoaxis: Missing argument 'run'; see `twoaxis generate --help`"),
+        (
+            ["generate", "r", "--max-new-tokens", "3", "--max-new-tokens", "x"],
+            "twoaxis: --max-new-tokens='x': must be a valid integer, unable to parse string as an integer; "
+            "see `twoaxis generate --help`",
+        ),
+    ],
+)
+def test_usage_errors_name_what_was_given(words, expected, capsys):
+    assert main(words) == 2
+    assert capsys.readouterr().err.strip() == expected

@@ -211,3 +211,5 @@ def work(folder: Path, rank: int, ranks: int) -> None:
 if __name__ == "__main__":
     os.environ["OMP_NUM_THREADS"] = "1"
     work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    # Without the end of the interpreter, which tears gloo's threads down and has aborted once all was done and written.
+    os._exit(0)

@@ -1,6 +1,7 @@
 """A13: every depth mixer can be sharded by two processes: one step, save, load, and the same loss as one process."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -108,3 +109,5 @@ def test_every_parameter_has_a_dimension_to_shard() -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     work(int(sys.argv[2]), Path(sys.argv[1]))
+    # Without the end of the interpreter, which tears gloo's threads down and has aborted once all was done and written.
+    os._exit(0)

@@ -8,12 +8,8 @@ import json
 import random
 import re
 import shutil
-import subprocess
-import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +18,8 @@ from safetensors.torch import load
 
 from twoaxis.train import StepRecord
 
-from .verbs import NEEDS_TRANSFORMERS, VERBS, Verb, write_inputs
+from .conftest import Forks
+from .verbs import NEEDS_TRANSFORMERS, VERBS, Verb
 
 FAULTS = {"full": 34, "read-only": 10, "SIGTERM": 14, "SIGKILL": 24}
 """How many faults are tried in all."""
@@ -30,60 +27,6 @@ FAULTS = {"full": 34, "read-only": 10, "SIGTERM": 14, "SIGKILL": 24}
 DRAFT = re.compile(r"\.tmp$|\.draft$")
 STATUS = {"full": (2,), "read-only": (2,), "SIGTERM": (130, 0), "SIGKILL": (-9,)}
 """How a verb ends; the last step of a run ends it in spite of a SIGTERM."""
-
-
-@dataclass
-class Ended:
-    """How a command line has ended."""
-
-    status: int
-    count: int
-    said: str
-
-
-@dataclass
-class Forks:
-    """Runs command lines, each in a fork of a process that has everything loaded."""
-
-    process: subprocess.Popen[str]
-    log: Path
-
-    def run(self, words: list[object], within: Path, fault: str = "none", at: int = 0) -> Ended:
-        self.log.write_bytes(b"")
-        request = {
-            "words": [str(word) for word in words],
-            "within": str(within),
-            "fault": fault,
-            "at": at,
-            "log": str(self.log),
-            "environment": {"TWOAXIS_CACHE": str(within / "cache"), "HF_HUB_OFFLINE": "1", "TMPDIR": str(self.log.parent)},
-        }
-        assert self.process.stdin and self.process.stdout
-        print(json.dumps(request), file=self.process.stdin, flush=True)
-        answer = json.loads(self.process.stdout.readline())
-        return Ended(answer["status"], answer["count"], self.log.read_text())
-
-
-@pytest.fixture(scope="module")
-def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
-    server = Path(__file__).with_name("forks.py")
-    log = tmp_path_factory.mktemp("log") / "log.txt"
-    with subprocess.Popen([sys.executable, server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield Forks(process, log)
-        assert process.stdin
-        process.stdin.close()
-
-
-@pytest.fixture(scope="module")
-def given(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("given")
-    write_inputs(path)
-    ended = [
-        forks.run(["train", path / "recipe.toml", "--run", path / "run"], path),
-        forks.run(["study", path / "study.toml", "--out", path / "study"], path),
-    ]
-    assert [one.status for one in ended] == [0, 0], [one.said for one in ended]
-    return path
 
 
 def test_the_number_of_faults_is_what_it_says() -> None:

@@ -102,3 +102,9 @@ def test_a_template_reaches_nothing_and_fails_in_one_line(source: str) -> None:
 def test_no_template(source: str) -> None:
     with pytest.raises(CheckpointError, match=r"^chat_template.jinja: is not a Jinja2 template \(.+\); correct it"):
         ChatTemplate(source, where="chat_template.jinja")
+
+
+def test_escapes_of_a_template_hide_nothing(tokenizer: SubwordTokenizer) -> None:
+    template = ChatTemplate("{{ messages[0].content | tojson(ensure_ascii=True) }}")
+    tokens = template.prompt([{"role": "user", "content": "é</s>"}], tokenizer)
+    assert tokenizer.special_tokens["</s>"] not in tokens and tokenizer.decode(tokens) == '"é</s>"'

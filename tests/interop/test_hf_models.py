@@ -292,3 +292,10 @@ def test_what_cannot_be_done_is_said_in_one_line(call, said):
 def test_too_long_a_text_is_refused():
     with pytest.raises(ConfigError, match="at most max_position_embeddings=128"):
         to_hugging_face(small_decoder("plain"))(torch.zeros(1, 129, dtype=torch.long))
+
+
+def test_what_a_quantiser_writes_is_left_to_transformers(tmp_path):
+    config = TwoAxisConfig.from_decoder(small_decoder("plain").config)
+    config.quantization_config = {"quant_method": "torchao"}
+    config.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).quantization_config == {"quant_method": "torchao"}

@@ -1,8 +1,8 @@
-"""What a GGUF file says, in words that our decoder knows; the library itself is needed for real files only."""
+"""What a GGUF file says, in words that our decoder knows."""
 
+import struct
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from twoaxis.interop.configuration import decoder_config
 from twoaxis.interop.gguf_file import layout_name, llama_table, rotated_by_halves, tokenizer_json
 from twoaxis.ops.rope_scaling import LinearScaling, YarnScaling
 
-from .hf_folder import byte_tokenizer
+from .gguf_files import write_gguf
+from .hf_folder import byte_tokenizer, write_folder
 
 FIELDS = {
     "general.architecture": "llama",
@@ -92,32 +93,49 @@ def test_texts_begin_as_the_file_says() -> None:
     assert SubwordTokenizer(tokenizer_json({**fields, "tokenizer.ggml.add_bos_token": False})).begin_of_document == ()
 
 
-class _File:
-    """What the library gguf makes of a file."""
-
-    def __init__(self, path: Path, fields: dict[str, Any]) -> None:
-        del path
-        self.fields = {name: SimpleNamespace(contents=lambda value=value: value) for name, value in fields.items()}
-        self.tensors: list[Any] = []
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_file_of_the_library_says_what_the_folder_says(tied: bool, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the extra twoaxis[gguf]")
+    expected = write_folder(tmp_path / "hf", vocab_size=258, tie_word_embeddings=tied)
+    write_gguf(tmp_path / "model.gguf", tmp_path / "hf")
+    found = read_pretrained(tmp_path / "model.gguf")
+    assert found.end_of_document == "<|end|>" and found.tokenizer is not None
+    tokens = torch.tensor([SubwordTokenizer(found.tokenizer).encode("about 12 cabs")])
+    torch.testing.assert_close(found.model(tokens), expected.eval()(tokens), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
-    ("without", "message"),
+    ("changes", "message"),
     [
-        ("tokenizer.ggml.bos_token_id", "lacks tokenizer.ggml.bos_token_id: must have all of them"),
-        ("tokenizer.ggml.merges", "lacks tokenizer.ggml.merges: must have all of them"),
-        ("llama.embedding_length", "hidden_size is missing"),
-        (None, "20 missing"),
+        ({"tokenizer.ggml.add_bos_token": 1}, "lacks tokenizer.ggml.bos_token_id: must have all of them"),
+        ({"tokenizer.ggml.merges": None}, "lacks tokenizer.ggml.merges: must have all of them"),
+        ({"llama.embedding_length": None}, "hidden_size is missing"),
+        ({"llama.block_count": 4}, "9 missing"),
     ],
 )
-def test_what_a_file_lacks_is_named(without: str | None, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    marks = {
-        f"tokenizer.ggml.{name}": value for name, value in (("eos_token_id", 0), ("bos_token_id", 1), ("add_bos_token", True))
-    }
-    fields = {name: value for name, value in {**FIELDS, **marks}.items() if name != without}
-    library = SimpleNamespace(GGUFReader=lambda path: _File(path, fields))
-    monkeypatch.setitem(sys.modules, "gguf", library)
+def test_what_a_file_lacks_is_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the extra twoaxis[gguf]")
+    write_folder(tmp_path / "hf", vocab_size=258)
+    write_gguf(tmp_path / "model.gguf", tmp_path / "hf", **changes)
     with pytest.raises((CheckpointError, ConfigError), match=message):
+        read_pretrained(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 62) + bytes(13), "it ends within its metadata"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<QBIIQ", 1, 97, 9, 8, 1 << 40), "it ends within its metadata"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<QBIIQ", 1, 97, 9, 4, 1 << 40), "or counts more than it holds"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + struct.pack("<QBI", 1, 97, 1 << 30), "a tensor of 1073741824 dimensions"),
+        (b"GGUF" + struct.pack("<I", 9) + bytes(16), "version 9, must be one of"),
+        (b"PAR1" + bytes(60), "it begins with b'PAR1', must begin with b'GGUF'"),
+    ],
+)
+def test_what_counts_more_than_there_is_takes_no_memory(content: bytes, message: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="needs the extra twoaxis[gguf]")
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"is no whole GGUF file .*{message}"):
         read_pretrained(tmp_path / "model.gguf")
 
 

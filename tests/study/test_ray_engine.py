@@ -27,6 +27,8 @@ from twoaxis.study.ray_engine import RayEngine, Share, share_out
         ([{"CPU": 16, "GPU": 3}], 2, Share(2, 8, 1)),
         ([{"CPU": 16, "GPU": 4}, {"CPU": 16, "GPU": 4}], 1, Share(1, 16, 4)),
         ([{"CPU": 16, "GPU": 4}, {"CPU": 64}], 2, Share(2, 8, 2)),
+        # More jobs than there is room for: all processors that are left over are shared too.
+        ([{"CPU": 2, "GPU": 8}], 8, Share(2, 1, 4)),
         # Below one they are the same part for all, and as many as asked for have to fit.
         ([{"CPU": 8, "GPU": 1}], 6, Share(6, 1, 0.1666)),
         ([{"CPU": 8, "GPU": 2}], 3, Share(3, 2, 0.5)),

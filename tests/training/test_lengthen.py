@@ -1,6 +1,8 @@
 """A run is made longer where that is the run that would have been as long from the start, and is refused elsewhere."""
 
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from twoaxis import CheckpointError
+from twoaxis import CheckpointError, DataError
 from twoaxis.train import Progress, RunFolder, TrainConfig, read_metrics, train
 
 Recipe = Callable[..., TrainConfig]
@@ -84,3 +86,27 @@ def test_a_process_killed_between_recipe_and_result_is_made_good(recipe: Recipe,
     longer = recipe(schedule=CONSTANT, steps=9)
     (tmp_path / "run" / "config.json").write_text(json.dumps(longer.to_data()))
     assert train(longer, tmp_path / "run").steps == 9
+
+
+def test_what_cannot_go_on_stays_finished(recipe: Recipe, tmp_path: Path) -> None:
+    """The shorter run once lost its result, and its recipe, before the corpus was looked at."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("one line of a small text\n" * 200)
+    shorter = recipe(schedule=CONSTANT, steps=4, data={"corpus": str(corpus), "seq_len": 16})
+    result = train(shorter, tmp_path / "run")
+    corpus.rename(tmp_path / "moved.txt")
+    with pytest.raises(DataError, match="must be an existing file"):
+        train(shorter.replace(steps=8), tmp_path / "run")
+    (tmp_path / "moved.txt").rename(corpus)
+    assert train(shorter, tmp_path / "run") == result
+    assert train(shorter.replace(steps=8), tmp_path / "run").steps == 8
+
+
+def test_a_run_that_shares_its_files_leaves_those_of_the_other(recipe: Recipe, tmp_path: Path) -> None:
+    """Studies take over runs of others by hard links."""
+    train(recipe(schedule=CONSTANT, steps=4), tmp_path / "run")
+    shutil.copytree(tmp_path / "run", tmp_path / "other", copy_function=os.link)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    train(recipe(schedule=CONSTANT, steps=6), tmp_path / "other")
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    assert len(losses(tmp_path / "other")) == 6

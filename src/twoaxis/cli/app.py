@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with termination_as_interrupt():
             status = app(["--debug", *words] if debug else words, prog_name="twoaxis", standalone_mode=False)
             # Here rather than at the end of the process, where a full disk would show a trace.
-            sys.stdout.flush()
+            _flush()
         # Typer makes an exit of an interrupt.
         return _interrupted() if status == INTERRUPTED else status if isinstance(status, int) else 0
     except TwoAxisError as error:
@@ -136,9 +136,11 @@ def _usage(error: Any, words: Sequence[str]) -> str:
     # As two words, whichever way they were written.
     apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for name in getattr(getattr(error, "param", None), "opts", ()):
-        if isinstance(error, typer.BadParameter) and name in apart[:-1]:
+        if isinstance(error, typer.BadParameter) and name.startswith("-") and error.message and name in apart[:-1]:
+            # Of an option that is given twice the last one counts.
+            value = apart[len(apart) - apart[-2::-1].index(name) - 1]
             detail = error.message.removeprefix("Value error, ").replace("Input should", "must")
-            message = f"{name}={apart[apart.index(name) + 1]!r}: {detail}"
+            message = f"{name}={value!r}: {detail}"
     return f"{message.rstrip('.')}; see `{where} --help`"
 
 
@@ -174,10 +176,16 @@ def _accept_all_characters() -> None:
                 stream.reconfigure(errors="backslashreplace")
 
 
+def _flush() -> None:
+    # Python has no standard output where the shell has closed it.
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
 def _drop_output() -> None:
     """Gives up what could not be printed, which Python would else try again, with a trace, at the end of the process."""
     try:
-        sys.stdout.flush()
+        _flush()
     except OSError:
         with suppress(OSError), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -1,12 +1,11 @@
 """Files that hold configurations: TOML or JSON, read as plain data."""
 
-import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from twoaxis.core.errors import ConfigError, TwoAxisError
-from twoaxis.core.text import read_text
+from twoaxis.core.text import json_value, read_text
 
 
 def read_config_file(path: Path, what: str, error: type[TwoAxisError] = ConfigError) -> dict[str, Any]:
@@ -23,7 +22,7 @@ def read_config_file(path: Path, what: str, error: type[TwoAxisError] = ConfigEr
     # No TOML begins so.
     form = "json" if path.suffix == ".json" or text.lstrip().startswith("{") else "toml"
     try:
-        data = json.loads(text) if form == "json" else tomllib.loads(text)
+        data = json_value(text) if form == "json" else tomllib.loads(text)
     except (ValueError, RecursionError) as cause:
         raise error(f"{what} {path}: is not {form} ({cause}); correct the file") from None
     if not isinstance(data, dict):

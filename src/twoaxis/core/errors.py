@@ -9,7 +9,14 @@ LONG_NAME = 5
 
 
 class TwoAxisError(Exception):
-    """Base of every error a user can cause; the command line prints it in one line and exits 2."""
+    """Base of every error a user can cause; the command line prints it and exits 2.
+
+    Args:
+        message: what, got, allowed, remedy; made one line, since it may quote libraries and files.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(" ".join(line.strip() for line in message.splitlines()))
 
 
 class ConfigError(TwoAxisError, ValueError):

@@ -1,6 +1,7 @@
 """Fields of configurations take what they say: no truth value or text for a number, and no number that nothing can hold."""
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 from pydantic_core import core_schema
@@ -36,4 +37,6 @@ def _whole(schema: Mapping[str, Any]) -> Any:
 
 
 def _without_point(value: Any) -> Any:
-    return int(value) if type(value) is float and value.is_integer() else value
+    # Whole numbers of numpy and others are as good as those of Python; a truth value is none.
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return int(value) if whole or (type(value) is float and value.is_integer()) else value

@@ -1,33 +1,41 @@
-"""Texts that people write: in UTF-8, with or without a byte order mark; anything else is named for what it is."""
+"""Texts and JSON: in UTF-8, with or without a byte order mark; anything else is named for what it is."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 from twoaxis.core.errors import DataError, TwoAxisError
 
 _CONVERT = "convert it, for example with iconv -f {} -t UTF-8"
 _UTF16, _UTF32 = (("text in " + name, _CONVERT.format(name)) for name in ("UTF-16", "UTF-32"))
+PARQUET = "a Parquet file"
+
 _UNPACK, _PACKED = "unpack it", "compressed by {}"
 
 SIGNATURES = (
     # Longest first: one mark begins another.
-    (0, b"\xff\xfe\0\0", *_UTF32),
-    (0, b"\0\0\xfe\xff", *_UTF32),
-    (0, b"\xff\xfe", *_UTF16),
-    (0, b"\xfe\xff", *_UTF16),
-    (0, b"\x1f\x8b", _PACKED.format("gzip"), _UNPACK),
-    (0, b"BZh", _PACKED.format("bzip2"), _UNPACK),
-    (0, b"\xfd7zXZ\0", _PACKED.format("xz"), _UNPACK),
-    (0, b"\x28\xb5\x2f\xfd", _PACKED.format("zstd"), _UNPACK),
-    (0, b"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
-    (0, b"PK\x03\x04", "a zip archive, as are office documents and checkpoints of torch.save", _UNPACK),
-    (257, b"ustar", "a tar archive", _UNPACK),
-    (0, b"PAR1", "a Parquet file", "name it with kind = 'parquet'"),
-    (0, b"GGUF", "a GGUF file", "name a text"),
-    (0, b"%PDF-", "a PDF file", "extract its text"),
+    (0, rb"\xff\xfe\0\0", *_UTF32),
+    (0, rb"\0\0\xfe\xff", *_UTF32),
+    (0, rb"\xff\xfe", *_UTF16),
+    (0, rb"\xfe\xff", *_UTF16),
+    (0, rb"\x1f\x8b", _PACKED.format("gzip"), _UNPACK),
+    (0, rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", _PACKED.format("bzip2"), _UNPACK),
+    (0, rb"\xfd7zXZ\0", _PACKED.format("xz"), _UNPACK),
+    (0, rb"\x28\xb5\x2f\xfd", _PACKED.format("zstd"), _UNPACK),
+    (0, rb"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
+    (0, rb"PK\x03\x04", "a zip archive, as are office documents and checkpoints of torch.save", _UNPACK),
+    (257, rb"ustar(\0| )", "a tar archive", _UNPACK),
+    # A text may begin with the letters of these: a version or a header in binary numbers has to follow.
+    (0, rb"PAR1[\0-\x08\x0e-\x1f]", PARQUET, "name it with kind = 'parquet'"),
+    (0, rb"GGUF([^\0]\0\0\0|\0\0\0[^\0])", "a GGUF file", "name a text"),
+    (0, rb"%PDF-\d", "a PDF file", "extract its text"),
 )
-"""What files begin with that are no text in UTF-8: offset, bytes, what they are, and what to do."""
+"""What files begin with that are no text in UTF-8: offset, bytes as a pattern, what they are, and what to do."""
 
 _HEAD_BYTES = 4096
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 def signature(content: bytes) -> tuple[str, str] | None:
@@ -37,8 +45,8 @@ def signature(content: bytes) -> tuple[str, str] | None:
         >>> signature(b"\x1f\x8b\x08"), signature("a mark".encode("utf-16"))[0], signature(b"text")
         (('compressed by gzip', 'unpack it'), 'text in UTF-16', None)
     """
-    for offset, magic, what, remedy in SIGNATURES:
-        if content[offset : offset + len(magic)] == magic:
+    for offset, pattern, what, remedy in SIGNATURES:
+        if re.compile(pattern).match(content, offset):
             return what, remedy
     # Without a mark, every other byte of most texts in UTF-16 is zero, and UTF-8 has nothing against that.
     head = content[:_HEAD_BYTES]
@@ -88,3 +96,24 @@ def read_text(path: Path, what: str, remedy: str, error: type[TwoAxisError] = Da
     except (OSError, ValueError) as cause:
         raise error(f"{what}: cannot be read ({getattr(cause, 'strerror', None) or cause}); {remedy}") from None
     return decode_text(content, what, error)
+
+
+def json_value(content: str | bytes) -> Any:
+    """Reads JSON that may be damaged.
+
+    Raises:
+        ValueError: anything else than JSON in UTF-8, such as brackets nested without end, or half of a surrogate pair, which
+            an escape can spell and no text can hold.
+
+    Example:
+        >>> json_value(b'{"step": 3}')
+        {'step': 3}
+    """
+    text = content if isinstance(content, str) else content.decode("utf-8-sig")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if _SURROGATE.search(text) and _SURROGATE.search(json.dumps(value, ensure_ascii=False)):
+        raise ValueError("half of a surrogate pair")
+    return value

@@ -59,7 +59,7 @@ class ChatTemplate:
             return self._template.render(messages=[dict(message) for message in messages], **given)
         # A template may fail in every way that Python can.
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = str(error) or type(error).__name__
             raise DataError(f"{self._where}: refuses the conversation ({reason}); send other messages") from None
 
     def prompt(self, messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> list[int]:
@@ -136,8 +136,8 @@ def _refuse(message: str) -> None:
 
 
 def _as_json(data: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
-    # That of Jinja2 escapes characters of HTML.
-    return json.dumps(data, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    # That of Jinja2 escapes characters of HTML. Escapes of others would hide the marks around what users have written.
+    return json.dumps(data, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _now(form: str) -> str:
@@ -152,5 +152,4 @@ def _compiled(source: str, where: str) -> Template:
         return sandbox.from_string(source)
     except (TemplateError, SyntaxError, RecursionError) as error:
         line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{where}: is not a Jinja2 template ({line}{reason}); correct it beside the model") from None
+        raise CheckpointError(f"{where}: is not a Jinja2 template ({line}{error}); correct it beside the model") from None

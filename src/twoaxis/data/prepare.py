@@ -10,6 +10,7 @@ from typing import Any
 
 from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import DataError
+from twoaxis.core.text import json_value
 from twoaxis.data.cache import CACHE_REMEDY, cache_folder
 from twoaxis.data.corpus import Corpus, CorpusConfig, Side, parse_corpus
 from twoaxis.data.restoration import Restoration
@@ -134,7 +135,7 @@ def _encode(path: Path, side: Side, corpus: Corpus, tokenizer: Tokenizer, done: 
 def _restored(path: Path, side: Side, corpus: Corpus, tokenizer: Tokenizer, progress: Progress | None) -> Restoration:
     """What the tokens of a side do not tell of its text: measured once, and kept beside the shard."""
     try:
-        found = Restoration(**json.loads(path.read_bytes()))
+        found = Restoration(**json_value(path.read_bytes()))
         if all(type(number) is int and number >= 0 for number in vars(found).values()):
             return found
     except (OSError, ValueError, TypeError):

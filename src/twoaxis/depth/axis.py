@@ -30,7 +30,8 @@ class DepthAxis(nn.Module):
 
     Raises:
         ConfigError: a mixer that works inside attention or takes more than its update, or options that do not fit; from a mixer
-            or `leave`, a state that has too few or too many tensors for this place, since a sublayer was left out.
+            or `leave`, a state that has too few or too many tensors for this place, since a sublayer was left out. A state
+            whose number of tensors stays the same, such as a single stream, does not show that.
 
     Example:
         >>> import torch

@@ -12,6 +12,7 @@ from torch import Tensor
 from twoaxis.core.errors import CheckpointError, ConfigError, problem
 from twoaxis.interop.checkpoints import Pretrained, build_model
 from twoaxis.interop.configuration import decoder_config
+from twoaxis.interop.gguf_metadata import follow_metadata
 from twoaxis.interop.rotation import LENGTH
 from twoaxis.interop.state_maps import state_map
 from twoaxis.model.unread_keys import refuse_unread
@@ -69,10 +70,11 @@ def read_gguf(path: Path) -> Pretrained:
     except ImportError:
         raise ConfigError(f"{path}: needs the library gguf; install twoaxis[gguf]") from None
     try:
+        follow_metadata(path)
         reader = gguf.GGUFReader(path)
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: is no GGUF file ({error}); fetch it again") from None
-    fields = {name: field.contents() for name, field in reader.fields.items()}
+        fields = {name: field.contents() for name, field in reader.fields.items()}
+    except (OSError, ValueError, LookupError) as error:
+        raise CheckpointError(f"{path}: is no whole GGUF file ({error}); fetch it again") from None
     if fields.get("general.architecture") != "llama":
         raise ConfigError(problem("general.architecture", fields.get("general.architecture"), "'llama'", "choose another file"))
     begin = ("tokenizer.ggml.bos_token_id",) if fields.get("tokenizer.ggml.add_bos_token") else ()
@@ -100,6 +102,7 @@ def tokenizer_json(fields: dict[str, Any]) -> str:
 
     Raises:
         ConfigError: a tokenizer other than byte-level pairs, or one that cuts texts in another way.
+        CheckpointError: pairs that do not fit the tokens.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -111,7 +114,11 @@ def tokenizer_json(fields: dict[str, Any]) -> str:
     merges = [tuple(pair.split(" ")) for pair in fields["tokenizer.ggml.merges"]]
     _check_types(tokens, types)
     used = {token: index for index, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != UNUSED}
-    engine = Tokenizer(models.BPE(vocab=used, merges=merges))
+    try:
+        engine = Tokenizer(models.BPE(vocab=used, merges=merges))
+    # The library raises bare exceptions.
+    except Exception as error:
+        raise CheckpointError(f"tokenizer.ggml.merges: do not fit its tokens ({error}); fetch the file again") from None
     cuts = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
     engine.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     engine.decoder = decoders.ByteLevel()

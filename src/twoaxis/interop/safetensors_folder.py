@@ -1,6 +1,5 @@
 """Folders of safetensors: one file, or shards with an index."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from twoaxis.core.errors import CheckpointError
-from twoaxis.core.text import decode_text
+from twoaxis.core.text import decode_text, json_value
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -34,8 +33,8 @@ def parse_json(content: bytes, where: str) -> dict[str, Any]:
     """
     text = decode_text(content, where, CheckpointError)
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        data = json_value(text)
+    except ValueError as error:
         raise CheckpointError(f"{where}: cannot be read ({error}); name the folder of a whole checkpoint") from None
     if not isinstance(data, dict):
         raise CheckpointError(f"{where}: must be a table; name the folder of a whole checkpoint")

@@ -1,16 +1,16 @@
 """The folder of a study: the design as it was decided, and one run folder per arm and replicate."""
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from twoaxis.core.atomic import remove_drafts, replacing
-from twoaxis.core.errors import CheckpointError, ConfigError, DataError, StudyError
+from twoaxis.core.errors import CheckpointError, DataError, StudyError
 from twoaxis.core.folders import locked_folder
+from twoaxis.core.text import json_value
 from twoaxis.study.baselines import Baselines
 from twoaxis.study.costs import tokens_per_step
 from twoaxis.study.design import StudyConfig
@@ -101,7 +101,7 @@ class StudyFolder:
         Raises:
             StudyError: the folder holds no study.
         """
-        return StudyConfig.from_data(self._read("study", "the design of a study"))
+        return self._read(self.path / "study.json", "the design of a study", StudyConfig.from_data)
 
     @property
     def plan(self) -> StudyPlan:
@@ -110,7 +110,7 @@ class StudyFolder:
         Raises:
             StudyError: there is none.
         """
-        return StudyPlan.from_data(self._read("plan", "the plan of a study"))
+        return self._read(self.path / "plan.json", "the plan of a study", StudyPlan.from_data)
 
     @property
     def has_plan(self) -> bool:
@@ -120,7 +120,8 @@ class StudyFolder:
     @property
     def learning_rates(self) -> dict[str, float]:
         """The learning rate that the trials have found for each arm; empty before they have run, or without any."""
-        return self._read("tuned", "learning rates by arm") if (self.path / "tuned.json").exists() else {}
+        path = self.path / "tuned.json"
+        return self._read(path, "learning rates by arm", _learning_rates) if path.exists() else {}
 
     @property
     def timing_after(self) -> Timing | None:
@@ -129,9 +130,8 @@ class StudyFolder:
         Raises:
             StudyError: the file is damaged.
         """
-        if not (self.path / "timing_after.json").exists():
-            return None
-        return Timing.from_data(self._read("timing_after", "the seconds of steps after the last run"))
+        path = self.path / "timing_after.json"
+        return self._read(path, "the seconds of steps after the last run", Timing.from_data) if path.exists() else None
 
     def keep_timing_after(self, timing: Timing) -> None:
         """Writes down what was measured after the last run; the first timing stays in the plan."""
@@ -141,8 +141,8 @@ class StudyFolder:
     def baselines(self) -> Baselines | None:
         """Losses of count models on the tokens of the runs; None before they were measured, or when they cannot be read."""
         try:
-            return Baselines.from_data(self._read("baselines", "losses of count models"))
-        except (StudyError, ConfigError):
+            return self._read(self.path / "baselines.json", "losses of count models", Baselines.from_data)
+        except StudyError:
             return None
 
     def keep_baselines(self, baselines: Baselines) -> None:
@@ -182,7 +182,7 @@ class StudyFolder:
     def audit(self, place: "Place") -> dict[str, Any] | None:
         """What `twoaxis audit` has found in a run; None before it was called."""
         path = self.run(place).path / "audit.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return self._read(path, "the audit of a run", _table) if path.exists() else None
 
     def keep_plan(self, plan: StudyPlan) -> None:
         """Writes the plan down; from then on it is the one that counts, timing included."""
@@ -209,10 +209,9 @@ class StudyFolder:
             except CheckpointError as error:
                 raise StudyError(f"{place}: {error}") from None
 
-    def _read(self, name: str, what: str) -> Any:
-        path = self.path / f"{name}.json"
+    def _read(self, path: Path, what: str, parse: Callable[[Any], Any]) -> Any:
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            return parse(json_value(path.read_bytes()))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise StudyError(
@@ -267,11 +266,23 @@ class StudyFolder:
         if result is not None:
             return ("finished" if result.status == "finished" else "diverged"), result.message
         if self.failure(place).exists():
-            return "failed", json.loads(self.failure(place).read_text(encoding="utf-8"))["message"]
+            return "failed", str(self._read(self.failure(place), "how a run has failed", _table).get("message"))
         if self.run(place).path.exists():
             steps = len(read_metrics(self.run(place).metrics))
             return "partial", f"stopped after step {steps}; run the study again to go on"
         return "not started", "not started"
+
+
+def _table(data: Any) -> dict[str, Any]:
+    if not isinstance(data, dict):
+        raise ValueError("is no table")
+    return data
+
+
+def _learning_rates(data: Any) -> dict[str, float]:
+    if odd := {arm: rate for arm, rate in _table(data).items() if not isinstance(rate, float)}:
+        raise ValueError(f"is no number: {odd}")
+    return data
 
 
 def places(plan: StudyPlan) -> list[Place]:

@@ -62,6 +62,8 @@ def share_out(machines: Sequence[Mapping[str, float]], jobs: int) -> Share:
     # Ray keeps four digits, and a part must not be rounded up.
     parts = [1e4 // number / 1e4 for number in range(2, jobs + 1)]
     choices: list[float] = [*range(most_gpus, 0, -1), *parts] if most_gpus else [0]
+    # As many as fit with the smallest share, if not all do.
+    jobs = min(jobs, places(1, choices[-1])) or jobs
     gpus = next((one for one in choices if places(1, one) >= jobs), choices[-1])
     cpus = next((one for one in range(most_cpus, 1, -1) if places(one, gpus) >= jobs), 1)
     if not places(cpus, gpus):
@@ -212,6 +214,11 @@ def _run(task: Task, environment: dict[str, str]) -> int:
     if not task.log.parent.is_dir():
         raise FileNotFoundError(f"{task.log.parent}: is not shared with this machine")
     # The process that a lost worker has left behind goes on by itself; then there is nothing left to do here.
+    waited = False
     while RunFolder(task.run).is_locked:
+        if not waited:
+            with open(task.log, "ab") as log:
+                log.write(b"still trains since an earlier call, and is waited for\n")
+        waited = True
         time.sleep(POLL_SECONDS)
     return run_process(task.command, task.log, lambda: None, {**environment, **task.environment})

@@ -3,7 +3,6 @@
 Losses and differences are nats per token; what is not known is null. `report.schema.json` beside a report describes it.
 """
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ from pydantic import Field
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, StudyError
+from twoaxis.core.text import json_value
 
 VERSION = "twoaxis.report/2"
 """Of the form of the file; it changes when a field changes its meaning."""
@@ -465,7 +465,7 @@ def read_report(path: Path | str) -> ReportData:
     path = Path(path)
     path = path / "report.json" if path.is_dir() else path
     try:
-        return ReportData.from_data(json.loads(path.read_text(encoding="utf-8")))
+        return ReportData.from_data(json_value(path.read_bytes()))
     except (OSError, ValueError, ConfigError) as error:
         reason = getattr(error, "strerror", None) or error
         raise StudyError(

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from twoaxis.core.errors import CheckpointError, problem, system_reason
+from twoaxis.core.text import json_value
 
 FORMAT = 1
 """The version of the layout of a checkpoint."""
@@ -130,7 +131,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         CheckpointError: something is missing or differs from its checksum.
     """
     try:
-        document = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        document = json_value((path / "state.json").read_bytes())
         state, expected = document["state"], document["sha256"]
         if hashlib.sha256(_canonical(state)).hexdigest() != expected:
             raise CheckpointError(f"checkpoint {path.name} is damaged: state.json differs from its checksum")
@@ -142,7 +143,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         model, optimizer = (load_file(path / f"{name}.safetensors") for name in TENSOR_FILES)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise CheckpointError(f"checkpoint {path.name} is damaged: {' '.join(reason.split())}") from None
+        raise CheckpointError(f"checkpoint {path.name} is damaged: {reason}") from None
     return Checkpoint(state["step"], model, optimizer, state)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from twoaxis.core.cost import Shape
 from twoaxis.model.cost import decoder_cost
 from twoaxis.train.interrupt import stop_on_signals
-from twoaxis.train.lengthen import lengthen
+from twoaxis.train.lengthen import is_longer
 from twoaxis.train.memory import peak_bytes, peak_device_bytes, reset_peak
 from twoaxis.train.metrics import StepRecord
 from twoaxis.train.progress import Progress
@@ -54,12 +54,12 @@ def train(
     folder = RunFolder(run_dir)
     try:
         with folder.locked():
-            lengthen(folder, config, progress)
-            folder.check(config)
-            finished = folder.result
-            if finished is not None:
-                progress.note(f"{folder.path}: {finished.message}")
-                return finished
+            if not is_longer(folder, config):
+                folder.check(config)
+                finished = folder.result
+                if finished is not None:
+                    progress.note(f"{folder.path}: {finished.message}")
+                    return finished
             # Before the data is prepared, which may take long, so that what is not installed is said at once.
             built = build_trackers(trackers)
             trainer = Trainer(config, folder, progress)

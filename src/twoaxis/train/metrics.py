@@ -8,7 +8,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import CheckpointError
+from twoaxis.core.text import json_value
 
 
 class StepRecord(NamedTuple):
@@ -49,7 +51,7 @@ class StepRecord(NamedTuple):
         Raises:
             ValueError: the line is not such a record.
         """
-        data: Any = json.loads(line)
+        data: Any = json_value(line)
         if not isinstance(data, dict) or not {"step", "loss", "tokens", "seconds"} <= data.keys() <= set(cls._fields):
             raise ValueError("not a record of a step")
         numbers: dict[str, Any] = {key: math.nan if value is None else value for key, value in data.items()}
@@ -81,6 +83,11 @@ class MetricsLog:
             )
         self.path, self.records = path, records[:step]
         with _one_line_error(path):
+            if path.exists() and path.stat().st_nlink > 1:
+                # Shared with the run of another study, which has to stay as it is.
+                content = path.read_bytes()
+                with replacing(path) as own:
+                    own.write(content)
             self._file = open(path, "ab")  # noqa: SIM115, closed by `close`
             self._file.truncate(ends[step])
 

@@ -154,4 +154,4 @@ def duration(seconds: float) -> str:
 
 def console_progress() -> Progress:
     """A bar when standard error is a terminal, else plain lines."""
-    return RichProgress() if sys.stderr.isatty() else PlainProgress()
+    return RichProgress() if sys.stderr is not None and sys.stderr.isatty() else PlainProgress()

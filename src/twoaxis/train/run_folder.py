@@ -10,10 +10,18 @@ from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import CheckpointError
 from twoaxis.core.folders import locked_folder
 from twoaxis.core.locks import try_lock
-from twoaxis.core.text import read_text
+from twoaxis.core.text import json_value, read_text
 from twoaxis.data import PreparedData, Tokenizer, load_tokenizer
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.result import Result
+
+NEEDED = {
+    "data": ("corpus.fingerprint", "tokenizer.fingerprint"),
+    "env": ("versions.twoaxis",),
+    "reused": ("from",),
+    "tracking": ("run_id",),
+}
+"""Keys of the tables that are read without a schema; a dot leads into a table."""
 
 
 class RunFolder:
@@ -91,9 +99,12 @@ class RunFolder:
         path, remedy = self.path / f"{name}.json", "name a folder that `twoaxis train` has made"
         text = read_text(path, str(path), remedy, CheckpointError)
         try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
+            data = json_value(text)
+            for keys in ("", *NEEDED.get(name, ())):
+                _check_has(data, keys)
+        except ValueError as error:
             raise CheckpointError(f"{path}: cannot be read ({error}); {remedy}") from None
+        return data
 
     def write(self, name: str, data: Any) -> None:
         """Writes `name.json`, whole or not at all."""
@@ -150,6 +161,15 @@ def first_difference(there: Any, here: Any, path: str = "") -> tuple[str, Any, A
         pairs = enumerate(zip(there, here, strict=True))
         return next((found for i, pair in pairs if (found := first_difference(*pair, f"{path}.{i}"))), None)
     return None if there == here else (path, there, here)
+
+
+def _check_has(data: Any, path: str) -> None:
+    """Refuses what is no table, or one without this key."""
+    inner, _, rest = path.partition(".")
+    if not isinstance(data, dict) or (inner and inner not in data):
+        raise ValueError(f"lacks {path}" if path else "is no table")
+    if rest:
+        _check_has(data[inner], rest)
 
 
 def _called(record: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from twoaxis.train.checkpoint import Checkpoint, load_newest, remove_drafts, rem
 from twoaxis.train.environment import changed_environment, describe_environment
 from twoaxis.train.evaluate import Validation, evaluate
 from twoaxis.train.forward import TokenLoss, choose_device, rows_at_once
+from twoaxis.train.lengthen import lengthen
 from twoaxis.train.memory import peak_bytes
 from twoaxis.train.metrics import MetricsLog
 from twoaxis.train.optim import build_optimizer, group_table, parameter_groups
@@ -58,6 +59,8 @@ class Trainer:
         moved = (*config.optimizer.groups, *(anneal.group for anneal in config.anneal))
         groups = parameter_groups(self.model, config.optimizer.replace(groups=moved))
         self.annealing = Annealing(self.model, config.anneal)
+        # Only now, since a corpus that is not there or a machine that is too small leaves the shorter run as it is.
+        lengthen(folder, config, progress)
         folder.claim(config, self.data)
         folder.write_once("initial_parameters", parameters_sha256(self.model))
         self.model.to(device)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
 import pytest
 from pydantic import BeforeValidator
 
@@ -214,3 +215,10 @@ def test_no_error_names_a_class() -> None:
                 assert not names.search(str(error)), error
                 assert "\n" not in str(error), error
     assert said > 5 * len(found) > 100
+
+
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    config = DecoderConfig(vocab_size=np.int64(8), d_model=np.int32(32), n_layers=1)  # type: ignore[arg-type]
+    assert type(config.vocab_size) is int and config.vocab_size == 8
+    with pytest.raises(ConfigError, match="vocab_size=True: must be a whole number"):
+        DecoderConfig(vocab_size=True, d_model=32, n_layers=1)

@@ -30,7 +30,7 @@ PROSE = "Fellow citizens of the Senate.\n" * 20
         ("a.py", b"{\n  1: 2\n}\n", "text"),
         ("half.txt", LINES.encode() + PROSE.encode(), "jsonl"),
         ("some.txt", b'{"text": 1}\n' + PROSE.encode(), "text"),
-        ("a.bin", b"PAR1 and more PAR1", "parquet"),
+        ("a.bin", b"PAR1\x15\x04 and more PAR1", "parquet"),
         ("empty.txt", b"", "text"),
         ("none.json", None, "text"),
         ("none.ndjson", None, "jsonl"),
@@ -124,3 +124,18 @@ def test_other_encodings_are_named(encoding: str) -> None:
 
 def test_a_zero_in_a_text_is_no_other_encoding() -> None:
     assert decode_text(b"one\0two, three", "text") == "one\0two, three"
+
+
+@pytest.mark.parametrize("beginning", ["GGUF is a format", "BZh is a strange word", "PAR1 begins it", "%PDF-files are"])
+def test_a_text_may_begin_with_the_letters_of_a_format(beginning: str, tmp_path: Path) -> None:
+    text = f"{beginning} of which this text tells. " * 20
+    assert decode_text(text.encode(), "text") == text
+    (tmp_path / "a.txt").write_text(text)
+    assert parse_corpus(tmp_path / "a.txt").to_data()["kind"] == "text"
+
+
+def test_files_of_a_folder_are_looked_into(tmp_path: Path) -> None:
+    """A folder of them was once read as its syntax."""
+    (tmp_path / "a.txt").write_text('{"text": "one"}\n{"text": "two"}\n')
+    with pytest.raises(ConfigError, match=r"holds jsonl in a.txt: must be text; name its files with kind and pattern$"):
+        parse_corpus(tmp_path)

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.text import signature
+from twoaxis.core.text import PARQUET, signature
 
 PATTERNS = {"text": ("*.txt",), "jsonl": ("*.jsonl", "*.ndjson"), "parquet": ("*.parquet",)}
 """Files of a folder, by the kind of corpus that reads them."""
@@ -17,7 +17,7 @@ UNREADABLE = (".csv", ".tsv", ".html", ".htm", ".gz", ".bz2", ".xz", ".zst", ".z
 
 _TABLES = {".csv": "a table of comma-separated values", ".tsv": "a table of tab-separated values"}
 _MARKUP = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(!doctype\s+html|html|\?xml)[\s>]", re.IGNORECASE)
-_HEAD_BYTES, _LINES, _LINE_BYTES = 1 << 12, 8, 1 << 24
+_HEAD_BYTES, _LINES, _LINE_BYTES, _FILES = 1 << 12, 8, 1 << 24, 8
 _AS_TEXT = "to train on it as it stands, set kind = 'text'"
 
 
@@ -43,6 +43,11 @@ def _of_folder(folder: Path) -> dict[str, str]:
     if not found:
         return {"kind": "text"}
     kind, pattern = known[found[0]]
+    for path in islice((path for path in sorted(folder.rglob(pattern)) if path.is_file()), _FILES):
+        if (other := _of_file(path)) != kind:
+            raise ConfigError(
+                f"folder {folder} holds {other} in {path.name}: must be {kind}; name its files with kind and pattern"
+            )
     return {"kind": kind, "pattern": pattern}
 
 
@@ -54,9 +59,10 @@ def _of_file(path: Path) -> str:
     except OSError:
         # Whoever reads it will say why it cannot be read.
         return named
-    if head.startswith(b"PAR1"):
+    found = signature(head)
+    if found and found[0] == PARQUET:
         return "parquet"
-    if found := signature(head):
+    if found:
         raise ConfigError(f"corpus {path}: is {found[0]}: must be text in UTF-8, JSON Lines or Parquet; {found[1]}")
     if objects or named != "text":
         return "jsonl" if objects else named

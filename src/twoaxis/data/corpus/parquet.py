@@ -45,5 +45,4 @@ class ParquetConfig(FileCorpusConfig):
         except UnicodeDecodeError:
             raise DataError(f"{path}: column {self.column!r} after row {row} is not UTF-8; convert the text") from None
         except pyarrow.ArrowException as error:
-            reason = " ".join(str(error).split())
-            raise DataError(f"{path}: is not a readable Parquet file ({reason}); write it again, or set kind") from None
+            raise DataError(f"{path}: is not a readable Parquet file ({error}); write it again, or set kind") from None

@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from twoaxis.core.errors import DataError
 from twoaxis.core.table import Row, Table
+from twoaxis.core.text import json_value
 from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig
 from twoaxis.data.tokenizer.bpe import END_OF_DOCUMENT, BpeConfig
 from twoaxis.data.tokenizer.byte import ByteConfig, ByteTokenizer
@@ -48,7 +49,7 @@ def load_tokenizer(definition: str) -> Tokenizer:
         DataError: the text is not such a definition.
     """
     try:
-        content = json.loads(definition)
+        content = json_value(definition)
         kind = content["kind"]
         if kind == "byte":
             return ByteTokenizer()

@@ -53,9 +53,8 @@ class SubwordTokenizer(Tokenizer):
             self._engine = tokenizers.Tokenizer.from_str(definition)
         # The library raises bare exceptions.
         except Exception as error:
-            reason = " ".join(str(error).split())
             raise DataError(
-                f"{where}: is not a tokenizer.json ({reason}); save the tokenizer again, or delete the file"
+                f"{where}: is not a tokenizer.json ({error}); save the tokenizer again, or delete the file"
             ) from None
         self._engine.no_truncation()
         self._engine.no_padding()

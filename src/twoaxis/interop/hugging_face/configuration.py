@@ -72,8 +72,10 @@ class TwoAxisConfig(PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Reads what a folder has recorded, perhaps by an older version: options that it lacks mean what was computed then."""
         sizes = {name: getattr(cls, theirs) for theirs, name in CONFIG_NAMES.items() if _is_required(name)}
-        recorded = DecoderConfig.from_record({**sizes, **decoder_fields(config_dict)}).to_data()
-        return super().from_dict(config_dict | {theirs: recorded[ours] for theirs, ours in CONFIG_NAMES.items()}, **kwargs)
+        # Of transformers itself, which acts on it.
+        ours = {name: value for name, value in config_dict.items() if name != "quantization_config"}
+        recorded = DecoderConfig.from_record({**sizes, **decoder_fields(ours)}).to_data()
+        return super().from_dict(config_dict | {theirs: recorded[name] for theirs, name in CONFIG_NAMES.items()}, **kwargs)
 
     @classmethod
     def from_decoder(cls, decoder: DecoderConfig, **fields: Any) -> Self:

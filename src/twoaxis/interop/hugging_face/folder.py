@@ -103,8 +103,7 @@ def import_folder(folder: Path | str) -> ImportedFolder:
         loaded: Any = TwoAxisForCausalLM.from_pretrained(folder, **options)
         model, report = loaded
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"folder {folder}: cannot be loaded ({reason}); export it again") from None
+        raise CheckpointError(f"folder {folder}: cannot be loaded ({error}); export it again") from None
     wrong = {name: sorted(report[name]) for name in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[name]}
     if wrong:
         raise CheckpointError(f"folder {folder}: weights and config.json differ ({wrong}); export it again")
