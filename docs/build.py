@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
 from twoaxis.claims import CLAIMS, Claim, Finding
 from twoaxis.claims.claim import PAPER
-from twoaxis.cli.list_design import COSTS, cost_cells, design_cells, loss_cell
+from twoaxis.cli.list import COSTS, cost_cells, design_cells, loss_cell
 from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_STACK, depth_cost
 from twoaxis.core.documentation import sections, source
 from twoaxis.core.mixing_design import LETTERS

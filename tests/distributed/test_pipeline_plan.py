@@ -22,7 +22,7 @@ from twoaxis.planner.pipeline.payload import Forwarding, payload
 from twoaxis.planner.setting import Setting
 from twoaxis.sequence import SEQUENCE
 from twoaxis.train.parallel import Pipeline, PipelineConfig, make_plan
-from twoaxis.train.parallel.part import build_part
+from twoaxis.train.parallel.stage import build_part
 
 from .pipeline_cases import decoder, pipeline
 

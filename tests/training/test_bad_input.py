@@ -9,8 +9,7 @@ import pytest
 
 from twoaxis import ConfigError, DataError
 from twoaxis.train import Progress, RunFolder, TrainConfig, read_metrics, train
-from twoaxis.train.evaluate import Validation
-from twoaxis.train.trainer import Trainer
+from twoaxis.train.trainer import Trainer, Validation
 
 Recipe = Callable[..., TrainConfig]
 MODEL: dict[str, Any] = {"d_model": 16, "n_layers": 1, "blocks": [[{"kind": "attention", "n_heads": 2}, "swiglu"]]}

@@ -8,8 +8,7 @@ from twoaxis.data.batch import Batch, Packing
 from twoaxis.data.corpus import CORPORA, Corpus, CorpusConfig, CorpusField, Document, parse_corpus
 from twoaxis.data.prepare import PreparedData, prepare
 from twoaxis.data.sampler import PackedSampler, validation_batches
-from twoaxis.data.shard_writer import shard_writer, write_shard
-from twoaxis.data.shards import TokenShard
+from twoaxis.data.shards import TokenShard, shard_writer, write_shard
 from twoaxis.data.tokenizer import TOKENIZERS, Tokenizer, TokenizerConfig, TokenizerField, load_tokenizer, parse_tokenizer
 
 __all__ = [

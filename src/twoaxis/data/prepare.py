@@ -14,9 +14,7 @@ from twoaxis.core.text import json_value
 from twoaxis.data.cache import CACHE_REMEDY, cache_folder
 from twoaxis.data.corpus import Corpus, CorpusConfig, Side, parse_corpus
 from twoaxis.data.restoration import Restoration
-from twoaxis.data.shard_format import VERSION
-from twoaxis.data.shard_writer import shard_writer
-from twoaxis.data.shards import TokenShard
+from twoaxis.data.shards import VERSION, TokenShard, shard_writer
 from twoaxis.data.tokenizer import ByteTokenizer, Progress, Tokenizer, TokenizerConfig, parse_tokenizer
 
 

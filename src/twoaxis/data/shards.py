@@ -1,14 +1,208 @@
-"""Reading token shards through the memory map of the system."""
+"""Token shards: their format, writing them whole or not at all, and reading them through the memory map of the system."""
 
 import hashlib
-from dataclasses import dataclass
+import json
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 
+from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import DataError
-from twoaxis.data.shard_format import HEADER_BYTES, ShardHeader, read_header
+from twoaxis.data.cache import CACHE_REMEDY
+
+MAGIC = b"2AXTOKEN"
+VERSION = 1
+HEADER_BYTES = 4096
+_PREFIX = struct.Struct("<8sI32s")
+
+
+@dataclass(frozen=True)
+class ShardHeader:
+    """What a shard says about itself.
+
+    Attributes:
+        dtype: `uint16` for at most 65536 tokens in the vocabulary, else `uint32`.
+        vocab_size: every id is below this.
+        n_tokens: tokens in the shard.
+        n_documents: documents in the shard, each with at least one token.
+        text_bytes: bytes of the encoded text in UTF-8.
+        tokenizer: fingerprint of the tokenizer, or "".
+        corpus: fingerprint of the corpus, or "".
+        sha256: of everything after the header.
+    """
+
+    dtype: str
+    vocab_size: int
+    n_tokens: int
+    n_documents: int
+    text_bytes: int
+    tokenizer: str
+    corpus: str
+    sha256: str
+
+    @property
+    def starts_offset(self) -> int:
+        """Where the document starts begin, in bytes."""
+        token_bytes = self.n_tokens * np.dtype(self.dtype).itemsize
+        return HEADER_BYTES + token_bytes + padding(token_bytes)
+
+    @property
+    def file_bytes(self) -> int:
+        """The size of the whole file."""
+        return self.starts_offset + 8 * self.n_documents
+
+    @property
+    def fingerprint(self) -> str:
+        """The sha256 of the header, which holds the sha256 of the rest: it names the shard."""
+        return hashlib.sha256(self._json()).hexdigest()
+
+    def pack(self) -> bytes:
+        """Returns the header as it stands at the beginning of the file."""
+        body = self._json().ljust(HEADER_BYTES - _PREFIX.size, b"\0")
+        return _PREFIX.pack(MAGIC, VERSION, hashlib.sha256(body).digest()) + body
+
+    def _json(self) -> bytes:
+        return json.dumps(asdict(self), sort_keys=True).encode()
+
+
+def read_header(content: bytes, where: str) -> ShardHeader:
+    """Reads the header from the first `HEADER_BYTES` of a file.
+
+    Raises:
+        DataError: another kind of file, another version, a damaged header, or a dtype that cannot hold the vocabulary.
+    """
+    remedy = "delete the file and prepare the data again"
+    if len(content) < HEADER_BYTES or content[: len(MAGIC)] != MAGIC:
+        raise DataError(f"{where}: is not a token shard (it begins with {content[:8]!r}); must begin with {MAGIC!r}; {remedy}")
+    _, version, digest = _PREFIX.unpack_from(content)
+    if version != VERSION:
+        raise DataError(f"{where}: has format version {version}; must be {VERSION}; {remedy}")
+    body = content[_PREFIX.size : HEADER_BYTES]
+    if hashlib.sha256(body).digest() != digest:
+        raise DataError(f"{where}: has a damaged header: its sha256 must be the stored one; {remedy}")
+    header = ShardHeader(**json.loads(body.rstrip(b"\0")))
+    dtype = token_dtype(header.vocab_size)
+    if header.dtype != dtype:
+        raise DataError(f"{where}: has dtype {header.dtype}; must be {dtype} for vocab_size {header.vocab_size}; {remedy}")
+    return header
+
+
+def token_dtype(vocab_size: int) -> str:
+    """The smallest type that holds every id of the vocabulary.
+
+    Example:
+        >>> token_dtype(65536), token_dtype(65537)
+        ('uint16', 'uint32')
+    """
+    if not 1 <= vocab_size <= 1 << 32:
+        raise DataError(f"vocab_size={vocab_size}: must be from 1 to {1 << 32}; correct the tokenizer")
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def padding(token_bytes: int) -> int:
+    """Zero bytes after the tokens, so that the document starts are aligned."""
+    return -token_bytes % 8
+
+
+Ids = Sequence[int] | np.ndarray
+
+
+class ShardWriter:
+    """Adds documents to a shard that `shard_writer` has opened."""
+
+    def __init__(self, file: BinaryIO, path: Path, vocab_size: int, tokenizer: str, corpus: str) -> None:
+        self._file, self._path = file, path
+        self._dtype = token_dtype(vocab_size)
+        self._vocab_size, self._tokenizer, self._corpus = vocab_size, tokenizer, corpus
+        self._digest = hashlib.sha256()
+        self._starts: list[int] = []
+        self._n_tokens = self._text_bytes = 0
+        file.write(bytes(HEADER_BYTES))
+
+    def add(self, ids: Ids, text_bytes: int = 0, name: str = "") -> None:
+        """Appends one document; a document without tokens is left out.
+
+        Args:
+            ids: its token ids.
+            text_bytes: bytes of its text in UTF-8.
+            name: what an error calls it; by default its number.
+
+        Raises:
+            DataError: an id outside the vocabulary.
+        """
+        tokens = np.asarray(ids)
+        if not tokens.size:
+            return
+        low, high = int(tokens.min()), int(tokens.max())
+        if tokens.dtype.kind not in "iu" or low < 0 or high >= self._vocab_size:
+            wrong = low if low < 0 else high
+            raise DataError(
+                f"token id {wrong} in document {name or len(self._starts)}: must be an integer from 0 to "
+                f"{self._vocab_size - 1}; use the vocab_size of the tokenizer that made the ids"
+            )
+        self._starts.append(self._n_tokens)
+        self._n_tokens += tokens.size
+        self._text_bytes += text_bytes
+        self._write(tokens.astype(np.dtype(self._dtype).newbyteorder("<")).tobytes())
+
+    def finish(self) -> None:
+        """Writes what comes after the tokens, then the header.
+
+        Raises:
+            DataError: there are no tokens.
+        """
+        if not self._n_tokens:
+            raise DataError(f"{self._path}: no document has a token; must have at least one; use a longer corpus")
+        self._write(bytes(padding(self._n_tokens * np.dtype(self._dtype).itemsize)))
+        self._write(np.asarray(self._starts, dtype="<u8").tobytes())
+        header = ShardHeader(
+            dtype=self._dtype,
+            vocab_size=self._vocab_size,
+            n_tokens=self._n_tokens,
+            n_documents=len(self._starts),
+            text_bytes=self._text_bytes,
+            tokenizer=self._tokenizer,
+            corpus=self._corpus,
+            sha256=self._digest.hexdigest(),
+        )
+        self._file.seek(0)
+        self._file.write(header.pack())
+
+    def _write(self, content: bytes) -> None:
+        self._digest.update(content)
+        self._file.write(content)
+
+
+@contextmanager
+def shard_writer(path: Path, *, vocab_size: int, tokenizer: str = "", corpus: str = "") -> Iterator[ShardWriter]:
+    """Opens a shard for writing; the file appears at `path` only when the block ends without an error.
+
+    Args:
+        path: where the shard appears.
+        vocab_size: every id must be below this.
+        tokenizer: fingerprint of the tokenizer.
+        corpus: fingerprint of the corpus.
+
+    Raises:
+        DataError: an id outside the vocabulary, no tokens, or a disk that cannot be written.
+    """
+    with replacing(path, CACHE_REMEDY) as file:
+        writer = ShardWriter(file, path, vocab_size, tokenizer, corpus)
+        yield writer
+        writer.finish()
+
+
+def write_shard(path: Path, documents: Iterable[Ids], *, vocab_size: int, tokenizer: str = "", corpus: str = "") -> None:
+    """Writes a shard of these documents; see `shard_writer`."""
+    with shard_writer(path, vocab_size=vocab_size, tokenizer=tokenizer, corpus=corpus) as writer:
+        for ids in documents:
+            writer.add(ids)
+
 
 _CHUNK_TOKENS = 1 << 22
 

@@ -7,10 +7,10 @@ from contextlib import closing
 from pathlib import Path
 
 from twoaxis.core.cost import Shape
+from twoaxis.core.interrupt import stop_on_signals
 from twoaxis.model.cost import decoder_cost
-from twoaxis.train.interrupt import stop_on_signals
+from twoaxis.train.environment import peak_bytes, peak_device_bytes, reset_peak
 from twoaxis.train.lengthen import is_longer
-from twoaxis.train.memory import peak_bytes, peak_device_bytes, reset_peak
 from twoaxis.train.metrics import StepRecord
 from twoaxis.train.progress import Progress
 from twoaxis.train.recipe import TrainConfig

@@ -1,16 +1,19 @@
-"""A run in memory: its data, model and optimizer, and where it stands between two steps."""
+"""Validation on fixed batches."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from twoaxis.data import PackedSampler, prepare, validation_batches
+from twoaxis.core.errors import DataError
+from twoaxis.data import Batch, PackedSampler, PreparedData, prepare, validation_batches
 from twoaxis.model import Decoder
 from twoaxis.train.anneal import Annealing
 from twoaxis.train.checkpoint import Checkpoint, load_newest, remove_drafts, remove_old, save_checkpoint, set_aside_newer
-from twoaxis.train.environment import changed_environment, describe_environment
-from twoaxis.train.evaluate import Validation, evaluate
+from twoaxis.train.environment import changed_environment, describe_environment, peak_bytes
 from twoaxis.train.forward import TokenLoss, choose_device, rows_at_once
 from twoaxis.train.lengthen import lengthen
-from twoaxis.train.memory import peak_bytes
 from twoaxis.train.metrics import MetricsLog
 from twoaxis.train.optim import build_optimizer, group_table, parameter_groups
 from twoaxis.train.progress import Progress
@@ -26,6 +29,53 @@ from twoaxis.train.training_state import (
     restore_optimizer,
     restore_random_state,
 )
+
+
+class Validation(NamedTuple):
+    """What a validation measured.
+
+    Attributes:
+        loss: mean over the valid tokens in nats per token.
+        bpb: the same loss in bits per byte of text.
+        tokens: valid tokens.
+        accuracy: part of the valid tokens that the model finds the most likely; None unless the corpus asks for answers.
+    """
+
+    loss: float
+    bpb: float
+    tokens: int
+    accuracy: float | None = None
+
+
+def evaluate(
+    token_loss: Callable[[Batch], Tensor],
+    batches: Sequence[Batch],
+    data: PreparedData,
+    hits: Callable[[Batch], Tensor] | None = None,
+) -> Validation:
+    """Computes the mean loss over the batches, and the accuracy for a corpus that asks for answers.
+
+    Args:
+        token_loss: the sum of the token losses of a batch, without a graph.
+        batches: on the CPU.
+        data: tells tokens per byte, and whether there are answers.
+        hits: counts the targets of a batch that are the most likely token; None measures no accuracy.
+
+    Raises:
+        DataError: the batches hold no valid target.
+    """
+    tokens = sum(batch.n_targets for batch in batches)
+    if not tokens:
+        raise DataError(
+            "validation has no valid target: every next token belongs to another document; "
+            "use longer documents or data.packing=joined"
+        )
+    # Summed in float64 on the CPU, so that many batches do not lose digits.
+    loss = float(torch.stack([token_loss(batch) for batch in batches]).cpu().double().sum()) / tokens
+    accuracy = None
+    if hits is not None and data.answer_cues:
+        accuracy = int(torch.stack([hits(batch) for batch in batches]).sum()) / tokens
+    return Validation(loss, data.bits_per_byte(loss), tokens, accuracy)
 
 
 class Trainer:

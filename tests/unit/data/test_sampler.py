@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from twoaxis.core.errors import CheckpointError, ConfigError, DataError
 from twoaxis.data.batch import Batch, Packing, read_batch
 from twoaxis.data.sampler import PackedSampler, validation_batches
-from twoaxis.data.shard_writer import write_shard
-from twoaxis.data.shards import TokenShard
+from twoaxis.data.shards import TokenShard, write_shard
 from twoaxis.ops.cross_entropy import IGNORE
 
 

@@ -11,9 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.core.errors import DataError
-from twoaxis.data.shard_format import HEADER_BYTES, MAGIC, ShardHeader, read_header, token_dtype
-from twoaxis.data.shard_writer import shard_writer, write_shard
-from twoaxis.data.shards import TokenShard
+from twoaxis.data.shards import (
+    HEADER_BYTES,
+    MAGIC,
+    ShardHeader,
+    TokenShard,
+    read_header,
+    shard_writer,
+    token_dtype,
+    write_shard,
+)
 
 
 @pytest.fixture

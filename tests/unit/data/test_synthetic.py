@@ -18,7 +18,7 @@ from twoaxis.data.synthetic import (
     SwitchingNgramConfig,
     SyntheticConfig,
 )
-from twoaxis.data.synthetic.draws import Draws
+from twoaxis.data.synthetic.base import Draws
 
 from .synthetic_solvers import SOLVERS, accuracy, answers, last_match, last_match_of_key, ngram
 

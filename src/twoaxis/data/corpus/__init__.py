@@ -7,13 +7,11 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from twoaxis.core.table import Row, Table
 from twoaxis.data.corpus.base import Corpus, CorpusConfig, Source
+from twoaxis.data.corpus.files import FileCorpusConfig, JsonlConfig, ParquetConfig, TextConfig
 from twoaxis.data.corpus.formats import told_by_content
-from twoaxis.data.corpus.jsonl import JsonlConfig
-from twoaxis.data.corpus.parquet import ParquetConfig
 from twoaxis.data.corpus.scan import Document, Scan
 from twoaxis.data.corpus.sotu import SotuConfig
 from twoaxis.data.corpus.split import Side, Split
-from twoaxis.data.corpus.text_files import FileCorpusConfig, TextConfig
 from twoaxis.data.synthetic.copying import CopyConfig
 from twoaxis.data.synthetic.early_feature import EarlyFeatureConfig
 from twoaxis.data.synthetic.mqar import MqarConfig

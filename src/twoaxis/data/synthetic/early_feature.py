@@ -5,8 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.data.synthetic.base import LOWER, UPPER, SyntheticConfig
-from twoaxis.data.synthetic.draws import Draws
+from twoaxis.data.synthetic.base import LOWER, UPPER, Draws, SyntheticConfig
 
 KEEP, TAKE = "-", "+"
 """The marks of an entry that keeps its key, and of one that takes its value."""

@@ -5,8 +5,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.data.synthetic.base import CUE, FILLER, LOWER, UPPER, SyntheticConfig
-from twoaxis.data.synthetic.draws import Draws
+from twoaxis.data.synthetic.base import CUE, FILLER, LOWER, UPPER, Draws, SyntheticConfig
 
 
 class MqarConfig(SyntheticConfig):

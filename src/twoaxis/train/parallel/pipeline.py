@@ -18,11 +18,15 @@ from twoaxis.model import DecoderConfig
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 from twoaxis.ops.precision import statistics_dtype
 from twoaxis.train.parallel.config import PipelineConfig
-from twoaxis.train.parallel.part import build_part, parameters_of_all_ranks, parameters_of_two_ranks
 from twoaxis.train.parallel.plan import make_plan
-from twoaxis.train.parallel.shared import SharedGradients, sum_over_all, sum_over_two
-from twoaxis.train.parallel.stage import CachingStage, DecoderStage
-from twoaxis.train.parallel.store import Store
+from twoaxis.train.parallel.shared import SharedGradients, Store, sum_over_all, sum_over_two
+from twoaxis.train.parallel.stage import (
+    CachingStage,
+    DecoderStage,
+    build_part,
+    parameters_of_all_ranks,
+    parameters_of_two_ranks,
+)
 
 
 class PipelineLoss(NamedTuple):

@@ -1,0 +1,152 @@
+"""Corpora that are files of the user: plain text, JSON Lines, Parquet."""
+
+import json
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from twoaxis.core.errors import DataError, nearest, problem
+from twoaxis.core.text import decode_text
+from twoaxis.data.corpus.base import CorpusConfig, Source
+from twoaxis.data.corpus.scan import Document, Scan
+from twoaxis.data.corpus.split import Split, split_by_fraction
+
+
+class FileCorpusConfig(CorpusConfig):
+    """Base of the corpora that are files of the user.
+
+    Attributes:
+        path: a file, or a folder that is searched through for files that match `pattern`.
+        pattern: which files of a folder belong to the corpus.
+        validation_fraction: about which part of the documents is validation; of one single document, its tail.
+    """
+
+    path: Path
+    pattern: str
+    validation_fraction: float = Field(default=0.05, gt=0, lt=1)
+
+    @property
+    def source(self) -> Source:
+        """The name of the file or folder."""
+        return Source(self.path.expanduser().resolve().name)
+
+    def split(self, scan: Scan) -> Split:
+        """Divides by content, or by position when there is one document."""
+        return split_by_fraction(scan, self.validation_fraction, self.source.name)
+
+    def documents(self) -> Iterator[Document]:
+        """Reads the files in the order of their names."""
+        root = self.path.expanduser()
+        for path in self._files(root):
+            name = path.relative_to(root).as_posix() if root.is_dir() else path.name
+            try:
+                yield from self.read_file(path, name)
+            except OSError as error:
+                raise DataError(
+                    f"{path}: cannot be read ({error.strerror or error}); check the file and its permissions"
+                ) from None
+
+    @abstractmethod
+    def read_file(self, path: Path, name: str) -> Iterator[Document]:
+        """Reads the documents of one file; `name` is what their names begin with."""
+
+    def _files(self, root: Path) -> list[Path]:
+        if root.is_file():
+            return [root]
+        if not root.is_dir():
+            raise DataError(problem("path", str(self.path), "an existing file or folder", "correct the path of the corpus"))
+        files = sorted((path for path in root.rglob(self.pattern) if path.is_file()), key=lambda path: path.as_posix())
+        if not files:
+            raise DataError(f"folder {self.path} has no file that matches {self.pattern!r}; correct the path or set pattern")
+        return files
+
+
+class TextConfig(FileCorpusConfig):
+    """A UTF-8 text file, or a folder of them; line ends are kept as they are."""
+
+    kind: Literal["text"] = "text"
+    pattern: str = "*.txt"
+
+    def read_file(self, path: Path, name: str) -> Iterator[Document]:
+        """Reads the file as one document."""
+        yield Document(name, decode_text(path.read_bytes(), str(path)))
+
+
+class JsonlConfig(FileCorpusConfig):
+    """A JSON Lines file, or a folder of them; blank lines are left out.
+
+    Attributes:
+        field: the key of each object that holds the text.
+    """
+
+    kind: Literal["jsonl"] = "jsonl"
+    pattern: str = "*.jsonl"
+    field: str = "text"
+
+    def read_file(self, path: Path, name: str) -> Iterator[Document]:
+        """Reads one document per line."""
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield Document(f"{name}:{number}", self._text(line, f"{path}:{number}"))
+
+    def _text(self, line: bytes, where: str) -> str:
+        content = decode_text(line, where)
+        try:
+            item: Any = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where}: not JSON ({error}); write one JSON object per line") from None
+        if not isinstance(item, dict):
+            raise DataError(f"{where}: is a JSON {type(item).__name__}; must be an object with the key {self.field!r}")
+        if self.field not in item:
+            raise DataError(
+                f"{where}: has no key {self.field!r}; set field, {nearest(self.field, item) if item else 'or add it'}"
+            )
+        text = item[self.field]
+        if not isinstance(text, str):
+            raise DataError(
+                f"{where}: {self.field!r} is {type(text).__name__}; must be a string; set field to the key of the text"
+            )
+        return text
+
+
+class ParquetConfig(FileCorpusConfig):
+    """A Parquet file, or a folder of them; needs the extra `twoaxis[parquet]`.
+
+    Attributes:
+        column: the string column that holds the text.
+    """
+
+    kind: Literal["parquet"] = "parquet"
+    pattern: str = "*.parquet"
+    column: str = "text"
+
+    def read_file(self, path: Path, name: str) -> Iterator[Document]:
+        """Reads one document per row, a batch of rows at a time."""
+        try:
+            import pyarrow
+            from pyarrow import parquet
+        except ImportError:
+            raise DataError(f"{path}: reading Parquet needs pyarrow; install it with: pip install 'twoaxis[parquet]'") from None
+        row = 0
+        try:
+            with parquet.ParquetFile(path) as file:
+                columns = file.schema_arrow.names
+                if self.column not in columns:
+                    raise DataError(f"{path}: has no column {self.column!r}; set column, {nearest(self.column, columns)}")
+                for batch in file.iter_batches(batch_size=1024, columns=[self.column]):
+                    for text in batch.column(0).to_pylist():
+                        if not isinstance(text, str):
+                            raise DataError(
+                                f"{path}: row {row} of column {self.column!r} is {type(text).__name__}; must be a string; "
+                                "set column to the column of the text, or drop the row"
+                            )
+                        yield Document(f"{name}:{row}", text)
+                        row += 1
+        except UnicodeDecodeError:
+            raise DataError(f"{path}: column {self.column!r} after row {row} is not UTF-8; convert the text") from None
+        except pyarrow.ArrowException as error:
+            raise DataError(f"{path}: is not a readable Parquet file ({error}); write it again, or set kind") from None
