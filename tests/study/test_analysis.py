@@ -2,10 +2,10 @@
 
 import pytest
 
+from twoaxis.statistics import paired_test
 from twoaxis.study import words
 from twoaxis.study.folder import RunRecord
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.statistics import paired_test
 from twoaxis.study.table import COST_COLUMNS, RESULT_COLUMNS, cost_rows, result_rows
 
 from .scripted import FakeTrainer

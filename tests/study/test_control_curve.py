@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy.optimize import curve_fit
 
 from twoaxis.core.errors import StudyError
+from twoaxis.statistics import paired_test
 from twoaxis.study.control_curve import (
     Beyond,
     Charged,
@@ -20,7 +21,6 @@ from twoaxis.study.control_curve import (
     fit_control_curve,
 )
 from twoaxis.study.power_law import LARGEST_EXPONENT, LEAST_EXPONENT
-from twoaxis.study.statistics import paired_test
 
 BUDGETS = (0.5, 0.75, 1.0, 1.5, 2.0)
 

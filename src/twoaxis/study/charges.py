@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from twoaxis.core.errors import StudyError
+from twoaxis.statistics import Comparison, SharedError, paired_test
 from twoaxis.study import words
 from twoaxis.study.control_curve import (
     Beyond,
@@ -23,7 +24,6 @@ from twoaxis.study.report_data import (
     PointData,
     SpeedupData,
 )
-from twoaxis.study.statistics import Comparison, SharedError, paired_test
 
 EQUAL = 1e-9
 """Costs that differ by less than this fraction are equal, and losses are then compared as they are."""

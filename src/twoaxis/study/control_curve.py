@@ -17,8 +17,7 @@ from jaxtyping import Float, Int
 from scipy.optimize import brentq
 
 from twoaxis.core.errors import StudyError, problem
-from twoaxis.study.power_law import best_exponent, centred, gradient, profile, refits
-from twoaxis.study.statistics import (
+from twoaxis.statistics import (
     RESAMPLES,
     PairedTest,
     SharedError,
@@ -26,6 +25,7 @@ from twoaxis.study.statistics import (
     half_width,
     resampling_weights,
 )
+from twoaxis.study.power_law import best_exponent, centred, gradient, profile, refits
 
 FEWEST_COSTS = 3
 """Two budgets fix an amplitude for every exponent, so the third is the first that says anything."""
@@ -354,7 +354,7 @@ def effective_speedup(curve: ControlCurve, test: PairedTest, cost: float, confid
         StudyError: the replicates do not vary, so there is no interval.
 
     Example:
-        >>> from twoaxis.study.statistics import paired_test
+        >>> from twoaxis.statistics import paired_test
         >>> losses = {seed: {cost: 3 + 0.5 * cost**-0.3 for cost in (0.5, 1, 2)} for seed in (0, 1)}
         >>> curve = fit_control_curve(losses, budget=1.0)
         >>> speedup = effective_speedup(curve, paired_test([-0.040, -0.041, -0.042]), cost=1.1)

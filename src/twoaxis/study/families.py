@@ -6,11 +6,11 @@ A companion against the control is no question of a study, so it gets numbers an
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from twoaxis.statistics import compare
 from twoaxis.study.charges import ControlCosts, Losses, charged_inputs, comparison_data
 from twoaxis.study.plan import StudyPlan
 from twoaxis.study.report_data import Charge, ChargedData, ComparisonData
 from twoaxis.study.rules import DecisionConfig
-from twoaxis.study.statistics import compare
 
 NOT_ASKED = "a companion is compared with its arm"
 """Why a companion has no verdict against the control."""

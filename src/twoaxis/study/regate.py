@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from twoaxis.model import DecoderConfig
+from twoaxis.statistics import compare
 from twoaxis.study import headline
 from twoaxis.study.baselines import Baselines, measure_baselines
 from twoaxis.study.charges import comparison_data
 from twoaxis.study.gate import equals_at_start, fallen_arms, judge, obstacle
 from twoaxis.study.report_data import ArmData, ComparisonData, ContrastData, GateData, ReportData
-from twoaxis.study.statistics import compare
 from twoaxis.train.recipe import TrainConfig
 
 TIMED_ONCE = "seconds were measured before the runs only"

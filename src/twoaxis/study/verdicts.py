@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from twoaxis.statistics import MOST_REPLICATES, TARGET_POWER
 from twoaxis.study import words
 from twoaxis.study.design import StudyConfig
 from twoaxis.study.families import family_size
@@ -10,7 +11,6 @@ from twoaxis.study.headline import EQUALLY
 from twoaxis.study.pairing import Pair
 from twoaxis.study.plan import PlannedContrast, StudyPlan
 from twoaxis.study.report_data import ComparisonData
-from twoaxis.study.statistics import MOST_REPLICATES, TARGET_POWER
 
 
 def decision_rule(study: StudyConfig, plan: StudyPlan) -> str:
