@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from twoaxis.statistics import PairedTest, bootstrap_interval, compare, holm, paired_test, power, replicates_needed
-from twoaxis.study.control_curve import (
+from twoaxis.study.statistics.control_curve import (
     Beyond,
     Charged,
     ControlCurve,
