@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from markup import escaped, table
 
 from twoaxis.study import words
-from twoaxis.study.report_data import ReportData, read_report
-from twoaxis.study.table import (
+from twoaxis.study.report.tables import (
     CONTRAST_COLUMNS,
     COST_COLUMNS,
     RATE_COLUMNS,
@@ -24,6 +23,7 @@ from twoaxis.study.table import (
     result_rows,
     tuning_table,
 )
+from twoaxis.study.report_data import ReportData, read_report
 
 STUDIES = Path(__file__).parent.parent / "studies"
 

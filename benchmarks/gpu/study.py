@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.gpu.settings import Row, Settings
 from benchmarks.gpu.worker import ItemFailed
-from twoaxis.study.process import last_words, run_process
+from twoaxis.study.running.engine import last_words, run_process
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "studies" / "gpu" / "shortcut.toml"

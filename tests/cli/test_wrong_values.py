@@ -240,7 +240,7 @@ def began(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[object]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("twoaxis.train.train", begin)
-    monkeypatch.setattr("twoaxis.study.planner.plan_study", begin)
+    monkeypatch.setattr("twoaxis.study.planning.plan_study", begin)
     # Else every call would build all verbs anew, which takes most of its time.
     monkeypatch.setattr(importlib.import_module("twoaxis.cli.app"), "app", get_command(app))
     monkeypatch.chdir(tmp_path)

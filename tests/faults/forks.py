@@ -26,10 +26,9 @@ def load() -> Callable[[Sequence[str]], int]:
     import twoaxis.interop.retrofit
     import twoaxis.planner.hardware.calibrate
     import twoaxis.planner.page.document
-    import twoaxis.study.engine
     import twoaxis.study.report
-    import twoaxis.study.report_files
-    import twoaxis.study.runner
+    import twoaxis.study.running
+    import twoaxis.study.running.engine
     import twoaxis.study.timing
     from twoaxis.cli import main
     from twoaxis.figures.figure import Figure
@@ -46,7 +45,8 @@ def load() -> Callable[[Sequence[str]], int]:
     Figure.inline = lambda self, width: "<svg></svg>"
     twoaxis.planner.page.document.planner_page = lambda *_: "<html></html>\n"
     # The processes of a study run in its own, where they share its disk.
-    twoaxis.study.engine.run_process = twoaxis.study.runner.run_process = lambda command, log, *_: run_here(main, command, log)
+    for module in (twoaxis.study.running, twoaxis.study.running.engine):
+        module.run_process = lambda command, log, *_: run_here(main, command, log)
     return main
 
 

@@ -33,8 +33,8 @@ from twoaxis.interop.source_files import chat_template, generation_defaults, rea
 from twoaxis.planner.hardware.device import device_text, read_device
 from twoaxis.planner.model.read import read_model
 from twoaxis.study.design import read_study
-from twoaxis.study.folder import StudyFolder, places
 from twoaxis.study.report_data import read_report
+from twoaxis.study.running.folder import StudyFolder, places
 from twoaxis.train import load_trained, read_metrics
 from twoaxis.train.checkpoint import load_checkpoint
 from twoaxis.train.environment import changed_environment

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from twoaxis.study import StudyConfig
-from twoaxis.study.analysis import analyse
-from twoaxis.study.baselines import Baselines, SeedBaselines
-from twoaxis.study.costs import flops_per_step
-from twoaxis.study.engine import Engine
-from twoaxis.study.folder import Place, RunRecord, StudyFolder
-from twoaxis.study.pairing import initial_values
-from twoaxis.study.plan import StudyPlan
-from twoaxis.study.planner import plan_study
+from twoaxis.study.planning import plan_study
+from twoaxis.study.planning.costs import flops_per_step
+from twoaxis.study.planning.plan import StudyPlan
+from twoaxis.study.report.analysis import analyse
+from twoaxis.study.report.validity import initial_values
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.runner import run_study
+from twoaxis.study.running import run_study
+from twoaxis.study.running.baselines import Baselines, SeedBaselines
+from twoaxis.study.running.engine import Engine
+from twoaxis.study.running.folder import Place, RunRecord, StudyFolder
 from twoaxis.study.timing import Timing
 from twoaxis.train.recipe import TrainConfig
 

@@ -2,11 +2,11 @@
 
 import pytest
 
+from twoaxis.statistics import paired_test
 from twoaxis.study import words
-from twoaxis.study.folder import RunRecord
+from twoaxis.study.report.tables import COST_COLUMNS, RESULT_COLUMNS, cost_rows, result_rows
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.statistics import paired_test
-from twoaxis.study.table import COST_COLUMNS, RESULT_COLUMNS, cost_rows, result_rows
+from twoaxis.study.running.folder import RunRecord
 
 from .scripted import FakeTrainer
 

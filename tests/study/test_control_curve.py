@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from scipy.optimize import curve_fit
 
 from twoaxis.core.errors import StudyError
-from twoaxis.study.control_curve import (
+from twoaxis.statistics import paired_test
+from twoaxis.study.statistics.control_curve import (
+    LARGEST_EXPONENT,
+    LEAST_EXPONENT,
     Beyond,
     Charged,
     ControlCurve,
@@ -19,8 +22,6 @@ from twoaxis.study.control_curve import (
     effective_speedup,
     fit_control_curve,
 )
-from twoaxis.study.power_law import LARGEST_EXPONENT, LEAST_EXPONENT
-from twoaxis.study.statistics import paired_test
 
 BUDGETS = (0.5, 0.75, 1.0, 1.5, 2.0)
 

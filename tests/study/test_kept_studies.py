@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from twoaxis.study import read_study
-from twoaxis.study.baselines import Baselines, SeedBaselines
-from twoaxis.study.regate import with_gate
 from twoaxis.study.report import write_report
+from twoaxis.study.report.validity import with_gate
 from twoaxis.study.report_data import ReportData, read_report
+from twoaxis.study.running.baselines import Baselines, SeedBaselines
 
 STUDIES = Path(__file__).parents[2] / "studies"
 DESIGNS = tomllib.loads((STUDIES / "superseded" / "designs.toml").read_text(encoding="utf-8"))
@@ -105,11 +105,11 @@ def test_a_report_alone_is_gated_where_its_text_is_at_hand(
 ) -> None:
     path = tmp_path / "report.json"
     path.write_text(json.dumps(old.to_data()))
-    monkeypatch.setattr("twoaxis.study.regate.measure_baselines", lambda *_: Baselines(missing="no such corpus"))
-    monkeypatch.setattr("twoaxis.study.report_files.study_figures", lambda _: [])
+    monkeypatch.setattr("twoaxis.study.report.validity.measure_baselines", lambda *_: Baselines(missing="no such corpus"))
+    monkeypatch.setattr("twoaxis.study.figures.study_figures", lambda _: [])
     write_report(tmp_path)
     assert read_report(path).gate is None, "not known, so left as it was"
-    monkeypatch.setattr("twoaxis.study.regate.measure_baselines", lambda *_: baselines(3.3))
+    monkeypatch.setattr("twoaxis.study.report.validity.measure_baselines", lambda *_: baselines(3.3))
     write_report(tmp_path)
     gate = read_report(path).gate
     assert gate is not None and gate.passed

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 from twoaxis.figures.theme import ARMS
 from twoaxis.study import words
-from twoaxis.study.csv_tables import tables
 from twoaxis.study.figures import Figure, study_figures
 from twoaxis.study.figures.labels import Frame, beside_points, spread
 from twoaxis.study.page import POLICY, render_page
 from twoaxis.study.page.html import breakable
+from twoaxis.study.report import write_report_files
+from twoaxis.study.report.tables import csv_tables
 from twoaxis.study.report_data import GateData, PairingData, ReportData
-from twoaxis.study.report_files import write_report_files
 
 from .report_example import CONTROL, DIVERGED, example, example_page
 
@@ -227,7 +227,7 @@ def test_text_stands_out_in_light_and_dark() -> None:
 
 
 def test_tables_hold_all_digits() -> None:
-    data, made = example(), tables(example())
+    data, made = example(), csv_tables(example())
     arms = list(csv.DictReader(io.StringIO(made["arms"])))
     assert [row["arm"] for row in arms] == list(data.arms)
     charged = {(row["arm"], row["charge"]): row for row in csv.DictReader(io.StringIO(made["charged"]))}

@@ -7,10 +7,10 @@ import pytest
 from twoaxis.core.errors import ConfigError
 from twoaxis.depth import DEPTH
 from twoaxis.study import StudyConfig
-from twoaxis.study.costs import flops_per_step, spread_over, straight_line
-from twoaxis.study.plan import StudyPlan
-from twoaxis.study.planner import plan_study
-from twoaxis.study.table import PLAN_COLUMNS, plan_rows
+from twoaxis.study.planning import plan_study
+from twoaxis.study.planning.costs import flops_per_step, spread_over, straight_line
+from twoaxis.study.planning.plan import StudyPlan
+from twoaxis.study.report.tables import PLAN_COLUMNS, plan_rows
 
 from .scripted import fake_timer
 

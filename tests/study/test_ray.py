@@ -13,8 +13,8 @@ import pytest
 import ray
 
 from twoaxis.study import StudyConfig
-from twoaxis.study.folder import Place
 from twoaxis.study.report import read_study_folder
+from twoaxis.study.running.folder import Place
 
 from .scripted import FakeTrainer
 
@@ -36,7 +36,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_a_cluster_of_two_machines_comes_to_the_same(trainer: FakeTrainer, cluster: Any) -> None:
-    from twoaxis.study.ray_engine import RayEngine
+    from twoaxis.study.running.ray_engine import RayEngine
 
     trainer.spread(delta=-0.1)
     trainer.actions["local/1"] = ["kill"]
@@ -52,7 +52,7 @@ def test_a_cluster_of_two_machines_comes_to_the_same(trainer: FakeTrainer, clust
 
 def one_at_a_time(study: StudyConfig, folder: Path, script: Path, losses: dict[str, float]) -> None:
     """One run at once fits on either machine, and starts again when its worker is killed; the same cluster serves for it."""
-    from twoaxis.study.ray_engine import RayEngine
+    from twoaxis.study.running.ray_engine import RayEngine
 
     again = FakeTrainer(study, folder, script, {}, losses, step_seconds=0.05)
     metrics = folder / "runs" / "plain" / "seed-0" / "metrics.jsonl"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from twoaxis.core.errors import StudyError
-from twoaxis.study.engine import Task
-from twoaxis.study.ray_engine import RayEngine, Share, share_out
+from twoaxis.study.running.engine import Task
+from twoaxis.study.running.ray_engine import RayEngine, Share, share_out
 
 
 @pytest.mark.parametrize(

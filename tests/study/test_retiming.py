@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from twoaxis.study import StudyConfig
-from twoaxis.study.analysis import analyse
-from twoaxis.study.folder import StudyFolder
 from twoaxis.study.report import read_study_folder
+from twoaxis.study.report.analysis import analyse
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.retiming import disagreement, pooled, time_again
-from twoaxis.study.timing import Timing
+from twoaxis.study.running import time_again
+from twoaxis.study.running.folder import StudyFolder
+from twoaxis.study.timing import Timing, disagreement, pooled
 
 from .scripted import FakeTrainer, fake_timer
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from twoaxis.study import StudyConfig
-from twoaxis.study.engine import LocalEngine
-from twoaxis.study.folder import Place, StudyFolder
 from twoaxis.study.report import read_study_folder
+from twoaxis.study.running.engine import LocalEngine
+from twoaxis.study.running.folder import Place, StudyFolder
 from twoaxis.train.environment import describe_environment
 from twoaxis.train.forward import choose_device, choose_dtype
 

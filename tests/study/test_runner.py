@@ -15,13 +15,13 @@ import pytest
 
 from twoaxis.core.errors import StudyError
 from twoaxis.study import StudyConfig
-from twoaxis.study.engine import LocalEngine
-from twoaxis.study.folder import Place, StudyFolder, places
-from twoaxis.study.planner import plan_study
-from twoaxis.study.progress import Forecast, PlainStudyProgress
+from twoaxis.study.planning import plan_study
 from twoaxis.study.report import read_study_folder
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.runner import LineCount, train_command
+from twoaxis.study.running import train_command
+from twoaxis.study.running.engine import LocalEngine
+from twoaxis.study.running.folder import Place, StudyFolder, places
+from twoaxis.study.running.progress import Forecast, LineCount, PlainStudyProgress
 
 from .scripted import FAKE, FakeTrainer
 
@@ -115,8 +115,8 @@ import signal
 import sys
 from pathlib import Path
 from twoaxis.study import StudyConfig
-from twoaxis.study.progress import PlainStudyProgress
-from twoaxis.study.runner import run_study
+from twoaxis.study.running.progress import PlainStudyProgress
+from twoaxis.study.running import run_study
 from twoaxis.study.timing import Timing
 # A shell that runs tests in the background lets them ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from twoaxis.study.control_curve import (
+from twoaxis.statistics import PairedTest, bootstrap_interval, compare, holm, paired_test, power, replicates_needed
+from twoaxis.study.statistics.control_curve import (
     Beyond,
     Charged,
     ControlCurve,
@@ -23,7 +24,6 @@ from twoaxis.study.control_curve import (
     effective_speedup,
     fit_control_curve,
 )
-from twoaxis.study.statistics import PairedTest, bootstrap_interval, compare, holm, paired_test, power, replicates_needed
 
 ALPHA = 0.05
 LEAST, MOST = 0.93, 0.97
@@ -169,7 +169,7 @@ def joint_coverage(effects: tuple[float, ...], n: int, cut: bool = True, trials:
 def intervals_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes nearly all of the time of a comparison and is no part of its interval."""
     for name, value in (("power", 0.5), ("replicates_needed", 5), ("bootstrap_interval", (0.0, 0.0))):
-        monkeypatch.setattr(f"twoaxis.study.statistics.{name}", lambda *_, value=value: value)
+        monkeypatch.setattr(f"twoaxis.statistics.{name}", lambda *_, value=value: value)
 
 
 @pytest.mark.usefixtures("intervals_only")

@@ -11,7 +11,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from twoaxis.study import StudyConfig
-from twoaxis.study.analysis import analyse
+from twoaxis.study.report.analysis import analyse
 from twoaxis.study.timing import ROUNDS, Timing, main, measure
 
 from .scripted import FakeTrainer, fake_timer

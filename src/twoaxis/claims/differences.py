@@ -1,11 +1,9 @@
 """The difference of two arms of a kept report, as the study found it or as its shared seeds give it, and what that comes to."""
 
 from collections.abc import Mapping
-from math import sqrt
-from statistics import mean, stdev
 from typing import Any, Literal, NamedTuple
 
-from scipy.stats import t as student
+from twoaxis.statistics import half_width, paired_test
 
 ALPHA = 0.05
 """Of one false verdict among the comparisons of a claim in one study."""
@@ -119,10 +117,11 @@ def paired(arm: Arm, other: Arm, comparisons: int) -> Difference | None:
     """Student's interval of the paired difference; the verdict is corrected for the number of such comparisons."""
     losses, rivals = arm.data["losses"], other.data["losses"]
     differences = [losses[seed] - rivals[seed] for seed in losses if seed in rivals]
-    n = len(differences)
-    if n < 2:
+    if len(differences) < 2:
         return None
-    middle, error = mean(differences), stdev(differences) / sqrt(n)
-    own, corrected = (float(student.ppf(1 - alpha / 2, n - 1)) * error for alpha in (ALPHA, ALPHA / max(1, comparisons)))
-    verdict = "better" if middle + corrected < 0 else "worse" if middle - corrected > 0 else "undecided"
-    return Difference(middle, middle - own, middle + own, n, verdict, False)
+    test = paired_test(differences, 1 - ALPHA)
+    verdict = "undecided"
+    if test.varies:
+        corrected = half_width(test.sd, test.n, 1 - ALPHA / max(1, comparisons))
+        verdict = "better" if test.mean + corrected < 0 else "worse" if test.mean - corrected > 0 else "undecided"
+    return Difference(test.mean, test.low, test.high, test.n, verdict, False)

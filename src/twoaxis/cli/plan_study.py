@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from twoaxis.cli.output import print_item, print_json, print_table
 
 if TYPE_CHECKING:
-    from twoaxis.study.plan import StudyPlan
+    from twoaxis.study.planning.plan import StudyPlan
 
 
 def plan_of_study(study_file: Path, as_json: bool, overrides: Sequence[str] = (), measure: bool = True) -> int:
@@ -22,9 +22,9 @@ def plan_of_study(study_file: Path, as_json: bool, overrides: Sequence[str] = ()
     import tempfile
 
     from twoaxis.study import read_study
-    from twoaxis.study.planner import plan_study
-    from twoaxis.study.progress import console_study_progress
-    from twoaxis.study.runner import measured_plan
+    from twoaxis.study.planning import plan_study
+    from twoaxis.study.running import measured_plan
+    from twoaxis.study.running.progress import console_study_progress
 
     config = read_study(study_file, overrides)
     if not measure:
@@ -36,7 +36,7 @@ def plan_of_study(study_file: Path, as_json: bool, overrides: Sequence[str] = ()
 def print_plan(planned: "StudyPlan", as_json: bool) -> int:
     """Prints the arms of a plan and what was left out."""
     from twoaxis.study import words
-    from twoaxis.study.table import PLAN_COLUMNS, plan_rows, plan_title
+    from twoaxis.study.report.tables import PLAN_COLUMNS, plan_rows, plan_title
 
     if as_json:
         print_json({"title": plan_title(planned), **planned.to_data()})

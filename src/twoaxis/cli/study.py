@@ -34,11 +34,11 @@ def study(
     Example: twoaxis study studies/first.toml replicates=3 --out runs/first
     """
     from twoaxis.study import read_study
-    from twoaxis.study.engine import LocalEngine
-    from twoaxis.study.planner import plan_study
-    from twoaxis.study.progress import console_study_progress
+    from twoaxis.study.planning import plan_study
     from twoaxis.study.report import write_report
-    from twoaxis.study.runner import run_study, train_command
+    from twoaxis.study.running import run_study, train_command
+    from twoaxis.study.running.engine import LocalEngine
+    from twoaxis.study.running.progress import console_study_progress
 
     config = read_study(study_file, overrides or [])
     if dry_run:
@@ -46,7 +46,7 @@ def study(
     folder = out or Path("runs") / study_file.stem
     trackers = [word for name in track or [] for word in ("--track", name)]
     if engine == "ray":
-        from twoaxis.study.ray_engine import RayEngine
+        from twoaxis.study.running.ray_engine import RayEngine
 
         chosen = RayEngine(jobs)
     else:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from scipy.special import stdtrit
 
 from twoaxis.core.atomic import replacing
 from twoaxis.core.config import Config
@@ -37,6 +38,14 @@ NORMAL_MAD, NORMAL_MEDIAN = 1.4826, 1.2533
 
 STATE_BYTES_PER_PARAMETER = 16
 """Weights, gradients and the two moments of AdamW, in float32."""
+
+
+DISAGREE = 0.05
+"""The chance that two timings of the same arms are found to disagree although nothing but their error differs."""
+
+SAME_MACHINE = ("platform", "device", "device_name", "threads")
+
+_ROUNDING = 1e-9
 
 
 class Timing(Config):
@@ -101,6 +110,56 @@ class Timing(Config):
     def memory_bytes(self, arm: str) -> int:
         """What training holds: state and saved activations; the libraries themselves not counted."""
         return self.state_bytes[arm] + self.saved_bytes[arm]
+
+
+def disagreement(before: Timing, after: Timing, control: str) -> dict[str, float]:
+    """The arms whose seconds over the control's changed by more than the errors of both timings, with the factor.
+
+    Equation: |r_after - r_before| > t sqrt(e_before^2 + e_after^2) with r the logarithm of the ratio, e its standard error, and
+    t the quantile of Student's t at 1 - 0.05 / (2 m) for m arms, with one degree of freedom fewer than rounds.
+
+    Args:
+        before: the first runs.
+        after: the last one.
+        control: the arm that seconds are divided by.
+    """
+    arms = [arm for arm in before.seconds if arm != control and arm in after.seconds]
+    found = {}
+    for arm in arms:
+        (first, error), (second, other) = before.log_ratio(arm, control), after.log_ratio(arm, control)
+        df = max(1, min(before.rounds, after.rounds) - 1)
+        limit = float(stdtrit(df, 1 - DISAGREE / (2 * len(arms)))) * math.hypot(error, other)
+        if abs(second - first) > limit + _ROUNDING:
+            found[arm] = math.exp(second - first)
+    return found
+
+
+def pooled(before: Timing, after: Timing) -> Timing:
+    """Both timings as one with the rounds of both."""
+    seconds = {arm: (*times, *after.seconds.get(arm, ())) for arm, times in before.seconds.items()}
+    return before.replace(seconds=seconds)
+
+
+def timing_words(before: Timing | None, after: Timing | None, control: str) -> tuple[bool | None, str]:
+    """Whether the timings before and after the runs agree, and the same in words; None while there is only one.
+
+    Args:
+        before: the first runs; None where nothing was measured.
+        after: the last one.
+        control: the arm that seconds are divided by.
+    """
+    if before is None:
+        return None, "seconds were not measured"
+    if after is None:
+        return None, "seconds were measured before the runs only; run the study again to measure them after the runs"
+    here, there = ([one.environment.get(key) for key in SAME_MACHINE] for one in (before, after))
+    if here != there:
+        return False, "seconds before and after the runs were measured on different machines"
+    found = disagreement(before, after, control)
+    if found:
+        changed = ", ".join(f"{arm} by a factor of {factor:.3f}" for arm, factor in found.items())
+        return False, f"seconds before and after the runs disagree by more than their error: {changed}"
+    return True, "seconds before and after the runs agree within their error"
 
 
 Timer = Callable[[Mapping[str, TrainConfig]], Timing]

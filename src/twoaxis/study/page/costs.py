@@ -5,8 +5,8 @@ import statistics
 from twoaxis.study import words
 from twoaxis.study.page.html import Cell, Markup, Number, figure, number, paragraph, section, table
 from twoaxis.study.page.results import Figures
+from twoaxis.study.report.tables import RATE_COLUMNS, rate_rows
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.table import RATE_COLUMNS, rate_rows
 
 COLUMNS = (
     "arm",

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from twoaxis.core.errors import StudyError
-from twoaxis.study.engine import POLL_SECONDS, Listener, Task, keep_busy
-from twoaxis.study.process import PATIENCE_SECONDS, run_process
+from twoaxis.study.running.engine import PATIENCE_SECONDS, POLL_SECONDS, Listener, Task, keep_busy, run_process
 from twoaxis.train.run_folder import RunFolder
 
 RETRIES = 3

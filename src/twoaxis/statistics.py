@@ -1,6 +1,6 @@
-"""The paired comparison of arms with a control: Student interval, Holm correction, power, and the verdict.
+"""Paired comparisons, which studies and claims share: Student's interval, Holm's correction, power, and the verdict.
 
-A difference is the arm's loss minus the control's in the same replicate, in nats per token; below zero is better.
+A difference is the loss of an arm minus that of another in the same replicate, in nats per token; below zero is better.
 Letters: N replicates, R resamples.
 """
 

@@ -3,8 +3,7 @@
 from typing import Any, Literal
 
 from twoaxis.core.config import Config
-from twoaxis.study.costs import tokens_per_step
-from twoaxis.study.match import with_steps
+from twoaxis.study.planning.costs import tokens_per_step, with_steps
 from twoaxis.study.report_data import ChangeData, Role
 from twoaxis.study.timing import Timing
 from twoaxis.train.recipe import TrainConfig

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from twoaxis.core.errors import StudyError
-from twoaxis.study.statistics import (
+from twoaxis.statistics import (
     SharedError,
     bootstrap_interval,
     compare,

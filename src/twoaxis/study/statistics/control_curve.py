@@ -8,23 +8,17 @@ Letters: P runs of the control.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.optimize import brentq
+from scipy.optimize import minimize_scalar
 
 from twoaxis.core.errors import StudyError, problem
-from twoaxis.study.power_law import best_exponent, centred, gradient, profile, refits
-from twoaxis.study.statistics import (
-    RESAMPLES,
-    PairedTest,
+from twoaxis.statistics import (
     SharedError,
-    expanded_percentiles,
-    half_width,
-    resampling_weights,
 )
 
 FEWEST_COSTS = 3
@@ -35,8 +29,11 @@ _SAME_BUDGET = 1.1
 
 _ROUNDING = 1e-9
 
-# Costs over the measured range at which the ends of an interval are looked for, before they are found exactly.
-_STEPS = 33
+
+LEAST_EXPONENT, LARGEST_EXPONENT = 0.02, 3.0
+"""The exponents that are tried. The least one is a straight line in log x for all that a few budgets can show."""
+
+_EXPONENTS = np.geomspace(LEAST_EXPONENT, LARGEST_EXPONENT, 400)
 
 
 @dataclass(frozen=True)
@@ -320,125 +317,56 @@ def _distinct(costs: list[float]) -> int:
     return sum(i == 0 or cost > _SAME_BUDGET * costs[i - 1] for i, cost in enumerate(costs))
 
 
-@dataclass(frozen=True)
-class EffectiveSpeedup:
-    """What the control would need for the loss of an arm, over what the arm took; above 1 the arm is the cheaper way.
-
-    Attributes:
-        value: of the mean difference.
-        low: lower end of the interval.
-        high: upper end of the interval.
-    """
-
-    value: float | Beyond
-    low: float | Beyond
-    high: float | Beyond
+def centred(values: Float[np.ndarray, "*E P"], index: Int[np.ndarray, " P"]) -> Float[np.ndarray, "*E P"]:
+    """Subtracts from every value the mean over its seed, which is what a free offset for each seed does to a fit."""
+    member = (index == np.unique(index)[:, None]).astype(np.float64)
+    means = (values @ member.T) / member.sum(axis=1)
+    return values - means @ member
 
 
-def effective_speedup(curve: ControlCurve, test: PairedTest, cost: float, confidence: float = 0.95) -> EffectiveSpeedup:
-    """Turns a difference in loss into the factor in cost that would buy it for the control.
-
-    Equation: S = C(d) / cost with the inverse C(d) of the drop; the interval holds every C / cost at which the control, if
-    given C, could have the arm's loss: |d - drop(C)| <= t e(C), with the standard error e of charged differences and its
-    degrees of freedom. So it holds 1 exactly when the interval of the charged difference at the arm's cost holds 0.
-    Without the error of the curve, e would be that of the differences and the ends C(d +- t e) / cost; where most noise is
-    common to arm and control these cover 67% to 88% in simulation, and the ends that are given 95% to 96%.
-
-    Args:
-        curve: of the control, over the kind of cost that is charged.
-        test: of arm minus control, the control at its own budget.
-        cost: what one run of the arm took.
-        confidence: of the interval.
-
-    Raises:
-        StudyError: the replicates do not vary, so there is no interval.
-
-    Example:
-        >>> from twoaxis.study.statistics import paired_test
-        >>> losses = {seed: {cost: 3 + 0.5 * cost**-0.3 for cost in (0.5, 1, 2)} for seed in (0, 1)}
-        >>> curve = fit_control_curve(losses, budget=1.0)
-        >>> speedup = effective_speedup(curve, paired_test([-0.040, -0.041, -0.042]), cost=1.1)
-        >>> round(speedup.value, 3), round(speedup.low, 3), round(speedup.high, 3)
-        (1.209, 1.188, 1.231)
-        >>> print(effective_speedup(curve, paired_test([-0.2, -0.21, -0.22]), cost=1.1).value)
-        more than 1.82x
-    """
-    if not test.varies:
-        raise StudyError(
-            problem("differences", list(test.differences), "different between replicates", "check that the seeds are used")
-        )
-    costs = np.geomspace(curve.low, curve.high, _STEPS).tolist()
-    value = curve.inverse(test.mean)
-
-    def margin(cost: float, side: float) -> float:
-        half = half_width(test.sd, test.n, confidence, curve.drop_error(cost))
-        return test.mean - curve.amplitude * ((cost / curve.budget) ** -curve.exponent - 1) + side * half
-
-    # From either end of the range inwards: the first cost at which the control could have the arm's loss.
-    low = _first_reached(curve, costs, lambda other: margin(other, 1.0))
-    high = _first_reached(curve, costs[::-1], lambda other: -margin(other, -1.0))
-    return EffectiveSpeedup(*(_over(end, curve, cost) for end in (value, low, high)))
+def gradient(x: Float[np.ndarray, " P"], amplitude: float, exponent: float) -> Float[np.ndarray, "2 P"]:
+    """Of A x^-alpha by A and alpha."""
+    power = x**-exponent
+    return np.stack([power, -amplitude * power * np.log(x)])
 
 
-def bootstrap_speedup(
-    curve: ControlCurve,
-    differences: Mapping[int, float],
-    cost: float,
-    confidence: float = 0.95,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
-) -> tuple[float | Beyond, float | Beyond]:
-    """A bootstrap interval of the effective speedup: seeds are resampled with all their runs, and the curve is fitted anew.
-
-    It assumes neither normal noise nor the same noise in all runs, and it holds the error of the curve. Over few seeds it is
-    too narrow: in simulation it covers 73% with 3, 92% with 5 and 94% with 10, see `bootstrap_interval`. A resample in which
-    the control's loss does not fall with cost counts as beyond the range on the side of its mean difference.
-
-    Args:
-        curve: of the control, over the kind of cost that is charged.
-        differences: arm minus control by seed, the control at its own budget.
-        cost: what one run of the arm took.
-        confidence: that would be reached with many replicates.
-        resamples: of the seeds, with replacement.
-        seed: of the resampling.
-
-    Raises:
-        StudyError: seeds that are not those of the curve, or fewer than 2.
-    """
-    seeds = list(curve.offsets)
-    if set(differences) != set(seeds) or len(seeds) < 2:
-        raise StudyError(
-            problem(
-                "seeds of the differences", sorted(differences), f"the {len(seeds)} seeds of the curve, 2 or more", "pair them"
-            )
-        )
-    weights = resampling_weights(len(seeds), resamples, seed)
-    index = np.array([seeds.index(point.seed) for point in curve.points])
-    x, y = (np.array(column) for column in zip(*((p.cost / curve.budget, p.loss) for p in curve.points), strict=True))
-    exponents, amplitudes = refits(x, y, index, weights)
-    means = weights @ np.array([differences[seed] for seed in seeds])
-    falls = amplitudes > 0
-    remaining = 1 + means / np.where(falls, amplitudes, 1.0)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        logs = np.where(remaining > 0, -np.log(remaining) / exponents, np.inf)
-    logs = np.where(falls, logs, np.where(means < 0, np.inf, -np.inf))
-    ends = (curve.budget * math.exp(min(end, 700.0)) for end in expanded_percentiles(logs, len(seeds), confidence))
-    first, second = (_over(curve.outside(end) or end, curve, cost) for end in ends)
-    return first, second
+def profile(
+    x: Float[np.ndarray, " P"], y: Float[np.ndarray, " P"], index: Int[np.ndarray, " P"], exponents: Float[np.ndarray, " E"]
+) -> tuple[Float[np.ndarray, " E"], Float[np.ndarray, " E"]]:
+    """The best amplitude for each exponent, and the sum of squares it leaves; y is centred."""
+    z = centred(x ** -exponents[:, None], index)
+    amplitudes = (z @ y) / (z * z).sum(axis=1)
+    return amplitudes, ((y - amplitudes[:, None] * z) ** 2).sum(axis=1)
 
 
-def _first_reached(curve: ControlCurve, costs: Sequence[float], margin: Callable[[float], float]) -> float | Beyond:
-    """The first cost at which a margin is 0 or above; where to look further when no crossing is in the measured range."""
-    margins = [margin(cost) for cost in costs]
-    first = next((i for i, value in enumerate(margins) if value >= 0), None)
-    if first:
-        crossing: Any = brentq(margin, costs[first - 1], costs[first])
-        return float(crossing)
-    # Reached at once, the first cost lies further out than where the search began; never reached, behind its other end.
-    side: Literal["less", "more"] = "less" if (first == 0) == (costs[0] < costs[-1]) else "more"
-    return Beyond(side, (curve.low if side == "less" else curve.high) / curve.budget)
+def best_exponent(x: Float[np.ndarray, " P"], y: Float[np.ndarray, " P"], index: Int[np.ndarray, " P"]) -> tuple[float, bool]:
+    """The exponent with the least sum of squares, and whether it is an end of the searched range."""
+
+    def remainder(exponent: float) -> float:
+        return float(profile(x, y, index, np.array([exponent]))[1][0])
+
+    best = int(profile(x, y, index, _EXPONENTS)[1].argmin())
+    around = _EXPONENTS[max(best - 1, 0)], _EXPONENTS[min(best + 1, _EXPONENTS.size - 1)]
+    result: Any = minimize_scalar(remainder, bounds=around, method="bounded", options={"xatol": 1e-10})
+    found = float(result.x)
+    if best in (0, _EXPONENTS.size - 1) and remainder(float(_EXPONENTS[best])) <= remainder(found):
+        return float(_EXPONENTS[best]), True
+    return found, False
 
 
-def _over(end: float | Beyond, curve: ControlCurve, cost: float) -> float | Beyond:
-    """A cost on the curve as a multiple of another cost."""
-    return Beyond(end.side, end.multiple * curve.budget / cost) if isinstance(end, Beyond) else end / cost
+def refits(
+    x: Float[np.ndarray, " P"],
+    y: Float[np.ndarray, " P"],
+    index: Int[np.ndarray, " P"],
+    weights: Float[np.ndarray, "R N"],
+) -> tuple[Float[np.ndarray, " R"], Float[np.ndarray, " R"]]:
+    """Exponent, to the grid, and amplitude of the fit to each of R weighings of the seeds; the amplitude is 0 where none is."""
+    y, z = centred(y, index), centred(x ** -_EXPONENTS[:, None], index)
+    member = (index[:, None] == np.arange(weights.shape[1])).astype(np.float64)
+    # A seed that is drawn twice counts twice, so sums over a resample are weighted sums over the seeds.
+    zz, zy = weights @ ((z * z) @ member).T, weights @ ((z * y) @ member).T
+    # Seeds with one run each say nothing about the shape: amplitude 0.
+    zz = np.where(zz > 0, zz, np.inf)
+    best = (zy * zy / zz).argmax(axis=1)
+    rows = np.arange(len(best))
+    return _EXPONENTS[best], zy[rows, best] / zz[rows, best]

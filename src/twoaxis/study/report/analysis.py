@@ -5,30 +5,35 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from twoaxis.study import headline, verdicts
-from twoaxis.study.baselines import Baselines
-from twoaxis.study.charges import ControlCosts, Losses, control_costs, speedup
-from twoaxis.study.costs import vocab_size
+import torch
+
+from twoaxis.core.parameters import declarations
+from twoaxis.model import Decoder
 from twoaxis.study.design import StudyConfig
-from twoaxis.study.families import Decided, Obstacles, contrast_obstacle, decide
-from twoaxis.study.folder import Place, RunRecord
-from twoaxis.study.gate import equals_at_start, fallen_arms, judge, obstacle
-from twoaxis.study.optimised import rates_of
-from twoaxis.study.pairing import Pair, verify_pairs
-from twoaxis.study.plan import PlannedArm, StudyPlan
+from twoaxis.study.planning.costs import vocab_size
+from twoaxis.study.planning.plan import PlannedArm, StudyPlan
+from twoaxis.study.report import verdicts
+from twoaxis.study.report.answer import answer, findings
+from twoaxis.study.report.validity import Pair, equals_at_start, fallen_arms, judge, obstacle, verify_pairs
 from twoaxis.study.report_data import (
     ArmData,
     Charge,
     ContrastData,
     GateData,
     PairingData,
+    RatesData,
     ReportData,
     RunData,
     TimingData,
     TuningData,
 )
-from twoaxis.study.retiming import pooled, timing_words
-from twoaxis.study.timing import Timing
+from twoaxis.study.running.baselines import Baselines
+from twoaxis.study.running.folder import Place, RunRecord
+from twoaxis.study.statistics import ControlCosts, Decided, Losses, Obstacles, contrast_obstacle, control_costs, decide
+from twoaxis.study.statistics.speedup import speedup
+from twoaxis.study.timing import Timing, pooled, timing_words
+from twoaxis.train.optim import parameter_groups
+from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.result import Result
 
 CHARGES: tuple[Charge, ...] = ("tokens", "flops", "seconds")
@@ -50,7 +55,7 @@ def analyse(
     """Compares every arm with the control by the decision rule of the study, at equal tokens, FLOPs and seconds.
 
     An arm gets no difference, interval or verdict while a replicate of it or of the control is missing, or when its
-    runs turn out not to be pairs with the control's. It gets no verdict when the control was not trained, see `study.gate`.
+    runs turn out not to be pairs with the control's. It gets no verdict when the control was not trained, see `judge`.
 
     Args:
         study: the design.
@@ -62,7 +67,7 @@ def analyse(
         audits: what was found in one run of an arm.
         command: that makes the study again.
     """
-    first, (agree, words) = plan.timing, timing_words(plan, timing_after)
+    first, (agree, words) = plan.timing, timing_words(plan.timing, timing_after, plan.control.name)
     plan = plan.replace(timing=pooled(first, timing_after)) if first and timing_after else plan
     pairs, rates = verify_pairs(plan, records), dict(learning_rates or {})
     losses = {arm.name: _losses(arm, records) for arm in plan.arms}
@@ -95,7 +100,7 @@ def analyse(
         limits=tuple(verdicts.limits(study, plan, list(records.values()))),
         runs=tuple(_run(plan, record) for record in records.values()),
     )
-    return report.replace(answer=headline.answer(report), findings=headline.findings(report))
+    return report.replace(answer=answer(report), findings=findings(report))
 
 
 def _obstacles(plan: StudyPlan, records: Records, pairs: list[Pair], gate: GateData, seconds: str) -> Obstacles:
@@ -350,3 +355,31 @@ def _ratio(pairs: list[tuple[Result | None, Result | None]], of: Callable[[Resul
 def _median(values: list[float] | list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
+
+
+def rates_of(recipe: TrainConfig) -> tuple[RatesData, ...]:
+    """Learning rate and weight decay of the parameters of a recipe, by group and declared kind.
+
+    Example:
+        >>> recipe = TrainConfig(model={"d_model": 8, "n_layers": 1, "depth": "residual_scalars",
+        ...                             "blocks": [[{"kind": "attention", "n_heads": 1}, "swiglu"]]})
+        >>> {one.what: (one.lr, one.weight_decay) for one in rates_of(recipe)}["mixing"]
+        (0.001, 0.0)
+    """
+    with torch.device("meta"):
+        model = Decoder(recipe.decoder(vocab_size(recipe)))
+    tags = {name: declaration.tag for name, _, declaration in declarations(model)}
+    found = []
+    for group in parameter_groups(model, recipe.optimizer):
+        for tag in group.tags:
+            own = [parameter for name, parameter in group.parameters.items() if tags[name] == tag]
+            found.append(
+                RatesData(
+                    what=tag,
+                    lr=recipe.optimizer.lr * group.lr_scale,
+                    weight_decay=group.weight_decay,
+                    tensors=len(own),
+                    parameters=sum(parameter.numel() for parameter in own),
+                )
+            )
+    return tuple(found)

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from twoaxis.model import DecoderConfig
-from twoaxis.study.costs import CostOfStep, flops_per_step, vocab_size
-from twoaxis.study.match import closest
+from twoaxis.study.design.rules import CompanionKind
+from twoaxis.study.planning.costs import CostOfStep, closest, flops_per_step, vocab_size
 from twoaxis.study.report_data import ChangeData
-from twoaxis.study.rules import CompanionKind
 from twoaxis.train.recipe import TrainConfig
 
 SWA_WINDOW = 16

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
+from twoaxis.statistics import MOST_REPLICATES, TARGET_POWER
 from twoaxis.study import words
 from twoaxis.study.design import StudyConfig
-from twoaxis.study.families import family_size
-from twoaxis.study.folder import RunRecord
-from twoaxis.study.headline import EQUALLY
-from twoaxis.study.pairing import Pair
-from twoaxis.study.plan import PlannedContrast, StudyPlan
+from twoaxis.study.planning.plan import PlannedContrast, StudyPlan
+from twoaxis.study.report.answer import EQUALLY
+from twoaxis.study.report.validity import Pair
 from twoaxis.study.report_data import ComparisonData
-from twoaxis.study.statistics import MOST_REPLICATES, TARGET_POWER
+from twoaxis.study.running.folder import RunRecord
+from twoaxis.study.statistics import family_size
 
 
 def decision_rule(study: StudyConfig, plan: StudyPlan) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from twoaxis.core.errors import TwoAxisError
 from twoaxis.core.folders import new_folder
-from twoaxis.study.folder import Place, StudyFolder
+from twoaxis.study.running.folder import Place, StudyFolder
 from twoaxis.train.environment import describe_environment
 from twoaxis.train.forward import choose_device, choose_dtype
 from twoaxis.train.recipe import TrainConfig

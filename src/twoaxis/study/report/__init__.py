@@ -1,16 +1,19 @@
 """The report of a study folder: `report.json` with every number, and all that is made from it."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import StudyError
-from twoaxis.study.analysis import analyse
-from twoaxis.study.baselines import Baselines, measure_baselines
-from twoaxis.study.folder import Place, RunRecord, StudyFolder, places, write_json
-from twoaxis.study.plan import StudyPlan
-from twoaxis.study.regate import with_gate
+from twoaxis.study.planning.plan import StudyPlan
+from twoaxis.study.report.analysis import analyse
+from twoaxis.study.report.tables import csv_tables
+from twoaxis.study.report.validity import with_gate
 from twoaxis.study.report_data import ReportData, read_report
+from twoaxis.study.running.baselines import Baselines, measure_baselines
+from twoaxis.study.running.folder import Place, RunRecord, StudyFolder, places, write_json
 
 
 class Report(NamedTuple):
@@ -80,8 +83,6 @@ def write_report(folder: Path | str) -> Report:
         StudyError: the folder holds neither, or a damaged study.
         DataError: the folder cannot be written.
     """
-    from twoaxis.study.report_files import write_report_files
-
     path = Path(folder)
     if (path / "study.json").exists():
         data = read_study_folder(path)
@@ -97,3 +98,54 @@ def write_report(folder: Path | str) -> Report:
         )
     made = write_report_files(data, path)
     return Report(data, made.html, path / "report.json", (made.html, made.schema, *made.figures, *made.tables))
+
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class ReportFiles(NamedTuple):
+    """The files of a report that have been written.
+
+    Attributes:
+        html: the page.
+        schema: that `report.json` keeps to.
+        figures: as SVG and as PNG.
+        tables: as CSV.
+    """
+
+    html: Path
+    schema: Path
+    figures: tuple[Path, ...]
+    tables: tuple[Path, ...]
+
+
+def write_report_files(data: ReportData, folder: Path | str) -> ReportFiles:
+    """Writes everything that is made of `report.json` beside it, each file whole or not at all.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    # Figures need a library that nothing else here does; and the page reads tables from this package.
+    from twoaxis.study.figures import study_figures
+    from twoaxis.study.page import render_page
+
+    path = Path(folder)
+    figures = study_figures(data)
+    drawn = []
+    for figure in figures:
+        drawn.append(_write(path / "figures" / f"{figure.name}.svg", figure.svg().encode()))
+        drawn.append(_write(path / "figures" / f"{figure.name}.png", figure.png()))
+    made = [_write(path / "tables" / f"{name}.csv", text.encode()) for name, text in csv_tables(data).items()]
+    schema = {"$schema": DIALECT, **ReportData.model_json_schema()}
+    return ReportFiles(
+        html=_write(path / "report.html", render_page(data, figures).encode()),
+        schema=_write(path / "report.schema.json", json.dumps(schema, indent=1).encode()),
+        figures=tuple(drawn),
+        tables=tuple(made),
+    )
+
+
+def _write(path: Path, content: bytes) -> Path:
+    with replacing(path) as file:
+        file.write(content)
+    return path

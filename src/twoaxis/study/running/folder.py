@@ -11,10 +11,10 @@ from twoaxis.core.atomic import remove_drafts, replacing
 from twoaxis.core.errors import CheckpointError, DataError, StudyError
 from twoaxis.core.folders import locked_folder
 from twoaxis.core.text import json_value
-from twoaxis.study.baselines import Baselines
-from twoaxis.study.costs import tokens_per_step
 from twoaxis.study.design import StudyConfig
-from twoaxis.study.plan import PlannedArm, StudyPlan
+from twoaxis.study.planning.costs import tokens_per_step
+from twoaxis.study.planning.plan import PlannedArm, StudyPlan
+from twoaxis.study.running.baselines import Baselines
 from twoaxis.study.timing import Timing
 from twoaxis.train.metrics import read_metrics
 from twoaxis.train.recipe import TrainConfig

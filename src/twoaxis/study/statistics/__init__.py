@@ -1,29 +1,25 @@
-"""Comparing arms with the control when both are given equally much of one thing: tokens, FLOPs or seconds."""
+"""The comparisons of a study: arms with the control at equal tokens, FLOPs or seconds, and contrasts, decided as one family.
+
+A companion against the control is no question of a study, so it gets numbers and no verdict; its contrast is one.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from twoaxis.core.errors import StudyError
+from twoaxis.statistics import Comparison, SharedError, compare
 from twoaxis.study import words
-from twoaxis.study.control_curve import (
-    Beyond,
-    ControlCurve,
-    bootstrap_speedup,
-    charged_differences,
-    effective_speedup,
-    fit_control_curve,
-)
-from twoaxis.study.plan import PlannedArm, StudyPlan
+from twoaxis.study.design.rules import DecisionConfig
+from twoaxis.study.planning.plan import PlannedArm, StudyPlan
 from twoaxis.study.report_data import (
     Charge,
     ChargedData,
     ComparisonData,
     CurveData,
     PointData,
-    SpeedupData,
 )
-from twoaxis.study.statistics import Comparison, SharedError, paired_test
+from twoaxis.study.statistics.control_curve import Beyond, ControlCurve, charged_differences, fit_control_curve
 
 EQUAL = 1e-9
 """Costs that differ by less than this fraction are equal, and losses are then compared as they are."""
@@ -163,7 +159,7 @@ def _differences(
     found = charged_differences(control.curve, arm, other, cost)
     if isinstance(found, Beyond):
         return (
-            f"takes {words.ratio(ratio)} the {_unit(control.charge)} of the control, {_times(found)}, outside the "
+            f"takes {words.ratio(ratio)} the {unit(control.charge)} of the control, {times(found)}, outside the "
             "budgets that the control was run at; nothing is extrapolated",
             {},
             None,
@@ -182,32 +178,6 @@ def _with_timing_error(plan: StudyPlan, arm: PlannedArm, curve: ControlCurve, co
     if plan.timing is None or total == 0:
         return error
     return SharedError(total, total**2 / (error.variance**2 / error.df + own**2 / max(1, plan.timing.rounds - 1)))
-
-
-def speedup(plan: StudyPlan, arm: PlannedArm, losses: Losses, control: ControlCosts) -> SpeedupData | None:
-    """The effective speedup of an arm all of whose runs have finished; None without a curve of the control.
-
-    By seconds, two standard errors of the arm's seconds are added to either end of the interval.
-    """
-    cost, curve = cost_of(plan, arm, control.charge), control.curve
-    if curve is None or cost is None:
-        return None
-    differences = {seed: loss - losses[plan.control.name][seed] for seed, loss in losses[arm.name].items()}
-    test = paired_test([differences[seed] for seed in arm.seeds])
-    if not test.varies:
-        return None
-    found = effective_speedup(curve, test, cost)
-    low, high = bootstrap_speedup(curve, differences, cost)
-    wider = math.exp(2 * plan.log_seconds_error(arm)) if control.charge == "seconds" else 1.0
-    ends = [_scaled(found.low, 1 / wider), _scaled(found.high, wider)]
-    interval = f"{_times(ends[0])} to {_times(ends[1])}"
-    return SpeedupData(
-        value=_known(found.value),
-        low=_known(ends[0]),
-        high=_known(ends[1]),
-        bootstrap95=(_known(low), _known(high)),
-        sentence=f"{_times(found.value)} by {_unit(control.charge)}, 95 % interval {interval}",
-    )
 
 
 def comparison_data(comparison: Comparison) -> ComparisonData:
@@ -230,19 +200,13 @@ def comparison_data(comparison: Comparison) -> ComparisonData:
     )
 
 
-def _scaled(value: float | Beyond, factor: float) -> float | Beyond:
-    return value if isinstance(value, Beyond) else value * factor
-
-
-def _known(value: float | Beyond) -> float | None:
-    return None if isinstance(value, Beyond) else value
-
-
-def _times(value: float | Beyond) -> str:
+def times(value: float | Beyond) -> str:
+    """A multiple of a cost in words."""
     return str(value).replace("x", words.TIMES) if isinstance(value, Beyond) else words.ratio(value)
 
 
-def _unit(charge: Charge) -> str:
+def unit(charge: Charge) -> str:
+    """The unit of a cost in words."""
     return {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}[charge]
 
 
@@ -252,7 +216,101 @@ def _fit_words(curve: ControlCurve, charge: Charge) -> str:
         ", an end of the range that was searched, so that it describes this range only" if curve.exponent_at_bound else ""
     )
     return (
-        f"The control at {budgets} budgets of {_unit(charge)}, each a whole schedule of its own, {len(curve.offsets)} seeds "
+        f"The control at {budgets} budgets of {unit(charge)}, each a whole schedule of its own, {len(curve.offsets)} seeds "
         f"each: one falling power law ({exponent}) with an offset per seed leaves {words.loss(curve.residual_sd)} nats per "
         f"token (standard deviation of the residuals, {curve.df} degrees of freedom)."
     )
+
+
+NOT_ASKED = "a companion is compared with its arm"
+"""Why a companion has no verdict against the control."""
+
+
+@dataclass(frozen=True)
+class Obstacles:
+    """What stands between numbers and a verdict.
+
+    Attributes:
+        missing: why an arm cannot be compared at all, by name; "" where it can.
+        untrained: why an arm gets no verdict although its runs are there, by name; "" where it does.
+        seconds: why there is no verdict at equal seconds; "" where there is.
+    """
+
+    missing: Mapping[str, str]
+    untrained: Mapping[str, str]
+    seconds: str = ""
+
+
+@dataclass(frozen=True)
+class Decided:
+    """The comparisons of a study.
+
+    Attributes:
+        charged: of every arm with the control, by what both are given equally much of.
+        contrasts: of an arm with another, by both names.
+    """
+
+    charged: dict[str, dict[Charge, ChargedData]]
+    contrasts: dict[tuple[str, str], ComparisonData]
+
+
+def family_size(plan: StudyPlan) -> int:
+    """Comparisons that a study corrects together."""
+    return len(plan.of_role("treatment")) + len({(one.arm, one.against) for one in plan.contrasts})
+
+
+def decide(
+    plan: StudyPlan, losses: Losses, obstacles: Obstacles, curves: Mapping[Charge, ControlCosts], rule: DecisionConfig
+) -> Decided:
+    """Makes all comparisons, with a verdict for each that the study asks for and nothing stands against.
+
+    Args:
+        plan: of the study.
+        losses: of finished runs.
+        obstacles: what stands against a comparison or a verdict.
+        curves: the control at its budgets, by charge.
+        rule: the decision rule; contrasts are those of the charge that decides.
+    """
+    size, charged = family_size(plan), {arm.name: {} for arm in plan.of_role("treatment", "companion")}
+    differences = _contrasts(plan, losses, obstacles)
+    contrasts: dict[tuple[str, str], ComparisonData] = {}
+    for charge, curve in curves.items():
+        treatments = charged_inputs(plan, losses, obstacles.missing, plan.of_role("treatment"), curve)
+        companions = charged_inputs(plan, losses, obstacles.missing, plan.of_role("companion"), curve)
+        family = {**treatments.differences, **{f"{arm} {against}": d for (arm, against), d in differences.items()}}
+        asked = compare(family, rule.alpha, rule.smallest_effect, size, treatments.shared) if family else {}
+        beside = companions.differences
+        unasked = compare(beside, rule.alpha, rule.smallest_effect, len(beside), companions.shared) if beside else {}
+        for name, one in {**treatments.found, **companions.found}.items():
+            if name in asked:
+                charged[name][charge] = _with_verdict(one, comparison_data(asked[name]), charge, obstacles, name)
+            elif name in unasked:
+                data = comparison_data(unasked[name]).withheld().replace(family=0, simultaneous=None)
+                charged[name][charge] = one.replace(comparison=data, unavailable=NOT_ASKED)
+            else:
+                charged[name][charge] = one
+        if charge == rule.charge:
+            contrasts = {pair: comparison_data(asked[f"{pair[0]} {pair[1]}"]) for pair in differences}
+    return Decided(charged, contrasts)
+
+
+def contrast_obstacle(obstacles: Obstacles, arm: str, against: str, matched: str) -> str:
+    """Why a contrast gets no verdict; "" where it does."""
+    for name in (arm, against):
+        for why in (obstacles.missing.get(name, ""), obstacles.untrained.get(name, "")):
+            if why:
+                return why if name == arm else f"{name}: {why}"
+    return obstacles.seconds if matched == "seconds" else ""
+
+
+def _with_verdict(one: ChargedData, found: ComparisonData, charge: Charge, obstacles: Obstacles, name: str) -> ChargedData:
+    why = obstacles.untrained.get(name, "") or (obstacles.seconds if charge == "seconds" else "")
+    return one.replace(comparison=found.withheld() if why else found, unavailable=why)
+
+
+def _contrasts(plan: StudyPlan, losses: Losses, obstacles: Obstacles) -> dict[tuple[str, str], list[float]]:
+    return {
+        (one.arm, one.against): [losses[one.arm][seed] - losses[one.against][seed] for seed in plan.arm(one.arm).seeds]
+        for one in plan.contrasts
+        if not obstacles.missing.get(one.arm) and not obstacles.missing.get(one.against)
+    }

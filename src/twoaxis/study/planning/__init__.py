@@ -2,13 +2,22 @@
 
 from collections.abc import Mapping
 
-from twoaxis.study.companions import Companion, applies, matched_companion, sizes_of, unmatched_companions
-from twoaxis.study.costs import CostOfStep, Costs, flops_per_step, flops_per_token, parameters
 from twoaxis.study.design import ContrastConfig, StudyConfig
-from twoaxis.study.match import affordable_steps, resized, with_matched_steps, with_steps
-from twoaxis.study.plan import PlannedArm, PlannedContrast, StudyPlan
+from twoaxis.study.design.rules import STEPS, CompanionKind, MatchConfig
+from twoaxis.study.planning.companions import Companion, applies, matched_companion, sizes_of, unmatched_companions
+from twoaxis.study.planning.costs import (
+    CostOfStep,
+    Costs,
+    affordable_steps,
+    flops_per_step,
+    flops_per_token,
+    parameters,
+    resized,
+    with_matched_steps,
+    with_steps,
+)
+from twoaxis.study.planning.plan import PlannedArm, PlannedContrast, StudyPlan
 from twoaxis.study.report_data import ChangeData, Role
-from twoaxis.study.rules import STEPS, CompanionKind, MatchConfig
 from twoaxis.study.timing import Timer
 from twoaxis.train.recipe import TrainConfig
 

@@ -1,27 +1,24 @@
 """Running a study: every arm and replicate in a process of its own, resumable at any moment."""
 
-import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from twoaxis.core.errors import StudyError, TwoAxisError
 from twoaxis.core.interrupt import termination_as_interrupt
 from twoaxis.data import prepare
-from twoaxis.study.costs import tokens_per_step
 from twoaxis.study.design import StudyConfig
-from twoaxis.study.engine import Engine, LocalEngine, Task
-from twoaxis.study.folder import Place, RunRecord, StudyFolder, places, write_json
-from twoaxis.study.plan import StudyPlan
-from twoaxis.study.planner import plan_study
-from twoaxis.study.process import last_words, run_process
-from twoaxis.study.progress import StudyProgress
-from twoaxis.study.retiming import time_again
-from twoaxis.study.reuse import Neighbours
+from twoaxis.study.design.rules import TuningConfig
+from twoaxis.study.planning import plan_study
+from twoaxis.study.planning.costs import tokens_per_step
+from twoaxis.study.planning.plan import PlannedArm, StudyPlan
+from twoaxis.study.running.engine import Engine, LocalEngine, Task, last_words, run_process
+from twoaxis.study.running.folder import Place, RunRecord, StudyFolder, places, write_json
+from twoaxis.study.running.progress import LineCount, StudyProgress
+from twoaxis.study.running.run_cache import Neighbours
 from twoaxis.study.timing import Timer, Timing
-from twoaxis.study.tuning import choose_learning_rates, wider_trials
 from twoaxis.train.recipe import TrainConfig
 
 Command = Callable[[Path, Path], list[str]]
@@ -123,6 +120,23 @@ def _process_timer(folder: Path, progress: StudyProgress) -> Timer:
         return Timing.from_data(json.loads(got.read_text(encoding="utf-8")))
 
     return measure
+
+
+def time_again(folder: StudyFolder, timer: Timer) -> bool:
+    """Measures the seconds of a study again once all its runs have ended; returns whether it did.
+
+    Args:
+        folder: of a study whose plan holds the first timing.
+        timer: measures recipes in rounds, as before the first run.
+    """
+    plan = folder.plan
+    if plan.timing is None or folder.timing_after is not None:
+        return False
+    if any(folder.record(place).status not in DONE for place in places(plan)):
+        return False
+    arms = [plan.arm(name) for name in plan.timing.seconds]
+    folder.keep_timing_after(timer({arm.name: folder.recipe_of(arm, arm.seeds[0]) for arm in arms}))
+    return True
 
 
 class _Session:
@@ -251,20 +265,74 @@ class _Session:
             self.progress.end(place, f"failed, the others go on: {message}")
 
 
-class LineCount:
-    """Counts the lines of a growing file without reading any of it twice."""
+def choose_learning_rates(plan: StudyPlan, trials: Iterable[RunRecord]) -> dict[str, float]:
+    """For every arm the learning rate with the lowest validation loss of its trials; of equal ones the smallest.
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._at, self._lines = path, 0, 0
+    A trial that diverged is out of the choice; an arm none of whose trials trained is left out.
 
-    def count(self) -> int:
-        """Lines so far; counts anew when the file became shorter."""
-        with contextlib.suppress(OSError), open(self.path, "rb") as file:
-            if file.seek(0, 2) < self._at:
-                self._at = self._lines = 0
-            file.seek(self._at)
-            new = file.read()
-            self._at += len(new)
-            self._lines += new.count(b"\n")
-            return self._lines
-        return 0
+    Raises:
+        StudyError: a trial has neither finished nor diverged.
+    """
+    found = trial_losses(plan, trials)
+    return {arm: best for arm, losses in found.items() if (best := best_rate(losses)) is not None}
+
+
+def wider_trials(plan: StudyPlan, tuning: TuningConfig, trials: Iterable[RunRecord]) -> list[PlannedArm]:
+    """One further trial of each arm whose best learning rate is the first or the last that was tried.
+
+    An arm gets none where all its trials diverged, or when it has had `tuning.widen` of them.
+
+    Raises:
+        StudyError: a trial has neither finished nor diverged.
+    """
+    found = []
+    for name, losses in trial_losses(plan, trials).items():
+        beyond = rate_beyond(losses)
+        if beyond is not None and len(losses) < len(tuning.lr) + tuning.widen:
+            found.append(plan.arm(name).as_trial(beyond, tuning.seed, tuning.tokens))
+    return found
+
+
+def best_rate(losses: Mapping[float, float | None]) -> float | None:
+    """The learning rate with the lowest loss, of equal ones the smallest; None where all diverged.
+
+    Example:
+        >>> best_rate({0.001: 3.2, 0.003: 3.1, 0.01: None})
+        0.003
+    """
+    trained = [(loss, lr) for lr, loss in losses.items() if loss is not None]
+    return min(trained)[1] if trained else None
+
+
+def rate_beyond(losses: Mapping[float, float | None]) -> float | None:
+    """The next learning rate beyond the end of a grid at which the best one lies; None when it lies inside.
+
+    A rate that diverged counts as worse than any that trained.
+
+    Example:
+        >>> rate_beyond({0.001: 3.2, 0.002: 3.1, 0.004: 3.0}), rate_beyond({0.001: 3.2, 0.002: 3.1, 0.004: None})
+        (0.008, None)
+    """
+    rates, best = sorted(losses), best_rate(losses)
+    if best is None or len(rates) < 2 or best not in (rates[0], rates[-1]):
+        return None
+    step = rates[-1] / rates[-2] if best == rates[-1] else rates[0] / rates[1]
+    return float(f"{best * step:.3g}")
+
+
+def trial_losses(plan: StudyPlan, trials: Iterable[RunRecord]) -> dict[str, dict[float, float | None]]:
+    """The validation losses of the trials by arm and learning rate; None for one that diverged.
+
+    Raises:
+        StudyError: a trial has neither finished nor diverged.
+    """
+    losses: dict[str, dict[float, float | None]] = {}
+    for record in trials:
+        if record.status not in ("finished", "diverged"):
+            raise StudyError(
+                f"{record.place}: {record.message}: every trial must have run before learning rates are chosen; run the study "
+                "again"
+            )
+        arm = plan.arm(record.place.arm)
+        losses.setdefault(arm.tuned_as, {})[arm.train_config(record.place.seed).optimizer.lr] = record.loss
+    return losses

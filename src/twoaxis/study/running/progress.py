@@ -1,10 +1,12 @@
 """What a study tells while it runs: which run, how fast, and the time that is left for all of them."""
 
+import contextlib
 import sys
 import time
+from pathlib import Path
 from typing import IO
 
-from twoaxis.study.folder import Place
+from twoaxis.study.running.folder import Place
 from twoaxis.train.progress import duration
 
 LINE_SECONDS = 30.0
@@ -192,6 +194,25 @@ class RichStudyProgress(PlainStudyProgress):
     def stop(self) -> None:
         """Removes the bar."""
         self._bar.stop()
+
+
+class LineCount:
+    """Counts the lines of a growing file without reading any of it twice."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._at, self._lines = path, 0, 0
+
+    def count(self) -> int:
+        """Lines so far; counts anew when the file became shorter."""
+        with contextlib.suppress(OSError), open(self.path, "rb") as file:
+            if file.seek(0, 2) < self._at:
+                self._at = self._lines = 0
+            file.seek(self._at)
+            new = file.read()
+            self._at += len(new)
+            self._lines += new.count(b"\n")
+            return self._lines
+        return 0
 
 
 def console_study_progress() -> StudyProgress:

@@ -1,0 +1,225 @@
+"""What a step of a recipe costs in any unit, and the steps or the size at which an arm costs as much as another."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, linear_regression
+from typing import Any, TypeVar
+
+from twoaxis.core.cost import Shape
+from twoaxis.core.errors import ConfigError
+from twoaxis.core.overrides import apply_overrides
+from twoaxis.data import prepare
+from twoaxis.data.tokenizer import BpeConfig, ByteConfig, ByteTokenizer
+from twoaxis.model.cost import decoder_cost
+from twoaxis.study.design.rules import STEPS, MatchConfig, Unit
+from twoaxis.study.report_data import ChangeData
+from twoaxis.study.timing import Timer
+from twoaxis.train.recipe import TrainConfig
+
+MEASURED = 5
+"""Sizes of one arm that are timed; between them seconds are taken to be linear in FLOPs."""
+
+CostOfStep = Callable[[TrainConfig], float]
+
+C = TypeVar("C")
+
+
+def parameters(recipe: TrainConfig) -> int:
+    """Parameters of the model of a recipe, a count."""
+    return decoder_cost(recipe.decoder(vocab_size(recipe)), Shape(1, 1)).params
+
+
+def flops_per_token(recipe: TrainConfig) -> float:
+    """Training FLOPs per token: three forward passes, since the backward pass computes twice as much."""
+    shape = Shape(recipe.batch_size, recipe.data.seq_len)
+    return 3 * decoder_cost(recipe.decoder(vocab_size(recipe)), shape).flops / shape.total_tokens
+
+
+def tokens_per_step(recipe: TrainConfig) -> int:
+    """Tokens that one step of a recipe reads."""
+    return recipe.batch_size * recipe.data.seq_len
+
+
+def flops_per_step(recipe: TrainConfig) -> float:
+    """Training FLOPs of one step."""
+    return tokens_per_step(recipe) * flops_per_token(recipe)
+
+
+def vocab_size(recipe: TrainConfig) -> int:
+    """Tokens in the vocabulary; a byte-pair vocabulary is taken to be as large as asked for."""
+    tokenizer = recipe.data.tokenizer
+    if isinstance(tokenizer, ByteConfig):
+        return ByteTokenizer().vocab_size
+    if isinstance(tokenizer, BpeConfig):
+        return tokenizer.vocab_size
+    return prepare(recipe.data.corpus, tokenizer).tokenizer.vocab_size
+
+
+class Costs:
+    """Costs of steps, with a timer for those in seconds.
+
+    Args:
+        timer: measures recipes; None refuses seconds.
+    """
+
+    def __init__(self, timer: Timer | None) -> None:
+        self.timer = timer
+
+    def per_step(self, unit: Unit, arms: Sequence[TrainConfig], sizes: Sequence[TrainConfig] = ()) -> CostOfStep:
+        """The cost of a step, or of a model for `params`, of any of these recipes.
+
+        Args:
+            unit: of the cost.
+            arms: recipes that are timed themselves when the unit is seconds; the first is the one to compare with.
+            sizes: of one arm; a few of them are timed, and the others lie on a straight line in FLOPs through these.
+
+        Raises:
+            ConfigError: seconds without a timer.
+        """
+        if unit == "seconds":
+            return self._seconds(arms, sizes)
+        return {"tokens": tokens_per_step, "flops": flops_per_step, "params": parameters}[unit]
+
+    def _seconds(self, arms: Sequence[TrainConfig], sizes: Sequence[TrainConfig]) -> CostOfStep:
+        if self.timer is None:
+            raise ConfigError(
+                "seconds: must be measured before they are matched or budgeted; match FLOPs, or let them be measured"
+            )
+        timed = spread_over(sizes)
+        recipes = {str(number): recipe for number, recipe in enumerate([*arms, *timed])}
+        timing = self.timer(recipes)
+        measured = {_key(recipe): timing.step_seconds(name, "0") for name, recipe in recipes.items()}
+        line = straight_line([(flops_per_step(recipe), measured[_key(recipe)]) for recipe in timed or arms])
+        return lambda recipe: measured.get(_key(recipe)) or line(flops_per_step(recipe))
+
+
+def spread_over(items: Sequence[C], n: int = MEASURED) -> list[C]:
+    """At most n of the items: the first, the last, and evenly spaced ones between."""
+    if len(items) <= n:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (n - 1))] for i in range(n)]
+
+
+def straight_line(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+    """The line of least squares through some points; level when all stand at one place.
+
+    Example:
+        >>> round(straight_line([(1.0, 0.3), (2.0, 0.4), (3.0, 0.5)])(4.0), 6)
+        0.6
+    """
+    xs, ys = zip(*points, strict=True)
+    slope, intercept = linear_regression(xs, ys) if len(set(xs)) > 1 else (0.0, fmean(ys))
+    return lambda x: intercept + slope * x
+
+
+def _key(recipe: TrainConfig) -> str:
+    """What the seconds of a step depend on."""
+    return json.dumps({k: v for k, v in recipe.to_data().items() if k not in ("steps", "seed")}, sort_keys=True)
+
+
+MOST_TIMES = 4
+"""How many times the present value is the largest that is tried."""
+
+
+def resized(
+    arm: str, recipe: TrainConfig, match: MatchConfig, to: TrainConfig, costs: Costs
+) -> tuple[TrainConfig, list[ChangeData]]:
+    """The recipe with the size at which it costs as much as another, and what changed.
+
+    Raises:
+        ConfigError: no size comes near enough, or the recipe has no such size.
+    """
+    data = recipe.to_data()
+    sizes = _sizes(arm, data, match)
+    cost = costs.per_step(match.on, [to], [one for _, one in sizes])
+    value, best = closest(sizes, lambda one: cost(one[1]), cost(to))
+    return best, _changes(arm, data, match, value, cost(to), cost(best))
+
+
+def with_matched_steps(
+    arm: str, recipe: TrainConfig, match: MatchConfig, to: TrainConfig, cost: CostOfStep
+) -> tuple[TrainConfig, list[ChangeData]]:
+    """The recipe with the steps after which it has cost as much as another, and what changed.
+
+    Raises:
+        ConfigError: whole steps do not come near enough.
+    """
+    wanted = to.steps * cost(to)
+    best = with_steps(recipe, affordable_steps(wanted, cost(recipe)))
+    return best, _changes(arm, recipe.to_data(), match, best.steps, wanted, best.steps * cost(best))
+
+
+def closest(candidates: Iterable[C], cost: Callable[[C], float], wanted: float) -> C:
+    """The candidate whose cost is nearest to the wanted one; of equally near ones the first."""
+    return min(candidates, key=lambda candidate: abs(cost(candidate) - wanted))
+
+
+def affordable_steps(budget: float, cost_of_step: float) -> int:
+    """Whole steps nearest to a budget, at least one.
+
+    Example:
+        >>> affordable_steps(10.0, 3.0), affordable_steps(1.0, 3.0)
+        (3, 1)
+    """
+    return max(1, math.floor(budget / cost_of_step + 0.5))
+
+
+def with_steps(recipe: TrainConfig, steps: int) -> TrainConfig:
+    """The recipe with other steps.
+
+    Raises:
+        ConfigError: they are too few for its warm-up.
+    """
+    try:
+        return recipe.replace(steps=steps)
+    except ConfigError as error:
+        raise ConfigError(f"{steps} steps are what the budget leaves: {error}") from None
+
+
+def _sizes(arm: str, data: dict[str, Any], match: MatchConfig) -> list[tuple[int, TrainConfig]]:
+    """Every recipe to choose from with its value, smallest first."""
+    most = match.at_most or MOST_TIMES * max(_value(data, path) for path in match.by)
+    found = []
+    for value in range(match.multiple_of, most + 1, match.multiple_of):
+        try:
+            found.append((value, TrainConfig.from_data(apply_overrides(data, [f"{path}={value}" for path in match.by]))))
+        except ConfigError:
+            # A width that no head divides, for example, is no candidate.
+            continue
+    if not found:
+        raise ConfigError(f"arm {arm!r}: match.by={match.by[0]!r}: no value up to {most} can be built; raise match.at_most")
+    return found
+
+
+def _changes(arm: str, data: dict[str, Any], match: MatchConfig, value: int, wanted: float, got: float) -> list[ChangeData]:
+    if abs(got / wanted - 1) > match.tolerance:
+        raise ConfigError(
+            f"arm {arm!r}: {match.on} matched by {', '.join(match.by)} come to {got / wanted:.3f} of the arm to match: must be "
+            f"within {match.tolerance:g} of 1; raise match.at_most or match.tolerance, or match by another key"
+        )
+    to = match.to or "the control"
+    return [
+        ChangeData(
+            path=path,
+            before=None if path == STEPS else _value(data, path),
+            after=value,
+            of=match.on,
+            to=to,
+            wanted=wanted,
+            got=got,
+        )
+        for path in match.by
+    ]
+
+
+def _value(data: dict[str, Any], path: str) -> int:
+    node: Any = data
+    for part in path.split("."):
+        try:
+            node = node[int(part)] if isinstance(node, list) else node[part]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise ConfigError(f"match.by={path!r}: must be a key of the recipe; write for example 'model.d_model'") from None
+    if not isinstance(node, int) or isinstance(node, bool):
+        raise ConfigError(f"match.by={path!r}: holds {node!r} in the arm, must hold a whole number; give the arm one there")
+    return node
