@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twoaxis.interop.gguf_file import ENDS, NAMES
-from twoaxis.interop.safetensors_folder import read_tensors
+from twoaxis.checkpoints.gguf_file import ENDS, NAMES
+from twoaxis.checkpoints.published_folder import read_tensors
 
 from .hf_folder import byte_tokenizer
 

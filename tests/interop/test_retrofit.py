@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from twoaxis.checkpoints.retrofit import convert, largest_difference, target_config, training_recipe, why_blended
+from twoaxis.checkpoints.retrofit.convert import patterns
 from twoaxis.core.errors import ConfigError
-from twoaxis.interop.retrofit import convert, largest_difference, target_config, training_recipe, why_blended
-from twoaxis.interop.retrofit.recipe import patterns
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.train.optim import OptimizerConfig, build_optimizer, parameter_groups
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from twoaxis.checkpoints.configuration import decoder_config
+from twoaxis.checkpoints.published_folder import read_pretrained
 from twoaxis.core.errors import CheckpointError, ConfigError
-from twoaxis.interop.checkpoints import read_pretrained
-from twoaxis.interop.configuration import decoder_config
 
 from .hf_folder import BASE, write_folder
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from twoaxis.checkpoints.published_folder import Pretrained, read_pretrained
+from twoaxis.checkpoints.retrofit import convert, largest_difference, target_config, training_recipe
 from twoaxis.data.tokenizer import SubwordTokenizer
-from twoaxis.interop.checkpoints import Pretrained, read_pretrained
-from twoaxis.interop.retrofit import convert, largest_difference, target_config, training_recipe
 from twoaxis.model import Decoder, generate
 from twoaxis.train import RunFolder, load_trained, save_trained, train
 from twoaxis.train.metrics import read_metrics

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from twoaxis.interop.checkpoints import read_pretrained
+from twoaxis.checkpoints.published_folder import read_pretrained
 
 transformers = pytest.importorskip("transformers", reason="without transformers there is nothing to compare with")
 

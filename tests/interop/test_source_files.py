@@ -10,6 +10,7 @@ import pytest
 import torch
 from tokenizers import processors
 
+from twoaxis.checkpoints.source_files import chat_template, generation_defaults
 from twoaxis.cli import main
 from twoaxis.cli.models import load_model
 from twoaxis.core.errors import CheckpointError, DataError
@@ -19,7 +20,6 @@ from twoaxis.interop.evaluation.text import text_passage
 from twoaxis.interop.serving.chat import ChatFormat
 from twoaxis.interop.serving.protocol import CompletionRequest, Message
 from twoaxis.interop.serving.work import Limits, Served, work_of
-from twoaxis.interop.source_files import chat_template, generation_defaults
 from twoaxis.train import RunFolder, load_trained
 
 from .hf_folder import byte_tokenizer, write_folder

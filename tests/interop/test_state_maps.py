@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from twoaxis.checkpoints.layouts import LAYOUTS, Places, StateMap, state_map
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Slot, Stack
 from twoaxis.depth import DEPTH
-from twoaxis.interop.state_maps import LAYOUTS, Places, StateMap, state_map
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import heads
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from twoaxis.checkpoints.published_folder import parse_json, read_json
 from twoaxis.core.errors import CheckpointError, problem
 from twoaxis.core.text import decode_text
-from twoaxis.interop.safetensors_folder import parse_json, read_json
 
 if TYPE_CHECKING:
     from twoaxis.data.chat_template import ChatTemplate

@@ -6,13 +6,11 @@ Letters: D width, C ways, S sources, K hidden width of the weights, F hidden wid
 from collections.abc import Iterator
 from typing import cast
 
+from twoaxis.checkpoints.layouts.llama import HeadNames, check_blocks, gated_mlp, heads, tied
+from twoaxis.checkpoints.layouts.state_map import Entry, Part, Places, StateMap, decoder_places
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import MUDDFormerConfig
 from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.interop.state_maps.llama import tied
-from twoaxis.interop.state_maps.places import Places, decoder_places
-from twoaxis.interop.state_maps.state_map import Entry, Part, StateMap
-from twoaxis.interop.state_maps.sublayers import HeadNames, check_blocks, gated_mlp, heads
 from twoaxis.model import DecoderConfig
 from twoaxis.sequence.heads import HeadsConfig
 

@@ -1,14 +1,15 @@
-"""The layouts of DenseFormer: the authors' package, their training code with its baselines, and GPT-BERT.
+"""The layouts of DenseFormer (package, training code, baselines), GPT-BERT and ELC-BERT.
 
 Letters: S sources.
 """
 
 from collections.abc import Mapping
 
+from twoaxis.checkpoints.layouts.state_map import Constant, Entry, Part, Places, StateMap
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.depth import DenseFormerConfig
-from twoaxis.interop.state_maps.places import Places
-from twoaxis.interop.state_maps.state_map import Entry, Part, StateMap
+from twoaxis.depth import DenseFormerConfig, ElcBertConfig
+
+LOGITS = "prev_layer_weights"
 
 
 def denseformer(places: Places) -> StateMap:
@@ -95,3 +96,27 @@ def _rows(places: Places, depth: DenseFormerConfig, names: Mapping[int, str], ma
         S, last = len(rows[end]), sum(lengths[:end]) - 1
         found.append(Entry(f"{places.mixers[last]}.weights", (Part(name, (1, S) if matrix else (S,)),)))
     return tuple(found)
+
+
+def elc_bert(places: Places) -> StateMap:
+    """The logits of every block, and of the last combination of `weighted_output`.
+
+    Source: ltgoslo/elc-bert, arXiv:2311.02265
+    Raises:
+        ConfigError: another depth mixer.
+    """
+    depth = places.depth
+    if not isinstance(depth, ElcBertConfig):
+        raise ConfigError(problem("depth", depth.kind, "elc_bert", "use the layout of its own method"))
+    # One source has weight 1 whatever its logit is.
+    first = Constant(Part(f"transformer.layers.0.{LOGITS}", (1,)), 1.0 if depth.variant == "base" else 0.0)
+    entries, start = [], 0
+    for block, length in enumerate(places.stack.block_lengths):
+        if block:
+            name = f"transformer.layers.{block}.{LOGITS}"
+            entries.append(Entry(f"{places.mixers[start]}.combination.logits", (Part(name, (block + 1,)),)))
+        start += length
+    if depth.variant == "weighted_output":
+        last = Part(f"transformer.{LOGITS}", (places.n_blocks + 1,))
+        entries.append(Entry(f"{places.ends}.combination.logits", (last,)))
+    return StateMap("elc_bert", tuple(entries), (first,), family=(f"*.{LOGITS}",))

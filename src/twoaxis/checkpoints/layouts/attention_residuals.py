@@ -5,11 +5,10 @@ Letters: D width.
 
 from collections.abc import Iterator
 
+from twoaxis.checkpoints.layouts.llama import EMBEDDING, HEAD, IGNORED, body, tied
+from twoaxis.checkpoints.layouts.state_map import Constant, Entry, Part, Places, StateMap, decoder_places
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import AttentionResidualsConfig
-from twoaxis.interop.state_maps.llama import EMBEDDING, HEAD, IGNORED, body, tied
-from twoaxis.interop.state_maps.places import Places, decoder_places
-from twoaxis.interop.state_maps.state_map import Constant, Entry, Part, StateMap
 from twoaxis.model import DecoderConfig
 
 FLA = {

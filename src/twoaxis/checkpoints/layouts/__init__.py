@@ -5,10 +5,9 @@ from typing import NamedTuple
 
 import torch
 
+from twoaxis.checkpoints.layouts import attention_residuals, deep_delta, denseformer, llama, mhc, muddformer
+from twoaxis.checkpoints.layouts.state_map import Entry, Part, Places, StateMap, decoder_places, decoder_sublayers
 from twoaxis.core.errors import ConfigError, nearest
-from twoaxis.interop.state_maps import attention_residuals, deep_delta, denseformer, elc_bert, llama, mhc, muddformer
-from twoaxis.interop.state_maps.places import Places, decoder_places, decoder_sublayers
-from twoaxis.interop.state_maps.state_map import Entry, Part, StateMap
 from twoaxis.model import Decoder, DecoderConfig
 
 
@@ -39,7 +38,7 @@ LAYOUTS: dict[str, Layout] = {
     "connect_to_last": Layout("a baseline of DenseFormer's training code", mixers=denseformer.connect_to_last),
     "skip_gains": Layout("another baseline of DenseFormer's training code", mixers=denseformer.skip_gains),
     "gpt_bert": Layout("the rows of GPT-BERT after every sublayer", mixers=denseformer.gpt_bert),
-    "elc_bert": Layout("the logits of ELC-BERT", mixers=elc_bert.elc_bert),
+    "elc_bert": Layout("the logits of ELC-BERT", mixers=denseformer.elc_bert),
     "deepseek_v4": Layout("the streams of DeepSeek-V4 in transformers", mixers=mhc.deepseek_v4),
     "deepseek_v4_raw": Layout("the streams of DeepSeek-V4 in its own files", mixers=mhc.deepseek_v4_raw),
 }

@@ -5,10 +5,9 @@ Letters: n streams, D width.
 
 from collections.abc import Callable
 
+from twoaxis.checkpoints.layouts.state_map import Entry, Part, Places, StateMap
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import MHCConfig
-from twoaxis.interop.state_maps.places import Places
-from twoaxis.interop.state_maps.state_map import Entry, Part, StateMap
 
 
 def deepseek_v4(places: Places) -> StateMap:
