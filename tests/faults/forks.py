@@ -23,7 +23,7 @@ def load() -> Callable[[Sequence[str]], int]:
     import twoaxis.audit.run
     import twoaxis.audit.table
     import twoaxis.checkpoints.retrofit
-    import twoaxis.interop.evaluation
+    import twoaxis.interop.evaluate
     import twoaxis.planner.hardware.calibrate
     import twoaxis.planner.page.document
     import twoaxis.study.engine

@@ -28,7 +28,7 @@ from twoaxis.core.errors import TwoAxisError
 from twoaxis.data import prepare
 from twoaxis.data.corpus import Corpus, parse_corpus
 from twoaxis.data.tokenizer import SubwordTokenizer
-from twoaxis.interop.serving.protocol import ChatRequest, CompletionRequest
+from twoaxis.interop.serve.protocol import ChatRequest, CompletionRequest
 from twoaxis.planner.hardware.device import device_text, read_device
 from twoaxis.planner.model.read import read_model
 from twoaxis.study.design import read_study

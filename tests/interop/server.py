@@ -9,11 +9,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from twoaxis.data import Tokenizer
-from twoaxis.interop.serving.engine import Engine
-from twoaxis.interop.serving.http.app import create_app
-from twoaxis.interop.serving.http.server import Server, address_of, bind
-from twoaxis.interop.serving.http.service import Service
-from twoaxis.interop.serving.work import Limits, Served
+from twoaxis.interop.serve.engine import Engine
+from twoaxis.interop.serve.http.app import Service, create_app
+from twoaxis.interop.serve.http.server import Server, address_of, bind
+from twoaxis.interop.serve.work import Limits, Served
 
 from .serving import WAIT_SECONDS
 

@@ -23,8 +23,8 @@ from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
 from twoaxis.cli import main
 from twoaxis.core.probe import perturb
 from twoaxis.data.tokenizer import ByteTokenizer
+from twoaxis.interop.engines import obstacles
 from twoaxis.interop.hugging_face import TwoAxisCache, TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel, to_hugging_face
-from twoaxis.interop.outside_engines import obstacles
 from twoaxis.train import save_trained
 
 from .hf_models import small_decoder

@@ -13,7 +13,7 @@ import torch
 from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
 from twoaxis.core.layout import TokenLayout
 from twoaxis.interop import vllm
-from twoaxis.interop.outside_engines import COUNT, HEADS, HISTORY, SINK, WINDOWS, check_engine, obstacles
+from twoaxis.interop.engines import COUNT, HEADS, HISTORY, SINK, WINDOWS, check_engine, obstacles
 
 ROOT = Path(__file__).parents[2]
 FEED_FORWARD: dict[str, Any] = {"kind": "swiglu", "input_local": "canon"}

@@ -20,9 +20,9 @@ from twoaxis import ConfigError, DataError, Decoder
 from twoaxis.cli import main
 from twoaxis.data import Tokenizer
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
-from twoaxis.interop.evaluation import open_tasks, run_tasks, score_texts
-from twoaxis.interop.evaluation.continuation import Continuation
-from twoaxis.interop.evaluation.language_model import DecoderLM
+from twoaxis.interop.evaluate import open_tasks, run_tasks, score_texts
+from twoaxis.interop.evaluate.continuation import Continuation
+from twoaxis.interop.evaluate.language_model import DecoderLM
 from twoaxis.model import Sampling, generate
 from twoaxis.train import save_trained
 

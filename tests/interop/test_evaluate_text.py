@@ -10,7 +10,7 @@ from tokenizers import Regex, normalizers
 
 from twoaxis import ConfigError, DataError, Decoder, DecoderConfig
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
-from twoaxis.interop.evaluation import score_texts, text_passage, total_score
+from twoaxis.interop.evaluate import score_texts, text_passage, total_score
 from twoaxis.model.likelihood import Passage, loglikelihood, loglikelihoods, windows
 
 from .hf_folder import byte_tokenizer

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from twoaxis import ConfigError, Decoder, generate
-from twoaxis.interop.serving.engine import Engine, QueueFull, Stopped
-from twoaxis.interop.serving.generation import Generation, Ticket
+from twoaxis.interop.serve.engine import Engine, QueueFull, Stopped
+from twoaxis.interop.serve.generation import Generation, Ticket
 from twoaxis.model.sampling import Sampling
 
 from .hf_models import MODELS, small_decoder

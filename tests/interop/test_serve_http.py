@@ -22,11 +22,11 @@ pytest.importorskip("uvicorn", reason="needs the extra twoaxis[serve]")
 from twoaxis import ConfigError, generate
 from twoaxis.cli import main
 from twoaxis.data.tokenizer import ByteTokenizer
-from twoaxis.interop.serving.answers import Answer
-from twoaxis.interop.serving.engine import Engine
-from twoaxis.interop.serving.http import app
-from twoaxis.interop.serving.http.server import bind
-from twoaxis.interop.serving.work import Limits
+from twoaxis.interop.serve.answers import Answer
+from twoaxis.interop.serve.engine import Engine
+from twoaxis.interop.serve.http import app
+from twoaxis.interop.serve.http.server import bind
+from twoaxis.interop.serve.work import Limits
 from twoaxis.model.sampling import Sampling
 from twoaxis.train import save_trained
 

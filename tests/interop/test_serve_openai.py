@@ -12,8 +12,8 @@ import openai
 
 from twoaxis import generate
 from twoaxis.data.tokenizer import ByteTokenizer
-from twoaxis.interop.serving.engine import Engine
-from twoaxis.interop.serving.work import Limits
+from twoaxis.interop.serve.engine import Engine
+from twoaxis.interop.serve.work import Limits
 
 from .hf_models import small_decoder
 from .server import serving

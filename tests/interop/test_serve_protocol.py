@@ -7,12 +7,9 @@ import pytest
 
 from twoaxis.data.chat_template import ChatTemplate
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
-from twoaxis.interop.serving.answers import Answer
-from twoaxis.interop.serving.chat import ChatFormat
-from twoaxis.interop.serving.choice import Choice, Piece
-from twoaxis.interop.serving.protocol import ChatRequest, CompletionRequest, Message, Request
-from twoaxis.interop.serving.refusal import Refusal
-from twoaxis.interop.serving.work import Limits, Served, work_of
+from twoaxis.interop.serve.answers import Answer, Choice, Piece
+from twoaxis.interop.serve.protocol import ChatRequest, CompletionRequest, Message, Refusal, Request
+from twoaxis.interop.serve.work import ChatFormat, Limits, Served, work_of
 
 SERVED = Served("toy", ByteTokenizer(), 64, Limits(max_prompt_tokens=40, max_new_tokens=30, max_choices=6))
 HELLO = [{"role": "user", "content": "hello"}]

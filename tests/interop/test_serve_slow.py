@@ -17,9 +17,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from twoaxis.data.tokenizer import ByteTokenizer
-from twoaxis.interop.serving.engine import Engine
-from twoaxis.interop.serving.http import timed
-from twoaxis.interop.serving.work import Limits
+from twoaxis.interop.serve.engine import Engine
+from twoaxis.interop.serve.http import server
+from twoaxis.interop.serve.work import Limits
 
 from .hf_models import small_decoder
 from .server import COMPLETIONS, Client, serving
@@ -37,7 +37,7 @@ def client() -> Iterator[Client]:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed, "REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.2)
 
 
 @contextlib.contextmanager
@@ -97,9 +97,9 @@ def test_headers_without_end_are_refused_before_they_are_read(client: Client) ->
     """Catches heads that are gathered and parsed whatever their size, while other clients wait."""
     with connected(client, HEALTH) as greedy:
         # All fits into what the system holds on the way, so that sending never blocks.
-        greedy.sendall(b"X: " + b"x" * timed.MAX_HEAD_BYTES)
+        greedy.sendall(b"X: " + b"x" * server.MAX_HEAD_BYTES)
         status, message = error_of(rest(greedy))
-        assert status == 431 and f"more than {timed.MAX_HEAD_BYTES} bytes" in message
+        assert status == 431 and f"more than {server.MAX_HEAD_BYTES} bytes" in message
         assert client.get("/health")[0] == 200
     with connected(client) as endless, contextlib.suppress(ConnectionError):
         for _ in range(45):
@@ -108,7 +108,7 @@ def test_headers_without_end_are_refused_before_they_are_read(client: Client) ->
 
 
 def test_large_but_allowed_headers_are_read(client: Client) -> None:
-    assert client.get("/health", Note="x" * (timed.MAX_HEAD_BYTES // 2))[0] == 200
+    assert client.get("/health", Note="x" * (server.MAX_HEAD_BYTES // 2))[0] == 200
 
 
 @pytest.mark.parametrize("sent", [b"nonsense\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"\x16\x03\x01\x02\x00" * 20 + b"\r\n\r\n"])
@@ -130,12 +130,12 @@ class Wire(asyncio.Transport):
 
 def test_a_client_that_does_not_read_its_answer_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches answers that wait for their reader for ever."""
-    monkeypatch.setattr(timed, "READING_SECONDS", 0.05)
+    monkeypatch.setattr(server, "READING_SECONDS", 0.05)
 
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
     async def lie(read_again: bool) -> bool:
-        protocol, wire = timed.TimedProtocol(uvicorn.Config(app, lifespan="off"), ServerState(), {}), Wire()
+        protocol, wire = server.TimedProtocol(uvicorn.Config(app, lifespan="off"), ServerState(), {}), Wire()
         protocol.connection_made(wire)
         protocol.pause_writing()
         if read_again:

@@ -16,10 +16,9 @@ from twoaxis.cli.models import load_model
 from twoaxis.core.errors import CheckpointError, DataError
 from twoaxis.data import prepare
 from twoaxis.data.tokenizer import SubwordTokenizer
-from twoaxis.interop.evaluation.text import text_passage
-from twoaxis.interop.serving.chat import ChatFormat
-from twoaxis.interop.serving.protocol import CompletionRequest, Message
-from twoaxis.interop.serving.work import Limits, Served, work_of
+from twoaxis.interop.evaluate.text import text_passage
+from twoaxis.interop.serve.protocol import CompletionRequest, Message
+from twoaxis.interop.serve.work import ChatFormat, Limits, Served, work_of
 from twoaxis.train import RunFolder, load_trained
 
 from .hf_folder import byte_tokenizer, write_folder
@@ -143,7 +142,7 @@ def test_an_export_gives_back_what_came_with_the_model(run: Path, source: Path, 
 def test_what_a_file_puts_behind_texts_is_left_out(tmp_path: Path) -> None:
     """A prompt that ends with the end of a document is none that a model goes on from."""
     pytest.importorskip("transformers", reason="needs transformers")
-    from twoaxis.interop.hugging_face.tokenizer import to_fast_tokenizer
+    from twoaxis.interop.hugging_face.conversion import to_fast_tokenizer
 
     engine = byte_tokenizer("<s>", "</s>")
     for single in ("<s> $A </s>", "$A </s>", "</s> <s> $A"):

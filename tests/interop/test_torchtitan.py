@@ -1,5 +1,6 @@
 """Our decoder under torchtitan's protocol: imports, configurations, and what the model computes; the trainer does not run."""
 
+import importlib
 import importlib.util
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,8 @@ pytest.importorskip("torchtitan", reason="needs torchtitan 0.3.0")
 from torchtitan.protocols.model_spec import ModelSpec
 
 from twoaxis import ConfigError, Decoder, DecoderConfig, TokenLayout
-from twoaxis.interop.torchtitan import TitanDecoder, config_registry, model_spec, parallelize
+from twoaxis.interop.engines import torchtitan as runs
+from twoaxis.interop.engines.torchtitan import TitanDecoder, model_spec, parallelize
 from twoaxis.model.cost import Shape, decoder_cost
 
 CONFIG = DecoderConfig.from_data(
@@ -88,13 +90,12 @@ def test_other_parallelisms_are_refused(short, name):
         parallelize(built()[1], parallel_dims=dims, **nothing)
 
 
-RUNS = [
-    name for name, value in vars(config_registry).items() if callable(value) and value.__module__ == config_registry.__name__
-]
+RUNS = ("plain", "recommended_block", "deep_delta")
 
 
-def test_runs_are_found():
-    assert RUNS == ["plain", "recommended_block", "deep_delta"]
+def test_runs_are_found_under_both_names():
+    for module in (runs, importlib.import_module("twoaxis.interop.torchtitan")):
+        assert all(callable(getattr(module, run)) for run in RUNS)
 
 
 # Its imports prepare compilation, where torch warns of its own parts.
@@ -106,7 +107,7 @@ def test_runs_build_configurations_of_the_trainer():
 
     for run in RUNS:
         options = ["--training.steps", "7", "--hf_assets_path", "."]
-        config: Any = ConfigManager().parse_args(["--module", "twoaxis.interop.torchtitan", "--config", run, *options])
+        config: Any = ConfigManager().parse_args(["--module", runs.__name__, "--config", run, *options])
         assert config.training.steps == 7 and config.training.disable_cuda_graphs
         config.model_spec.model.update_from_config(config=config)
         with torch.device("meta"):

@@ -1,5 +1,5 @@
-"""Floor 5: trained models in files: formats that others publish, what these call our parameters, and retrofits.
+"""Floor 5, below the others: trained models in files, and retrofits.
 
-Formats: `published_folder`, `configuration` (`config.json`), `gguf_file`, `source_files`. `layouts` maps parameter names, and
-`retrofit` adds mixers to a trained model. transformers is not needed; GGUF files need the extra `twoaxis[gguf]`.
+`published_folder`, `configuration` (`config.json`), `gguf_file` and `source_files` read published models, `layouts` maps their
+names of parameters to ours, and `retrofit` adds mixers to a trained model. Only GGUF files need an extra, `twoaxis[gguf]`.
 """

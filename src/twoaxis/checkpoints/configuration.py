@@ -19,10 +19,8 @@ LAYOUT_OF_TYPE = {
 }
 """The layout of the tensors, by `model_type`; SmolLM, SmolLM2 and many others are of type llama."""
 
-
 LENGTH = "original_max_position_embeddings"
 """Tokens of the first training."""
-
 
 SCALINGS = {
     "linear": ("factor",),
@@ -31,10 +29,8 @@ SCALINGS = {
 }
 """Options that are called the same here, by type."""
 
-
 YARN = ("mscale", "mscale_all_dim", "truncate")
 """Keys of YaRN from which options of ours follow."""
-
 
 EVERYWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor", LENGTH)
 """Keys of every type."""

@@ -36,8 +36,8 @@ def export(
     Example: twoaxis export runs/delta --to hf --out delta-hf
     """
     from twoaxis.checkpoints.source_files import read_source_files
+    from twoaxis.interop.engines import check_engine
     from twoaxis.interop.hugging_face import export_folder
-    from twoaxis.interop.outside_engines import check_engine
     from twoaxis.train import load_trained
 
     trained = load_trained(run, step)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 SOURCES = "A run folder, a Hugging Face folder with safetensors, or a GGUF file."
 """What `load_model` reads, for the help of a verb."""
 
-
 Step = Annotated[int | None, typer.Option(min=0, help="The checkpoint of a run, by its step; the newest without it.")]
 
 

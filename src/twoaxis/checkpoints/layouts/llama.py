@@ -24,10 +24,7 @@ class HeadNames(NamedTuple):
 IGNORED = ("*.rotary_emb.inv_freq",)
 """What older folders hold besides parameters."""
 
-
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-
 HEADS, MLP = HeadNames("{}_proj", "o_proj", "{}_norm"), ("gate_proj", "up_proj", "down_proj")
 
 

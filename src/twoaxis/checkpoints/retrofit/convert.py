@@ -19,7 +19,6 @@ from twoaxis.model import Decoder, DecoderConfig
 SPLIT_NORMS = (".key_norm.gain", ".value_norm.gain")
 """Norms of separate views, which all begin as the norm of the one view."""
 
-
 BLEND = "*.blend"
 """The weights of blends."""
 

@@ -18,13 +18,11 @@ DEPTH_PRESETS: dict[str, Mapping[str, Any]] = {
 }
 """By kind; mixers that are not named start as the plain model with their defaults, or never do."""
 
-
 BLENDS: dict[str, Mapping[str, Any]] = {
     "deep_delta": {"blend": "annealed"},
     "elc_bert": {"variant": "weighted_output", "blend": "annealed"},
 }
 """Mixers that never start as the plain model, and the options with which they are blended in."""
-
 
 SUBLAYER_PRESETS: dict[str, Mapping[str, Any]] = {
     "short_swa": {"output_init": "zero"},
@@ -33,10 +31,8 @@ SUBLAYER_PRESETS: dict[str, Mapping[str, Any]] = {
 }
 """Sequence mixers by kind."""
 
-
 LOCAL_PRESETS: dict[str, Mapping[str, Any]] = {"canon": {"taps_init": "zero"}, "local_swa": {"output_init": "zero"}}
 """Local mixers by kind."""
-
 
 CANON_PLACES = {
     "A": ("attention", "input"),
@@ -45,7 +41,6 @@ CANON_PLACES = {
     "D": ("swiglu", "projected"),
 }
 """The places of local mixers in a block, by the letters of the Canon paper: a sublayer, and its input or its projections."""
-
 
 Options = Mapping[str, Any] | str
 """A bare kind, or a table with `kind`."""

@@ -13,9 +13,8 @@ from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.core.folders import check_utf8, new_folder
 from twoaxis.core.text import read_text
 from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
-from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_hugging_face
+from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_fast_tokenizer, to_hugging_face
 from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM
-from twoaxis.interop.hugging_face.tokenizer import to_fast_tokenizer
 from twoaxis.model import Decoder
 from twoaxis.model.config_names import MODEL_TYPE, decoder_fields
 

@@ -3,7 +3,7 @@
 Texts need nothing but this library. Tasks need the extra `twoaxis[evaluate]`, and lm-eval is imported only for them.
 """
 
-from twoaxis.interop.evaluation.tasks import TaskFolder, open_tasks, run_tasks
-from twoaxis.interop.evaluation.text import TextScore, score_texts, text_passage, total_score
+from twoaxis.interop.evaluate.tasks import TaskFolder, open_tasks, run_tasks
+from twoaxis.interop.evaluate.text import TextScore, score_texts, text_passage, total_score
 
 __all__ = ["TaskFolder", "TextScore", "open_tasks", "run_tasks", "score_texts", "text_passage", "total_score"]

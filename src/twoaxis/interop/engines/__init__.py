@@ -1,4 +1,4 @@
-"""What inference engines with attention of their own can run, as vLLM and SGLang do through transformers.
+"""Inference engines with attention of their own, as vLLM and SGLang have through transformers: the models that they can run.
 
 Such an engine keeps keys and values of one attention per block, all of one shape, and nothing else from token to token. It
 runs one call over tokens of several requests, so whatever else a model remembers would mix them up. Depth mixers that work

@@ -1,5 +1,7 @@
-"""Responses: JSON, refusals, and streams of server-sent events."""
+"""Responses: JSON, refusals, and streams of server-sent events, made of the pieces that the engine generates."""
 
+import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -9,16 +11,75 @@ from fastapi import Response
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from twoaxis.interop.serving.answers import Answer
-from twoaxis.interop.serving.http.counting import STATUS
-from twoaxis.interop.serving.http.exchange import Exchange
-from twoaxis.interop.serving.metrics import CLIENT_LEFT
-from twoaxis.interop.serving.refusal import Refusal
+from twoaxis.data import Tokenizer
+from twoaxis.interop.serve.answers import Answer, Choice, Piece
+from twoaxis.interop.serve.engine import Engine, QueueFull, Stopped
+from twoaxis.interop.serve.http.metrics import CLIENT_LEFT, STATUS
+from twoaxis.interop.serve.protocol import Refusal
+from twoaxis.interop.serve.work import Work
 
 RETRY_SECONDS = 1
 OUR_FAULT = Refusal("the server failed; its log says why", 500)
-
 _log = logging.getLogger(__name__)
+
+
+class Exchange:
+    """Queues the generations of a request at once and hands over their pieces; belongs to the running event loop.
+
+    Args:
+        engine: runs them.
+        tokenizer: makes text of tokens.
+        work: what is asked.
+
+    Raises:
+        Refusal: the queue is full, or the server is stopping.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, work: Work) -> None:
+        self.choices = len(work.generations)
+        self._loop = asyncio.get_running_loop()
+        self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
+        listeners = [Choice(index, tokenizer, work.stops, work.lead, self._deliver) for index in range(self.choices)]
+        try:
+            self._tickets = engine.submit(list(zip(work.generations, listeners, strict=True)))
+        except QueueFull as error:
+            raise Refusal(str(error), 429, code="queue_full") from None
+        except Stopped as error:
+            raise Refusal(str(error), 503) from None
+
+    def cancel(self) -> None:
+        """Takes all generations out that still run."""
+        for ticket in self._tickets:
+            ticket.cancel()
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """All pieces until every choice has ended.
+
+        Raises:
+            Refusal: a generation failed, or the server is stopping.
+        """
+        running = self.choices
+        while running:
+            piece = await self._pieces.get()
+            if piece.ending == "error":
+                raise Refusal("the model failed on this request; the log of the server says why", 500)
+            if piece.ending == "cancelled":
+                raise Refusal("the server is stopping; ask again later", 503)
+            running -= piece.ending is not None
+            yield piece
+
+    async def whole(self) -> tuple[list[str], list[Piece]]:
+        """The text and the last piece of every choice; errors as in `pieces`."""
+        texts, last = [""] * self.choices, {}
+        async for piece in self.pieces():
+            texts[piece.choice] += piece.text
+            last[piece.choice] = piece
+        return texts, [last[index] for index in range(self.choices)]
+
+    def _deliver(self, piece: Piece) -> None:
+        # The loop may be gone when the last generations are cancelled.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
 
 def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -16,7 +16,7 @@ from twoaxis.model.likelihood import BATCH_SIZE
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
-    from twoaxis.interop.evaluation.language_model import Told
+    from twoaxis.interop.evaluate.language_model import Told
 
 MISSING = "lm-eval is not installed: must be there for tasks; pip install 'twoaxis[evaluate]'"
 
@@ -112,7 +112,7 @@ def run_tasks(
     import lm_eval
     from lm_eval.evaluator import evaluate
 
-    from twoaxis.interop.evaluation.language_model import DecoderLM
+    from twoaxis.interop.evaluate.language_model import DecoderLM
 
     adapter = DecoderLM(model, tokenizer, batch_size, note, told, ends)
     # lm-eval prints some of its progress; standard output is for results.

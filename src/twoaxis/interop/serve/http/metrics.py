@@ -1,15 +1,25 @@
-"""What the server counts, in the text format of Prometheus."""
+"""Counts of requests and tokens, in the text format of Prometheus."""
 
+import time
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Sequence
 from itertools import accumulate
 
-from twoaxis.interop.serving.engine import Engine
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from twoaxis.interop.serve.engine import Engine
 
 CLIENT_LEFT = 499
 """The status of requests whose client left before the end of the answer."""
 
 BOUNDS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+STATUS = "twoaxis_status"
+"""Where the state of a request has the status that counts; a stream, whose headers are gone, puts there how it ended."""
+
+OTHER = "other"
+"""What all paths are counted as that are no route: clients may make up as many as they like."""
 
 
 class Metrics:
@@ -62,3 +72,37 @@ class Metrics:
         for bound, number in zip((*BOUNDS_SECONDS, "+Inf"), total, strict=True):
             lines.append(f'{name}_bucket{{le="{bound}"}} {number}')
         return "\n".join([*lines, f"{name}_sum {self._seconds:.6f}", f"{name}_count {total[-1]}", ""])
+
+
+class CountRequests:
+    """Takes the time and the status of each request.
+
+    Args:
+        app: answers it.
+        metrics: take the counts.
+        routes: paths that are counted by themselves, with what lies below them.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Sequence[str]) -> None:
+        self._app, self._metrics, self._routes = app, metrics, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers one request."""
+        begin, state = time.monotonic(), scope.setdefault("state", {})
+        # Whoever answers nothing has failed.
+        state[STATUS] = 500
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                state[STATUS] = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            # Only what asks for work is timed: looks at the health would hide it.
+            seconds = time.monotonic() - begin if scope["method"] == "POST" else None
+            self._metrics.answered(self._route(scope["path"]), state[STATUS], seconds)
+
+    def _route(self, path: str) -> str:
+        return next((route for route in self._routes if path == route or path.startswith(f"{route}/")), OTHER)

@@ -24,8 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, TwoAxisError, problem
-from twoaxis.interop.serving.batch import Batch
-from twoaxis.interop.serving.generation import Ending, Generation, Listener, Ticket
+from twoaxis.interop.serve.generation import Batch, Ending, Generation, Listener, Ticket
 from twoaxis.model import Decoder
 from twoaxis.model.decode_layout import column_major_weights
 

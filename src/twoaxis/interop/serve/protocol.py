@@ -12,8 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
 
 from twoaxis.core.config import Config
-from twoaxis.core.errors import ConfigError, problem
-from twoaxis.interop.serving.refusal import Refusal
+from twoaxis.core.errors import ConfigError, TwoAxisError, problem
 
 IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
@@ -45,10 +44,42 @@ ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
 """Fields of the API that are not supported, and the values at which they may be there."""
 
 MAX_STOPS = 4
+
 MAX_DEPTH = 64
 """Lists and objects inside each other; Python neither compares nor quotes nests that are much deeper."""
 
 LARGEST_SEED = 2**63 - 1
+
+LONGEST_MESSAGE = 400
+"""Messages quote what was sent, which may be long."""
+
+
+class Refusal(TwoAxisError):
+    """A request that gets no answer.
+
+    Args:
+        message: one line: what, got, allowed, remedy.
+        status: of HTTP.
+        param: the field at fault, if there is one.
+        code: for programs.
+
+    Example:
+        >>> Refusal("n=0: must be >= 1; ask for one", param="n").body["error"]["type"]
+        'invalid_request_error'
+    """
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        message = " ".join(message.split())
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What is sent."""
+        kind = "server_error" if self.status >= 500 else "rate_limit_error" if self.status == 429 else "invalid_request_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class StreamOptions(Config):

@@ -18,8 +18,8 @@ from twoaxis.data import Tokenizer
 from twoaxis.data.restoration import Restoration
 from twoaxis.data.stop_strings import stop_tokens
 from twoaxis.data.stopping_text import StoppingText
-from twoaxis.interop.evaluation.continuation import Continuation
-from twoaxis.interop.evaluation.text import text_passage
+from twoaxis.interop.evaluate.continuation import Continuation
+from twoaxis.interop.evaluate.text import text_passage
 from twoaxis.model import Decoder
 from twoaxis.model.generate import stream
 from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods
