@@ -78,7 +78,7 @@ def with_tokenizer(source: Path, model: "Decoder", tokenizer: "Tokenizer | None"
 def end_tokens(source: Path, tokenizer: "Tokenizer") -> frozenset[int]:
     """The tokens that end what a model writes: the end of a document, and what its `generation_config.json` names."""
     from twoaxis.checkpoints.source_files import generation_defaults, read_source_files
-    from twoaxis.data.stop_strings import stop_tokens
+    from twoaxis.data.text_stream import stop_tokens
 
     named = generation_defaults(read_source_files(source)).get("eos_token_id", [])
     return stop_tokens(tokenizer) | frozenset(named if isinstance(named, list) else [named])

@@ -19,7 +19,7 @@ class Continuation(NamedTuple):
     """What the `generation_kwargs` of a task ask for.
 
     Attributes:
-        until: the text ends before whichever of these is complete first, as `StopScanner` says, and before special tokens
+        until: the text ends before whichever of these is complete first, as `StopStringMatcher` says, and before special tokens
             that they name.
         max_new_tokens: at most.
         sampling: greedy unless the task asks for something else.

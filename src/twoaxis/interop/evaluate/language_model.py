@@ -16,8 +16,7 @@ from lm_eval.api.model import TemplateLM
 from twoaxis.core.errors import DataError
 from twoaxis.data import Tokenizer
 from twoaxis.data.restoration import Restoration
-from twoaxis.data.stop_strings import stop_tokens
-from twoaxis.data.stopping_text import StoppingText
+from twoaxis.data.text_stream import StoppingText, stop_tokens
 from twoaxis.interop.evaluate.continuation import Continuation
 from twoaxis.interop.evaluate.text import text_passage
 from twoaxis.model import Decoder

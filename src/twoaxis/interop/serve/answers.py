@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from twoaxis.data import Tokenizer
-from twoaxis.data.stopping_text import StoppingText
+from twoaxis.data.text_stream import StoppingText
 from twoaxis.interop.serve.generation import Ending
 from twoaxis.interop.serve.protocol import ChatRequest, Request
 

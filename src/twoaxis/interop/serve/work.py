@@ -20,7 +20,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.errors import DataError, nearest, problem
 from twoaxis.data import Tokenizer
 from twoaxis.data.chat_template import ChatTemplate
-from twoaxis.data.stop_strings import stop_tokens
+from twoaxis.data.text_stream import stop_tokens
 from twoaxis.interop.serve.generation import Generation
 from twoaxis.interop.serve.protocol import ChatRequest, CompletionRequest, Message, Refusal, Request
 from twoaxis.model.sampling import Sampling
