@@ -1,16 +1,16 @@
-"""What tests of the server share: models, prompts, and a listener that remembers."""
+"""What tests of the server share: models, prompts, and a callback that remembers."""
 
 import threading
 from collections.abc import Callable, Sequence
 
 from twoaxis import Decoder, generate
 from twoaxis.interop.serve.engine import Engine
-from twoaxis.interop.serve.generation import Ending, Generation, Ticket
+from twoaxis.interop.serve.generation import Ending, Generation, RequestHandle
 
 WAIT_SECONDS = 300.0
 
 
-class Heard:
+class Recorder:
     """Remembers the tokens and the ending; `act` is called with the number of tokens so far, in the thread of the model."""
 
     def __init__(self, act: Callable[[int], bool | None] | None = None) -> None:
@@ -38,6 +38,6 @@ def alone(model: Decoder, generation: Generation) -> list[int]:
     return generate(model, [generation.prompt], generation.max_new_tokens, generation.sampling)[0]
 
 
-def submit(engine: Engine, *generations: Generation) -> tuple[list[Heard], Sequence[Ticket]]:
-    heard = [Heard() for _ in generations]
+def submit(engine: Engine, *generations: Generation) -> tuple[list[Recorder], Sequence[RequestHandle]]:
+    heard = [Recorder() for _ in generations]
     return heard, engine.submit(list(zip(generations, heard, strict=True)))

@@ -9,11 +9,11 @@ import torch
 
 from twoaxis import ConfigError, Decoder, generate
 from twoaxis.interop.serve.engine import Engine, QueueFull, Stopped
-from twoaxis.interop.serve.generation import Generation, Ticket
+from twoaxis.interop.serve.generation import Generation, RequestHandle
 from twoaxis.model.sampling import Sampling
 
 from .hf_models import MODELS, small_decoder
-from .serving import WAIT_SECONDS, Heard, alone, submit
+from .serving import WAIT_SECONDS, Recorder, alone, submit
 
 LENGTHS = (5, 1, 17, 9, 3, 12)
 
@@ -33,7 +33,7 @@ def test_each_answer_is_that_of_a_single_request(name: str) -> None:
     model = small_decoder(name)
     generations = mixed(model.config.vocab_size)
     expected = [alone(model, generation) for generation in generations]
-    # Fewer seats than requests and pieces shorter than prompts: rows join and leave while others are read and run.
+    # Fewer batch slots than requests and pieces shorter than prompts: rows join and leave while others are read and run.
     with Engine(model, max_batch=3, prefill_tokens=8) as engine:
         heard, _ = submit(engine, *generations)
         assert [one.wait() for one in heard] == ["length"] * len(heard)
@@ -48,7 +48,7 @@ def model() -> Decoder:
     return small_decoder("windows")
 
 
-def test_one_seat_is_exact_to_the_bit_in_float32(model: Decoder) -> None:
+def test_one_batch_slot_is_exact_to_the_bit_in_float32(model: Decoder) -> None:
     model = small_decoder("windows").float()
     generations = mixed(model.config.vocab_size)
     with Engine(model, max_batch=1) as engine:
@@ -60,8 +60,8 @@ def test_one_seat_is_exact_to_the_bit_in_float32(model: Decoder) -> None:
 def test_a_request_joins_a_running_batch_and_does_not_wait_for_its_end(model: Decoder) -> None:
     short = Generation([1, 2], 2)
     with Engine(model) as engine:
-        second = Heard()
-        first = Heard(lambda count: count == 3 and not engine.submit([(short, second)]))
+        second = Recorder()
+        first = Recorder(lambda count: count == 3 and not engine.submit([(short, second)]))
         engine.submit([(Generation([3], 30), first)])
         assert second.wait() == "length"
         assert len(first.tokens) < 30
@@ -93,7 +93,7 @@ def test_ids_that_the_tokenizer_lacks_are_never_chosen(temperature: float) -> No
 
 def test_a_listener_may_end_its_generation(model: Decoder) -> None:
     with Engine(model) as engine:
-        heard = Heard(lambda count: count == 2)
+        heard = Recorder(lambda count: count == 2)
         engine.submit([(Generation([7], 12), heard)])
         assert heard.wait() == "stop"
     assert heard.tokens == alone(model, Generation([7], 2))
@@ -102,13 +102,13 @@ def test_a_listener_may_end_its_generation(model: Decoder) -> None:
 def test_cancelled_generations_leave_wherever_they_are(model: Decoder) -> None:
     generations = mixed(model.config.vocab_size, new_tokens=12)
     with Engine(model, max_batch=2, prefill_tokens=4) as engine:
-        heard = [Heard() for _ in generations]
-        cancelling = Heard(lambda count: count == 3 and any(ticket.cancel() for ticket in tickets[2:5]))
+        heard = [Recorder() for _ in generations]
+        cancelling = Recorder(lambda count: count == 3 and any(handle.cancel() for handle in handles[2:5]))
         ready = threading.Event()
-        blocking = Heard(lambda count: not ready.wait(WAIT_SECONDS))
-        # The thread of the model waits in its first token until all tickets are known.
+        blocking = Recorder(lambda count: not ready.wait(WAIT_SECONDS))
+        # The thread of the model waits in its first token until all handles are known.
         engine.submit([(Generation([1], 1), blocking)])
-        tickets = engine.submit(list(zip(generations, [cancelling, *heard[1:]], strict=True)))
+        handles = engine.submit(list(zip(generations, [cancelling, *heard[1:]], strict=True)))
         ready.set()
         assert [one.wait() for one in heard[2:5]] == ["cancelled"] * 3
         assert [one.wait() for one in (cancelling, heard[1], heard[5])] == ["length"] * 3
@@ -118,10 +118,10 @@ def test_cancelled_generations_leave_wherever_they_are(model: Decoder) -> None:
 
 def test_a_running_row_may_be_cancelled(model: Decoder) -> None:
     with Engine(model) as engine:
-        stays, leaves = Heard(), Heard(lambda count: count == 4 and tickets[1].cancel())
+        stays, leaves = Recorder(), Recorder(lambda count: count == 4 and handles[1].cancel())
         ready = threading.Event()
-        engine.submit([(Generation([1], 1), Heard(lambda count: not ready.wait(WAIT_SECONDS)))])
-        tickets = engine.submit([(Generation([3, 4, 5], 12), stays), (Generation([9], 90), leaves)])
+        engine.submit([(Generation([1], 1), Recorder(lambda count: not ready.wait(WAIT_SECONDS)))])
+        handles = engine.submit([(Generation([3, 4, 5], 12), stays), (Generation([9], 90), leaves)])
         ready.set()
         assert (stays.wait(), leaves.wait()) == ("length", "cancelled")
         assert engine.running == engine.waiting == 0
@@ -129,9 +129,9 @@ def test_a_running_row_may_be_cancelled(model: Decoder) -> None:
     assert len(leaves.tokens) == 4
 
 
-def occupied(engine: Engine, ready: threading.Event) -> Heard:
-    """A generation that has a seat, and holds the thread of the model in its first token until this is set."""
-    running = Heard(lambda count: not ready.wait(WAIT_SECONDS))
+def occupied(engine: Engine, ready: threading.Event) -> Recorder:
+    """A generation that has a batch slot, and holds the thread of the model in its first token until this is set."""
+    running = Recorder(lambda count: not ready.wait(WAIT_SECONDS))
     engine.submit([(Generation([1], 2), running)])
     while engine.waiting:
         pass
@@ -152,11 +152,11 @@ def test_a_full_queue_takes_all_or_none(model: Decoder) -> None:
         assert [one.wait() for one in (running, *first, *last)] == ["length"] * 3
 
 
-def test_arrivals_with_free_seats_do_not_wait(model: Decoder) -> None:
+def test_arrivals_with_free_batch_slots_do_not_wait(model: Decoder) -> None:
     ready = threading.Event()
     with Engine(model, max_batch=4, max_queue=1) as engine:
         running = occupied(engine, ready)
-        # The thread of the model is held in a token: three seats and the queue are free.
+        # The thread of the model is held in a token: three batch slots and the queue are free.
         heard = [submit(engine, Generation([2], 1))[0][0] for _ in range(4)]
         assert engine.running == 1
         with pytest.raises(QueueFull, match="1 of 1 places taken"):
@@ -169,31 +169,31 @@ def test_arrivals_with_free_seats_do_not_wait(model: Decoder) -> None:
 def test_generations_that_are_over_hold_no_cache(
     model: Decoder, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tickets: list[Ticket] = []
+    handles: list[RequestHandle] = []
     ready, embed = threading.Event(), model.embed
 
     def embedding(tokens: torch.Tensor) -> torch.Tensor:
         if tokens.shape[1] == 4 and tokens[0, 0] == 5:
-            tickets[1].cancel()
+            handles[1].cancel()
         if 39 in tokens:
             raise MemoryError("no room")
         return embed(tokens)
 
     monkeypatch.setattr(model, "embed", embedding)
     with caplog.at_level(logging.CRITICAL, logger="twoaxis"), Engine(model, prefill_tokens=4) as engine:
-        held = Heard(lambda count: not ready.wait(WAIT_SECONDS))
+        held = Recorder(lambda count: not ready.wait(WAIT_SECONDS))
         engine.submit([(Generation([1], 1), held)])
         heard, taken = submit(engine, *(Generation([first] * 4 + [last], 2) for first, last in ((3, 3), (5, 5), (4, 39))))
         # A first piece is cached, then comes an ending: by itself, because the client left, by a fault.
-        tickets.extend(taken)
+        handles.extend(taken)
         ready.set()
         assert [one.wait() for one in heard] == ["length", "cancelled", "error"]
-    assert [ticket.cache for ticket in tickets] == [None] * 3
+    assert [handle.cache for handle in handles] == [None] * 3
 
 
 def test_stopping_ends_everything_and_takes_no_more(model: Decoder) -> None:
     engine = Engine(model, max_batch=1)
-    heard, begun = [Heard(), Heard()], threading.Event()
+    heard, begun = [Recorder(), Recorder()], threading.Event()
     heard[0]._act = lambda count: begun.set()
     with engine:
         engine.submit([(Generation([1], 120), heard[0]), (Generation([1], 1), heard[1])])
@@ -218,9 +218,9 @@ def test_a_fault_ends_only_who_is_concerned(caplog: pytest.LogCaptureFixture, mo
     with caplog.at_level(logging.CRITICAL, logger="twoaxis"), Engine(model) as engine:
 
         def broken(count: int) -> bool:
-            raise ValueError("a listener's fault")
+            raise ValueError("a callback's fault")
 
-        heard = [Heard(), Heard(), Heard(broken)]
+        heard = [Recorder(), Recorder(), Recorder(broken)]
         fine = Generation([3, 4, 5], 9)
         engine.submit([(fine, heard[0]), (Generation([1, 39], 9), heard[1]), (Generation([2, 2], 9), heard[2])])
         assert [one.wait() for one in heard] == ["length", "error", "error"]

@@ -239,7 +239,7 @@ def _metrics(client: Client) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_seat(client: Client, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_leaves_frees_its_batch_slot(client: Client, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     made, embed, go = threading.Event(), MODEL.embed, threading.Event()
 
     def held(tokens: Any) -> Any:

@@ -19,21 +19,21 @@ from twoaxis.model.sampling import Sampling
 Ending = Literal["stop", "length", "cancelled", "error"]
 
 
-class Listener(Protocol):
-    """Hears of the new tokens of one generation in the thread of the model, so it must be quick and must not wait."""
+class GenerationCallback(Protocol):
+    """Receives the new tokens of one generation, in the thread of the model, so it must be quick and must not block."""
 
     def token(self, token: int) -> bool:
-        """Takes the next token, and says whether the generation ends with it."""
+        """Receives the next token; returns whether the generation ends with it."""
         ...
 
     def end(self, ending: Ending) -> None:
-        """Takes the ending; nothing follows it."""
+        """Receives the ending; it is the last call."""
         ...
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What is asked.
+    """A request for new tokens after one prompt.
 
     Attributes:
         prompt: at least one token.
@@ -51,15 +51,15 @@ class Generation:
 
 
 @dataclass(eq=False)
-class Ticket:
-    """A generation on its way.
+class RequestHandle:
+    """A submitted generation and its progress.
 
     Attributes:
-        generation: what was asked.
-        listener: who hears of it.
+        generation: the request.
+        callback: receives its tokens.
         generator: the draws of this generation alone.
         cancelled: set from any thread.
-        seated: whether it takes one of the places of those that run.
+        in_batch: whether it has a batch slot.
         cache: while the prompt is being read.
         read_tokens: of the prompt, so far.
         new_tokens: so far.
@@ -67,10 +67,10 @@ class Ticket:
     """
 
     generation: Generation
-    listener: Listener
+    callback: GenerationCallback
     generator: torch.Generator = field(init=False)
     cancelled: bool = False
-    seated: bool = False
+    in_batch: bool = False
     cache: DecoderCache | None = None
     read_tokens: int = 0
     new_tokens: int = 0
@@ -80,16 +80,16 @@ class Ticket:
         self.generator = self.generation.sampling.generator()
 
     def cancel(self) -> None:
-        """Takes the generation out before the next step; its listener hears the ending `cancelled`."""
+        """Removes the generation before the next step; its callback gets the ending `cancelled`."""
         self.cancelled = True
 
     def take(self, logits: Float[Tensor, "1 V"]) -> Ending | None:
-        """Chooses the next token and tells the listener; returns how the generation ends, if it does."""
+        """Chooses the next token and calls the callback; returns the ending, if this is the last one."""
         token = int(self.generation.sampling.choose(logits[:, : self.generation.vocab_size], [self.generator]))
         if token in self.generation.stop_tokens:
             return "stop"
         self.new_tokens, self.last = self.new_tokens + 1, token
-        if self.listener.token(token):
+        if self.callback.token(token):
             return "stop"
         return "length" if self.new_tokens == self.generation.max_new_tokens else None
 
@@ -102,42 +102,42 @@ class Batch:
     """
 
     def __init__(self, model: Decoder) -> None:
-        self.rows: list[Ticket] = []
+        self.rows: list[RequestHandle] = []
         self._model = model
         self._device = model.embedding.weight.device
         self._cache: DecoderCache | None = None
 
     @torch.inference_mode()
-    def read(self, ticket: Ticket, tokens: Sequence[int]) -> Float[Tensor, "1 V"] | None:
+    def read(self, handle: RequestHandle, tokens: Sequence[int]) -> Float[Tensor, "1 V"] | None:
         """Reads the next tokens of a prompt, alone; returns what they predict when the prompt is over."""
-        logits, ticket.cache = self._run(torch.tensor([list(tokens)]), ticket.cache or self._model.new_cache())
-        ticket.read_tokens += len(tokens)
-        return logits if ticket.read_tokens == len(ticket.generation.prompt) else None
+        logits, handle.cache = self._run(torch.tensor([list(tokens)]), handle.cache or self._model.new_cache())
+        handle.read_tokens += len(tokens)
+        return logits if handle.read_tokens == len(handle.generation.prompt) else None
 
     @torch.inference_mode()
-    def join(self, tickets: Sequence[Ticket]) -> None:
-        """Takes in generations whose prompts have been read."""
-        caches = [cache for cache in (self._cache, *(ticket.cache for ticket in tickets)) if cache is not None]
+    def join(self, handles: Sequence[RequestHandle]) -> None:
+        """Adds generations whose prompts have been read."""
+        caches = [cache for cache in (self._cache, *(handle.cache for handle in handles)) if cache is not None]
         self._cache = join_rows(caches)
-        self.rows = [*self.rows, *tickets]
-        for ticket in tickets:
-            ticket.cache = None
+        self.rows = [*self.rows, *handles]
+        for handle in handles:
+            handle.cache = None
 
     @torch.inference_mode()
-    def keep(self, places: Sequence[int]) -> None:
-        """Lets the rows at all other places go."""
-        self.rows = [self.rows[place] for place in places]
+    def keep(self, rows: Sequence[int]) -> None:
+        """Removes all other rows."""
+        self.rows = [self.rows[row] for row in rows]
         assert self._cache is not None
-        self._cache = keep_rows(self._cache, torch.tensor(places, device=self._device)) if places else None
+        self._cache = keep_rows(self._cache, torch.tensor(rows, device=self._device)) if rows else None
 
     @torch.inference_mode()
     def step(self) -> Float[Tensor, "B V"]:
         """Runs the newest token of every row; returns what it predicts."""
         assert self._cache is not None
-        logits, self._cache = self._run(torch.tensor([[ticket.last] for ticket in self.rows]), self._cache)
+        logits, self._cache = self._run(torch.tensor([[handle.last] for handle in self.rows]), self._cache)
         return logits
 
     def _run(self, tokens: Int[Tensor, "B T"], cache: DecoderCache) -> tuple[Float[Tensor, "B V"], DecoderCache]:
-        hidden, following = self._model.hidden(self._model.embed(tokens.to(self._device)), None, cache)
-        assert following is not None
-        return self._model.logits(hidden[:, -1]), following
+        hidden, next_cache = self._model.hidden(self._model.embed(tokens.to(self._device)), None, cache)
+        assert next_cache is not None
+        return self._model.logits(hidden[:, -1]), next_cache

@@ -39,9 +39,9 @@ class Exchange:
         self.choices = len(work.generations)
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[Piece] = asyncio.Queue()
-        listeners = [Choice(index, tokenizer, work.stops, work.lead, self._deliver) for index in range(self.choices)]
+        callbacks = [Choice(index, tokenizer, work.stops, work.lead, self._deliver) for index in range(self.choices)]
         try:
-            self._tickets = engine.submit(list(zip(work.generations, listeners, strict=True)))
+            self._handles = engine.submit(list(zip(work.generations, callbacks, strict=True)))
         except QueueFull as error:
             raise Refusal(str(error), 429, code="queue_full") from None
         except Stopped as error:
@@ -49,8 +49,8 @@ class Exchange:
 
     def cancel(self) -> None:
         """Takes all generations out that still run."""
-        for ticket in self._tickets:
-            ticket.cancel()
+        for handle in self._handles:
+            handle.cancel()
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """All pieces until every choice has ended.
