@@ -40,8 +40,8 @@ from twoaxis.train.environment import changed_environment
 from twoaxis.train.recipe import read_recipe
 from twoaxis.train.run_folder import RunFolder
 
-from ..interop.gguf_files import write_gguf
-from ..interop.hf_folder import byte_tokenizer, write_folder
+from ..checkpoints.gguf_files import write_gguf
+from ..checkpoints.hf_folder import byte_tokenizer, write_folder
 from .damage import CUTS, damaged
 
 CHECKPOINT = "run/checkpoints/step-00000003"

@@ -21,9 +21,9 @@ from twoaxis.interop.serve.engine import Engine
 from twoaxis.interop.serve.http import server
 from twoaxis.interop.serve.work import Limits
 
-from .hf_models import small_decoder
+from ..hf_models import small_decoder
+from .recorder import WAIT_SECONDS
 from .server import COMPLETIONS, Client, serving
-from .serving import WAIT_SECONDS
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 

@@ -13,8 +13,8 @@ from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from twoaxis.interop.evaluate import score_texts, text_passage, total_score
 from twoaxis.model.likelihood import Passage, loglikelihood, loglikelihoods, windows
 
-from .hf_folder import byte_tokenizer
-from .small_tokenizer import subword
+from ...checkpoints.hf_folder import byte_tokenizer
+from ..small_tokenizer import subword
 
 LONGEST = 8
 TEXT = "Zoë: 日本 \N{GRINNING FACE} and of the House, the Senate."

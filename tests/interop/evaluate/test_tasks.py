@@ -26,10 +26,10 @@ from twoaxis.interop.evaluate.language_model import DecoderLM
 from twoaxis.model import Sampling, generate
 from twoaxis.train import save_trained
 
-from .hf_models import small_decoder
-from .small_tokenizer import subword
+from ..hf_models import small_decoder
+from ..small_tokenizer import subword
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "evaluate"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "evaluate"
 LONGEST = 24
 PAIRS = [
     ("Fellow citizens", " of the Senate"),

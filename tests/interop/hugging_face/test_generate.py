@@ -14,7 +14,7 @@ from twoaxis.interop.hugging_face import TwoAxisCache, to_hugging_face
 from twoaxis.interop.hugging_face.cache import REPLAY_TOKENS, select_rows
 from twoaxis.interop.hugging_face.modeling import CACHE
 
-from .hf_models import MODELS, small_decoder
+from ..hf_models import MODELS, small_decoder
 
 PROMPTS = [[1, 7, 3, 9, 2, 11], [5, 5, 8]]
 NEW = 12

@@ -16,7 +16,7 @@ from twoaxis import ConfigError, Decoder, DecoderConfig, TokenLayout
 from twoaxis.interop.hugging_face import TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel, from_hugging_face, to_hugging_face
 from twoaxis.interop.hugging_face.modeling import CACHE
 
-from .hf_models import MODELS, assert_same, small_decoder
+from ..hf_models import MODELS, assert_same, small_decoder
 
 TOKENS = torch.tensor([[1, 7, 3, 9, 2, 11], [5, 5, 0, 8, 6, 4]])
 

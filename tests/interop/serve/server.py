@@ -14,7 +14,7 @@ from twoaxis.interop.serve.http.app import Service, create_app
 from twoaxis.interop.serve.http.server import Server, address_of, bind
 from twoaxis.interop.serve.work import Limits, Served
 
-from .serving import WAIT_SECONDS
+from .recorder import WAIT_SECONDS
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}

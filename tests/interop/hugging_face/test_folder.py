@@ -17,8 +17,8 @@ from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.interop.hugging_face import TwoAxisConfig, export_folder, import_folder, to_fast_tokenizer
 from twoaxis.interop.hugging_face.folder import DEFINITION_FILE
 
-from .hf_models import assert_same, small_decoder
-from .small_tokenizer import subword
+from ..hf_models import assert_same, small_decoder
+from ..small_tokenizer import subword
 
 TEXTS = ["Fellow citizens, 1 < 2", "  two  spaces\n\n", "naïve 日本 \N{GRINNING FACE} Ā\0", "an <|end|> in a text", ""]
 

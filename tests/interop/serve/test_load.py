@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "serve_load.py"
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "serve_load.py"
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from transformers import Trainer, TrainingArguments
 
 from twoaxis.interop.hugging_face import TwoAxisForCausalLM, to_hugging_face
 
-from .hf_models import MODELS, assert_same, small_decoder
+from ..hf_models import MODELS, assert_same, small_decoder
 
 TOKENS = torch.tensor([[1, 7, 3, 9, 2, 11], [5, 5, 0, 8, 6, 4]])
 

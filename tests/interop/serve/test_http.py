@@ -30,9 +30,9 @@ from twoaxis.interop.serve.work import Limits
 from twoaxis.model.sampling import Sampling
 from twoaxis.train import save_trained
 
-from .hf_models import small_decoder
+from ..hf_models import small_decoder
+from .recorder import WAIT_SECONDS
 from .server import CHAT, COMPLETIONS, JSON, Client, serving
-from .serving import WAIT_SECONDS
 
 LIMITS = Limits(max_prompt_tokens=60, max_new_tokens=60, max_body_bytes=4000, max_choices=4)
 MODEL = small_decoder("windows", vocab_size=256)

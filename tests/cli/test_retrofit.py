@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from twoaxis.cli import main
 from twoaxis.train import RunFolder, load_trained
 
-from .hf_folder import write_folder
+from ..checkpoints.hf_folder import write_folder
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.interop import vllm
 from twoaxis.interop.engines import COUNT, HEADS, HISTORY, SINK, WINDOWS, check_engine, obstacles
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FEED_FORWARD: dict[str, Any] = {"kind": "swiglu", "input_local": "canon"}
 SWA: dict[str, Any] = {"kind": "short_swa", "n_heads": 2, "n_kv_heads": 2, "window": 3}
 

@@ -27,7 +27,7 @@ from twoaxis.interop.engines import obstacles
 from twoaxis.interop.hugging_face import TwoAxisCache, TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel, to_hugging_face
 from twoaxis.train import save_trained
 
-from .hf_models import small_decoder
+from ..hf_models import small_decoder
 from .outside_engine import NAME, Engine, Work
 
 REQUESTS = {"A": [3, 1, 4, 1, 5, 9, 2, 6, 5], "B": [2, 7, 1, 8, 2, 8], "C": [0, 5, 7, 7, 2, 1, 5]}

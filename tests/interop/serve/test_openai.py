@@ -15,7 +15,7 @@ from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.interop.serve.engine import Engine
 from twoaxis.interop.serve.work import Limits
 
-from .hf_models import small_decoder
+from ..hf_models import small_decoder
 from .server import serving
 
 MODEL = small_decoder("states", vocab_size=256)

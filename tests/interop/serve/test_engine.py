@@ -12,8 +12,8 @@ from twoaxis.interop.serve.engine import Engine, QueueFull, Stopped
 from twoaxis.interop.serve.generation import Generation, RequestHandle
 from twoaxis.model.sampling import Sampling
 
-from .hf_models import MODELS, small_decoder
-from .serving import WAIT_SECONDS, Recorder, alone, submit
+from ..hf_models import MODELS, small_decoder
+from .recorder import WAIT_SECONDS, Recorder, alone, submit
 
 LENGTHS = (5, 1, 17, 9, 3, 12)
 
