@@ -4,10 +4,10 @@ import importlib.util
 
 SOURCE, TESTS = "src/twoaxis/interop", "tests/interop"
 NEEDS = {
-    "transformers": (f"{SOURCE}/hugging_face", f"{TESTS}/outside_engine.py"),
-    "lm_eval": (f"{SOURCE}/evaluation/language_model.py",),
-    "torchtitan": (f"{SOURCE}/torchtitan",),
-    "fastapi": (f"{SOURCE}/serving/http", f"{TESTS}/server.py"),
+    "transformers": (f"{SOURCE}/hugging_face", f"{TESTS}/engines/outside_engine.py"),
+    "lm_eval": (f"{SOURCE}/evaluate/language_model.py",),
+    "torchtitan": (f"{SOURCE}/torchtitan.py", f"{SOURCE}/engines/torchtitan.py"),
+    "fastapi": (f"{SOURCE}/serve/http", f"{TESTS}/serve/server.py"),
 }
 
 collect_ignore = [path for library, paths in NEEDS.items() if importlib.util.find_spec(library) is None for path in paths]

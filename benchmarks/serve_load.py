@@ -286,7 +286,7 @@ def measure(server: Server, arguments: argparse.Namespace) -> int:
     if memory is not None and memory_after is not None:
         print(f"memory of the server           {memory / 2**20:.0f} MiB before, {memory_after / 2**20:.0f} MiB after")
     left = after["twoaxis_batch_generations"] + after["twoaxis_queue_generations"]
-    print(f"seats taken at the end         {left:.0f}")
+    print(f"batch slots taken at the end   {left:.0f}")
     print(f"answers alone that changed     {repeated} of {len(known)}")
     print(f"exit status after SIGTERM      {status}")
     for line in wrong[:10]:

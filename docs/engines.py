@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
 from twoaxis.core.table import Row, Table
-from twoaxis.interop.outside_engines import REASONS, obstacles
+from twoaxis.interop.engines import REASONS, obstacles
 
 PAGE = Path(__file__).parent / "engines.md"
 UNBUILT = "the two cannot stand in one model at all"

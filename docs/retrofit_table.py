@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from twoaxis.checkpoints.published_folder import Pretrained, read_pretrained
+from twoaxis.checkpoints.retrofit import convert, largest_difference, target_config, why_blended
 from twoaxis.core.parameters import materialize
 from twoaxis.data.corpus import Corpus, parse_corpus
 from twoaxis.data.tokenizer import SubwordTokenizer
-from twoaxis.interop.checkpoints import Pretrained, read_pretrained
-from twoaxis.interop.retrofit import convert, largest_difference, target_config, why_blended
 from twoaxis.model import Decoder
 
 PAGE = Path(__file__).parent / "retrofit.md"

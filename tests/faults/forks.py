@@ -22,8 +22,8 @@ def load() -> Callable[[Sequence[str]], int]:
     """Imports what verbs import when they are called, and returns the command line."""
     import twoaxis.audit.run
     import twoaxis.audit.table
-    import twoaxis.interop.evaluation
-    import twoaxis.interop.retrofit
+    import twoaxis.checkpoints.retrofit
+    import twoaxis.interop.evaluate
     import twoaxis.planner.hardware.calibrate
     import twoaxis.planner.page.document
     import twoaxis.study.report

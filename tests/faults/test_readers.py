@@ -21,15 +21,14 @@ from safetensors.torch import save_file
 from tokenizers import normalizers
 
 from twoaxis.audit.run import read_audit
+from twoaxis.checkpoints.published_folder import end_of_document, read_pretrained, read_tensors, read_tokenizer
+from twoaxis.checkpoints.source_files import chat_template, generation_defaults, read_source_files
 from twoaxis.cli import main
 from twoaxis.core.errors import TwoAxisError
 from twoaxis.data import prepare
 from twoaxis.data.corpus import Corpus, parse_corpus
 from twoaxis.data.tokenizer import SubwordTokenizer
-from twoaxis.interop.checkpoints import end_of_document, read_pretrained, read_tokenizer
-from twoaxis.interop.safetensors_folder import read_tensors
-from twoaxis.interop.serving.protocol import ChatRequest, CompletionRequest
-from twoaxis.interop.source_files import chat_template, generation_defaults, read_source_files
+from twoaxis.interop.serve.protocol import ChatRequest, CompletionRequest
 from twoaxis.planner.hardware.device import device_text, read_device
 from twoaxis.planner.model.read import read_model
 from twoaxis.study.design import read_study
@@ -41,8 +40,8 @@ from twoaxis.train.environment import changed_environment
 from twoaxis.train.recipe import read_recipe
 from twoaxis.train.run_folder import RunFolder
 
-from ..interop.gguf_files import write_gguf
-from ..interop.hf_folder import byte_tokenizer, write_folder
+from ..checkpoints.gguf_files import write_gguf
+from ..checkpoints.hf_folder import byte_tokenizer, write_folder
 from .damage import CUTS, damaged
 
 CHECKPOINT = "run/checkpoints/step-00000003"

@@ -1,1 +1,1 @@
-"""Interop: other libraries around our models, and our models from other libraries."""
+"""Interop: other libraries around our models."""

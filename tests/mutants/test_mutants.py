@@ -20,4 +20,4 @@ def test_a_mutant_can_be_planted(mutant: Mutant) -> None:
 def test_there_are_enough_of_them_and_each_has_its_name() -> None:
     assert len(ALL) >= 20 and len({mutant.name for mutant in ALL}) == len(ALL)
     folders = {mutant.file.split("/")[2] for mutant in ALL}
-    assert {"core", "ops", "depth", "sequence", "local", "interop"} <= folders
+    assert {"core", "ops", "depth", "sequence", "local", "checkpoints"} <= folders

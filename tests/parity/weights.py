@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from twoaxis.interop.state_maps import StateMap
+from twoaxis.checkpoints.layouts import StateMap
 
 from .golden import Golden, gradient
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from twoaxis.checkpoints.configuration import decoder_config
+from twoaxis.checkpoints.gguf_file import llama_table
 from twoaxis.core.errors import ConfigError
-from twoaxis.interop.configuration import decoder_config
-from twoaxis.interop.gguf_file import llama_table
 from twoaxis.planner.model import read_model
 from twoaxis.planner.model.hugging_face import FAMILIES, read_hugging_face
 

@@ -13,7 +13,7 @@ from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.text import read_text
 
 if TYPE_CHECKING:
-    from twoaxis.interop.evaluation import TaskFolder
+    from twoaxis.interop.evaluate import TaskFolder
     from twoaxis.train import Progress
 
 
@@ -55,7 +55,7 @@ def evaluate(
         if texts:
             report["text"] = _score(loaded, texts, batch_size, stride, progress)
         if folder:
-            from twoaxis.interop.evaluation import run_tasks
+            from twoaxis.interop.evaluate import run_tasks
 
             tools = {"note": progress.note, "told": progress.preparing, "ends": loaded.ends}
             report |= run_tasks(loaded.model, loaded.tokenizer, folder, limit, batch_size, **tools)
@@ -88,7 +88,7 @@ def _open(tasks: str | None, include: Path | None) -> "TaskFolder | None":
         raise ConfigError("--include without --tasks: must come with the names of tasks; name them as --tasks a,b")
     if include is None:
         raise ConfigError("--tasks without --include: must come with the folder of the task files; name it with --include DIR")
-    from twoaxis.interop.evaluation import open_tasks
+    from twoaxis.interop.evaluate import open_tasks
 
     return open_tasks(names, include)
 
@@ -96,7 +96,7 @@ def _open(tasks: str | None, include: Path | None) -> "TaskFolder | None":
 def _score(
     loaded: Loaded, texts: Mapping[str, str], batch_size: int, stride: int | None, progress: "Progress"
 ) -> dict[str, Any]:
-    from twoaxis.interop.evaluation import score_texts, total_score
+    from twoaxis.interop.evaluate import score_texts, total_score
 
     scores = score_texts(loaded.model, loaded.tokenizer, texts, batch_size, stride, progress.preparing)
     longest, tokenizer = loaded.model.config.max_seq_len, loaded.tokenizer

@@ -35,9 +35,9 @@ def export(
 
     Example: twoaxis export runs/delta --to hf --out delta-hf
     """
+    from twoaxis.checkpoints.source_files import read_source_files
+    from twoaxis.interop.engines import check_engine
     from twoaxis.interop.hugging_face import export_folder
-    from twoaxis.interop.outside_engines import check_engine
-    from twoaxis.interop.source_files import read_source_files
     from twoaxis.train import load_trained
 
     trained = load_trained(run, step)
@@ -63,8 +63,8 @@ def import_(
 
     Example: twoaxis import delta-hf --out runs/imported
     """
+    from twoaxis.checkpoints.source_files import keep_source_files
     from twoaxis.interop.hugging_face import import_folder
-    from twoaxis.interop.source_files import keep_source_files
     from twoaxis.train import save_trained
 
     loaded = with_tokenizer(folder, *import_folder(folder))

@@ -73,7 +73,7 @@ def generate(
 
 
 def _chat_template(source: Path) -> "ChatTemplate":
-    from twoaxis.interop.source_files import chat_template, read_source_files
+    from twoaxis.checkpoints.source_files import chat_template, read_source_files
 
     template = chat_template(read_source_files(source))
     if template is None:

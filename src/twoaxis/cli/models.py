@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 SOURCES = "A run folder, a Hugging Face folder with safetensors, or a GGUF file."
 """What `load_model` reads, for the help of a verb."""
 
-
 Step = Annotated[int | None, typer.Option(min=0, help="The checkpoint of a run, by its step; the newest without it.")]
 
 
@@ -45,9 +44,8 @@ def load_model(source: Path, step: int | None = None) -> Loaded:
         CheckpointError: nothing there, something damaged, or no tokenizer.
         ConfigError: a model that our decoder cannot be, a library that is missing, or a step of what is no run.
     """
+    from twoaxis.checkpoints.published_folder import read_json, read_pretrained
     from twoaxis.data.tokenizer import SubwordTokenizer
-    from twoaxis.interop.checkpoints import read_pretrained
-    from twoaxis.interop.safetensors_folder import read_json
     from twoaxis.model.config_names import MODEL_TYPE
     from twoaxis.train import load_trained
 
@@ -79,8 +77,8 @@ def with_tokenizer(source: Path, model: "Decoder", tokenizer: "Tokenizer | None"
 
 def end_tokens(source: Path, tokenizer: "Tokenizer") -> frozenset[int]:
     """The tokens that end what a model writes: the end of a document, and what its `generation_config.json` names."""
-    from twoaxis.data.stop_strings import stop_tokens
-    from twoaxis.interop.source_files import generation_defaults, read_source_files
+    from twoaxis.checkpoints.source_files import generation_defaults, read_source_files
+    from twoaxis.data.text_stream import stop_tokens
 
     named = generation_defaults(read_source_files(source)).get("eos_token_id", [])
     return stop_tokens(tokenizer) | frozenset(named if isinstance(named, list) else [named])

@@ -59,9 +59,9 @@ def retrofit(
 
     Example: twoaxis retrofit SmolLM2-135M --depth attention_residuals --out runs/smol steps=200 optimizer.lr=1e-4
     """
+    from twoaxis.checkpoints.retrofit import target_config
+    from twoaxis.checkpoints.source_files import keep_source_files
     from twoaxis.core.overrides import apply_overrides, parse_value
-    from twoaxis.interop.retrofit import target_config
-    from twoaxis.interop.source_files import keep_source_files
 
     if depth is None and not sequence:
         raise ConfigError("nothing to add; name a mixer with --depth or --sequence")
@@ -110,7 +110,7 @@ def _retrofit(
     seed: int,
 ) -> dict[str, Any]:
     """Measures, and writes the run when the difference is within the bound."""
-    from twoaxis.interop.retrofit import convert, largest_difference, training_recipe, why_blended
+    from twoaxis.checkpoints.retrofit import convert, largest_difference, training_recipe, why_blended
     from twoaxis.train import console_progress, new_run, save_trained
 
     recipe, (reason, claim) = training.recipe, (why_blended(target), target.depth.init_equivalence)

@@ -32,13 +32,11 @@ def serve(
 
     Example: twoaxis serve runs/delta --port 8000
     """
-    from twoaxis.interop.serving.engine import Engine
-    from twoaxis.interop.serving.http.app import create_app
-    from twoaxis.interop.serving.http.loopback import is_loopback
-    from twoaxis.interop.serving.http.server import Server, address_of, bind
-    from twoaxis.interop.serving.http.service import Service
-    from twoaxis.interop.serving.work import Limits, Served
-    from twoaxis.interop.source_files import chat_template, read_source_files
+    from twoaxis.checkpoints.source_files import chat_template, read_source_files
+    from twoaxis.interop.serve.engine import Engine
+    from twoaxis.interop.serve.http.app import Service, create_app, is_loopback
+    from twoaxis.interop.serve.http.server import Server, address_of, bind
+    from twoaxis.interop.serve.work import Limits, Served
 
     opened = bind(host, port)
     with opened:

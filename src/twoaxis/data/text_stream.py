@@ -1,4 +1,6 @@
-"""Text of tokens that arrive one at a time."""
+"""Text of tokens that arrive one at a time, up to the first stop string."""
+
+from collections.abc import Iterable, Sequence
 
 from twoaxis.data.tokenizer import Tokenizer
 
@@ -9,9 +11,9 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream:
-    """Decodes tokens as they come, and gives out only text that later tokens do not change.
+    """Decodes tokens as they come, and releases only text that later tokens do not change.
 
-    A character may span several tokens: it appears with the last of them. All that was given out and the rest together are the
+    A character may span several tokens: it appears with the last of them. All released text and the rest together are the
     text of all tokens.
 
     Cost: a token decodes the unsettled ones and a few before them, however long the text is.
@@ -60,3 +62,98 @@ class TextStream:
         while self._tokens and self._tokenizer.decode(self._tokens).startswith(UNFINISHED):
             del self._tokens[0]
         self._settled = len(self._tokens)
+
+
+def stop_tokens(tokenizer: Tokenizer, stops: Iterable[str] = ()) -> frozenset[int]:
+    """The tokens that end a text: the end of the document, and special tokens that a stop string spells.
+
+    Special tokens decode to nothing, so that no stop string would ever meet them in the text.
+
+    Example:
+        >>> from twoaxis.data.tokenizer import ByteTokenizer
+        >>> stop_tokens(ByteTokenizer(), ["<|im_end|>"])
+        frozenset()
+    """
+    special, end = tokenizer.special_tokens, tokenizer.end_of_document
+    return frozenset({special[stop] for stop in stops if stop in special} | (set() if end is None else {end}))
+
+
+class StopStringMatcher:
+    """Releases text up to the first stop string, and nothing that may still turn out to be the start of one.
+
+    The stop string that is complete first wins, the longer of two that end together. The pieces in which the text arrives
+    change nothing.
+
+    Args:
+        stops: not empty strings.
+
+    Example:
+        >>> matcher = StopStringMatcher(["END"])
+        >>> [matcher.push(piece) for piece in ("one E", "N", "d E", "ND")]
+        [('one ', False), ('', False), ('ENd ', False), ('', True)]
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._held = ""
+
+    def push(self, text: str) -> tuple[str, bool]:
+        """The text that is certain now, and whether a stop string ends it."""
+        text = self._held + text
+        found = [(text.index(stop) + len(stop), -len(stop)) for stop in self._stops if stop in text]
+        if found:
+            self._held = ""
+            end, length = min(found)
+            return text[: end + length], True
+        certain = len(text) - self._uncertain(text)
+        self._held = text[certain:]
+        return text[:certain], False
+
+    def rest(self) -> str:
+        """The text held back; call it once, at the end."""
+        held, self._held = self._held, ""
+        return held
+
+    def _uncertain(self, text: str) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = max((len(stop) for stop in self._stops), default=0) - 1
+        lengths = range(min(longest, len(text)), 0, -1)
+        return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+
+
+class StoppingText:
+    """Decodes tokens as they come, and ends the text before a stop string.
+
+    Args:
+        tokenizer: that made the tokens.
+        stops: not empty strings.
+
+    Attributes:
+        stopped: whether a stop string has ended the text.
+
+    Example:
+        >>> from twoaxis.data.tokenizer import ByteTokenizer
+        >>> text = StoppingText(ByteTokenizer(), ["END"])
+        >>> [text.push(token) for token in b"an END"], text.stopped, text.rest()
+        (['a', 'n', ' ', '', '', ''], True, '')
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+        self._text, self._stop = TextStream(tokenizer), StopStringMatcher(stops)
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """The text that becomes certain with this token.
+
+        Raises:
+            DataError: an id outside the vocabulary.
+        """
+        text, self.stopped = self._stop.push(self._text.push(token))
+        return text
+
+    def rest(self) -> str:
+        """The text held back; call it once, at the end."""
+        if self.stopped:
+            return ""
+        text, self.stopped = self._stop.push(self._text.rest())
+        return text + self._stop.rest()

@@ -1,20 +1,5 @@
-"""What vLLM loads when it starts: with it, folders of this library's models are served without code of their own."""
+"""Alias of `twoaxis.interop.engines.vllm`, which the entry points of installed versions name."""
 
-import importlib
-from typing import Any
+from twoaxis.interop.engines.vllm import register
 
-ARCHITECTURE = "TwoAxisForCausalLM"
-"""What `config.json` calls our models."""
-
-BACKEND = "vllm.model_executor.models.transformers:TransformersForCausalLM"
-"""vLLM's class for models that transformers defines; it builds `TwoAxisModel` through `AutoModel`."""
-
-
-def register() -> None:
-    """Has vLLM run our architecture through its Transformers backend; the entry point `vllm.general_plugins` names it.
-
-    vLLM calls it in each of its processes. That twoaxis has been imported makes its configuration and its models known to
-    transformers.
-    """
-    vllm: Any = importlib.import_module("vllm")
-    vllm.ModelRegistry.register_model(ARCHITECTURE, BACKEND)
+__all__ = ["register"]

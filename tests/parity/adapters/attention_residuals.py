@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from twoaxis.checkpoints.layouts import state_map
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Slot, Stack
 from twoaxis.core.views import QKV
 from twoaxis.depth import AttentionResidualsConfig, attention_residuals, depth_query
 from twoaxis.depth.depth_query import DepthQuery, Sources
-from twoaxis.interop.state_maps import state_map
 from twoaxis.model import Decoder
 from twoaxis.model.trace import sublayer_list
 from twoaxis.ops import two_phase

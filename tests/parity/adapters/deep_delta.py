@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from twoaxis.checkpoints.layouts import StateMap, state_map
 from twoaxis.depth import DeepDelta, DeepDeltaConfig, deep_delta, value_channels
 from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.interop.state_maps import StateMap, state_map
 from twoaxis.model import Decoder, DecoderConfig, block
 from twoaxis.sequence import AttentionConfig, heads
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from twoaxis.checkpoints.layouts import denseformer as state_maps
 from twoaxis.depth import DenseFormerConfig
 from twoaxis.depth.denseformer import DenseFormer, SkipGain
-from twoaxis.interop.state_maps import denseformer as state_maps
 
 from ..backbones.depth_loop import DepthLoop, Passed
 from ..backbones.elc_bert import Encoder

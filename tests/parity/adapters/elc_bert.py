@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from twoaxis.checkpoints.layouts import denseformer as state_maps
 from twoaxis.core.site import Stack
 from twoaxis.depth import ElcBertConfig, elc_bert
 from twoaxis.depth.elc_bert import BlockOutputs, ElcBert, ElcBertEnds
-from twoaxis.interop.state_maps import elc_bert as state_maps
 
 from ..backbones.depth_loop import DepthLoop
 from ..backbones.elc_bert import Encoder, norm

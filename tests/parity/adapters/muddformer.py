@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from twoaxis.checkpoints.layouts.muddformer import muddformer_sums
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Slot, Stack
 from twoaxis.core.views import QKV
 from twoaxis.depth import MUDDFormerConfig, muddformer
 from twoaxis.depth.muddformer import BlockOutputs, MUDDFormer, MUDDFormerEnds, Sum
 from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.interop.state_maps.muddformer import muddformer_sums
 from twoaxis.ops import weight_mlp
 
 from ..backbones.depth_loop import loop_places

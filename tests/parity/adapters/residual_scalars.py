@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from twoaxis.checkpoints.layouts import state_map
 from twoaxis.depth import residual_scalars
 from twoaxis.depth.residual_scalars import ResidualScalars, ResidualScalarsConfig, StreamAndEmbedding, StreamAndEmbeddingEnds
 from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.interop.state_maps import state_map
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import sublayer_list
 from twoaxis.sequence import AttentionConfig

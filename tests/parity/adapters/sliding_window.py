@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from twoaxis.checkpoints.layouts import state_map
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.site import Stack
-from twoaxis.interop.state_maps import state_map
 from twoaxis.model import Decoder
 from twoaxis.ops import local_attention
 from twoaxis.ops.rope import RotationTable

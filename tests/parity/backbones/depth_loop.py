@@ -6,10 +6,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from twoaxis.checkpoints.layouts import Places
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import DepthConfig, DepthMixer
-from twoaxis.interop.state_maps import Places
 
 from ..golden import gradient
 

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from twoaxis.checkpoints.layouts.llama import body
 from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.feed_forward import SwiGLUConfig
-from twoaxis.interop.state_maps.llama import body
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.ops.rope import Rotation, shared_key
 from twoaxis.sequence import AttentionConfig

@@ -193,7 +193,7 @@ def every_config(base: type[Config] = Config) -> Iterator[type[Config]]:
 
 def test_no_error_names_a_class() -> None:
     """Catches words of ours that no user can know, in what every configuration says of keys, types and tables."""
-    for name in ("study", "interop.serving.work", "planner.hardware", "audit"):
+    for name in ("study", "interop.serve.work", "planner.hardware", "audit"):
         importlib.import_module(f"twoaxis.{name}")
     found = sorted(set(every_config()), key=lambda config: config.__qualname__)
     names = re.compile(rf"\b({'|'.join(config.__name__ for config in found)})\b")

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from twoaxis.checkpoints.layouts import state_map
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.core.source_blocks import openings
 from twoaxis.depth import AttentionResidualsConfig
-from twoaxis.interop.state_maps import state_map
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import sublayer_list
 from twoaxis.sequence import ShortSWAConfig

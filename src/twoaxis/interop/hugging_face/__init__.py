@@ -12,10 +12,9 @@ from twoaxis.core.errors import ConfigError
 if TYPE_CHECKING:
     from twoaxis.interop.hugging_face.cache import TwoAxisCache
     from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
-    from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_hugging_face
+    from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_fast_tokenizer, to_hugging_face
     from twoaxis.interop.hugging_face.folder import ImportedFolder, export_folder, import_folder
     from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM, TwoAxisModel
-    from twoaxis.interop.hugging_face.tokenizer import to_fast_tokenizer
 
 if importlib.util.find_spec("transformers") is None:
     raise ConfigError("transformers is not installed: must be there for Hugging Face folders; pip install 'twoaxis[hf]'")

@@ -1,14 +1,23 @@
-"""A decoder as a model of transformers and back: the same parameters, not copies of them."""
+"""Decoders and tokenizers as those of transformers, and decoders back: the same parameters, not copies of them."""
 
-from typing import Any, cast
+import json
+from typing import TYPE_CHECKING, Any, cast
 
+import tokenizers
 import torch
+from tokenizers import decoders, models, pre_tokenizers, processors
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
+from twoaxis.core.errors import DataError, problem
+from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer
+from twoaxis.interop.engines import describe_attentions
 from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
 from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM
-from twoaxis.interop.outside_engines import describe_attentions
 from twoaxis.model import Decoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def to_hugging_face(decoder: Decoder, **fields: Any) -> TwoAxisForCausalLM:
@@ -47,3 +56,65 @@ def _move_children(source: Decoder, target: Decoder) -> None:
     for name, child in source.named_children():
         if name != "head":
             setattr(target, name, child)
+
+
+def to_fast_tokenizer(tokenizer: Tokenizer, max_tokens: int | None = None) -> "PreTrainedTokenizerBase":
+    """The tokenizer of transformers that gives the same ids for any text, behind the begin marker where there is one.
+
+    Text that spells a marker stays text, as in training. The end marker is also the padding, which masks hide; the byte
+    tokenizer has neither, so batches of prompts need a padding token of the caller's choice.
+
+    Args:
+        tokenizer: of bytes, or from a `tokenizer.json`.
+        max_tokens: the longest text that the model takes.
+
+    Raises:
+        DataError: another kind of tokenizer.
+
+    Example:
+        >>> to_fast_tokenizer(ByteTokenizer())("Hé").input_ids
+        [72, 195, 169]
+    """
+    if isinstance(tokenizer, ByteTokenizer):
+        engine, begin, end = _byte_engine(), None, None
+    elif isinstance(tokenizer, SubwordTokenizer):
+        content = json.loads(tokenizer.definition)
+        engine, end = tokenizers.Tokenizer.from_str(json.dumps(content["tokenizer"])), content["end_of_document"]
+        marks = [(engine.id_to_token(token), token) for token in tokenizer.begin_of_document]
+        begin = marks[0][0] if marks else None
+        if engine.num_special_tokens_to_add(is_pair=False) != len(marks):
+            # What a post-processor puts behind a text would end every prompt.
+            pieces = [name for name, _ in marks]
+            engine.post_processor = processors.TemplateProcessing(single=[*pieces, "$A"], special_tokens=marks)
+    else:
+        allowed = "the byte tokenizer or one from a tokenizer.json"
+        raise DataError(problem("tokenizer", type(tokenizer).__name__, allowed, "export the model without a tokenizer"))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=engine,
+        bos_token=begin,
+        eos_token=end,
+        pad_token=end,
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        **({} if max_tokens is None else {"model_max_length": max_tokens}),
+    )
+    return cast("PreTrainedTokenizerBase", fast)
+
+
+def _byte_engine() -> tokenizers.Tokenizer:
+    """A byte-level vocabulary without merges, in which the id of a byte is its value."""
+    engine = tokenizers.Tokenizer(models.BPE(vocab={name: byte for byte, name in enumerate(_byte_names())}, merges=[]))
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    engine.decoder = decoders.ByteLevel()
+    return engine
+
+
+def _byte_names() -> list[str]:
+    """What byte-level tokenizers call each byte: itself where it is a visible character, else the next one from U+0100 on."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    names, following = [], 256
+    for byte in range(256):
+        names.append(chr(byte if byte in visible else following))
+        following += byte not in visible
+    return names

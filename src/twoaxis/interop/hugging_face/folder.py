@@ -7,16 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 
+from twoaxis.checkpoints.published_folder import end_of_document, read_json, read_tokenizer
+from twoaxis.checkpoints.source_files import GENERATION_CONFIG, generation_defaults, write_source_files
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.core.folders import check_utf8, new_folder
 from twoaxis.core.text import read_text
 from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
-from twoaxis.interop.checkpoints import end_of_document, read_tokenizer
-from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_hugging_face
+from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_fast_tokenizer, to_hugging_face
 from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM
-from twoaxis.interop.hugging_face.tokenizer import to_fast_tokenizer
-from twoaxis.interop.safetensors_folder import read_json
-from twoaxis.interop.source_files import GENERATION_CONFIG, generation_defaults, write_source_files
 from twoaxis.model import Decoder
 from twoaxis.model.config_names import MODEL_TYPE, decoder_fields
 

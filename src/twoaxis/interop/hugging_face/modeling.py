@@ -16,12 +16,16 @@ from transformers.utils import can_return_tuple
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initial_values, materialize, matrix_std
+from twoaxis.interop.engines import check_obstacles, describe_attentions, obstacles
 from twoaxis.interop.hugging_face.cache import TwoAxisCache
+from twoaxis.interop.hugging_face.call import (
+    builds_without_memory,
+    engine_attention,
+    engine_layout,
+    recorded_reads,
+    token_layout,
+)
 from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
-from twoaxis.interop.hugging_face.layout import token_layout
-from twoaxis.interop.hugging_face.outside_attention import builds_without_memory, engine_attention, engine_layout
-from twoaxis.interop.hugging_face.reads import recorded_reads
-from twoaxis.interop.outside_engines import check_obstacles, describe_attentions, obstacles
 from twoaxis.model import Decoder
 
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
@@ -76,7 +80,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
 
     With an attention function that an inference engine has registered (`attn_implementation="vllm"`), the engine keeps keys and
     values: tokens of many requests come in one row, told apart by the engine alone, and what else is passed to the model goes
-    on to that function. What no engine can run is refused (`twoaxis.interop.outside_engines`).
+    on to that function. What no engine can run is refused (`twoaxis.interop.engines`).
 
     Raises:
         ConfigError: a decoder that cannot be built, or cannot run with the attention of an engine.
@@ -132,7 +136,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         Args:
             input_ids: tokens, or None beside `inputs_embeds`.
             attention_mask: not 0 where a token is real, for all tokens so far; rows are padded on either side.
-            position_ids: as in `layout.token_layout`.
+            position_ids: as in `token_layout`.
             cache: what earlier calls returned; changed in place.
             inputs_embeds: vectors in the place of embeddings.
             use_cache: whether to begin a cache when none is given; by default only outside training.

@@ -1,0 +1,78 @@
+"""The layouts of published checkpoints: one row for each, and what they call our parameters."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from twoaxis.checkpoints.layouts import attention_residuals, deep_delta, denseformer, llama, mhc, muddformer
+from twoaxis.checkpoints.layouts.state_map import Entry, Part, Places, StateMap, decoder_places, decoder_sublayers
+from twoaxis.core.errors import ConfigError, nearest
+from twoaxis.model import Decoder, DecoderConfig
+
+
+class Layout(NamedTuple):
+    """One row: a published layout.
+
+    Attributes:
+        summary: whose it is, in one line.
+        decoder: makes the map of a whole decoder; None where other parts of the model are not ours.
+        mixers: makes the map of the depth mixers alone.
+    """
+
+    summary: str
+    decoder: Callable[[DecoderConfig], StateMap] | None = None
+    mixers: Callable[[Places], StateMap] | None = None
+
+
+LAYOUTS: dict[str, Layout] = {
+    "llama": Layout("Hugging Face folders of Llama, SmolLM2, Mistral, Qwen2 and Qwen3", llama.llama),
+    "deep_delta": Layout("the repository of Deep Delta Learning", deep_delta.deep_delta),
+    "attnres_fla": Layout("Attention Residuals in flash-linear-attention", attention_residuals.attnres_fla),
+    "attnres_qwen3": Layout("Attention Residuals on Qwen3 (wdlctc)", attention_residuals.attnres_qwen3),
+    "kimi_k3": Layout("the depth reads of Kimi K3", mixers=attention_residuals.kimi_k3),
+    "muddformer": Layout("MUDDFormer-2.8B", muddformer.muddformer),
+    "muddformer_sums": Layout("the sums of MUDDFormer and MUDDPythia", mixers=muddformer.muddformer_sums),
+    "denseformer": Layout("the package of DenseFormer", mixers=denseformer.denseformer),
+    "denseformer_training": Layout("the training code of DenseFormer", mixers=denseformer.denseformer_training),
+    "connect_to_last": Layout("a baseline of DenseFormer's training code", mixers=denseformer.connect_to_last),
+    "skip_gains": Layout("another baseline of DenseFormer's training code", mixers=denseformer.skip_gains),
+    "gpt_bert": Layout("the rows of GPT-BERT after every sublayer", mixers=denseformer.gpt_bert),
+    "elc_bert": Layout("the logits of ELC-BERT", mixers=denseformer.elc_bert),
+    "deepseek_v4": Layout("the streams of DeepSeek-V4 in transformers", mixers=mhc.deepseek_v4),
+    "deepseek_v4_raw": Layout("the streams of DeepSeek-V4 in its own files", mixers=mhc.deepseek_v4_raw),
+}
+"""The published layouts by name."""
+
+
+def state_map(layout: str, config: DecoderConfig) -> StateMap:
+    """The map between a decoder and a published layout.
+
+    Raises:
+        ConfigError: an unknown layout, or a decoder that has parameters without a place in it.
+
+    Example:
+        >>> config = DecoderConfig(vocab_size=8, d_model=8, n_layers=1)
+        >>> state_map("llama", config).names()["blocks.0.swiglu.mixer.down.weight"]
+        ('model.layers.0.mlp.down_proj.weight',)
+    """
+    if layout not in LAYOUTS:
+        raise ConfigError(f"unknown layout {layout!r}; {nearest(layout, LAYOUTS)}")
+    row = LAYOUTS[layout]
+    if row.decoder is None:
+        assert row.mixers is not None
+        return row.mixers(decoder_places(config))
+    found = row.decoder(config)
+    with torch.device("meta"):
+        ours = [name for name, _ in Decoder(config).named_parameters()]
+    assert set(found.names()) <= set(ours), f"layout {layout!r} names parameters that the decoder does not have"
+    if homeless := set(ours) - set(found.names()):
+        first = next(name for name in ours if name in homeless)
+        raise ConfigError(
+            f"layout {layout!r}: has no place for parameter {first!r} (and {len(homeless) - 1} more): must have one for all; "
+            "use another layout, or keep our own format"
+        )
+    return found
+
+
+__all__ = ["LAYOUTS", "Entry", "Layout", "Part", "Places", "StateMap", "decoder_places", "decoder_sublayers", "state_map"]

@@ -1,0 +1,76 @@
+"""The layouts of MUDDFormer and MUDDPythia.
+
+Letters: D width, C ways, S sources, K hidden width of the weights, F hidden width of a feed-forward.
+"""
+
+from collections.abc import Iterator
+from typing import cast
+
+from twoaxis.checkpoints.layouts.llama import HeadNames, check_blocks, gated_mlp, heads, tied
+from twoaxis.checkpoints.layouts.state_map import Entry, Part, Places, StateMap, decoder_places
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.depth import MUDDFormerConfig
+from twoaxis.feed_forward import SwiGLUConfig
+from twoaxis.model import DecoderConfig
+from twoaxis.sequence.heads import HeadsConfig
+
+FAMILY = ("dense_bs.*", "dynamic_dense.*")
+"""The names of the sums."""
+
+EMBEDDING, HEAD = "tok_embeddings.weight", "output.weight"
+HEADS, MLP = HeadNames("w{}", "wo", "{}_norm"), ("w1", "w3", "w2")
+
+
+def muddformer(config: DecoderConfig) -> StateMap:
+    """The whole decoder of MUDDFormer-2.8B; its table of angles is rounded to bfloat16, ours is not.
+
+    Source: Caiyun-AI/MUDDFormer, arXiv:2502.12170v2
+    Raises:
+        ConfigError: another depth mixer, or sums that the layout has no names for.
+    """
+    check_blocks(config)
+    sums = muddformer_sums(decoder_places(config))
+    return StateMap("muddformer", (*_body(config), *sums.entries), tied=tied(config, HEAD, EMBEDDING))
+
+
+def muddformer_sums(places: Places) -> StateMap:
+    """The sums alone: of MUDDFormer, and of MUDDPythia, whose other parts have biases and LayerNorms that we do not have.
+
+    Raises:
+        ConfigError: another depth mixer, or sums that the layout has no names for.
+    """
+    depth = places.depth
+    released = {"ways": "qkvr", "weights": "dynamic", "source_norm": "none", "post_norm": "none", "dilation": 1, "period": 1}
+    if not isinstance(depth, MUDDFormerConfig) or any(getattr(depth, name) != value for name, value in released.items()):
+        wanted = ", ".join(f"{name}={value!r}" for name, value in released.items())
+        raise ConfigError(problem("depth", depth.kind, f"muddformer with {wanted}", "leave its other options out"))
+    return StateMap("muddformer_sums", tuple(_sums(places, depth)), family=FAMILY)
+
+
+def _sums(places: Places, depth: MUDDFormerConfig) -> Iterator[Entry]:
+    L, D, start = places.n_blocks, places.d_model, 0
+    for i, sources in depth.sums(L).items():
+        start += places.stack.block_lengths[i - 1]
+        C, S = depth.n_ways(places.stack, i), len(sources)
+        K, ours = depth.hidden_width(C * S, i == L), f"{places.before(start)}.sum"
+        yield Entry(f"{ours}.static", (Part(f"dense_bs.{i - 1}", (C, S)),))
+        yield Entry(f"{ours}.to_hidden", (Part(f"dynamic_dense.{i - 1}.w1.weight", (K, D)),))
+        yield Entry(f"{ours}.to_weights", (Part(f"dynamic_dense.{i - 1}.w2.weight", (C * S, K)),))
+
+
+def _body(config: DecoderConfig) -> Iterator[Entry]:
+    V, D = config.vocab_size, config.d_model
+    yield Entry("embedding.weight", (Part(EMBEDDING, (V, D)),))
+    yield Entry("norm.gain", (Part("norm.weight", (D,)),))
+    if not config.tie_embeddings:
+        yield Entry("head.weight", (Part(HEAD, (V, D)),))
+    sites = config.stack.sites
+    for layer, (attention, swiglu) in enumerate(config.layers):
+        ours, theirs = f"blocks.{layer}", f"layers.{layer}"
+        norms = ("attention_norms.0", "attention_norms.1", "attention_norms.2") if layer else ("attention_norm",)
+        for name, norm in zip(("norm", "key_norm", "value_norm"), norms, strict=False):
+            yield Entry(f"{ours}.attention.{name}.gain", (Part(f"{theirs}.{norm}.weight", (D,)),))
+        yield from heads(cast(HeadsConfig, attention), D, f"{ours}.attention.mixer", f"{theirs}.attention", HEADS)
+        yield Entry(f"{ours}.swiglu.norm.gain", (Part(f"{theirs}.ffn_norm.weight", (D,)),))
+        F = cast(SwiGLUConfig, swiglu).width_at(sites[2 * layer + 1])
+        yield from gated_mlp(D, F, f"{ours}.swiglu.mixer", f"{theirs}.feed_forward", MLP)

@@ -1,0 +1,211 @@
+"""A state map: which tensors of a published layout make up which parameters of ours, in either direction."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.core.errors import CheckpointError
+from twoaxis.core.site import Stack
+from twoaxis.depth import DepthConfig
+from twoaxis.model import DecoderConfig
+from twoaxis.model.block import sublayer_names
+
+
+class Part(NamedTuple):
+    """A tensor of the published layout."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class Entry(NamedTuple):
+    """A parameter of ours: their tensors one after the other along the first axis, in our shape."""
+
+    ours: str
+    parts: tuple[Part, ...]
+
+
+class Constant(NamedTuple):
+    """A tensor of the layout on which nothing depends; it is saved with this value everywhere."""
+
+    part: Part
+    value: float
+
+
+@dataclass(frozen=True)
+class StateMap:
+    """The tensors of one model in one layout.
+
+    Attributes:
+        layout: what an error calls it.
+        entries: every parameter that has a place in the layout.
+        constants: tensors without a parameter of ours.
+        ignored: patterns of names that say nothing about the parameters, such as tables of angles.
+        family: patterns of the names that the layout is about; tensors of other names are none of its business.
+        tied: names under which a tensor of another name may be there again.
+
+    Example:
+        >>> layer = nn.Linear(2, 3)
+        >>> weight = Entry("weight", (Part("a", (1, 2)), Part("b", (2, 2))))
+        >>> table = StateMap("pairs", (weight, Entry("bias", (Part("c", (3,)),))))
+        >>> {name: tuple(tensor.shape) for name, tensor in table.save(layer).items()}
+        {'a': (1, 2), 'b': (2, 2), 'c': (3,)}
+        >>> table.load(layer, {"a": torch.zeros(1, 2), "b": torch.zeros(2, 1)})
+        Traceback (most recent call last):
+        ...
+        twoaxis.core.errors.CheckpointError: layout 'pairs': 1 missing (c), 1 of another shape (b is [2, 1], must be [2, 2]):
+        all tensors must fit the model; load another checkpoint, or change the configuration
+    """
+
+    layout: str
+    entries: tuple[Entry, ...]
+    constants: tuple[Constant, ...] = ()
+    ignored: tuple[str, ...] = ()
+    family: tuple[str, ...] = ("*",)
+    tied: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The tensors of the layout by name."""
+        kept = (part for entry in self.entries for part in entry.parts)
+        return {part.name: part for part in (*kept, *(constant.part for constant in self.constants))}
+
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Their names by ours."""
+        return {entry.ours: tuple(part.name for part in entry.parts) for entry in self.entries}
+
+    @torch.no_grad()
+    def load(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """Copies tensors of the layout into the parameters; nothing is changed unless all of them fit.
+
+        Raises:
+            CheckpointError: in one line, all tensors that are missing, unexpected or of another shape, or a tied one that
+                differs.
+        """
+        self.check(tensors)
+        for ours, value in self.values(tensors).items():
+            parameter = model.get_parameter(ours)
+            parameter.copy_(value.reshape(parameter.shape))
+
+    def values(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Our parameters by name, from tensors that fit."""
+        return {entry.ours: _joined([tensors[part.name] for part in entry.parts]) for entry in self.entries}
+
+    @torch.no_grad()
+    def save(self, model: nn.Module) -> dict[str, Tensor]:
+        """The parameters as tensors of the layout."""
+        return self.split({entry.ours: model.get_parameter(entry.ours).detach() for entry in self.entries})
+
+    def split(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the layout, from our parameters by name."""
+        found: dict[str, Tensor] = {}
+        for entry in self.entries:
+            value = values[entry.ours]
+            rows = value.flatten().split([torch.Size(part.shape).numel() for part in entry.parts])
+            found.update({part.name: row.reshape(part.shape) for part, row in zip(entry.parts, rows, strict=True)})
+        like = next(iter(values.values()))
+        return found | {part.name: like.new_full(part.shape, value) for part, value in self.constants}
+
+    def check(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compares names and shapes.
+
+        Raises:
+            CheckpointError: in one line, all tensors that are missing, unexpected or of another shape, or a tied one that
+                differs.
+        """
+        parts = self.parts
+        missing = [name for name in parts if name not in tensors]
+        unexpected = [name for name in tensors if name not in parts and not self._is_foreign(name)]
+        shaped = [
+            f"{name} is {list(tensors[name].shape)}, must be {list(part.shape)}"
+            for name, part in parts.items()
+            if name in tensors and tuple(tensors[name].shape) != part.shape
+        ]
+        kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shaped))
+        wrong = [f"{len(names)} {kind} ({_listed(names)})" for kind, names in kinds if names]
+        if wrong:
+            raise CheckpointError(
+                f"layout {self.layout!r}: {', '.join(wrong)}: all tensors must fit the model; load another checkpoint, or "
+                "change the configuration"
+            )
+        for again, name in self.tied.items():
+            if again in tensors and not torch.equal(tensors[again], tensors[name]):
+                raise CheckpointError(
+                    f"layout {self.layout!r}: {again} differs from {name}, but both are tied: must be equal; untie them in the "
+                    "configuration"
+                )
+
+    def _is_foreign(self, name: str) -> bool:
+        return name in self.tied or _matches(name, self.ignored) or not _matches(name, self.family)
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _listed(names: list[str]) -> str:
+    """All names, with those of several layers as one.
+
+    Example:
+        >>> _listed(["layers.0.a", "layers.0.b", "layers.1.a", "c"])
+        'layers.*.a (2), layers.0.b, c'
+    """
+    alike = {name: re.sub(r"\.\d+\.", ".*.", name) for name in names}
+    times = Counter(alike.values())
+    shown = dict.fromkeys(alike[name] if times[alike[name]] > 1 else name for name in names)
+    return ", ".join(f"{name} ({times[name]})" if times[name] > 1 else name for name in shown)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+class Places(NamedTuple):
+    """The depth mixers of a model by what stands before the names of their parameters.
+
+    Attributes:
+        depth: the configuration of all of them.
+        stack: the sublayers.
+        mixers: what stands before the parameters of each sublayer's mixer.
+        ends: what stands before those of the ends.
+    """
+
+    depth: DepthConfig
+    stack: Stack
+    mixers: Sequence[str]
+    ends: str = "ends"
+
+    @property
+    def d_model(self) -> int:
+        """The width D."""
+        return self.stack.d_model
+
+    @property
+    def n_blocks(self) -> int:
+        """The number of blocks."""
+        return self.stack.n_blocks
+
+    def before(self, index: int) -> str:
+        """What stands before the parameters of the mixer of this sublayer; the ends follow the last one."""
+        return self.mixers[index] if index < len(self.mixers) else self.ends
+
+
+def decoder_places(config: DecoderConfig) -> Places:
+    """The depth mixers of a decoder.
+
+    Example:
+        >>> decoder_places(DecoderConfig(vocab_size=8, d_model=8, n_layers=1)).mixers
+        ('blocks.0.attention.depth', 'blocks.0.swiglu.depth')
+    """
+    return Places(config.depth, config.stack, tuple(f"{name}.depth" for name in decoder_sublayers(config)))
+
+
+def decoder_sublayers(config: DecoderConfig) -> tuple[str, ...]:
+    """What stands before the parameters of every sublayer of a decoder, in order."""
+    return tuple(f"blocks.{index}.{name}" for index, block in enumerate(config.layers) for name in sublayer_names(block))

@@ -1,0 +1,156 @@
+"""Copying the parameters of a model into one with more mixers, and the training recipe of the result.
+
+Letters: B batch, T position.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Literal, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from twoaxis.checkpoints.layouts import decoder_sublayers
+from twoaxis.core.errors import CheckpointError, ConfigError
+from twoaxis.model import Decoder, DecoderConfig
+
+SPLIT_NORMS = (".key_norm.gain", ".value_norm.gain")
+"""Norms of separate views, which all begin as the norm of the one view."""
+
+BLEND = "*.blend"
+"""The weights of blends."""
+
+
+class Retrofit(NamedTuple):
+    """A model with more mixers, and what is new in it.
+
+    Attributes:
+        model: in evaluation mode.
+        new: the names of parameters that the model did not have.
+    """
+
+    model: Decoder
+    new: tuple[str, ...]
+
+    @property
+    def new_parameters(self) -> int:
+        """How many numbers are new."""
+        return sum(self.model.get_parameter(name).numel() for name in self.new)
+
+
+@torch.no_grad()
+def convert(base: Decoder, target: DecoderConfig, seed: int = 0) -> Retrofit:
+    """Builds the target with the parameters of the base, frozen where they are there, and what is new at its initial value.
+
+    Raises:
+        ConfigError: a parameter of the base that has no place in the target, or another shape there.
+    """
+    model = Decoder.build(target, seed).eval()
+    given: dict[str, torch.nn.Parameter] = dict(base.named_parameters())
+    used: set[str] = set()
+    new: list[str] = []
+    renamed = _renamed(base.config, target)
+    for name, parameter in model.named_parameters():
+        source = _source(name, given, renamed)
+        if source is None:
+            new.append(name)
+            continue
+        if given[source].shape != parameter.shape:
+            raise ConfigError(
+                f"parameter {source!r} is {list(given[source].shape)}, but {list(parameter.shape)} in the new model: must be "
+                "equal; choose options that leave it as it is"
+            )
+        parameter.copy_(given[source]).requires_grad_(given[source].requires_grad)
+        used.add(source)
+    if lost := [name for name in given if name not in used]:
+        raise ConfigError(f"parameter {lost[0]!r} (and {len(lost) - 1} more) would be lost; choose options that keep it")
+    return Retrofit(model, tuple(new))
+
+
+def _source(name: str, given: dict[str, torch.nn.Parameter], renamed: dict[str, str]) -> str | None:
+    """The parameter of the base that this one begins as."""
+    sublayer = ".".join(name.split(".")[:3])
+    name = renamed.get(sublayer, sublayer) + name.removeprefix(sublayer)
+    if name in given:
+        return name
+    for ending in SPLIT_NORMS:
+        name = name.removesuffix(ending) + ".norm.gain" if name.endswith(ending) else name
+    return name if name in given else None
+
+
+def _renamed(base: DecoderConfig, target: DecoderConfig) -> dict[str, str]:
+    """Sublayers of the target under another name than in the base: attention that became `kv_shift`."""
+    ours = decoder_sublayers(base)
+    return {
+        name: name.replace(".kv_shift", ".attention")
+        for name in decoder_sublayers(target)
+        if name not in ours and name.replace(".kv_shift", ".attention") in ours
+    }
+
+
+@torch.no_grad()
+def largest_difference(one: Decoder, other: Decoder, tokens: Int[Tensor, "B T"]) -> tuple[float, float]:
+    """The largest difference between the logits of two models, and the share of next tokens on which they agree.
+
+    The difference is no number where a logit of the other model is none.
+
+    Raises:
+        CheckpointError: a logit of the first model is no finite number.
+    """
+    differences, agreed = [], 0
+    for row in tokens.unbind():
+        a, b = one(row[None]), other(row[None])
+        if not a.isfinite().all():
+            raise CheckpointError("logits of the model to begin with: must be finite numbers; fetch its weights again")
+        differences.append((a - b).abs().max())
+        agreed += int((a.argmax(-1) == b.argmax(-1)).sum())
+    return float(torch.stack(differences).max()), agreed / tokens.numel()
+
+
+Base = Literal["trained", "frozen"]
+
+
+def training_recipe(
+    retrofit: Retrofit, new_lr_scale: float, base: Base, blend_steps: int, anneal: Sequence[Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """The part of a training recipe that knows what is new, as plain data.
+
+    Args:
+        retrofit: the model.
+        new_lr_scale: factor on the learning rate of new parameters.
+        base: whether the parameters that were there are `trained` or `frozen`.
+        blend_steps: steps from the plain model to the whole of what is blended in.
+        anneal: what moves by a schedule instead; blends that nothing moves are learned as all that is new.
+
+    Raises:
+        ConfigError: nothing is trained.
+    """
+    if anneal is None:
+        blends = any(fnmatchcase(name, BLEND) for name in retrofit.new)
+        anneal = [{"pattern": BLEND, "steps": blend_steps}] if blends else []
+    moved = [name for name in retrofit.new if any(fnmatchcase(name, one["pattern"]) for one in anneal)]
+    learned = [name for name in retrofit.new if name not in moved]
+    if base == "frozen" and not learned:
+        raise ConfigError("frozen base: nothing is left to train, since no new parameter is learned; train the base too")
+    names = [name for name, _ in retrofit.model.named_parameters()]
+    groups: list[dict[str, Any]] = [{"pattern": "*", "lr_scale": 0.0}] if base == "frozen" else []
+    groups += [{"pattern": pattern, "lr_scale": new_lr_scale} for pattern in patterns(learned, names)]
+    return {"optimizer": {"groups": groups}, **({"anneal": list(anneal)} if anneal else {})}
+
+
+def patterns(chosen: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Patterns that match the chosen names and no other ones: with a star for the number of a block where that is possible.
+
+    Example:
+        >>> patterns(["blocks.0.a.x", "blocks.1.a.x", "blocks.1.b"], ["blocks.0.b"])
+        ['blocks.*.a.x', 'blocks.1.b']
+    """
+    chosen = list(chosen)
+    others = set(names) - set(chosen)
+    found: dict[str, None] = {}
+    for name in chosen:
+        pattern = re.sub(r"^blocks\.\d+\.", "blocks.*.", name)
+        found[name if any(fnmatchcase(other, pattern) for other in others) else pattern] = None
+    return list(found)

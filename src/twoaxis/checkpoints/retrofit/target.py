@@ -1,0 +1,146 @@
+"""The configuration of a model with another depth mixer, and with more sequence mixers in its blocks."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from twoaxis.core.errors import ConfigError, nearest, problem
+from twoaxis.depth import DEPTH
+from twoaxis.model import DecoderConfig
+from twoaxis.sequence import SEQUENCE
+from twoaxis.sequence.heads import HeadsConfig
+
+DEPTH_PRESETS: dict[str, Mapping[str, Any]] = {
+    "attention_residuals": {"mixture": "sum"},
+    "delta_attention_residuals": {"gate": "alpha"},
+    "lime": {"init": "plain"},
+    "value_residual": {"first": 0.0, "own": 1.0},
+    "vertical_attention": {"skip": "gated"},
+}
+"""By kind; mixers that are not named start as the plain model with their defaults, or never do."""
+
+BLENDS: dict[str, Mapping[str, Any]] = {
+    "deep_delta": {"blend": "annealed"},
+    "elc_bert": {"variant": "weighted_output", "blend": "annealed"},
+}
+"""Mixers that never start as the plain model, and the options with which they are blended in."""
+
+SUBLAYER_PRESETS: dict[str, Mapping[str, Any]] = {
+    "short_swa": {"output_init": "zero"},
+    "short_conv": {"taps_init": "zero"},
+    "kv_shift": {"shift_init": "identity"},
+}
+"""Sequence mixers by kind."""
+
+LOCAL_PRESETS: dict[str, Mapping[str, Any]] = {"canon": {"taps_init": "zero"}, "local_swa": {"output_init": "zero"}}
+"""Local mixers by kind."""
+
+CANON_PLACES = {
+    "A": ("attention", "input"),
+    "B": ("attention", "projected"),
+    "C": ("swiglu", "input"),
+    "D": ("swiglu", "projected"),
+}
+"""The places of local mixers in a block, by the letters of the Canon paper: a sublayer, and its input or its projections."""
+
+Options = Mapping[str, Any] | str
+"""A bare kind, or a table with `kind`."""
+
+
+def target_config(base: DecoderConfig, depth: Options | None = None, sequence: Sequence[Options] = ()) -> DecoderConfig:
+    """The configuration of the model with what is added, each at its preset.
+
+    Args:
+        base: of the model, whose depth mixer is the plain residual if another one is to take its place.
+        depth: the depth mixer, blended in where it cannot start as the plain model; None leaves it.
+        sequence: mixers along positions. `short_swa` and `short_conv` become a sublayer before attention, `kv_shift` takes the
+            place of attention, and `canon` and `local_swa` stand at `places`, by default ABCD and A.
+
+    Raises:
+        ConfigError: an unknown kind, options that do not fit, or a model that has a depth mixer already.
+
+    Example:
+        >>> base = DecoderConfig(vocab_size=8, d_model=16, n_layers=1)
+        >>> [sublayer.kind for sublayer in target_config(base, "denseformer", ["short_swa"]).blocks[0]]
+        ['short_swa', 'attention', 'swiglu']
+    """
+    blocks = [[sublayer.to_data() for sublayer in block] for block in base.blocks]
+    for options in map(_table, sequence):
+        blocks = [_with_sequence(block, options, base) for block in blocks]
+    data = {**base.to_data(), "blocks": blocks}
+    if depth is not None:
+        if base.depth.kind != "residual":
+            raise ConfigError(problem("depth", base.depth.kind, "'residual' in the model to begin with", "start from its base"))
+        data["depth"] = with_preset(_table(depth), {**DEPTH_PRESETS, **BLENDS})
+    return DecoderConfig.from_data(data)
+
+
+def _table(options: Options) -> dict[str, Any]:
+    if isinstance(options, str):
+        return {"kind": options}
+    if not isinstance(options, Mapping) or not isinstance(options.get("kind"), str):
+        raise ConfigError(problem("mixer", options, "a kind, or a table with one", "write for example {kind='short_swa'}"))
+    return dict(options)
+
+
+def _with_sequence(block: list[dict[str, Any]], options: dict[str, Any], base: DecoderConfig) -> list[dict[str, Any]]:
+    kind = options["kind"]
+    at = next((index for index, sublayer in enumerate(block) if sublayer["kind"] == "attention"), None)
+    if at is None:
+        raise ConfigError(problem("blocks", [part["kind"] for part in block], "blocks with 'attention'", "add a depth mixer"))
+    if kind in LOCAL_PRESETS:
+        return _with_local(block, options)
+    data = with_preset(options, SUBLAYER_PRESETS)
+    if kind == "kv_shift":
+        # The attention of the model with its own projections, which only mixes its keys and values from now on.
+        shared = {name: block[at][name] for name in HeadsConfig.model_fields} | {"window": block[at]["window"]}
+        return [*block[:at], {**shared, **data}, *block[at + 1 :]]
+    if kind == "short_swa":
+        data = {"n_heads": block[at]["n_heads"], "head_dim": _head_dim(block[at], base), **data}
+    elif kind != "short_conv":
+        known = (*LOCAL_PRESETS, *SUBLAYER_PRESETS)
+        raise ConfigError(f"sequence={kind!r}: must be one that leaves the model as it is; {nearest(kind, known)}")
+    return [*block[:at], SEQUENCE.parse(data).to_data(), *block[at:]]
+
+
+def _head_dim(attention: Mapping[str, Any], base: DecoderConfig) -> int:
+    return attention["head_dim"] or base.d_model // attention["n_heads"]
+
+
+def _with_local(block: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]]:
+    places = options.get("places", "ABCD" if options["kind"] == "canon" else "A")
+    if not isinstance(places, str) or not places or not set(places) <= set(CANON_PLACES):
+        raise ConfigError(problem("places", places, f"letters of {''.join(CANON_PLACES)}", "write for example 'AC'"))
+    local = with_preset({name: value for name, value in options.items() if name != "places"}, LOCAL_PRESETS)
+    found = [dict(sublayer) for sublayer in block]
+    for letter in places:
+        kind, place = CANON_PLACES[letter]
+        fitting = [sublayer for sublayer in found if sublayer["kind"] == kind]
+        if not fitting:
+            got = [sublayer["kind"] for sublayer in block]
+            raise ConfigError(problem("blocks", got, f"blocks with {kind!r} for place {letter}", "name other places"))
+        for sublayer in fitting:
+            sublayer[f"{place}_local"] = local
+    return found
+
+
+def why_blended(config: DecoderConfig) -> str | None:
+    """Why the depth mixer cannot start as the plain model and is blended in; None where it is not.
+
+    Example:
+        >>> why_blended(target_config(DecoderConfig(vocab_size=8, d_model=16, n_layers=1), "deep_delta"))
+        "it overwrites along the update's direction, so it is never the plain sum"
+    """
+    data = config.depth.to_data()
+    if data.get("blend", "none") == "none":
+        return None
+    return DEPTH.parse({**data, "blend": "none"}).init_equivalence.reason
+
+
+def with_preset(data: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The options over those of the preset of their kind.
+
+    Example:
+        >>> with_preset({"kind": "short_conv", "kernel": 3}, SUBLAYER_PRESETS)
+        {'taps_init': 'zero', 'kind': 'short_conv', 'kernel': 3}
+    """
+    return {**presets.get(data.get("kind", ""), {}), **data}

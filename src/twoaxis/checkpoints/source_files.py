@@ -1,0 +1,132 @@
+"""What stands beside a published model and training leaves as it is: how texts and chats are put to it, and what ends answers.
+
+A run that begins with a published model keeps these files, and an export gives them back.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twoaxis.checkpoints.published_folder import parse_json, read_json
+from twoaxis.core.errors import CheckpointError, problem
+from twoaxis.core.text import decode_text
+
+if TYPE_CHECKING:
+    from twoaxis.data.chat_template import ChatTemplate
+
+FOLDER = "source"
+"""Where a run keeps them."""
+
+TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
+TOKENS_MAP, CHAT_TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
+FILES = (TOKENIZER_CONFIG, TOKENS_MAP, CHAT_TEMPLATE, GENERATION_CONFIG)
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def read_source_files(source: Path) -> dict[str, bytes]:
+    """The files by name, of a Hugging Face folder or of a run that has kept them; none of anything else.
+
+    Raises:
+        CheckpointError: a file that cannot be read.
+    """
+    folder = source / FOLDER if (source / "checkpoints").is_dir() else source
+    try:
+        return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read ({error.strerror or error}); allow it") from None
+
+
+def keep_source_files(source: Path) -> Callable[[Path], None]:
+    """What `save_trained` writes into a run besides."""
+    found = read_source_files(source)
+    return lambda run: write_source_files(found, run / FOLDER)
+
+
+def write_source_files(source_files: Mapping[str, bytes], folder: Path) -> None:
+    """Writes the files, without what would run code."""
+    if source_files:
+        folder.mkdir(exist_ok=True)
+    for name, content in source_files.items():
+        (folder / name).write_bytes(content)
+    if TOKENIZER_CONFIG in source_files:
+        data = read_json(folder / TOKENIZER_CONFIG)
+        if data.pop("auto_map", None) is not None:
+            (folder / TOKENIZER_CONFIG).write_text(json.dumps(data, indent=2), encoding="utf-8")
+
+
+def generation_defaults(source_files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The tokens that begin, end and fill answers, and how answers are drawn where they are.
+
+    Raises:
+        CheckpointError: the file is damaged, or has something else than tokens and numbers.
+
+    Example:
+        >>> generation_defaults({"generation_config.json": b'{"eos_token_id": [2, 7], "transformers_version": "4.40"}'})
+        {'eos_token_id': [2, 7]}
+    """
+    if GENERATION_CONFIG not in source_files:
+        return {}
+    data = parse_json(source_files[GENERATION_CONFIG], GENERATION_CONFIG)
+    # Transformers refuses to save a temperature that nothing is drawn by.
+    names = (*TOKENS, *SAMPLING) if data.get("do_sample") else TOKENS
+    found = {name: data[name] for name in names if data.get(name) is not None}
+    for name, value in found.items():
+        if not _fits(name, value):
+            numbers = "a number, and above 0 unless it is top_k or min_p"
+            allowed = "the number of a token, or a list of them" if name in TOKENS else numbers
+            raise CheckpointError(f"{GENERATION_CONFIG}: {problem(name, value, allowed, 'correct it beside the model')}")
+    return found
+
+
+def chat_template(source_files: Mapping[str, bytes]) -> "ChatTemplate | None":
+    """How the model wants a conversation put; None where nothing says it.
+
+    Of several templates the one named `default` counts.
+
+    Raises:
+        CheckpointError: a file that is damaged, or a template that is none.
+
+    Example:
+        >>> template = chat_template({"chat_template.jinja": b"{{ bos_token }}{{ messages[0].content }}",
+        ...     "tokenizer_config.json": b'{"bos_token": {"content": "<s>"}}'})
+        >>> template.render([{"role": "user", "content": "Hello"}])
+        '<s>Hello'
+    """
+    config = _table(source_files, TOKENIZER_CONFIG)
+    source, where = config.get("chat_template"), f"chat_template of {TOKENIZER_CONFIG}"
+    if CHAT_TEMPLATE in source_files:
+        source, where = decode_text(source_files[CHAT_TEMPLATE], CHAT_TEMPLATE, CheckpointError), CHAT_TEMPLATE
+    elif isinstance(source, list) and all(isinstance(one, dict) for one in source):
+        named = {one.get("name"): one.get("template") for one in source}
+        source = named.get("default", named)
+    if source is None:
+        return None
+    if not isinstance(source, str):
+        raise CheckpointError(
+            problem(where, source, "a text, or a list with one named 'default'", "correct it beside the model")
+        )
+    from twoaxis.data.chat_template import ChatTemplate
+
+    return ChatTemplate(source, _token_names(_table(source_files, TOKENS_MAP)) | _token_names(config), where)
+
+
+def _table(source_files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    return parse_json(source_files[name], name) if name in source_files else {}
+
+
+def _token_names(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The spelling of each token that has a name such as `bos_token`."""
+    spelled = {name: one.get("content") if isinstance(one, dict) else one for name, one in data.items()}
+    return {name: one for name, one in spelled.items() if name in NAMED and isinstance(one, str)}
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name in TOKENS:
+        return all(type(token) is int and token >= 0 for token in (value if isinstance(value, list) else [value]))
+    # Of `do_sample` it is known that it is true.
+    least = 0 if name in ("top_k", "min_p") else 1e-9
+    return name == "do_sample" or (isinstance(value, int | float) and value >= least)

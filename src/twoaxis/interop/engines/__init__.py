@@ -1,0 +1,131 @@
+"""Inference engines with attention of their own, as vLLM and SGLang have through transformers: the models that they can run.
+
+Such an engine keeps keys and values of one attention per block, all of one shape, and nothing else from token to token. It
+runs one call over tokens of several requests, so whatever else a model remembers would mix them up. Depth mixers that work
+on each token alone cost it nothing.
+"""
+
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.local.places import Places
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.model.block import Block
+from twoaxis.sequence.heads import AttentionCache, SoftmaxAttention
+
+HISTORY = "an engine keeps keys and values from token to token, and no recurrent state or last tokens"
+SINK = "a learned sink takes part in the softmax, which is the engine's"
+COUNT = "an engine computes one attention in each block, no more and no fewer"
+HEADS = "an engine makes every attention with the same heads"
+WINDOWS = "an engine knows full attention and one window"
+
+REASONS = (HISTORY, SINK, COUNT, HEADS, WINDOWS)
+"""Why an engine cannot run a model."""
+
+
+class Obstacle(NamedTuple):
+    """Why an engine cannot run a model.
+
+    Attributes:
+        reason: one of `REASONS`.
+        where: what in the model, in the words of its configuration.
+        remedy: what to change.
+    """
+
+    reason: str
+    where: str
+    remedy: str
+
+
+def obstacles(decoder: Decoder) -> list[Obstacle]:
+    """Everything for which an engine cannot run this model, in the order of its sublayers; empty when it can.
+
+    Example:
+        >>> config = DecoderConfig(vocab_size=8, d_model=8, n_layers=1, blocks=[["kv_shift", "swiglu"]])
+        >>> [obstacle.where for obstacle in obstacles(Decoder(config))]
+        ["'kv_shift' in block 0"]
+    """
+    attentions = [attention for block in _attentions(decoder) for attention in block]
+    found = list[Obstacle]()
+    places = [sublayer.depth for block in decoder.blocks for sublayer in cast(Block, block).sublayers]
+    if any(_carries(part.new_cache()) for part in (decoder.ends, *places)):
+        found.append(_history(f"depth mixer {decoder.config.depth.kind!r}"))
+    windows = [attention.config.span for attention in attentions if attention.config.span is not None]
+    for index, (block, parts) in enumerate(zip(decoder.blocks, decoder.config.layers, strict=True)):
+        for sublayer, part in zip(cast(Block, block).sublayers, parts, strict=True):
+            mixer, where = sublayer.mixer, f"{part.kind!r} in block {index}"
+            if isinstance(mixer, SoftmaxAttention):
+                found += _obstacles(mixer, where, attentions[0], windows[:1])
+            elif _carries(mixer.new_cache()):
+                found.append(_history(where))
+        if (here := len(_attentions(decoder)[index])) != 1:
+            split = "give each a block of its own, as in blocks=[['short_swa'], ['attention', 'swiglu']]"
+            found.append(
+                Obstacle(COUNT, f"{here} attentions in block {index}", split if here else "join it with the next block")
+            )
+    return found
+
+
+def _obstacles(attention: SoftmaxAttention, where: str, first: SoftmaxAttention, windows: list[int]) -> list[Obstacle]:
+    found, cache, window = list[Obstacle](), attention.new_cache(), attention.config.span
+    # Another class of cache holds more than keys and values.
+    if type(cache) is not AttentionCache or _carries(cache.local):
+        found.append(_history(where))
+    if attention.sink is not None:
+        found.append(Obstacle(SINK, where, "leave out sink"))
+    if _heads(attention) != _heads(first):
+        found.append(Obstacle(HEADS, f"{_heads(attention)} of {where} beside {_heads(first)}", "give them the same heads"))
+    if window is not None and window not in windows:
+        found.append(Obstacle(WINDOWS, f"window={window} of {where} beside window={windows[0]}", "give them the same window"))
+    return found
+
+
+def check_obstacles(found: list[Obstacle]) -> None:
+    """Raises ConfigError with the first obstacle, if any."""
+    if found:
+        first, *others = found
+        more = f" (and {len(others)} more)" if others else ""
+        raise ConfigError(f"{first.where}: cannot run in another engine, since {first.reason}; {first.remedy}{more}")
+
+
+def check_engine(config: DecoderConfig) -> None:
+    """Checks that an engine can run models of this configuration.
+
+    Raises:
+        ConfigError: it cannot; the line says why.
+    """
+    # Built without memory: what a model carries from token to token, its parts know best.
+    with torch.device("meta"):
+        check_obstacles(obstacles(Decoder(config)))
+
+
+def describe_attentions(decoder: Decoder) -> None:
+    """Tells every attention what engines look up on it: its block, its heads, its window and its scale."""
+    for index, block in enumerate(_attentions(decoder)):
+        for attention in block:
+            described: Any = attention
+            described.layer_idx, described.is_causal = index, True
+            described.num_heads, described.num_key_value_heads = attention.config.n_heads, attention.config.kv_heads
+            described.sliding_window, described.scaling = attention.config.span, attention.head_dim**-0.5
+
+
+def _attentions(decoder: Decoder) -> list[list[SoftmaxAttention]]:
+    """The attentions of each block."""
+    blocks = [cast(Block, block).sublayers for block in decoder.blocks]
+    return [[part.mixer for part in block if isinstance(part.mixer, SoftmaxAttention)] for block in blocks]
+
+
+def _history(where: str) -> Obstacle:
+    return Obstacle(HISTORY, where, "choose options or a mixer without")
+
+
+def _heads(attention: SoftmaxAttention) -> str:
+    config = attention.config
+    return f"{config.n_heads} heads and {config.kv_heads} kv-heads of {attention.head_dim}"
+
+
+def _carries(cache: Any) -> bool:
+    """Whether there is a cache; both places inside a sublayer may be without a local mixer."""
+    return any(local is not None for local in cache) if isinstance(cache, Places) else cache is not None

@@ -1,0 +1,20 @@
+"""What vLLM loads when it starts: with it, folders of this library's models are served without code of their own."""
+
+import importlib
+from typing import Any
+
+ARCHITECTURE = "TwoAxisForCausalLM"
+"""What `config.json` calls our models."""
+
+BACKEND = "vllm.model_executor.models.transformers:TransformersForCausalLM"
+"""vLLM's class for models that transformers defines; it builds `TwoAxisModel` through `AutoModel`."""
+
+
+def register() -> None:
+    """Has vLLM run our architecture through its Transformers backend; the entry point `vllm.general_plugins` names it.
+
+    vLLM calls it in each of its processes. That twoaxis has been imported makes its configuration and its models known to
+    transformers.
+    """
+    vllm: Any = importlib.import_module("vllm")
+    vllm.ModelRegistry.register_model(ARCHITECTURE, BACKEND)

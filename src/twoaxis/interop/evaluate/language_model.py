@@ -1,0 +1,173 @@
+"""A model of this library as lm-eval sees one: log-likelihoods and generated text, in batches.
+
+Importing it needs the extra `twoaxis[evaluate]`.
+"""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from lm_eval.api.model import TemplateLM
+
+from twoaxis.core.errors import DataError
+from twoaxis.data import Tokenizer
+from twoaxis.data.restoration import Restoration
+from twoaxis.data.text_stream import StoppingText, stop_tokens
+from twoaxis.interop.evaluate.continuation import Continuation
+from twoaxis.interop.evaluate.text import text_passage
+from twoaxis.model import Decoder
+from twoaxis.model.generate import stream
+from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods
+
+Told = Callable[[str, int, int], None]
+"""Called with a stage in words, what of it is done, and all of it."""
+
+
+class DecoderLM(TemplateLM):
+    """Answers the three requests of lm-eval for a decoder and its tokenizer.
+
+    A context that does not fit with what follows it loses its first tokens, and `note` gets one line that says so. A context
+    begins as documents do; where it is empty and they begin with nothing, the end-of-document token stands in for it, and where
+    the tokenizer has none, a first token costs log V nats for a vocabulary of V. Rolling windows are lm-eval's own: they share
+    one token.
+
+    Args:
+        model: the decoder, in evaluation mode.
+        tokenizer: of the model.
+        batch_size: sequences that are read, or continued, at once.
+        note: takes the warnings, one line each.
+        told: called as it goes on.
+        ends: tokens that end what the model writes, besides the end of a document.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        tokenizer: Tokenizer,
+        batch_size: int = BATCH_SIZE,
+        note: Callable[[str], None] | None = None,
+        told: Told | None = None,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        super().__init__()
+        self._ends = ends
+        self._model, self._text, self._batch_size = model, tokenizer, batch_size
+        self._note = note or (lambda text: None)
+        self._told = told or (lambda stage, done, total: None)
+
+    @property
+    def eot_token_id(self) -> int:
+        """The end-of-document token.
+
+        Raises:
+            DataError: the tokenizer has none.
+        """
+        if self._text.end_of_document is None:
+            raise DataError("the tokenizer has no end-of-document token: must have one here; use a task that needs none")
+        return self._text.end_of_document
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Encodes a text, never with a special token."""
+        del add_special_tokens, kwargs
+        return self._text.encode(string)
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Scores continuations: for each its log-likelihood in nats, and whether greedy decoding would write it."""
+        del disable_tqdm
+        pairs = []
+        for context, continuation in (request.args for request in requests):
+            before, scored = self._encode_pair(context, continuation) if context else ([], self.tok_encode(continuation))
+            pairs.append(([*self._text.begin_of_document, *before], scored))
+        return self._score(pairs)
+
+    def _loglikelihood_tokens(self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any) -> Any:
+        del kwargs
+        return self._score([(context, continuation) for _, context, continuation in requests])
+
+    def _score(self, pairs: Sequence[tuple[list[int], list[int]]]) -> list[tuple[float, bool]]:
+        longest, passages = self._model.config.max_seq_len, []
+        for context, continuation in pairs:
+            prefix = context or self._text.before_text
+            passages.append(Passage(torch.tensor([*prefix, *continuation], dtype=torch.long), len(prefix)))
+        self._warn(len(passage.tokens) - longest - 1 for passage in passages)
+        found = loglikelihoods(self._model, passages, self._batch_size, told=self._stage("scoring continuations"))
+        return [(one.nats, one.greedy) for one in found]
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Scores whole texts, every token of them once, and what would restore text that the tokenizer loses."""
+        del disable_tqdm
+        texts = [request.args[0] for request in requests]
+        passages = [text_passage(self._text, text) for text in texts]
+        restored = [Restoration.by(self._text, text) for text in texts]
+        if said := sum(restored, Restoration()).words("the texts"):
+            self._note(f"warning: {said}")
+        stride = self._model.config.max_seq_len
+        found = loglikelihoods(self._model, passages, self._batch_size, stride, self._stage("scoring texts"))
+        return [one.nats - math.log(2) * lost.repair_bits for one, lost in zip(found, restored, strict=True)]
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """Continues contexts until a stop string, the end of the document, or the most tokens asked for.
+
+        Sampled, a request draws by its context and by how often it came before, as repeats do, whatever shares its batch.
+        """
+        del disable_tqdm
+        alike: dict[str, list[int]] = {}
+        repeats, seen = [], Counter[tuple[str, str]]()
+        for index, request in enumerate(requests):
+            kind = json.dumps(request.args[1], sort_keys=True, default=str)
+            alike.setdefault(kind, []).append(index)
+            repeats.append(seen[request.args[0], kind])
+            seen[request.args[0], kind] += 1
+        texts, done, cut = [""] * len(requests), 0, []
+        for indices in alike.values():
+            how = Continuation.read(requests[indices[0]].args[1], self._model.config.max_seq_len)
+            room = self._model.config.max_seq_len - how.max_new_tokens
+            prompts = {index: self._text.prompt(requests[index].args[0]) for index in indices}
+            cut += [len(prompt) - room for prompt in prompts.values()]
+            # Prompts of about equal length share a batch; the longest come first.
+            order = sorted(indices, key=lambda index, prompts=prompts: -len(prompts[index]))
+            for start in range(0, len(order), self._batch_size):
+                batch = order[start : start + self._batch_size]
+                draws = [how.sampling.generator(_draws(requests[index].args[0], repeats[index])) for index in batch]
+                written = self._continue([prompts[index][-room:] for index in batch], how, draws)
+                for index, text in zip(batch, written, strict=True):
+                    texts[index] = text
+                done += len(batch)
+                self._told("generating", done, len(requests))
+        self._warn(cut)
+        return texts
+
+    def _continue(self, prompts: list[list[int]], how: Continuation, draws: Sequence[torch.Generator]) -> list[str]:
+        written = [StoppingText(self._text, how.until) for _ in prompts]
+        ends = stop_tokens(self._text, how.until) | self._ends
+        texts, finished, vocab_size = [""] * len(prompts), [False] * len(prompts), self._text.vocab_size
+        for tokens in stream(self._model, prompts, how.max_new_tokens, how.sampling, vocab_size=vocab_size, generators=draws):
+            for row, token in enumerate(tokens):
+                finished[row] = finished[row] or token in ends
+                if not finished[row]:
+                    texts[row] += written[row].push(token)
+                    finished[row] = written[row].stopped
+            if all(finished):
+                break
+        return [text + one.rest() for text, one in zip(texts, written, strict=True)]
+
+    def _warn(self, excess: Iterable[int]) -> None:
+        cut = [tokens for tokens in excess if tokens > 0]
+        if cut:
+            longest = self._model.config.max_seq_len
+            self._note(
+                f"warning: {len(cut)} contexts do not fit in max_seq_len={longest} with what follows them: "
+                f"up to {max(cut)} of their first tokens were left out"
+            )
+
+    def _stage(self, stage: str) -> Callable[[int, int], None]:
+        return lambda done, total: self._told(stage, done, total)
+
+
+def _draws(context: str, repeat: int) -> int:
+    """What is added to the seed, such that neither repeats nor contexts are drawn alike."""
+    return int.from_bytes(hashlib.sha256(f"{repeat} {context}".encode()).digest()[:4])

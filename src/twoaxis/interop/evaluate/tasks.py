@@ -1,0 +1,235 @@
+"""Tasks of lm-eval from files of a folder, run in this process without a network."""
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from twoaxis.core.errors import ConfigError, DataError, TwoAxisError, nearest, problem
+from twoaxis.data import Tokenizer
+from twoaxis.model import Decoder
+from twoaxis.model.likelihood import BATCH_SIZE
+
+if TYPE_CHECKING:
+    from lm_eval.tasks import TaskManager
+
+    from twoaxis.interop.evaluate.language_model import Told
+
+MISSING = "lm-eval is not installed: must be there for tasks; pip install 'twoaxis[evaluate]'"
+
+FEWSHOT_SEED = 1234
+"""What lm-eval itself draws the examples of a prompt with."""
+
+BOOTSTRAP_DRAWS = 1000
+"""For the standard error of a metric that has no formula for it."""
+
+OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+"""Who sets one of these environment variables to 0 allows downloads."""
+
+
+class TaskFolder(NamedTuple):
+    """Tasks that were asked for, found.
+
+    Attributes:
+        names: of tasks, groups or tags.
+        folder: where their files are.
+        manager: lm-eval's index of the folder, and of nothing else.
+    """
+
+    names: tuple[str, ...]
+    folder: Path
+    manager: "TaskManager"
+
+
+def open_tasks(names: Sequence[str], folder: Path) -> TaskFolder:
+    """Finds tasks in the files of a folder (**/*.yaml); nothing is loaded yet, and lm-eval's own tasks are left out.
+
+    Raises:
+        ConfigError: lm-eval is missing, there is no such folder or task, a file is not YAML, a temperature that is null, or
+            data behind an address.
+    """
+    if importlib.util.find_spec("lm_eval") is None:
+        raise ConfigError(MISSING)
+    if not folder.is_dir():
+        raise ConfigError(problem("include", str(folder), "a folder with task files", "name the folder of your *.yaml"))
+    _check_yaml(folder)
+    from lm_eval.tasks import TaskManager
+
+    # Absolute, since tasks are loaded from inside the folder.
+    manager = TaskManager(include_path=[str(folder.absolute())], include_defaults=False)
+    known = manager.all_tasks
+    if not known:
+        raise ConfigError(f"folder {folder}: holds no task; must hold a *.yaml with the key task; name another with --include")
+    for name in names:
+        if name not in known:
+            listed = f"task {name!r}: must be one of {', '.join(known)}, which are in {folder}"
+            remedy = nearest(name, known)
+            raise ConfigError(f"{listed}; {remedy if remedy.startswith('did') else 'write a file for it, or name one of them'}")
+    for config in _configurations(manager, names):
+        generation = config.get("generation_kwargs") or {}
+        # lm-eval makes a float of it.
+        if "temperature" in generation and generation["temperature"] is None:
+            got = f"task {config.get('task')}: generation_kwargs.temperature is null"
+            raise ConfigError(f"{got}: must be a number; leave it out for greedy generation")
+        address = None if _allowed_online() else next(_addresses(config), None)
+        if address:
+            raise ConfigError(f"task {config.get('task')}: reads {address}: must read local files; {_remedy(folder)}")
+    return TaskFolder(tuple(dict.fromkeys(names)), folder, manager)
+
+
+def run_tasks(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    tasks: TaskFolder,
+    limit: int | None = None,
+    batch_size: int = BATCH_SIZE,
+    note: Callable[[str], None] | None = None,
+    told: "Told | None" = None,
+    ends: frozenset[int] = frozenset(),
+) -> dict[str, Any]:
+    """Evaluates a model on tasks; relative paths in a task are relative to its folder.
+
+    Args:
+        model: the decoder, in evaluation mode.
+        tokenizer: of the model.
+        tasks: from `open_tasks`.
+        limit: examples of each task; None takes all.
+        batch_size: sequences at once.
+        note: takes the warnings, one line each.
+        told: called with a stage in words, what of it is done, and all of it.
+        ends: tokens that end what the model writes, besides the end of a document.
+
+    Returns:
+        JSON-ready data: the version of lm-eval, and for each task its metrics, version and number of examples.
+
+    Raises:
+        DataError: data or a file of a task that cannot be used.
+        ConfigError: a task that asks for what the model cannot do.
+    """
+    import lm_eval
+    from lm_eval.evaluator import evaluate
+
+    from twoaxis.interop.evaluate.language_model import DecoderLM
+
+    adapter = DecoderLM(model, tokenizer, batch_size, note, told, ends)
+    # lm-eval prints some of its progress; standard output is for results.
+    with offline(), contextlib.redirect_stdout(sys.stderr), _one_process():
+        with _blaming(tasks), contextlib.chdir(tasks.folder):
+            loaded = tasks.manager.load(list(tasks.names))
+            for task in loaded["tasks"].values():
+                if task.get_config("num_fewshot") is None:
+                    task.set_config(key="num_fewshot", value=0)
+                task.set_fewshot_seed(seed=FEWSHOT_SEED)
+        with _blaming(tasks):
+            found: Any = evaluate(adapter, loaded, limit=limit, bootstrap_iters=BOOTSTRAP_DRAWS, log_samples=False)
+    return {"lm_eval": lm_eval.__version__, "tasks": {name: _result(found, name) for name in found["results"]}}
+
+
+@contextlib.contextmanager
+def offline() -> Iterator[None]:
+    """Keeps `datasets` and `huggingface_hub` from asking a hub, unless the environment allows it."""
+    from datasets import config
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE
+    if not _allowed_online():
+        # The libraries read the environment only once, when they are imported, which may have been long ago.
+        constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE = before
+
+
+def _allowed_online() -> bool:
+    return any(os.environ.get(name, "").lower() in ("0", "no", "off", "false") for name in OFFLINE)
+
+
+def _remedy(folder: Path) -> str:
+    return f"name files in dataset_kwargs.data_files, relative to {folder}, or set HF_HUB_OFFLINE=0 to allow downloads"
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    # lm-eval would fork a process for each core to draw a few samples.
+    given = os.environ.get("DISABLE_MULTIPROC")
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    try:
+        yield
+    finally:
+        if given is None:
+            del os.environ["DISABLE_MULTIPROC"]
+        else:
+            os.environ["DISABLE_MULTIPROC"] = given
+
+
+@contextlib.contextmanager
+def _blaming(tasks: TaskFolder) -> Iterator[None]:
+    """Turns whatever lm-eval and datasets raise about a task into one line."""
+    try:
+        yield
+    except TwoAxisError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or repr(error)
+        raise DataError(f"tasks {', '.join(tasks.names)}: cannot be run ({reason}); {_remedy(tasks.folder)}") from error
+
+
+def _check_yaml(folder: Path) -> None:
+    # lm-eval skips what it cannot read, and would then know nothing of the task.
+    import yaml
+
+    for path in sorted(folder.glob("**/*.yaml")):
+        try:
+            yaml.compose(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"task file {path}: is not YAML ({reason}); repair the file, or move it away") from None
+
+
+def _configurations(manager: "TaskManager", names: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """The configurations of tasks, groups and tags, members included."""
+    for one in names:
+        entry = manager.task_index.get(one) if isinstance(one, str) else None
+        config = one if isinstance(one, dict) else (entry.cfg if entry else None) or {}
+        yield config
+        members = config.get("task")
+        yield from _configurations(manager, members if isinstance(members, list) else [])
+        if entry and not config:
+            yield from _configurations(manager, sorted(entry.tags))
+
+
+def _addresses(config: dict[str, Any]) -> Iterator[str]:
+    """Every address among the data that a configuration names."""
+    left: list[Any] = [config.get("dataset_path"), config.get("dataset_kwargs")]
+    while left:
+        one = left.pop()
+        if isinstance(one, str) and "://" in one:
+            yield one
+        left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else []
+
+
+def _result(found: Any, name: str) -> dict[str, Any]:
+    metrics = {}
+    for key, value in found["results"][name].items():
+        metric, comma, _ = key.partition(",")
+        if comma and not isinstance(value, str) and not metric.endswith("_stderr"):
+            error = found["results"][name].get(key.replace(metric, f"{metric}_stderr", 1))
+            metrics[key] = {"value": _plain(value), "stderr": None if isinstance(error, str) else _plain(error)}
+    samples = found["n-samples"].get(name, {}).get("effective")
+    return {"version": found["versions"].get(name), "examples": samples, "metrics": metrics}
+
+
+def _plain(value: Any) -> Any:
+    """What a task has aggregated, as JSON-ready data; it may be anything."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    # Arrays are iterable whatever their dimensions, and those of one number are numbers.
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        return float(value)
+    return [_plain(one) for one in value] if isinstance(value, Iterable) else str(value)

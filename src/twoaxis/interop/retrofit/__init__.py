@@ -1,7 +1,0 @@
-"""More mixers in a model that is trained already: it computes what it did before, and is trained further from there."""
-
-from twoaxis.interop.retrofit.convert import Retrofit, convert, largest_difference
-from twoaxis.interop.retrofit.recipe import training_recipe
-from twoaxis.interop.retrofit.target import target_config, why_blended
-
-__all__ = ["Retrofit", "convert", "largest_difference", "target_config", "training_recipe", "why_blended"]

@@ -1,0 +1,145 @@
+"""The text of generated tokens, and answers in the shapes of the OpenAI API, whole and in pieces."""
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from twoaxis.data import Tokenizer
+from twoaxis.data.text_stream import StoppingText
+from twoaxis.interop.serve.generation import Ending
+from twoaxis.interop.serve.protocol import ChatRequest, Request
+
+
+class Piece(NamedTuple):
+    """Text that became certain.
+
+    Attributes:
+        choice: its number in the answer.
+        text: new text; empty only at the end.
+        ending: how the choice ends, with its last piece.
+        tokens: new tokens of the choice so far, those of a stop string included.
+    """
+
+    choice: int
+    text: str
+    ending: Ending | None
+    tokens: int
+
+
+class Choice:
+    """Makes text of tokens, ends at stop strings, and hands each piece on; it listens to one generation.
+
+    Args:
+        index: of the choice in its answer.
+        tokenizer: of the model.
+        stops: stop strings.
+        lead: left out where the text begins with it.
+        deliver: called with every piece, in the thread of the model.
+    """
+
+    def __init__(
+        self, index: int, tokenizer: Tokenizer, stops: Sequence[str], lead: str, deliver: Callable[[Piece], None]
+    ) -> None:
+        self._index, self._lead, self._deliver = index, lead, deliver
+        self._text = StoppingText(tokenizer, stops)
+        self._tokens = 0
+
+    def token(self, token: int) -> bool:
+        """Takes a token, and says whether a stop string is complete."""
+        self._tokens += 1
+        self._hand_on(self._text.push(token), None)
+        return self._text.stopped
+
+    def end(self, ending: Ending) -> None:
+        """Hands on what is left, with the ending."""
+        text = self._text.rest() if ending in ("stop", "length") else ""
+        self._hand_on(text, "stop" if self._text.stopped and ending == "length" else ending)
+
+    def _hand_on(self, text: str, ending: Ending | None) -> None:
+        if text:
+            text, self._lead = text.removeprefix(self._lead), ""
+        if text or ending:
+            self._deliver(Piece(self._index, text, ending, self._tokens))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The frame of one answer; whole or in pieces, it has one id.
+
+    Attributes:
+        request: what was asked.
+        model: the name of the served model.
+        prompt_tokens: for the usage.
+        note: of the work; the one field that the API does not have, and only where there is something to say.
+        chat: whether messages are answered.
+        id: unique.
+        created: seconds since 1970.
+    """
+
+    request: Request
+    model: str
+    prompt_tokens: int
+    note: str = ""
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def chat(self) -> bool:
+        """Whether messages are answered."""
+        return isinstance(self.request, ChatRequest)
+
+    def whole(self, texts: Sequence[str], last: Sequence[Piece]) -> dict[str, Any]:
+        """All choices at once.
+
+        Args:
+            texts: of the choices.
+            last: the last piece of each choice.
+        """
+        choices = []
+        for text, piece in zip(texts, last, strict=True):
+            content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+            choices.append({"index": piece.choice, **content, "logprobs": None, "finish_reason": piece.ending})
+        kind = "chat.completion" if self.chat else "text_completion"
+        return {**self._frame(kind), "choices": choices, "usage": self.usage(sum(piece.tokens for piece in last))}
+
+    def openings(self, choices: int) -> list[dict[str, Any]]:
+        """What a stream begins with: in a chat, the role of each choice."""
+        return [self._part(index, {"role": "assistant", "content": ""}, None) for index in range(choices)] if self.chat else []
+
+    def part(self, piece: Piece) -> list[dict[str, Any]]:
+        """What a stream says of one piece; in a chat, the ending comes apart from the text."""
+        if not self.chat:
+            return [self._part(piece.choice, piece.text, piece.ending)]
+        parts = [self._part(piece.choice, {"content": piece.text}, None)] if piece.text else []
+        return parts + ([self._part(piece.choice, {}, piece.ending)] if piece.ending else [])
+
+    def closing(self, new_tokens: int) -> list[dict[str, Any]]:
+        """What a stream ends with: the usage, where it is asked for."""
+        if not self._counts:
+            return []
+        return [{**self._frame(self._stream_kind), "choices": [], "usage": self.usage(new_tokens)}]
+
+    def usage(self, new_tokens: int) -> dict[str, int]:
+        """The counts of tokens."""
+        counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": new_tokens}
+        return {**counts, "total_tokens": self.prompt_tokens + new_tokens}
+
+    @property
+    def _counts(self) -> bool:
+        options = self.request.stream_options
+        return options is not None and options.include_usage
+
+    @property
+    def _stream_kind(self) -> str:
+        return "chat.completion.chunk" if self.chat else "text_completion"
+
+    def _frame(self, kind: str) -> dict[str, Any]:
+        prefix = "chatcmpl" if self.chat else "cmpl"
+        frame = {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
+        return {**frame, "note": self.note} if self.note else frame
+
+    def _part(self, index: int, content: Any, ending: str | None) -> dict[str, Any]:
+        choice = {"index": index, "delta" if self.chat else "text": content, "logprobs": None, "finish_reason": ending}
+        return {**self._frame(self._stream_kind), "choices": [choice], **({"usage": None} if self._counts else {})}

@@ -1,0 +1,192 @@
+"""The server on a socket, and connections with limits of size and time."""
+
+import asyncio
+import signal
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.interop.serve.http.responses import refused
+from twoaxis.interop.serve.protocol import Refusal
+
+MAX_HEAD_BYTES = 1 << 16
+"""Of the first line and the headers of a request."""
+
+REQUEST_SECONDS = 10.0
+"""From a new connection, or the end of an answer, to the end of the next headers, or of a body whose answer is out already."""
+
+READING_SECONDS = 60.0
+"""For a client that lets its answer lie, once what the system holds back for it is full."""
+
+TELLING_SECONDS = 5
+"""For a step that is running and for answers that say that the server stops; then connections are cut."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Opens the socket; port 0 takes a free one.
+
+    Raises:
+        ConfigError: the port is taken, or the host is not this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        opened = socket.socket(family, kind, protocol)
+    # A name that is none in the encoding of names.
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(problem("host", host, f"a name or address of this machine ({error})", "try 127.0.0.1")) from None
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind(address)
+        opened.listen(1024)
+    except OSError as error:
+        opened.close()
+        allowed = f"free, and {host} an address of this machine ({error.strerror})"
+        raise ConfigError(problem("port", port, allowed, "choose another, or 0 for any free one")) from None
+    return opened
+
+
+def address_of(opened: socket.socket) -> str:
+    """Its URL."""
+    host, port = opened.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Serves the application; a signal lets running requests end first.
+
+    Args:
+        app: what to serve.
+        close: called when running requests have taken too long to end; it has to end them.
+        ready: called when it answers.
+        grace_seconds: how long running requests may take to end after a signal.
+    """
+
+    def __init__(
+        self, app: FastAPI, close: Callable[[], Awaitable[None]], ready: Callable[[], None], grace_seconds: int = 10
+    ) -> None:
+        deadline = grace_seconds + TELLING_SECONDS
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=TimedProtocol,
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=deadline,
+                lifespan="off",
+                ws="none",
+            )
+        )
+        self._close, self._ready, self._grace_seconds = close, ready, grace_seconds
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Starts, and says so."""
+        await super().startup(sockets)
+        self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Waits for running requests, and closes those that take too long."""
+        closing = asyncio.ensure_future(self._close_late())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            closing.cancel()
+
+    async def _close_late(self) -> None:
+        await asyncio.sleep(self._grace_seconds)
+        await self._close()
+
+    def serve_on(self, opened: socket.socket) -> None:
+        """Serves until SIGINT or SIGTERM, or until `should_exit` is set."""
+        if threading.current_thread() is not threading.main_thread():
+            self.run([opened])
+            return
+        # Uvicorn raises the signals again that it has obeyed: to stop when asked is no failure.
+        before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            self.run([opened])
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class TimedProtocol(H11Protocol):
+    """HTTP/1.1 on one connection; bodies have their own limits, see `body`."""
+
+    _waiting: asyncio.TimerHandle | None = None
+    _lying: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begins to wait for a request."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes what has come."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forgets the connection."""
+        for timer in (self._waiting, self._lying):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def on_response_complete(self) -> None:
+        """Begins to wait for the next request."""
+        super().on_response_complete()
+        self._watch()
+
+    def pause_writing(self) -> None:
+        """The client reads no more."""
+        super().pause_writing()
+        self._lying = self.loop.call_later(READING_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        if self._lying is not None:
+            self._lying.cancel()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses what is no request, in the shape of the API."""
+        if len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES:
+            allowed = f"must be at most {MAX_HEAD_BYTES} bytes; send fewer or shorter headers"
+            self._refuse(Refusal(f"head of the request: more than {MAX_HEAD_BYTES} bytes; {allowed}", 431))
+        else:
+            self._refuse(Refusal("request: is not HTTP/1.1; see the OpenAI API", 400))
+
+    def _watch(self) -> None:
+        """Lets the clock run while the next thing is the client's: a head, or a body that nobody needs any more."""
+        answered = self.cycle is None or self.cycle.response_complete
+        owing = answered and self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        if owing and self._waiting is None:
+            self._waiting = self.loop.call_later(REQUEST_SECONDS, self._give_up)
+        elif not owing and self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _give_up(self) -> None:
+        self._waiting = None
+        begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
+        if begun and not self.transport.is_closing():
+            self._refuse(Refusal(f"headers: not here after {REQUEST_SECONDS:g} seconds; send the request again", 408))
+        else:
+            self.transport.close()
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            response = refused(refusal)
+            headers: Any = [*response.raw_headers, (b"connection", b"close")]
+            head, body = h11.Response(status_code=refusal.status, headers=headers), h11.Data(data=bytes(response.body))
+            for event in (head, body, h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()

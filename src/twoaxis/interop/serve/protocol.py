@@ -1,0 +1,256 @@
+"""Requests for completions and chat completions, as clients of the OpenAI API send them.
+
+A field that is null is as if it were left out. A field of the API that could change the answer and is not supported is refused
+unless it asks for nothing; one that could not is ignored; a field that the API does not have is refused, as it is there.
+The additions are `top_k` and, for completions, `parse_special`.
+"""
+
+import json
+import re
+from typing import Any, Literal, Self
+
+from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
+
+from twoaxis.core.config import Config
+from twoaxis.core.errors import ConfigError, TwoAxisError, problem
+
+IGNORED = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+    | {"parallel_tool_calls"}
+)
+"""Fields that say nothing about the answer."""
+
+ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "frequency_penalty": (0, 0.0),
+    "function_call": ("none",),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "prediction": (),
+    "presence_penalty": (0, 0.0),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (),
+    "verbosity": (),
+    "web_search_options": (),
+}
+"""Fields of the API that are not supported, and the values at which they may be there."""
+
+MAX_STOPS = 4
+
+MAX_DEPTH = 64
+"""Lists and objects inside each other; Python neither compares nor quotes nests that are much deeper."""
+
+LARGEST_SEED = 2**63 - 1
+
+LONGEST_MESSAGE = 400
+"""Messages quote what was sent, which may be long."""
+
+
+class Refusal(TwoAxisError):
+    """A request that gets no answer.
+
+    Args:
+        message: one line: what, got, allowed, remedy.
+        status: of HTTP.
+        param: the field at fault, if there is one.
+        code: for programs.
+
+    Example:
+        >>> Refusal("n=0: must be >= 1; ask for one", param="n").body["error"]["type"]
+        'invalid_request_error'
+    """
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        message = " ".join(message.split())
+        if len(message) > LONGEST_MESSAGE:
+            message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"
+        super().__init__(message)
+        self.message, self.status, self.param, self.code = message, status, param, code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What is sent."""
+        kind = "server_error" if self.status >= 500 else "rate_limit_error" if self.status == 429 else "invalid_request_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+class StreamOptions(Config):
+    """What else a stream carries.
+
+    Args:
+        include_usage: a last piece with the counts of tokens.
+        include_obfuscation: the API's padding against eavesdroppers, which is never sent.
+    """
+
+    include_usage: StrictBool = False
+    include_obfuscation: StrictBool = False
+
+
+class Request(Config):
+    """What both kinds of requests may say.
+
+    Args:
+        model: the name of the served model; empty for whichever there is.
+        max_tokens: new tokens of each choice; None for the default of the kind.
+        temperature: divides the logits; 0 takes the most likely token.
+        top_p: sample among the most likely tokens of this probability.
+        top_k: sample among this many most likely tokens.
+        n: choices for each prompt.
+        seed: of the draws: choice i of prompt p draws with `seed + p n + i`. None draws a seed.
+        stop: a choice ends before any of these, found as text or, where one names a special token, chosen as that.
+        stream: whether text is sent as it is made.
+        stream_options: for streams.
+    """
+
+    model: StrictStr = ""
+    max_tokens: StrictInt | None = Field(default=None, ge=1)
+    temperature: StrictFloat = Field(default=1.0, ge=0, le=2)
+    top_p: StrictFloat = Field(default=1.0, gt=0, le=1)
+    top_k: StrictInt | None = Field(default=None, ge=1)
+    n: StrictInt = Field(default=1, ge=1, le=128)
+    seed: StrictInt | None = Field(default=None, ge=-LARGEST_SEED - 1, le=LARGEST_SEED)
+    stop: list[StrictStr] = Field(default=[], max_length=MAX_STOPS)
+    stream: StrictBool = False
+    stream_options: StreamOptions | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_several(cls, stop: Any) -> Any:
+        stops = [stop] if isinstance(stop, str) else stop
+        if isinstance(stops, list) and "" in stops:
+            raise ConfigError(problem("stop", stop, "strings with a character at least", "leave empty ones out"))
+        return stops
+
+    @classmethod
+    def read(cls, body: bytes) -> Self:
+        """Reads the body of a request.
+
+        Raises:
+            Refusal: anything that cannot be used.
+        """
+        try:
+            data = json.loads(body)
+        # Python refuses nests and numbers of extreme length in its own ways.
+        except (ValueError, RecursionError) as error:
+            raise Refusal(f"body: is not JSON ({error}); send one JSON object") from None
+        _check_depth(data)
+        if not isinstance(data, dict):
+            raise Refusal(problem("body", data, "one JSON object", "see the OpenAI API"))
+        try:
+            return cls(**cls._known(_without_nulls(data)))
+        except ConfigError as error:
+            raise Refusal(str(error), param=_param(str(error))) from None
+
+    @classmethod
+    def _known(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """The fields that are read."""
+        for name, harmless in ASKS_FOR_NOTHING.items():
+            if name in data:
+                value = data.pop(name)
+                # False is 0 for Python.
+                if not any(type(value) is type(one) and value == one for one in harmless):
+                    raise Refusal(f"{name}={value!r}: is not supported by this server; leave it out", param=name)
+        return {name: value for name, value in data.items() if name not in IGNORED}
+
+
+class CompletionRequest(Request):
+    """`POST /v1/completions`.
+
+    Args:
+        prompt: texts or lists of token ids, one answer each; a text or a list of ids alone is one prompt.
+        parse_special: whether the name of a special token in a text stands for that token; else it stays text, and the answer
+            says so.
+    """
+
+    prompt: list[str | list[int]]
+    parse_special: StrictBool = False
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _prompts(cls, prompt: Any) -> Any:
+        if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and all(type(token) is int for token in prompt)):
+            return [prompt]
+        if isinstance(prompt, list) and prompt:
+            texts = all(isinstance(one, str) for one in prompt)
+            tokens = all(isinstance(one, list) and all(type(token) is int for token in one) for one in prompt)
+            if texts or tokens:
+                return prompt
+        allowed = "a string, a list of strings, a list of token ids, or a list of such lists"
+        raise ConfigError(problem("prompt", prompt, allowed, "send one of them"))
+
+
+class Message(Config):
+    """One message of a conversation.
+
+    Args:
+        role: who speaks.
+        content: what is said.
+        name: of the speaker; not shown to the model.
+    """
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str
+    name: str | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text(cls, content: Any) -> Any:
+        if isinstance(content, str):
+            return content
+        if isinstance(content, list) and all(isinstance(part, dict) and set(part) == {"type", "text"} for part in content):
+            texts = [part["text"] for part in content if part["type"] == "text" and isinstance(part["text"], str)]
+            if len(texts) == len(content):
+                return "".join(texts)
+        if content is None:
+            raise ConfigError("content=null: must be a string or a list of text parts, also where tools are called; send text")
+        raise ConfigError(problem("content", content, "a string or a list of text parts", "send text only"))
+
+
+class ChatRequest(Request):
+    """`POST /v1/chat/completions`.
+
+    Args:
+        messages: the conversation so far.
+    """
+
+    messages: list[Message] = Field(min_length=1)
+
+    @classmethod
+    def _known(cls, data: dict[str, Any]) -> dict[str, Any]:
+        data = super()._known(data)
+        newer = data.pop("max_completion_tokens", None)
+        if newer is not None and data.setdefault("max_tokens", newer) != newer:
+            both = f"max_tokens={data['max_tokens']!r} and max_completion_tokens={newer!r}"
+            raise Refusal(f"{both}: must be the same; send one of them", param="max_completion_tokens")
+        messages = data.get("messages")
+        if isinstance(messages, list):
+            # A message without content is not one that leaves it out.
+            data["messages"] = [_without_nulls(one, "content") if isinstance(one, dict) else one for one in messages]
+        return data
+
+
+def _without_nulls(data: dict[str, Any], *but: str) -> dict[str, Any]:
+    return {name: value for name, value in data.items() if value is not None or name in but}
+
+
+def _check_depth(data: Any) -> None:
+    level = [data]
+    for _ in range(MAX_DEPTH + 1):
+        level = [one for one in level if isinstance(one, dict | list)]
+        if not level:
+            return
+        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+    raise Refusal(f"body: lists and objects are nested more than {MAX_DEPTH} deep; must be at most so deep; see the OpenAI API")
+
+
+def _param(message: str) -> str | None:
+    found = re.match(r"(?:unknown key ')?([a-z_]+)", message)
+    return found[1] if found else None

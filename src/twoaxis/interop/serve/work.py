@@ -1,0 +1,249 @@
+r"""From a request to the generations that answer it, within the limits of the server.
+
+Chats become prompts:
+
+* the model's own chat template, where it comes with one, in a sandbox (`data/chat_template.py`).
+* ChatML, where the vocabulary has `<|im_start|>` and `<|im_end|>`: each message is
+  `<|im_start|>ROLE\nCONTENT<|im_end|>\n`, and the answer follows `<|im_start|>assistant\n`. No system message is made up.
+* plain, for every other model: each message is a line `ROLE: CONTENT`, and the answer follows `assistant:`; it ends where a
+  line begins with the name of a role, and a space before its first word is left out.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from pydantic import Field
+
+from twoaxis.core.config import Config
+from twoaxis.core.errors import DataError, nearest, problem
+from twoaxis.data import Tokenizer
+from twoaxis.data.chat_template import ChatTemplate
+from twoaxis.data.text_stream import stop_tokens
+from twoaxis.interop.serve.generation import Generation
+from twoaxis.interop.serve.protocol import ChatRequest, CompletionRequest, Message, Refusal, Request
+from twoaxis.model.sampling import Sampling
+
+COMPLETION_TOKENS = 16
+"""New tokens of a completion that does not say how many, as in the API; of a chat, as many as the limits allow."""
+
+START, END = "<|im_start|>", "<|im_end|>"
+ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class ChatMarkers:
+    """The ids of ChatML's markers.
+
+    Attributes:
+        start: begins a message.
+        end: ends it.
+    """
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """One of the formats.
+
+    Attributes:
+        markers: of ChatML; None where the vocabulary has none.
+        template: of the model; it comes first.
+    """
+
+    markers: ChatMarkers | None
+    template: ChatTemplate | None = None
+
+    @staticmethod
+    def of(tokenizer: Tokenizer, template: ChatTemplate | None = None) -> "ChatFormat":
+        """The format for the models that this tokenizer serves, and that come with this template.
+
+        Example:
+            >>> from twoaxis.data.tokenizer import ByteTokenizer
+            >>> ChatFormat.of(ByteTokenizer()).name
+            'plain'
+        """
+        ids = tokenizer.special_tokens
+        return ChatFormat(ChatMarkers(ids[START], ids[END]) if START in ids and END in ids else None, template)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return "its template says" if self.template else "plain" if self.markers is None else "ChatML"
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """Tokens that end an answer, besides those that the model's own files name."""
+        return frozenset() if self.markers is None else frozenset({self.markers.end})
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Strings that end an answer."""
+        return tuple(f"\n{role}:" for role in ROLES) if self._plain else ()
+
+    @property
+    def lead(self) -> str:
+        """What an answer begins with and clients do not see."""
+        return " " if self._plain else ""
+
+    @property
+    def _plain(self) -> bool:
+        return self.template is None and self.markers is None
+
+    def prompt(self, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
+        """The tokens of a conversation; markers that are spelled inside a message stay text.
+
+        Raises:
+            DataError: something that is not Unicode text, or that the template refuses.
+        """
+        turns = [("system" if message.role == "developer" else message.role, message.content) for message in messages]
+        if self.template is not None:
+            return self.template.prompt([{"role": role, "content": content} for role, content in turns], tokenizer)
+        if self.markers is None:
+            return tokenizer.prompt("".join(f"{role}: {content}\n" for role, content in turns) + "assistant:")
+        start, end, line_end = self.markers.start, self.markers.end, tokenizer.encode("\n")
+        tokens = list(tokenizer.begin_of_document)
+        for role, content in turns:
+            tokens += [start, *tokenizer.encode(f"{role}\n{content}"), end, *line_end]
+        return [*tokens, start, *tokenizer.encode("assistant\n")]
+
+
+class Limits(Config):
+    """What one request may ask for.
+
+    Args:
+        max_prompt_tokens: the longest prompt.
+        max_new_tokens: the longest answer.
+        max_body_bytes: the largest body.
+        max_choices: generations of one request: prompts times choices.
+    """
+
+    max_prompt_tokens: int = Field(default=2048, ge=1)
+    max_new_tokens: int = Field(default=1024, ge=1)
+    max_body_bytes: int = Field(default=1 << 20, ge=1)
+    max_choices: int = Field(default=64, ge=1)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model as its clients see it.
+
+    Attributes:
+        name: in requests and answers.
+        tokenizer: of the model.
+        max_seq_len: of the model: prompt and answer together.
+        limits: of one request.
+        ends: tokens that end an answer besides the end of a document.
+        template: how the model wants a conversation put; None where it does not say.
+    """
+
+    name: str
+    tokenizer: Tokenizer
+    max_seq_len: int
+    limits: Limits
+    ends: frozenset[int] = frozenset()
+    template: ChatTemplate | None = None
+
+    @cached_property
+    def chat(self) -> ChatFormat:
+        """How its conversations become prompts."""
+        return ChatFormat.of(self.tokenizer, self.template)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What answers one request.
+
+    Attributes:
+        generations: of all choices, prompt by prompt.
+        stops: strings that end a choice.
+        lead: left out at the start of a choice.
+        prompt_tokens: of all prompts, each counted once.
+        note: what became of special tokens that a prompt spells; empty where it spells none.
+    """
+
+    generations: Sequence[Generation]
+    stops: Sequence[str]
+    lead: str
+    prompt_tokens: int
+    note: str = ""
+
+
+def work_of(request: Request, served: Served) -> Work:
+    """Says what a request asks of the engine.
+
+    Raises:
+        Refusal: another model, text that is none, or more than the limits allow.
+    """
+    if request.model not in ("", served.name):
+        remedy = nearest(request.model, [served.name])
+        raise Refusal(f"unknown model {request.model!r}; {remedy}", 404, "model", "model_not_found")
+    chat = served.chat if isinstance(request, ChatRequest) else None
+    field = "prompt" if chat is None else "messages"
+    try:
+        if chat is not None and isinstance(request, ChatRequest):
+            prompts = [chat.prompt(request.messages, served.tokenizer)]
+        elif isinstance(request, CompletionRequest):
+            prompts = [_tokens(prompt, served.tokenizer, request.parse_special) for prompt in request.prompt]
+        else:
+            raise TypeError(type(request).__name__)
+    except DataError as error:
+        raise Refusal(str(error), param=field) from None
+    choices = len(prompts) * request.n
+    if choices > served.limits.max_choices:
+        allowed = f"at most {served.limits.max_choices}"
+        raise Refusal(problem("prompts times n", choices, allowed, "send several requests"), param="n")
+    new_tokens = [_new_tokens(request, len(prompt), served, field) for prompt in prompts]
+    # Each generation has a seed of its own: equal prompts are to be answered differently.
+    seed = secrets.randbits(62) if request.seed is None else request.seed
+    sampling = Sampling(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
+    ends = stop_tokens(served.tokenizer, request.stop) | served.ends | (chat.stop_tokens if chat else frozenset())
+    generations = [
+        Generation(prompt, new, sampling.replace(seed=seed + number), ends, served.tokenizer.vocab_size)
+        for number, (prompt, new) in enumerate(
+            (prompt, new) for prompt, new in zip(prompts, new_tokens, strict=True) for _ in range(request.n)
+        )
+    ]
+    stops = (*request.stop, *(chat.stops if chat else ()))
+    return Work(generations, stops, chat.lead if chat else "", sum(map(len, prompts)), _note(request, served.tokenizer))
+
+
+def _note(request: Request, tokenizer: Tokenizer) -> str:
+    if isinstance(request, CompletionRequest):
+        texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
+        said = "read as special tokens" if request.parse_special else "read as text; parse_special=true reads special tokens"
+    else:
+        texts = [message.content for message in request.messages] if isinstance(request, ChatRequest) else []
+        said = "read as text, as everything in messages is"
+    spelled = tokenizer.spelled("\n".join(texts))
+    return f"{', '.join(spelled)} in the prompt: {said}" if spelled else ""
+
+
+def _tokens(prompt: str | list[int], tokenizer: Tokenizer, parse_special: bool) -> list[int]:
+    if isinstance(prompt, str):
+        return tokenizer.prompt(prompt, parse_special)
+    for token in prompt:
+        if not 0 <= token < tokenizer.vocab_size:
+            raise DataError(problem("token id", token, f"in 0..{tokenizer.vocab_size - 1}", "use the model's own tokenizer"))
+    return prompt
+
+
+def _new_tokens(request: Request, prompt_tokens: int, served: Served, field: str) -> int:
+    """How many new tokens each choice of this prompt may have."""
+    limits, whole = served.limits, served.max_seq_len
+    longest = min(limits.max_prompt_tokens, whole - 1)
+    if not 1 <= prompt_tokens <= longest:
+        code = None if prompt_tokens == 0 else "context_length_exceeded"
+        allowed = f"from 1 to {longest} tokens"
+        raise Refusal(problem(field, prompt_tokens, allowed, "send another prompt"), param=field, code=code)
+    room = min(limits.max_new_tokens, whole - prompt_tokens)
+    if request.max_tokens is None:
+        return min(room, COMPLETION_TOKENS) if isinstance(request, CompletionRequest) else room
+    if request.max_tokens > room:
+        allowed = f"at most {room} behind a prompt of {prompt_tokens} tokens"
+        message = problem("max_tokens", request.max_tokens, allowed, "ask for fewer, or shorten the prompt")
+        raise Refusal(message, param="max_tokens", code="context_length_exceeded")
+    return request.max_tokens

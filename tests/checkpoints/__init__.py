@@ -1,0 +1,1 @@
+"""Checkpoints: published files, layouts of parameters, retrofits."""

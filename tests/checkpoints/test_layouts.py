@@ -1,0 +1,239 @@
+"""Golden fixtures as checkpoints: by the names of a layout they compute the authors' logits, and are saved as they were."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from twoaxis.checkpoints.layouts import LAYOUTS, Places, StateMap, state_map
+from twoaxis.core.errors import CheckpointError, ConfigError
+from twoaxis.core.parameters import initialise
+from twoaxis.core.site import Slot, Stack
+from twoaxis.depth import DEPTH
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.sequence import heads
+
+FIXTURES = Path(__file__).parent.parent / "parity" / "fixtures"
+RELEASED = {"kind": "deep_delta", "value_target": "code"}
+CHANNELS = {**RELEASED, "value_channels": 4}
+BOTH = {"n_heads": 4, "qk_norm": "before_rope"}
+
+DECODERS: list[tuple[str, str, dict[str, Any], dict[str, Any], int]] = [
+    ("deep_delta", "ddl-vdim1", {"depth": RELEASED, "norm_eps": 1e-5}, {"n_heads": 4, "qk_norm": "after_rope"}, 85),
+    (
+        "deep_delta",
+        "ddl-tc-ec",
+        {"depth": {**CHANNELS, "compressor": "time", "expansion": "embedding_conv"}, "norm_eps": 1e-5},
+        {"n_heads": 4, "qk_norm": "after_rope"},
+        85,
+    ),
+    (
+        "deep_delta",
+        "ddl-cc",
+        {"depth": {**CHANNELS, "compressor": "channel"}, "norm_eps": 1e-5},
+        {"n_heads": 4, "qk_norm": "after_rope"},
+        85,
+    ),
+    ("attnres_qwen3", "attnres-full-qwen3", {"depth": "attention_residuals"}, {**BOTH, "n_kv_heads": 2}, 68),
+    (
+        "attnres_fla",
+        "attnres-block4",
+        {"depth": {"kind": "attention_residuals", "block_size": 4}, "tie_embeddings": False},
+        {"n_heads": 4},
+        72,
+    ),
+    ("llama", "swa-mistral", {"n_layers": 3, "tie_embeddings": False}, {"n_heads": 4, "n_kv_heads": 2, "window": 4}, 64),
+    (
+        "muddformer",
+        "muddformer-qkvr-f64",
+        {"d_model": 16, "tie_embeddings": False, "depth": {"kind": "muddformer", "hidden": "round64", "expand_last": 4}},
+        {"n_heads": 4, "qk_norm": "before_rope"},
+        256,
+    ),
+]
+
+MUDD = {"kind": "muddformer", "hidden": "round64", "expand_last": 4}
+ELC, DENSE = "elc_bert", "denseformer"
+MIXERS: list[tuple[str, str, dict[str, Any], int, int]] = [
+    ("muddformer_sums", "muddpythia-qkvr-f64", {**MUDD, "residual": "parallel"}, 16, 4),
+    ("denseformer", "denseformer-lm-2x3", {"kind": DENSE, "dilation": 2, "period": 3}, 24, 6),
+    (
+        "denseformer_training",
+        "denseformer-exp-group2-k2",
+        {"kind": DENSE, "dilation": 2, "period": 2, "stored": "groups"},
+        24,
+        6,
+    ),
+    ("connect_to_last", "denseformer-connecttolast", {"kind": DENSE, "variant": "connect_to_last"}, 32, 4),
+    ("skip_gains", "denseformer-skipgains", {"kind": DENSE, "variant": "skip_gains"}, 32, 4),
+    ("gpt_bert", "denseformer-sublayer-gptbert", {"kind": DENSE, "granularity": "sublayer"}, 32, 3),
+    ("elc_bert", "elcbert-base", {"kind": ELC, "variant": "base"}, 32, 4),
+    ("elc_bert", "elcbert-weighted_output", {"kind": ELC, "variant": "weighted_output"}, 32, 4),
+    ("deepseek_v4", "mhc-deepseekv4-iters20-f64", {"kind": "mhc", "preset": "deepseek_v4"}, 32, 4),
+    ("deepseek_v4_raw", "mhc-deepseekv4-iters20-f64", {"kind": "mhc", "preset": "deepseek_v4"}, 32, 4),
+    ("kimi_k3", "attnres-block-qwen3", {"kind": "attention_residuals", "block_size": 2, "count": "layer"}, 32, 4),
+]
+"""The layout, the fixture, the depth mixer, the width and the blocks."""
+
+
+def _fixture(name: str) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """All tensors of a fixture, and its parameters by the authors' names."""
+    stored = load_file(FIXTURES / f"{name}.safetensors")
+    return stored, {key.removeprefix("param/"): value for key, value in stored.items() if key.startswith("param/")}
+
+
+def _decoder_config(options: Mapping[str, Any], attention: Mapping[str, Any], d_ff: int) -> DecoderConfig:
+    swiglu = {"kind": "swiglu", "d_ff": d_ff, "d_ff_by_depth": "rising" if d_ff == 256 else "equal"}
+    blocks = [[{"kind": "attention", **attention}, swiglu]]
+    return DecoderConfig.from_data({"vocab_size": 61, "d_model": 32, "n_layers": 4, "blocks": blocks, **options})
+
+
+def _saved_as_loaded(table: StateMap, saved: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    constant = {entry.part.name for entry in table.constants}
+    assert set(saved) == set(table.parts)
+    for name, tensor in saved.items():
+        assert tensor.shape == tensors[name].shape, name
+        assert name in constant or torch.equal(tensor, tensors[name]), name
+
+
+@pytest.mark.parametrize(("layout", "fixture", "options", "attention", "d_ff"), DECODERS, ids=[row[1] for row in DECODERS])
+def test_a_whole_decoder(
+    layout: str, fixture: str, options: Any, attention: Any, d_ff: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, tensors = _fixture(fixture)
+    config = _decoder_config(options, attention, d_ff)
+    model, table = Decoder(config).double(), state_map(layout, config)
+    table.load(model, tensors)
+    tokens = stored.get("input/input_ids", stored.get("input/ids"))
+    assert tokens is not None
+    if "buffer/freqs_cis" in stored:
+        # Their table of angles is rounded to half precision.
+        cos, sin = (half[: tokens.shape[1]].double() for half in stored["buffer/freqs_cis"].unbind(-1))
+        turn = torch.cat((cos, cos), -1)[None, :, None], torch.cat((-sin, sin), -1)[None, :, None]
+        monkeypatch.setattr(heads, "layout_rotation", lambda *_: turn)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), stored["output/logits"], rtol=1e-9, atol=1e-9)
+    _saved_as_loaded(table, table.save(model), tensors)
+
+
+def _published(name: str, layout: str) -> str:
+    """The wrappers of some fixtures number sublayers, where checkpoints name layers and sites."""
+    if match := re.fullmatch(r"hc\.(\d+)\.(\w+)", name):
+        layer, site, what = int(match[1]) // 2, ("attn", "ffn")[int(match[1]) % 2], match[2]
+        return f"layers.{layer}.hc_{site}_{what}" if layout.endswith("raw") else f"model.layers.{layer}.{site}_hc.{what}"
+    if name.startswith("head.hc_"):
+        return name.replace("head.hc_", "hc_head_" if layout.endswith("raw") else "model.hc_head.hc_")
+    if layout == "kimi_k3":
+        name = name.replace("attn_res", "self_attention_res").replace("final_res", "output_attn_res")
+        return f"language_model.{name}"
+    return name
+
+
+class _Mixers(nn.Module):
+    def __init__(self, kind: Mapping[str, Any], d_model: int, n_blocks: int) -> None:
+        super().__init__()
+        depth = DEPTH.parse(kind)
+        slots = (Slot("attention", takes_views=True), Slot("swiglu")) * n_blocks
+        stack = depth.prepare(Stack(d_model, 1e-6, (2,) * n_blocks, slots))
+        self.mixers = nn.ModuleList(depth.build(site) for site in stack.sites)
+        self.ends = depth.build_ends(stack)
+        self.places = Places(depth, stack, tuple(f"mixers.{index}" for index in range(stack.n_sublayers)))
+        initialise(self, 0)
+        self.double()
+
+
+@pytest.mark.parametrize(
+    ("layout", "fixture", "depth", "d_model", "n_blocks"), MIXERS, ids=[f"{row[0]}-{row[1]}" for row in MIXERS]
+)
+def test_depth_mixers_alone(layout: str, fixture: str, depth: Any, d_model: int, n_blocks: int) -> None:
+    """Every parameter of the mixers has a place; other tensors of the checkpoint are none of the layout's business."""
+    _, tensors = _fixture(fixture)
+    tensors = {_published(name, layout): tensor for name, tensor in tensors.items()}
+    model = _Mixers(depth, d_model, n_blocks)
+    build = LAYOUTS[layout].mixers
+    assert build is not None
+    table = build(model.places)
+    assert set(table.names()) == {name for name, _ in model.named_parameters()}
+    table.load(model, tensors)
+    _saved_as_loaded(table, table.save(model), tensors)
+    stray = next(iter(table.parts)).replace("0", "77", 1)
+    if stray not in table.parts:
+        with pytest.raises(CheckpointError, match="1 unexpected"):
+            table.load(model, {**tensors, stray: torch.zeros(1)})
+
+
+def test_nothing_is_loaded_unless_everything_fits() -> None:
+    _, tensors = _fixture("ddl-vdim1")
+    _, _, options, attention, d_ff = DECODERS[0]
+    config = _decoder_config(options, attention, d_ff)
+    model = Decoder.build(config).double()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    tensors["ln_f.weight"] = tensors["ln_f.weight"][:3]
+    with pytest.raises(
+        CheckpointError, match=r"layout 'deep_delta': 1 of another shape \(ln_f.weight is \[3\], must be \[32\]\)"
+    ):
+        state_map("deep_delta", config).load(model, tensors)
+    assert all(torch.equal(before[name], parameter) for name, parameter in model.named_parameters())
+
+
+def test_a_decoder_without_a_place_for_all_its_parameters_is_refused() -> None:
+    config = _decoder_config({"depth": "denseformer"}, {"n_heads": 4}, 64)
+    with pytest.raises(ConfigError, match=r"has no place for parameter 'blocks.0.swiglu.depth.weights'"):
+        state_map("llama", config)
+    with pytest.raises(ConfigError, match="did you mean 'llama'"):
+        state_map("llamas", config)
+    with pytest.raises(ConfigError, match="depth='denseformer': must be elc_bert"):
+        state_map("elc_bert", config)
+
+
+@pytest.mark.parametrize("layout", [name for name, row in LAYOUTS.items() if row.decoder])
+def test_options_that_a_layout_has_no_fixture_for(layout: str) -> None:
+    """Without norms of queries and keys, with tied embeddings, and with widths that rise, out and back."""
+    depth = {"deep_delta": RELEASED, "muddformer": MUDD, "llama": "residual"}.get(layout, "attention_residuals")
+    config = _decoder_config({"depth": depth, "tie_embeddings": True}, {"n_heads": 4}, 256)
+    model, other = Decoder.build(config, seed=0), Decoder.build(config, seed=1)
+    table = state_map(layout, config)
+    saved = table.save(model)
+    table.load(other, saved)
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+    ((head, embedding),) = table.tied.items()
+    table.load(other, {**saved, head: saved[embedding].clone()})
+    with pytest.raises(CheckpointError, match=f"{head} differs from {embedding}, but both are tied"):
+        table.load(other, {**saved, head: saved[embedding] + 1})
+
+
+def test_the_files_of_deepseek_v4() -> None:
+    """By the names of its card, with heads that predict further tokens, which are no part of the model."""
+    config = _decoder_config({"depth": {"kind": "mhc", "preset": "deepseek_v4"}, "n_layers": 2}, {"n_heads": 4}, 64)
+    raw = state_map("deepseek_v4_raw", config)
+    ends = ("fn", "base", "scale")
+    layers = [f"layers.{layer}.hc_{site}_{end}" for layer in (0, 1) for site in ("attn", "ffn") for end in ends]
+    assert set(raw.parts) == {*layers, *(f"hc_head_{end}" for end in ends)}
+    outside = {"mtp.0.hc_attn_fn": torch.zeros(1), "mtp.0.hc_ffn_base": torch.zeros(1), "mtp.0.hc_head_fn": torch.zeros(1)}
+    raw.check({**raw.save(Decoder.build(config)), **outside})
+    with pytest.raises(CheckpointError, match=r"1 unexpected \(layers.2.hc_attn_fn\)"):
+        raw.check({**raw.save(Decoder.build(config)), "layers.2.hc_attn_fn": torch.zeros(1)})
+    named = state_map("deepseek_v4", config)
+    layers = [f"model.layers.{layer}.{site}_hc.{end}" for layer in (0, 1) for site in ("attn", "ffn") for end in ends]
+    assert set(named.parts) == {*layers, *(f"model.hc_head.hc_{end}" for end in ends)}
+    named.check({**named.save(Decoder.build(config)), "model.mtp.0.attn_hc.fn": torch.zeros(1)})
+
+
+@pytest.mark.parametrize(
+    ("depth", "message"),
+    [
+        ("deep_delta", "value_target='paper': must be a target of the released code, .*; set value_target='code'"),
+        ({**RELEASED, "gate": "two_layer_bias"}, "gate='two_layer_bias': must be 'linear' or 'two_layer' of the released code"),
+        ("residual", "depth='residual': must be deep_delta; use kind='deep_delta' with value_target='code'"),
+    ],
+)
+def test_the_layout_of_released_deltas_refuses_what_their_code_has_not(depth: Any, message: str) -> None:
+    blocks = [[{"kind": "attention", "n_heads": 2}, "swiglu"]]
+    config = DecoderConfig.from_data({"vocab_size": 7, "d_model": 8, "n_layers": 1, "blocks": blocks, "depth": depth})
+    with pytest.raises(ConfigError, match=message):
+        state_map("deep_delta", config)

@@ -1,0 +1,1 @@
+"""Other inference engines and trainers."""

@@ -1,0 +1,124 @@
+"""Which models other engines can run, and the page that says so; needs no engine and no transformers."""
+
+import importlib.util
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
+from twoaxis.core.layout import TokenLayout
+from twoaxis.interop import vllm
+from twoaxis.interop.engines import COUNT, HEADS, HISTORY, SINK, WINDOWS, check_engine, obstacles
+
+ROOT = Path(__file__).parents[3]
+FEED_FORWARD: dict[str, Any] = {"kind": "swiglu", "input_local": "canon"}
+SWA: dict[str, Any] = {"kind": "short_swa", "n_heads": 2, "n_kv_heads": 2, "window": 3}
+
+
+def config(*blocks: list[Any], **changes: Any) -> DecoderConfig:
+    return DecoderConfig.from_data({"vocab_size": 11, "d_model": 8, "n_layers": len(blocks), "blocks": list(blocks), **changes})
+
+
+def attention(**options: Any) -> dict[str, Any]:
+    return {"kind": "attention", "n_heads": 2, **options}
+
+
+REFUSED = [
+    (config([attention()], depth={"kind": "deep_delta", "value_channels": 2, "compressor": "time"}), HISTORY, "'deep_delta'"),
+    (config([attention(), "gated_delta_net"]), HISTORY, "'gated_delta_net' in block 0"),
+    (config(["short_conv", attention()]), HISTORY, "'short_conv' in block 0"),
+    (config([{"kind": "kv_shift", "n_heads": 2}]), HISTORY, "'kv_shift' in block 0"),
+    (config([attention(input_local="canon")]), HISTORY, "'attention' in block 0"),
+    (config([attention(projected_local={"kind": "canon", "kernel": 2})]), HISTORY, "'attention' in block 0"),
+    (config([attention(), FEED_FORWARD]), HISTORY, "'swiglu' in block 0"),
+    (config([attention(sink="learned")]), SINK, "'attention' in block 0"),
+    (config([SWA, attention()]), COUNT, "2 attentions in block 0"),
+    (config([attention()], ["swiglu"]), COUNT, "0 attentions in block 1"),
+    (config([attention()], [attention(n_heads=4)]), HEADS, "4 heads and 4 kv-heads of 2 of 'attention' in block 1"),
+    (config([attention()], [attention(n_kv_heads=1)]), HEADS, "2 heads and 1 kv-heads of 4"),
+    (config([SWA], [attention()], [attention(window=5)]), WINDOWS, "window=5 of 'attention' in block 2 beside window=3"),
+]
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason", "where"), REFUSED, ids=[f"{where} {reason[:20]}" for _, reason, where in REFUSED]
+)
+def test_refusal_says_what_and_why(refused: DecoderConfig, reason: str, where: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_engine(refused)
+    line = str(caught.value)
+    assert where in line and reason in line and "\n" not in line
+    assert [found.reason for found in obstacles(Decoder(refused))] == [reason]
+
+
+def test_all_refusals_are_counted() -> None:
+    with pytest.raises(ConfigError, match=r"\(and 3 more\)$"):
+        check_engine(config(["short_conv"], ["gated_delta_net"]))
+
+
+def test_full_attention_and_one_window_can_run() -> None:
+    check_engine(config([SWA], [attention(), "swiglu"], ["swiglu", attention(window=3)]))
+
+
+def test_attention_of_a_layout_takes_the_place_of_ours() -> None:
+    decoder = Decoder.build(config([attention(), "swiglu"]))
+    seen = []
+
+    def attend(module: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        seen.append((module.config.kind, tuple(q.shape), tuple(k.shape), tuple(v.shape)))
+        return torch.zeros(1, 5, 8)
+
+    positions = torch.tensor([[0, 1, 2, 0, 1]])
+    hidden, cache = decoder.hidden(torch.randn(1, 5, 8), TokenLayout(positions, attend=attend))
+    assert seen == [("attention", (1, 2, 5, 4), (1, 2, 5, 4), (1, 2, 5, 4))] and hidden.shape == (1, 5, 8) and cache is None
+
+
+def test_vllm_is_told_of_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[Any] = []
+    fake: Any = ModuleType("vllm")
+    fake.ModelRegistry = type("ModelRegistry", (), {"register_model": staticmethod(lambda *names: registered.append(names))})
+    monkeypatch.setitem(sys.modules, "vllm", fake)
+    points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["vllm.general_plugins"]
+    module, _, function = points["twoaxis"].partition(":")
+    assert (module, function) == (vllm.__name__, "register")
+    getattr(vllm, function)()
+    backend = "vllm.model_executor.models.transformers:TransformersForCausalLM"
+    assert registered == [("TwoAxisForCausalLM", backend)]
+
+
+@pytest.fixture(scope="module")
+def docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_engines", ROOT / "docs" / "engines.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_page_is_up_to_date(docs: ModuleType) -> None:
+    assert docs.PAGE.read_text(encoding="utf-8") == docs.page(), "run `make docs`"
+
+
+REFUSING = [
+    ("attention", "sink"),
+    ("attention", "canon"),
+    *((kind, None) for kind in ("short_conv", "kv_shift", "gated_delta_net")),
+]
+
+
+@pytest.mark.parametrize(("kind", "variant"), REFUSING, ids=[kind + (f"-{name}" if name else "") for kind, name in REFUSING])
+def test_every_pair_without_a_tick_is_refused(kind: str, variant: str | None, docs: ModuleType) -> None:
+    row = SEQUENCE[kind]
+    sequence = row.example(variant or next(iter(row.examples)))
+    for depth in DEPTH:
+        example = depth.example(next(iter(depth.examples)))
+        reasons = docs.answer(example, sequence)
+        assert reasons
+        if reasons != (docs.UNBUILT,):
+            with pytest.raises(ConfigError, match="cannot run in another engine, since"):
+                check_engine(docs.pair(example, sequence))
