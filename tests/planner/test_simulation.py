@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twoaxis.planner.figures.timeline import timeline
+from planner.scale.timeline import timeline
 from twoaxis.planner.pipeline.schedules import (
     exposed_seconds,
     gpipe_order,

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from planner.scale.cases import Case, case
+from planner.scale.compute import numbers_of_model, serving_row, shape_of, training_row
 from twoaxis.depth import DEPTH
 from twoaxis.planner.coefficients import Data
 from twoaxis.planner.formulas.counts import cache_bytes_of, forward_counts, parameter_counts, state_bytes
@@ -9,8 +11,6 @@ from twoaxis.planner.formulas.seconds import mixer_operators
 from twoaxis.planner.formulas.step import edges_of, work_of
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.pipeline.crossing import hop_bytes
-from twoaxis.planner.scale.cases import Case, case
-from twoaxis.planner.scale.compute import numbers_of_model, serving_row, shape_of, training_row
 from twoaxis.sequence import SEQUENCE
 
 SHAPE, TOKENS, WINDOW = "dense-7b", 2**13, 8

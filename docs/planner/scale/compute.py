@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+from planner.scale.cases import CASES, CHUNK_TOKENS, Case
 from twoaxis.planner.coefficients import Data, Engine, coefficients_of_both_forms
 from twoaxis.planner.formulas.counts import cache_bytes_of, parameter_counts
 from twoaxis.planner.formulas.seconds import depth_operator
@@ -14,7 +15,6 @@ from twoaxis.planner.model import read_model
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.pipeline.crossing import hop_bytes
 from twoaxis.planner.pipeline.payload import FORWARDINGS
-from twoaxis.planner.scale.cases import CASES, CHUNK_TOKENS, Case
 
 LIMIT = 0.05
 """The overhead that the page asks about."""

@@ -6,12 +6,12 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from planner.scale.cases import Case, case
+from planner.scale.compute import CONTROL, LIMIT, shape_of
 from twoaxis.planner.coefficients import Data, coefficients
 from twoaxis.planner.formulas.step import training_step
 from twoaxis.planner.methods import Refusal, fitted, methods
 from twoaxis.planner.pipeline.payload import FORWARDINGS, Forwarding
-from twoaxis.planner.scale.cases import Case, case
-from twoaxis.planner.scale.compute import CONTROL, LIMIT, shape_of
 
 SHAPE, TOKENS = "dense-7b", 2**13
 

@@ -5,13 +5,13 @@ from typing import Any
 
 import altair as alt
 
+from planner.scale.cases import CONTEXTS, SHAPES, Case, case
+from planner.scale.compute import CONTROL, LIMIT, simulated_step
+from planner.scale.timeline import timeline
 from twoaxis.figures.figure import Figure
 from twoaxis.figures.marks import own_color, row_axis, values
 from twoaxis.figures.theme import ARMS, BAND, COMPANION, GRID, INK, MUTED, PAPER
 from twoaxis.figures.theme import CONTROL as DARK
-from twoaxis.planner.figures.timeline import timeline
-from twoaxis.planner.scale.cases import CONTEXTS, SHAPES, Case, case
-from twoaxis.planner.scale.compute import CONTROL, LIMIT, simulated_step
 
 NAMES = 168
 """Room for the names of methods, in CSS pixels."""
@@ -37,7 +37,7 @@ def scale_figures(data: Mapping[str, Any]) -> list[Figure]:
     """All figures in the order of the page.
 
     Args:
-        data: what `planner.scale.scale_data` makes.
+        data: what `scale_data` makes.
     """
     rows = [row for row in data["rows"] if row["method"] != CONTROL]
     words = [(shape, tokens, f"{SHAPES[shape]}\n{CONTEXTS[tokens]}") for shape in SHAPES for tokens in CONTEXTS]

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
+from planner.published.row import Published, Row
+from planner.published.runs import PLAIN, Data, numbers, one, params, preset, repeated
 from twoaxis.model import DecoderConfig
 from twoaxis.planner.formulas.step import stage_seconds
 from twoaxis.planner.methods import methods
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.published.row import Published, Row
-from twoaxis.planner.published.runs import PLAIN, Data, numbers, one, params, preset, repeated
 
 BATCH, TOKENS = 8, 4096
 N_LAYERS = 24

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from functools import lru_cache
 
-from twoaxis.planner.published.attention_residuals import attention_residuals
-from twoaxis.planner.published.canon import canon
-from twoaxis.planner.published.deep_cross_attention import deep_cross_attention
-from twoaxis.planner.published.deep_delta import deep_delta
-from twoaxis.planner.published.denseformer import denseformer
-from twoaxis.planner.published.hyper_connections import hyper_connections, mhc
-from twoaxis.planner.published.muddformer import muddformer
-from twoaxis.planner.published.row import Published, Row
+from planner.published.attention_residuals import attention_residuals
+from planner.published.canon import canon
+from planner.published.deep_cross_attention import deep_cross_attention
+from planner.published.deep_delta import deep_delta
+from planner.published.denseformer import denseformer
+from planner.published.hyper_connections import hyper_connections, mhc
+from planner.published.muddformer import muddformer
+from planner.published.row import Published, Row
 
 PAPERS: tuple[Callable[[], Published], ...] = (
     deep_delta,

@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
+from planner.published.row import Published, Row
+from planner.published.runs import PLAIN, flops, numbers, params, preset, step_bytes, step_seconds
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.layout import ParallelLayout
-from twoaxis.planner.published.row import Published, Row
-from twoaxis.planner.published.runs import PLAIN, flops, numbers, params, preset, step_bytes, step_seconds
 from twoaxis.planner.setting import Setting
 
 STREAMS = 4

@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from planner.published.row import Published, Row
+from planner.published.runs import PLAIN, Data, numbers, one, params, preset, step_seconds
 from twoaxis.core.site import Stack
 from twoaxis.depth import DEPTH
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.layout import ParallelLayout
-from twoaxis.planner.published.row import Published, Row
-from twoaxis.planner.published.runs import PLAIN, Data, numbers, one, params, preset, step_seconds
 from twoaxis.planner.setting import Setting
 
 FULL: dict[str, Any] = {"kind": "attention_residuals"}

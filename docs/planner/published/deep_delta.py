@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from twoaxis.planner.published.row import Published, Row
-from twoaxis.planner.published.runs import (
+from planner.published.row import Published, Row
+from planner.published.runs import (
     PLAIN,
     numbers,
     one,

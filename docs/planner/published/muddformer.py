@@ -2,8 +2,8 @@
 
 from typing import Any, NamedTuple
 
-from twoaxis.planner.published.row import Published, Row
-from twoaxis.planner.published.runs import PLAIN, flops, numbers, one, params, preset, step_seconds
+from planner.published.row import Published, Row
+from planner.published.runs import PLAIN, flops, numbers, one, params, preset, step_seconds
 
 DEVICE = "a100"
 BATCH, TOKENS = 8, 2048

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from planner.published.row import Published, Row
+from planner.published.runs import numbers, params
 from twoaxis.model import DecoderConfig
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.published.row import Published, Row
-from twoaxis.planner.published.runs import numbers, params
 
 ADDED = {"v2": 0.01, "v3": 0.03, "dca": 0.08}
 """Millions of parameters that table 7 reports over the plain model's 49.65."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from twoaxis.planner.scale.cases import CONTEXTS, SHAPES
-from twoaxis.planner.scale.compute import CONTROL, LIMIT
+from planner.scale.cases import CONTEXTS, SHAPES
+from planner.scale.compute import CONTROL, LIMIT
 
 Row = Mapping[str, Any]
 

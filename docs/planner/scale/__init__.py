@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
-from twoaxis.planner.scale.axes import axes
-from twoaxis.planner.scale.break_even import by_layers, by_stages
-from twoaxis.planner.scale.compute import CONTROL, eager, scale
+from planner.scale.axes import axes
+from planner.scale.break_even import by_layers, by_stages
+from planner.scale.compute import CONTROL, eager, scale
 
 DIGITS = 6
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from twoaxis.planner.scale.break_even import crossing
-from twoaxis.planner.scale.cases import CASES, CHUNK_TOKENS, CONTEXTS, SHAPES
-from twoaxis.planner.scale.compute import CONTROL, LIMIT
-from twoaxis.planner.scale.findings import (
+from planner.scale.break_even import crossing
+from planner.scale.cases import CASES, CHUNK_TOKENS, CONTEXTS, SHAPES
+from planner.scale.compute import CONTROL, LIMIT
+from planner.scale.findings import (
     generation_breaks,
     memory_breaks,
     pick,

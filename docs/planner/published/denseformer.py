@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from planner.published.row import Published, Row
+from planner.published.runs import PLAIN, Data, numbers, one, params, prefill_seconds, preset, repeated
 from twoaxis.planner.hardware.roofline import memory_seconds
-from twoaxis.planner.published.row import Published, Row
-from twoaxis.planner.published.runs import PLAIN, Data, numbers, one, params, prefill_seconds, preset, repeated
 
 DEVICE = "a100"
 BATCH, TOKENS = 64, 256
