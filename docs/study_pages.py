@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from markup import escaped, table
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.report_data import ReportData, read_report
 from twoaxis.study.table import (
     CONTRAST_COLUMNS,

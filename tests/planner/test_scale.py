@@ -14,7 +14,7 @@ from planner.scale.compute import LIMIT, plain, scale, shape_of
 from planner.scale.figures import scale_figures
 from planner.scale.findings import pick, training_breaks, treated, under_limit
 from planner.scale.page import scale_page
-from twoaxis.figures.theme import NARROW, WIDE
+from twoaxis.display.theme import NARROW, WIDE
 from twoaxis.planner.formulas.counts import forward_counts
 from twoaxis.planner.formulas.step import training_step
 

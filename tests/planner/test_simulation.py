@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.scale.timeline import timeline
-from twoaxis.planner.pipeline.schedules import (
+from twoaxis.planner.formulas.schedules import (
     exposed_seconds,
     gpipe_order,
     ideal_bubble,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.folder import RunRecord
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.statistics import paired_test

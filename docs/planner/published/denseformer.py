@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from planner.published.row import Published, Row
 from planner.published.runs import PLAIN, Data, numbers, one, params, prefill_seconds, preset, repeated
-from twoaxis.planner.hardware.roofline import memory_seconds
+from twoaxis.planner.formulas.roofline import memory_seconds
 
 DEVICE = "a100"
 BATCH, TOKENS = 64, 256

@@ -8,8 +8,8 @@ import altair as alt
 
 from planner.published import Published, Row, published
 from planner.published.row import COLUMNS, FAR
-from twoaxis.figures.figure import Figure
-from twoaxis.figures.theme import ARMS, MUTED
+from twoaxis.display.figures import Figure
+from twoaxis.display.theme import ARMS, MUTED
 
 NOT_PREDICTED = (
     "LAuReL, +2.42 % step time and +1 to 2 % latency at 4B: sizes, rank and device are not in our notes on the paper.",

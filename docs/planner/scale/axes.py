@@ -7,10 +7,10 @@ from planner.scale.compute import numbers_of_model, serving_row, shape_of, train
 from twoaxis.depth import DEPTH
 from twoaxis.planner.coefficients import Data
 from twoaxis.planner.formulas.counts import cache_bytes_of, forward_counts, parameter_counts, state_bytes
+from twoaxis.planner.formulas.crossing import hop_bytes
 from twoaxis.planner.formulas.seconds import mixer_operators
 from twoaxis.planner.formulas.step import edges_of, work_of
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.pipeline.crossing import hop_bytes
 from twoaxis.sequence import SEQUENCE
 
 SHAPE, TOKENS, WINDOW = "dense-7b", 2**13, 8

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from twoaxis.planner.coefficients import Data, Engine
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.layout import ParallelLayout
-from twoaxis.planner.pipeline.payload import Forwarding
+from twoaxis.planner.payload import Forwarding
 from twoaxis.planner.setting import Recompute, Setting
 
 DEVICE = "h100"

@@ -8,10 +8,9 @@ import altair as alt
 from planner.scale.cases import CONTEXTS, SHAPES, Case, case
 from planner.scale.compute import CONTROL, LIMIT, simulated_step
 from planner.scale.timeline import timeline
-from twoaxis.figures.figure import Figure
-from twoaxis.figures.marks import own_color, row_axis, values
-from twoaxis.figures.theme import ARMS, BAND, COMPANION, GRID, INK, MUTED, PAPER
-from twoaxis.figures.theme import CONTROL as DARK
+from twoaxis.display.figures import Figure, own_color, row_axis, values
+from twoaxis.display.theme import ARMS, BAND, COMPANION, GRID, INK, MUTED, PAPER
+from twoaxis.display.theme import CONTROL as DARK
 
 NAMES = 168
 """Room for the names of methods, in CSS pixels."""

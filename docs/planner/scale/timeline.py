@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
-from twoaxis.figures.marks import values
-from twoaxis.figures.theme import ARMS, BAND, INK, PAPER
+from twoaxis.display.figures import values
+from twoaxis.display.theme import ARMS, BAND, INK, PAPER
 
 ROW, SENT = 30, 7
 """Height of a row in CSS pixels, and the part of it at its bottom in which transfers stand."""
@@ -44,7 +44,7 @@ class Timeline:
         title: what it shows.
         caption: how to read it, with the bubble and the exposed communication.
         alternative: what it shows in words and numbers, for those who cannot see it.
-        result: what `pipeline.schedules.simulate` has returned.
+        result: what `formulas.schedules.simulate` has returned.
         colors: of its bars.
     """
 
@@ -65,7 +65,7 @@ def timeline(
     """The timeline of a simulated step.
 
     Args:
-        result: what `pipeline.schedules.simulate` has returned.
+        result: what `formulas.schedules.simulate` has returned.
         name: of the schedule, for the title.
         exposed_seconds: what communication adds to the step.
         virtual: stages on each rank.

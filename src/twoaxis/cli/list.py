@@ -6,11 +6,11 @@ from typing import Annotated, Any
 import typer
 
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
-from twoaxis.cli.list_design import list_designs
-from twoaxis.cli.output import Json, print_json, print_table
+from twoaxis.cli.output import Json, print_json
 from twoaxis.cli.reference import depth_cost
 from twoaxis.core.documentation import source
 from twoaxis.core.errors import ConfigError, nearest, problem
+from twoaxis.display.tables import print_table
 
 AXES: dict[str, Any] = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD, "local": LOCAL}
 TITLES = {"depth": "Depth axis", "sequence": "Sequence axis", "feed_forward": "Feed-forward", "local": "Inside a sublayer"}
@@ -35,6 +35,8 @@ def list_mixers(
     if design:
         if axis in ("feed_forward", "local"):
             raise ConfigError(problem("axis", axis, "depth or sequence with --design", "leave it out for both"))
+        from twoaxis.cli.list_design import list_designs
+
         list_designs(axis, as_json)
         return
     tables = {name: [_row(name, row) for row in table] for name, table in AXES.items() if axis in (None, name)}

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from twoaxis.cli.amounts import bytes_text, count_text
-from twoaxis.cli.output import print_item, print_json, print_table
+from twoaxis.cli.output import print_json
+from twoaxis.display.numbers import bytes_text, count_text
+from twoaxis.display.tables import print_item, print_table
 
 if TYPE_CHECKING:
     from twoaxis.planner.design_table import MethodRow

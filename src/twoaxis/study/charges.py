@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from twoaxis.core.errors import StudyError
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.control_curve import (
     Beyond,
     ControlCurve,

@@ -4,10 +4,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from twoaxis.display import numbers as words
 from twoaxis.local import LocalConfig
 from twoaxis.model import DecoderConfig
 from twoaxis.sequence import SequenceConfig
-from twoaxis.study import words
 from twoaxis.study.baselines import Baselines, SeedBaselines
 from twoaxis.study.report_data import GateData
 from twoaxis.train.recipe import TrainConfig

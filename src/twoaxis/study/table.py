@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping
 
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.plan import PlannedArm, StudyPlan
 from twoaxis.study.report_data import ArmData, Charge, ComparisonData, ReportData
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.design import StudyConfig
 from twoaxis.study.families import family_size
 from twoaxis.study.folder import RunRecord

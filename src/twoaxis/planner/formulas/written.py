@@ -1,4 +1,4 @@
-"""Numbers as a reader sees them, written alike by Python and by a browser; the page runs this module as it stands."""
+"""Numbers as a reader sees them, written alike by Python and by a browser."""
 
 SECONDS = [[1, "s"], [0.001, "ms"], [0.000001, "µs"]]
 BYTES = [[1000000000000, "TB"], [1000000000, "GB"], [1000000, "MB"], [1000, "kB"], [1, "B"]]

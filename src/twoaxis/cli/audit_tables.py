@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from twoaxis.audit.result import Ablation, Audit
+from twoaxis.display.numbers import loss, signed, significant
 
 ZERO, MEAN = (tuple(f"{by}{what}" for what in ("", " +-", " random")) for by in ("zero", "mean"))
 """The change of loss by either replacement, its standard error, and that of a random change of the same size."""
@@ -46,9 +47,9 @@ def _sublayers(audit: Audit) -> AuditTable:
     by = {(one.sublayer, one.replacement): one for one in audit.ablations if one.what == "sublayer"}
     rows = []
     for norms in audit.norms:
-        cells = (_number(norms.read), _number(norms.update), _number(norms.state), _number(norms.gradient))
+        cells = (significant(norms.read), significant(norms.update), significant(norms.state), significant(norms.gradient))
         zero, mean = _change(by[norms.sublayer, "zero"]), _change(by[norms.sublayer, "mean"])
-        rows.append((place_name(audit, norms.sublayer), *cells, *zero, *mean))
+        rows.append((audit.place_name(norms.sublayer), *cells, *zero, *mean))
     title = "sublayers: what is read, written and held (rms), its gradient, and the loss change without the update"
     return AuditTable(title, columns, rows, columns[1:])
 
@@ -58,9 +59,9 @@ def _removed(audit: Audit, title: str, sorts: tuple[str, ...]) -> AuditTable:
     rows = []
     for one in audit.ablations:
         if one.what in sorts:
-            where = "everywhere" if one.what == "embedding" else place_name(audit, one.sublayer)
+            where = "everywhere" if one.what == "embedding" else audit.place_name(one.sublayer)
             target = f"{one.target} ({one.choice})" if one.choice else one.target
-            rows.append((where, target, one.replacement, _number(one.change_norm), *_change(one)))
+            rows.append((where, target, one.replacement, significant(one.change_norm), *_change(one)))
     return AuditTable(title, columns, rows, columns[3:])
 
 
@@ -72,8 +73,8 @@ def _routing(audit: Audit) -> AuditTable:
             every, n = one.classes["all"], len(one.sources)
             share = one.share[one.sources.index(every.favourite)]
             name = f"{one.result} {one.part}".strip()
-            cells = (_number(share), _number(every.entropy), _number(math.log(n)), str(n))
-            rows.append((place_name(audit, one.sublayer), name, every.favourite, *cells))
+            cells = (significant(share), significant(every.entropy), significant(math.log(n)), str(n))
+            rows.append((audit.place_name(one.sublayer), name, every.favourite, *cells))
     return AuditTable("what is read, by mean weights", columns, rows, columns[3:])
 
 
@@ -82,8 +83,8 @@ def _gates(audit: Audit) -> AuditTable:
     rows = []
     for one in audit.gates:
         parts = (f"{part:.0%}" for part in (one.near_0, one.between, one.near_1, one.above_1))
-        cells = (_number(one.mean), *parts, _number(one.before), _number(one.after))
-        rows.append((place_name(audit, one.sublayer), *cells))
+        cells = (significant(one.mean), *parts, significant(one.before), significant(one.after))
+        rows.append((audit.place_name(one.sublayer), *cells))
     return AuditTable("delta writes: gates, and the distance of the component from its target", columns, rows, columns[1:])
 
 
@@ -93,7 +94,7 @@ def _streams(audit: Audit) -> AuditTable:
     if audit.streams is not None:
         for one in audit.streams.gain:
             cells = (audit.streams.spread[one.sublayer + 1], one.row, one.column, one.spectral)
-            rows.append((place_name(audit, one.sublayer), *map(_number, cells)))
+            rows.append((audit.place_name(one.sublayer), *map(significant, cells)))
     return AuditTable("streams: relative spread, and gain of all residual matrices so far", columns, rows, columns[1:])
 
 
@@ -105,25 +106,15 @@ def _attention(audit: Audit) -> AuditTable:
         inside = "" if one.place == "mixer" else f" {one.place} ({one.kind})"
         mass = [f"{part:.0%}" for part in one.mass] + [""] * (len(bins) - len(one.mass))
         window = "all" if one.window is None else str(one.window)
-        rows.append((place_name(audit, one.sublayer) + inside, window, f"{one.mean_distance:.1f}", *mass))
+        rows.append((audit.place_name(one.sublayer) + inside, window, f"{one.mean_distance:.1f}", *mass))
     return AuditTable("attention by distance in tokens", columns, rows, columns[1:])
-
-
-def place_name(audit: Audit, index: int) -> str:
-    """What a sublayer is called in tables."""
-    return f"{index} {audit.sublayers[index].kind}" if index < len(audit.sublayers) else "head"
 
 
 def _change(one: Ablation) -> Iterator[str]:
     yield _signed(one.loss_change)
-    yield "" if one.standard_error is None else f"{one.standard_error:.4f}"
+    yield "" if one.standard_error is None else loss(one.standard_error)
     yield _signed(one.control_loss_change)
 
 
 def _signed(change: float | None) -> str:
-    # Rounded first, so that no change at all has one sign only.
-    return "not finite" if change is None else f"{round(change, 4) + 0.0:+.4f}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}"
+    return "not finite" if change is None else signed(change)

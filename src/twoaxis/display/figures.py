@@ -1,17 +1,18 @@
-"""A figure with its words, and how one specification becomes SVG, page and PNG."""
+"""Figures with their words, from one specification to SVG, page and PNG; and the parts that charts are put together from."""
 
 import json
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+import altair as alt
 import vl_convert
 from altair.utils.schemapi import debug_mode
 
-from twoaxis.figures.theme import NARROW, PNG_SCALE, STYLE, WIDE
+from twoaxis.display.theme import INK, NARROW, PAPER, PNG_SCALE, STYLE, WIDE
 
 Width = Literal["wide", "narrow"]
 
@@ -92,3 +93,58 @@ def _renumbered(svg: str, prefix: str) -> str:
     numbers = {name: f"{prefix}-{number}" for number, name in enumerate(dict.fromkeys(_IDS.findall(svg)))}
     svg = _IDS.sub(lambda found: f'id="{numbers[found[1]]}"', svg)
     return _REFERENCES.sub(lambda found: f"url(#{numbers[found[1]]})", svg)
+
+
+def values(rows: Sequence[dict[str, Any]]) -> Any:
+    """Rows as the data of a chart."""
+    # A tuple, since altair copies lists each time that charts are put together.
+    return alt.Chart(alt.Data(values=tuple(rows)))
+
+
+def own_color(name: str = "color") -> Any:
+    """The colour that a row names itself."""
+    return alt.Color(f"{name}:N", scale=None, legend=None)
+
+
+def padded(found: Sequence[float], part: float) -> tuple[float, float]:
+    """From the least to the greatest with a margin."""
+    margin = part * (max(found) - min(found)) or 0.1 * abs(max(found)) or 1.0
+    return min(found) - margin, max(found) + margin
+
+
+def labels(rows: Sequence[dict[str, Any]], x: Any, y: Any) -> tuple[Any, Any]:
+    """Labels whose left end and middle are at a place, below them a rim that keeps them legible where a line crosses."""
+    drawn = values(rows).encode(x=x, y=y, text=alt.Text("text:N"))
+    rim = drawn.mark_text(align="left", fontSize=11, color=PAPER, stroke=PAPER, strokeWidth=3.5, strokeJoin="round", aria=False)
+    return rim, drawn.mark_text(align="left", fontSize=11, aria=False).encode(color=own_color())
+
+
+def row_axis(labels: int, width: int) -> Any:
+    """An axis that names rows in a given room at the left of a panel; without labels where that is 0.
+
+    Names may have several lines.
+    """
+    return alt.Axis(
+        ticks=False,
+        domain=False,
+        labels=bool(labels),
+        labelPadding=8,
+        minExtent=labels,
+        maxExtent=max(labels, 1),
+        labelLimit=max(labels - 10, 1),
+        labelColor=INK,
+        labelFontSize=11 if width > NARROW else 10,
+        labelExpr="split(datum.label, '\\n')",
+    )
+
+
+def panel_title(text: str, width: int, labels: int) -> Any:
+    """The title of a panel, which on a phone begins at the left of its labels."""
+    return alt.TitleParams(text, fontSize=12, dx=-labels if width <= NARROW else 0)
+
+
+def side_by_side(panels: Sequence[Any], width: int, columns: int) -> Any:
+    """Panels in columns, or one below the other where it is narrow."""
+    if len(panels) == 1:
+        return panels[0]
+    return alt.concat(*panels, columns=columns if width > NARROW else 1)

@@ -1,4 +1,4 @@
-"""What a reader has chosen, as the formulas take it; the page runs this module as it stands.
+"""A choice of the page as the formulas take it.
 
 A `choice` holds `device` and `layers` (numbers in the lists of the page), `tokens`, `window`, `batch`, `microbatches`,
 `pipeline`, `virtual`, `tensor`, `data`, `prompts` (sequences that generate at once), and the words `sequence`, `schedule`,

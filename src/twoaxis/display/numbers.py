@@ -1,4 +1,15 @@
-"""How numbers are written for readers: with a sign, a unit, and no more digits than they deserve."""
+"""Numbers for readers: with a sign, a unit, and no more digits than they deserve.
+
+Amounts in units are written by the code that the planner's page runs in a browser, so that both say the same.
+"""
+
+from collections.abc import Callable
+
+from twoaxis.planner.formulas import written
+from twoaxis.planner.formulas.written import BYTES, COUNTS, SECONDS, amount
+
+percent = written.percent
+"""A share in percent, whole from 100 % on."""
 
 MINUS, TIMES = "\u2212", "\u00d7"
 """The signs of typography, which no font mistakes for a hyphen or a letter."""
@@ -118,3 +129,79 @@ def replicates(n: int) -> str:
         ('1 replicate', '12 replicates')
     """
     return f"{n} replicate" + ("" if n == 1 else "s")
+
+
+def bytes_text(value: float) -> str:
+    """Bytes in the largest decimal unit that they reach.
+
+    Example:
+        >>> bytes_text(8192)
+        '8.19 kB'
+    """
+    return amount(value, BYTES)
+
+
+def count_text(value: float) -> str:
+    """A count of parameters or FLOPs: whole below 1000, else in thousands, millions, billions or trillions.
+
+    Example:
+        >>> count_text(30), count_text(67_112_960)
+        ('30', '67.1 M')
+    """
+    return f"{value:.0f}" if abs(value) < 1000 else amount(value, COUNTS)
+
+
+def seconds_text(value: float) -> str:
+    """Seconds in the largest of s, ms and µs that they reach.
+
+    Example:
+        >>> seconds_text(0.0123)
+        '12.3 ms'
+    """
+    return amount(value, SECONDS)
+
+
+def change(ratio: float) -> str:
+    """A relative change as a signed percentage.
+
+    Example:
+        >>> change(0.0123), change(-0.5), change(-0.00001), change(12.5)
+        ('+1.2 %', '-50.0 %', '+0.0 %', '+1,250.0 %')
+    """
+    return f"{round(100 * ratio, 1) + 0.0:+,.1f} %"
+
+
+def significant(value: float) -> str:
+    """A number with three significant digits.
+
+    Example:
+        >>> significant(0.012345), significant(1e-7)
+        ('0.0123', '1e-07')
+    """
+    return f"{value:.3g}"
+
+
+def decimal(value: float) -> str:
+    """A measured number: with four digits behind the point, or whole from 1000 on.
+
+    Example:
+        >>> decimal(4.56789), decimal(12345.6)
+        ('4.5679', '12,346')
+    """
+    return f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def plain(value: object, fraction: Callable[[float], str] = significant) -> str:
+    """A value of any kind: whole numbers with separators, text as it is.
+
+    Args:
+        value: what is written.
+        fraction: writes numbers that are not whole.
+
+    Example:
+        >>> plain(12345), plain(0.012345), plain("none")
+        ('12,345', '0.0123', 'none')
+    """
+    if isinstance(value, float):
+        return fraction(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,13 +1,11 @@
-"""The figures of the page from the numbers of its methods; the page runs this module as it stands."""
+"""The figures, facts and table rows of the page from the numbers of its methods."""
 
 from typing import Any
 
-from twoaxis.planner.page.bars import bars
-from twoaxis.planner.page.choice import gpus_of
-from twoaxis.planner.page.lines import lines
-from twoaxis.planner.page.steps import steps
-from twoaxis.planner.page.table import overhead
-from twoaxis.planner.page.written import BYTES, COUNTS, SECONDS, amount, percent
+from twoaxis.planner.formulas.choice import gpus_of
+from twoaxis.planner.formulas.rows import sorted_by
+from twoaxis.planner.formulas.svg import bars, lines, steps
+from twoaxis.planner.formulas.written import BYTES, COUNTS, SECONDS, amount, percent
 
 Data = dict[str, Any]
 
@@ -100,3 +98,36 @@ def facts(choice: Data, rows: list[Data], step: Data, view: Data) -> list[list[s
         ["bubble", percent(step["bubble"])],
         ["exposed communication", amount(step["exposed_seconds"], SECONDS)],
     ]
+
+
+def overhead(row: Data, control: Data, key: str) -> float:
+    """How much more of something a method takes than the control."""
+    return row[key] / control[key] - 1
+
+
+def table_rows(rows: list[Data], names: list[str], chosen: int) -> str:
+    """The rows, from the shortest training step to the longest; the control is the first of those given."""
+    control = rows[0]
+    drawn = ""
+    for row in sorted_by(rows, "step_seconds"):
+        cells = [
+            amount(row["params"] - control["params"], COUNTS),
+            amount(row["step_seconds"], SECONDS),
+            percent(overhead(row, control, "step_seconds")),
+            amount(row["depth_seconds"], SECONDS),
+            amount(row["exposed_seconds"], SECONDS),
+            amount(row["memory_bytes"], BYTES),
+            amount(row["sent_bytes"], BYTES),
+            amount(row["token_seconds"], SECONDS),
+            percent(overhead(row, control, "token_seconds")),
+            amount(row["cache_bytes"], BYTES),
+            amount(row["prompt_seconds"], SECONDS),
+            amount(row["prompt_state_bytes"], BYTES),
+        ]
+        state = ' class="chosen"' if row["method"] == chosen else ""
+        drawn = drawn + "<tr" + state + ' data-method="' + str(row["method"]) + '"><th scope="row">'
+        drawn = drawn + names[row["method"]] + "</th>"
+        for cell in cells:
+            drawn = drawn + '<td class="number">' + cell + "</td>"
+        drawn = drawn + "</tr>"
+    return drawn

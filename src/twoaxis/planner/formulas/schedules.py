@@ -1,8 +1,5 @@
 """Schedules of a pipeline and the simulation of their events, in plain numbers.
 
-The page recomputes with these functions in the browser, translated as they stand, so they use only what means the same in
-JavaScript: numbers, strings, lists and dicts; no negative operand of // or %, and no `sum` of an empty list.
-
 Letters: P ranks, V stages of each rank (virtual stages), C = P*V stages, M microbatches. Stage s runs on rank s % P. An action
 is [kind, stage, microbatch] where kind is "forward" or "backward"; an order holds the actions of each rank.
 """

@@ -10,8 +10,8 @@ from typing import Literal, get_args
 
 from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.planner.coefficients import leaves
+from twoaxis.planner.formulas.crossing import even_cuts, hop_bytes, waiting_bytes
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.pipeline.crossing import even_cuts, hop_bytes, waiting_bytes
 
 Forwarding = Literal["naive", "cached", "cached_own"]
 """What a boundary sends: see `crossing.hop_bytes`."""

@@ -1,4 +1,4 @@
-"""Bytes that collectives move in one step, in plain numbers; the page runs this module as it stands.
+"""Bytes that collectives move in one step, in plain numbers.
 
 Every function returns the bytes that one rank sends over its slowest link, for a ring of n ranks; a tensor of b bytes is
 counted whole, before it is sharded. Letters: n ranks of a group, T tokens of a microbatch on one data rank, D width.

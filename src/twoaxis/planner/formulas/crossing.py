@@ -1,4 +1,4 @@
-"""What crosses each boundary between stages, in plain numbers; the page runs this module as it stands.
+"""Bytes that cross each boundary between stages, in plain numbers.
 
 Letters: P ranks, V stages of each rank, C = P*V stages, also called chunks. A leaf is [first boundary, last boundary, bytes
 per token, ...]: one tensor of the depth state, where boundary i lies before sublayer i. `edges` are the C + 1 boundaries at

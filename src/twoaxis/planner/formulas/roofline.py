@@ -1,8 +1,7 @@
 """Seconds of operators from what they compute and move: the roofline, in plain numbers.
 
-The page recomputes with these functions in the browser, translated as they stand, so they use only what means the same in
-JavaScript. An operator is the table that `operator` makes; rates are the table that `Device.numbers` gives, and a link the
-one that `Link.numbers` gives. All rates are those that are reached, not peaks.
+An operator is the table that `operator` makes; rates are the table that `Device.numbers` gives, and a link the one that
+`Link.numbers` gives. All rates are those that are reached, not peaks.
 """
 
 from typing import Any
