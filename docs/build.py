@@ -27,11 +27,6 @@ from twoaxis.core.mixing_design import LETTERS
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.planner.design_table import MethodRow, design_table, stated_shape
-from twoaxis.planner.figures.scale import scale_figures
-from twoaxis.planner.published.chart import published_figure
-from twoaxis.planner.published.page import published_page
-from twoaxis.planner.scale import scale_data, scale_text
-from twoaxis.planner.scale.page import scale_page
 from twoaxis.testing.measure import read_and_write, sublayer_list, tensors, trace
 from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
 
@@ -39,6 +34,10 @@ from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
 sys.path.append(str(Path(__file__).parent))
 from markup import escaped as _escaped
 from markup import table as _table
+from planner.published.page import published_figure, published_page
+from planner.scale import scale_data, scale_text
+from planner.scale.figures import scale_figures
+from planner.scale.page import scale_page
 from study_pages import questions, studies_index, study_page
 
 DOCS = Path(__file__).parent

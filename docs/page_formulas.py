@@ -12,26 +12,10 @@ from pathlib import Path
 import pscript
 
 PLANNER = Path(__file__).parent.parent / "src" / "twoaxis" / "planner"
+FORMULAS = PLANNER / "formulas"
 WRITTEN = PLANNER / "page" / "formulas.js"
-MODULES = (
-    "hardware/roofline.py",
-    "pipeline/collectives.py",
-    "pipeline/crossing.py",
-    "pipeline/schedules.py",
-    "formulas/counts.py",
-    "formulas/seconds.py",
-    "formulas/step.py",
-    "page/packed.py",
-    "page/choice.py",
-    "page/rows.py",
-    "page/written.py",
-    "page/bars.py",
-    "page/lines.py",
-    "page/steps.py",
-    "page/table.py",
-    "page/figures.py",
-)
-"""What is translated; each may use the functions of all."""
+MODULES = tuple(sorted(path.name for path in FORMULAS.glob("*.py") if path.name != "__init__.py"))
+"""What is translated: all of the folder, and nothing else; each may use the functions of all."""
 
 HEADER = "// Written by docs/page_formulas.py from the Python of the planner: `make docs` writes it anew.\n"
 
@@ -77,7 +61,7 @@ def javascript() -> str:
     Raises:
         ValueError: a formula uses what means something else in JavaScript, or two have one name.
     """
-    trees = {name: stripped(ast.parse((PLANNER / name).read_text(encoding="utf-8"))) for name in MODULES}
+    trees = {name: stripped(ast.parse((FORMULAS / name).read_text(encoding="utf-8"))) for name in MODULES}
     names = [definition(node) for tree in trees.values() for node in tree.body]
     found = [f"{name}: {problem}" for name, tree in trees.items() for problem in problems(tree, set(names))]
     found += [f"{name} is defined twice" for name in sorted(set(names)) if names.count(name) > 1]
@@ -223,7 +207,7 @@ def _is_bool(test: ast.expr, function: ast.FunctionDef) -> bool:
 ANSWERS = {
     node.name
     for module in MODULES
-    for node in ast.parse((PLANNER / module).read_text(encoding="utf-8")).body
+    for node in ast.parse((FORMULAS / module).read_text(encoding="utf-8")).body
     if isinstance(node, ast.FunctionDef) and node.returns is not None and ast.unparse(node.returns) == "bool"
 }
 """Functions that return a boolean."""

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from retrofit_table import PAGE, find_weights, first_blocks, pretrained, with_part
 
+from retrofit_table import PAGE, find_weights, first_blocks, pretrained, with_part
 from twoaxis.data import prepare, validation_batches
 from twoaxis.data.tokenizer import SubwordTokenizer
 from twoaxis.train import RunFolder, load_trained, save_trained

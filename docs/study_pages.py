@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from markup import escaped, table
-
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.report.tables import (
     CONTRAST_COLUMNS,
     COST_COLUMNS,

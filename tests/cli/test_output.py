@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from twoaxis.cli import main
-from twoaxis.cli.output import line_width, print_table
+from twoaxis.display.tables import line_width, print_table
 
 NAMES = ("method", "what it does", "step", "memory", "change")
 ROWS = [

@@ -10,7 +10,7 @@ from twoaxis.core.probe import perturb
 from twoaxis.depth import DEPTH
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.pipeline.payload import payload
+from twoaxis.planner.payload import payload
 from twoaxis.train.parallel import PipelineConfig
 
 from .pipeline_worker import LEARNING_RATE, STEPS, VOCABULARY, StrangeConfig, batch

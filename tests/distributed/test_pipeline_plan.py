@@ -18,7 +18,7 @@ from twoaxis.planner.formulas.step import by_rank, stage_memory, training_step
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.layout import ParallelLayout
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.pipeline.payload import Forwarding, payload
+from twoaxis.planner.payload import Forwarding, payload
 from twoaxis.planner.setting import Setting
 from twoaxis.sequence import SEQUENCE
 from twoaxis.train.parallel import Pipeline, PipelineConfig, make_plan

@@ -20,8 +20,9 @@ from disk import Disk  # type: ignore[import-not-found]
 
 def load() -> Callable[[Sequence[str]], int]:
     """Imports what verbs import when they are called, and returns the command line."""
+    import twoaxis.cli.audit_tables
+
     import twoaxis.audit.run
-    import twoaxis.audit.table
     import twoaxis.checkpoints.retrofit
     import twoaxis.interop.evaluate
     import twoaxis.planner.hardware.calibrate
@@ -31,7 +32,7 @@ def load() -> Callable[[Sequence[str]], int]:
     import twoaxis.study.running.engine
     import twoaxis.study.timing
     from twoaxis.cli import main
-    from twoaxis.figures.figure import Figure
+    from twoaxis.display.figures import Figure
     from twoaxis.planner.hardware.device import read_device
 
     if importlib.util.find_spec("transformers"):

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.planner.formulas.roofline import harmonic_size, operator, total_seconds
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.hardware.calibrate import Calibration, calibrate, write_device
 from twoaxis.planner.hardware.ceilings import COPIES_BYTES, Work, fit_efficiency, fit_memory, fit_products, products
 from twoaxis.planner.hardware.counted import FUNCTION_FLOPS, eager_operators
 from twoaxis.planner.hardware.device import SHIPPED
-from twoaxis.planner.hardware.roofline import harmonic_size, operator, total_seconds
 from twoaxis.planner.hardware.stopwatch import MOST_RUNS, WARMUP_RUNS, Sample, Stopwatch
 
 CPU = torch.device("cpu")

@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.planner.hardware import Device, device_text, read_device, shipped_devices
-from twoaxis.planner.hardware.device import SHIPPED
-from twoaxis.planner.hardware.roofline import (
+from twoaxis.planner.formulas.roofline import (
     bound,
     bound_by,
     compute_seconds,
@@ -23,6 +21,8 @@ from twoaxis.planner.hardware.roofline import (
     operator_seconds,
     total_seconds,
 )
+from twoaxis.planner.hardware import Device, device_text, read_device, shipped_devices
+from twoaxis.planner.hardware.device import SHIPPED
 
 RATES = {
     "flops_per_second": 100.0,

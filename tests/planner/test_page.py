@@ -12,16 +12,15 @@ import pytest
 
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.planner.coefficients import coefficients
+from twoaxis.planner.formulas.choice import refusal
+from twoaxis.planner.formulas.rows import method_row, methods_of, sorted_by, unpacked
+from twoaxis.planner.formulas.written import log2_of, percent, three_digits
 from twoaxis.planner.layout import ParallelLayout
 from twoaxis.planner.methods import Refusal, fitted, methods
 from twoaxis.planner.model import read_model
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.page import planner_page, write_page
-from twoaxis.planner.page.choice import refusal
 from twoaxis.planner.page.data import OF_ONE_MODEL, WINDOWS, Data, Pool, with_layers
-from twoaxis.planner.page.packed import unpacked
-from twoaxis.planner.page.rows import method_row, methods_of, sorted_by
-from twoaxis.planner.page.written import log2_of, percent, three_digits
 from twoaxis.planner.precision import Precision
 from twoaxis.planner.setting import Setting
 
@@ -91,7 +90,7 @@ def test_what_means_the_same_is_not(export: ModuleType) -> None:
 
 
 def test_two_functions_of_one_name_are_found(export: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "MODULES", (*export.MODULES, "page/../page/packed.py"))
+    monkeypatch.setattr(export, "MODULES", (*export.MODULES, "../formulas/rows.py"))
     with pytest.raises(ValueError, match="unpacked is defined twice"):
         export.javascript()
 

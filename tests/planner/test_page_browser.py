@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 
-from twoaxis.planner.formulas import counts, seconds
-from twoaxis.planner.hardware import roofline
-from twoaxis.planner.page import written
-from twoaxis.planner.page.choice import refusal
+from twoaxis.planner.formulas import collectives, counts, crossing, roofline, seconds, written
+from twoaxis.planner.formulas import schedules as pipeline
+from twoaxis.planner.formulas.choice import refusal
+from twoaxis.planner.formulas.figures import facts, figure, table_rows
+from twoaxis.planner.formulas.rows import method_row, methods_of, step_of, unpacked
 from twoaxis.planner.page.document import FIGURES, WIDTHS
-from twoaxis.planner.page.figures import facts, figure
-from twoaxis.planner.page.packed import unpacked
-from twoaxis.planner.page.rows import method_row, methods_of, step_of
-from twoaxis.planner.page.table import table_rows
-from twoaxis.planner.pipeline import collectives, crossing
-from twoaxis.planner.pipeline import schedules as pipeline
 
 from ..browsing import Seen, launched_browser, needs_browser
 from .page_example import numbers_of, page_tables, page_text, setting, some_choice

@@ -21,11 +21,11 @@ from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.table import Row
 from twoaxis.depth import AttentionResidualsConfig
 from twoaxis.depth.base import DepthConfig, DepthMixer
+from twoaxis.planner.formulas import collectives
+from twoaxis.planner.formulas.crossing import even_cuts, hop_bytes
+from twoaxis.planner.formulas.schedules import gpipe_order, interleaved_order, one_f_one_b_order, schedule_order
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.pipeline import collectives
-from twoaxis.planner.pipeline.crossing import even_cuts, hop_bytes
-from twoaxis.planner.pipeline.payload import FORWARDINGS, Payload, compare, edges, payload, with_block_sizes
-from twoaxis.planner.pipeline.schedules import gpipe_order, interleaved_order, one_f_one_b_order, schedule_order
+from twoaxis.planner.payload import FORWARDINGS, Payload, compare, edges, payload, with_block_sizes
 
 KINDS = {schedules.FORWARD: "forward", schedules.FULL_BACKWARD: "backward"}
 

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from planner.published import published
+from planner.published.canon import llama
+from planner.published.deep_delta import PARAMS, VARIANTS
+from planner.published.muddformer import AS_RELEASED
+from planner.published.row import FAR, Row
+from planner.published.runs import PLAIN, numbers, params, preset
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.formulas.seconds import DEPTH_KERNELS, depth_operator, mixer_operators
 from twoaxis.planner.methods import methods
 from twoaxis.planner.model import ModelShape
-from twoaxis.planner.published import published
-from twoaxis.planner.published.canon import llama
-from twoaxis.planner.published.deep_delta import PARAMS, VARIANTS
-from twoaxis.planner.published.muddformer import AS_RELEASED
-from twoaxis.planner.published.row import FAR, Row
-from twoaxis.planner.published.runs import PLAIN, numbers, params, preset
 
 DOCS = Path(__file__).parents[2] / "docs"
 WORK = {"batch": 1, "tokens": 4096, "context": 0, "tensor": 1, "sequence": "none", "engine": "fused"}
@@ -25,8 +25,9 @@ WORK = {"batch": 1, "tokens": 4096, "context": 0, "tensor": 1, "sequence": "none
 def test_page_is_up_to_date() -> None:
     """In a process without run-time types, which take three times as long as the page itself."""
     folder = DOCS / "planner"
-    script = "from twoaxis.planner.published.page import *; print(published_page('published.svg'), end='')"
-    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, encoding="utf-8").stdout
+    script = "from planner.published.page import *; print(published_page('published.svg'), end='')"
+    command = [sys.executable, "-c", script]
+    made = subprocess.run(command, cwd=DOCS, capture_output=True, text=True, check=True, encoding="utf-8").stdout
     assert (folder / "published.md").read_text(encoding="utf-8") == made, "run `python docs/build.py published`"
     assert (folder / "published.svg").exists()
 

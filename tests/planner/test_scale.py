@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from twoaxis.figures.theme import NARROW, WIDE
-from twoaxis.planner.figures.scale import scale_figures
+from planner.scale import rounded, scale_text
+from planner.scale.axes import TOKENS, WINDOW, axes
+from planner.scale.break_even import by_layers, by_stages, crossing
+from planner.scale.cases import CASES, CONTEXTS, SHAPES, Case, case
+from planner.scale.compute import LIMIT, plain, scale, shape_of
+from planner.scale.figures import scale_figures
+from planner.scale.findings import pick, training_breaks, treated, under_limit
+from planner.scale.page import scale_page
+from twoaxis.display.theme import NARROW, WIDE
 from twoaxis.planner.formulas.counts import forward_counts
 from twoaxis.planner.formulas.step import training_step
-from twoaxis.planner.scale import rounded, scale_text
-from twoaxis.planner.scale.axes import TOKENS, WINDOW, axes
-from twoaxis.planner.scale.break_even import by_layers, by_stages, crossing
-from twoaxis.planner.scale.cases import CASES, CONTEXTS, SHAPES, Case, case
-from twoaxis.planner.scale.compute import LIMIT, plain, scale, shape_of
-from twoaxis.planner.scale.findings import pick, training_breaks, treated, under_limit
-from twoaxis.planner.scale.page import scale_page
 
 PAGES = Path(__file__).parents[2] / "docs" / "planner"
 AGAIN = "run `python docs/build.py scale`"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twoaxis.planner.figures.timeline import timeline
-from twoaxis.planner.pipeline.schedules import (
+from planner.scale.timeline import timeline
+from twoaxis.planner.formulas.schedules import (
     exposed_seconds,
     gpipe_order,
     ideal_bubble,

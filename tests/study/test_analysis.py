@@ -2,8 +2,8 @@
 
 import pytest
 
+from twoaxis.display import numbers as words
 from twoaxis.statistics import paired_test
-from twoaxis.study import words
 from twoaxis.study.report.tables import COST_COLUMNS, RESULT_COLUMNS, cost_rows, result_rows
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.running.folder import RunRecord

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.figures import study_figures
 
 from ..browsing import Seen, launched_browser, needs_browser

@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twoaxis.figures.theme import ARMS
-from twoaxis.study import words
+from twoaxis.display import numbers as words
+from twoaxis.display.theme import ARMS
 from twoaxis.study.figures import Figure, study_figures
 from twoaxis.study.figures.labels import Frame, beside_points, spread
 from twoaxis.study.page import POLICY, render_page

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from twoaxis.core.errors import StudyError
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.report import Report, write_report
 from twoaxis.study.report_data import ReportData, read_report
 

@@ -259,6 +259,10 @@ class Audit(Config):
         """Every source that anything reads, oldest first: the columns of a heat map of what is read."""
         return tuple(dict.fromkeys(name for one in self.routing if one.role == "read" for name in one.sources))
 
+    def place_name(self, index: int) -> str:
+        """What a sublayer is called for readers; the head stands behind the last."""
+        return f"{index} {self.sublayers[index].kind}" if index < len(self.sublayers) else "head"
+
     def shares(self) -> dict[int, dict[str, float]]:
         """By reading sublayer, the share of each source in what is read, over all ways and parts: the rows of that heat map."""
         found: dict[int, dict[str, float]] = {}

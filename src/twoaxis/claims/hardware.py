@@ -9,6 +9,7 @@ from twoaxis.claims.benchmarks import KeptTable, Ratio, kept_table
 from twoaxis.claims.claim import PAPER, Claim, EvidenceTable, Finding, Verdict
 from twoaxis.claims.studies import FIXED_ON
 from twoaxis.core.cost import Shape
+from twoaxis.display.numbers import change
 from twoaxis.model import DecoderConfig
 from twoaxis.model.cost import decoder_cost
 from twoaxis.model.memory import decoder_saved_bytes
@@ -130,11 +131,11 @@ def compute() -> Finding:
     ledger, rows = [], []
     for size in SIZES:
         swa = added(size, None)
-        rows.append((size.name, f"ShortSWA, w = {size.window}", *map(_percent, swa)))
+        rows.append((size.name, f"ShortSWA, w = {size.window}", *map(_change, swa)))
         for name, depth in DEPTH_READS.items():
             own = added(size, depth)
             ledger += [_side(one, other, MATERIAL) for one, other in zip(swa, own, strict=True)]
-            rows.append((size.name, name, *map(_percent, own)))
+            rows.append((size.name, name, *map(_change, own)))
     tables = kept_table("Depth mixers"), kept_table("Training step of a decoder with local mixing")
     timed = list(seconds(*tables))
     evidence = [_counted("Bytes by the ledger", ledger)]
@@ -228,8 +229,8 @@ def _batch(shape: Shape) -> str:
     return f"{shape.batch} x {shape.tokens} tokens of {8 * shape.element_bytes} bits"
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:+,.1f} %" if value else "0"
+def _change(value: float) -> str:
+    return change(value) if value else "0"
 
 
 CLAIM = Claim(

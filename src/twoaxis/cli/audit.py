@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from twoaxis.cli.models import Step
-from twoaxis.cli.output import Json, name_of, print_item, print_json, print_table
+from twoaxis.cli.output import Json, name_of, print_json
+from twoaxis.display.tables import print_item, print_table
 
 if TYPE_CHECKING:
     from twoaxis.audit import Audit
@@ -42,7 +43,7 @@ def audit(
 
 
 def _print(found: "Audit", run: str) -> None:
-    from twoaxis.audit.table import audit_tables
+    from twoaxis.cli.audit_tables import audit_tables
 
     print_item(
         f"{run}: {found.depth} after {found.step:,} steps, loss {found.loss:.4f} nats per token over {found.targets:,} targets "

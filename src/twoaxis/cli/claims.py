@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twoaxis.cli.output import Json, line_width, print_item, print_json, print_table
+from twoaxis.cli.output import Json, print_json
+from twoaxis.display.tables import line_width, print_item, print_table
 
 if TYPE_CHECKING:
     from twoaxis.claims import Claim, Finding

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twoaxis.cli.models import SOURCES, Loaded, Step, load_model
-from twoaxis.cli.output import Json, name_of, print_item, print_json, print_table
+from twoaxis.cli.output import Json, name_of, print_json
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.text import read_text
+from twoaxis.display.tables import print_item, print_table
 
 if TYPE_CHECKING:
     from twoaxis.interop.evaluate import TaskFolder

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from twoaxis.cli.amounts import bytes_text, count_text
-from twoaxis.cli.output import print_item, print_json, print_table
+from twoaxis.cli.output import Json, print_json
 
 if TYPE_CHECKING:
     from twoaxis.planner.design_table import MethodRow
@@ -15,10 +14,11 @@ from typing import Annotated, Any
 import typer
 
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
-from twoaxis.cli.output import Json
 from twoaxis.cli.reference import depth_cost
 from twoaxis.core.documentation import source
 from twoaxis.core.errors import ConfigError, nearest, problem
+from twoaxis.display.numbers import bytes_text, count_text
+from twoaxis.display.tables import print_item, print_table
 
 NO_STUDY = "no valid study"
 
@@ -129,6 +129,8 @@ def list_mixers(
     if design:
         if axis in ("feed_forward", "local"):
             raise ConfigError(problem("axis", axis, "depth or sequence with --design", "leave it out for both"))
+        from twoaxis.cli.list_design import list_designs
+
         list_designs(axis, as_json)
         return
     tables = {name: [_row(name, row) for row in table] for name, table in AXES.items() if axis in (None, name)}

@@ -5,8 +5,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twoaxis.cli.output import print_item, print_json, print_table
+from twoaxis.cli.output import print_json
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.display.numbers import seconds_text as _seconds
+from twoaxis.display.tables import print_item, print_table
 
 if TYPE_CHECKING:
     from twoaxis.planner.hardware import Device
@@ -67,9 +69,3 @@ def plan_calibrate(as_json: bool, out: Path | None = None) -> int:
 def _print_device(device: "Device") -> None:
     rows = [(path, f"{figure.value:.4g}") for path, figure in device.figures().items()]
     print_table(f"{device.name}: {device.description}", ("figure", "value"), rows, ("value",))
-
-
-def _seconds(value: float) -> str:
-    from twoaxis.planner.page.written import SECONDS, amount
-
-    return amount(value, SECONDS)

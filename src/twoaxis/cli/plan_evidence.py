@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from twoaxis.cli.output import print_item
+from twoaxis.display.tables import print_item
 
 if TYPE_CHECKING:
     from twoaxis.planner.evidence import Side, StudyEvidence

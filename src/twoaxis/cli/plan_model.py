@@ -115,7 +115,7 @@ def _checked(arrangement: dict[str, Any]) -> dict[str, Any]:
 
     from twoaxis.planner.coefficients import Engine
     from twoaxis.planner.layout import SequenceSharding
-    from twoaxis.planner.pipeline.payload import FORWARDINGS
+    from twoaxis.planner.payload import FORWARDINGS
     from twoaxis.planner.setting import Recompute, Sharding
 
     words = {

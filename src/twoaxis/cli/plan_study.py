@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twoaxis.cli.output import print_item, print_json, print_table
+from twoaxis.cli.output import print_json
+from twoaxis.display.tables import print_item, print_table
 
 if TYPE_CHECKING:
     from twoaxis.study.planning.plan import StudyPlan
@@ -35,7 +36,7 @@ def plan_of_study(study_file: Path, as_json: bool, overrides: Sequence[str] = ()
 
 def print_plan(planned: "StudyPlan", as_json: bool) -> int:
     """Prints the arms of a plan and what was left out."""
-    from twoaxis.study import words
+    from twoaxis.display import numbers as words
     from twoaxis.study.report.tables import PLAN_COLUMNS, plan_rows, plan_title
 
     if as_json:

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from twoaxis.cli.amounts import bytes_text as _bytes
-from twoaxis.cli.amounts import change_text as _change
-from twoaxis.cli.amounts import count_text as _count
-from twoaxis.cli.amounts import seconds_text as _seconds
-from twoaxis.cli.output import print_item, print_table
 from twoaxis.cli.plan_evidence import print_evidence
+from twoaxis.display.numbers import bytes_text as _bytes
+from twoaxis.display.numbers import change as _change
+from twoaxis.display.numbers import count_text as _count
+from twoaxis.display.numbers import percent
+from twoaxis.display.numbers import seconds_text as _seconds
+from twoaxis.display.tables import print_item, print_table
 
 if TYPE_CHECKING:
     from twoaxis.planner.advice import Recommendation, WhatIf
@@ -47,7 +48,6 @@ def print_model_plan(planned: "ModelPlan") -> None:
 
 
 def _print_setting(planned: "ModelPlan") -> None:
-    from twoaxis.planner.page.written import percent
     from twoaxis.planner.search import RESERVE
 
     setting, layout, control = planned.setting, planned.setting.layout, planned.comparison.control

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twoaxis.cli.output import Json, print_json, print_table
+from twoaxis.cli.output import Json, print_json
+from twoaxis.display.tables import print_table
 
 if TYPE_CHECKING:
     from twoaxis.study.report import Report

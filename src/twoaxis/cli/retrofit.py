@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import typer
 
 from twoaxis.cli.models import SOURCES, Step, load_model
-from twoaxis.cli.output import Json, name_of, print_json, print_table
+from twoaxis.cli.output import Json, name_of, print_json
 from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.core.text import read_text
+from twoaxis.display.tables import print_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +63,7 @@ def retrofit(
     from twoaxis.checkpoints.retrofit import target_config
     from twoaxis.checkpoints.source_files import keep_source_files
     from twoaxis.core.overrides import apply_overrides, parse_value
+    from twoaxis.display.numbers import plain
 
     if depth is None and not sequence:
         raise ConfigError("nothing to add; name a mixer with --depth or --sequence")
@@ -76,7 +78,7 @@ def retrofit(
     if as_json:
         print_json(report)
     else:
-        said = [(key, _worded(value)) for key, value in report.items() if key != "blend" or value]
+        said = [(key, plain(value)) for key, value in report.items() if key != "blend" or value]
         print_table(name_of(source), ("retrofit", "value"), said)
         if report["run"] is None:
             print(f"nothing was written: the logits do not agree within {bound:g}; --allow-difference writes all the same")
@@ -162,9 +164,3 @@ def _rows(text: Path | None, tokens: int, tokenizer: "Tokenizer", model: "Decode
     ids = tokenizer.prompt(words)[:tokens]
     width = min(width, len(ids))
     return torch.tensor(ids[: len(ids) // width * width]).unflatten(0, (-1, width))
-
-
-def _worded(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -8,13 +8,14 @@ import typer
 from torch import nn
 
 from twoaxis.cli.list import AXES
-from twoaxis.cli.output import Json, print_json, print_table
+from twoaxis.cli.output import Json, print_json
 from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_SITE, REFERENCE_STACK
 from twoaxis.core.cost import Cost
 from twoaxis.core.errors import ConfigError, nearest
 from twoaxis.core.overrides import apply_overrides
 from twoaxis.core.parameters import declarations
 from twoaxis.core.site import Site, Stack
+from twoaxis.display.tables import print_table
 
 COSTS = {
     "parameters": "parameters",

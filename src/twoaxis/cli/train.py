@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from twoaxis.cli.output import Json, name_of, print_json, print_table
+from twoaxis.cli.output import Json, name_of, print_json
+from twoaxis.display.tables import print_table
 
 
 def train(
@@ -41,6 +42,7 @@ def train(
     Example: twoaxis train examples/tiny.toml model.depth=deep_delta steps=50 --run runs/delta
     """
     from twoaxis.core.overrides import parse_value
+    from twoaxis.display.numbers import decimal, plain
     from twoaxis.train import console_progress, read_recipe
     from twoaxis.train import train as run_training
 
@@ -51,12 +53,6 @@ def train(
     if as_json:
         print_json({"run": name_of(folder), **data})
     else:
-        rows = [(key, _worded(value)) for key, value in data.items() if value is not None]
+        rows = [(key, plain(value, decimal)) for key, value in data.items() if value is not None]
         print_table(name_of(folder), ("result", "value"), rows)
     return 1 if result.status == "diverged" else 130 if result.status == "interrupted" else 0
-
-
-def _worded(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

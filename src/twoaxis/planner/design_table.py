@@ -13,12 +13,12 @@ from twoaxis.model.memory import decoder_saved_bytes
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.evidence import Arm, PairVerdict, against_control, local_mixers, recorded_design
 from twoaxis.planner.formulas.counts import forward_counts, parameter_counts
+from twoaxis.planner.formulas.crossing import hop_bytes
 from twoaxis.planner.formulas.step import edges_of
 from twoaxis.planner.methods import Axis, Method, Refusal, fitted, methods
 from twoaxis.planner.model.part import OwnPart
 from twoaxis.planner.model.read import read_model
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.pipeline.crossing import hop_bytes
 
 PRESET, TOKENS, ELEMENT_BYTES = "dense-7b", 2**13, 2
 """The model of the costs: its sizes, the length of a sequence, and bfloat16."""

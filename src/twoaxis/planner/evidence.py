@@ -7,6 +7,7 @@ from typing import Any, Literal
 from twoaxis.core.kept_reports import KeptReport, kept_reports
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.depth import DEPTH
+from twoaxis.display.numbers import count_text, signed
 from twoaxis.planner.methods import Goal
 
 Verdict = Literal["better", "undecided", "worse"]
@@ -70,10 +71,10 @@ class PairVerdict:
         if self.verdict is None or self.difference is None:
             return f"{self.arm} against {self.against}: no verdict" + (f" ({self.no_verdict})" if self.no_verdict else "")
         which = f"simultaneous 95 % interval (family of {self.family})" if self.family else "own 95 % interval"
-        interval = "" if self.low is None or self.high is None else f", {which} {_signed(self.low)} to {_signed(self.high)}"
+        interval = "" if self.low is None or self.high is None else f", {which} {signed(self.low)} to {signed(self.high)}"
         equal = f" at equal {self.matched.replace('flops', 'FLOPs')}" if self.matched else ""
         verdict = "undecided against" if self.verdict == "undecided" else f"{self.verdict} than"
-        found = f"{self.arm} is {verdict} {self.against}{equal}: {_signed(self.difference)} nats per token"
+        found = f"{self.arm} is {verdict} {self.against}{equal}: {signed(self.difference)} nats per token"
         return f"{found}{interval}, {self.replicates} replicates"
 
 
@@ -250,16 +251,5 @@ def _scale(report: Mapping[str, Any]) -> str:
     arms = [arm for arm in report["arms"].values() if arm.get("role", "treatment") in ("control", "treatment")]
     sizes = [arm["parameters"] for arm in arms if arm.get("parameters")]
     tokens = sorted({arm["tokens"] for arm in arms if arm.get("tokens")})
-    said = f"models of {_count(min(sizes))} to {_count(max(sizes))} parameters" if sizes else "models of unknown size"
-    return f"{said}, {' or '.join(_count(each) for each in tokens)} tokens a run" if tokens else said
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.4f}".replace("-", "\N{MINUS SIGN}")
-
-
-def _count(value: float) -> str:
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.0f}"
+    said = f"models of {count_text(min(sizes))} to {count_text(max(sizes))} parameters" if sizes else "models of unknown size"
+    return f"{said}, {' or '.join(count_text(each) for each in tokens)} tokens a run" if tokens else said

@@ -6,8 +6,8 @@ from pydantic import Field, model_validator
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.planner.formulas.schedules import schedule_order
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.pipeline.schedules import schedule_order
 
 SequenceSharding = Literal["none", "tensor"]
 """Whether what lies between sublayers is whole on every tensor-parallel rank, or cut along the sequence over them."""
@@ -66,7 +66,7 @@ class ParallelLayout(Config):
         return self.pipeline * self.virtual
 
     def order(self) -> list[list[list]]:
-        """The actions of each pipeline rank; see `pipeline.schedules`."""
+        """The actions of each pipeline rank; see `formulas.schedules`."""
         schedule = "interleaved" if self.virtual > 1 else self.schedule
         return schedule_order(schedule, self.pipeline, self.virtual, self.microbatches)
 

@@ -58,13 +58,3 @@ def _parsed(text: str, what: str, units: dict[str, float], such_as: str) -> floa
     if not 0 < value < math.inf:
         raise ConfigError(f"{what}={text!r}: must be above zero and finite; write for example {such_as}")
     return value
-
-
-def change_text(ratio: float) -> str:
-    """What something adds to the control, as a signed percentage.
-
-    Example:
-        >>> change_text(0.0123), change_text(-0.5), change_text(-0.00001)
-        ('+1.2 %', '-50.0 %', '+0.0 %')
-    """
-    return f"{round(100 * ratio, 1) + 0.0:+.1f} %"

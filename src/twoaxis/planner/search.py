@@ -7,13 +7,13 @@ from math import gcd, lcm
 from typing import Any, Literal, Self, get_args
 
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.display.numbers import bytes_text
 from twoaxis.planner.coefficients import Data, Engine
 from twoaxis.planner.formulas.step import estimated_step
 from twoaxis.planner.hardware import Device
 from twoaxis.planner.layout import ParallelLayout, SequenceSharding
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.page.written import BYTES, amount
-from twoaxis.planner.pipeline.payload import Forwarding
+from twoaxis.planner.payload import Forwarding
 from twoaxis.planner.precision import Precision
 from twoaxis.planner.setting import Recompute, Setting, Sharding
 
@@ -246,10 +246,10 @@ def _too_large(model: ModelShape, numbers: Data, request: Request, estimates: li
     least = min(estimates, key=lambda found: found.memory_bytes)
     layout = least.setting.layout
     how = f"tensor={layout.tensor}, pipeline={layout.pipeline}, data={layout.data}, recompute={least.setting.recompute!r}"
-    limit = f"{amount(request.memory_limit_bytes, BYTES)}, {1 - RESERVE:.0%} of {request.device.name}"
+    limit = f"{bytes_text(request.memory_limit_bytes)}, {1 - RESERVE:.0%} of {request.device.name}"
     return (
         f"{model.name} on {request.gpus} x {request.device.name}: the least memory found is "
-        f"{amount(least.memory_bytes, BYTES)} per GPU ({how}, sharding={least.setting.sharding!r}), must be at most {limit}; "
+        f"{bytes_text(least.memory_bytes)} per GPU ({how}, sharding={least.setting.sharding!r}), must be at most {limit}; "
         f"{_remedy(model, numbers, request)}"
     )
 

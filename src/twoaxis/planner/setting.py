@@ -9,7 +9,7 @@ from twoaxis.planner.formulas.step import forward_pass, prefill_state_bytes, tra
 from twoaxis.planner.hardware import Device
 from twoaxis.planner.hardware.device import NumberFormat
 from twoaxis.planner.layout import ParallelLayout
-from twoaxis.planner.pipeline.payload import Forwarding
+from twoaxis.planner.payload import Forwarding
 from twoaxis.planner.precision import Precision
 
 NUMBER_FORMATS = {2: NumberFormat.BF16, 4: NumberFormat.FP32, 8: NumberFormat.FP64}
@@ -30,7 +30,7 @@ class Setting:
         tokens: in each.
         precision: bytes of one number of each sort.
         engine: `fused`: one kernel for each depth read and write, the least traffic; `eager`: one for each operation.
-        forwarding: what crosses stage boundaries, see `pipeline.crossing`.
+        forwarding: what crosses stage boundaries, see `formulas.crossing`.
         recompute: what the backward pass computes once more.
         sharding: what is spread over the data-parallel ranks.
         transfers: `overlapped` with computation, or `blocking`.
@@ -108,7 +108,7 @@ class Setting:
         return forward_pass(numbers, self._work(batch, tokens, 0), self.rates, self.links["tensor"])
 
     def prefill_state_bytes(self, numbers: Data, batch: int, tokens: int, chunk_tokens: int = 0) -> float:
-        """The most bytes of depth state on one rank meanwhile; see `pipeline.collectives.stored_bytes`."""
+        """The most bytes of depth state on one rank meanwhile; see `formulas.collectives.stored_bytes`."""
         return prefill_state_bytes(numbers, self._work(batch, tokens, 0), chunk_tokens)
 
     def _work(self, batch: int, tokens: int, context: int) -> Data:

@@ -1,5 +1,6 @@
-"""The arithmetic of the planner: functions of plain numbers, lists and dictionaries, which the page runs as they stand.
+"""The arithmetic of the planner and of its page: functions of plain numbers, lists and dictionaries.
 
-`planner.page` hands these modules to a browser, so they use what both languages have: numbers, strings, lists,
-dictionaries, loops, comparisons and each other.
+Python runs these modules as they stand, and so does a browser: docs/page_formulas.py translates all of them into JavaScript, so
+they use only what both languages have: numbers, strings, lists, dictionaries, loops, comparisons and each other. No other code
+is translated.
 """

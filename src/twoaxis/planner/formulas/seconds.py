@@ -7,9 +7,9 @@ ranks that share every matrix, with `sequence` "tensor" where they share the tok
 
 from typing import Any
 
+from twoaxis.planner.formulas.collectives import tensor_parallel_bytes
 from twoaxis.planner.formulas.counts import pair_flops, pair_flops_of_one
-from twoaxis.planner.hardware.roofline import harmonic_size, operator, operator_seconds
-from twoaxis.planner.pipeline.collectives import tensor_parallel_bytes
+from twoaxis.planner.formulas.roofline import harmonic_size, operator, operator_seconds
 
 Data = dict[str, Any]
 

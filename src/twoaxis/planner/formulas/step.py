@@ -1,13 +1,14 @@
 """A training step on many devices, and a step of generation: seconds and bytes.
 
 `run` says how: `batch` sequences of `tokens` in one microbatch, `microbatches` of them, `pipeline` ranks with `virtual` stages
-each, `schedule` and `transfers` as in `pipeline.schedules`, `forwarding` as in `pipeline.crossing`, `data` replicas and their
-`sharding` as in `pipeline.collectives`, `recompute` "off" or "block", and `tensor`, `sequence` and `engine` as in
+each, `schedule` and `transfers` as in `formulas.schedules`, `forwarding` as in `formulas.crossing`, `data` replicas and their
+`sharding` as in `formulas.collectives`, `recompute` "off" or "block", and `tensor`, `sequence` and `engine` as in
 `formulas.seconds`.
 """
 
 from typing import Any
 
+from twoaxis.planner.formulas.collectives import all_reduce_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_bytes
 from twoaxis.planner.formulas.counts import (
     boundary_of_block,
     ends_saved_bytes,
@@ -17,11 +18,10 @@ from twoaxis.planner.formulas.counts import (
     saved_bytes_of,
     state_bytes,
 )
+from twoaxis.planner.formulas.crossing import even_cuts, hop_bytes, waiting_bytes
+from twoaxis.planner.formulas.roofline import memory_seconds
+from twoaxis.planner.formulas.schedules import peak_memory, schedule_order, simulate, transfer_seconds
 from twoaxis.planner.formulas.seconds import collective_seconds, head_seconds, sublayer_seconds, tokens_on_rank
-from twoaxis.planner.hardware.roofline import memory_seconds
-from twoaxis.planner.pipeline.collectives import all_reduce_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_bytes
-from twoaxis.planner.pipeline.crossing import even_cuts, hop_bytes, waiting_bytes
-from twoaxis.planner.pipeline.schedules import peak_memory, schedule_order, simulate, transfer_seconds
 
 Data = dict[str, Any]
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.planner.formulas.roofline import Data, harmonic_size, memory_seconds, operator
 from twoaxis.planner.hardware.counted import FUNCTION_FLOPS, eager_operators
-from twoaxis.planner.hardware.roofline import Data, harmonic_size, memory_seconds, operator
 from twoaxis.planner.hardware.stopwatch import Run
 
 PRODUCTS = (

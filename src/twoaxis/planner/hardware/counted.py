@@ -9,7 +9,7 @@ from torch.utils.flop_counter import flop_registry
 
 from twoaxis.core.measure import tensors
 from twoaxis.planner.eager import NOTHING_MOVED
-from twoaxis.planner.hardware.roofline import Data, harmonic_size, operator
+from twoaxis.planner.formulas.roofline import Data, harmonic_size, operator
 
 FUNCTION_FLOPS = 20.0
 """Operations that an exponential, a logarithm or another function of one number takes."""

@@ -9,14 +9,13 @@ from typing import Any
 
 from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.planner.formulas.choice import refusal
+from twoaxis.planner.formulas.figures import facts, figure, table_rows
+from twoaxis.planner.formulas.rows import method_row, methods_of, step_of
 from twoaxis.planner.methods import Refusal, fitted, methods
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.page.choice import refusal
 from twoaxis.planner.page.controls import GOALS, controls
 from twoaxis.planner.page.data import Data, first_choice, tables
-from twoaxis.planner.page.figures import facts, figure
-from twoaxis.planner.page.rows import method_row, methods_of, step_of
-from twoaxis.planner.page.table import table_rows
 from twoaxis.planner.setting import Setting
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"

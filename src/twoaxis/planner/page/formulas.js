@@ -65,107 +65,69 @@ var _pymeth_repeat = function(count) { // nargs: 0
     return result + pattern;
 };
 var BYTES, COUNTS, DEPTH_KERNELS, MIXER_KERNELS, PRODUCT_COLUMNS, RANK, ROW, SECONDS, _arrival, _begun, _never, _run, _summary, alive, all_gather_bytes, all_reduce_bytes, amount, bars, bars_of, bound, bound_by, boundary_of_block, box_at, by_rank, cache_bytes_of, cache_read, collective_seconds, compute_seconds, copied, data_parallel_bytes, depth_operator, edges_of, ends_saved_bytes, estimated_step, even_cuts, exposed_seconds, extended, facts, figure, fixed, forward_counts, forward_pass, fused, gpipe_order, gpus_of, gradients_waiting, harmonic_size, head_seconds, height_of, held, hop_bytes, ideal_bubble, interleaved_order, joined, kept_leaf_bytes, largest_block_bytes, launch_seconds, line_at, lines, link_of, link_seconds, links_of, log2_of, matmul_efficiency, memory_seconds, method_row, methods_of, min_of, mixer_operators, mixing_gradient_bytes, model_of, name_at, new_state_bytes, numbers, one_f_one_b_order, one_line, opening, operator, operator_seconds, outline, overhead, pair_flops, pair_flops_of_one, pairs_of_work, parameter_counts, peak_memory, percent, pipeline_flow, place, place_of, prefill_state_bytes, reach_of, recomputed_bytes_of, reduce_scatter_bytes, refusal, run_of, saved_bytes_of, schedule_order, sent_bytes, sequence_of, simulate, simulated_microbatches, sorted_by, stage_memory, stage_seconds, state_bytes, states_of, step_of, steps, stored_bytes, stored_tokens, sublayer_seconds, table_rows, tensor_parallel_bytes, text_at, three_digits, tokens_on_rank, tone_of, top_of, total_seconds, training_step, transfer_seconds, unpacked, update_seconds, visible_pairs_of, waiting_bytes, weights_read, work_of, work_of_prompts;
-harmonic_size = function flx_harmonic_size (rows, inner, columns) {
-    return 1.0 / (((1.0 / rows) + (1.0 / inner)) + (1.0 / columns));
+gpus_of = function flx_gpus_of (choice) {
+    return (choice["data"] * choice["pipeline"]) * choice["tensor"];
 };
 
-matmul_efficiency = function flx_matmul_efficiency (size, half_size) {
-    return size / (size + half_size);
+run_of = function flx_run_of (choice) {
+    return ({batch: Math.floor(choice["batch"]/(choice["data"] * choice["microbatches"])), tokens: choice["tokens"], microbatches: choice["microbatches"], pipeline: choice["pipeline"], virtual: choice["virtual"], schedule: ((choice["virtual"] > 1))? ("interleaved") : (choice["schedule"]), transfers: choice["transfers"], forwarding: choice["forwarding"], data: choice["data"], sharding: choice["sharding"], recompute: choice["recompute"], tensor: choice["tensor"], sequence: sequence_of(choice), engine: "fused"});
 };
 
-operator = function flx_operator (matmul_flops, size, vector_flops, bytes_moved, kernels) {
-    return ({matmul_flops: matmul_flops, size: size, vector_flops: vector_flops, bytes: bytes_moved, kernels: kernels});
+sequence_of = function flx_sequence_of (choice) {
+    return ((choice["tensor"] > 1))? (choice["sequence"]) : ("none");
 };
 
-compute_seconds = function flx_compute_seconds (op, rates) {
-    var reached, seconds;
-    seconds = op["vector_flops"] / rates["vector_flops_per_second"];
-    if ((op["matmul_flops"] > 0)) {
-        reached = rates["flops_per_second"] * matmul_efficiency(op["size"], rates["matmul_half_size"]);
-        seconds = seconds + (op["matmul_flops"] / reached);
-    }
-    return seconds;
+work_of_prompts = function flx_work_of_prompts (choice, tokens, context, sequence) {
+    return ({batch: choice["prompts"], tokens: tokens, context: context, tensor: choice["tensor"], sequence: sequence, engine: "fused"});
 };
 
-memory_seconds = function flx_memory_seconds (bytes_moved, rates) {
-    var cache, rate, stub1_seq, stub2_itr;
-    rate = rates["bytes_per_second"];
-    stub1_seq = rates["caches"];
-    if ((typeof stub1_seq === "object") && (!Array.isArray(stub1_seq))) { stub1_seq = Object.keys(stub1_seq);}
-    for (stub2_itr = 0; stub2_itr < stub1_seq.length; stub2_itr += 1) {
-        cache = stub1_seq[stub2_itr];
-        if ((bytes_moved <= cache[0])) {
-            rate = Math.max(rate, cache[1]);
+reach_of = function flx_reach_of (device, devices) {
+    var index, most;
+    for (index = 0; index < device["links"].length; index += 1) {
+        most = device["links"][index][0];
+        if (((most==0) || (devices <= most))) {
+            return index;
         }
     }
-    return bytes_moved / rate;
+    return -1;
 };
 
-launch_seconds = function flx_launch_seconds (op, rates) {
-    return op["kernels"] * rates["launch_seconds"];
+link_of = function flx_link_of (device, devices) {
+    if ((devices==1)) {
+        return ({bytes_per_second: 1.0, pair_bytes_per_second: 1.0, latency_seconds: 0.0});
+    }
+    return device["links"][reach_of(device, devices)][1];
 };
 
-operator_seconds = function flx_operator_seconds (op, rates) {
-    return (Math.max(compute_seconds(op, rates), memory_seconds(op["bytes"], rates))) + launch_seconds(op, rates);
+links_of = function flx_links_of (device, choice) {
+    return ({tensor: link_of(device, choice["tensor"]), pipeline: link_of(device, choice["tensor"] * choice["pipeline"]), data: link_of(device, gpus_of(choice))});
 };
 
-total_seconds = function flx_total_seconds (operators, rates) {
-    var op, seconds, stub3_seq, stub4_itr;
-    seconds = 0.0;
-    stub3_seq = operators;
-    if ((typeof stub3_seq === "object") && (!Array.isArray(stub3_seq))) { stub3_seq = Object.keys(stub3_seq);}
-    for (stub4_itr = 0; stub4_itr < stub3_seq.length; stub4_itr += 1) {
-        op = stub3_seq[stub4_itr];
-        seconds = seconds + operator_seconds(op, rates);
+refusal = function flx_refusal (choice, device, n_layers) {
+    var parts;
+    parts = choice["data"] * choice["microbatches"];
+    if (((choice["batch"] % parts) > 0)) {
+        return ((("A batch of " + _pyfunc_str(choice["batch"])) + " does not divide by replicas x microbatches = ") + _pyfunc_str(parts)) + ".";
     }
-    return seconds;
-};
-
-fused = function flx_fused (operators, least_bytes) {
-    var matmul_flops, op, size, stub5_seq, stub6_itr, surface, vector_flops;
-    matmul_flops = 0.0;
-    vector_flops = 0.0;
-    surface = 0.0;
-    stub5_seq = operators;
-    if ((typeof stub5_seq === "object") && (!Array.isArray(stub5_seq))) { stub5_seq = Object.keys(stub5_seq);}
-    for (stub6_itr = 0; stub6_itr < stub5_seq.length; stub6_itr += 1) {
-        op = stub5_seq[stub6_itr];
-        matmul_flops = matmul_flops + op["matmul_flops"];
-        vector_flops = vector_flops + op["vector_flops"];
-        if ((op["matmul_flops"] > 0)) {
-            surface = surface + (op["matmul_flops"] / op["size"]);
-        }
+    if (((choice["virtual"] > 1) && (choice["pipeline"]==1))) {
+        return "Several stages on each rank need more than one pipeline rank.";
     }
-    size = 0.0;
-    if ((matmul_flops > 0)) {
-        size = matmul_flops / surface;
+    if (((choice["virtual"] > 1) && (choice["schedule"]=="gpipe"))) {
+        return "GPipe runs one stage on each rank; choose 1F1B, or one stage.";
     }
-    return operator(matmul_flops, size, vector_flops, least_bytes, 1.0);
-};
-
-bound = function flx_bound (op, rates) {
-    var compute, memory;
-    compute = compute_seconds(op, rates);
-    memory = memory_seconds(op["bytes"], rates);
-    return bound_by(compute, memory, launch_seconds(op, rates), 0.0);
-};
-
-bound_by = function flx_bound_by (compute, memory, launch, link) {
-    var largest, name;
-    name = "compute";
-    largest = compute;
-    if ((memory > largest)) {
-        name = "memory";
-        largest = memory;
+    if (((choice["virtual"] > 1) && (((choice["microbatches"] % choice["pipeline"]) > 0)))) {
+        return "With several stages on each rank, microbatches have to be a multiple of the pipeline ranks.";
     }
-    if ((launch > largest)) {
-        name = "launch";
-        largest = launch;
+    if (((choice["pipeline"] * choice["virtual"]) > n_layers)) {
+        return ("There are more stages than the " + _pyfunc_str(n_layers)) + " blocks of the model; choose fewer.";
     }
-    if ((link > largest)) {
-        name = "link";
+    if ((((sequence_of(choice)=="tensor")) && (((choice["tokens"] % choice["tensor"]) > 0)))) {
+        return "The tokens do not divide by the tensor ranks that share them.";
     }
-    return name;
+    if ((((gpus_of(choice) > 1)) && (((reach_of(device, gpus_of(choice))) < 0)))) {
+        return ("Nothing is known that connects " + (_pyfunc_str(gpus_of(choice)))) + " of this device; choose fewer.";
+    }
+    return "";
 };
 
 all_gather_bytes = function flx_all_gather_bytes (ranks, whole_bytes) {
@@ -216,6 +178,185 @@ stored_bytes = function flx_stored_bytes (state_bytes, tokens, chunk_tokens, ran
     return state_bytes * stored_tokens(tokens, chunk_tokens, ranks, sequence);
 };
 
+visible_pairs_of = function flx_visible_pairs_of (tokens, window) {
+    var width;
+    width = ((window==0))? (tokens) : (Math.min(window, tokens));
+    return ((width * (width + 1)) / 2) + ((tokens - width) * width);
+};
+
+pair_flops = function flx_pair_flops (sublayer, tokens) {
+    var pair, stub1_seq, stub2_itr, total;
+    total = 0;
+    stub1_seq = sublayer["pairs"];
+    if ((typeof stub1_seq === "object") && (!Array.isArray(stub1_seq))) { stub1_seq = Object.keys(stub1_seq);}
+    for (stub2_itr = 0; stub2_itr < stub1_seq.length; stub2_itr += 1) {
+        pair = stub1_seq[stub2_itr];
+        total = total + (pair[0] * visible_pairs_of(tokens, pair[1]));
+    }
+    return total;
+};
+
+pair_flops_of_one = function flx_pair_flops_of_one (sublayer, context) {
+    return pair_flops(sublayer, context + 1) - pair_flops(sublayer, context);
+};
+
+forward_counts = function flx_forward_counts (model, batch, tokens) {
+    var N, depth, elementwise, matmul, pairs, stub3_seq, stub4_itr, sub;
+    N = batch * tokens;
+    matmul = ((N * 2) * model["d_model"]) * model["vocab_size"];
+    elementwise = N * model["norm_elementwise"];
+    pairs = 0;
+    depth = (N * ((model["ends"]["matmul"]) + (model["ends"]["elementwise"]))) + (model["ends"]["matmul_fixed"]);
+    stub3_seq = model["sublayers"];
+    if ((typeof stub3_seq === "object") && (!Array.isArray(stub3_seq))) { stub3_seq = Object.keys(stub3_seq);}
+    for (stub4_itr = 0; stub4_itr < stub3_seq.length; stub4_itr += 1) {
+        sub = stub3_seq[stub4_itr];
+        matmul = matmul + (N * sub["matmul"]);
+        pairs = pairs + (batch * pair_flops(sub, tokens));
+        elementwise = elementwise + (N * (sub["elementwise"] + (sub["norms"] * model["norm_elementwise"])));
+        depth = (depth + (N * ((sub["depth"]["matmul"]) + (sub["depth"]["elementwise"])))) + (sub["depth"]["matmul_fixed"]);
+    }
+    return ({matmul: matmul, pairs: pairs, elementwise: elementwise, depth: depth, all: ((matmul + pairs) + elementwise) + depth});
+};
+
+parameter_counts = function flx_parameter_counts (model) {
+    var depth, ends, idle, matrix, stub5_seq, stub6_itr, sub, total;
+    matrix = model["vocab_size"] * model["d_model"];
+    ends = ((model["tied"] > 0))? (matrix) : (2 * matrix);
+    depth = model["ends"]["params"];
+    total = ends + model["norm_params"];
+    idle = 0;
+    stub5_seq = model["sublayers"];
+    if ((typeof stub5_seq === "object") && (!Array.isArray(stub5_seq))) { stub5_seq = Object.keys(stub5_seq);}
+    for (stub6_itr = 0; stub6_itr < stub5_seq.length; stub6_itr += 1) {
+        sub = stub5_seq[stub6_itr];
+        depth = depth + (sub["depth"]["params"]);
+        total = (total + sub["params"]) + (sub["norms"] * model["norm_params"]);
+        if (((sub["routed"].length) > 0)) {
+            idle = idle + (((sub["routed"][0]) - (sub["routed"][1])) * (sub["routed"][2]));
+        }
+    }
+    return ({all: total + depth, used: (total + depth) - idle, depth: depth, embedding_and_head: ends});
+};
+
+state_bytes = function flx_state_bytes (model, boundary) {
+    var leaf, stub7_seq, stub8_itr, total;
+    total = 0;
+    stub7_seq = model["leaves"];
+    if ((typeof stub7_seq === "object") && (!Array.isArray(stub7_seq))) { stub7_seq = Object.keys(stub7_seq);}
+    for (stub8_itr = 0; stub8_itr < stub7_seq.length; stub8_itr += 1) {
+        leaf = stub7_seq[stub8_itr];
+        if (((leaf[0] <= boundary) && (boundary <= leaf[1]))) {
+            total = total + leaf[2];
+        }
+    }
+    return total;
+};
+
+new_state_bytes = function flx_new_state_bytes (model, earlier, later) {
+    var leaf, stub10_itr, stub9_seq, total;
+    total = 0;
+    stub9_seq = model["leaves"];
+    if ((typeof stub9_seq === "object") && (!Array.isArray(stub9_seq))) { stub9_seq = Object.keys(stub9_seq);}
+    for (stub10_itr = 0; stub10_itr < stub9_seq.length; stub10_itr += 1) {
+        leaf = stub9_seq[stub10_itr];
+        if (((leaf[0] > earlier) && (leaf[0] <= later) && (later <= leaf[1]))) {
+            total = total + leaf[2];
+        }
+    }
+    return total;
+};
+
+boundary_of_block = function flx_boundary_of_block (model, block) {
+    var index;
+    for (index = 0; index < model["sublayers"].length; index += 1) {
+        if (((model["sublayers"][index]["block"]) >= block)) {
+            return index;
+        }
+    }
+    return model["sublayers"].length;
+};
+
+kept_leaf_bytes = function flx_kept_leaf_bytes (model, first, last) {
+    var leaf, made, stub11_seq, stub12_itr, total;
+    total = 0;
+    stub11_seq = model["leaves"];
+    if ((typeof stub11_seq === "object") && (!Array.isArray(stub11_seq))) { stub11_seq = Object.keys(stub11_seq);}
+    for (stub12_itr = 0; stub12_itr < stub11_seq.length; stub12_itr += 1) {
+        leaf = stub11_seq[stub12_itr];
+        made = (leaf[0] > first) || ((first==0) && (leaf[0]==0));
+        if ((made && (leaf[0] <= last) && (leaf[3] > 0))) {
+            total = total + leaf[2];
+        }
+    }
+    return total;
+};
+
+saved_bytes_of = function flx_saved_bytes_of (model, first, last, tokens) {
+    var index, sub, total;
+    total = tokens * kept_leaf_bytes(model, first, last);
+    for (index = first; index < last; index += 1) {
+        sub = model["sublayers"][index];
+        total = ((total + (tokens * (sub["saved"] + (sub["depth"]["saved"])))) + sub["saved_fixed"]) + (sub["depth"]["saved_fixed"]);
+    }
+    return total;
+};
+
+recomputed_bytes_of = function flx_recomputed_bytes_of (model, first, last, tokens) {
+    var before, index, total;
+    total = 0;
+    before = first;
+    for (index = first + 1; index < last + 1; index += 1) {
+        if (((index==last) || ((model["sublayers"][index]["block"])!=(model["sublayers"][before]["block"])))) {
+            total = total + new_state_bytes(model, before, index);
+            before = index;
+        }
+    }
+    if ((first==0)) {
+        total = total + state_bytes(model, 0);
+    }
+    return total * tokens;
+};
+
+largest_block_bytes = function flx_largest_block_bytes (model, first, last, tokens) {
+    var before, index, largest;
+    largest = 0;
+    before = first;
+    for (index = first + 1; index < last + 1; index += 1) {
+        if (((index==last) || ((model["sublayers"][index]["block"])!=(model["sublayers"][before]["block"])))) {
+            largest = Math.max(largest, saved_bytes_of(model, before, index, tokens));
+            before = index;
+        }
+    }
+    return largest;
+};
+
+ends_saved_bytes = function flx_ends_saved_bytes (model, tokens, tensor_ranks) {
+    var each, statistic, width;
+    width = model["d_model"];
+    statistic = Math.max(4, model["activations_bytes"]);
+    each = ((model["ends"]["saved"]) + (width * model["activations_bytes"])) + statistic;
+    return ((tokens * each) + (model["ends"]["saved_fixed"])) + (((width * model["vocab_size"]) * statistic) / tensor_ranks);
+};
+
+cache_bytes_of = function flx_cache_bytes_of (model, tokens) {
+    var part, stub13_seq, stub14_itr, stub15_seq, stub16_itr, sub, total;
+    total = model["ends"]["cache_fixed"];
+    stub15_seq = model["sublayers"];
+    if ((typeof stub15_seq === "object") && (!Array.isArray(stub15_seq))) { stub15_seq = Object.keys(stub15_seq);}
+    for (stub16_itr = 0; stub16_itr < stub15_seq.length; stub16_itr += 1) {
+        sub = stub15_seq[stub16_itr];
+        total = (total + sub["cache_fixed"]) + (sub["depth"]["cache_fixed"]);
+        stub13_seq = sub["cache"];
+        if ((typeof stub13_seq === "object") && (!Array.isArray(stub13_seq))) { stub13_seq = Object.keys(stub13_seq);}
+        for (stub14_itr = 0; stub14_itr < stub13_seq.length; stub14_itr += 1) {
+            part = stub13_seq[stub14_itr];
+            total = total + (part[0] * (((part[1]==0))? (tokens) : (Math.min(part[1], tokens))));
+        }
+    }
+    return total;
+};
+
 even_cuts = function flx_even_cuts (blocks, chunks) {
     var chunk, cuts;
     cuts = [0];
@@ -226,14 +367,14 @@ even_cuts = function flx_even_cuts (blocks, chunks) {
 };
 
 hop_bytes = function flx_hop_bytes (leaves, edges, ranks, forwarding) {
-    var chunk, hops, leaf, stub7_seq, stub8_itr, total;
+    var chunk, hops, leaf, stub17_seq, stub18_itr, total;
     hops = [];
     for (chunk = 1; chunk < edges.length - 1; chunk += 1) {
         total = 0;
-        stub7_seq = leaves;
-        if ((typeof stub7_seq === "object") && (!Array.isArray(stub7_seq))) { stub7_seq = Object.keys(stub7_seq);}
-        for (stub8_itr = 0; stub8_itr < stub7_seq.length; stub8_itr += 1) {
-            leaf = stub7_seq[stub8_itr];
+        stub17_seq = leaves;
+        if ((typeof stub17_seq === "object") && (!Array.isArray(stub17_seq))) { stub17_seq = Object.keys(stub17_seq);}
+        for (stub18_itr = 0; stub18_itr < stub17_seq.length; stub18_itr += 1) {
+            leaf = stub17_seq[stub18_itr];
             if (((ranks > 1) && alive(leaf, edges[chunk]) && ((!held(leaf, edges, chunk, ranks, forwarding))))) {
                 total += leaf[2];
             }
@@ -244,18 +385,18 @@ hop_bytes = function flx_hop_bytes (leaves, edges, ranks, forwarding) {
 };
 
 waiting_bytes = function flx_waiting_bytes (leaves, edges, ranks, forwarding) {
-    var begun, chunk, ended, entering, first, last, leaf, own, rank, stub10_, stub10__, stub10_i0, stub10_iter0, stub11_seq, stub12_itr, stub9_, stub9__, stub9_i0, stub9_iter0;
-    stub9_ = [];stub9_iter0 = _pyfunc_range(0, (edges.length - 1), 1);if ((typeof stub9_iter0 === "object") && (!Array.isArray(stub9_iter0))) {stub9_iter0 = Object.keys(stub9_iter0);}for (stub9_i0=0; stub9_i0<stub9_iter0.length; stub9_i0++) {stub9__ = stub9_iter0[stub9_i0];{stub9_.push(0);}}
-    begun = stub9_;
-    stub10_ = [];stub10_iter0 = _pyfunc_range(0, (edges.length - 1), 1);if ((typeof stub10_iter0 === "object") && (!Array.isArray(stub10_iter0))) {stub10_iter0 = Object.keys(stub10_iter0);}for (stub10_i0=0; stub10_i0<stub10_iter0.length; stub10_i0++) {stub10__ = stub10_iter0[stub10_i0];{stub10_.push(0);}}
-    ended = stub10_;
+    var begun, chunk, ended, entering, first, last, leaf, own, rank, stub19_, stub19__, stub19_i0, stub19_iter0, stub20_, stub20__, stub20_i0, stub20_iter0, stub21_seq, stub22_itr;
+    stub19_ = [];stub19_iter0 = _pyfunc_range(0, (edges.length - 1), 1);if ((typeof stub19_iter0 === "object") && (!Array.isArray(stub19_iter0))) {stub19_iter0 = Object.keys(stub19_iter0);}for (stub19_i0=0; stub19_i0<stub19_iter0.length; stub19_i0++) {stub19__ = stub19_iter0[stub19_i0];{stub19_.push(0);}}
+    begun = stub19_;
+    stub20_ = [];stub20_iter0 = _pyfunc_range(0, (edges.length - 1), 1);if ((typeof stub20_iter0 === "object") && (!Array.isArray(stub20_iter0))) {stub20_iter0 = Object.keys(stub20_iter0);}for (stub20_i0=0; stub20_i0<stub20_iter0.length; stub20_i0++) {stub20__ = stub20_iter0[stub20_i0];{stub20_.push(0);}}
+    ended = stub20_;
     if (((ranks==1) || (forwarding=="naive"))) {
         return [begun, ended];
     }
-    stub11_seq = leaves;
-    if ((typeof stub11_seq === "object") && (!Array.isArray(stub11_seq))) { stub11_seq = Object.keys(stub11_seq);}
-    for (stub12_itr = 0; stub12_itr < stub11_seq.length; stub12_itr += 1) {
-        leaf = stub11_seq[stub12_itr];
+    stub21_seq = leaves;
+    if ((typeof stub21_seq === "object") && (!Array.isArray(stub21_seq))) { stub21_seq = Object.keys(stub21_seq);}
+    for (stub22_itr = 0; stub22_itr < stub21_seq.length; stub22_itr += 1) {
+        leaf = stub21_seq[stub22_itr];
         for (rank = 0; rank < ranks; rank += 1) {
             first = -1;
             last = -1;
@@ -295,26 +436,342 @@ held = function flx_held (leaf, edges, chunk, ranks, forwarding) {
     return (earlier > 0) && alive(leaf, edges[earlier]);
 };
 
+tone_of = function flx_tone_of (tables, method, goal) {
+    var own;
+    own = tables["methods"][method]["goal"];
+    return own + ((((goal!="all") && (own!=goal) && (own!="control")))? (" other") : (""));
+};
+
+bars_of = function flx_bars_of (tables, rows, key, goal) {
+    var given, row, shares, stub23_seq, stub24_itr, text, value;
+    shares = (key=="step_seconds") || (key=="token_seconds");
+    given = [];
+    stub23_seq = rows;
+    if ((typeof stub23_seq === "object") && (!Array.isArray(stub23_seq))) { stub23_seq = Object.keys(stub23_seq);}
+    for (stub24_itr = 0; stub24_itr < stub23_seq.length; stub24_itr += 1) {
+        row = stub23_seq[stub24_itr];
+        value = row[key];
+        text = amount(value, (shares)? (SECONDS) : (BYTES));
+        if ((((row["method"]!=(rows[0]["method"]))) && shares)) {
+            text = percent(overhead(row, rows[0], key));
+        }
+        if ((((row["method"]!=(rows[0]["method"]))) && (key=="cache_bytes"))) {
+            text = amount(value - (rows[0][key]), BYTES);
+        }
+        if (shares) {
+            value = overhead(row, rows[0], key);
+        }
+        if ((key=="cache_bytes")) {
+            value = value - (rows[0][key]);
+        }
+        _pymeth_append.call(given, (({method: row["method"], name: tables["methods"][row["method"]]["name"], value: value, text: text, tone: tone_of(tables, row["method"], goal)})));
+    }
+    return given;
+};
+
+figure = function flx_figure (tables, choice, rows, step, view, name, width) {
+    var chosen, device, goal, key, label, limit, row, said, series, stub25_seq, stub26_itr, words;
+    chosen = view["chosen"];
+    goal = view["goal"];
+    label = tables["methods"][chosen]["name"];
+    if ((name=="timeline")) {
+        said = "Timeline of a training step with " + label;
+        return steps(step["simulation"], choice["virtual"], choice["microbatches"], said, width);
+    }
+    if ((name=="state")) {
+        series = [];
+        stub25_seq = rows;
+        if ((typeof stub25_seq === "object") && (!Array.isArray(stub25_seq))) { stub25_seq = Object.keys(stub25_seq);}
+        for (stub26_itr = 0; stub26_itr < stub25_seq.length; stub26_itr += 1) {
+            row = stub25_seq[stub26_itr];
+            _pymeth_append.call(series, (({method: row["method"], name: tables["methods"][row["method"]]["name"], values: row["states"], tone: tone_of(tables, row["method"], goal)})));
+        }
+        return lines(series, chosen, "Bytes per token of the depth state along the stack; the numbers are in the table", width);
+    }
+    key = name + ((((name=="step") || (name=="token")))? ("_seconds") : ("_bytes"));
+    device = tables["devices"][choice["device"]];
+    limit = ((name=="memory"))? (device["memory_bytes"]) : (0);
+    words = ((name=="memory"))? ("memory of one " + device["name"]) : ("");
+    said = "Bars of all methods; the numbers are in the table";
+    return bars(bars_of(tables, rows, key, goal), chosen, limit, words, said, width);
+};
+
+facts = function flx_facts (choice, rows, step, view) {
+    var found, row, stub27_seq, stub28_itr;
+    found = ({row: rows[0]});
+    stub27_seq = rows;
+    if ((typeof stub27_seq === "object") && (!Array.isArray(stub27_seq))) { stub27_seq = Object.keys(stub27_seq);}
+    for (stub28_itr = 0; stub28_itr < stub27_seq.length; stub28_itr += 1) {
+        row = stub27_seq[stub28_itr];
+        if ((row["method"]==view["chosen"])) {
+            found["row"] = row;
+        }
+    }
+    row = found["row"];
+    return [["devices", _pyfunc_str(gpus_of(choice))], ["tokens in a step", amount(choice["batch"] * choice["tokens"], COUNTS)], ["step of the control", amount(rows[0]["step_seconds"], SECONDS)], ["step of the method", amount(row["step_seconds"], SECONDS)], ["which is more by", percent(overhead(row, rows[0], "step_seconds"))], ["tokens a second", amount(row["tokens_per_second"], COUNTS)], ["bubble", percent(step["bubble"])], ["exposed communication", amount(step["exposed_seconds"], SECONDS)]];
+};
+
+overhead = function flx_overhead (row, control, key) {
+    return (row[key] / control[key]) - 1;
+};
+
+table_rows = function flx_table_rows (rows, names, chosen) {
+    var cell, cells, control, drawn, row, state, stub29_seq, stub30_itr, stub31_seq, stub32_itr;
+    control = rows[0];
+    drawn = "";
+    stub31_seq = sorted_by(rows, "step_seconds");
+    if ((typeof stub31_seq === "object") && (!Array.isArray(stub31_seq))) { stub31_seq = Object.keys(stub31_seq);}
+    for (stub32_itr = 0; stub32_itr < stub31_seq.length; stub32_itr += 1) {
+        row = stub31_seq[stub32_itr];
+        cells = [amount(row["params"] - control["params"], COUNTS), amount(row["step_seconds"], SECONDS), percent(overhead(row, control, "step_seconds")), amount(row["depth_seconds"], SECONDS), amount(row["exposed_seconds"], SECONDS), amount(row["memory_bytes"], BYTES), amount(row["sent_bytes"], BYTES), amount(row["token_seconds"], SECONDS), percent(overhead(row, control, "token_seconds")), amount(row["cache_bytes"], BYTES), amount(row["prompt_seconds"], SECONDS), amount(row["prompt_state_bytes"], BYTES)];
+        state = ((row["method"]==chosen))? (" class=\"chosen\"") : ("");
+        drawn = ((((drawn + "<tr") + state) + (" data-method=\"")) + _pyfunc_str(row["method"])) + ("\"><th scope=\"row\">");
+        drawn = (drawn + (names[row["method"]])) + "</th>";
+        stub29_seq = cells;
+        if ((typeof stub29_seq === "object") && (!Array.isArray(stub29_seq))) { stub29_seq = Object.keys(stub29_seq);}
+        for (stub30_itr = 0; stub30_itr < stub29_seq.length; stub30_itr += 1) {
+            cell = stub29_seq[stub30_itr];
+            drawn = ((drawn + ("<td class=\"number\">")) + cell) + "</td>";
+        }
+        drawn = drawn + "</tr>";
+    }
+    return drawn;
+};
+
+harmonic_size = function flx_harmonic_size (rows, inner, columns) {
+    return 1.0 / (((1.0 / rows) + (1.0 / inner)) + (1.0 / columns));
+};
+
+matmul_efficiency = function flx_matmul_efficiency (size, half_size) {
+    return size / (size + half_size);
+};
+
+operator = function flx_operator (matmul_flops, size, vector_flops, bytes_moved, kernels) {
+    return ({matmul_flops: matmul_flops, size: size, vector_flops: vector_flops, bytes: bytes_moved, kernels: kernels});
+};
+
+compute_seconds = function flx_compute_seconds (op, rates) {
+    var reached, seconds;
+    seconds = op["vector_flops"] / rates["vector_flops_per_second"];
+    if ((op["matmul_flops"] > 0)) {
+        reached = rates["flops_per_second"] * matmul_efficiency(op["size"], rates["matmul_half_size"]);
+        seconds = seconds + (op["matmul_flops"] / reached);
+    }
+    return seconds;
+};
+
+memory_seconds = function flx_memory_seconds (bytes_moved, rates) {
+    var cache, rate, stub33_seq, stub34_itr;
+    rate = rates["bytes_per_second"];
+    stub33_seq = rates["caches"];
+    if ((typeof stub33_seq === "object") && (!Array.isArray(stub33_seq))) { stub33_seq = Object.keys(stub33_seq);}
+    for (stub34_itr = 0; stub34_itr < stub33_seq.length; stub34_itr += 1) {
+        cache = stub33_seq[stub34_itr];
+        if ((bytes_moved <= cache[0])) {
+            rate = Math.max(rate, cache[1]);
+        }
+    }
+    return bytes_moved / rate;
+};
+
+launch_seconds = function flx_launch_seconds (op, rates) {
+    return op["kernels"] * rates["launch_seconds"];
+};
+
+operator_seconds = function flx_operator_seconds (op, rates) {
+    return (Math.max(compute_seconds(op, rates), memory_seconds(op["bytes"], rates))) + launch_seconds(op, rates);
+};
+
+total_seconds = function flx_total_seconds (operators, rates) {
+    var op, seconds, stub35_seq, stub36_itr;
+    seconds = 0.0;
+    stub35_seq = operators;
+    if ((typeof stub35_seq === "object") && (!Array.isArray(stub35_seq))) { stub35_seq = Object.keys(stub35_seq);}
+    for (stub36_itr = 0; stub36_itr < stub35_seq.length; stub36_itr += 1) {
+        op = stub35_seq[stub36_itr];
+        seconds = seconds + operator_seconds(op, rates);
+    }
+    return seconds;
+};
+
+fused = function flx_fused (operators, least_bytes) {
+    var matmul_flops, op, size, stub37_seq, stub38_itr, surface, vector_flops;
+    matmul_flops = 0.0;
+    vector_flops = 0.0;
+    surface = 0.0;
+    stub37_seq = operators;
+    if ((typeof stub37_seq === "object") && (!Array.isArray(stub37_seq))) { stub37_seq = Object.keys(stub37_seq);}
+    for (stub38_itr = 0; stub38_itr < stub37_seq.length; stub38_itr += 1) {
+        op = stub37_seq[stub38_itr];
+        matmul_flops = matmul_flops + op["matmul_flops"];
+        vector_flops = vector_flops + op["vector_flops"];
+        if ((op["matmul_flops"] > 0)) {
+            surface = surface + (op["matmul_flops"] / op["size"]);
+        }
+    }
+    size = 0.0;
+    if ((matmul_flops > 0)) {
+        size = matmul_flops / surface;
+    }
+    return operator(matmul_flops, size, vector_flops, least_bytes, 1.0);
+};
+
+bound = function flx_bound (op, rates) {
+    var compute, memory;
+    compute = compute_seconds(op, rates);
+    memory = memory_seconds(op["bytes"], rates);
+    return bound_by(compute, memory, launch_seconds(op, rates), 0.0);
+};
+
+bound_by = function flx_bound_by (compute, memory, launch, link) {
+    var largest, name;
+    name = "compute";
+    largest = compute;
+    if ((memory > largest)) {
+        name = "memory";
+        largest = memory;
+    }
+    if ((launch > largest)) {
+        name = "launch";
+        largest = launch;
+    }
+    if ((link > largest)) {
+        name = "link";
+    }
+    return name;
+};
+
+unpacked = function flx_unpacked (tables, pack, window) {
+    var entry, model, row, stub39_seq, stub40_itr, sublayer;
+    model = copied(tables["shared"]);
+    model["n_layers"] = pack["n_layers"];
+    model["ends"] = pack["ends"];
+    model["leaves"] = pack["leaves"];
+    model["sublayers"] = [];
+    stub39_seq = pack["sublayers"];
+    if ((typeof stub39_seq === "object") && (!Array.isArray(stub39_seq))) { stub39_seq = Object.keys(stub39_seq);}
+    for (stub40_itr = 0; stub40_itr < stub39_seq.length; stub40_itr += 1) {
+        entry = stub39_seq[stub40_itr];
+        row = entry[1];
+        if ((entry[3] >= 0)) {
+            row = tables["families"][entry[3]][place_of(tables["windows"], window)];
+        }
+        sublayer = copied(tables["rows"][row]);
+        sublayer["block"] = entry[0];
+        sublayer["depth"] = tables["depths"][entry[2]];
+        _pymeth_append.call(model["sublayers"], sublayer);
+    }
+    return model;
+};
+
+copied = function flx_copied (table) {
+    var found, name, stub41_seq, stub42_itr;
+    found = ({});
+    stub41_seq = table;
+    if ((typeof stub41_seq === "object") && (!Array.isArray(stub41_seq))) { stub41_seq = Object.keys(stub41_seq);}
+    for (stub42_itr = 0; stub42_itr < stub41_seq.length; stub42_itr += 1) {
+        name = stub41_seq[stub42_itr];
+        found[name] = table[name];
+    }
+    return found;
+};
+
+place_of = function flx_place_of (values, value) {
+    var index;
+    for (index = 0; index < values.length; index += 1) {
+        if ((values[index]==value)) {
+            return index;
+        }
+    }
+    return -1;
+};
+
+model_of = function flx_model_of (tables, choice, method, phase) {
+    var packs;
+    packs = tables["models"][choice["layers"]][method];
+    return unpacked(tables, tables["packs"][packs[((phase=="training"))? (0) : (1)]], choice["window"]);
+};
+
+step_of = function flx_step_of (tables, choice, method) {
+    var device;
+    device = tables["devices"][choice["device"]];
+    return training_step(model_of(tables, choice, method, "training"), run_of(choice), device["rates"], links_of(device, choice));
+};
+
+states_of = function flx_states_of (model) {
+    return (function list_comprehension (iter0) {var res = [];var boundary, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {boundary = iter0[i0];{res.push(state_bytes(model, boundary));}}return res;}).call(this, _pyfunc_range(0, ((model["sublayers"].length) + 1), 1));
+};
+
+method_row = function flx_method_row (tables, choice, method) {
+    var device, generating, held_bytes, hop, links, memory, model, prompt, read, sent, step, stub43_seq, stub44_itr, stub45_seq, stub46_itr, token;
+    device = tables["devices"][choice["device"]];
+    links = links_of(device, choice);
+    model = model_of(tables, choice, method, "training");
+    step = training_step(model, run_of(choice), device["rates"], links);
+    memory = 0;
+    stub43_seq = step["memory_bytes"];
+    if ((typeof stub43_seq === "object") && (!Array.isArray(stub43_seq))) { stub43_seq = Object.keys(stub43_seq);}
+    for (stub44_itr = 0; stub44_itr < stub43_seq.length; stub44_itr += 1) {
+        held_bytes = stub43_seq[stub44_itr];
+        memory = Math.max(memory, held_bytes);
+    }
+    sent = 0;
+    stub45_seq = step["sent_bytes"];
+    if ((typeof stub45_seq === "object") && (!Array.isArray(stub45_seq))) { stub45_seq = Object.keys(stub45_seq);}
+    for (stub46_itr = 0; stub46_itr < stub45_seq.length; stub46_itr += 1) {
+        hop = stub45_seq[stub46_itr];
+        sent = Math.max(sent, hop);
+    }
+    generating = model_of(tables, choice, method, "generation");
+    token = forward_pass(generating, work_of_prompts(choice, 1, choice["tokens"], "none"), device["rates"], links["tensor"]);
+    prompt = work_of_prompts(choice, choice["tokens"], 0, sequence_of(choice));
+    read = forward_pass(model, prompt, device["rates"], links["tensor"]);
+    return ({method: method, step_seconds: step["step_seconds"], tokens_per_second: step["tokens_per_second"], depth_seconds: step["depth_seconds"], exposed_seconds: step["exposed_seconds"], bubble: step["bubble"], memory_bytes: memory, sent_bytes: sent, params: parameter_counts(model)["all"], token_seconds: token["seconds"], token_depth_seconds: token["depth_seconds"], cache_bytes: cache_bytes_of(generating, choice["tokens"]), prompt_seconds: read["seconds"], prompt_state_bytes: prefill_state_bytes(model, prompt, 0), states: states_of(model)});
+};
+
+methods_of = function flx_methods_of (tables, choice) {
+    var fitting;
+    fitting = tables["models"][choice["layers"]];
+    return (function list_comprehension (iter0) {var res = [];var method, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {method = iter0[i0];if (!(((fitting[method].length) > 0))) {continue;}{res.push(method);}}return res;}).call(this, _pyfunc_range(0, fitting.length, 1));
+};
+
+sorted_by = function flx_sorted_by (rows, key) {
+    var at, found, row, stub47_, stub47_i, stub47_i0, stub47_iter0, stub48_seq, stub49_itr;
+    found = [];
+    stub48_seq = rows;
+    if ((typeof stub48_seq === "object") && (!Array.isArray(stub48_seq))) { stub48_seq = Object.keys(stub48_seq);}
+    for (stub49_itr = 0; stub49_itr < stub48_seq.length; stub49_itr += 1) {
+        row = stub48_seq[stub49_itr];
+        at = found.length;
+        while ((at > 0) && (((found[at - 1][key]) > row[key]))) {
+            at = at - 1;
+        }
+        stub47_ = [];stub47_iter0 = _pyfunc_range(0, (found.length + 1), 1);if ((typeof stub47_iter0 === "object") && (!Array.isArray(stub47_iter0))) {stub47_iter0 = Object.keys(stub47_iter0);}for (stub47_i0=0; stub47_i0<stub47_iter0.length; stub47_i0++) {stub47_i = stub47_iter0[stub47_i0];{stub47_.push(((stub47_i < at))? (found[stub47_i]) : (((stub47_i==at))? (row) : (found[stub47_i - 1])));}}
+        found = stub47_;
+    }
+    return found;
+};
+
 gpipe_order = function flx_gpipe_order (ranks, microbatches) {
-    var backwards, forwards, order, rank, stub13_, stub13_i0, stub13_iter0, stub13_microbatch, stub14_, stub14_i0, stub14_iter0, stub14_microbatch;
+    var backwards, forwards, order, rank, stub50_, stub50_i0, stub50_iter0, stub50_microbatch, stub51_, stub51_i0, stub51_iter0, stub51_microbatch;
     order = [];
     for (rank = 0; rank < ranks; rank += 1) {
-        stub13_ = [];stub13_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub13_iter0 === "object") && (!Array.isArray(stub13_iter0))) {stub13_iter0 = Object.keys(stub13_iter0);}for (stub13_i0=0; stub13_i0<stub13_iter0.length; stub13_i0++) {stub13_microbatch = stub13_iter0[stub13_i0];{stub13_.push(["forward", rank, stub13_microbatch]);}}
-        forwards = stub13_;
-        stub14_ = [];stub14_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub14_iter0 === "object") && (!Array.isArray(stub14_iter0))) {stub14_iter0 = Object.keys(stub14_iter0);}for (stub14_i0=0; stub14_i0<stub14_iter0.length; stub14_i0++) {stub14_microbatch = stub14_iter0[stub14_i0];{stub14_.push(["backward", rank, stub14_microbatch]);}}
-        backwards = stub14_;
+        stub50_ = [];stub50_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub50_iter0 === "object") && (!Array.isArray(stub50_iter0))) {stub50_iter0 = Object.keys(stub50_iter0);}for (stub50_i0=0; stub50_i0<stub50_iter0.length; stub50_i0++) {stub50_microbatch = stub50_iter0[stub50_i0];{stub50_.push(["forward", rank, stub50_microbatch]);}}
+        forwards = stub50_;
+        stub51_ = [];stub51_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub51_iter0 === "object") && (!Array.isArray(stub51_iter0))) {stub51_iter0 = Object.keys(stub51_iter0);}for (stub51_i0=0; stub51_i0<stub51_iter0.length; stub51_i0++) {stub51_microbatch = stub51_iter0[stub51_i0];{stub51_.push(["backward", rank, stub51_microbatch]);}}
+        backwards = stub51_;
         _pymeth_append.call(order, joined(forwards, backwards));
     }
     return order;
 };
 
 one_f_one_b_order = function flx_one_f_one_b_order (ranks, microbatches) {
-    var actions, ahead, microbatch, order, rank, stub15_, stub15_i0, stub15_iter0, stub15_microbatch;
+    var actions, ahead, microbatch, order, rank, stub52_, stub52_i0, stub52_iter0, stub52_microbatch;
     order = [];
     for (rank = 0; rank < ranks; rank += 1) {
         ahead = Math.min(((ranks - 1) - rank), microbatches);
-        stub15_ = [];stub15_iter0 = _pyfunc_range(0, ahead, 1);if ((typeof stub15_iter0 === "object") && (!Array.isArray(stub15_iter0))) {stub15_iter0 = Object.keys(stub15_iter0);}for (stub15_i0=0; stub15_i0<stub15_iter0.length; stub15_i0++) {stub15_microbatch = stub15_iter0[stub15_i0];{stub15_.push(["forward", rank, stub15_microbatch]);}}
-        actions = stub15_;
+        stub52_ = [];stub52_iter0 = _pyfunc_range(0, ahead, 1);if ((typeof stub52_iter0 === "object") && (!Array.isArray(stub52_iter0))) {stub52_iter0 = Object.keys(stub52_iter0);}for (stub52_i0=0; stub52_i0<stub52_iter0.length; stub52_i0++) {stub52_microbatch = stub52_iter0[stub52_i0];{stub52_.push(["forward", rank, stub52_microbatch]);}}
+        actions = stub52_;
         for (microbatch = ahead; microbatch < microbatches; microbatch += 1) {
             _pymeth_append.call(actions, ["forward", rank, microbatch]);
             _pymeth_append.call(actions, ["backward", rank, microbatch - ahead]);
@@ -375,13 +832,13 @@ transfer_seconds = function flx_transfer_seconds (sent_bytes, bytes_per_second, 
 };
 
 simulate = function flx_simulate (order, forward_seconds, backward_seconds, activation_seconds, gradient_seconds, transfers) {
-    var clock, done, moved, rank, ranks, stub16_, stub16__, stub16_i0, stub16_iter0, stub17_, stub17__, stub17_i0, stub17_iter0, unfinished;
+    var clock, done, moved, rank, ranks, stub53_, stub53__, stub53_i0, stub53_iter0, stub54_, stub54__, stub54_i0, stub54_iter0, unfinished;
     ranks = order.length;
     clock = ({stages: forward_seconds.length, seconds: ({forward: forward_seconds, backward: backward_seconds}), link_seconds: ({forward: activation_seconds, backward: gradient_seconds}), arrived: ({forward: _never(order, forward_seconds.length), backward: _never(order, forward_seconds.length)}), link_free: (function list_comprehension (iter0) {var res = [];var _, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {_ = iter0[i0];{res.push((function list_comprehension (iter0) {var res = [];var _, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {_ = iter0[i0];{res.push(0.0);}}return res;}).call(this, _pyfunc_range(0, ranks, 1)));}}return res;}).call(this, _pyfunc_range(0, ranks, 1)), rank_free: (function list_comprehension (iter0) {var res = [];var _, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {_ = iter0[i0];{res.push(0.0);}}return res;}).call(this, _pyfunc_range(0, ranks, 1)), actions: [], transfers: []});
-    stub16_ = [];stub16_iter0 = clock["arrived"]["forward"][0];if ((typeof stub16_iter0 === "object") && (!Array.isArray(stub16_iter0))) {stub16_iter0 = Object.keys(stub16_iter0);}for (stub16_i0=0; stub16_i0<stub16_iter0.length; stub16_i0++) {stub16__ = stub16_iter0[stub16_i0];{stub16_.push(0.0);}}
-    clock["arrived"]["forward"][0] = stub16_;
-    stub17_ = [];stub17_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub17_iter0 === "object") && (!Array.isArray(stub17_iter0))) {stub17_iter0 = Object.keys(stub17_iter0);}for (stub17_i0=0; stub17_i0<stub17_iter0.length; stub17_i0++) {stub17__ = stub17_iter0[stub17_i0];{stub17_.push(0);}}
-    done = stub17_;
+    stub53_ = [];stub53_iter0 = clock["arrived"]["forward"][0];if ((typeof stub53_iter0 === "object") && (!Array.isArray(stub53_iter0))) {stub53_iter0 = Object.keys(stub53_iter0);}for (stub53_i0=0; stub53_i0<stub53_iter0.length; stub53_i0++) {stub53__ = stub53_iter0[stub53_i0];{stub53_.push(0.0);}}
+    clock["arrived"]["forward"][0] = stub53_;
+    stub54_ = [];stub54_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub54_iter0 === "object") && (!Array.isArray(stub54_iter0))) {stub54_iter0 = Object.keys(stub54_iter0);}for (stub54_i0=0; stub54_i0<stub54_iter0.length; stub54_i0++) {stub54__ = stub54_iter0[stub54_i0];{stub54_.push(0);}}
+    done = stub54_;
     moved = true;
     while (moved) {
         moved = false;
@@ -401,16 +858,16 @@ simulate = function flx_simulate (order, forward_seconds, backward_seconds, acti
 };
 
 _never = function flx__never (order, stages) {
-    var action, actions, microbatches, stub18_seq, stub19_itr, stub20_seq, stub21_itr;
+    var action, actions, microbatches, stub55_seq, stub56_itr, stub57_seq, stub58_itr;
     microbatches = 0;
-    stub20_seq = order;
-    if ((typeof stub20_seq === "object") && (!Array.isArray(stub20_seq))) { stub20_seq = Object.keys(stub20_seq);}
-    for (stub21_itr = 0; stub21_itr < stub20_seq.length; stub21_itr += 1) {
-        actions = stub20_seq[stub21_itr];
-        stub18_seq = actions;
-        if ((typeof stub18_seq === "object") && (!Array.isArray(stub18_seq))) { stub18_seq = Object.keys(stub18_seq);}
-        for (stub19_itr = 0; stub19_itr < stub18_seq.length; stub19_itr += 1) {
-            action = stub18_seq[stub19_itr];
+    stub57_seq = order;
+    if ((typeof stub57_seq === "object") && (!Array.isArray(stub57_seq))) { stub57_seq = Object.keys(stub57_seq);}
+    for (stub58_itr = 0; stub58_itr < stub57_seq.length; stub58_itr += 1) {
+        actions = stub57_seq[stub58_itr];
+        stub55_seq = actions;
+        if ((typeof stub55_seq === "object") && (!Array.isArray(stub55_seq))) { stub55_seq = Object.keys(stub55_seq);}
+        for (stub56_itr = 0; stub56_itr < stub55_seq.length; stub56_itr += 1) {
+            action = stub55_seq[stub56_itr];
             microbatches = Math.max(microbatches, (action[2] + 1));
         }
     }
@@ -456,62 +913,62 @@ _run = function flx__run (clock, rank, action, transfers) {
 };
 
 _summary = function flx__summary (clock, ranks, unfinished) {
-    var action, bubble, busy, idle, share, step, stub22_, stub22__, stub22_i0, stub22_iter0, stub23_seq, stub24_itr, stub25_, stub25_i0, stub25_iter0, stub25_seconds, stub26_seq, stub27_itr;
+    var action, bubble, busy, idle, share, step, stub59_, stub59__, stub59_i0, stub59_iter0, stub60_seq, stub61_itr, stub62_, stub62_i0, stub62_iter0, stub62_seconds, stub63_seq, stub64_itr;
     step = 0.0;
-    stub22_ = [];stub22_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub22_iter0 === "object") && (!Array.isArray(stub22_iter0))) {stub22_iter0 = Object.keys(stub22_iter0);}for (stub22_i0=0; stub22_i0<stub22_iter0.length; stub22_i0++) {stub22__ = stub22_iter0[stub22_i0];{stub22_.push(0.0);}}
-    busy = stub22_;
-    stub23_seq = clock["actions"];
-    if ((typeof stub23_seq === "object") && (!Array.isArray(stub23_seq))) { stub23_seq = Object.keys(stub23_seq);}
-    for (stub24_itr = 0; stub24_itr < stub23_seq.length; stub24_itr += 1) {
-        action = stub23_seq[stub24_itr];
+    stub59_ = [];stub59_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub59_iter0 === "object") && (!Array.isArray(stub59_iter0))) {stub59_iter0 = Object.keys(stub59_iter0);}for (stub59_i0=0; stub59_i0<stub59_iter0.length; stub59_i0++) {stub59__ = stub59_iter0[stub59_i0];{stub59_.push(0.0);}}
+    busy = stub59_;
+    stub60_seq = clock["actions"];
+    if ((typeof stub60_seq === "object") && (!Array.isArray(stub60_seq))) { stub60_seq = Object.keys(stub60_seq);}
+    for (stub61_itr = 0; stub61_itr < stub60_seq.length; stub61_itr += 1) {
+        action = stub60_seq[stub61_itr];
         step = Math.max(step, action["end"]);
         busy[action["rank"]] += action["end"] - action["start"];
     }
-    stub25_ = [];stub25_iter0 = busy;if ((typeof stub25_iter0 === "object") && (!Array.isArray(stub25_iter0))) {stub25_iter0 = Object.keys(stub25_iter0);}for (stub25_i0=0; stub25_i0<stub25_iter0.length; stub25_i0++) {stub25_seconds = stub25_iter0[stub25_i0];{stub25_.push(((step > 0))? (1 - (stub25_seconds / step)) : (0.0));}}
-    idle = stub25_;
+    stub62_ = [];stub62_iter0 = busy;if ((typeof stub62_iter0 === "object") && (!Array.isArray(stub62_iter0))) {stub62_iter0 = Object.keys(stub62_iter0);}for (stub62_i0=0; stub62_i0<stub62_iter0.length; stub62_i0++) {stub62_seconds = stub62_iter0[stub62_i0];{stub62_.push(((step > 0))? (1 - (stub62_seconds / step)) : (0.0));}}
+    idle = stub62_;
     bubble = 0.0;
-    stub26_seq = idle;
-    if ((typeof stub26_seq === "object") && (!Array.isArray(stub26_seq))) { stub26_seq = Object.keys(stub26_seq);}
-    for (stub27_itr = 0; stub27_itr < stub26_seq.length; stub27_itr += 1) {
-        share = stub26_seq[stub27_itr];
+    stub63_seq = idle;
+    if ((typeof stub63_seq === "object") && (!Array.isArray(stub63_seq))) { stub63_seq = Object.keys(stub63_seq);}
+    for (stub64_itr = 0; stub64_itr < stub63_seq.length; stub64_itr += 1) {
+        share = stub63_seq[stub64_itr];
         bubble += share / ranks;
     }
     return ({actions: clock["actions"], transfers: clock["transfers"], step_seconds: step, idle_share: idle, bubble: bubble, unfinished: unfinished});
 };
 
 exposed_seconds = function flx_exposed_seconds (order, forward_seconds, backward_seconds, activation_seconds, gradient_seconds, transfers) {
-    var free, ideal, real, stub28_, stub28__, stub28_i0, stub28_iter0;
-    stub28_ = [];stub28_iter0 = activation_seconds;if ((typeof stub28_iter0 === "object") && (!Array.isArray(stub28_iter0))) {stub28_iter0 = Object.keys(stub28_iter0);}for (stub28_i0=0; stub28_i0<stub28_iter0.length; stub28_i0++) {stub28__ = stub28_iter0[stub28_i0];{stub28_.push(0.0);}}
-    free = stub28_;
+    var free, ideal, real, stub65_, stub65__, stub65_i0, stub65_iter0;
+    stub65_ = [];stub65_iter0 = activation_seconds;if ((typeof stub65_iter0 === "object") && (!Array.isArray(stub65_iter0))) {stub65_iter0 = Object.keys(stub65_iter0);}for (stub65_i0=0; stub65_i0<stub65_iter0.length; stub65_i0++) {stub65__ = stub65_iter0[stub65_i0];{stub65_.push(0.0);}}
+    free = stub65_;
     real = simulate(order, forward_seconds, backward_seconds, activation_seconds, gradient_seconds, transfers);
     ideal = simulate(order, forward_seconds, backward_seconds, free, free, transfers);
     return real["step_seconds"] - ideal["step_seconds"];
 };
 
 peak_memory = function flx_peak_memory (result, fixed_bytes, saved_bytes, activation_bytes, gradient_bytes, waiting_bytes) {
-    var action, boundary_bytes, coming, held, kind, peak, peaks, rank, received, stage, stub29_, stub29_i0, stub29_iter0, stub29_sent, stub30_seq, stub31_itr, stub32_seq, stub33_itr, stub34_seq, stub35_itr;
+    var action, boundary_bytes, coming, held, kind, peak, peaks, rank, received, stage, stub66_, stub66_i0, stub66_iter0, stub66_sent, stub67_seq, stub68_itr, stub69_seq, stub70_itr, stub71_seq, stub72_itr;
     boundary_bytes = ({forward: activation_bytes, backward: gradient_bytes});
     peaks = [];
     for (rank = 0; rank < fixed_bytes.length; rank += 1) {
         coming = ({});
-        stub30_seq = ["forward", "backward"];
-        if ((typeof stub30_seq === "object") && (!Array.isArray(stub30_seq))) { stub30_seq = Object.keys(stub30_seq);}
-        for (stub31_itr = 0; stub31_itr < stub30_seq.length; stub31_itr += 1) {
-            kind = stub30_seq[stub31_itr];
-            stub29_ = [];stub29_iter0 = result["transfers"];if ((typeof stub29_iter0 === "object") && (!Array.isArray(stub29_iter0))) {stub29_iter0 = Object.keys(stub29_iter0);}for (stub29_i0=0; stub29_i0<stub29_iter0.length; stub29_i0++) {stub29_sent = stub29_iter0[stub29_i0];if (!(((stub29_sent["target"]==rank) && (stub29_sent["kind"]==kind)))) {continue;}{stub29_.push(stub29_sent);}}
-            coming[kind] = stub29_;
+        stub67_seq = ["forward", "backward"];
+        if ((typeof stub67_seq === "object") && (!Array.isArray(stub67_seq))) { stub67_seq = Object.keys(stub67_seq);}
+        for (stub68_itr = 0; stub68_itr < stub67_seq.length; stub68_itr += 1) {
+            kind = stub67_seq[stub68_itr];
+            stub66_ = [];stub66_iter0 = result["transfers"];if ((typeof stub66_iter0 === "object") && (!Array.isArray(stub66_iter0))) {stub66_iter0 = Object.keys(stub66_iter0);}for (stub66_i0=0; stub66_i0<stub66_iter0.length; stub66_i0++) {stub66_sent = stub66_iter0[stub66_i0];if (!(((stub66_sent["target"]==rank) && (stub66_sent["kind"]==kind)))) {continue;}{stub66_.push(stub66_sent);}}
+            coming[kind] = stub66_;
         }
         received = ({forward: 0, backward: 0});
         held = fixed_bytes[rank];
         peak = held;
-        stub34_seq = (function list_comprehension (iter0) {var res = [];var action, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {action = iter0[i0];if (!(_pyfunc_op_equals(action["rank"], rank))) {continue;}{res.push(action);}}return res;}).call(this, result["actions"]);
-        if ((typeof stub34_seq === "object") && (!Array.isArray(stub34_seq))) { stub34_seq = Object.keys(stub34_seq);}
-        for (stub35_itr = 0; stub35_itr < stub34_seq.length; stub35_itr += 1) {
-            action = stub34_seq[stub35_itr];
-            stub32_seq = ["forward", "backward"];
-            if ((typeof stub32_seq === "object") && (!Array.isArray(stub32_seq))) { stub32_seq = Object.keys(stub32_seq);}
-            for (stub33_itr = 0; stub33_itr < stub32_seq.length; stub33_itr += 1) {
-                kind = stub32_seq[stub33_itr];
+        stub71_seq = (function list_comprehension (iter0) {var res = [];var action, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {action = iter0[i0];if (!(_pyfunc_op_equals(action["rank"], rank))) {continue;}{res.push(action);}}return res;}).call(this, result["actions"]);
+        if ((typeof stub71_seq === "object") && (!Array.isArray(stub71_seq))) { stub71_seq = Object.keys(stub71_seq);}
+        for (stub72_itr = 0; stub72_itr < stub71_seq.length; stub72_itr += 1) {
+            action = stub71_seq[stub72_itr];
+            stub69_seq = ["forward", "backward"];
+            if ((typeof stub69_seq === "object") && (!Array.isArray(stub69_seq))) { stub69_seq = Object.keys(stub69_seq);}
+            for (stub70_itr = 0; stub70_itr < stub69_seq.length; stub70_itr += 1) {
+                kind = stub69_seq[stub70_itr];
                 while (((received[kind] < (coming[kind].length))) && _begun(coming[kind][received[kind]], action)) {
                     held += boundary_bytes[kind][coming[kind][received[kind]]["boundary"]];
                     received[kind] += 1;
@@ -541,185 +998,6 @@ peak_memory = function flx_peak_memory (result, fixed_bytes, saved_bytes, activa
 
 _begun = function flx__begun (transfer, action) {
     return (transfer["start"] < action["end"]) || (transfer["start"] <= action["start"]);
-};
-
-visible_pairs_of = function flx_visible_pairs_of (tokens, window) {
-    var width;
-    width = ((window==0))? (tokens) : (Math.min(window, tokens));
-    return ((width * (width + 1)) / 2) + ((tokens - width) * width);
-};
-
-pair_flops = function flx_pair_flops (sublayer, tokens) {
-    var pair, stub36_seq, stub37_itr, total;
-    total = 0;
-    stub36_seq = sublayer["pairs"];
-    if ((typeof stub36_seq === "object") && (!Array.isArray(stub36_seq))) { stub36_seq = Object.keys(stub36_seq);}
-    for (stub37_itr = 0; stub37_itr < stub36_seq.length; stub37_itr += 1) {
-        pair = stub36_seq[stub37_itr];
-        total = total + (pair[0] * visible_pairs_of(tokens, pair[1]));
-    }
-    return total;
-};
-
-pair_flops_of_one = function flx_pair_flops_of_one (sublayer, context) {
-    return pair_flops(sublayer, context + 1) - pair_flops(sublayer, context);
-};
-
-forward_counts = function flx_forward_counts (model, batch, tokens) {
-    var N, depth, elementwise, matmul, pairs, stub38_seq, stub39_itr, sub;
-    N = batch * tokens;
-    matmul = ((N * 2) * model["d_model"]) * model["vocab_size"];
-    elementwise = N * model["norm_elementwise"];
-    pairs = 0;
-    depth = (N * ((model["ends"]["matmul"]) + (model["ends"]["elementwise"]))) + (model["ends"]["matmul_fixed"]);
-    stub38_seq = model["sublayers"];
-    if ((typeof stub38_seq === "object") && (!Array.isArray(stub38_seq))) { stub38_seq = Object.keys(stub38_seq);}
-    for (stub39_itr = 0; stub39_itr < stub38_seq.length; stub39_itr += 1) {
-        sub = stub38_seq[stub39_itr];
-        matmul = matmul + (N * sub["matmul"]);
-        pairs = pairs + (batch * pair_flops(sub, tokens));
-        elementwise = elementwise + (N * (sub["elementwise"] + (sub["norms"] * model["norm_elementwise"])));
-        depth = (depth + (N * ((sub["depth"]["matmul"]) + (sub["depth"]["elementwise"])))) + (sub["depth"]["matmul_fixed"]);
-    }
-    return ({matmul: matmul, pairs: pairs, elementwise: elementwise, depth: depth, all: ((matmul + pairs) + elementwise) + depth});
-};
-
-parameter_counts = function flx_parameter_counts (model) {
-    var depth, ends, idle, matrix, stub40_seq, stub41_itr, sub, total;
-    matrix = model["vocab_size"] * model["d_model"];
-    ends = ((model["tied"] > 0))? (matrix) : (2 * matrix);
-    depth = model["ends"]["params"];
-    total = ends + model["norm_params"];
-    idle = 0;
-    stub40_seq = model["sublayers"];
-    if ((typeof stub40_seq === "object") && (!Array.isArray(stub40_seq))) { stub40_seq = Object.keys(stub40_seq);}
-    for (stub41_itr = 0; stub41_itr < stub40_seq.length; stub41_itr += 1) {
-        sub = stub40_seq[stub41_itr];
-        depth = depth + (sub["depth"]["params"]);
-        total = (total + sub["params"]) + (sub["norms"] * model["norm_params"]);
-        if (((sub["routed"].length) > 0)) {
-            idle = idle + (((sub["routed"][0]) - (sub["routed"][1])) * (sub["routed"][2]));
-        }
-    }
-    return ({all: total + depth, used: (total + depth) - idle, depth: depth, embedding_and_head: ends});
-};
-
-state_bytes = function flx_state_bytes (model, boundary) {
-    var leaf, stub42_seq, stub43_itr, total;
-    total = 0;
-    stub42_seq = model["leaves"];
-    if ((typeof stub42_seq === "object") && (!Array.isArray(stub42_seq))) { stub42_seq = Object.keys(stub42_seq);}
-    for (stub43_itr = 0; stub43_itr < stub42_seq.length; stub43_itr += 1) {
-        leaf = stub42_seq[stub43_itr];
-        if (((leaf[0] <= boundary) && (boundary <= leaf[1]))) {
-            total = total + leaf[2];
-        }
-    }
-    return total;
-};
-
-new_state_bytes = function flx_new_state_bytes (model, earlier, later) {
-    var leaf, stub44_seq, stub45_itr, total;
-    total = 0;
-    stub44_seq = model["leaves"];
-    if ((typeof stub44_seq === "object") && (!Array.isArray(stub44_seq))) { stub44_seq = Object.keys(stub44_seq);}
-    for (stub45_itr = 0; stub45_itr < stub44_seq.length; stub45_itr += 1) {
-        leaf = stub44_seq[stub45_itr];
-        if (((leaf[0] > earlier) && (leaf[0] <= later) && (later <= leaf[1]))) {
-            total = total + leaf[2];
-        }
-    }
-    return total;
-};
-
-boundary_of_block = function flx_boundary_of_block (model, block) {
-    var index;
-    for (index = 0; index < model["sublayers"].length; index += 1) {
-        if (((model["sublayers"][index]["block"]) >= block)) {
-            return index;
-        }
-    }
-    return model["sublayers"].length;
-};
-
-kept_leaf_bytes = function flx_kept_leaf_bytes (model, first, last) {
-    var leaf, made, stub46_seq, stub47_itr, total;
-    total = 0;
-    stub46_seq = model["leaves"];
-    if ((typeof stub46_seq === "object") && (!Array.isArray(stub46_seq))) { stub46_seq = Object.keys(stub46_seq);}
-    for (stub47_itr = 0; stub47_itr < stub46_seq.length; stub47_itr += 1) {
-        leaf = stub46_seq[stub47_itr];
-        made = (leaf[0] > first) || ((first==0) && (leaf[0]==0));
-        if ((made && (leaf[0] <= last) && (leaf[3] > 0))) {
-            total = total + leaf[2];
-        }
-    }
-    return total;
-};
-
-saved_bytes_of = function flx_saved_bytes_of (model, first, last, tokens) {
-    var index, sub, total;
-    total = tokens * kept_leaf_bytes(model, first, last);
-    for (index = first; index < last; index += 1) {
-        sub = model["sublayers"][index];
-        total = ((total + (tokens * (sub["saved"] + (sub["depth"]["saved"])))) + sub["saved_fixed"]) + (sub["depth"]["saved_fixed"]);
-    }
-    return total;
-};
-
-recomputed_bytes_of = function flx_recomputed_bytes_of (model, first, last, tokens) {
-    var before, index, total;
-    total = 0;
-    before = first;
-    for (index = first + 1; index < last + 1; index += 1) {
-        if (((index==last) || ((model["sublayers"][index]["block"])!=(model["sublayers"][before]["block"])))) {
-            total = total + new_state_bytes(model, before, index);
-            before = index;
-        }
-    }
-    if ((first==0)) {
-        total = total + state_bytes(model, 0);
-    }
-    return total * tokens;
-};
-
-largest_block_bytes = function flx_largest_block_bytes (model, first, last, tokens) {
-    var before, index, largest;
-    largest = 0;
-    before = first;
-    for (index = first + 1; index < last + 1; index += 1) {
-        if (((index==last) || ((model["sublayers"][index]["block"])!=(model["sublayers"][before]["block"])))) {
-            largest = Math.max(largest, saved_bytes_of(model, before, index, tokens));
-            before = index;
-        }
-    }
-    return largest;
-};
-
-ends_saved_bytes = function flx_ends_saved_bytes (model, tokens, tensor_ranks) {
-    var each, statistic, width;
-    width = model["d_model"];
-    statistic = Math.max(4, model["activations_bytes"]);
-    each = ((model["ends"]["saved"]) + (width * model["activations_bytes"])) + statistic;
-    return ((tokens * each) + (model["ends"]["saved_fixed"])) + (((width * model["vocab_size"]) * statistic) / tensor_ranks);
-};
-
-cache_bytes_of = function flx_cache_bytes_of (model, tokens) {
-    var part, stub48_seq, stub49_itr, stub50_seq, stub51_itr, sub, total;
-    total = model["ends"]["cache_fixed"];
-    stub50_seq = model["sublayers"];
-    if ((typeof stub50_seq === "object") && (!Array.isArray(stub50_seq))) { stub50_seq = Object.keys(stub50_seq);}
-    for (stub51_itr = 0; stub51_itr < stub50_seq.length; stub51_itr += 1) {
-        sub = stub50_seq[stub51_itr];
-        total = (total + sub["cache_fixed"]) + (sub["depth"]["cache_fixed"]);
-        stub48_seq = sub["cache"];
-        if ((typeof stub48_seq === "object") && (!Array.isArray(stub48_seq))) { stub48_seq = Object.keys(stub48_seq);}
-        for (stub49_itr = 0; stub49_itr < stub48_seq.length; stub49_itr += 1) {
-            part = stub48_seq[stub49_itr];
-            total = total + (part[0] * (((part[1]==0))? (tokens) : (Math.min(part[1], tokens))));
-        }
-    }
-    return total;
 };
 
 MIXER_KERNELS = 8;
@@ -754,15 +1032,15 @@ weights_read = function flx_weights_read (sub, tokens) {
 };
 
 cache_read = function flx_cache_read (sub, work) {
-    var part, stub52_seq, stub53_itr, total;
+    var part, stub73_seq, stub74_itr, total;
     if ((work["context"]==0)) {
         return 0;
     }
     total = sub["cache_fixed"];
-    stub52_seq = sub["cache"];
-    if ((typeof stub52_seq === "object") && (!Array.isArray(stub52_seq))) { stub52_seq = Object.keys(stub52_seq);}
-    for (stub53_itr = 0; stub53_itr < stub52_seq.length; stub53_itr += 1) {
-        part = stub52_seq[stub53_itr];
+    stub73_seq = sub["cache"];
+    if ((typeof stub73_seq === "object") && (!Array.isArray(stub73_seq))) { stub73_seq = Object.keys(stub73_seq);}
+    for (stub74_itr = 0; stub74_itr < stub73_seq.length; stub74_itr += 1) {
+        part = stub73_seq[stub74_itr];
         total = total + (part[0] * (((part[1]==0))? (work["context"]) : (Math.min(part[1], work["context"]))));
     }
     return total * work["batch"];
@@ -812,13 +1090,13 @@ collective_seconds = function flx_collective_seconds (sent_bytes, link) {
 };
 
 sublayer_seconds = function flx_sublayer_seconds (model, sub, work, rates, link) {
-    var backward, depth, depth_back, forward, op, sent, shared, stub54_seq, stub55_itr, twice;
+    var backward, depth, depth_back, forward, op, sent, shared, stub75_seq, stub76_itr, twice;
     forward = 0;
     backward = 0;
-    stub54_seq = mixer_operators(model, sub, work);
-    if ((typeof stub54_seq === "object") && (!Array.isArray(stub54_seq))) { stub54_seq = Object.keys(stub54_seq);}
-    for (stub55_itr = 0; stub55_itr < stub54_seq.length; stub55_itr += 1) {
-        op = stub54_seq[stub55_itr];
+    stub75_seq = mixer_operators(model, sub, work);
+    if ((typeof stub75_seq === "object") && (!Array.isArray(stub75_seq))) { stub75_seq = Object.keys(stub75_seq);}
+    for (stub76_itr = 0; stub76_itr < stub75_seq.length; stub76_itr += 1) {
+        op = stub75_seq[stub76_itr];
         forward = forward + operator_seconds(op, rates);
         twice = operator(2 * op["matmul_flops"], op["size"], 2 * op["vector_flops"], 2 * op["bytes"], 2 * op["kernels"]);
         backward = backward + operator_seconds(twice, rates);
@@ -953,9 +1231,9 @@ stage_memory = function flx_stage_memory (model, run) {
 };
 
 by_rank = function flx_by_rank (values, ranks) {
-    var found, stage, stub56_, stub56__, stub56_i0, stub56_iter0;
-    stub56_ = [];stub56_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub56_iter0 === "object") && (!Array.isArray(stub56_iter0))) {stub56_iter0 = Object.keys(stub56_iter0);}for (stub56_i0=0; stub56_i0<stub56_iter0.length; stub56_i0++) {stub56__ = stub56_iter0[stub56_i0];{stub56_.push(0.0);}}
-    found = stub56_;
+    var found, stage, stub77_, stub77__, stub77_i0, stub77_iter0;
+    stub77_ = [];stub77_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub77_iter0 === "object") && (!Array.isArray(stub77_iter0))) {stub77_iter0 = Object.keys(stub77_iter0);}for (stub77_i0=0; stub77_i0<stub77_iter0.length; stub77_i0++) {stub77__ = stub77_iter0[stub77_i0];{stub77_.push(0.0);}}
+    found = stub77_;
     for (stage = 0; stage < values.length; stage += 1) {
         found[stage % ranks] = found[stage % ranks] + values[stage];
     }
@@ -963,7 +1241,7 @@ by_rank = function flx_by_rank (values, ranks) {
 };
 
 training_step = function flx_training_step (model, run, rates, links) {
-    var depth, fixed, flow, largest, last_index, link, memory, peaks, ranks, seconds, sent, step, stub57_, stub57_i0, stub57_iter0, stub57_peak, stub58_seq, stub59_itr, tokens, updates, value;
+    var depth, fixed, flow, largest, last_index, link, memory, peaks, ranks, seconds, sent, step, stub78_, stub78_i0, stub78_iter0, stub78_peak, stub79_seq, stub80_itr, tokens, updates, value;
     ranks = run["pipeline"];
     seconds = stage_seconds(model, run, rates, links["tensor"]);
     sent = sent_bytes(model, run);
@@ -976,16 +1254,16 @@ training_step = function flx_training_step (model, run, rates, links) {
     if ((run["recompute"]=="block")) {
         last_index = model["sublayers"].length;
         largest = largest_block_bytes(model, 0, last_index, tokens_on_rank(work_of(run)));
-        stub57_ = [];stub57_iter0 = peaks;if ((typeof stub57_iter0 === "object") && (!Array.isArray(stub57_iter0))) {stub57_iter0 = Object.keys(stub57_iter0);}for (stub57_i0=0; stub57_i0<stub57_iter0.length; stub57_i0++) {stub57_peak = stub57_iter0[stub57_i0];{stub57_.push(stub57_peak + largest);}}
-        peaks = stub57_;
+        stub78_ = [];stub78_iter0 = peaks;if ((typeof stub78_iter0 === "object") && (!Array.isArray(stub78_iter0))) {stub78_iter0 = Object.keys(stub78_iter0);}for (stub78_i0=0; stub78_i0<stub78_iter0.length; stub78_i0++) {stub78_peak = stub78_iter0[stub78_i0];{stub78_.push(stub78_peak + largest);}}
+        peaks = stub78_;
     }
     step = (flow["step_seconds"] + updates["gradients"]) + updates["optimizer"];
     tokens = ((run["batch"] * run["tokens"]) * run["microbatches"]) * run["data"];
     depth = 0;
-    stub58_seq = seconds["depth"];
-    if ((typeof stub58_seq === "object") && (!Array.isArray(stub58_seq))) { stub58_seq = Object.keys(stub58_seq);}
-    for (stub59_itr = 0; stub59_itr < stub58_seq.length; stub59_itr += 1) {
-        value = stub58_seq[stub59_itr];
+    stub79_seq = seconds["depth"];
+    if ((typeof stub79_seq === "object") && (!Array.isArray(stub79_seq))) { stub79_seq = Object.keys(stub79_seq);}
+    for (stub80_itr = 0; stub80_itr < stub79_seq.length; stub80_itr += 1) {
+        value = stub79_seq[stub80_itr];
         depth = depth + value;
     }
     return ({step_seconds: step, tokens_per_second: tokens / step, pipeline_seconds: flow["step_seconds"], exposed_seconds: flow["exposed_seconds"], bubble: flow["bubble"], gradient_seconds: updates["gradients"], optimizer_seconds: updates["optimizer"], depth_seconds: (depth * run["microbatches"]) / ranks, sent_bytes: sent, memory_bytes: peaks, flops: ((3 * (forward_counts(model, run["batch"], run["tokens"])["all"])) * run["microbatches"]) * run["data"], simulation: flow["simulation"]});
@@ -1012,17 +1290,17 @@ extended = function flx_extended (fewer, more, counts, microbatches) {
 };
 
 pipeline_flow = function flx_pipeline_flow (model, run, seconds, sent, link, saved, fixed) {
-    var busy, count, counts, found, free, ideal, ideal_step, order, peaks, ranks, real, stage, step, stub60_, stub60__, stub60_i0, stub60_iter0, stub61_seq, stub62_itr, waiting;
+    var busy, count, counts, found, free, ideal, ideal_step, order, peaks, ranks, real, stage, step, stub81_, stub81__, stub81_i0, stub81_iter0, stub82_seq, stub83_itr, waiting;
     ranks = run["pipeline"];
     counts = simulated_microbatches(ranks, run["microbatches"]);
-    stub60_ = [];stub60_iter0 = link;if ((typeof stub60_iter0 === "object") && (!Array.isArray(stub60_iter0))) {stub60_iter0 = Object.keys(stub60_iter0);}for (stub60_i0=0; stub60_i0<stub60_iter0.length; stub60_i0++) {stub60__ = stub60_iter0[stub60_i0];{stub60_.push(0.0);}}
-    free = stub60_;
+    stub81_ = [];stub81_iter0 = link;if ((typeof stub81_iter0 === "object") && (!Array.isArray(stub81_iter0))) {stub81_iter0 = Object.keys(stub81_iter0);}for (stub81_i0=0; stub81_i0<stub81_iter0.length; stub81_i0++) {stub81__ = stub81_iter0[stub81_i0];{stub81_.push(0.0);}}
+    free = stub81_;
     waiting = gradients_waiting(model, run);
     found = [];
-    stub61_seq = counts;
-    if ((typeof stub61_seq === "object") && (!Array.isArray(stub61_seq))) { stub61_seq = Object.keys(stub61_seq);}
-    for (stub62_itr = 0; stub62_itr < stub61_seq.length; stub62_itr += 1) {
-        count = stub61_seq[stub62_itr];
+    stub82_seq = counts;
+    if ((typeof stub82_seq === "object") && (!Array.isArray(stub82_seq))) { stub82_seq = Object.keys(stub82_seq);}
+    for (stub83_itr = 0; stub83_itr < stub82_seq.length; stub83_itr += 1) {
+        count = stub82_seq[stub83_itr];
         order = schedule_order(run["schedule"], ranks, run["virtual"], count);
         real = simulate(order, seconds["forward"], seconds["backward"], link, link, run["transfers"]);
         ideal = simulate(order, seconds["forward"], seconds["backward"], free, free, run["transfers"]);
@@ -1043,28 +1321,28 @@ pipeline_flow = function flx_pipeline_flow (model, run, seconds, sent, link, sav
 };
 
 estimated_step = function flx_estimated_step (model, run, rates, links) {
-    var both, each, fixed, flying, held, largest, memory, messages, pipeline, rank, ranks, seconds, sent, slowest, stub63_, stub63_i0, stub63_iter0, stub63_stage, stub64_seq, stub65_itr, stub66_seq, stub67_itr, stub68_, stub68_i0, stub68_iter0, stub68_stage, updates, value, virtual, whole;
+    var both, each, fixed, flying, held, largest, memory, messages, pipeline, rank, ranks, seconds, sent, slowest, stub84_, stub84_i0, stub84_iter0, stub84_stage, stub85_seq, stub86_itr, stub87_seq, stub88_itr, stub89_, stub89_i0, stub89_iter0, stub89_stage, updates, value, virtual, whole;
     ranks = run["pipeline"];
     virtual = run["virtual"];
     seconds = stage_seconds(model, run, rates, links["tensor"]);
     sent = sent_bytes(model, run);
     memory = stage_memory(model, run);
-    stub63_ = [];stub63_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub63_iter0 === "object") && (!Array.isArray(stub63_iter0))) {stub63_iter0 = Object.keys(stub63_iter0);}for (stub63_i0=0; stub63_i0<stub63_iter0.length; stub63_i0++) {stub63_stage = stub63_iter0[stub63_i0];{stub63_.push((seconds["forward"][stub63_stage]) + (seconds["backward"][stub63_stage]));}}
-    both = stub63_;
+    stub84_ = [];stub84_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub84_iter0 === "object") && (!Array.isArray(stub84_iter0))) {stub84_iter0 = Object.keys(stub84_iter0);}for (stub84_i0=0; stub84_i0<stub84_iter0.length; stub84_i0++) {stub84_stage = stub84_iter0[stub84_i0];{stub84_.push((seconds["forward"][stub84_stage]) + (seconds["backward"][stub84_stage]));}}
+    both = stub84_;
     slowest = 0;
     whole = 0;
-    stub64_seq = by_rank(both, ranks);
-    if ((typeof stub64_seq === "object") && (!Array.isArray(stub64_seq))) { stub64_seq = Object.keys(stub64_seq);}
-    for (stub65_itr = 0; stub65_itr < stub64_seq.length; stub65_itr += 1) {
-        value = stub64_seq[stub65_itr];
+    stub85_seq = by_rank(both, ranks);
+    if ((typeof stub85_seq === "object") && (!Array.isArray(stub85_seq))) { stub85_seq = Object.keys(stub85_seq);}
+    for (stub86_itr = 0; stub86_itr < stub85_seq.length; stub86_itr += 1) {
+        value = stub85_seq[stub86_itr];
         slowest = Math.max(slowest, value);
         whole = whole + value;
     }
     messages = 0;
-    stub66_seq = link_seconds(sent, links["pipeline"]);
-    if ((typeof stub66_seq === "object") && (!Array.isArray(stub66_seq))) { stub66_seq = Object.keys(stub66_seq);}
-    for (stub67_itr = 0; stub67_itr < stub66_seq.length; stub67_itr += 1) {
-        value = stub66_seq[stub67_itr];
+    stub87_seq = link_seconds(sent, links["pipeline"]);
+    if ((typeof stub87_seq === "object") && (!Array.isArray(stub87_seq))) { stub87_seq = Object.keys(stub87_seq);}
+    for (stub88_itr = 0; stub88_itr < stub87_seq.length; stub88_itr += 1) {
+        value = stub87_seq[stub88_itr];
         messages = messages + (2 * value);
     }
     pipeline = (run["microbatches"] * slowest) + (((whole - slowest) + messages) / virtual);
@@ -1072,8 +1350,8 @@ estimated_step = function flx_estimated_step (model, run, rates, links) {
         pipeline = pipeline + ((run["microbatches"] * messages) / ranks);
     }
     updates = update_seconds(model, run, memory, seconds["backward"], rates, links);
-    stub68_ = [];stub68_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub68_iter0 === "object") && (!Array.isArray(stub68_iter0))) {stub68_iter0 = Object.keys(stub68_iter0);}for (stub68_i0=0; stub68_i0<stub68_iter0.length; stub68_i0++) {stub68_stage = stub68_iter0[stub68_i0];{stub68_.push((memory["saved"][stub68_stage]) + (((stub68_stage > 0))? (sent[stub68_stage - 1]) : (0)));}}
-    held = stub68_;
+    stub89_ = [];stub89_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub89_iter0 === "object") && (!Array.isArray(stub89_iter0))) {stub89_iter0 = Object.keys(stub89_iter0);}for (stub89_i0=0; stub89_i0<stub89_iter0.length; stub89_i0++) {stub89_stage = stub89_iter0[stub89_i0];{stub89_.push((memory["saved"][stub89_stage]) + (((stub89_stage > 0))? (sent[stub89_stage - 1]) : (0)));}}
+    held = stub89_;
     fixed = by_rank(memory["fixed"], ranks);
     each = by_rank(held, ranks);
     largest = 0;
@@ -1115,26 +1393,26 @@ update_seconds = function flx_update_seconds (model, run, memory, backward_secon
 };
 
 min_of = function flx_min_of (values) {
-    var least, stub69_seq, stub70_itr, value;
+    var least, stub90_seq, stub91_itr, value;
     least = values[0];
-    stub69_seq = values;
-    if ((typeof stub69_seq === "object") && (!Array.isArray(stub69_seq))) { stub69_seq = Object.keys(stub69_seq);}
-    for (stub70_itr = 0; stub70_itr < stub69_seq.length; stub70_itr += 1) {
-        value = stub69_seq[stub70_itr];
+    stub90_seq = values;
+    if ((typeof stub90_seq === "object") && (!Array.isArray(stub90_seq))) { stub90_seq = Object.keys(stub90_seq);}
+    for (stub91_itr = 0; stub91_itr < stub90_seq.length; stub91_itr += 1) {
+        value = stub90_seq[stub91_itr];
         least = Math.min(least, value);
     }
     return least;
 };
 
 forward_pass = function flx_forward_pass (model, work, rates, link) {
-    var depth, head, last, part, shared, stub71_seq, stub72_itr, sub, total;
+    var depth, head, last, part, shared, stub92_seq, stub93_itr, sub, total;
     total = 0;
     depth = 0;
     shared = 0;
-    stub71_seq = model["sublayers"];
-    if ((typeof stub71_seq === "object") && (!Array.isArray(stub71_seq))) { stub71_seq = Object.keys(stub71_seq);}
-    for (stub72_itr = 0; stub72_itr < stub71_seq.length; stub72_itr += 1) {
-        sub = stub71_seq[stub72_itr];
+    stub92_seq = model["sublayers"];
+    if ((typeof stub92_seq === "object") && (!Array.isArray(stub92_seq))) { stub92_seq = Object.keys(stub92_seq);}
+    for (stub93_itr = 0; stub93_itr < stub92_seq.length; stub93_itr += 1) {
+        sub = stub92_seq[stub93_itr];
         part = sublayer_seconds(model, sub, work, rates, link);
         total = total + part["forward"];
         depth = depth + part["depth"];
@@ -1154,275 +1432,19 @@ prefill_state_bytes = function flx_prefill_state_bytes (model, work, chunk_token
     return work["batch"] * stored_bytes(largest, work["tokens"], chunk_tokens, work["tensor"], work["sequence"]);
 };
 
-unpacked = function flx_unpacked (tables, pack, window) {
-    var entry, model, row, stub73_seq, stub74_itr, sublayer;
-    model = copied(tables["shared"]);
-    model["n_layers"] = pack["n_layers"];
-    model["ends"] = pack["ends"];
-    model["leaves"] = pack["leaves"];
-    model["sublayers"] = [];
-    stub73_seq = pack["sublayers"];
-    if ((typeof stub73_seq === "object") && (!Array.isArray(stub73_seq))) { stub73_seq = Object.keys(stub73_seq);}
-    for (stub74_itr = 0; stub74_itr < stub73_seq.length; stub74_itr += 1) {
-        entry = stub73_seq[stub74_itr];
-        row = entry[1];
-        if ((entry[3] >= 0)) {
-            row = tables["families"][entry[3]][place_of(tables["windows"], window)];
-        }
-        sublayer = copied(tables["rows"][row]);
-        sublayer["block"] = entry[0];
-        sublayer["depth"] = tables["depths"][entry[2]];
-        _pymeth_append.call(model["sublayers"], sublayer);
-    }
-    return model;
-};
-
-copied = function flx_copied (table) {
-    var found, name, stub75_seq, stub76_itr;
-    found = ({});
-    stub75_seq = table;
-    if ((typeof stub75_seq === "object") && (!Array.isArray(stub75_seq))) { stub75_seq = Object.keys(stub75_seq);}
-    for (stub76_itr = 0; stub76_itr < stub75_seq.length; stub76_itr += 1) {
-        name = stub75_seq[stub76_itr];
-        found[name] = table[name];
-    }
-    return found;
-};
-
-place_of = function flx_place_of (values, value) {
-    var index;
-    for (index = 0; index < values.length; index += 1) {
-        if ((values[index]==value)) {
-            return index;
-        }
-    }
-    return -1;
-};
-
-gpus_of = function flx_gpus_of (choice) {
-    return (choice["data"] * choice["pipeline"]) * choice["tensor"];
-};
-
-run_of = function flx_run_of (choice) {
-    return ({batch: Math.floor(choice["batch"]/(choice["data"] * choice["microbatches"])), tokens: choice["tokens"], microbatches: choice["microbatches"], pipeline: choice["pipeline"], virtual: choice["virtual"], schedule: ((choice["virtual"] > 1))? ("interleaved") : (choice["schedule"]), transfers: choice["transfers"], forwarding: choice["forwarding"], data: choice["data"], sharding: choice["sharding"], recompute: choice["recompute"], tensor: choice["tensor"], sequence: sequence_of(choice), engine: "fused"});
-};
-
-sequence_of = function flx_sequence_of (choice) {
-    return ((choice["tensor"] > 1))? (choice["sequence"]) : ("none");
-};
-
-work_of_prompts = function flx_work_of_prompts (choice, tokens, context, sequence) {
-    return ({batch: choice["prompts"], tokens: tokens, context: context, tensor: choice["tensor"], sequence: sequence, engine: "fused"});
-};
-
-reach_of = function flx_reach_of (device, devices) {
-    var index, most;
-    for (index = 0; index < device["links"].length; index += 1) {
-        most = device["links"][index][0];
-        if (((most==0) || (devices <= most))) {
-            return index;
-        }
-    }
-    return -1;
-};
-
-link_of = function flx_link_of (device, devices) {
-    if ((devices==1)) {
-        return ({bytes_per_second: 1.0, pair_bytes_per_second: 1.0, latency_seconds: 0.0});
-    }
-    return device["links"][reach_of(device, devices)][1];
-};
-
-links_of = function flx_links_of (device, choice) {
-    return ({tensor: link_of(device, choice["tensor"]), pipeline: link_of(device, choice["tensor"] * choice["pipeline"]), data: link_of(device, gpus_of(choice))});
-};
-
-refusal = function flx_refusal (choice, device, n_layers) {
-    var parts;
-    parts = choice["data"] * choice["microbatches"];
-    if (((choice["batch"] % parts) > 0)) {
-        return ((("A batch of " + _pyfunc_str(choice["batch"])) + " does not divide by replicas x microbatches = ") + _pyfunc_str(parts)) + ".";
-    }
-    if (((choice["virtual"] > 1) && (choice["pipeline"]==1))) {
-        return "Several stages on each rank need more than one pipeline rank.";
-    }
-    if (((choice["virtual"] > 1) && (choice["schedule"]=="gpipe"))) {
-        return "GPipe runs one stage on each rank; choose 1F1B, or one stage.";
-    }
-    if (((choice["virtual"] > 1) && (((choice["microbatches"] % choice["pipeline"]) > 0)))) {
-        return "With several stages on each rank, microbatches have to be a multiple of the pipeline ranks.";
-    }
-    if (((choice["pipeline"] * choice["virtual"]) > n_layers)) {
-        return ("There are more stages than the " + _pyfunc_str(n_layers)) + " blocks of the model; choose fewer.";
-    }
-    if ((((sequence_of(choice)=="tensor")) && (((choice["tokens"] % choice["tensor"]) > 0)))) {
-        return "The tokens do not divide by the tensor ranks that share them.";
-    }
-    if ((((gpus_of(choice) > 1)) && (((reach_of(device, gpus_of(choice))) < 0)))) {
-        return ("Nothing is known that connects " + (_pyfunc_str(gpus_of(choice)))) + " of this device; choose fewer.";
-    }
-    return "";
-};
-
-model_of = function flx_model_of (tables, choice, method, phase) {
-    var packs;
-    packs = tables["models"][choice["layers"]][method];
-    return unpacked(tables, tables["packs"][packs[((phase=="training"))? (0) : (1)]], choice["window"]);
-};
-
-step_of = function flx_step_of (tables, choice, method) {
-    var device;
-    device = tables["devices"][choice["device"]];
-    return training_step(model_of(tables, choice, method, "training"), run_of(choice), device["rates"], links_of(device, choice));
-};
-
-states_of = function flx_states_of (model) {
-    return (function list_comprehension (iter0) {var res = [];var boundary, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {boundary = iter0[i0];{res.push(state_bytes(model, boundary));}}return res;}).call(this, _pyfunc_range(0, ((model["sublayers"].length) + 1), 1));
-};
-
-method_row = function flx_method_row (tables, choice, method) {
-    var device, generating, held_bytes, hop, links, memory, model, prompt, read, sent, step, stub77_seq, stub78_itr, stub79_seq, stub80_itr, token;
-    device = tables["devices"][choice["device"]];
-    links = links_of(device, choice);
-    model = model_of(tables, choice, method, "training");
-    step = training_step(model, run_of(choice), device["rates"], links);
-    memory = 0;
-    stub77_seq = step["memory_bytes"];
-    if ((typeof stub77_seq === "object") && (!Array.isArray(stub77_seq))) { stub77_seq = Object.keys(stub77_seq);}
-    for (stub78_itr = 0; stub78_itr < stub77_seq.length; stub78_itr += 1) {
-        held_bytes = stub77_seq[stub78_itr];
-        memory = Math.max(memory, held_bytes);
-    }
-    sent = 0;
-    stub79_seq = step["sent_bytes"];
-    if ((typeof stub79_seq === "object") && (!Array.isArray(stub79_seq))) { stub79_seq = Object.keys(stub79_seq);}
-    for (stub80_itr = 0; stub80_itr < stub79_seq.length; stub80_itr += 1) {
-        hop = stub79_seq[stub80_itr];
-        sent = Math.max(sent, hop);
-    }
-    generating = model_of(tables, choice, method, "generation");
-    token = forward_pass(generating, work_of_prompts(choice, 1, choice["tokens"], "none"), device["rates"], links["tensor"]);
-    prompt = work_of_prompts(choice, choice["tokens"], 0, sequence_of(choice));
-    read = forward_pass(model, prompt, device["rates"], links["tensor"]);
-    return ({method: method, step_seconds: step["step_seconds"], tokens_per_second: step["tokens_per_second"], depth_seconds: step["depth_seconds"], exposed_seconds: step["exposed_seconds"], bubble: step["bubble"], memory_bytes: memory, sent_bytes: sent, params: parameter_counts(model)["all"], token_seconds: token["seconds"], token_depth_seconds: token["depth_seconds"], cache_bytes: cache_bytes_of(generating, choice["tokens"]), prompt_seconds: read["seconds"], prompt_state_bytes: prefill_state_bytes(model, prompt, 0), states: states_of(model)});
-};
-
-methods_of = function flx_methods_of (tables, choice) {
-    var fitting;
-    fitting = tables["models"][choice["layers"]];
-    return (function list_comprehension (iter0) {var res = [];var method, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {method = iter0[i0];if (!(((fitting[method].length) > 0))) {continue;}{res.push(method);}}return res;}).call(this, _pyfunc_range(0, fitting.length, 1));
-};
-
-sorted_by = function flx_sorted_by (rows, key) {
-    var at, found, row, stub81_, stub81_i, stub81_i0, stub81_iter0, stub82_seq, stub83_itr;
-    found = [];
-    stub82_seq = rows;
-    if ((typeof stub82_seq === "object") && (!Array.isArray(stub82_seq))) { stub82_seq = Object.keys(stub82_seq);}
-    for (stub83_itr = 0; stub83_itr < stub82_seq.length; stub83_itr += 1) {
-        row = stub82_seq[stub83_itr];
-        at = found.length;
-        while ((at > 0) && (((found[at - 1][key]) > row[key]))) {
-            at = at - 1;
-        }
-        stub81_ = [];stub81_iter0 = _pyfunc_range(0, (found.length + 1), 1);if ((typeof stub81_iter0 === "object") && (!Array.isArray(stub81_iter0))) {stub81_iter0 = Object.keys(stub81_iter0);}for (stub81_i0=0; stub81_i0<stub81_iter0.length; stub81_i0++) {stub81_i = stub81_iter0[stub81_i0];{stub81_.push(((stub81_i < at))? (found[stub81_i]) : (((stub81_i==at))? (row) : (found[stub81_i - 1])));}}
-        found = stub81_;
-    }
-    return found;
-};
-
-SECONDS = [[1, "s"], [0.001, "ms"], [1e-06, "\u00b5s"]];
-BYTES = [[1000000000000, "TB"], [1000000000, "GB"], [1000000, "MB"], [1000, "kB"], [1, "B"]];
-COUNTS = [[1000000000000, "T"], [1000000000, "B"], [1000000, "M"], [1000, "k"], [1, ""]];
-fixed = function flx_fixed (value, places) {
-    var _, rest, scale, scaled, sign;
-    scale = 1;
-    for (_ = 0; _ < places; _ += 1) {
-        scale = scale * 10;
-    }
-    scaled = _pyfunc_int(((_pyfunc_abs(value) * scale) + 0.5));
-    sign = (((value < 0) && (scaled > 0)))? ("-") : ("");
-    if ((places==0)) {
-        return sign + _pyfunc_str(scaled);
-    }
-    rest = _pyfunc_str((scaled % scale));
-    while (rest.length < places) {
-        rest = "0" + rest;
-    }
-    return ((sign + (_pyfunc_str(Math.floor(scaled/scale)))) + ".") + rest;
-};
-
-three_digits = function flx_three_digits (value) {
-    var size;
-    size = _pyfunc_abs(value);
-    if ((size >= 100)) {
-        return fixed(value, 0);
-    }
-    return ((size >= 10))? (fixed(value, 1)) : (fixed(value, 2));
-};
-
-amount = function flx_amount (value, units) {
-    var last, stub84_seq, stub85_itr, unit;
-    if ((value < 0)) {
-        return "-" + amount(0 - value, units);
-    }
-    if ((value==0)) {
-        return "0";
-    }
-    stub84_seq = units;
-    if ((typeof stub84_seq === "object") && (!Array.isArray(stub84_seq))) { stub84_seq = Object.keys(stub84_seq);}
-    for (stub85_itr = 0; stub85_itr < stub84_seq.length; stub85_itr += 1) {
-        unit = stub84_seq[stub85_itr];
-        if ((value >= unit[0])) {
-            return (three_digits(value / unit[0]) + " ") + unit[1];
-        }
-    }
-    last = units[units.length - 1];
-    return (three_digits(value / last[0]) + " ") + last[1];
-};
-
-percent = function flx_percent (share) {
-    return (fixed(100 * share, ((_pyfunc_abs(share) < 1))? (1) : (0))) + " %";
-};
-
-place = function flx_place (value) {
-    return fixed(value, 1);
-};
-
-log2_of = function flx_log2_of (value) {
-    var _, part, result;
-    result = 0.0;
-    while (value >= 2) {
-        value = value / 2;
-        result = result + 1;
-    }
-    while (value < 1) {
-        value = value * 2;
-        result = result - 1;
-    }
-    part = 0.5;
-    for (_ = 0; _ < 20; _ += 1) {
-        value = value * value;
-        if ((value >= 2)) {
-            value = value / 2;
-            result = result + part;
-        }
-        part = part / 2;
-    }
-    return result;
-};
-
 ROW = 19;
+RANK = 28;
 bars = function flx_bars (given, chosen, limit, limit_text, label, width) {
-    var bar, drawn, height, least, left, length, most, names, right, scale, start, stub86_seq, stub87_itr, stub88_seq, stub89_itr, tone, top, x, y, zero;
+    var bar, drawn, height, least, left, length, most, names, right, scale, start, stub94_seq, stub95_itr, stub96_seq, stub97_itr, tone, top, x, y, zero;
     names = 172;
     left = names;
     right = width - 58;
     least = 0;
     most = limit;
-    stub86_seq = given;
-    if ((typeof stub86_seq === "object") && (!Array.isArray(stub86_seq))) { stub86_seq = Object.keys(stub86_seq);}
-    for (stub87_itr = 0; stub87_itr < stub86_seq.length; stub87_itr += 1) {
-        bar = stub86_seq[stub87_itr];
+    stub94_seq = given;
+    if ((typeof stub94_seq === "object") && (!Array.isArray(stub94_seq))) { stub94_seq = Object.keys(stub94_seq);}
+    for (stub95_itr = 0; stub95_itr < stub94_seq.length; stub95_itr += 1) {
+        bar = stub94_seq[stub95_itr];
         least = Math.min(least, bar["value"]);
         most = Math.max(most, bar["value"]);
     }
@@ -1438,10 +1460,10 @@ bars = function flx_bars (given, chosen, limit, limit_text, label, width) {
     }
     drawn = drawn + line_at(zero, top, zero, height - 2, "axis");
     y = top;
-    stub88_seq = sorted_by(given, "value");
-    if ((typeof stub88_seq === "object") && (!Array.isArray(stub88_seq))) { stub88_seq = Object.keys(stub88_seq);}
-    for (stub89_itr = 0; stub89_itr < stub88_seq.length; stub89_itr += 1) {
-        bar = stub88_seq[stub89_itr];
+    stub96_seq = sorted_by(given, "value");
+    if ((typeof stub96_seq === "object") && (!Array.isArray(stub96_seq))) { stub96_seq = Object.keys(stub96_seq);}
+    for (stub97_itr = 0; stub97_itr < stub96_seq.length; stub97_itr += 1) {
+        bar = stub96_seq[stub97_itr];
         tone = bar["tone"] + (((bar["method"]==chosen))? (" chosen") : (""));
         start = Math.min(zero, (zero + (bar["value"] * scale)));
         length = Math.max(1, (_pyfunc_abs(bar["value"]) * scale));
@@ -1482,7 +1504,7 @@ box_at = function flx_box_at (x, y, width, height, style) {
 };
 
 lines = function flx_lines (given, chosen, label, width) {
-    var axes, bottom, boundary, decade, digit, drawn, every, front, height, least, left, low, most, named, right, scale, series, steps, stub90_seq, stub91_itr, stub92_seq, stub93_itr, stub94_seq, stub95_itr, stub96_seq, stub97_itr, top, value, x, y;
+    var axes, bottom, boundary, decade, digit, drawn, every, front, height, least, left, low, most, named, right, scale, series, steps, stub100_seq, stub101_itr, stub102_seq, stub103_itr, stub104_seq, stub105_itr, stub98_seq, stub99_itr, top, value, x, y;
     height = 300;
     left = 62;
     right = width - 12;
@@ -1490,14 +1512,14 @@ lines = function flx_lines (given, chosen, label, width) {
     bottom = height - 34;
     least = Math.max(1, (given[0]["values"][0]));
     most = least;
-    stub92_seq = given;
-    if ((typeof stub92_seq === "object") && (!Array.isArray(stub92_seq))) { stub92_seq = Object.keys(stub92_seq);}
-    for (stub93_itr = 0; stub93_itr < stub92_seq.length; stub93_itr += 1) {
-        series = stub92_seq[stub93_itr];
-        stub90_seq = series["values"];
-        if ((typeof stub90_seq === "object") && (!Array.isArray(stub90_seq))) { stub90_seq = Object.keys(stub90_seq);}
-        for (stub91_itr = 0; stub91_itr < stub90_seq.length; stub91_itr += 1) {
-            value = stub90_seq[stub91_itr];
+    stub100_seq = given;
+    if ((typeof stub100_seq === "object") && (!Array.isArray(stub100_seq))) { stub100_seq = Object.keys(stub100_seq);}
+    for (stub101_itr = 0; stub101_itr < stub100_seq.length; stub101_itr += 1) {
+        series = stub100_seq[stub101_itr];
+        stub98_seq = series["values"];
+        if ((typeof stub98_seq === "object") && (!Array.isArray(stub98_seq))) { stub98_seq = Object.keys(stub98_seq);}
+        for (stub99_itr = 0; stub99_itr < stub98_seq.length; stub99_itr += 1) {
+            value = stub98_seq[stub99_itr];
             least = Math.min(least, Math.max(1, value));
             most = Math.max(most, value);
         }
@@ -1508,10 +1530,10 @@ lines = function flx_lines (given, chosen, label, width) {
     drawn = opening(width, height, label);
     decade = 1;
     while (decade <= (most * 1.2)) {
-        stub94_seq = ((most < (20 * least)))? ([1, 2, 5]) : ([1, 3]);
-        if ((typeof stub94_seq === "object") && (!Array.isArray(stub94_seq))) { stub94_seq = Object.keys(stub94_seq);}
-        for (stub95_itr = 0; stub95_itr < stub94_seq.length; stub95_itr += 1) {
-            digit = stub94_seq[stub95_itr];
+        stub102_seq = ((most < (20 * least)))? ([1, 2, 5]) : ([1, 3]);
+        if ((typeof stub102_seq === "object") && (!Array.isArray(stub102_seq))) { stub102_seq = Object.keys(stub102_seq);}
+        for (stub103_itr = 0; stub103_itr < stub102_seq.length; stub103_itr += 1) {
+            digit = stub102_seq[stub103_itr];
             y = bottom - ((log2_of(digit * decade) - low) * scale);
             if (((y <= bottom) && (y >= top))) {
                 drawn = drawn + line_at(left, y, right, y, "grid");
@@ -1531,10 +1553,10 @@ lines = function flx_lines (given, chosen, label, width) {
     axes = [left, right, bottom, low, scale];
     front = "";
     named = false;
-    stub96_seq = given;
-    if ((typeof stub96_seq === "object") && (!Array.isArray(stub96_seq))) { stub96_seq = Object.keys(stub96_seq);}
-    for (stub97_itr = 0; stub97_itr < stub96_seq.length; stub97_itr += 1) {
-        series = stub96_seq[stub97_itr];
+    stub104_seq = given;
+    if ((typeof stub104_seq === "object") && (!Array.isArray(stub104_seq))) { stub104_seq = Object.keys(stub104_seq);}
+    for (stub105_itr = 0; stub105_itr < stub104_seq.length; stub105_itr += 1) {
+        series = stub104_seq[stub105_itr];
         if ((series["method"]==chosen)) {
             front = (front + one_line(series, " chosen", axes)) + name_at(series, axes);
         } else {
@@ -1573,20 +1595,19 @@ height_of = function flx_height_of (value, axes) {
 };
 
 top_of = function flx_top_of (series) {
-    var most, stub98_seq, stub99_itr, value;
+    var most, stub106_seq, stub107_itr, value;
     most = 0;
-    stub98_seq = series["values"];
-    if ((typeof stub98_seq === "object") && (!Array.isArray(stub98_seq))) { stub98_seq = Object.keys(stub98_seq);}
-    for (stub99_itr = 0; stub99_itr < stub98_seq.length; stub99_itr += 1) {
-        value = stub98_seq[stub99_itr];
+    stub106_seq = series["values"];
+    if ((typeof stub106_seq === "object") && (!Array.isArray(stub106_seq))) { stub106_seq = Object.keys(stub106_seq);}
+    for (stub107_itr = 0; stub107_itr < stub106_seq.length; stub107_itr += 1) {
+        value = stub106_seq[stub107_itr];
         most = Math.max(most, value);
     }
     return most;
 };
 
-RANK = 28;
 steps = function flx_steps (result, stages, microbatches, label, width) {
-    var action, below, bottom, drawn, height, kind, left, middle, path, rank, ranks, right, scale, sent, shade, shown, stub100_seq, stub101_itr, stub102_seq, stub103_itr, stub104_seq, stub105_itr, stub106_seq, stub107_itr, stub108_seq, stub109_itr, turn;
+    var action, below, bottom, drawn, height, kind, left, middle, path, rank, ranks, right, scale, sent, shade, shown, stub108_seq, stub109_itr, stub110_seq, stub111_itr, stub112_seq, stub113_itr, stub114_seq, stub115_itr, stub116_seq, stub117_itr, turn;
     ranks = result["idle_share"].length;
     left = 52;
     right = width - 14;
@@ -1598,15 +1619,15 @@ steps = function flx_steps (result, stages, microbatches, label, width) {
         drawn = drawn + (box_at(left, (RANK * rank) + 2, right - left, RANK - 5, "idle"));
     }
     for (turn = 0; turn < stages; turn += 1) {
-        stub102_seq = ["forward", "backward"];
-        if ((typeof stub102_seq === "object") && (!Array.isArray(stub102_seq))) { stub102_seq = Object.keys(stub102_seq);}
-        for (stub103_itr = 0; stub103_itr < stub102_seq.length; stub103_itr += 1) {
-            kind = stub102_seq[stub103_itr];
+        stub110_seq = ["forward", "backward"];
+        if ((typeof stub110_seq === "object") && (!Array.isArray(stub110_seq))) { stub110_seq = Object.keys(stub110_seq);}
+        for (stub111_itr = 0; stub111_itr < stub110_seq.length; stub111_itr += 1) {
+            kind = stub110_seq[stub111_itr];
             path = "";
-            stub100_seq = result["actions"];
-            if ((typeof stub100_seq === "object") && (!Array.isArray(stub100_seq))) { stub100_seq = Object.keys(stub100_seq);}
-            for (stub101_itr = 0; stub101_itr < stub100_seq.length; stub101_itr += 1) {
-                action = stub100_seq[stub101_itr];
+            stub108_seq = result["actions"];
+            if ((typeof stub108_seq === "object") && (!Array.isArray(stub108_seq))) { stub108_seq = Object.keys(stub108_seq);}
+            for (stub109_itr = 0; stub109_itr < stub108_seq.length; stub109_itr += 1) {
+                action = stub108_seq[stub109_itr];
                 if (((action["kind"]==kind) && ((Math.floor(action["stage"]/ranks)==turn)))) {
                     path = path + (outline(action, left, (RANK * action["rank"]) + 2, scale, RANK - 10, 0.4));
                 }
@@ -1615,15 +1636,15 @@ steps = function flx_steps (result, stages, microbatches, label, width) {
             drawn = (((((drawn + ("<path d=\"")) + path) + ("\" class=\"")) + kind) + shade) + ("\"/>");
         }
     }
-    stub106_seq = ["forward", "backward"];
-    if ((typeof stub106_seq === "object") && (!Array.isArray(stub106_seq))) { stub106_seq = Object.keys(stub106_seq);}
-    for (stub107_itr = 0; stub107_itr < stub106_seq.length; stub107_itr += 1) {
-        kind = stub106_seq[stub107_itr];
+    stub114_seq = ["forward", "backward"];
+    if ((typeof stub114_seq === "object") && (!Array.isArray(stub114_seq))) { stub114_seq = Object.keys(stub114_seq);}
+    for (stub115_itr = 0; stub115_itr < stub114_seq.length; stub115_itr += 1) {
+        kind = stub114_seq[stub115_itr];
         path = "";
-        stub104_seq = result["transfers"];
-        if ((typeof stub104_seq === "object") && (!Array.isArray(stub104_seq))) { stub104_seq = Object.keys(stub104_seq);}
-        for (stub105_itr = 0; stub105_itr < stub104_seq.length; stub105_itr += 1) {
-            sent = stub104_seq[stub105_itr];
+        stub112_seq = result["transfers"];
+        if ((typeof stub112_seq === "object") && (!Array.isArray(stub112_seq))) { stub112_seq = Object.keys(stub112_seq);}
+        for (stub113_itr = 0; stub113_itr < stub112_seq.length; stub113_itr += 1) {
+            sent = stub112_seq[stub113_itr];
             if ((sent["kind"]==kind)) {
                 below = (((RANK * sent["source"]) + RANK) - 8) + (((kind=="forward"))? (0) : (2.5));
                 path = path + outline(sent, left, below, scale, 2.5, 0);
@@ -1636,10 +1657,10 @@ steps = function flx_steps (result, stages, microbatches, label, width) {
     drawn = drawn + line_at(left, bottom, right, bottom, "axis");
     drawn = drawn + text_at(left, bottom + 16, "start", "tick", "0");
     shown = 0;
-    stub108_seq = result["actions"];
-    if ((typeof stub108_seq === "object") && (!Array.isArray(stub108_seq))) { stub108_seq = Object.keys(stub108_seq);}
-    for (stub109_itr = 0; stub109_itr < stub108_seq.length; stub109_itr += 1) {
-        action = stub108_seq[stub109_itr];
+    stub116_seq = result["actions"];
+    if ((typeof stub116_seq === "object") && (!Array.isArray(stub116_seq))) { stub116_seq = Object.keys(stub116_seq);}
+    for (stub117_itr = 0; stub117_itr < stub116_seq.length; stub117_itr += 1) {
+        action = stub116_seq[stub117_itr];
         shown = Math.max(shown, (action["microbatch"] + 1));
     }
     middle = amount(result["step_seconds"] / 2, SECONDS);
@@ -1659,12 +1680,12 @@ outline = function flx_outline (action, left, top, scale, height, gap) {
 };
 
 numbers = function flx_numbers (result, left, scale) {
-    var action, drawn, middle, stub110_seq, stub111_itr, word;
+    var action, drawn, middle, stub118_seq, stub119_itr, word;
     drawn = "";
-    stub110_seq = result["actions"];
-    if ((typeof stub110_seq === "object") && (!Array.isArray(stub110_seq))) { stub110_seq = Object.keys(stub110_seq);}
-    for (stub111_itr = 0; stub111_itr < stub110_seq.length; stub111_itr += 1) {
-        action = stub110_seq[stub111_itr];
+    stub118_seq = result["actions"];
+    if ((typeof stub118_seq === "object") && (!Array.isArray(stub118_seq))) { stub118_seq = Object.keys(stub118_seq);}
+    for (stub119_itr = 0; stub119_itr < stub118_seq.length; stub119_itr += 1) {
+        action = stub118_seq[stub119_itr];
         word = _pyfunc_str(action["microbatch"]);
         if ((((action["end"] - action["start"]) * scale) >= ((7 * word.length) + 3))) {
             middle = left + (((action["start"] + action["end"]) / 2) * scale);
@@ -1674,107 +1695,86 @@ numbers = function flx_numbers (result, left, scale) {
     return drawn;
 };
 
-overhead = function flx_overhead (row, control, key) {
-    return (row[key] / control[key]) - 1;
-};
-
-table_rows = function flx_table_rows (rows, names, chosen) {
-    var cell, cells, control, drawn, row, state, stub112_seq, stub113_itr, stub114_seq, stub115_itr;
-    control = rows[0];
-    drawn = "";
-    stub114_seq = sorted_by(rows, "step_seconds");
-    if ((typeof stub114_seq === "object") && (!Array.isArray(stub114_seq))) { stub114_seq = Object.keys(stub114_seq);}
-    for (stub115_itr = 0; stub115_itr < stub114_seq.length; stub115_itr += 1) {
-        row = stub114_seq[stub115_itr];
-        cells = [amount(row["params"] - control["params"], COUNTS), amount(row["step_seconds"], SECONDS), percent(overhead(row, control, "step_seconds")), amount(row["depth_seconds"], SECONDS), amount(row["exposed_seconds"], SECONDS), amount(row["memory_bytes"], BYTES), amount(row["sent_bytes"], BYTES), amount(row["token_seconds"], SECONDS), percent(overhead(row, control, "token_seconds")), amount(row["cache_bytes"], BYTES), amount(row["prompt_seconds"], SECONDS), amount(row["prompt_state_bytes"], BYTES)];
-        state = ((row["method"]==chosen))? (" class=\"chosen\"") : ("");
-        drawn = ((((drawn + "<tr") + state) + (" data-method=\"")) + _pyfunc_str(row["method"])) + ("\"><th scope=\"row\">");
-        drawn = (drawn + (names[row["method"]])) + "</th>";
-        stub112_seq = cells;
-        if ((typeof stub112_seq === "object") && (!Array.isArray(stub112_seq))) { stub112_seq = Object.keys(stub112_seq);}
-        for (stub113_itr = 0; stub113_itr < stub112_seq.length; stub113_itr += 1) {
-            cell = stub112_seq[stub113_itr];
-            drawn = ((drawn + ("<td class=\"number\">")) + cell) + "</td>";
-        }
-        drawn = drawn + "</tr>";
+SECONDS = [[1, "s"], [0.001, "ms"], [1e-06, "\u00b5s"]];
+BYTES = [[1000000000000, "TB"], [1000000000, "GB"], [1000000, "MB"], [1000, "kB"], [1, "B"]];
+COUNTS = [[1000000000000, "T"], [1000000000, "B"], [1000000, "M"], [1000, "k"], [1, ""]];
+fixed = function flx_fixed (value, places) {
+    var _, rest, scale, scaled, sign;
+    scale = 1;
+    for (_ = 0; _ < places; _ += 1) {
+        scale = scale * 10;
     }
-    return drawn;
-};
-
-tone_of = function flx_tone_of (tables, method, goal) {
-    var own;
-    own = tables["methods"][method]["goal"];
-    return own + ((((goal!="all") && (own!=goal) && (own!="control")))? (" other") : (""));
-};
-
-bars_of = function flx_bars_of (tables, rows, key, goal) {
-    var given, row, shares, stub116_seq, stub117_itr, text, value;
-    shares = (key=="step_seconds") || (key=="token_seconds");
-    given = [];
-    stub116_seq = rows;
-    if ((typeof stub116_seq === "object") && (!Array.isArray(stub116_seq))) { stub116_seq = Object.keys(stub116_seq);}
-    for (stub117_itr = 0; stub117_itr < stub116_seq.length; stub117_itr += 1) {
-        row = stub116_seq[stub117_itr];
-        value = row[key];
-        text = amount(value, (shares)? (SECONDS) : (BYTES));
-        if ((((row["method"]!=(rows[0]["method"]))) && shares)) {
-            text = percent(overhead(row, rows[0], key));
-        }
-        if ((((row["method"]!=(rows[0]["method"]))) && (key=="cache_bytes"))) {
-            text = amount(value - (rows[0][key]), BYTES);
-        }
-        if (shares) {
-            value = overhead(row, rows[0], key);
-        }
-        if ((key=="cache_bytes")) {
-            value = value - (rows[0][key]);
-        }
-        _pymeth_append.call(given, (({method: row["method"], name: tables["methods"][row["method"]]["name"], value: value, text: text, tone: tone_of(tables, row["method"], goal)})));
+    scaled = _pyfunc_int(((_pyfunc_abs(value) * scale) + 0.5));
+    sign = (((value < 0) && (scaled > 0)))? ("-") : ("");
+    if ((places==0)) {
+        return sign + _pyfunc_str(scaled);
     }
-    return given;
+    rest = _pyfunc_str((scaled % scale));
+    while (rest.length < places) {
+        rest = "0" + rest;
+    }
+    return ((sign + (_pyfunc_str(Math.floor(scaled/scale)))) + ".") + rest;
 };
 
-figure = function flx_figure (tables, choice, rows, step, view, name, width) {
-    var chosen, device, goal, key, label, limit, row, said, series, stub118_seq, stub119_itr, words;
-    chosen = view["chosen"];
-    goal = view["goal"];
-    label = tables["methods"][chosen]["name"];
-    if ((name=="timeline")) {
-        said = "Timeline of a training step with " + label;
-        return steps(step["simulation"], choice["virtual"], choice["microbatches"], said, width);
+three_digits = function flx_three_digits (value) {
+    var size;
+    size = _pyfunc_abs(value);
+    if ((size >= 100)) {
+        return fixed(value, 0);
     }
-    if ((name=="state")) {
-        series = [];
-        stub118_seq = rows;
-        if ((typeof stub118_seq === "object") && (!Array.isArray(stub118_seq))) { stub118_seq = Object.keys(stub118_seq);}
-        for (stub119_itr = 0; stub119_itr < stub118_seq.length; stub119_itr += 1) {
-            row = stub118_seq[stub119_itr];
-            _pymeth_append.call(series, (({method: row["method"], name: tables["methods"][row["method"]]["name"], values: row["states"], tone: tone_of(tables, row["method"], goal)})));
-        }
-        return lines(series, chosen, "Bytes per token of the depth state along the stack; the numbers are in the table", width);
-    }
-    key = name + ((((name=="step") || (name=="token")))? ("_seconds") : ("_bytes"));
-    device = tables["devices"][choice["device"]];
-    limit = ((name=="memory"))? (device["memory_bytes"]) : (0);
-    words = ((name=="memory"))? ("memory of one " + device["name"]) : ("");
-    said = "Bars of all methods; the numbers are in the table";
-    return bars(bars_of(tables, rows, key, goal), chosen, limit, words, said, width);
+    return ((size >= 10))? (fixed(value, 1)) : (fixed(value, 2));
 };
 
-facts = function flx_facts (choice, rows, step, view) {
-    var found, row, stub120_seq, stub121_itr;
-    found = ({row: rows[0]});
-    stub120_seq = rows;
+amount = function flx_amount (value, units) {
+    var last, stub120_seq, stub121_itr, unit;
+    if ((value < 0)) {
+        return "-" + amount(0 - value, units);
+    }
+    if ((value==0)) {
+        return "0";
+    }
+    stub120_seq = units;
     if ((typeof stub120_seq === "object") && (!Array.isArray(stub120_seq))) { stub120_seq = Object.keys(stub120_seq);}
     for (stub121_itr = 0; stub121_itr < stub120_seq.length; stub121_itr += 1) {
-        row = stub120_seq[stub121_itr];
-        if ((row["method"]==view["chosen"])) {
-            found["row"] = row;
+        unit = stub120_seq[stub121_itr];
+        if ((value >= unit[0])) {
+            return (three_digits(value / unit[0]) + " ") + unit[1];
         }
     }
-    row = found["row"];
-    return [["devices", _pyfunc_str(gpus_of(choice))], ["tokens in a step", amount(choice["batch"] * choice["tokens"], COUNTS)], ["step of the control", amount(rows[0]["step_seconds"], SECONDS)], ["step of the method", amount(row["step_seconds"], SECONDS)], ["which is more by", percent(overhead(row, rows[0], "step_seconds"))], ["tokens a second", amount(row["tokens_per_second"], COUNTS)], ["bubble", percent(step["bubble"])], ["exposed communication", amount(step["exposed_seconds"], SECONDS)]];
+    last = units[units.length - 1];
+    return (three_digits(value / last[0]) + " ") + last[1];
 };
 
-return { harmonic_size, matmul_efficiency, operator, compute_seconds, memory_seconds, launch_seconds, operator_seconds, total_seconds, fused, bound, bound_by, all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes, tensor_parallel_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_tokens, stored_bytes, even_cuts, hop_bytes, waiting_bytes, alive, held, gpipe_order, one_f_one_b_order, interleaved_order, schedule_order, joined, ideal_bubble, transfer_seconds, simulate, exposed_seconds, peak_memory, visible_pairs_of, pair_flops, pair_flops_of_one, forward_counts, parameter_counts, state_bytes, new_state_bytes, boundary_of_block, kept_leaf_bytes, saved_bytes_of, recomputed_bytes_of, largest_block_bytes, ends_saved_bytes, cache_bytes_of, tokens_on_rank, pairs_of_work, weights_read, cache_read, mixer_operators, depth_operator, collective_seconds, sublayer_seconds, head_seconds, work_of, stage_seconds, edges_of, sent_bytes, gradients_waiting, stage_memory, by_rank, training_step, link_seconds, simulated_microbatches, extended, pipeline_flow, estimated_step, update_seconds, min_of, forward_pass, prefill_state_bytes, unpacked, copied, place_of, gpus_of, run_of, sequence_of, work_of_prompts, reach_of, link_of, links_of, refusal, model_of, step_of, states_of, method_row, methods_of, sorted_by, fixed, three_digits, amount, percent, place, log2_of, bars, opening, text_at, line_at, box_at, lines, one_line, name_at, height_of, top_of, steps, outline, numbers, overhead, table_rows, tone_of, bars_of, figure, facts };
+percent = function flx_percent (share) {
+    return (fixed(100 * share, ((_pyfunc_abs(share) < 1))? (1) : (0))) + " %";
+};
+
+place = function flx_place (value) {
+    return fixed(value, 1);
+};
+
+log2_of = function flx_log2_of (value) {
+    var _, part, result;
+    result = 0.0;
+    while (value >= 2) {
+        value = value / 2;
+        result = result + 1;
+    }
+    while (value < 1) {
+        value = value * 2;
+        result = result - 1;
+    }
+    part = 0.5;
+    for (_ = 0; _ < 20; _ += 1) {
+        value = value * value;
+        if ((value >= 2)) {
+            value = value / 2;
+            result = result + part;
+        }
+        part = part / 2;
+    }
+    return result;
+};
+
+return { gpus_of, run_of, sequence_of, work_of_prompts, reach_of, link_of, links_of, refusal, all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes, tensor_parallel_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_tokens, stored_bytes, visible_pairs_of, pair_flops, pair_flops_of_one, forward_counts, parameter_counts, state_bytes, new_state_bytes, boundary_of_block, kept_leaf_bytes, saved_bytes_of, recomputed_bytes_of, largest_block_bytes, ends_saved_bytes, cache_bytes_of, even_cuts, hop_bytes, waiting_bytes, alive, held, tone_of, bars_of, figure, facts, overhead, table_rows, harmonic_size, matmul_efficiency, operator, compute_seconds, memory_seconds, launch_seconds, operator_seconds, total_seconds, fused, bound, bound_by, unpacked, copied, place_of, model_of, step_of, states_of, method_row, methods_of, sorted_by, gpipe_order, one_f_one_b_order, interleaved_order, schedule_order, joined, ideal_bubble, transfer_seconds, simulate, exposed_seconds, peak_memory, tokens_on_rank, pairs_of_work, weights_read, cache_read, mixer_operators, depth_operator, collective_seconds, sublayer_seconds, head_seconds, work_of, stage_seconds, edges_of, sent_bytes, gradients_waiting, stage_memory, by_rank, training_step, link_seconds, simulated_microbatches, extended, pipeline_flow, estimated_step, update_seconds, min_of, forward_pass, prefill_state_bytes, bars, opening, text_at, line_at, box_at, lines, one_line, name_at, height_of, top_of, steps, outline, numbers, fixed, three_digits, amount, percent, place, log2_of };
 })();

@@ -1,6 +1,6 @@
 """The figures of a report, as specifications that render to SVG and PNG without a browser or the network."""
 
-from twoaxis.figures.figure import Figure
+from twoaxis.display.figures import Figure
 from twoaxis.study.figures.audits import audits
 from twoaxis.study.figures.budgets import control_curve, speedup
 from twoaxis.study.figures.curves import losses, paired

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from twoaxis.figures.theme import ARMS, COMPANION, CONTROL
+from twoaxis.display.theme import ARMS, COMPANION, CONTROL
 from twoaxis.study.report_data import ReportData
 
 

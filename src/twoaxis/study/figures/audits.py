@@ -6,12 +6,10 @@ from typing import Any
 import altair as alt
 
 from twoaxis.audit.result import Ablation, Audit
-from twoaxis.audit.table import place_name
 from twoaxis.core.errors import ConfigError
-from twoaxis.figures.figure import Figure
-from twoaxis.figures.marks import row_axis, values
-from twoaxis.figures.theme import CONTROL, HEAT, INK, MUTED, NARROW, PAPER, SIGNED, WIDE
-from twoaxis.study import words
+from twoaxis.display import numbers as words
+from twoaxis.display.figures import Figure, row_axis, values
+from twoaxis.display.theme import CONTROL, HEAT, INK, MUTED, NARROW, PAPER, SIGNED, WIDE
 from twoaxis.study.figures.forest import label_width
 from twoaxis.study.report_data import ArmData, ReportData
 
@@ -53,7 +51,7 @@ def audits(data: ReportData) -> list[Figure]:
 
 def audit_figure(name: str, audit: Audit) -> Figure:
     """The figure of one audit; its rows are sublayers in order of depth."""
-    names = [place_name(audit, index) for index in range(len(audit.sublayers) + 1)]
+    names = [audit.place_name(index) for index in range(len(audit.sublayers) + 1)]
     panels = [
         panel for make in (_routing, _favourites, _sublayers, _gates, _streams) if (panel := make(audit, names)) is not None
     ]

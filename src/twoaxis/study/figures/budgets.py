@@ -6,10 +6,9 @@ from typing import Any, Literal
 
 import altair as alt
 
-from twoaxis.figures.figure import Figure
-from twoaxis.figures.marks import labels, own_color, padded, side_by_side, values
-from twoaxis.figures.theme import CONTROL, INK, NARROW, SIGNED
-from twoaxis.study import words
+from twoaxis.display import numbers as words
+from twoaxis.display.figures import Figure, labels, own_color, padded, side_by_side, values
+from twoaxis.display.theme import CONTROL, INK, NARROW, SIGNED
 from twoaxis.study.figures.arms import colors
 from twoaxis.study.figures.forest import Interval, Scale, forest, label_width
 from twoaxis.study.figures.labels import Frame, beside_points

@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
-from twoaxis.figures.figure import Figure
-from twoaxis.figures.marks import own_color, values
-from twoaxis.figures.theme import GRID, INK, NARROW, SIGNED
-from twoaxis.study import words
+from twoaxis.display import numbers as words
+from twoaxis.display.figures import Figure, own_color, values
+from twoaxis.display.theme import GRID, INK, NARROW, SIGNED
 from twoaxis.study.figures.arms import Stroke, colors, stroke
 from twoaxis.study.figures.labels import Frame, spread
 from twoaxis.study.report_data import ReportData

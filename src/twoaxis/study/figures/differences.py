@@ -5,9 +5,9 @@ from typing import Any
 
 import altair as alt
 
-from twoaxis.figures.figure import Figure
-from twoaxis.figures.theme import NARROW
-from twoaxis.study import words
+from twoaxis.display import numbers as words
+from twoaxis.display.figures import Figure
+from twoaxis.display.theme import NARROW
 from twoaxis.study.figures.arms import colors
 from twoaxis.study.figures.forest import Interval, Scale, domain, forest, label_width
 from twoaxis.study.report_data import Charge, ComparisonData, ReportData

@@ -5,8 +5,8 @@ from typing import Any, Literal, NamedTuple
 
 import altair as alt
 
-from twoaxis.figures.marks import own_color, panel_title, row_axis, values
-from twoaxis.figures.theme import BAND, CONTROL, INK, MUTED, NARROW
+from twoaxis.display.figures import own_color, panel_title, row_axis, values
+from twoaxis.display.theme import BAND, CONTROL, INK, MUTED, NARROW
 
 ROW = 21
 """Pixels from row to row."""

@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
-from twoaxis.figures.figure import Figure
-from twoaxis.figures.marks import labels, own_color, padded, panel_title, row_axis, side_by_side, values
-from twoaxis.figures.theme import CONTROL, INK, MUTED, NARROW
-from twoaxis.study import words
+from twoaxis.display import numbers as words
+from twoaxis.display.figures import Figure, labels, own_color, padded, panel_title, row_axis, side_by_side, values
+from twoaxis.display.theme import CONTROL, INK, MUTED, NARROW
 from twoaxis.study.figures.arms import colors
 from twoaxis.study.figures.forest import label_width
 from twoaxis.study.figures.labels import Frame, beside_points

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.page.html import breakable, details, facts
 from twoaxis.study.report_data import ArmData, ComparisonData, ReportData
 

@@ -2,7 +2,7 @@
 
 import statistics
 
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.page.html import Cell, Markup, Number, figure, number, paragraph, section, table
 from twoaxis.study.page.results import Figures
 from twoaxis.study.report.tables import RATE_COLUMNS, rate_rows

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.page.costs import setting
 from twoaxis.study.page.html import Cell, bullets, details, number, paragraph, section, table
 from twoaxis.study.report_data import ReportData, RunData

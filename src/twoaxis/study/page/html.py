@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Literal, NamedTuple
 
-from twoaxis.figures.figure import Width
-from twoaxis.study import words
+from twoaxis.display import numbers as words
+from twoaxis.display.figures import Width
 from twoaxis.study.figures import Figure
 
 

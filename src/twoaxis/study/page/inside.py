@@ -1,8 +1,7 @@
 """What the audits found inside the arms: routing, gates and streams, beside what the loss does without them."""
 
 from twoaxis.audit.result import Ablation, Audit
-from twoaxis.audit.table import place_name
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.figures.audits import audit_name, read_audit
 from twoaxis.study.page.html import Cell, Number, details, figure, number, paragraph, section, table
 from twoaxis.study.page.results import Figures
@@ -43,7 +42,7 @@ def _summary(audit: Audit) -> str:
     if not found:
         return f"{words.count(audit.tokens)} tokens"
     most = max(found, key=lambda one: one.loss_change or 0.0)
-    return f"most needs {place_name(audit, most.sublayer)}, {words.signed(most.loss_change or 0.0)} nats per token without it"
+    return f"most needs {audit.place_name(most.sublayer)}, {words.signed(most.loss_change or 0.0)} nats per token without it"
 
 
 def _ablations(audit: Audit) -> str:
@@ -57,7 +56,7 @@ def _ablations(audit: Audit) -> str:
 
 def _ablation(audit: Audit, one: Ablation) -> tuple[Cell, ...]:
     target = f"{one.what} {one.target}" + (f" ({one.choice})" if one.choice else "")
-    where = "all sums" if one.what == "embedding" else place_name(audit, one.sublayer)
+    where = "all sums" if one.what == "embedding" else audit.place_name(one.sublayer)
     change: Cell = "not finite" if one.loss_change is None else Number(words.signed(one.loss_change), one.loss_change)
     random = number(one.control_loss_change, words.signed)
     errors = (number(one.standard_error, words.loss), number(one.control_standard_error, words.loss))

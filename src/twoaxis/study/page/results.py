@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.figures import Figure
 from twoaxis.study.figures.budgets import SPENT
 from twoaxis.study.figures.differences import CHARGES

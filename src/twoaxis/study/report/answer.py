@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.report_data import ArmData, Charge, ComparisonData, ReportData
 
 EQUALLY: dict[Charge, str] = {"tokens": "at equal tokens", "flops": "at equal FLOPs", "seconds": "at equal seconds"}

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from twoaxis.study import words
+from twoaxis.display import numbers as words
 from twoaxis.study.planning.plan import PlannedArm, StudyPlan
 from twoaxis.study.report_data import ArmData, Charge, ComparisonData, ReportData
 

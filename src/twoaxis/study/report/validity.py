@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from twoaxis.core.parameters import Init, declarations
+from twoaxis.display import numbers as words
 from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import SequenceConfig
 from twoaxis.statistics import compare
-from twoaxis.study import words
 from twoaxis.study.planning.plan import StudyPlan
 from twoaxis.study.report.answer import answer, findings
 from twoaxis.study.report_data import ArmData, ComparisonData, ContrastData, GateData, ReportData

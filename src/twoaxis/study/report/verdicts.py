@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from twoaxis.display import numbers as words
 from twoaxis.statistics import MOST_REPLICATES, TARGET_POWER
-from twoaxis.study import words
 from twoaxis.study.design import StudyConfig
 from twoaxis.study.planning.plan import PlannedContrast, StudyPlan
 from twoaxis.study.report.answer import EQUALLY

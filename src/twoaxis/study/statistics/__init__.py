@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from twoaxis.core.errors import StudyError
+from twoaxis.display import numbers as words
 from twoaxis.statistics import Comparison, SharedError, compare
-from twoaxis.study import words
 from twoaxis.study.design.rules import DecisionConfig
 from twoaxis.study.planning.plan import PlannedArm, StudyPlan
 from twoaxis.study.report_data import (

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.planner.pipeline.crossing import even_cuts
-from twoaxis.planner.pipeline.payload import Forwarding
+from twoaxis.planner.formulas.crossing import even_cuts
+from twoaxis.planner.payload import Forwarding
 
 Schedule = Literal["gpipe", "1f1b", "interleaved"]
 Recompute = Literal["off", "block"]

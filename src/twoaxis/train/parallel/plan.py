@@ -18,7 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.planner.pipeline.payload import Forwarding
+from twoaxis.planner.payload import Forwarding
 from twoaxis.train.parallel.config import PipelineConfig
 
 

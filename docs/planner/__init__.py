@@ -1,0 +1,1 @@
+"""The planner's pages: its predictions beside published numbers, and every method at three scales."""

@@ -1,0 +1,150 @@
+"""Figures with their words, from one specification to SVG, page and PNG; and the parts that charts are put together from."""
+
+import json
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import altair as alt
+import vl_convert
+from altair.utils.schemapi import debug_mode
+
+from twoaxis.display.theme import INK, NARROW, PAPER, PNG_SCALE, STYLE, WIDE
+
+Width = Literal["wide", "narrow"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure, drawn anew for each width.
+
+    Attributes:
+        name: of its files.
+        title: what it shows.
+        caption: how to read it.
+        alternative: what it shows in words and numbers, for those who cannot see it.
+        draw: its specification for a width in CSS pixels.
+    """
+
+    name: str
+    title: str
+    caption: str
+    alternative: str
+    draw: Callable[[int], Any]
+
+    def svg(self) -> str:
+        """The figure as a file that stands alone, with its title and a white ground."""
+        return _renumbered(vl_convert.vegalite_to_svg(self._alone), self.name)
+
+    def png(self) -> bytes:
+        """The same as a picture."""
+        return vl_convert.vegalite_to_png(self._alone, scale=PNG_SCALE)
+
+    def inline(self, width: Width) -> str:
+        """The figure as a part of a page, which gives it a heading, its font and its colours."""
+        svg = vl_convert.vegalite_to_svg(json.dumps(self.wide if width == "wide" else self.narrow))
+        return _compact(_renumbered(svg, f"{self.name}-{width}"))
+
+    @cached_property
+    def wide(self) -> dict[str, Any]:
+        """The specification for screens and paper, with the look of all figures."""
+        return self._spec(WIDE)
+
+    @cached_property
+    def narrow(self) -> dict[str, Any]:
+        """The same for phones."""
+        return self._spec(NARROW)
+
+    def _spec(self, width: int) -> dict[str, Any]:
+        # Checking every part of a chart when it is made takes longer than all the rest; tests check the whole.
+        with debug_mode(False):
+            return {**self.draw(width).to_dict(validate=False), "config": STYLE, "padding": 4}
+
+    @cached_property
+    def _alone(self) -> str:
+        title = {"text": self.title, "subtitle": textwrap.wrap(self.caption, 150), "frame": "bounds", "offset": 14}
+        return json.dumps({**self.wide, "title": title, "padding": 16})
+
+
+_WORDLESS = re.compile(
+    r' (?:font-family|aria-roledescription|pointer-events|stroke-miterlimit|xmlns(?::\w+)?|version|class)="[^"]*"'
+)
+_EMPTY = re.compile(r'<path(?: aria-hidden="true")? d=""(?: display="none")?/>|<path aria-hidden="true" d="M0,0h0v0h0Z"/>')
+_ROLES = re.compile(r' role="graphics-(?:object|symbol)"(?: aria-label="[XY]-axis[^"]*")?')
+_PLACES = re.compile(r' (?:d|transform|x2|y2)="[^"]*"')
+_DIGITS = re.compile(r"(\.\d\d)\d+")
+_IDS = re.compile(r'\bid="([^"]*)"')
+_REFERENCES = re.compile(r"url\(#([^)]+)\)")
+_OPAQUE = re.compile(r' opacity="1"')
+
+
+def _compact(svg: str) -> str:
+    """The drawing without what a page says once for all."""
+    for pattern in (_WORDLESS, _ROLES, _EMPTY, _OPAQUE):
+        svg = pattern.sub("", svg)
+    return _PLACES.sub(lambda found: _DIGITS.sub(r"\1", found[0]), svg)
+
+
+def _renumbered(svg: str, prefix: str) -> str:
+    """The drawing with ids of its own that do not depend on what was drawn before."""
+    numbers = {name: f"{prefix}-{number}" for number, name in enumerate(dict.fromkeys(_IDS.findall(svg)))}
+    svg = _IDS.sub(lambda found: f'id="{numbers[found[1]]}"', svg)
+    return _REFERENCES.sub(lambda found: f"url(#{numbers[found[1]]})", svg)
+
+
+def values(rows: Sequence[dict[str, Any]]) -> Any:
+    """Rows as the data of a chart."""
+    # A tuple, since altair copies lists each time that charts are put together.
+    return alt.Chart(alt.Data(values=tuple(rows)))
+
+
+def own_color(name: str = "color") -> Any:
+    """The colour that a row names itself."""
+    return alt.Color(f"{name}:N", scale=None, legend=None)
+
+
+def padded(found: Sequence[float], part: float) -> tuple[float, float]:
+    """From the least to the greatest with a margin."""
+    margin = part * (max(found) - min(found)) or 0.1 * abs(max(found)) or 1.0
+    return min(found) - margin, max(found) + margin
+
+
+def labels(rows: Sequence[dict[str, Any]], x: Any, y: Any) -> tuple[Any, Any]:
+    """Labels whose left end and middle are at a place, below them a rim that keeps them legible where a line crosses."""
+    drawn = values(rows).encode(x=x, y=y, text=alt.Text("text:N"))
+    rim = drawn.mark_text(align="left", fontSize=11, color=PAPER, stroke=PAPER, strokeWidth=3.5, strokeJoin="round", aria=False)
+    return rim, drawn.mark_text(align="left", fontSize=11, aria=False).encode(color=own_color())
+
+
+def row_axis(labels: int, width: int) -> Any:
+    """An axis that names rows in a given room at the left of a panel; without labels where that is 0.
+
+    Names may have several lines.
+    """
+    return alt.Axis(
+        ticks=False,
+        domain=False,
+        labels=bool(labels),
+        labelPadding=8,
+        minExtent=labels,
+        maxExtent=max(labels, 1),
+        labelLimit=max(labels - 10, 1),
+        labelColor=INK,
+        labelFontSize=11 if width > NARROW else 10,
+        labelExpr="split(datum.label, '\\n')",
+    )
+
+
+def panel_title(text: str, width: int, labels: int) -> Any:
+    """The title of a panel, which on a phone begins at the left of its labels."""
+    return alt.TitleParams(text, fontSize=12, dx=-labels if width <= NARROW else 0)
+
+
+def side_by_side(panels: Sequence[Any], width: int, columns: int) -> Any:
+    """Panels in columns, or one below the other where it is narrow."""
+    if len(panels) == 1:
+        return panels[0]
+    return alt.concat(*panels, columns=columns if width > NARROW else 1)

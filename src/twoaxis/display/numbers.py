@@ -1,0 +1,207 @@
+"""Numbers for readers: with a sign, a unit, and no more digits than they deserve.
+
+Amounts in units are written by the code that the planner's page runs in a browser, so that both say the same.
+"""
+
+from collections.abc import Callable
+
+from twoaxis.planner.formulas import written
+from twoaxis.planner.formulas.written import BYTES, COUNTS, SECONDS, amount
+
+percent = written.percent
+"""A share in percent, whole from 100 % on."""
+
+MINUS, TIMES = "\u2212", "\u00d7"
+"""The signs of typography, which no font mistakes for a hyphen or a letter."""
+
+MISSING = "\u2014"
+"""Stands where there is nothing to report."""
+
+_LARGE = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def count(value: float) -> str:
+    """A count with three digits and a unit prefix.
+
+    Example:
+        >>> count(2_359_296), count(950)
+        ('2.36 M', '950')
+    """
+    for size, prefix in _LARGE:
+        if value >= 0.9995 * size:
+            scaled = value / size
+            return f"{scaled:.{max(0, 2 - (scaled >= 9.995) - (scaled >= 99.95))}f} {prefix}"
+    return f"{value:.0f}"
+
+
+def loss(value: float) -> str:
+    """A loss in nats per token.
+
+    Example:
+        >>> loss(4.56789)
+        '4.5679'
+    """
+    return f"{value:.4f}"
+
+
+def signed(value: float) -> str:
+    """A difference of losses with its sign.
+
+    Example:
+        >>> signed(-0.0312), signed(0.5), signed(-0.00001)
+        ('−0.0312', '+0.5000', '0.0000')
+    """
+    text = f"{abs(value):.4f}"
+    return text if float(text) == 0 else f"{MINUS if value < 0 else '+'}{text}"
+
+
+def interval(low: float, high: float) -> str:
+    """An interval of differences.
+
+    Example:
+        >>> interval(-0.05, 0.01)
+        '−0.0500 to +0.0100'
+    """
+    return f"{signed(low)} to {signed(high)}"
+
+
+def ratio(value: float) -> str:
+    """A ratio to the control.
+
+    Example:
+        >>> ratio(0.8765)
+        '0.88×'
+    """
+    return f"{value:.2f}{TIMES}"
+
+
+def probability(value: float) -> str:
+    """A p value or a power.
+
+    Example:
+        >>> probability(0.0004), probability(0.25), probability(0.99996)
+        ('below 0.001', '0.250', 'above 0.999')
+    """
+    if value < 0.001:
+        return "below 0.001"
+    return "above 0.999" if 0.999 < value < 1 else f"{value:.3f}"
+
+
+def percentage(value: float) -> str:
+    """A part of a whole.
+
+    Example:
+        >>> percentage(0.98765), percentage(1)
+        ('98.8 %', '100.0 %')
+    """
+    return f"{100 * value:.1f} %"
+
+
+def memory(n_bytes: float) -> str:
+    """Bytes in MiB or GiB.
+
+    Example:
+        >>> memory(512 * 2**20), memory(3 * 2**30)
+        ('512 MiB', '3.00 GiB')
+    """
+    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours.
+
+    Example:
+        >>> duration(0.01234), duration(26.4), duration(754), duration(9000)
+        ('0.0123 s', '26.4 s', '12.6 min', '2.50 h')
+    """
+    if seconds >= 5400:
+        return f"{seconds / 3600:.2f} h"
+    if seconds >= 300:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.3g} s"
+
+
+def replicates(n: int) -> str:
+    """A number of replicates in words.
+
+    Example:
+        >>> replicates(1), replicates(12)
+        ('1 replicate', '12 replicates')
+    """
+    return f"{n} replicate" + ("" if n == 1 else "s")
+
+
+def bytes_text(value: float) -> str:
+    """Bytes in the largest decimal unit that they reach.
+
+    Example:
+        >>> bytes_text(8192)
+        '8.19 kB'
+    """
+    return amount(value, BYTES)
+
+
+def count_text(value: float) -> str:
+    """A count of parameters or FLOPs: whole below 1000, else in thousands, millions, billions or trillions.
+
+    Example:
+        >>> count_text(30), count_text(67_112_960)
+        ('30', '67.1 M')
+    """
+    return f"{value:.0f}" if abs(value) < 1000 else amount(value, COUNTS)
+
+
+def seconds_text(value: float) -> str:
+    """Seconds in the largest of s, ms and µs that they reach.
+
+    Example:
+        >>> seconds_text(0.0123)
+        '12.3 ms'
+    """
+    return amount(value, SECONDS)
+
+
+def change(ratio: float) -> str:
+    """A relative change as a signed percentage.
+
+    Example:
+        >>> change(0.0123), change(-0.5), change(-0.00001), change(12.5)
+        ('+1.2 %', '-50.0 %', '+0.0 %', '+1,250.0 %')
+    """
+    return f"{round(100 * ratio, 1) + 0.0:+,.1f} %"
+
+
+def significant(value: float) -> str:
+    """A number with three significant digits.
+
+    Example:
+        >>> significant(0.012345), significant(1e-7)
+        ('0.0123', '1e-07')
+    """
+    return f"{value:.3g}"
+
+
+def decimal(value: float) -> str:
+    """A measured number: with four digits behind the point, or whole from 1000 on.
+
+    Example:
+        >>> decimal(4.56789), decimal(12345.6)
+        ('4.5679', '12,346')
+    """
+    return f"{value:,.4f}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def plain(value: object, fraction: Callable[[float], str] = significant) -> str:
+    """A value of any kind: whole numbers with separators, text as it is.
+
+    Args:
+        value: what is written.
+        fraction: writes numbers that are not whole.
+
+    Example:
+        >>> plain(12345), plain(0.012345), plain("none")
+        ('12,345', '0.0123', 'none')
+    """
+    if isinstance(value, float):
+        return fraction(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,1 +1,0 @@
-"""The look of all figures, and what they are made of; knows nothing of what they show."""

@@ -1,0 +1,138 @@
+"""The numbers of each method under a choice, and the packed coefficients that they are computed from.
+
+`tables` hold the `shared` numbers, the different `rows` (sublayers without their depth operations) and `depths` (depth
+operations) once each, and `packs`. A pack holds `ends`, `leaves`, `n_layers`, and for every sublayer [block, row, depth,
+family]. A sublayer whose window a reader sets belongs to one of the `families`: its rows at each of the `windows`; the family
+of others is -1.
+"""
+
+from typing import Any
+
+from twoaxis.planner.formulas.choice import links_of, run_of, sequence_of, work_of_prompts
+from twoaxis.planner.formulas.counts import cache_bytes_of, parameter_counts, state_bytes
+from twoaxis.planner.formulas.step import forward_pass, prefill_state_bytes, training_step
+
+Data = dict[str, Any]
+
+
+def unpacked(tables: Data, pack: Data, window: int) -> Data:
+    """The coefficients of one model, as `planner.coefficients` gives them, with this window.
+
+    Args:
+        tables: what all models are made of.
+        pack: the model.
+        window: of the sublayers whose window can be set, one of the `windows`.
+    """
+    model = copied(tables["shared"])
+    model["n_layers"] = pack["n_layers"]
+    model["ends"] = pack["ends"]
+    model["leaves"] = pack["leaves"]
+    model["sublayers"] = []
+    for entry in pack["sublayers"]:
+        row = entry[1]
+        if entry[3] >= 0:
+            row = tables["families"][entry[3]][place_of(tables["windows"], window)]
+        sublayer = copied(tables["rows"][row])
+        sublayer["block"] = entry[0]
+        sublayer["depth"] = tables["depths"][entry[2]]
+        model["sublayers"].append(sublayer)
+    return model
+
+
+def copied(table: Data) -> Data:
+    """A table with the same entries."""
+    found = {}
+    for name in table:
+        found[name] = table[name]
+    return found
+
+
+def place_of(values: list, value: float) -> int:
+    """Where a value stands in a list; -1 where it does not.
+
+    Example:
+        >>> place_of([4, 8, 16], 8), place_of([4, 8, 16], 9)
+        (1, -1)
+    """
+    for index in range(len(values)):
+        if values[index] == value:
+            return index
+    return -1
+
+
+def model_of(tables: Data, choice: Data, method: int, phase: str) -> Data:
+    """The coefficients of a method in "training" or in "generation"."""
+    packs = tables["models"][choice["layers"]][method]
+    return unpacked(tables, tables["packs"][packs[0 if phase == "training" else 1]], choice["window"])
+
+
+def step_of(tables: Data, choice: Data, method: int) -> Data:
+    """A training step of a method."""
+    device = tables["devices"][choice["device"]]
+    return training_step(
+        model_of(tables, choice, method, "training"), run_of(choice), device["rates"], links_of(device, choice)
+    )
+
+
+def states_of(model: Data) -> list[float]:
+    """Bytes per token of the depth state at every boundary."""
+    return [state_bytes(model, boundary) for boundary in range(len(model["sublayers"]) + 1)]
+
+
+def method_row(tables: Data, choice: Data, method: int) -> Data:
+    """The numbers of one method.
+
+    Returns:
+        `step_seconds` of training, with `depth_seconds` and `exposed_seconds` of communication in it, `tokens_per_second`;
+        `memory_bytes` of the fullest device; `sent_bytes` of a microbatch over the busiest stage boundary; `params`;
+        `token_seconds` of one step of generation behind `tokens`, with `token_depth_seconds` in it; `cache_bytes` of one
+        sequence; `prompt_seconds` and `prompt_state_bytes` while prompts of `tokens` are read; `states` at every boundary.
+    """
+    device = tables["devices"][choice["device"]]
+    links = links_of(device, choice)
+    model = model_of(tables, choice, method, "training")
+    step = training_step(model, run_of(choice), device["rates"], links)
+    memory = 0
+    for held_bytes in step["memory_bytes"]:
+        memory = max(memory, held_bytes)
+    sent = 0
+    for hop in step["sent_bytes"]:
+        sent = max(sent, hop)
+    generating = model_of(tables, choice, method, "generation")
+    token = forward_pass(generating, work_of_prompts(choice, 1, choice["tokens"], "none"), device["rates"], links["tensor"])
+    prompt = work_of_prompts(choice, choice["tokens"], 0, sequence_of(choice))
+    read = forward_pass(model, prompt, device["rates"], links["tensor"])
+    return {
+        "method": method,
+        "step_seconds": step["step_seconds"],
+        "tokens_per_second": step["tokens_per_second"],
+        "depth_seconds": step["depth_seconds"],
+        "exposed_seconds": step["exposed_seconds"],
+        "bubble": step["bubble"],
+        "memory_bytes": memory,
+        "sent_bytes": sent,
+        "params": parameter_counts(model)["all"],
+        "token_seconds": token["seconds"],
+        "token_depth_seconds": token["depth_seconds"],
+        "cache_bytes": cache_bytes_of(generating, choice["tokens"]),
+        "prompt_seconds": read["seconds"],
+        "prompt_state_bytes": prefill_state_bytes(model, prompt, 0),
+        "states": states_of(model),
+    }
+
+
+def methods_of(tables: Data, choice: Data) -> list[int]:
+    """The methods that fit the model at this depth; the control is the first."""
+    fitting = tables["models"][choice["layers"]]
+    return [method for method in range(len(fitting)) if len(fitting[method]) > 0]
+
+
+def sorted_by(rows: list, key: str) -> list:
+    """Rows from the smallest to the largest value; equal ones stay in order."""
+    found = []
+    for row in rows:
+        at = len(found)
+        while at > 0 and found[at - 1][key] > row[key]:
+            at = at - 1
+        found = [found[i] if i < at else row if i == at else found[i - 1] for i in range(len(found) + 1)]
+    return found

@@ -1,1 +1,0 @@
-"""A pipeline of stages on paper: orders of actions, what crosses a stage boundary, and what a step takes."""
