@@ -16,10 +16,10 @@ from scipy import stats
 
 from twoaxis.statistics import PairedTest, bootstrap_interval, compare, holm, paired_test, power, replicates_needed
 from twoaxis.study.statistics.control_curve import (
-    Beyond,
     Charged,
     ControlCurve,
     EffectiveSpeedup,
+    OutOfRange,
     charged_differences,
     effective_speedup,
     fit_control_curve,
@@ -286,11 +286,11 @@ class Repetition:
         assert isinstance(charged, Charged)
         return charged
 
-    def holds(self, low: float | Beyond, high: float | Beyond) -> bool:
+    def holds(self, low: float | OutOfRange, high: float | OutOfRange) -> bool:
         """Whether what an interval says of the speedup is true, "more than 1.3x" included."""
-        if isinstance(low, Beyond):
+        if isinstance(low, OutOfRange):
             low = low.multiple if low.side == "more" else 0.0
-        if isinstance(high, Beyond):
+        if isinstance(high, OutOfRange):
             high = high.multiple if high.side == "less" else math.inf
         return low <= self.true_speedup <= high
 

@@ -19,7 +19,7 @@ from twoaxis.study.report_data import (
     CurveData,
     PointData,
 )
-from twoaxis.study.statistics.control_curve import Beyond, ControlCurve, charged_differences, fit_control_curve
+from twoaxis.study.statistics.control_curve import ControlCurve, OutOfRange, charged_differences, fit_control_curve
 
 EQUAL = 1e-9
 """Costs that differ by less than this fraction are equal, and losses are then compared as they are."""
@@ -73,7 +73,7 @@ class ControlCosts:
             amplitude=curve.amplitude,
             exponent=curve.exponent,
             residual_sd=curve.residual_sd,
-            line=tuple((cost, mean) for cost, mean in means if not isinstance(mean, Beyond)),
+            line=tuple((cost, mean) for cost, mean in means if not isinstance(mean, OutOfRange)),
             sentence=_fit_words(curve, self.charge),
         )
 
@@ -157,7 +157,7 @@ def _differences(
     if control.curve is None:
         return control.why, {}, None
     found = charged_differences(control.curve, arm, other, cost)
-    if isinstance(found, Beyond):
+    if isinstance(found, OutOfRange):
         return (
             f"takes {words.ratio(ratio)} the {unit(control.charge)} of the control, {times(found)}, outside the "
             "budgets that the control was run at; nothing is extrapolated",
@@ -200,9 +200,9 @@ def comparison_data(comparison: Comparison) -> ComparisonData:
     )
 
 
-def times(value: float | Beyond) -> str:
+def times(value: float | OutOfRange) -> str:
     """A multiple of a cost in words."""
-    return str(value).replace("x", words.TIMES) if isinstance(value, Beyond) else words.ratio(value)
+    return str(value).replace("x", words.TIMES) if isinstance(value, OutOfRange) else words.ratio(value)
 
 
 def unit(charge: Charge) -> str:
