@@ -1,4 +1,4 @@
-"""Arms that a study generates beside its own, each to rule out another explanation of a difference.
+"""Arms that a study generates, each to rule out another explanation of a difference.
 
 static weights: does the dependence on the input pay, or would any learned weights? write-only: does the erasure pay? a wider
 plain stream: does the mixing of streams pay, or their width? residual scalars: would two cheap scalars do? ShortSWA at the
@@ -33,7 +33,7 @@ class Companion(NamedTuple):
     Attributes:
         kind: what it rules out.
         why: the same in one line.
-        recipe: with the steps of the arm that it stands beside.
+        recipe: with the steps of the arm that it is generated for.
         matched: what it has as much of as that arm; "" when nothing was matched.
         size: the key of the size that was chosen, what it was in the control, and what it is.
     """

@@ -279,8 +279,8 @@ def decide(
         companions = charged_inputs(plan, losses, obstacles.missing, plan.of_role("companion"), curve)
         family = {**treatments.differences, **{f"{arm} {against}": d for (arm, against), d in differences.items()}}
         asked = compare(family, rule.alpha, rule.smallest_effect, size, treatments.shared) if family else {}
-        beside = companions.differences
-        unasked = compare(beside, rule.alpha, rule.smallest_effect, len(beside), companions.shared) if beside else {}
+        alone = companions.differences
+        unasked = compare(alone, rule.alpha, rule.smallest_effect, len(alone), companions.shared) if alone else {}
         for name, one in {**treatments.found, **companions.found}.items():
             if name in asked:
                 charged[name][charge] = _with_verdict(one, comparison_data(asked[name]), charge, obstacles, name)
