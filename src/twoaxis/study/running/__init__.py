@@ -17,7 +17,7 @@ from twoaxis.study.planning.plan import PlannedArm, StudyPlan
 from twoaxis.study.running.engine import Engine, LocalEngine, Task, last_words, run_process
 from twoaxis.study.running.folder import Place, RunRecord, StudyFolder, places, write_json
 from twoaxis.study.running.progress import LineCount, StudyProgress
-from twoaxis.study.running.run_cache import Neighbours
+from twoaxis.study.running.run_cache import RunCache
 from twoaxis.study.timing import Timer, Timing
 from twoaxis.train.recipe import TrainConfig
 
@@ -145,7 +145,7 @@ class _Session:
     def __init__(self, plan: StudyPlan, folder: StudyFolder, progress: StudyProgress, engine: Engine, command: Command) -> None:
         self.plan, self.folder, self.progress, self.engine, self.command = plan, folder, progress, engine, command
         self.order = places(plan)
-        self.neighbours = Neighbours(folder, engine.threads)
+        self.cache = RunCache(folder, engine.threads)
         self.counts: dict[str, LineCount] = {}
         self.logs: dict[str, int] = {}
 
@@ -217,7 +217,7 @@ class _Session:
                 write_json(self.folder.failure(place), {"exit_code": None, "message": message})
                 continue
             recipe = self.folder.recipe_of(arm, place.seed)
-            if found := self.neighbours.take(recipe, place):
+            if found := self.cache.lookup(recipe, place):
                 self.progress.begin(place, recipe.steps, recipe.steps)
                 self.progress.end(place, f"the same run is in {found}, which is used")
                 continue
