@@ -14,7 +14,7 @@ from twoaxis.study.design.rules import TuningConfig
 from twoaxis.study.planning import plan_study
 from twoaxis.study.planning.costs import tokens_per_step
 from twoaxis.study.planning.plan import PlannedArm, StudyPlan
-from twoaxis.study.running.engine import Engine, LocalEngine, Task, last_words, run_process
+from twoaxis.study.running.engine import Engine, LocalEngine, Task, log_tail, run_process
 from twoaxis.study.running.folder import Place, RunRecord, StudyFolder, places, write_json
 from twoaxis.study.running.progress import LineCount, StudyProgress
 from twoaxis.study.running.run_cache import RunCache
@@ -54,7 +54,7 @@ def run_study(
     """Runs what the folder does not hold yet, and returns the record of every run.
 
     Runs that have finished or diverged are kept, runs that were stopped or killed are resumed. A run whose process
-    fails is recorded with its last words and the others go on; the next call tries it again. An interrupt (SIGINT or
+    fails is recorded with the last line of its log and the others go on; the next call tries it again. An interrupt (SIGINT or
     SIGTERM) is passed on to the runs, which save a checkpoint; everything can be resumed afterwards.
 
     Args:
@@ -106,7 +106,7 @@ def _process_timer(folder: Path, progress: StudyProgress) -> Timer:
     """A timer that measures in a process of its own, which leaves its memory behind.
 
     Raises (when it is called):
-        StudyError: the process failed, with its last words.
+        StudyError: the process failed, with the last line of its log.
     """
 
     def measure(recipes: Mapping[str, TrainConfig]) -> Timing:
@@ -116,7 +116,7 @@ def _process_timer(folder: Path, progress: StudyProgress) -> Timer:
         got.unlink(missing_ok=True)
         code = run_process((sys.executable, "-m", "twoaxis.study.timing", str(given), str(got)), log, lambda: None)
         if code:
-            raise StudyError(f"timing: {last_words(log, code)}; correct the arm, and run the study again")
+            raise StudyError(f"timing: {log_tail(log, code)}; correct the arm, and run the study again")
         return Timing.from_data(json.loads(got.read_text(encoding="utf-8")))
 
     return measure
@@ -254,7 +254,7 @@ class _Session:
         place, count = self.by_name[task.name], self.counts.pop(task.name)
         self.progress.step(place, count.count())
         try:
-            result, message = self.folder.run(place).result, last_words(task.log, code, self.logs[task.name])
+            result, message = self.folder.run(place).result, log_tail(task.log, code, self.logs[task.name])
         except TwoAxisError as error:
             result, message = None, str(error)
         if result is not None:
