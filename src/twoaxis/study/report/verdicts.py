@@ -117,7 +117,7 @@ def pairing_sentence(pairs: Sequence[Pair]) -> str:
     """Whether the runs that were compared are pairs."""
     broken = [pair for pair in pairs if pair.problems]
     if broken:
-        problems = "; ".join(f"{pair.place}: {', '.join(pair.problems)}" for pair in broken)
+        problems = "; ".join(f"{pair.key}: {', '.join(pair.problems)}" for pair in broken)
         return f"ERROR: the pairing is broken, so these arms get no verdict. {problems}."
     if not pairs:
         return "No pair of runs has finished yet, so the pairing could not be verified."

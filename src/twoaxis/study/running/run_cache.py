@@ -9,7 +9,7 @@ from typing import Any
 
 from twoaxis.core.errors import TwoAxisError
 from twoaxis.core.folders import new_folder
-from twoaxis.study.running.folder import Place, StudyFolder
+from twoaxis.study.running.folder import RunKey, StudyFolder
 from twoaxis.train.environment import describe_environment
 from twoaxis.train.forward import choose_device, choose_dtype
 from twoaxis.train.recipe import TrainConfig
@@ -31,22 +31,22 @@ class RunCache:
         self.folder, self.threads = folder, threads
         self._described: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def lookup(self, recipe: TrainConfig, place: Place) -> str:
+    def lookup(self, recipe: TrainConfig, key: RunKey) -> str:
         """Links the same run of another study into this one; returns its path below the studies' folder, or "" without one.
 
         Files are copied where the file system has no hard links. A finished run never changes.
 
         Args:
             recipe: of the run, complete.
-            place: where it belongs.
+            key: where it belongs.
         """
-        if self.threads is None or self.folder.run(place).path.exists():
+        if self.threads is None or self.folder.run(key).path.exists():
             return ""
         wanted, here = recipe.to_data(), self._here(recipe)
         for run, config, environment in self._finished:
             if config == wanted and all(environment.get(key) == here[key] for key in SAME):
                 name = run.relative_to(self._studies).as_posix()
-                _link(run, self.folder.run(place), name)
+                _link(run, self.folder.run(key), name)
                 return name
         return ""
 
