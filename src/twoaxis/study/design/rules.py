@@ -21,7 +21,7 @@ class BudgetConfig(Config):
     """What a run of the control may spend, in exactly one unit, rounded up to whole steps.
 
     Steps and tokens give every arm the same number of steps. FLOPs and seconds give every arm the steps that it can
-    afford, so a dearer arm reads fewer tokens.
+    afford, so a more expensive arm reads fewer tokens.
 
     Args:
         steps: optimizer steps.

@@ -309,7 +309,7 @@ def _pairing(pairs: list[Pair]) -> PairingData:
 
 
 def _spent(records: Records) -> dict[str, float]:
-    """What this study's own runs took; those of another study are not charged twice."""
+    """What this study's own runs took; those of another study are not counted twice."""
     results = [record.result for record in records.values() if record.result is not None and not record.reused_from]
     return {
         "runs": float(len(results)),
@@ -338,7 +338,7 @@ def _run(plan: StudyPlan, run: RunRecord) -> RunData:
 
 
 def peak_memory(result: Result) -> float:
-    """The memory a run is charged: that of the GPU where one was used, else that of the process, in bytes."""
+    """The memory of a run: that of the GPU where one was used, else that of the process, in bytes."""
     return result.peak_device_memory_bytes or result.peak_memory_bytes
 
 

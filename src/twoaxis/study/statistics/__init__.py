@@ -19,7 +19,7 @@ from twoaxis.study.report_data import (
     CurveData,
     PointData,
 )
-from twoaxis.study.statistics.control_curve import ControlCurve, OutOfRange, charged_differences, fit_control_curve
+from twoaxis.study.statistics.control_curve import ControlCurve, OutOfRange, differences_at_equal_cost, fit_control_curve
 
 EQUAL = 1e-9
 """Costs that differ by less than this fraction are equal, and losses are then compared as they are."""
@@ -104,7 +104,7 @@ def control_costs(plan: StudyPlan, losses: Losses, charge: Charge) -> ControlCos
 
 
 @dataclass(frozen=True)
-class ChargedInputs:
+class InputsAtEqualCost:
     """What a comparison with the control at equal cost rests on.
 
     Attributes:
@@ -118,9 +118,9 @@ class ChargedInputs:
     shared: dict[str, SharedError]
 
 
-def charged_inputs(
+def inputs_at_equal_cost(
     plan: StudyPlan, losses: Losses, reasons: Mapping[str, str], arms: Sequence[PlannedArm], control: ControlCosts
-) -> ChargedInputs:
+) -> InputsAtEqualCost:
     """Prepares the comparison of some arms with the control at equal cost.
 
     Args:
@@ -130,7 +130,7 @@ def charged_inputs(
         arms: to compare.
         control: its budgets, by the charge.
     """
-    inputs = ChargedInputs({}, {}, {})
+    inputs = InputsAtEqualCost({}, {}, {})
     for arm in arms:
         cost = cost_of(plan, arm, control.charge)
         ratio = cost / control.budget if cost is not None and control.budget else None
@@ -156,7 +156,7 @@ def _differences(
         return "", {seed: loss - other[seed] for seed, loss in arm.items()}, None
     if control.curve is None:
         return control.why, {}, None
-    found = charged_differences(control.curve, arm, other, cost)
+    found = differences_at_equal_cost(control.curve, arm, other, cost)
     if isinstance(found, OutOfRange):
         return (
             f"takes {words.ratio(ratio)} the {unit(control.charge)} of the control, {times(found)}, outside the "
@@ -275,8 +275,8 @@ def decide(
     differences = _contrasts(plan, losses, obstacles)
     contrasts: dict[tuple[str, str], ComparisonData] = {}
     for charge, curve in curves.items():
-        treatments = charged_inputs(plan, losses, obstacles.missing, plan.of_role("treatment"), curve)
-        companions = charged_inputs(plan, losses, obstacles.missing, plan.of_role("companion"), curve)
+        treatments = inputs_at_equal_cost(plan, losses, obstacles.missing, plan.of_role("treatment"), curve)
+        companions = inputs_at_equal_cost(plan, losses, obstacles.missing, plan.of_role("companion"), curve)
         family = {**treatments.differences, **{f"{arm} {against}": d for (arm, against), d in differences.items()}}
         asked = compare(family, rule.alpha, rule.smallest_effect, size, treatments.shared) if family else {}
         alone = companions.differences

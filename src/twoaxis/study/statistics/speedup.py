@@ -64,13 +64,13 @@ def effective_speedup(curve: ControlCurve, test: PairedTest, cost: float, confid
     """Turns a difference in loss into the factor in cost that would buy it for the control.
 
     Equation: S = C(d) / cost with the inverse C(d) of the drop; the interval holds every C / cost at which the control, if
-    given C, could have the arm's loss: |d - drop(C)| <= t e(C), with the standard error e of charged differences and its
-    degrees of freedom. So it holds 1 exactly when the interval of the charged difference at the arm's cost holds 0.
+    given C, could have the arm's loss: |d - drop(C)| <= t e(C), with the standard error e of differences at equal cost and its
+    degrees of freedom. So it holds 1 exactly when the interval of the difference at the arm's cost holds 0.
     Without the error of the curve, e would be that of the differences and the ends C(d +- t e) / cost; where most noise is
     common to arm and control these cover 67% to 88% in simulation, and the ends that are given 95% to 96%.
 
     Args:
-        curve: of the control, over the kind of cost that is charged.
+        curve: of the control, over the kind of cost that is equal.
         test: of arm minus control, the control at its own budget.
         cost: what one run of the arm took.
         confidence: of the interval.
@@ -120,7 +120,7 @@ def bootstrap_speedup(
     the control's loss does not fall with cost counts as beyond the range on the side of its mean difference.
 
     Args:
-        curve: of the control, over the kind of cost that is charged.
+        curve: of the control, over the kind of cost that is equal.
         differences: arm minus control by seed, the control at its own budget.
         cost: what one run of the arm took.
         confidence: that would be reached with many replicates.

@@ -1,4 +1,4 @@
-"""Charged comparisons: the control's loss at the cost of an arm is read off its own runs, and never guessed."""
+"""Comparisons at equal cost: the control's loss at the cost of an arm is read off its own runs, and never guessed."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def _report(trainer: FakeTrainer) -> ReportData:
     return trainer.analyse()
 
 
-def test_a_dearer_arm_is_compared_with_a_control_that_spends_as_much(trainer: FakeTrainer) -> None:
+def test_an_expensive_arm_is_compared_with_a_control_that_spends_as_much(trainer: FakeTrainer) -> None:
     trainer.spread(local=-0.01)
     report = _report(trainer)
     local = report.arms["local"]
