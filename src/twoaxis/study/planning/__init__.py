@@ -57,7 +57,7 @@ def plan_study(study: StudyConfig, timer: Timer | None = None) -> StudyPlan:
         _planned(study, name, recipe, why[name], {**changes, **companions.changes}.get(name, ()))
         for name, recipe in recipes.items()
     ]
-    arms += _rungs(study, next(arm for arm in arms if arm.role == "control"))
+    arms += _control_at_budget_multiples(study, next(arm for arm in arms if arm.role == "control"))
     arms += _trials(study, arms)
     return StudyPlan(arms=tuple(arms), contrasts=tuple(companions.contrasts), notes=tuple(companions.notes), timing=timing)
 
@@ -169,8 +169,8 @@ def _planned(study: StudyConfig, name: str, recipe: TrainConfig, why: str, chang
     )
 
 
-def _rungs(study: StudyConfig, control: PlannedArm) -> list[PlannedArm]:
-    """The control at its other budgets."""
+def _control_at_budget_multiples(study: StudyConfig, control: PlannedArm) -> list[PlannedArm]:
+    """The control at its other budgets, whose role is called `rung` in the files of a study."""
     recipe = control.train_config(control.seeds[0])
     return [
         control.replace(

@@ -43,7 +43,7 @@ class ControlCosts:
     Attributes:
         charge: the unit.
         budget: what the control itself takes; None for seconds that were not measured.
-        curve: fitted to its losses; None without a ladder, or while it cannot be fitted.
+        curve: fitted to its losses; None with one budget, or while it cannot be fitted.
         why: there is no curve, in words; "" with one.
         points: loss by seed and cost.
     """
@@ -81,19 +81,19 @@ class ControlCosts:
 def control_costs(plan: StudyPlan, losses: Losses, charge: Charge) -> ControlCosts:
     """Fits the loss of the control to what it was given, where the design gave it several budgets."""
     budget = cost_of(plan, plan.control, charge)
-    rungs = (plan.control, *plan.of_role("rung"))
+    budgets = (plan.control, *plan.of_role("rung"))
     if budget is None:
         return ControlCosts(charge, None, why="seconds were not measured")
     points: dict[int, dict[float, float]] = {}
-    for arm in rungs:
+    for arm in budgets:
         cost = cost_of(plan, arm, charge)
         for seed, loss in losses.get(arm.name, {}).items():
             if cost is not None:
                 points.setdefault(seed, {})[cost] = loss
-    if len(rungs) == 1:
+    if len(budgets) == 1:
         why = "the design gives the control one budget only, so its loss at another cost is not known (budget.ladder)"
         return ControlCosts(charge, budget, why=why, points=points)
-    missing = sum(len(arm.seeds) - len(losses.get(arm.name, {})) for arm in rungs)
+    missing = sum(len(arm.seeds) - len(losses.get(arm.name, {})) for arm in budgets)
     if missing:
         why = f"{missing} runs of the control at its budgets have not finished"
         return ControlCosts(charge, budget, why=why, points=points)
