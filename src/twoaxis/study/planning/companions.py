@@ -15,7 +15,7 @@ from twoaxis.study.report_data import ChangeData
 from twoaxis.train.recipe import TrainConfig
 
 SWA_WINDOW = 16
-"""Tokens that a generated ShortSWA sees: short, as the note that proposes it asks."""
+"""Tokens that a generated ShortSWA sees: short, as in the note that proposes it."""
 
 SWA_HEADS = (1, 2, 4)
 SWA_HEAD_DIMS = (4, 8, 16, 32, 64)
@@ -128,7 +128,7 @@ def sizes_of(kind: CompanionKind, control: TrainConfig) -> list[Sized]:
 
 
 def applies(kind: CompanionKind, recipe: TrainConfig) -> bool:
-    """Whether a companion that is matched says anything about an arm."""
+    """Whether a matched companion tests anything about an arm."""
     return kind == "short_swa" or recipe.decoder(vocab_size(recipe)).depth.parallel_streams > 1
 
 

@@ -1,4 +1,4 @@
-"""From the records of a study to everything that its report says."""
+"""Computes the data of a report from the records of a study."""
 
 import statistics
 from collections.abc import Callable, Mapping

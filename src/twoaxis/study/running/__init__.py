@@ -60,7 +60,7 @@ def run_study(
     Args:
         study: the design.
         folder: of the study, made if it does not exist.
-        progress: told what happens; None tells nobody.
+        progress: progress callbacks, optional.
         engine: where runs are made; None makes them one after another on this machine.
         command: makes the command of one run.
         timer: measures the seconds of steps before the first run and after the last; None measures in a process of its own.
@@ -140,7 +140,7 @@ def time_again(folder: StudyFolder, timer: Timer) -> bool:
 
 
 class _Session:
-    """One call of `run_study`: what is left to run, and what is told about it."""
+    """One call of `run_study`: runs what is left, and reports progress."""
 
     def __init__(self, plan: StudyPlan, folder: StudyFolder, progress: StudyProgress, engine: Engine, command: Command) -> None:
         self.plan, self.folder, self.progress, self.engine, self.command = plan, folder, progress, engine, command
@@ -188,11 +188,11 @@ class _Session:
     def _wait_for_earlier_runs(self, order: Sequence[RunKey]) -> None:
         """Waits for runs that a killed runner has left behind: they go on by themselves, and nothing of them is lost."""
         for key in order:
-            said = False
+            noted = False
             while self.folder.run(key).is_locked:
-                if not said:
+                if not noted:
                     self.progress.note(f"{key}: still trains since an earlier call, and is waited for")
-                said = True
+                noted = True
                 time.sleep(WAIT_SECONDS)
 
     @property
@@ -241,12 +241,12 @@ class _Session:
         self.progress.begin(key, self.plan.arm(key.arm).steps, self.counts[task.name].count())
 
     def watch(self) -> None:
-        """Tells how far the runs are."""
+        """Reports how far the runs are."""
         for name, count in self.counts.items():
             self.progress.step(self.by_name[name], count.count())
 
     def note(self, text: str) -> None:
-        """Tells something."""
+        """Passes a note on."""
         self.progress.note(text)
 
     def ended(self, task: Task, code: int) -> None:

@@ -37,7 +37,7 @@ class Task(NamedTuple):
 
 
 class Listener(Protocol):
-    """What is told about tasks, always from the thread that runs the engine.
+    """Callbacks about tasks, always from the thread that runs the engine.
 
     An exception in it, an interrupt among them, stops what runs gently (each run saves a checkpoint) and is raised again.
     """
@@ -49,7 +49,7 @@ class Listener(Protocol):
         """Some time has passed."""
 
     def note(self, text: str) -> None:
-        """Something to tell the user, in one line."""
+        """A line for the user."""
 
     def ended(self, task: Task, code: int) -> None:
         """A task has ended with this exit code, negative for a signal."""

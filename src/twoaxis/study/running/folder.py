@@ -91,7 +91,7 @@ class StudyFolder:
         return self.path / "runs" / key.arm / f"seed-{key.seed}.log"
 
     def failure(self, key: RunKey) -> Path:
-        """The file that says how the process of one run ended badly; there only while that is the last word."""
+        """The file that says how the process of one run ended badly; removed when the run starts again."""
         return self.path / "runs" / key.arm / f"seed-{key.seed}.failure.json"
 
     @property

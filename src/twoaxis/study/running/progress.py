@@ -1,4 +1,4 @@
-"""What a study tells while it runs: which run, how fast, and the time that is left for all of them."""
+"""Progress of a running study: the current run, its rate, and the time left for all runs."""
 
 import contextlib
 import sys
@@ -14,7 +14,7 @@ LINE_SECONDS = 30.0
 
 
 class StudyProgress:
-    """Receives what happens in a study; this base says nothing, and is what to derive from."""
+    """Callbacks of a running study; the base class does nothing, derive from it."""
 
     def start(self, total_runs: int, finished_runs: int, total_steps: int, finished_steps: int, tokens_per_step: int) -> None:
         """The study begins with some of its runs finished already."""
@@ -35,7 +35,7 @@ class StudyProgress:
         """A run has ended in some way."""
 
     def note(self, text: str) -> None:
-        """Something to tell the user, in one line."""
+        """A line for the user."""
 
     def stop(self) -> None:
         """The study has ended, or has been stopped."""
