@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.gpu.settings import Row, Settings
 from benchmarks.gpu.worker import ItemFailed
-from twoaxis.study.running.engine import last_words, run_process
+from twoaxis.study.running.engine import log_tail, run_process
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "studies" / "gpu" / "shortcut.toml"
@@ -70,9 +70,9 @@ def run(
     try:
         code = run_process(command(settings, out), log, watch)
     except TimeoutError:
-        raise ItemFailed(f"took more than {limit_seconds:.0f} s and was stopped; {last_words(log, 0)}") from None
+        raise ItemFailed(f"took more than {limit_seconds:.0f} s and was stopped; {log_tail(log, 0)}") from None
     if code != 0 or not (out / "report.json").exists():
-        raise ItemFailed(last_words(log, code))
+        raise ItemFailed(log_tail(log, code))
     return rows(out)
 
 

@@ -33,7 +33,7 @@ from twoaxis.planner.hardware.device import device_text, read_device
 from twoaxis.planner.model.read import read_model
 from twoaxis.study.design import read_study
 from twoaxis.study.report_data import read_report
-from twoaxis.study.running.folder import StudyFolder, places
+from twoaxis.study.running.folder import StudyFolder, run_keys
 from twoaxis.train import load_trained, read_metrics
 from twoaxis.train.checkpoint import load_checkpoint
 from twoaxis.train.environment import changed_environment
@@ -66,7 +66,7 @@ def _study(given: Path) -> Any:
     folder = StudyFolder(given / "study")
     plan = folder.plan
     kept = folder.baselines, folder.timing_after, folder.learning_rates, folder.command
-    return folder.study, plan, kept, [(folder.record(place), folder.audit(place)) for place in places(plan)]
+    return folder.study, plan, kept, [(folder.record(key), folder.audit(key)) for key in run_keys(plan)]
 
 
 def _shards(given: Path) -> Any:

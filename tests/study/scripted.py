@@ -17,7 +17,7 @@ from twoaxis.study.report_data import ReportData
 from twoaxis.study.running import run_study
 from twoaxis.study.running.baselines import Baselines, SeedBaselines
 from twoaxis.study.running.engine import Engine
-from twoaxis.study.running.folder import Place, RunRecord, StudyFolder
+from twoaxis.study.running.folder import RunKey, RunRecord, StudyFolder
 from twoaxis.study.timing import Timing
 from twoaxis.train.recipe import TrainConfig
 
@@ -76,12 +76,12 @@ class FakeTrainer:
         one = SeedBaselines(unigram=self.bigram + 1, bigram=self.bigram, trigram=self.bigram - 1, counted=384)
         return Baselines(by_seed=dict.fromkeys(self.study.replicates, one))
 
-    def analyse(self, records: Mapping[Place, RunRecord] | None = None) -> ReportData:
+    def analyse(self, records: Mapping[RunKey, RunRecord] | None = None) -> ReportData:
         """What the runs come to, with a second timing that agrees with the first."""
         records = self.run() if records is None else records
         return analyse(self.study, self.plan, records, self.baselines, timing_after=self.plan.timing)
 
-    def run(self, study: StudyConfig | None = None, engine: Engine | None = None) -> dict[Place, RunRecord]:
+    def run(self, study: StudyConfig | None = None, engine: Engine | None = None) -> dict[RunKey, RunRecord]:
         records = run_study(study or self.study, self.folder, command=self.command(), timer=fake_timer, engine=engine)
         if StudyFolder(self.folder).baselines != self.baselines:
             StudyFolder(self.folder).keep_baselines(self.baselines)

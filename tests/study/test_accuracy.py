@@ -12,10 +12,10 @@ from .scripted import FakeTrainer
 def test_accuracies_are_shown_by_arm(trainer: FakeTrainer) -> None:
     accuracies = {"plain": (0.25, 0.3, 0.35), "delta": (1.0, 0.9, 0.8), "local": (0.5, 0.5, 0.5)}
     records = {}
-    for place, record in trainer.run().items():
+    for key, record in trainer.run().items():
         assert record.result is not None
-        result = record.result.replace(validation_accuracy=accuracies[place.arm][place.seed])
-        records[place] = dataclasses.replace(record, result=result)
+        result = record.result.replace(validation_accuracy=accuracies[key.arm][key.seed])
+        records[key] = dataclasses.replace(record, result=result)
     data = trainer.analyse(records)
     assert accuracy_rows(data) == [
         ["plain", "30.0 %", "25.0 %, 30.0 %, 35.0 %"],

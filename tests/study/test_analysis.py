@@ -100,7 +100,7 @@ def test_incomplete_arms_get_no_numbers(trainer: FakeTrainer, failing: str, verd
 def test_an_arm_without_result_still_counts_in_the_correction(trainer: FakeTrainer) -> None:
     trainer.spread(delta=-0.1)
     records = trainer.run()
-    gone = {place: RunRecord(place, "failed", "gone", None, (), {}, {}, {}, {}) for place in records if place.arm == "local"}
+    gone = {key: RunRecord(key, "failed", "gone", None, (), {}, {}, {}, {}) for key in records if key.arm == "local"}
     after = trainer.analyse({**records, **gone}).arms["delta"].charged["tokens"].comparison
     assert after is not None
     assert after.p_holm == pytest.approx(2 * after.p)

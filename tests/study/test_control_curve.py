@@ -14,11 +14,11 @@ from twoaxis.statistics import paired_test
 from twoaxis.study.statistics.control_curve import (
     LARGEST_EXPONENT,
     LEAST_EXPONENT,
-    Beyond,
-    Charged,
     ControlCurve,
+    EqualCostDifferences,
+    OutOfRange,
     bootstrap_speedup,
-    charged_differences,
+    differences_at_equal_cost,
     effective_speedup,
     fit_control_curve,
 )
@@ -94,7 +94,7 @@ def test_is_anchored_at_what_the_control_did_at_its_own_budget() -> None:
 
 def test_says_nothing_beyond_the_measured_range() -> None:
     curve = fit_control_curve(law(), 1.0)
-    less, more = Beyond("less", 0.5), Beyond("more", 2.0)
+    less, more = OutOfRange("less", 0.5), OutOfRange("more", 2.0)
     assert curve.outside(2.0 * (1 + 1e-12)) is None
     for cost, expected in ((0.49, less), (2.01, more)):
         assert curve.drop(cost) == curve.mean_loss(cost) == expected
@@ -172,29 +172,29 @@ ARM = {0: 3.455, 1: 3.463, 2: 3.484}
 CONTROL = {0: 3.50, 1: 3.51, 2: 3.54}
 
 
-def charge(curve: ControlCurve, cost: float) -> Charged:
-    charged = charged_differences(curve, ARM, CONTROL, cost)
-    assert isinstance(charged, Charged)
-    return charged
+def at_equal_cost(curve: ControlCurve, cost: float) -> EqualCostDifferences:
+    found = differences_at_equal_cost(curve, ARM, CONTROL, cost)
+    assert isinstance(found, EqualCostDifferences)
+    return found
 
 
-def test_an_arm_of_the_same_cost_is_charged_nothing(curve: ControlCurve) -> None:
-    charged = charge(curve, 1.0)
-    assert charged.differences == {seed: ARM[seed] - CONTROL[seed] for seed in ARM}
-    assert (charged.drop, charged.shared.variance) == (0.0, 0.0)
+def test_an_arm_of_the_same_cost_is_compared_as_it_is(curve: ControlCurve) -> None:
+    found = at_equal_cost(curve, 1.0)
+    assert found.differences == {seed: ARM[seed] - CONTROL[seed] for seed in ARM}
+    assert (found.drop, found.shared.variance) == (0.0, 0.0)
 
 
 def test_a_costlier_arm_is_compared_with_a_better_control(curve: ControlCurve) -> None:
-    charged, drop = charge(curve, 1.5), curve.drop(1.5)
-    assert charged.drop == drop and charged.drop < 0
-    assert charged.differences == pytest.approx({seed: ARM[seed] - CONTROL[seed] - charged.drop for seed in ARM})
-    assert charged.shared == curve.drop_error(1.5)
-    assert charged_differences(curve, ARM, CONTROL, 2.2) == Beyond("more", 2.0)
+    found, drop = at_equal_cost(curve, 1.5), curve.drop(1.5)
+    assert found.drop == drop and found.drop < 0
+    assert found.differences == pytest.approx({seed: ARM[seed] - CONTROL[seed] - found.drop for seed in ARM})
+    assert found.shared == curve.drop_error(1.5)
+    assert differences_at_equal_cost(curve, ARM, CONTROL, 2.2) == OutOfRange("more", 2.0)
 
 
 def test_charging_refuses_an_arm_without_its_control(curve: ControlCurve) -> None:
     with pytest.raises(StudyError, match=r"seeds of the control=\[0, 1\]: must be all of \[0, 1, 2\]"):
-        charged_differences(curve, ARM, {0: 3.5, 1: 3.51}, 1.2)
+        differences_at_equal_cost(curve, ARM, {0: 3.5, 1: 3.51}, 1.2)
 
 
 def test_speedup_on_a_known_curve_is_the_interval_of_the_difference() -> None:
@@ -205,11 +205,13 @@ def test_speedup_on_a_known_curve_is_the_interval_of_the_difference() -> None:
 
 
 @pytest.mark.parametrize("cost", [0.8, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.8])
-def test_speedup_differs_from_1_exactly_when_the_charged_difference_differs_from_0(curve: ControlCurve, cost: float) -> None:
-    charged = charge(curve, cost)
-    at_cost = paired_test(list(charged.differences.values()), shared=charged.shared)
+def test_speedup_differs_from_1_exactly_when_the_difference_at_equal_cost_differs_from_0(
+    curve: ControlCurve, cost: float
+) -> None:
+    found = at_equal_cost(curve, cost)
+    at_cost = paired_test(list(found.differences.values()), shared=found.shared)
     speedup = effective_speedup(curve, paired_test([ARM[seed] - CONTROL[seed] for seed in ARM]), cost)
-    low, high = (end.multiple if isinstance(end, Beyond) else end for end in (speedup.low, speedup.high))
+    low, high = (end.multiple if isinstance(end, OutOfRange) else end for end in (speedup.low, speedup.high))
     assert (low <= 1 <= high) == (at_cost.low <= 0 <= at_cost.high)
 
 
@@ -236,7 +238,7 @@ def test_speedup_is_never_extrapolated(
     curve: ControlCurve, differences: list[float], value: str | None, low: str | None, high: str | None
 ) -> None:
     speedup = effective_speedup(curve, paired_test(differences), cost=1.25)
-    ends = {"less": Beyond("less", 0.4), "more": Beyond("more", 1.6)}
+    ends = {"less": OutOfRange("less", 0.4), "more": OutOfRange("more", 1.6)}
     for found, side in ((speedup.value, value), (speedup.low, low), (speedup.high, high)):
         assert found == ends[side] if side else isinstance(found, float) and 0.4 <= found <= 1.6
 
@@ -260,14 +262,14 @@ def test_bootstrap_on_a_known_curve_is_that_of_the_differences() -> None:
     low, high = bootstrap_speedup(known, differences, cost=1.25)
     expected = [(1 + difference / 0.5) ** (-1 / 0.3) / 1.25 for difference in (0.01, -0.05)]
     assert [low, high] == pytest.approx(expected, rel=1e-3)
-    assert bootstrap_speedup(known, {0: -0.4, 1: -0.3, 2: 0.3}, 1.25) == (Beyond("less", 0.4), Beyond("more", 1.6))
+    assert bootstrap_speedup(known, {0: -0.4, 1: -0.3, 2: 0.3}, 1.25) == (OutOfRange("less", 0.4), OutOfRange("more", 1.6))
 
 
 def test_bootstrap_of_a_control_that_may_not_fall_is_beyond() -> None:
     points = {0: {x: 3 + 0.5 * x**-0.3 for x in BUDGETS}, 1: {x: 3 - 0.1 * x**-0.3 for x in BUDGETS}}
     uncertain = fit_control_curve(points, 1.0)
-    assert bootstrap_speedup(uncertain, {0: -0.05, 1: -0.05}, 1.0)[1] == Beyond("more", 2.0)
-    assert bootstrap_speedup(uncertain, {0: 0.05, 1: 0.05}, 1.0)[0] == Beyond("less", 0.5)
+    assert bootstrap_speedup(uncertain, {0: -0.05, 1: -0.05}, 1.0)[1] == OutOfRange("more", 2.0)
+    assert bootstrap_speedup(uncertain, {0: 0.05, 1: 0.05}, 1.0)[0] == OutOfRange("less", 0.5)
 
 
 def test_bootstrap_refuses_seeds_that_are_not_those_of_the_curve(curve: ControlCurve) -> None:

@@ -160,9 +160,9 @@ def test_an_unfinished_study_says_how_far_it_is(trainer: FakeTrainer) -> None:
     trainer.spread(delta=-0.1, scalars=-0.02)
     records = trainer.run()
     gone = {
-        place: record.__class__(place, "not started", "not started", None, (), {}, {}, {}, {})
-        for place, record in records.items()
-        if place.seed == 2
+        key: record.__class__(key, "not started", "not started", None, (), {}, {}, {}, {})
+        for key, record in records.items()
+        if key.seed == 2
     }
     report = trainer.analyse({**records, **gone})
     assert not report.complete and report.answer == "No verdict yet: 2 of 3 replicates have finished so far."

@@ -14,7 +14,7 @@ import ray
 
 from twoaxis.study import StudyConfig
 from twoaxis.study.report import read_study_folder
-from twoaxis.study.running.folder import Place
+from twoaxis.study.running.folder import RunKey
 
 from .scripted import FakeTrainer
 
@@ -41,7 +41,7 @@ def test_a_cluster_of_two_machines_comes_to_the_same(trainer: FakeTrainer, clust
     trainer.spread(delta=-0.1)
     trainer.actions["local/1"] = ["kill"]
     records = trainer.run(engine=RayEngine(jobs=2))
-    assert records[Place("local", 1)].status == "failed" and "SIGKILL" in records[Place("local", 1)].message
+    assert records[RunKey("local", 1)].status == "failed" and "SIGKILL" in records[RunKey("local", 1)].message
     assert {record.status for record in trainer.run(engine=RayEngine(jobs=2)).values()} == {"finished"}
     here = FakeTrainer(trainer.study, trainer.folder.parent / "here" / "study", trainer.script, {}, trainer.losses)
     here.run()

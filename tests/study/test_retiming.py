@@ -16,7 +16,7 @@ from twoaxis.study.timing import Timing, disagreement, pooled
 
 from .scripted import FakeTrainer, fake_timer
 
-LADDER = {"steps": 60, "ladder": [0.5, 0.75, 1.5, 2.0]}
+BUDGET_MULTIPLES = {"steps": 60, "ladder": [0.5, 0.75, 1.5, 2.0]}
 
 
 def noisy(draw: random.Random, effects: dict[str, float], noise: float = 0.02, rounds: int = 15) -> Timing:
@@ -68,7 +68,7 @@ def fake_both(factor: float) -> Timing:
 
 @pytest.fixture
 def study(study_data: dict[str, Any]) -> StudyConfig:
-    return StudyConfig.from_data({**study_data, "budget": LADDER})
+    return StudyConfig.from_data({**study_data, "budget": BUDGET_MULTIPLES})
 
 
 def analysed(trainer: FakeTrainer, after: Timing | None) -> ReportData:
@@ -116,7 +116,7 @@ def test_one_timing_is_not_enough(trainer: FakeTrainer) -> None:
 
 def test_a_design_decided_by_seconds_has_no_verdict_then(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
     decision = {"smallest_effect": 0.05, "charge": "seconds"}
-    trainer.study = StudyConfig.from_data({**study_data, "budget": LADDER, "decision": decision})
+    trainer.study = StudyConfig.from_data({**study_data, "budget": BUDGET_MULTIPLES, "decision": decision})
     report = analysed(trainer, shifted(trainer, "local", 1.1))
     assert report.arms["local"].verdict is None and report.arms["local"].no_verdict.startswith("seconds before and after")
     assert report.answer.startswith("No verdict")

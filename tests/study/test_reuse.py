@@ -10,7 +10,7 @@ import pytest
 from twoaxis.study import StudyConfig
 from twoaxis.study.report import read_study_folder
 from twoaxis.study.running.engine import LocalEngine
-from twoaxis.study.running.folder import Place, StudyFolder
+from twoaxis.study.running.folder import RunKey, StudyFolder
 from twoaxis.train.environment import describe_environment
 from twoaxis.train.forward import choose_device, choose_dtype
 
@@ -41,9 +41,9 @@ def test_runs_of_a_neighbour_are_used(first: FakeTrainer, study_data: dict[str, 
     second = _second(first, study_data)
     records = second.run()
     assert second.order == ["scalars/0", "scalars/1", "scalars/2"], "only what the neighbour has not made"
-    record = records[Place("delta", 1)]
+    record = records[RunKey("delta", 1)]
     assert record.status == "finished" and record.reused_from == f"{first.folder.name}/runs/delta/seed-1"
-    assert records[Place("scalars", 0)].reused_from == ""
+    assert records[RunKey("scalars", 0)].reused_from == ""
     report = read_study_folder(second.folder)
     assert report.complete and report.spent["reused_runs"] == 9.0 and report.spent["runs"] == 3.0
     assert second.run() == records
@@ -85,7 +85,7 @@ def test_a_damaged_neighbour_is_passed_over(first: FakeTrainer, study_data: dict
     second = _second(first, study_data)
     second.run()
     assert second.order[0] == "scalars/0" and "delta/1" in second.order
-    assert StudyFolder(second.folder).record(Place("delta", 1)).status == "finished"
+    assert StudyFolder(second.folder).record(RunKey("delta", 1)).status == "finished"
 
 
 def test_runs_that_an_older_version_has_recorded_are_used_as_they_were_trained(
@@ -100,7 +100,7 @@ def test_runs_that_an_older_version_has_recorded_are_used_as_they_were_trained(
         path.write_text(json.dumps(_as_older(json.loads(path.read_text()))))
     raw = FakeTrainer(first.study, first.folder.with_name("raw"), first.script)
     records = raw.run()
-    assert all(records[Place("scalars", seed)].reused_from == f"older/runs/scalars/seed-{seed}" for seed in range(3))
+    assert all(records[RunKey("scalars", seed)].reused_from == f"older/runs/scalars/seed-{seed}" for seed in range(3))
     today = FakeTrainer(_with_scalars(study_data, "residual_scalars"), first.folder.with_name("today"), first.script)
     today.run()
     assert today.order == ["scalars/0", "scalars/1", "scalars/2"]

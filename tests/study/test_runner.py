@@ -20,7 +20,7 @@ from twoaxis.study.report import read_study_folder
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.running import train_command
 from twoaxis.study.running.engine import LocalEngine
-from twoaxis.study.running.folder import Place, StudyFolder, places
+from twoaxis.study.running.folder import RunKey, StudyFolder, run_keys
 from twoaxis.study.running.progress import Forecast, LineCount, PlainStudyProgress
 
 from .scripted import FAKE, FakeTrainer
@@ -34,8 +34,8 @@ def test_runs_every_arm_and_seed_in_rotating_order(trainer: FakeTrainer) -> None
         *("delta/1", "local/1", "plain/1"),
         *("local/2", "plain/2", "delta/2"),
     ]
-    assert [str(place) for place in records] == [name.replace("/", " seed ") for name in trainer.order]
-    assert records[Place("plain", 0)].curve == ((128, pytest.approx(5 + 4 / 6)), (256, pytest.approx(5 + 2 / 6)), (384, 5.0))
+    assert [str(key) for key in records] == [name.replace("/", " seed ") for name in trainer.order]
+    assert records[RunKey("plain", 0)].curve == ((128, pytest.approx(5 + 4 / 6)), (256, pytest.approx(5 + 2 / 6)), (384, 5.0))
 
 
 def test_a_second_call_runs_nothing(trainer: FakeTrainer) -> None:
@@ -48,26 +48,26 @@ def test_a_second_call_runs_nothing(trainer: FakeTrainer) -> None:
 
 def test_a_killed_run_is_recorded_and_resumed_next_time(trainer: FakeTrainer) -> None:
     trainer.actions["delta/1"] = ["kill"]
-    record = trainer.run()[Place("delta", 1)]
+    record = trainer.run()[RunKey("delta", 1)]
     assert (record.status, record.message) == ("failed", "killed by SIGKILL: half way")
     assert len(trainer.order) == 9, "the others go on"
-    assert StudyFolder(trainer.folder).record(Place("plain", 1)).status == "finished"
-    record = trainer.run()[Place("delta", 1)]
+    assert StudyFolder(trainer.folder).record(RunKey("plain", 1)).status == "finished"
+    record = trainer.run()[RunKey("delta", 1)]
     assert record.status == "finished"
     assert trainer.order[9:] == ["delta/1"], "finished runs are kept"
-    assert not StudyFolder(trainer.folder).failure(Place("delta", 1)).exists()
+    assert not StudyFolder(trainer.folder).failure(RunKey("delta", 1)).exists()
     assert len((trainer.folder / "runs/delta/seed-1/metrics.jsonl").read_text().splitlines()) == 6
 
 
 def test_bad_input_keeps_the_last_line_of_standard_error(trainer: FakeTrainer) -> None:
     trainer.actions["local/0"] = ["bad input"]
-    record = trainer.run()[Place("local", 0)]
+    record = trainer.run()[RunKey("local", 0)]
     assert record.message == "ended with exit code 2: ConfigError: d_model=7: must be even; add 1"
 
 
 def test_a_diverged_run_is_an_outcome_and_not_run_again(trainer: FakeTrainer) -> None:
     trainer.actions["delta/0"] = ["diverge"]
-    record = trainer.run()[Place("delta", 0)]
+    record = trainer.run()[RunKey("delta", 0)]
     assert (record.status, record.message, record.loss) == ("diverged", "diverged at step 3: loss nan", None)
     trainer.run()
     assert len(trainer.order) == 9
@@ -146,12 +146,12 @@ def test_an_interrupt_leaves_everything_resumable(trainer: FakeTrainer, tmp_path
     said = process.communicate()[1]
     assert "KeyboardInterrupt" in said
     assert "run 1 of 9: plain seed 0" in said
-    record = StudyFolder(trainer.folder).record(Place("plain", 0))
+    record = StudyFolder(trainer.folder).record(RunKey("plain", 0))
     assert record.status == "partial"
     steps = len(metrics.read_text().splitlines())
     assert f"after step {steps}" in record.message
     assert trainer.order == ["plain/0"]
-    log = StudyFolder(trainer.folder).log(Place("plain", 0)).read_text()
+    log = StudyFolder(trainer.folder).log(RunKey("plain", 0)).read_text()
     assert f"stopped after step {steps}, which is saved" in log, "the run was asked, not killed"
 
     trainer.step_seconds = 0.0
@@ -197,7 +197,7 @@ def test_runs_at_once_come_to_the_same(trainer: FakeTrainer) -> None:
     trainer.step_seconds = 0.02
     trainer.actions["local/1"] = ["kill"]
     records = trainer.run(engine=LocalEngine(jobs=3))
-    assert {str(place): record.status for place, record in records.items() if record.status != "finished"} == {
+    assert {str(key): record.status for key, record in records.items() if record.status != "finished"} == {
         "local seed 1": "failed"
     }
     assert len(trainer.order) == 9
@@ -216,8 +216,8 @@ def test_a_grid_is_widened_until_its_best_rate_lies_inside(trainer: FakeTrainer)
     folder = StudyFolder(trainer.folder)
     assert folder.learning_rates == {"plain": 0.01, "delta": 0.1, "local": 1e-05}
     assert {arm.steps for arm in folder.plan.of_role("trial")} == {2}, "100 tokens of 64 a step"
-    assert folder.run(Place("local", 2)).config.optimizer.lr == 1e-05
-    assert folder.run(Place("local", 2)).config.steps == 6
+    assert folder.run(RunKey("local", 2)).config.optimizer.lr == 1e-05
+    assert folder.run(RunKey("local", 2)).config.steps == 6
     report = read_study_folder(trainer.folder)
     assert (
         report.complete
@@ -233,7 +233,7 @@ def test_trials_choose_the_learning_rates(trainer: FakeTrainer) -> None:
     trainer.run()
     folder = StudyFolder(trainer.folder)
     assert folder.learning_rates == {"plain": 0.01, "delta": 0.1, "local": 0.001}
-    assert folder.run(Place("delta", 2)).config.optimizer.lr == 0.1
+    assert folder.run(RunKey("delta", 2)).config.optimizer.lr == 0.1
     tuning = read_study_folder(trainer.folder).tuning
     assert tuning is not None and tuning.losses["plain"]["0.1"] is None and tuning.chosen["local"] == 0.001
     assert tuning.tokens == 9 * 6 * 64
@@ -246,9 +246,9 @@ def test_an_arm_that_no_learning_rate_trains_is_an_outcome(trainer: FakeTrainer)
     trainer.spread()
     trainer.actions |= {f"delta@lr={lr}/9": ["diverge"] for lr in ("0.001", "0.01")}
     records = trainer.run()
-    assert records[Place("delta", 0)].status == "failed"
-    assert "none of the learning rates of delta trained" in records[Place("delta", 0)].message
-    assert records[Place("local", 0)].status == "finished"
+    assert records[RunKey("delta", 0)].status == "failed"
+    assert "none of the learning rates of delta trained" in records[RunKey("delta", 0)].message
+    assert records[RunKey("local", 0)].status == "finished"
 
 
 def test_a_trial_that_failed_is_tried_again_before_anything_else(trainer: FakeTrainer) -> None:
@@ -262,9 +262,9 @@ def test_a_trial_that_failed_is_tried_again_before_anything_else(trainer: FakeTr
 
 
 def test_an_interrupted_study_has_complete_pairs(study: StudyConfig) -> None:
-    order = places(plan_study(study))
+    order = run_keys(plan_study(study))
     for end in range(3, len(order) + 1, 3):
-        arms = {place.seed: {other.arm for other in order[:end] if other.seed == place.seed} for place in order[:end]}
+        arms = {key.seed: {other.arm for other in order[:end] if other.seed == key.seed} for key in order[:end]}
         assert all(names == set(study.arms) for names in arms.values())
 
 
@@ -290,12 +290,12 @@ def test_progress_tells_rate_and_time_left(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     progress = PlainStudyProgress(every_seconds=10)
     progress.start(total_runs=4, finished_runs=1, total_steps=400, finished_steps=100, tokens_per_step=64)
-    progress.begin(Place("delta", 0), 100, 0)
-    progress.begin(Place("local", 0), 100, 50)
+    progress.begin(RunKey("delta", 0), 100, 0)
+    progress.begin(RunKey("local", 0), 100, 50)
     for now, step in ((5.0, 1), (15.0, 20)):
         clock[0] = now
-        progress.step(Place("local", 0), 50 + step)
-        progress.step(Place("delta", 0), step)
+        progress.step(RunKey("local", 0), 50 + step)
+        progress.step(RunKey("delta", 0), step)
     # 21 steps of 64 tokens in 15 s when the line is due; of 400 steps 229 are left.
     said = capsys.readouterr().err
     assert "delta seed 0: step 1 of 100, local seed 0: step 70 of 100" in said
@@ -304,5 +304,5 @@ def test_progress_tells_rate_and_time_left(capsys: pytest.CaptureFixture[str], m
 
 def test_forecast_before_the_first_step() -> None:
     forecast = Forecast(total_runs=2, finished_runs=0, total_steps=20, finished_steps=0, tokens_per_step=64)
-    forecast.begin(Place("delta", 0), 10, 0)
+    forecast.begin(RunKey("delta", 0), 10, 0)
     assert forecast.words() == "starting"

@@ -16,11 +16,11 @@ from scipy import stats
 
 from twoaxis.statistics import PairedTest, bootstrap_interval, compare, holm, paired_test, power, replicates_needed
 from twoaxis.study.statistics.control_curve import (
-    Beyond,
-    Charged,
     ControlCurve,
     EffectiveSpeedup,
-    charged_differences,
+    EqualCostDifferences,
+    OutOfRange,
+    differences_at_equal_cost,
     effective_speedup,
     fit_control_curve,
 )
@@ -281,16 +281,16 @@ class Repetition:
     def test(self) -> PairedTest:
         return paired_test(list(self.differences.values()))
 
-    def charged(self) -> Charged:
-        charged = charged_differences(self.curve, self.arm, self.control, self.cost)
-        assert isinstance(charged, Charged)
-        return charged
+    def at_equal_cost(self) -> EqualCostDifferences:
+        found = differences_at_equal_cost(self.curve, self.arm, self.control, self.cost)
+        assert isinstance(found, EqualCostDifferences)
+        return found
 
-    def holds(self, low: float | Beyond, high: float | Beyond) -> bool:
+    def holds(self, low: float | OutOfRange, high: float | OutOfRange) -> bool:
         """Whether what an interval says of the speedup is true, "more than 1.3x" included."""
-        if isinstance(low, Beyond):
+        if isinstance(low, OutOfRange):
             low = low.multiple if low.side == "more" else 0.0
-        if isinstance(high, Beyond):
+        if isinstance(high, OutOfRange):
             high = high.multiple if high.side == "less" else math.inf
         return low <= self.true_speedup <= high
 
@@ -306,19 +306,19 @@ SCENARIOS = [(3, 1.3, 0.0), (3, 1.3, 0.9), (5, 0.7, 0.5), (5, 1.9, 0.9)]
 
 
 @pytest.mark.parametrize(("n", "cost", "common"), SCENARIOS)
-def test_charged_intervals_cover_95_percent(n: int, cost: float, common: float) -> None:
+def test_intervals_at_equal_cost_cover_95_percent(n: int, cost: float, common: float) -> None:
     covered = []
     for study in repetitions(n, cost, common):
-        charged = study.charged()
-        test = paired_test(list(charged.differences.values()), shared=charged.shared)
+        found = study.at_equal_cost()
+        test = paired_test(list(found.differences.values()), shared=found.shared)
         covered.append(test.low <= study.effect <= test.high)
     assert LEAST <= np.mean(covered) <= MOST
 
 
-def test_charging_without_the_error_of_the_curve_is_noticed() -> None:
+def test_comparing_without_the_error_of_the_curve_is_noticed() -> None:
     covered = []
     for study in repetitions(5, 1.9, 0.9):
-        test = paired_test(list(study.charged().differences.values()))
+        test = paired_test(list(study.at_equal_cost().differences.values()))
         covered.append(test.low <= study.effect <= test.high)
     assert np.mean(covered) < LEAST - margin(LEAST, 1000)
 

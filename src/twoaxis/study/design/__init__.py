@@ -76,7 +76,7 @@ class StudyConfig(Config):
         match: how every arm but the control is changed until it costs as much as the control, unless the arm says otherwise.
         contrasts: further comparisons of arms with each other; each makes the family of comparisons larger.
         controls: companions to generate for every arm they apply to; true means all kinds.
-        controls_match: what generated ShortSWA and wider streams are given as much of as the arm they stand beside.
+        controls_match: what generated ShortSWA and wider streams are given as much of as the arm they are generated for.
         tuning: a learning rate for each arm from a grid; without it all use that of the base.
         metric: `validation_loss` after the last step, in nats per token.
         decision: the decision rule.

@@ -21,7 +21,7 @@ class BudgetConfig(Config):
     """What a run of the control may spend, in exactly one unit, rounded up to whole steps.
 
     Steps and tokens give every arm the same number of steps. FLOPs and seconds give every arm the steps that it can
-    afford, so a dearer arm reads fewer tokens.
+    afford, so a more expensive arm reads fewer tokens.
 
     Args:
         steps: optimizer steps.
@@ -40,11 +40,12 @@ class BudgetConfig(Config):
 
     @field_validator("ladder")
     @classmethod
-    def _other_budgets(cls, ladder: tuple[float, ...]) -> tuple[float, ...]:
-        if len(ladder) == 1 or len(set(ladder)) < len(ladder) or any(not 0 < rung <= 10 or rung == 1 for rung in ladder):
+    def _other_budgets(cls, budget_multiples: tuple[float, ...]) -> tuple[float, ...]:
+        n = len(budget_multiples)
+        if n == 1 or len(set(budget_multiples)) < n or any(not 0 < one <= 10 or one == 1 for one in budget_multiples):
             allowed = "at least two different multiples above 0, up to 10, other than 1"
-            raise ConfigError(problem("ladder", list(ladder), allowed, "write for example [0.5, 0.75, 1.5, 2.0]"))
-        return tuple(sorted(ladder))
+            raise ConfigError(problem("ladder", list(budget_multiples), allowed, "write for example [0.5, 0.75, 1.5, 2.0]"))
+        return tuple(sorted(budget_multiples))
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

@@ -47,19 +47,19 @@ def plan_study(study: StudyConfig, timer: Timer | None = None) -> StudyPlan:
     changes = _match_sizes(study, recipes, costs)
     _spend_budget(study, recipes, costs)
     changes |= _match_steps(study, recipes, costs)
-    beside = _Beside(study, recipes, costs)
-    recipes |= beside.recipes
+    companions = CompanionPlanner(study, recipes, costs)
+    recipes |= companions.recipes
     for name, recipe in recipes.items():
         study.check_comparable(name, recipe.to_data())
     timing = None if timer is None else timer(recipes)
-    why = {name: study.why(name) for name in study.arms} | beside.why
+    why = {name: study.why(name) for name in study.arms} | companions.why
     arms = [
-        _planned(study, name, recipe, why[name], {**changes, **beside.changes}.get(name, ()))
+        _planned(study, name, recipe, why[name], {**changes, **companions.changes}.get(name, ()))
         for name, recipe in recipes.items()
     ]
-    arms += _rungs(study, next(arm for arm in arms if arm.role == "control"))
+    arms += _control_at_budget_multiples(study, next(arm for arm in arms if arm.role == "control"))
     arms += _trials(study, arms)
-    return StudyPlan(arms=tuple(arms), contrasts=tuple(beside.contrasts), notes=tuple(beside.notes), timing=timing)
+    return StudyPlan(arms=tuple(arms), contrasts=tuple(companions.contrasts), notes=tuple(companions.notes), timing=timing)
 
 
 Changes = dict[str, tuple[ChangeData, ...]]
@@ -97,8 +97,8 @@ def _match_steps(study: StudyConfig, recipes: dict[str, TrainConfig], costs: Cos
     return changes
 
 
-class _Beside:
-    """The companions of all arms; an arm that is there already is not generated twice."""
+class CompanionPlanner:
+    """Plans the companions of all arms; an arm that is there already is not generated twice."""
 
     def __init__(self, study: StudyConfig, recipes: Mapping[str, TrainConfig], costs: Costs) -> None:
         self.known = dict(recipes)
@@ -108,7 +108,7 @@ class _Beside:
         self.contrasts = [_asked(one, recipes) for one in study.contrasts]
         self.notes: list[str] = []
         control = recipes[study.control]
-        # A companion asks about the depth axis, so it stands beside arms that differ there.
+        # A companion tests the depth axis, so only arms that differ there get one.
         arms = [name for name in study.treatments if recipes[name].model["depth"] != control.model["depth"]]
         for name in arms:
             for companion in unmatched_companions(study.controls, recipes[name], control):
@@ -169,8 +169,8 @@ def _planned(study: StudyConfig, name: str, recipe: TrainConfig, why: str, chang
     )
 
 
-def _rungs(study: StudyConfig, control: PlannedArm) -> list[PlannedArm]:
-    """The control at its other budgets."""
+def _control_at_budget_multiples(study: StudyConfig, control: PlannedArm) -> list[PlannedArm]:
+    """The control at its other budgets, whose role is called `rung` in the files of a study."""
     recipe = control.train_config(control.seeds[0])
     return [
         control.replace(

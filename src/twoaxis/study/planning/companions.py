@@ -1,4 +1,4 @@
-"""Arms that a study generates beside its own, each to rule out another explanation of a difference.
+"""Arms that a study generates, each to rule out another explanation of a difference.
 
 static weights: does the dependence on the input pay, or would any learned weights? write-only: does the erasure pay? a wider
 plain stream: does the mixing of streams pay, or their width? residual scalars: would two cheap scalars do? ShortSWA at the
@@ -15,7 +15,7 @@ from twoaxis.study.report_data import ChangeData
 from twoaxis.train.recipe import TrainConfig
 
 SWA_WINDOW = 16
-"""Tokens that a generated ShortSWA sees: short, as the note that proposes it asks."""
+"""Tokens that a generated ShortSWA sees: short, as in the note that proposes it."""
 
 SWA_HEADS = (1, 2, 4)
 SWA_HEAD_DIMS = (4, 8, 16, 32, 64)
@@ -33,7 +33,7 @@ class Companion(NamedTuple):
     Attributes:
         kind: what it rules out.
         why: the same in one line.
-        recipe: with the steps of the arm that it stands beside.
+        recipe: with the steps of the arm that it is generated for.
         matched: what it has as much of as that arm; "" when nothing was matched.
         size: the key of the size that was chosen, what it was in the control, and what it is.
     """
@@ -128,7 +128,7 @@ def sizes_of(kind: CompanionKind, control: TrainConfig) -> list[Sized]:
 
 
 def applies(kind: CompanionKind, recipe: TrainConfig) -> bool:
-    """Whether a companion that is matched says anything about an arm."""
+    """Whether a matched companion tests anything about an arm."""
     return kind == "short_swa" or recipe.decoder(vocab_size(recipe)).depth.parallel_streams > 1
 
 

@@ -86,7 +86,7 @@ class PlannedContrast(Config):
 
 
 class StudyPlan(Config):
-    """All arms of a study, in the order of the design: control and treatments, companions, rungs, trials.
+    """All arms of a study, in this order: control and treatments, companions, the control at other budgets, trials.
 
     Attributes:
         arms: what runs.
@@ -153,5 +153,5 @@ class StudyPlan(Config):
         return 0.0 if self.timing is None else self.timing.log_ratio(self._timed_as(arm), self.control.name)[1]
 
     def _timed_as(self, arm: PlannedArm) -> str:
-        """The arm whose steps take as long: a rung is the control, a trial its arm."""
+        """The arm whose steps take as long: at another budget the control, for a trial its arm."""
         return {"rung": self.control.name, "trial": arm.tuned_as}.get(arm.role, arm.name)

@@ -13,7 +13,7 @@ from twoaxis.study.report.tables import csv_tables
 from twoaxis.study.report.validity import with_gate
 from twoaxis.study.report_data import ReportData, read_report
 from twoaxis.study.running.baselines import Baselines, measure_baselines
-from twoaxis.study.running.folder import Place, RunRecord, StudyFolder, places, write_json
+from twoaxis.study.running.folder import RunKey, RunRecord, StudyFolder, run_keys, write_json
 
 
 class Report(NamedTuple):
@@ -41,28 +41,28 @@ def read_study_folder(folder: Path | str) -> ReportData:
         StudyError: the folder holds no study, or a damaged one.
         DataError: the folder cannot be written.
     """
-    place_in = StudyFolder(folder)
-    study, plan = place_in.study, place_in.plan
-    records = {place: place_in.record(place) for place in places(plan)}
-    audits = {arm.name: audit for arm in plan.arms if (audit := place_in.audit(Place(arm.name, arm.seeds[0]))) is not None}
+    study_folder = StudyFolder(folder)
+    study, plan = study_folder.study, study_folder.plan
+    records = {key: study_folder.record(key) for key in run_keys(plan)}
+    audits = {arm.name: audit for arm in plan.arms if (audit := study_folder.audit(RunKey(arm.name, arm.seeds[0]))) is not None}
     return analyse(
         study,
         plan,
         records,
-        _baselines(place_in, plan, records),
-        timing_after=place_in.timing_after,
-        learning_rates=place_in.learning_rates,
+        _baselines(study_folder, plan, records),
+        timing_after=study_folder.timing_after,
+        learning_rates=study_folder.learning_rates,
         audits=audits,
-        command=place_in.command,
+        command=study_folder.command,
     )
 
 
-def _baselines(folder: StudyFolder, plan: StudyPlan, records: Mapping[Place, RunRecord]) -> Baselines:
+def _baselines(folder: StudyFolder, plan: StudyPlan, records: Mapping[RunKey, RunRecord]) -> Baselines:
     control = plan.control
     kept = folder.baselines
     if kept is not None and set(control.seeds) <= set(kept.by_seed):
         return kept
-    finished = {seed: record for seed in control.seeds if (record := records[Place(control.name, seed)]).status == "finished"}
+    finished = {seed: record for seed in control.seeds if (record := records[RunKey(control.name, seed)]).status == "finished"}
     if not finished:
         # Nothing to compare with yet; a report must not wait for a tokenizer.
         return Baselines()

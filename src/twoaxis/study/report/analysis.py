@@ -1,4 +1,4 @@
-"""From the records of a study to everything that its report says."""
+"""Computes the data of a report from the records of a study."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ from twoaxis.study.report_data import (
     TuningData,
 )
 from twoaxis.study.running.baselines import Baselines
-from twoaxis.study.running.folder import Place, RunRecord
+from twoaxis.study.running.folder import RunKey, RunRecord
 from twoaxis.study.statistics import ControlCosts, Decided, Losses, Obstacles, contrast_obstacle, control_costs, decide
 from twoaxis.study.statistics.speedup import speedup
 from twoaxis.study.timing import Timing, pooled, timing_words
@@ -38,7 +38,7 @@ from twoaxis.train.result import Result
 
 CHARGES: tuple[Charge, ...] = ("tokens", "flops", "seconds")
 
-Records = Mapping[Place, RunRecord]
+Records = Mapping[RunKey, RunRecord]
 
 
 def analyse(
@@ -110,7 +110,7 @@ def _obstacles(plan: StudyPlan, records: Records, pairs: list[Pair], gate: GateD
 
 
 def _complete(plan: StudyPlan, records: Records, pairs: list[Pair]) -> bool:
-    runs = [record for place, record in records.items() if plan.arm(place.arm).role != "trial"]
+    runs = [record for key, record in records.items() if plan.arm(key.arm).role != "trial"]
     return all(record.status == "finished" for record in runs) and not any(pair.problems for pair in pairs)
 
 
@@ -135,20 +135,20 @@ def _gate(plan: StudyPlan, records: Records, losses: Losses, baselines: Baseline
 
 def _no_verdict(plan: StudyPlan, arm: PlannedArm, records: Records, pairs: list[Pair]) -> str:
     for one in (arm, plan.control):
-        runs = [records[Place(one.name, seed)] for seed in one.seeds]
+        runs = [records[RunKey(one.name, seed)] for seed in one.seeds]
         finished = [run for run in runs if run.loss is not None]
         if len(finished) < len(runs):
             whose = "" if one is arm else "control has "
             ended = sorted({run.status for run in runs if run.loss is None and run.status in ("failed", "diverged")})
             how = f"({', '.join(ended)})" if ended else "so far"
             return f"{whose}{len(finished)} of {len(runs)} replicates {how}"
-    if any(pair.problems for pair in pairs if pair.place.arm == arm.name):
+    if any(pair.problems for pair in pairs if pair.key.arm == arm.name):
         return "not paired with the control"
     return ""
 
 
 def _losses(arm: PlannedArm, records: Records) -> dict[int, float]:
-    found = {seed: records[Place(arm.name, seed)].loss for seed in arm.seeds}
+    found = {seed: records[RunKey(arm.name, seed)].loss for seed in arm.seeds}
     return {seed: loss for seed, loss in found.items() if loss is not None}
 
 
@@ -265,7 +265,7 @@ def _tuning(plan: StudyPlan, records: Records, rates: Mapping[str, float]) -> Tu
     losses: dict[str, dict[str, float | None]] = {}
     for arm in trials:
         lr = arm.train_config(arm.seeds[0]).optimizer.lr
-        losses.setdefault(arm.tuned_as, {})[f"{lr:g}"] = records[Place(arm.name, arm.seeds[0])].loss
+        losses.setdefault(arm.tuned_as, {})[f"{lr:g}"] = records[RunKey(arm.name, arm.seeds[0])].loss
     edges = {name: {f(map(float, tried)) for f in (min, max)} for name, tried in losses.items()}
     return TuningData(
         seed=trials[0].seeds[0],
@@ -297,8 +297,8 @@ def _pairing(pairs: list[Pair]) -> PairingData:
         sentence=verdicts.pairing_sentence(pairs),
         pairs=tuple(
             {
-                "arm": pair.place.arm,
-                "seed": pair.place.seed,
+                "arm": pair.key.arm,
+                "seed": pair.key.seed,
                 "shared_parameter_tensors": pair.shared,
                 "equal_parameter_tensors": pair.equal,
                 "problems": list(pair.problems),
@@ -309,7 +309,7 @@ def _pairing(pairs: list[Pair]) -> PairingData:
 
 
 def _spent(records: Records) -> dict[str, float]:
-    """What this study's own runs took; those of another study are not charged twice."""
+    """What this study's own runs took; those of another study are not counted twice."""
     results = [record.result for record in records.values() if record.result is not None and not record.reused_from]
     return {
         "runs": float(len(results)),
@@ -322,9 +322,9 @@ def _spent(records: Records) -> dict[str, float]:
 
 def _run(plan: StudyPlan, run: RunRecord) -> RunData:
     return RunData(
-        arm=run.place.arm,
-        seed=run.place.seed,
-        role=plan.arm(run.place.arm).role,
+        arm=run.key.arm,
+        seed=run.key.seed,
+        role=plan.arm(run.key.arm).role,
         status=run.status,
         message=run.message,
         reused_from=run.reused_from,
@@ -338,12 +338,12 @@ def _run(plan: StudyPlan, run: RunRecord) -> RunData:
 
 
 def peak_memory(result: Result) -> float:
-    """The memory a run is charged: that of the GPU where one was used, else that of the process, in bytes."""
+    """The memory of a run: that of the GPU where one was used, else that of the process, in bytes."""
     return result.peak_device_memory_bytes or result.peak_memory_bytes
 
 
 def _result(records: Records, arm: str, seed: int) -> Result | None:
-    record = records[Place(arm, seed)]
+    record = records[RunKey(arm, seed)]
     return record.result if record.status == "finished" else None
 
 

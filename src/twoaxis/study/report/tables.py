@@ -66,8 +66,8 @@ def cost_rows(data: ReportData) -> list[list[str]]:
     return [
         [
             name,
-            _charged(arm, "flops"),
-            _charged(arm, "seconds"),
+            _difference_at(arm, "flops"),
+            _difference_at(arm, "seconds"),
             or_missing(arm.parameters, words.count),
             or_missing(arm.training_flops_per_token, words.count),
             or_missing(arm.step_seconds_ratio, words.ratio),
@@ -192,7 +192,7 @@ def _result_row(data: ReportData, name: str, arm: ArmData) -> list[str]:
     ]
 
 
-def _charged(arm: ArmData, charge: Charge) -> str:
+def _difference_at(arm: ArmData, charge: Charge) -> str:
     found = arm.charged.get(charge)
     if found is None or found.comparison is None:
         return words.MISSING
@@ -234,7 +234,7 @@ def csv_tables(data: ReportData) -> dict[str, str]:
     made: dict[str, tuple[Sequence[str], Callable[[ReportData], Rows]]] = {
         "arms": (ARMS, _arms),
         "losses": (("arm", "seed", "loss"), _losses),
-        "charged": (("arm", "charge", "cost", "cost_ratio", *COMPARED, "unavailable"), _charged),
+        "charged": (("arm", "charge", "cost", "cost_ratio", *COMPARED, "unavailable"), _equal_cost),
         "contrasts": (("arm", "against", "matched", *COMPARED, "no_verdict"), _contrasts),
         "speedup": (SPEEDUP, _speedup),
         "control_curve": (("by", "seed", "cost", "loss", "residual"), _control_curve),
@@ -291,7 +291,7 @@ def _losses(data: ReportData) -> Rows:
             yield name, seed, loss
 
 
-def _charged(data: ReportData) -> Rows:
+def _equal_cost(data: ReportData) -> Rows:
     for name, arm in data.arms.items():
         for charge, found in arm.charged.items():
             yield name, charge, found.cost, found.cost_ratio, *_compared(found.comparison), found.unavailable

@@ -17,7 +17,7 @@ from twoaxis.study.planning.plan import StudyPlan
 from twoaxis.study.report.answer import answer, findings
 from twoaxis.study.report_data import ArmData, ComparisonData, ContrastData, GateData, ReportData
 from twoaxis.study.running.baselines import Baselines, SeedBaselines, measure_baselines
-from twoaxis.study.running.folder import Place, RunRecord
+from twoaxis.study.running.folder import RunKey, RunRecord
 from twoaxis.study.statistics import comparison_data
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import first_difference
@@ -287,24 +287,24 @@ class Pair:
     """The verification of one run against the control of the same seed.
 
     Attributes:
-        place: the run.
+        key: the run.
         shared: parameters that both have, with the same name, shape and declared initial value.
         equal: how many of them started at the same values.
         problems: what breaks the pairing, one sentence each; none in a pair.
     """
 
-    place: Place
+    key: RunKey
     shared: int
     equal: int
     problems: tuple[str, ...]
 
 
-def verify_pairs(plan: StudyPlan, records: Mapping[Place, RunRecord]) -> list[Pair]:
+def verify_pairs(plan: StudyPlan, records: Mapping[RunKey, RunRecord]) -> list[Pair]:
     """Verifies every finished run against the finished control of its seed, from what both recorded; trials are no pairs."""
     found = []
     for arm in plan.of_role("treatment", "companion", "rung"):
         for seed in arm.seeds:
-            run, control = records[Place(arm.name, seed)], records[Place(plan.control.name, seed)]
+            run, control = records[RunKey(arm.name, seed)], records[RunKey(plan.control.name, seed)]
             if run.status == control.status == "finished":
                 found.append(_verify(run, control))
     return found
@@ -314,7 +314,7 @@ def _verify(run: RunRecord, control: RunRecord) -> Pair:
     problems = []
     if not all((record.data and record.parameters and record.recipe) for record in (run, control)):
         problems.append("the run or its control recorded no recipe, no data or no initial values")
-        return Pair(run.place, 0, 0, tuple(problems))
+        return Pair(run.key, 0, 0, tuple(problems))
     if difference := first_difference(control.data, run.data):
         problems.append(f"other tokens than the control's: {difference[0]} differs")
     for key in ORDER_OF_DATA:
@@ -328,7 +328,7 @@ def _verify(run: RunRecord, control: RunRecord) -> Pair:
             f"{len(different)} of {len(shared)} shared parameters start at other values than the control's, "
             f"{different[0]} for example"
         )
-    return Pair(run.place, len(shared), len(shared) - len(different), tuple(problems))
+    return Pair(run.key, len(shared), len(shared) - len(different), tuple(problems))
 
 
 def initial_values(config: DecoderConfig) -> dict[str, tuple[tuple[int, ...], Init]]:

@@ -61,7 +61,7 @@ def contrast_sentence(study: StudyConfig, contrast: PlannedContrast, comparison:
     return f"{contrast.arm}: {_found(study, contrast.against, comparison, '')}"
 
 
-def _found(study: StudyConfig, other: str, comparison: ComparisonData, charged: str) -> str:
+def _found(study: StudyConfig, other: str, comparison: ComparisonData, equally: str) -> str:
     if comparison.ci95 is None:
         return (
             f"undecided. Every replicate differs from {other} by exactly {words.signed(comparison.mean_difference)} nats per "
@@ -70,7 +70,7 @@ def _found(study: StudyConfig, other: str, comparison: ComparisonData, charged: 
     n, ends = len(comparison.paired_differences), comparison.simultaneous or comparison.ci95
     kind = f"simultaneous interval over {comparison.family}" if comparison.simultaneous else "95 % interval"
     found = (
-        f"{charged}mean difference {words.signed(comparison.mean_difference)} nats per token, {kind} "
+        f"{equally}mean difference {words.signed(comparison.mean_difference)} nats per token, {kind} "
         f"{words.interval(*ends)}, {words.replicates(n)}, corrected p {words.probability(comparison.p_holm)}"
     )
     if comparison.verdict == "undecided":
@@ -117,7 +117,7 @@ def pairing_sentence(pairs: Sequence[Pair]) -> str:
     """Whether the runs that were compared are pairs."""
     broken = [pair for pair in pairs if pair.problems]
     if broken:
-        problems = "; ".join(f"{pair.place}: {', '.join(pair.problems)}" for pair in broken)
+        problems = "; ".join(f"{pair.key}: {', '.join(pair.problems)}" for pair in broken)
         return f"ERROR: the pairing is broken, so these arms get no verdict. {problems}."
     if not pairs:
         return "No pair of runs has finished yet, so the pairing could not be verified."

@@ -14,10 +14,10 @@ from twoaxis.study.design.rules import TuningConfig
 from twoaxis.study.planning import plan_study
 from twoaxis.study.planning.costs import tokens_per_step
 from twoaxis.study.planning.plan import PlannedArm, StudyPlan
-from twoaxis.study.running.engine import Engine, LocalEngine, Task, last_words, run_process
-from twoaxis.study.running.folder import Place, RunRecord, StudyFolder, places, write_json
+from twoaxis.study.running.engine import Engine, LocalEngine, Task, log_tail, run_process
+from twoaxis.study.running.folder import RunKey, RunRecord, StudyFolder, run_keys, write_json
 from twoaxis.study.running.progress import LineCount, StudyProgress
-from twoaxis.study.running.run_cache import Neighbours
+from twoaxis.study.running.run_cache import RunCache
 from twoaxis.study.timing import Timer, Timing
 from twoaxis.train.recipe import TrainConfig
 
@@ -50,17 +50,17 @@ def run_study(
     command: Command = train_command,
     timer: Timer | None = None,
     command_line: str = "",
-) -> dict[Place, RunRecord]:
+) -> dict[RunKey, RunRecord]:
     """Runs what the folder does not hold yet, and returns the record of every run.
 
     Runs that have finished or diverged are kept, runs that were stopped or killed are resumed. A run whose process
-    fails is recorded with its last words and the others go on; the next call tries it again. An interrupt (SIGINT or
+    fails is recorded with the last line of its log and the others go on; the next call tries it again. An interrupt (SIGINT or
     SIGTERM) is passed on to the runs, which save a checkpoint; everything can be resumed afterwards.
 
     Args:
         study: the design.
         folder: of the study, made if it does not exist.
-        progress: told what happens; None tells nobody.
+        progress: progress callbacks, optional.
         engine: where runs are made; None makes them one after another on this machine.
         command: makes the command of one run.
         timer: measures the seconds of steps before the first run and after the last; None measures in a process of its own.
@@ -72,18 +72,18 @@ def run_study(
         KeyboardInterrupt: the study was stopped.
     """
     progress, engine = progress or StudyProgress(), engine or LocalEngine()
-    place_in = StudyFolder(folder)
+    study_folder = StudyFolder(folder)
     try:
-        with place_in.locked(), termination_as_interrupt():
-            place_in.decide(study)
+        with study_folder.locked(), termination_as_interrupt():
+            study_folder.decide(study)
             if command_line:
-                place_in.keep_command(command_line)
-            if not place_in.has_plan:
-                place_in.keep_plan(measured_plan(study, place_in.path, progress, timer))
-            plan = place_in.plan
-            _Session(plan, place_in, progress, engine, command).run()
-            time_again(place_in, timer or _process_timer(place_in.path, progress))
-            return {place: place_in.record(place) for place in places(place_in.plan)}
+                study_folder.keep_command(command_line)
+            if not study_folder.has_plan:
+                study_folder.keep_plan(measured_plan(study, study_folder.path, progress, timer))
+            plan = study_folder.plan
+            _Session(plan, study_folder, progress, engine, command).run()
+            time_again(study_folder, timer or _process_timer(study_folder.path, progress))
+            return {key: study_folder.record(key) for key in run_keys(study_folder.plan)}
     finally:
         progress.stop()
 
@@ -106,7 +106,7 @@ def _process_timer(folder: Path, progress: StudyProgress) -> Timer:
     """A timer that measures in a process of its own, which leaves its memory behind.
 
     Raises (when it is called):
-        StudyError: the process failed, with its last words.
+        StudyError: the process failed, with the last line of its log.
     """
 
     def measure(recipes: Mapping[str, TrainConfig]) -> Timing:
@@ -116,7 +116,7 @@ def _process_timer(folder: Path, progress: StudyProgress) -> Timer:
         got.unlink(missing_ok=True)
         code = run_process((sys.executable, "-m", "twoaxis.study.timing", str(given), str(got)), log, lambda: None)
         if code:
-            raise StudyError(f"timing: {last_words(log, code)}; correct the arm, and run the study again")
+            raise StudyError(f"timing: {log_tail(log, code)}; correct the arm, and run the study again")
         return Timing.from_data(json.loads(got.read_text(encoding="utf-8")))
 
     return measure
@@ -132,7 +132,7 @@ def time_again(folder: StudyFolder, timer: Timer) -> bool:
     plan = folder.plan
     if plan.timing is None or folder.timing_after is not None:
         return False
-    if any(folder.record(place).status not in DONE for place in places(plan)):
+    if any(folder.record(key).status not in DONE for key in run_keys(plan)):
         return False
     arms = [plan.arm(name) for name in plan.timing.seconds]
     folder.keep_timing_after(timer({arm.name: folder.recipe_of(arm, arm.seeds[0]) for arm in arms}))
@@ -140,59 +140,59 @@ def time_again(folder: StudyFolder, timer: Timer) -> bool:
 
 
 class _Session:
-    """One call of `run_study`: what is left to run, and what is told about it."""
+    """One call of `run_study`: runs what is left, and reports progress."""
 
     def __init__(self, plan: StudyPlan, folder: StudyFolder, progress: StudyProgress, engine: Engine, command: Command) -> None:
         self.plan, self.folder, self.progress, self.engine, self.command = plan, folder, progress, engine, command
-        self.order = places(plan)
-        self.neighbours = Neighbours(folder, engine.threads)
+        self.order = run_keys(plan)
+        self.cache = RunCache(folder, engine.threads)
         self.counts: dict[str, LineCount] = {}
         self.logs: dict[str, int] = {}
 
     def run(self) -> None:
         """Trials, then the choice of learning rates, then everything else."""
-        self.folder.check([place for place in self.order if self._role(place) == "trial" or self._tuned])
-        done = [place for place in self.order if self._is_done(place)]
-        steps = sum(self.plan.arm(place.arm).steps for place in self.order)
-        steps_done = sum(self.plan.arm(place.arm).steps for place in done)
+        self.folder.check([key for key in self.order if self._role(key) == "trial" or self._tuned])
+        done = [key for key in self.order if self._is_done(key)]
+        steps = sum(self.plan.arm(key.arm).steps for key in self.order)
+        steps_done = sum(self.plan.arm(key.arm).steps for key in done)
         control = self.plan.control
         tokens = tokens_per_step(control.train_config(control.seeds[0]))
         self.progress.start(len(self.order), len(done), steps, steps_done, tokens)
-        self._wait_for_earlier_runs([place for place in self.order if place not in done])
+        self._wait_for_earlier_runs([key for key in self.order if key not in done])
         self._run(self._trials)
         if not self._tuned:
             while self._widen():
                 self._run(self._trials)
-            records = [self.folder.record(place) for place in self._trials]
+            records = [self.folder.record(key) for key in self._trials]
             self.folder.keep_learning_rates(choose_learning_rates(self.plan, records))
-        self._run([place for place in self.order if self._role(place) != "trial"])
+        self._run([key for key in self.order if self._role(key) != "trial"])
 
     @property
-    def _trials(self) -> list[Place]:
-        return [place for place in self.order if self._role(place) == "trial"]
+    def _trials(self) -> list[RunKey]:
+        return [key for key in self.order if self._role(key) == "trial"]
 
     def _widen(self) -> bool:
         """Adds to the plan the trials that reach beyond a grid; returns whether there are any."""
         tuning = self.folder.study.tuning
         if tuning is None:
             return False
-        added = wider_trials(self.plan, tuning, [self.folder.record(place) for place in self._trials])
+        added = wider_trials(self.plan, tuning, [self.folder.record(key) for key in self._trials])
         for arm in added:
             self.progress.note(f"{arm.tuned_as}: the best learning rate so far lies at the end of its grid; {arm.why} is added")
         self.plan = self.plan.replace(arms=(*self.plan.arms, *added))
         self.folder.keep_plan(self.plan)
-        self.order = places(self.plan)
+        self.order = run_keys(self.plan)
         self.progress.more(len(added), sum(arm.steps for arm in added))
         return bool(added)
 
-    def _wait_for_earlier_runs(self, order: Sequence[Place]) -> None:
+    def _wait_for_earlier_runs(self, order: Sequence[RunKey]) -> None:
         """Waits for runs that a killed runner has left behind: they go on by themselves, and nothing of them is lost."""
-        for place in order:
-            said = False
-            while self.folder.run(place).is_locked:
-                if not said:
-                    self.progress.note(f"{place}: still trains since an earlier call, and is waited for")
-                said = True
+        for key in order:
+            noted = False
+            while self.folder.run(key).is_locked:
+                if not noted:
+                    self.progress.note(f"{key}: still trains since an earlier call, and is waited for")
+                noted = True
                 time.sleep(WAIT_SECONDS)
 
     @property
@@ -200,69 +200,69 @@ class _Session:
         """Whether every arm has its learning rate."""
         return not self.plan.of_role("trial") or bool(self.folder.learning_rates)
 
-    def _role(self, place: Place) -> str:
-        return self.plan.arm(place.arm).role
+    def _role(self, key: RunKey) -> str:
+        return self.plan.arm(key.arm).role
 
-    def _is_done(self, place: Place) -> bool:
-        return self.folder.record(place).status in DONE
+    def _is_done(self, key: RunKey) -> bool:
+        return self.folder.record(key).status in DONE
 
-    def _run(self, order: Sequence[Place]) -> None:
+    def _run(self, order: Sequence[RunKey]) -> None:
         tasks, self.by_name = [], {}
-        for place in order:
-            arm = self.plan.arm(place.arm)
-            if self._is_done(place):
+        for key in order:
+            arm = self.plan.arm(key.arm)
+            if self._is_done(key):
                 continue
             if arm.role != "trial" and arm.tuned_as and arm.tuned_as not in self.folder.learning_rates:
                 message = f"none of the learning rates of {arm.tuned_as} trained; the trials are its last word"
-                write_json(self.folder.failure(place), {"exit_code": None, "message": message})
+                write_json(self.folder.failure(key), {"exit_code": None, "message": message})
                 continue
-            recipe = self.folder.recipe_of(arm, place.seed)
-            if found := self.neighbours.take(recipe, place):
-                self.progress.begin(place, recipe.steps, recipe.steps)
-                self.progress.end(place, f"the same run is in {found}, which is used")
+            recipe = self.folder.recipe_of(arm, key.seed)
+            if found := self.cache.lookup(recipe, key):
+                self.progress.begin(key, recipe.steps, recipe.steps)
+                self.progress.end(key, f"the same run is in {found}, which is used")
                 continue
-            tasks.append(self._task(place, recipe))
-            self.by_name[str(place)] = place
+            tasks.append(self._task(key, recipe))
+            self.by_name[str(key)] = key
         if tasks:
             self.engine.run(tasks, self)
 
-    def _task(self, place: Place, recipe: TrainConfig) -> Task:
-        write_json(self.folder.recipe(place), recipe.to_data())
-        run = self.folder.run(place).path.resolve()
-        command = tuple(self.command(self.folder.recipe(place).resolve(), run))
-        return Task(str(place), command, run, self.folder.log(place).resolve(), {})
+    def _task(self, key: RunKey, recipe: TrainConfig) -> Task:
+        write_json(self.folder.recipe(key), recipe.to_data())
+        run = self.folder.run(key).path.resolve()
+        command = tuple(self.command(self.folder.recipe(key).resolve(), run))
+        return Task(str(key), command, run, self.folder.log(key).resolve(), {})
 
     def began(self, task: Task) -> None:
         """A run begins."""
-        place = self.by_name[task.name]
-        self.folder.failure(place).unlink(missing_ok=True)
+        key = self.by_name[task.name]
+        self.folder.failure(key).unlink(missing_ok=True)
         self.logs[task.name] = task.log.stat().st_size if task.log.exists() else 0
-        self.counts[task.name] = LineCount(self.folder.run(place).metrics)
-        self.progress.begin(place, self.plan.arm(place.arm).steps, self.counts[task.name].count())
+        self.counts[task.name] = LineCount(self.folder.run(key).metrics)
+        self.progress.begin(key, self.plan.arm(key.arm).steps, self.counts[task.name].count())
 
     def watch(self) -> None:
-        """Tells how far the runs are."""
+        """Reports how far the runs are."""
         for name, count in self.counts.items():
             self.progress.step(self.by_name[name], count.count())
 
     def note(self, text: str) -> None:
-        """Tells something."""
+        """Passes a note on."""
         self.progress.note(text)
 
     def ended(self, task: Task, code: int) -> None:
         """A run has ended in some way, which is written down when it left no result."""
-        place, count = self.by_name[task.name], self.counts.pop(task.name)
-        self.progress.step(place, count.count())
+        key, count = self.by_name[task.name], self.counts.pop(task.name)
+        self.progress.step(key, count.count())
         try:
-            result, message = self.folder.run(place).result, last_words(task.log, code, self.logs[task.name])
+            result, message = self.folder.run(key).result, log_tail(task.log, code, self.logs[task.name])
         except TwoAxisError as error:
             result, message = None, str(error)
         if result is not None:
             loss = "" if result.validation_loss is None else f", validation loss {result.validation_loss:.4f} nats per token"
-            self.progress.end(place, result.message + loss)
+            self.progress.end(key, result.message + loss)
         else:
-            write_json(self.folder.failure(place), {"exit_code": code, "message": message})
-            self.progress.end(place, f"failed, the others go on: {message}")
+            write_json(self.folder.failure(key), {"exit_code": code, "message": message})
+            self.progress.end(key, f"failed, the others go on: {message}")
 
 
 def choose_learning_rates(plan: StudyPlan, trials: Iterable[RunRecord]) -> dict[str, float]:
@@ -330,9 +330,9 @@ def trial_losses(plan: StudyPlan, trials: Iterable[RunRecord]) -> dict[str, dict
     for record in trials:
         if record.status not in ("finished", "diverged"):
             raise StudyError(
-                f"{record.place}: {record.message}: every trial must have run before learning rates are chosen; run the study "
+                f"{record.key}: {record.message}: every trial must have run before learning rates are chosen; run the study "
                 "again"
             )
-        arm = plan.arm(record.place.arm)
-        losses.setdefault(arm.tuned_as, {})[arm.train_config(record.place.seed).optimizer.lr] = record.loss
+        arm = plan.arm(record.key.arm)
+        losses.setdefault(arm.tuned_as, {})[arm.train_config(record.key.seed).optimizer.lr] = record.loss
     return losses

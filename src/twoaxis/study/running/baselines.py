@@ -89,7 +89,7 @@ def _of_run(recipe: TrainConfig, data: PreparedData) -> SeedBaselines:
 
 
 def _batches(sampler: PackedSampler, steps: int) -> Iterator[Batch]:
-    """The windows of the first steps, each once: a second epoch tells a count model nothing new."""
+    """The windows of the first steps, each once: a second epoch adds no new counts."""
     windows = sampler.windows(steps)
     for at in range(0, len(windows), ROWS):
         yield read_batch(sampler.shard, windows[at : at + ROWS], sampler.seq_len, sampler.packing, sampler.answer_cues)

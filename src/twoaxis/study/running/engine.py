@@ -37,7 +37,7 @@ class Task(NamedTuple):
 
 
 class Listener(Protocol):
-    """What is told about tasks, always from the thread that runs the engine.
+    """Callbacks about tasks, always from the thread that runs the engine.
 
     An exception in it, an interrupt among them, stops what runs gently (each run saves a checkpoint) and is raised again.
     """
@@ -49,7 +49,7 @@ class Listener(Protocol):
         """Some time has passed."""
 
     def note(self, text: str) -> None:
-        """Something to tell the user, in one line."""
+        """A line for the user."""
 
     def ended(self, task: Task, code: int) -> None:
         """A task has ended with this exit code, negative for a signal."""
@@ -161,18 +161,18 @@ def run_process(
     return process.returncode
 
 
-def last_words(log: Path, code: int, begin: int = 0) -> str:
+def log_tail(log: Path, code: int, begin: int = 0) -> str:
     """How a command ended, with the last line it wrote after the first `begin` bytes of the log.
 
     Example:
-        >>> last_words(Path("/nowhere"), -9)
+        >>> log_tail(Path("/nowhere"), -9)
         'killed by SIGKILL without a word'
     """
     how = f"ended with exit code {code}" if code >= 0 else f"killed by {_signal_name(-code)}"
     text = log.read_bytes()[begin:].decode("utf-8", "replace") if log.exists() else ""
     lines = [line.strip() for line in text.splitlines()]
-    said = next((line for line in reversed(lines) if line), None)
-    return f"{how}: {said[:500]}" if said else f"{how} without a word"
+    last = next((line for line in reversed(lines) if line), None)
+    return f"{how}: {last[:500]}" if last else f"{how} without a word"
 
 
 def _signal_name(number: int) -> str:

@@ -24,7 +24,7 @@ from twoaxis.train.run_folder import RunFolder, first_difference, json_bytes
 RunStatus = Literal["finished", "diverged", "failed", "partial", "not started"]
 
 
-class Place(NamedTuple):
+class RunKey(NamedTuple):
     """One run of a study: an arm and a seed."""
 
     arm: str
@@ -39,7 +39,7 @@ class RunRecord:
     """What the folder of one run holds.
 
     Attributes:
-        place: arm and seed.
+        key: arm and seed.
         status: `finished`; `diverged`; `failed` (its process ended otherwise); `partial` (can be resumed); `not started`.
         message: what happened, in one line.
         result: the result, when finished or diverged.
@@ -51,7 +51,7 @@ class RunRecord:
         reused_from: the run of another study that was the same, seen from the folder of the studies; "" for a run of this.
     """
 
-    place: Place
+    key: RunKey
     status: RunStatus
     message: str
     result: Result | None
@@ -78,21 +78,21 @@ class StudyFolder:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
 
-    def run(self, place: Place) -> RunFolder:
+    def run(self, key: RunKey) -> RunFolder:
         """The folder of one run."""
-        return RunFolder(self.path / "runs" / place.arm / f"seed-{place.seed}")
+        return RunFolder(self.path / "runs" / key.arm / f"seed-{key.seed}")
 
-    def recipe(self, place: Place) -> Path:
+    def recipe(self, key: RunKey) -> Path:
         """The file with the recipe of one run, beside its folder."""
-        return self.path / "runs" / place.arm / f"seed-{place.seed}.recipe.json"
+        return self.path / "runs" / key.arm / f"seed-{key.seed}.recipe.json"
 
-    def log(self, place: Place) -> Path:
+    def log(self, key: RunKey) -> Path:
         """The file with what the processes of one run wrote to standard error."""
-        return self.path / "runs" / place.arm / f"seed-{place.seed}.log"
+        return self.path / "runs" / key.arm / f"seed-{key.seed}.log"
 
-    def failure(self, place: Place) -> Path:
-        """The file that says how the process of one run ended badly; there only while that is the last word."""
-        return self.path / "runs" / place.arm / f"seed-{place.seed}.failure.json"
+    def failure(self, key: RunKey) -> Path:
+        """The file that says how the process of one run ended badly; removed when the run starts again."""
+        return self.path / "runs" / key.arm / f"seed-{key.seed}.failure.json"
 
     @property
     def study(self) -> StudyConfig:
@@ -179,9 +179,9 @@ class StudyFolder:
         with replacing(self.path / "command.txt") as file:
             file.write(os.fsencode(command) + b"\n")
 
-    def audit(self, place: "Place") -> dict[str, Any] | None:
+    def audit(self, key: "RunKey") -> dict[str, Any] | None:
         """What `twoaxis audit` has found in a run; None before it was called."""
-        path = self.run(place).path / "audit.json"
+        path = self.run(key).path / "audit.json"
         return self._read(path, "the audit of a run", _table) if path.exists() else None
 
     def keep_plan(self, plan: StudyPlan) -> None:
@@ -196,18 +196,18 @@ class StudyFolder:
         """The recipe of one run, with the learning rate of its arm if trials have found one."""
         return arm.train_config(seed, self.learning_rates.get(arm.tuned_as) if arm.role != "trial" else None)
 
-    def check(self, places: "list[Place]") -> None:
+    def check(self, keys: "list[RunKey]") -> None:
         """Compares the recipes of runs that have begun with those of the plan.
 
         Raises:
             StudyError: a folder holds another run.
         """
         plan = self.plan
-        for place in places:
+        for key in keys:
             try:
-                self.run(place).check(self.recipe_of(plan.arm(place.arm), place.seed))
+                self.run(key).check(self.recipe_of(plan.arm(key.arm), key.seed))
             except CheckpointError as error:
-                raise StudyError(f"{place}: {error}") from None
+                raise StudyError(f"{key}: {error}") from None
 
     def _read(self, path: Path, what: str, parse: Callable[[Any], Any]) -> Any:
         try:
@@ -234,23 +234,23 @@ class StudyFolder:
                 remove_drafts(arm)
             yield
 
-    def record(self, place: Place) -> RunRecord:
+    def record(self, key: RunKey) -> RunRecord:
         """Reads what one run has come to.
 
         Raises:
             StudyError: a file of the run is damaged.
         """
-        run = self.run(place)
+        run = self.run(key)
         try:
             result = run.result
-            status, message = self._status(place, result)
+            status, message = self._status(key, result)
             files = {name: run.read(name) for name in ("initial_parameters", "config", "data", "env") if _has(run, name)}
             losses = [(record.step, record.validation_loss) for record in read_metrics(run.metrics)]
             config = TrainConfig.from_record(files["config"]) if losses else None
         except CheckpointError as error:
-            raise StudyError(f"{place}: {error}") from None
+            raise StudyError(f"{key}: {error}") from None
         return RunRecord(
-            place,
+            key,
             status,
             message,
             result,
@@ -262,13 +262,13 @@ class StudyFolder:
             run.read("reused")["from"] if _has(run, "reused") else "",
         )
 
-    def _status(self, place: Place, result: Result | None) -> tuple[RunStatus, str]:
+    def _status(self, key: RunKey, result: Result | None) -> tuple[RunStatus, str]:
         if result is not None:
             return ("finished" if result.status == "finished" else "diverged"), result.message
-        if self.failure(place).exists():
-            return "failed", str(self._read(self.failure(place), "how a run has failed", _table).get("message"))
-        if self.run(place).path.exists():
-            steps = len(read_metrics(self.run(place).metrics))
+        if self.failure(key).exists():
+            return "failed", str(self._read(self.failure(key), "how a run has failed", _table).get("message"))
+        if self.run(key).path.exists():
+            steps = len(read_metrics(self.run(key).metrics))
             return "partial", f"stopped after step {steps}; run the study again to go on"
         return "not started", "not started"
 
@@ -285,17 +285,17 @@ def _learning_rates(data: Any) -> dict[str, float]:
     return data
 
 
-def places(plan: StudyPlan) -> list[Place]:
+def run_keys(plan: StudyPlan) -> list[RunKey]:
     """All runs in the order they are made: trials first, since the others take their learning rates from them.
 
     Replicates come one after another, so that an interrupted study has complete pairs, and the order of the arms
     rotates from replicate to replicate, so that a machine that becomes slower or faster meets every arm alike.
     """
-    order = [Place(arm.name, seed) for arm in plan.of_role("trial") for seed in arm.seeds]
+    order = [RunKey(arm.name, seed) for arm in plan.of_role("trial") for seed in arm.seeds]
     arms = [arm.name for arm in plan.arms if arm.role != "trial"]
     for number, seed in enumerate(plan.control.seeds):
         turn = number % len(arms)
-        order += [Place(arm, seed) for arm in arms[turn:] + arms[:turn]]
+        order += [RunKey(arm, seed) for arm in arms[turn:] + arms[:turn]]
     return order
 
 

@@ -1,4 +1,4 @@
-"""What a study tells while it runs: which run, how fast, and the time that is left for all of them."""
+"""Progress of a running study: the current run, its rate, and the time left for all runs."""
 
 import contextlib
 import sys
@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from twoaxis.study.running.folder import Place
+from twoaxis.study.running.folder import RunKey
 from twoaxis.train.progress import duration
 
 LINE_SECONDS = 30.0
@@ -14,7 +14,7 @@ LINE_SECONDS = 30.0
 
 
 class StudyProgress:
-    """Receives what happens in a study; this base says nothing, and is what to derive from."""
+    """Callbacks of a running study; the base class does nothing, derive from it."""
 
     def start(self, total_runs: int, finished_runs: int, total_steps: int, finished_steps: int, tokens_per_step: int) -> None:
         """The study begins with some of its runs finished already."""
@@ -25,17 +25,17 @@ class StudyProgress:
     def preparing(self, stage: str, done: int, total: int) -> None:
         """The corpus is being tokenised; `done` of `total` bytes."""
 
-    def begin(self, place: Place, steps: int, step: int) -> None:
+    def begin(self, key: RunKey, steps: int, step: int) -> None:
         """A run of so many steps begins, or goes on after some."""
 
-    def step(self, place: Place, step: int) -> None:
+    def step(self, key: RunKey, step: int) -> None:
         """A run has taken this many steps."""
 
-    def end(self, place: Place, words: str) -> None:
+    def end(self, key: RunKey, words: str) -> None:
         """A run has ended in some way."""
 
     def note(self, text: str) -> None:
-        """Something to tell the user, in one line."""
+        """A line for the user."""
 
     def stop(self) -> None:
         """The study has ended, or has been stopped."""
@@ -51,20 +51,20 @@ class Forecast:
         self.total_steps, self.finished_steps = total_steps, finished_steps
         self.begun = time.monotonic()
         self.taken = 0
-        self.running: dict[Place, tuple[int, int, int]] = {}
+        self.running: dict[RunKey, tuple[int, int, int]] = {}
 
-    def begin(self, place: Place, steps: int, step: int) -> None:
+    def begin(self, key: RunKey, steps: int, step: int) -> None:
         """A run begins after some steps, which are not of this session."""
-        self.running[place] = (steps, step, step)
+        self.running[key] = (steps, step, step)
 
-    def step(self, place: Place, step: int) -> None:
+    def step(self, key: RunKey, step: int) -> None:
         """A run has taken this many steps."""
-        steps, begin, _ = self.running[place]
-        self.running[place] = (steps, begin, step)
+        steps, begin, _ = self.running[key]
+        self.running[key] = (steps, begin, step)
 
-    def end(self, place: Place) -> None:
+    def end(self, key: RunKey) -> None:
         """A run has ended."""
-        steps, begin, now = self.running.pop(place)
+        steps, begin, now = self.running.pop(key)
         self.finished += 1
         self.finished_steps += steps
         self.taken += now - begin
@@ -114,21 +114,21 @@ class PlainStudyProgress(StudyProgress):
         if self._due():
             self.note(f"{stage}: {done / max(total, 1):.0%}")
 
-    def begin(self, place: Place, steps: int, step: int) -> None:
+    def begin(self, key: RunKey, steps: int, step: int) -> None:
         """Says which run begins."""
-        self._forecast.begin(place, steps, step)
-        self.note(f"run {self._number()}: {place}, {steps} steps" + (f", after step {step}" if step else ""))
+        self._forecast.begin(key, steps, step)
+        self.note(f"run {self._number()}: {key}, {steps} steps" + (f", after step {step}" if step else ""))
 
-    def step(self, place: Place, step: int) -> None:
+    def step(self, key: RunKey, step: int) -> None:
         """Says how the run goes, when a line is due."""
-        self._forecast.step(place, step)
+        self._forecast.step(key, step)
         if self._due():
             self.note(f"{self._running()}  {self._forecast.words()}")
 
-    def end(self, place: Place, words: str) -> None:
+    def end(self, key: RunKey, words: str) -> None:
         """Says how a run has ended."""
-        self._forecast.end(place)
-        self.note(f"{self._forecast.finished} of {self._forecast.total} runs: {place}: {words}")
+        self._forecast.end(key)
+        self.note(f"{self._forecast.finished} of {self._forecast.total} runs: {key}: {words}")
 
     def note(self, text: str) -> None:
         """Writes the text."""
@@ -140,7 +140,7 @@ class PlainStudyProgress(StudyProgress):
 
     def _running(self) -> str:
         running = self._forecast.running.items()
-        return ", ".join(f"{place}: step {now} of {steps}" for place, (steps, _, now) in running)
+        return ", ".join(f"{key}: step {now} of {steps}" for key, (steps, _, now) in running)
 
     def _due(self) -> bool:
         now = time.monotonic()
@@ -176,10 +176,10 @@ class RichStudyProgress(PlainStudyProgress):
         """Draws how far the preparation is."""
         self._bar.update(self._task, description=stage, words=f"{done / max(total, 1):.0%}")
 
-    def step(self, place: Place, step: int) -> None:
+    def step(self, key: RunKey, step: int) -> None:
         """Moves the bar."""
         forecast = self._forecast
-        forecast.step(place, step)
+        forecast.step(key, step)
         self._bar.update(
             self._task,
             description=f"run {self._number()}: {', '.join(map(str, forecast.running))}",

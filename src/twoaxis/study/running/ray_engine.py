@@ -164,7 +164,7 @@ class RayEngine:
         try:
             one.code = self._ray.get(one.reference)
         except lost.RayTaskError as error:
-            # Not the run has failed, but starting it; its last words are read from the log.
+            # The run did not start; the message is read from its log.
             with open(one.task.log, "ab") as log:
                 log.write(f"{getattr(error, 'cause', error)}\n".encode(errors="backslashreplace"))
             one.code = 1

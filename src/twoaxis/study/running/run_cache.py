@@ -9,7 +9,7 @@ from typing import Any
 
 from twoaxis.core.errors import TwoAxisError
 from twoaxis.core.folders import new_folder
-from twoaxis.study.running.folder import Place, StudyFolder
+from twoaxis.study.running.folder import RunKey, StudyFolder
 from twoaxis.train.environment import describe_environment
 from twoaxis.train.forward import choose_device, choose_dtype
 from twoaxis.train.recipe import TrainConfig
@@ -19,34 +19,34 @@ SAME = ("code", "versions", "platform", "threads", "device", "device_name", "pre
 """What must be equal where two runs are made, since it may change the last digits of a loss."""
 
 
-class Neighbours:
-    """The finished runs of the studies beside one, as they were when it was asked for the first time.
+class RunCache:
+    """Finished runs of the other studies in the same folder, read once, at the first lookup.
 
     Args:
         folder: of the study itself.
-        threads: that its runs compute with; nothing is taken over while they are not known.
+        threads: that its runs compute with; nothing is reused while they are not known.
     """
 
     def __init__(self, folder: StudyFolder, threads: int | None) -> None:
         self.folder, self.threads = folder, threads
         self._described: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def take(self, recipe: TrainConfig, place: Place) -> str:
-        """Takes over the same run from a neighbour; returns where it is, seen from the studies' folder, or "" without one.
+    def lookup(self, recipe: TrainConfig, key: RunKey) -> str:
+        """Links the same run of another study into this one; returns its path below the studies' folder, or "" without one.
 
-        The files are linked rather than copied where the file system can; a finished run never changes.
+        Files are copied where the file system has no hard links. A finished run never changes.
 
         Args:
             recipe: of the run, complete.
-            place: where it belongs.
+            key: where it belongs.
         """
-        if self.threads is None or self.folder.run(place).path.exists():
+        if self.threads is None or self.folder.run(key).path.exists():
             return ""
         wanted, here = recipe.to_data(), self._here(recipe)
         for run, config, environment in self._finished:
             if config == wanted and all(environment.get(key) == here[key] for key in SAME):
                 name = run.relative_to(self._studies).as_posix()
-                _take(run, self.folder.run(place), name)
+                _link(run, self.folder.run(key), name)
                 return name
         return ""
 
@@ -62,14 +62,14 @@ class Neighbours:
             if study.parent != self.folder.path.resolve():
                 for result in sorted(study.parent.glob("runs/*/seed-*/result.json")):
                     run = RunFolder(result.parent)
-                    # A damaged neighbour is no reason to stop; the run is simply made.
+                    # A damaged study next door is no reason to stop; the run is made anew.
                     with contextlib.suppress(TwoAxisError):
                         if run.result is not None and run.result.status == "finished":
                             found.append((run.path, run.config.to_data(), run.read("env")))
         return found
 
     def _here(self, recipe: TrainConfig) -> dict[str, Any]:
-        """What the environment of the run would be; describing it asks the repository of the code, so once is enough."""
+        """The environment that the run would record; kept, since describing it runs git."""
         device = choose_device(recipe.device)
         dtype = choose_dtype(recipe.precision, device)
         key = str(device), str(dtype)
@@ -78,7 +78,7 @@ class Neighbours:
         return self._described[key]
 
 
-def _take(run: Path, into: RunFolder, name: str) -> None:
+def _link(run: Path, into: RunFolder, name: str) -> None:
     with new_folder(into.path, "run folder") as draft:
         ignored = shutil.ignore_patterns(".lock")
         shutil.copytree(run, draft, copy_function=_link_or_copy, ignore=ignored, dirs_exist_ok=True)

@@ -19,7 +19,7 @@ from twoaxis.study.report_data import (
     CurveData,
     PointData,
 )
-from twoaxis.study.statistics.control_curve import Beyond, ControlCurve, charged_differences, fit_control_curve
+from twoaxis.study.statistics.control_curve import ControlCurve, OutOfRange, differences_at_equal_cost, fit_control_curve
 
 EQUAL = 1e-9
 """Costs that differ by less than this fraction are equal, and losses are then compared as they are."""
@@ -43,7 +43,7 @@ class ControlCosts:
     Attributes:
         charge: the unit.
         budget: what the control itself takes; None for seconds that were not measured.
-        curve: fitted to its losses; None without a ladder, or while it cannot be fitted.
+        curve: fitted to its losses; None with one budget, or while it cannot be fitted.
         why: there is no curve, in words; "" with one.
         points: loss by seed and cost.
     """
@@ -73,7 +73,7 @@ class ControlCosts:
             amplitude=curve.amplitude,
             exponent=curve.exponent,
             residual_sd=curve.residual_sd,
-            line=tuple((cost, mean) for cost, mean in means if not isinstance(mean, Beyond)),
+            line=tuple((cost, mean) for cost, mean in means if not isinstance(mean, OutOfRange)),
             sentence=_fit_words(curve, self.charge),
         )
 
@@ -81,19 +81,19 @@ class ControlCosts:
 def control_costs(plan: StudyPlan, losses: Losses, charge: Charge) -> ControlCosts:
     """Fits the loss of the control to what it was given, where the design gave it several budgets."""
     budget = cost_of(plan, plan.control, charge)
-    rungs = (plan.control, *plan.of_role("rung"))
+    budgets = (plan.control, *plan.of_role("rung"))
     if budget is None:
         return ControlCosts(charge, None, why="seconds were not measured")
     points: dict[int, dict[float, float]] = {}
-    for arm in rungs:
+    for arm in budgets:
         cost = cost_of(plan, arm, charge)
         for seed, loss in losses.get(arm.name, {}).items():
             if cost is not None:
                 points.setdefault(seed, {})[cost] = loss
-    if len(rungs) == 1:
+    if len(budgets) == 1:
         why = "the design gives the control one budget only, so its loss at another cost is not known (budget.ladder)"
         return ControlCosts(charge, budget, why=why, points=points)
-    missing = sum(len(arm.seeds) - len(losses.get(arm.name, {})) for arm in rungs)
+    missing = sum(len(arm.seeds) - len(losses.get(arm.name, {})) for arm in budgets)
     if missing:
         why = f"{missing} runs of the control at its budgets have not finished"
         return ControlCosts(charge, budget, why=why, points=points)
@@ -104,7 +104,7 @@ def control_costs(plan: StudyPlan, losses: Losses, charge: Charge) -> ControlCos
 
 
 @dataclass(frozen=True)
-class ChargedInputs:
+class InputsAtEqualCost:
     """What a comparison with the control at equal cost rests on.
 
     Attributes:
@@ -118,9 +118,9 @@ class ChargedInputs:
     shared: dict[str, SharedError]
 
 
-def charged_inputs(
+def inputs_at_equal_cost(
     plan: StudyPlan, losses: Losses, reasons: Mapping[str, str], arms: Sequence[PlannedArm], control: ControlCosts
-) -> ChargedInputs:
+) -> InputsAtEqualCost:
     """Prepares the comparison of some arms with the control at equal cost.
 
     Args:
@@ -130,7 +130,7 @@ def charged_inputs(
         arms: to compare.
         control: its budgets, by the charge.
     """
-    inputs = ChargedInputs({}, {}, {})
+    inputs = InputsAtEqualCost({}, {}, {})
     for arm in arms:
         cost = cost_of(plan, arm, control.charge)
         ratio = cost / control.budget if cost is not None and control.budget else None
@@ -156,8 +156,8 @@ def _differences(
         return "", {seed: loss - other[seed] for seed, loss in arm.items()}, None
     if control.curve is None:
         return control.why, {}, None
-    found = charged_differences(control.curve, arm, other, cost)
-    if isinstance(found, Beyond):
+    found = differences_at_equal_cost(control.curve, arm, other, cost)
+    if isinstance(found, OutOfRange):
         return (
             f"takes {words.ratio(ratio)} the {unit(control.charge)} of the control, {times(found)}, outside the "
             "budgets that the control was run at; nothing is extrapolated",
@@ -200,9 +200,9 @@ def comparison_data(comparison: Comparison) -> ComparisonData:
     )
 
 
-def times(value: float | Beyond) -> str:
+def times(value: float | OutOfRange) -> str:
     """A multiple of a cost in words."""
-    return str(value).replace("x", words.TIMES) if isinstance(value, Beyond) else words.ratio(value)
+    return str(value).replace("x", words.TIMES) if isinstance(value, OutOfRange) else words.ratio(value)
 
 
 def unit(charge: Charge) -> str:
@@ -275,12 +275,12 @@ def decide(
     differences = _contrasts(plan, losses, obstacles)
     contrasts: dict[tuple[str, str], ComparisonData] = {}
     for charge, curve in curves.items():
-        treatments = charged_inputs(plan, losses, obstacles.missing, plan.of_role("treatment"), curve)
-        companions = charged_inputs(plan, losses, obstacles.missing, plan.of_role("companion"), curve)
+        treatments = inputs_at_equal_cost(plan, losses, obstacles.missing, plan.of_role("treatment"), curve)
+        companions = inputs_at_equal_cost(plan, losses, obstacles.missing, plan.of_role("companion"), curve)
         family = {**treatments.differences, **{f"{arm} {against}": d for (arm, against), d in differences.items()}}
         asked = compare(family, rule.alpha, rule.smallest_effect, size, treatments.shared) if family else {}
-        beside = companions.differences
-        unasked = compare(beside, rule.alpha, rule.smallest_effect, len(beside), companions.shared) if beside else {}
+        alone = companions.differences
+        unasked = compare(alone, rule.alpha, rule.smallest_effect, len(alone), companions.shared) if alone else {}
         for name, one in {**treatments.found, **companions.found}.items():
             if name in asked:
                 charged[name][charge] = _with_verdict(one, comparison_data(asked[name]), charge, obstacles, name)

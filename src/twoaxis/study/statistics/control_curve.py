@@ -1,8 +1,8 @@
-"""How the loss of the control falls with what it may spend, so that arms can be charged at equal cost.
+"""How the loss of the control falls with what it may spend, so that arms can be compared with it at equal cost.
 
 The control is trained with the seeds of the study at several budgets, each a whole schedule of its own. A cost is in FLOPs
 or seconds, the same unit throughout; inside, x is a cost over the control's own budget. Nothing is ever said about a cost
-outside the measured range: there the answer is a `Beyond`.
+outside the measured range: there the answer is an `OutOfRange`.
 
 Letters: P runs of the control.
 """
@@ -37,7 +37,7 @@ _EXPONENTS = np.geomspace(LEAST_EXPONENT, LARGEST_EXPONENT, 400)
 
 
 @dataclass(frozen=True)
-class Beyond:
+class OutOfRange:
     """An answer outside what was measured; as a string, it can be printed as it is.
 
     Attributes:
@@ -45,7 +45,7 @@ class Beyond:
         multiple: the end of the range on that side, as a multiple of what is asked for.
 
     Example:
-        >>> print(Beyond("more", 2.0))
+        >>> print(OutOfRange("more", 2.0))
         more than 2.00x
     """
 
@@ -99,19 +99,19 @@ class ControlCurve:
     high: float
     covariance: tuple[tuple[float, float], tuple[float, float]]
 
-    def outside(self, cost: float) -> Beyond | None:
+    def outside(self, cost: float) -> OutOfRange | None:
         """On which side of the measured range a cost lies, in multiples of the control's budget; None inside."""
         # Twice the budget is twice the budget, however it was computed.
         if cost < self.low * (1 - _ROUNDING):
-            return Beyond("less", self.low / self.budget)
-        return Beyond("more", self.high / self.budget) if cost > self.high * (1 + _ROUNDING) else None
+            return OutOfRange("less", self.low / self.budget)
+        return OutOfRange("more", self.high / self.budget) if cost > self.high * (1 + _ROUNDING) else None
 
-    def mean_loss(self, cost: float) -> float | Beyond:
+    def mean_loss(self, cost: float) -> float | OutOfRange:
         """The fitted loss at a cost, averaged over the seeds, nats per token."""
         level = math.fsum(self.offsets.values()) / len(self.offsets)
         return self.outside(cost) or level + self.amplitude * (cost / self.budget) ** -self.exponent
 
-    def drop(self, cost: float) -> float | Beyond:
+    def drop(self, cost: float) -> float | OutOfRange:
         """By how much the control's loss is expected to change from its own budget to this cost, nats per token.
 
         Equation: A ((C / C_0)^-alpha - 1), which is 0 at its own budget whatever the fit: what the control did there is
@@ -122,13 +122,13 @@ class ControlCurve:
     def drop_error(self, cost: float) -> SharedError:
         """The error of `drop` that comes from fitting the curve, by the delta method.
 
-        Equation: g^T cov(A, alpha) g with the gradient g of the drop. All replicates are charged by the same curve, so
+        Equation: g^T cov(A, alpha) g with the gradient g of the drop. All replicates are compared by the same curve, so
         the spread of their differences does not show this error and it has to be added to theirs. Nothing is subtracted
         for the runs at the control's own budget, which are both in the curve and in the differences: how much noise they
         share with an arm is not known, and leaving them out errs to the wide side.
 
         In simulation (4000 studies each, n = 3 to 10, arms of 0.7 to 1.9 times the control's cost), intervals without this
-        error cover the charged difference in 94% to 95% of studies when arm and control share no more than the seed's
+        error cover the difference at equal cost in 94% to 95% of studies when arm and control share no more than the seed's
         offset, but in 53% to 91% when 90% of a run's own noise is common to both; with it they cover 95% to 97% in all.
         """
         x = cost / self.budget
@@ -137,14 +137,14 @@ class ControlCurve:
         variance = by_amplitude**2 * aa + 2 * by_amplitude * by_exponent * ae + by_exponent**2 * ee
         return SharedError(max(variance, 0.0), self.df)
 
-    def inverse(self, difference: float) -> float | Beyond:
+    def inverse(self, difference: float) -> float | OutOfRange:
         """The cost at which the control would have a loss that differs by this from the one at its own budget.
 
         Equation: C = C_0 (1 + difference / A)^(-1 / alpha)
         """
         remaining = 1 + difference / self.amplitude
         if remaining <= 0:
-            return Beyond("more", self.high / self.budget)
+            return OutOfRange("more", self.high / self.budget)
         cost = self.budget * math.exp(min(-math.log(remaining) / self.exponent, 700.0))
         return self.outside(cost) or cost
 
@@ -211,7 +211,7 @@ def fit_control_curve(points: Mapping[int, Mapping[float, float]], budget: float
 
 
 @dataclass(frozen=True)
-class Charged:
+class EqualCostDifferences:
     """Differences to the control at what an arm costs.
 
     Attributes:
@@ -226,21 +226,21 @@ class Charged:
     shared: SharedError
 
 
-def charged_differences(
+def differences_at_equal_cost(
     curve: ControlCurve, losses_arm: Mapping[int, float], losses_control: Mapping[int, float], cost_of_arm: float
-) -> Charged | Beyond:
+) -> EqualCostDifferences | OutOfRange:
     """Compares an arm with what the control would reach for the same cost.
 
     Equation: d_s = L_arm,s - (L_control,s + drop(C_arm)), over the seeds of the arm.
 
     Args:
-        curve: of the control, over the kind of cost that is charged.
+        curve: of the control, over the kind of cost that is equal.
         losses_arm: final loss by seed, nats per token.
         losses_control: of the control at its own budget, by seed.
         cost_of_arm: what one run of the arm took.
 
     Returns:
-        The differences, or `Beyond` when the arm cost less or more than any run of the control.
+        The differences, or `OutOfRange` when the arm cost less or more than any run of the control.
 
     Raises:
         StudyError: a seed of the arm that the control has no loss for.
@@ -248,10 +248,10 @@ def charged_differences(
     Example:
         >>> losses = {seed: {cost: 3 + 0.5 * cost**-0.3 for cost in (0.5, 1, 2)} for seed in (0, 1)}
         >>> curve = fit_control_curve(losses, budget=1.0)
-        >>> charged = charged_differences(curve, {0: 3.45, 1: 3.44}, {0: 3.5, 1: 3.5}, cost_of_arm=1.3)
-        >>> {seed: round(value, 4) for seed, value in charged.differences.items()}
+        >>> found = differences_at_equal_cost(curve, {0: 3.45, 1: 3.44}, {0: 3.5, 1: 3.5}, cost_of_arm=1.3)
+        >>> {seed: round(value, 4) for seed, value in found.differences.items()}
         {0: -0.0122, 1: -0.0222}
-        >>> print(charged_differences(curve, {0: 3.4, 1: 3.4}, {0: 3.5, 1: 3.5}, cost_of_arm=3.0))
+        >>> print(differences_at_equal_cost(curve, {0: 3.4, 1: 3.4}, {0: 3.5, 1: 3.5}, cost_of_arm=3.0))
         more than 2.00x
     """
     missing = [seed for seed in losses_arm if seed not in losses_control]
@@ -262,10 +262,10 @@ def charged_differences(
             )
         )
     drop = curve.drop(cost_of_arm)
-    if isinstance(drop, Beyond):
+    if isinstance(drop, OutOfRange):
         return drop
     differences = {seed: loss - (losses_control[seed] + drop) for seed, loss in losses_arm.items()}
-    return Charged(differences, drop, curve.drop_error(cost_of_arm))
+    return EqualCostDifferences(differences, drop, curve.drop_error(cost_of_arm))
 
 
 def _arrays(

@@ -13,7 +13,7 @@ from twoaxis.statistics import RESAMPLES, PairedTest, expanded_percentiles, half
 from twoaxis.study.planning.plan import PlannedArm, StudyPlan
 from twoaxis.study.report_data import SpeedupData
 from twoaxis.study.statistics import ControlCosts, Losses, cost_of, times, unit
-from twoaxis.study.statistics.control_curve import Beyond, ControlCurve, refits
+from twoaxis.study.statistics.control_curve import ControlCurve, OutOfRange, refits
 
 # Costs over the measured range at which the ends of an interval are looked for, before they are found exactly.
 _STEPS = 33
@@ -55,22 +55,22 @@ class EffectiveSpeedup:
         high: upper end of the interval.
     """
 
-    value: float | Beyond
-    low: float | Beyond
-    high: float | Beyond
+    value: float | OutOfRange
+    low: float | OutOfRange
+    high: float | OutOfRange
 
 
 def effective_speedup(curve: ControlCurve, test: PairedTest, cost: float, confidence: float = 0.95) -> EffectiveSpeedup:
     """Turns a difference in loss into the factor in cost that would buy it for the control.
 
     Equation: S = C(d) / cost with the inverse C(d) of the drop; the interval holds every C / cost at which the control, if
-    given C, could have the arm's loss: |d - drop(C)| <= t e(C), with the standard error e of charged differences and its
-    degrees of freedom. So it holds 1 exactly when the interval of the charged difference at the arm's cost holds 0.
+    given C, could have the arm's loss: |d - drop(C)| <= t e(C), with the standard error e of differences at equal cost and its
+    degrees of freedom. So it holds 1 exactly when the interval of the difference at the arm's cost holds 0.
     Without the error of the curve, e would be that of the differences and the ends C(d +- t e) / cost; where most noise is
     common to arm and control these cover 67% to 88% in simulation, and the ends that are given 95% to 96%.
 
     Args:
-        curve: of the control, over the kind of cost that is charged.
+        curve: of the control, over the kind of cost that is equal.
         test: of arm minus control, the control at its own budget.
         cost: what one run of the arm took.
         confidence: of the interval.
@@ -112,7 +112,7 @@ def bootstrap_speedup(
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
     seed: int = 0,
-) -> tuple[float | Beyond, float | Beyond]:
+) -> tuple[float | OutOfRange, float | OutOfRange]:
     """A bootstrap interval of the effective speedup: seeds are resampled with all their runs, and the curve is fitted anew.
 
     It assumes neither normal noise nor the same noise in all runs, and it holds the error of the curve. Over few seeds it is
@@ -120,7 +120,7 @@ def bootstrap_speedup(
     the control's loss does not fall with cost counts as beyond the range on the side of its mean difference.
 
     Args:
-        curve: of the control, over the kind of cost that is charged.
+        curve: of the control, over the kind of cost that is equal.
         differences: arm minus control by seed, the control at its own budget.
         cost: what one run of the arm took.
         confidence: that would be reached with many replicates.
@@ -152,7 +152,7 @@ def bootstrap_speedup(
     return first, second
 
 
-def _first_reached(curve: ControlCurve, costs: Sequence[float], margin: Callable[[float], float]) -> float | Beyond:
+def _first_reached(curve: ControlCurve, costs: Sequence[float], margin: Callable[[float], float]) -> float | OutOfRange:
     """The first cost at which a margin is 0 or above; where to look further when no crossing is in the measured range."""
     margins = [margin(cost) for cost in costs]
     first = next((i for i, value in enumerate(margins) if value >= 0), None)
@@ -161,17 +161,17 @@ def _first_reached(curve: ControlCurve, costs: Sequence[float], margin: Callable
         return float(crossing)
     # Reached at once, the first cost lies further out than where the search began; never reached, behind its other end.
     side: Literal["less", "more"] = "less" if (first == 0) == (costs[0] < costs[-1]) else "more"
-    return Beyond(side, (curve.low if side == "less" else curve.high) / curve.budget)
+    return OutOfRange(side, (curve.low if side == "less" else curve.high) / curve.budget)
 
 
-def _over(end: float | Beyond, curve: ControlCurve, cost: float) -> float | Beyond:
+def _over(end: float | OutOfRange, curve: ControlCurve, cost: float) -> float | OutOfRange:
     """A cost on the curve as a multiple of another cost."""
-    return Beyond(end.side, end.multiple * curve.budget / cost) if isinstance(end, Beyond) else end / cost
+    return OutOfRange(end.side, end.multiple * curve.budget / cost) if isinstance(end, OutOfRange) else end / cost
 
 
-def _scaled(value: float | Beyond, factor: float) -> float | Beyond:
-    return value if isinstance(value, Beyond) else value * factor
+def _scaled(value: float | OutOfRange, factor: float) -> float | OutOfRange:
+    return value if isinstance(value, OutOfRange) else value * factor
 
 
-def _known(value: float | Beyond) -> float | None:
-    return None if isinstance(value, Beyond) else value
+def _known(value: float | OutOfRange) -> float | None:
+    return None if isinstance(value, OutOfRange) else value

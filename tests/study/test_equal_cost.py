@@ -1,4 +1,4 @@
-"""Charged comparisons: the control's loss at the cost of an arm is read off its own runs, and never guessed."""
+"""Comparisons at equal cost: the control's loss at the cost of an arm is read off its own runs, and never guessed."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ from twoaxis.study.report_data import ReportData
 
 from .scripted import FakeTrainer
 
-LADDER = {"steps": 60, "ladder": [0.5, 0.75, 1.5, 2.0]}
+BUDGET_MULTIPLES = {"steps": 60, "ladder": [0.5, 0.75, 1.5, 2.0]}
 
 
 @pytest.fixture
 def study(study_data: dict[str, Any]) -> StudyConfig:
-    return StudyConfig.from_data(study_data | {"budget": LADDER})
+    return StudyConfig.from_data(study_data | {"budget": BUDGET_MULTIPLES})
 
 
 def _report(trainer: FakeTrainer) -> ReportData:
     return trainer.analyse()
 
 
-def test_a_dearer_arm_is_compared_with_a_control_that_spends_as_much(trainer: FakeTrainer) -> None:
+def test_an_expensive_arm_is_compared_with_a_control_that_spends_as_much(trainer: FakeTrainer) -> None:
     trainer.spread(local=-0.01)
     report = _report(trainer)
     local = report.arms["local"]
@@ -44,7 +44,7 @@ def test_a_dearer_arm_is_compared_with_a_control_that_spends_as_much(trainer: Fa
 def test_the_design_says_which_charge_decides(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
     trainer.spread(local=-0.01)
     for charge, verdict in (("tokens", "better"), ("flops", "worse"), ("seconds", "worse")):
-        data = {**study_data, "budget": LADDER, "decision": {"smallest_effect": 0.05, "charge": charge}}
+        data = {**study_data, "budget": BUDGET_MULTIPLES, "decision": {"smallest_effect": 0.05, "charge": charge}}
         trainer.study = StudyConfig.from_data(data)
         trainer.folder = trainer.folder.with_name(charge)
         report = _report(trainer)
@@ -62,7 +62,7 @@ def test_nothing_is_extrapolated(study_data: dict[str, Any], trainer: FakeTraine
     assert local.speedup["flops"].value is None and "than" in local.speedup["flops"].sentence
 
 
-def test_without_a_ladder_only_what_is_equal_is_compared(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
+def test_without_budget_multiples_only_what_is_equal_is_compared(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
     trainer.study = StudyConfig.from_data(study_data)
     trainer.spread()
     report = _report(trainer)
@@ -72,12 +72,12 @@ def test_without_a_ladder_only_what_is_equal_is_compared(study_data: dict[str, A
     assert local.charged["tokens"].comparison is not None
 
 
-def test_a_missing_rung_leaves_the_curve_out(trainer: FakeTrainer) -> None:
+def test_a_missing_budget_leaves_the_curve_out(trainer: FakeTrainer) -> None:
     trainer.spread(local=-0.01)
     trainer.actions["plain@2x/1"] = ["kill"]
     report = _report(trainer)
     assert "1 runs of the control at its budgets have not finished" in report.arms["local"].charged["flops"].unavailable
-    assert report.arms["local"].verdict == "better", "at equal tokens the rungs are not needed"
+    assert report.arms["local"].verdict == "better", "at equal tokens the other budgets are not needed"
     assert not report.complete
 
 
