@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from twoaxis.checkpoints.layouts import decoder_sublayers
+from twoaxis.checkpoints.layouts import sublayer_paths
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.model import Decoder, DecoderConfig
 
@@ -82,10 +82,10 @@ def _source(name: str, given: dict[str, torch.nn.Parameter], renamed: dict[str, 
 
 def _renamed(base: DecoderConfig, target: DecoderConfig) -> dict[str, str]:
     """Sublayers of the target under another name than in the base: attention that became `kv_shift`."""
-    ours = decoder_sublayers(base)
+    ours = sublayer_paths(base)
     return {
         name: name.replace(".kv_shift", ".attention")
-        for name in decoder_sublayers(target)
+        for name in sublayer_paths(target)
         if name not in ours and name.replace(".kv_shift", ".attention") in ours
     }
 
