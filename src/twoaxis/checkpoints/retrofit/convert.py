@@ -115,7 +115,7 @@ Base = Literal["trained", "frozen"]
 def training_recipe(
     retrofit: Retrofit, new_lr_scale: float, base: Base, blend_steps: int, anneal: Sequence[Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The part of a training recipe that knows what is new, as plain data.
+    """The part of a training recipe that depends on what is new, as plain data.
 
     Args:
         retrofit: the model.

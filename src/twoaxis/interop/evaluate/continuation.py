@@ -1,4 +1,4 @@
-"""How a task wants its contexts continued."""
+"""Generation options of a task."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,13 +16,13 @@ KNOWN = ("until", *LENGTHS, "do_sample", "temperature", "top_k", "top_p", "seed"
 
 
 class Continuation(NamedTuple):
-    """What the `generation_kwargs` of a task ask for.
+    """The options in the `generation_kwargs` of a task.
 
     Attributes:
-        until: the text ends before whichever of these is complete first, as `StopStringMatcher` says, and before special tokens
+        until: the text ends before whichever of these is complete first, as in `StopStringMatcher`, and before special tokens
             that they name.
         max_new_tokens: at most.
-        sampling: greedy unless the task asks for something else.
+        sampling: greedy by default.
     """
 
     until: tuple[str, ...]

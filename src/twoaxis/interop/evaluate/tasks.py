@@ -16,7 +16,7 @@ from twoaxis.model.likelihood import BATCH_SIZE
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
-    from twoaxis.interop.evaluate.language_model import Told
+    from twoaxis.interop.evaluate.language_model import ProgressCallback
 
 MISSING = "lm-eval is not installed: must be there for tasks; pip install 'twoaxis[evaluate]'"
 
@@ -31,7 +31,7 @@ OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 
 
 class TaskFolder(NamedTuple):
-    """Tasks that were asked for, found.
+    """The requested tasks and their index.
 
     Attributes:
         names: of tasks, groups or tags.
@@ -87,7 +87,7 @@ def run_tasks(
     limit: int | None = None,
     batch_size: int = BATCH_SIZE,
     note: Callable[[str], None] | None = None,
-    told: "Told | None" = None,
+    progress: "ProgressCallback | None" = None,
     ends: frozenset[int] = frozenset(),
 ) -> dict[str, Any]:
     """Evaluates a model on tasks; relative paths in a task are relative to its folder.
@@ -99,7 +99,7 @@ def run_tasks(
         limit: examples of each task; None takes all.
         batch_size: sequences at once.
         note: takes the warnings, one line each.
-        told: called with a stage in words, what of it is done, and all of it.
+        progress: progress callback, called with the name of a stage, what of it is done, and all of it; optional.
         ends: tokens that end what the model writes, besides the end of a document.
 
     Returns:
@@ -107,14 +107,14 @@ def run_tasks(
 
     Raises:
         DataError: data or a file of a task that cannot be used.
-        ConfigError: a task that asks for what the model cannot do.
+        ConfigError: a task that needs what the model cannot do.
     """
     import lm_eval
     from lm_eval.evaluator import evaluate
 
     from twoaxis.interop.evaluate.language_model import DecoderLM
 
-    adapter = DecoderLM(model, tokenizer, batch_size, note, told, ends)
+    adapter = DecoderLM(model, tokenizer, batch_size, note, progress, ends)
     # lm-eval prints some of its progress; standard output is for results.
     with offline(), contextlib.redirect_stdout(sys.stderr), _one_process():
         with _blaming(tasks), contextlib.chdir(tasks.folder):
@@ -130,7 +130,7 @@ def run_tasks(
 
 @contextlib.contextmanager
 def offline() -> Iterator[None]:
-    """Keeps `datasets` and `huggingface_hub` from asking a hub, unless the environment allows it."""
+    """Keeps `datasets` and `huggingface_hub` from contacting a hub, unless the environment allows it."""
     from datasets import config
     from huggingface_hub import constants
 
