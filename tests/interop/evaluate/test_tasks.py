@@ -21,8 +21,8 @@ from twoaxis.cli import main
 from twoaxis.data import Tokenizer
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from twoaxis.interop.evaluate import open_tasks, run_tasks, score_texts
-from twoaxis.interop.evaluate.continuation import Continuation
 from twoaxis.interop.evaluate.language_model import DecoderLM
+from twoaxis.interop.evaluate.tasks import Continuation
 from twoaxis.model import Sampling, generate
 from twoaxis.train import save_trained
 

@@ -17,7 +17,7 @@ from twoaxis.core.errors import DataError
 from twoaxis.data import Tokenizer
 from twoaxis.data.restoration import Restoration
 from twoaxis.data.text_stream import StoppingText, stop_tokens
-from twoaxis.interop.evaluate.continuation import Continuation
+from twoaxis.interop.evaluate.tasks import Continuation
 from twoaxis.interop.evaluate.text import text_passage
 from twoaxis.model import Decoder
 from twoaxis.model.generate import stream
