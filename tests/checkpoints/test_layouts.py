@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from twoaxis.checkpoints.layouts import LAYOUTS, Places, StateMap, state_map
+from twoaxis.checkpoints.layouts import LAYOUTS, DepthPaths, StateMap, state_map
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Slot, Stack
@@ -142,7 +142,7 @@ class _Mixers(nn.Module):
         stack = depth.prepare(Stack(d_model, 1e-6, (2,) * n_blocks, slots))
         self.mixers = nn.ModuleList(depth.build(site) for site in stack.sites)
         self.ends = depth.build_ends(stack)
-        self.places = Places(depth, stack, tuple(f"mixers.{index}" for index in range(stack.n_sublayers)))
+        self.paths = DepthPaths(depth, stack, tuple(f"mixers.{index}" for index in range(stack.n_sublayers)))
         initialise(self, 0)
         self.double()
 
@@ -157,7 +157,7 @@ def test_depth_mixers_alone(layout: str, fixture: str, depth: Any, d_model: int,
     model = _Mixers(depth, d_model, n_blocks)
     build = LAYOUTS[layout].mixers
     assert build is not None
-    table = build(model.places)
+    table = build(model.paths)
     assert set(table.names()) == {name for name, _ in model.named_parameters()}
     table.load(model, tensors)
     _saved_as_loaded(table, table.save(model), tensors)

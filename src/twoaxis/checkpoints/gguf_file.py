@@ -99,7 +99,7 @@ def read_gguf(path: Path) -> Pretrained:
 
 
 def tokenizer_json(fields: dict[str, Any]) -> str:
-    """The text of a `tokenizer.json` that cuts texts as the file says.
+    """The text of a `tokenizer.json` that cuts texts as the file requires.
 
     Raises:
         ConfigError: a tokenizer other than byte-level pairs, or one that cuts texts in another way.
@@ -123,12 +123,12 @@ def tokenizer_json(fields: dict[str, Any]) -> str:
     cuts = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
     engine.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     engine.decoder = decoders.ByteLevel()
-    beside: dict[bool, list[AddedToken]] = {True: [], False: []}
+    added: dict[bool, list[AddedToken]] = {True: [], False: []}
     for token, kind in zip(tokens, types, strict=True):
         if kind in (UNKNOWN, CONTROL, USER_DEFINED):
-            beside[kind != USER_DEFINED].append(AddedToken(token, special=kind != USER_DEFINED, normalized=False))
-    engine.add_special_tokens(beside[True])
-    engine.add_tokens(beside[False])
+            added[kind != USER_DEFINED].append(AddedToken(token, special=kind != USER_DEFINED, normalized=False))
+    engine.add_special_tokens(added[True])
+    engine.add_tokens(added[False])
     if fields.get("tokenizer.ggml.add_bos_token"):
         begin = fields["tokenizer.ggml.bos_token_id"]
         template = [(tokens[begin], begin)]

@@ -1,4 +1,4 @@
-"""What stands beside a published model and training leaves as it is: how texts and chats are put to it, and what ends answers.
+"""Files of a published model that training leaves as they are: tokenizer options, chat template, and what ends answers.
 
 A run that begins with a published model keeps these files, and an export gives them back.
 """
@@ -41,7 +41,7 @@ def read_source_files(source: Path) -> dict[str, bytes]:
 
 
 def keep_source_files(source: Path) -> Callable[[Path], None]:
-    """What `save_trained` writes into a run besides."""
+    """A function that writes these files into a run, for `save_trained`."""
     found = read_source_files(source)
     return lambda run: write_source_files(found, run / FOLDER)
 
@@ -83,7 +83,7 @@ def generation_defaults(source_files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def chat_template(source_files: Mapping[str, bytes]) -> "ChatTemplate | None":
-    """How the model wants a conversation put; None where nothing says it.
+    """The chat template of the model; None without one.
 
     Of several templates the one named `default` counts.
 

@@ -58,7 +58,7 @@ def evaluate(
         if folder:
             from twoaxis.interop.evaluate import run_tasks
 
-            tools = {"note": progress.note, "told": progress.preparing, "ends": loaded.ends}
+            tools = {"note": progress.note, "progress": progress.preparing, "ends": loaded.ends}
             report |= run_tasks(loaded.model, loaded.tokenizer, folder, limit, batch_size, **tools)
     finally:
         progress.stop()

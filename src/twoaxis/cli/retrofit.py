@@ -89,10 +89,10 @@ class Training(NamedTuple):
     """How the new model is trained.
 
     Attributes:
-        recipe: what was asked for.
+        recipe: options of the user.
         new_lr_scale: factor on the learning rate of what is new.
         base: what becomes of what was there.
-        write_more: what the run keeps besides.
+        write_more: writes further files into the run.
     """
 
     recipe: dict[str, Any]

@@ -16,19 +16,19 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="Name of the model for clients; by default that of its folder.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Generations that run at once; 1 makes answers exact to the bit.")] = 16,
-    queue: Annotated[int, typer.Option(min=1, help="Generations that wait; more are told to come back (429).")] = 64,
+    queue: Annotated[int, typer.Option(min=1, help="Generations that wait; more get status 429.")] = 64,
     max_prompt_tokens: Annotated[int, typer.Option(min=1, help="The longest prompt.")] = 2048,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="The longest answer.")] = 1024,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="The largest body of a request.")] = 1 << 20,
     prefill_chunk_tokens: Annotated[int, typer.Option(min=1, help="Read prompts in pieces of this length.")] = 256,
-    grace_seconds: Annotated[int, typer.Option(min=0, help="How long running requests may take once told to stop.")] = 10,
+    grace_seconds: Annotated[int, typer.Option(min=0, help="How long running requests may take after a signal to stop.")] = 10,
     step: Step = None,
 ) -> None:
     """Serve a model with the OpenAI completions and chat API (needs the extra twoaxis[serve]).
 
     Routes: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics. Requests that come in together run as one
-    batch. Chats are put as the model's chat template says, where it has one. There is no authentication. SIGTERM or Ctrl-C
-    lets running requests end, and tells those that take longer.
+    batch. Chats follow the model's chat template, where it has one. There is no authentication. SIGTERM or Ctrl-C
+    lets running requests end; those that take longer get an error.
 
     Example: twoaxis serve runs/delta --port 8000
     """

@@ -1,7 +1,7 @@
-"""Chat templates: how a published model wants a conversation put, as a Jinja2 template that runs in a sandbox.
+"""Chat templates of published models: Jinja2 templates that run in a sandbox.
 
 What a template sees and may do is as in transformers 5.24 (`apply_chat_template`), and so are the tokens, with its option
-`sanitize_control_tokens`: a special token that a message spells stays text, so that nobody's words end a turn.
+`sanitize_control_tokens`: a special token that a message spells stays text, so that no message ends its turn early.
 """
 
 import json
@@ -96,7 +96,7 @@ def _unused(text: str) -> list[str]:
 
 
 class _Generation(Extension):
-    """The tag around what a model writes, which says nothing about a prompt."""
+    """The tag around what a model writes, which changes no prompt."""
 
     tags = {"generation"}  # noqa: RUF012, as Jinja2 declares it
 

@@ -78,7 +78,7 @@ def test_attention_of_a_layout_takes_the_place_of_ours() -> None:
     assert seen == [("attention", (1, 2, 5, 4), (1, 2, 5, 4), (1, 2, 5, 4))] and hidden.shape == (1, 5, 8) and cache is None
 
 
-def test_vllm_is_told_of_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_learns_the_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     registered: list[Any] = []
     fake: Any = ModuleType("vllm")
     fake.ModelRegistry = type("ModelRegistry", (), {"register_model": staticmethod(lambda *names: registered.append(names))})

@@ -21,8 +21,8 @@ from twoaxis.cli import main
 from twoaxis.data import Tokenizer
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
 from twoaxis.interop.evaluate import open_tasks, run_tasks, score_texts
-from twoaxis.interop.evaluate.continuation import Continuation
 from twoaxis.interop.evaluate.language_model import DecoderLM
+from twoaxis.interop.evaluate.tasks import Continuation
 from twoaxis.model import Sampling, generate
 from twoaxis.train import save_trained
 
@@ -238,10 +238,10 @@ def test_what_a_task_may_ask_of_generation() -> None:
 def test_tasks_of_a_folder(model: Decoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(EXAMPLES, tmp_path / "tasks")
     monkeypatch.chdir(tmp_path)
-    tokenizer, told = subword(), []
+    tokenizer, seen = subword(), []
     tasks = open_tasks(["idioms", "sentences", "idioms"], Path("tasks"))
     assert tasks.names == ("idioms", "sentences")
-    found = run_tasks(model, tokenizer, tasks, told=lambda *now: told.append(now))
+    found = run_tasks(model, tokenizer, tasks, progress=lambda *now: seen.append(now))
     rows = [json.loads(line) for line in (EXAMPLES / "idioms.jsonl").read_text().splitlines()]
     right = 0
     for row in rows:
@@ -254,7 +254,7 @@ def test_tasks_of_a_folder(model: Decoder, tmp_path: Path, monkeypatch: pytest.M
     scores = score_texts(model, tokenizer, dict(enumerate(texts)), stride=LONGEST)  # type: ignore[arg-type]
     bits = sum(one.bpb * one.text_bytes for one in scores) / sum(one.text_bytes for one in scores)
     assert found["tasks"]["sentences"]["metrics"]["bits_per_byte,none"]["value"] == pytest.approx(bits, rel=1e-9)
-    assert {stage for stage, _, _ in told} == {"scoring continuations", "scoring texts"}
+    assert {stage for stage, _, _ in seen} == {"scoring continuations", "scoring texts"}
     assert json.dumps(found)
 
 

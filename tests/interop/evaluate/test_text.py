@@ -148,6 +148,6 @@ def test_what_cannot_be_scored(model: Decoder) -> None:
 
 
 def test_progress_ends_with_everything(model: Decoder) -> None:
-    told: list[tuple[str, int, int]] = []
-    [score] = score_texts(model, subword(), {"text": TEXT}, batch_size=1, told=lambda *now: told.append(now))
-    assert told[-1] == ("scoring", score.tokens, score.tokens) and len(told) > 1
+    seen: list[tuple[str, int, int]] = []
+    [score] = score_texts(model, subword(), {"text": TEXT}, batch_size=1, progress=lambda *now: seen.append(now))
+    assert seen[-1] == ("scoring", score.tokens, score.tokens) and len(seen) > 1

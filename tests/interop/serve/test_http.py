@@ -280,7 +280,7 @@ def test_a_full_queue_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) ->
         assert (running.result()[0], waiting.result()[0]) == (200, 200)
 
 
-def test_requests_in_a_server_that_stops_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_in_a_server_that_stops_get_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     model, begun, go = small_decoder("plain", vocab_size=256), threading.Event(), threading.Event()
     embed = model.embed
 
@@ -305,7 +305,7 @@ def test_requests_in_a_server_that_stops_are_told(monkeypatch: pytest.MonkeyPatc
         assert stream.result()[-1]["error"]["type"] == "server_error"
 
 
-def test_the_command_serves_until_told_to_stop(tmp_path: Path) -> None:
+def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
     model = small_decoder("plain", vocab_size=256)
     run = save_trained(tmp_path / "run", model.float(), BYTES)
     (run / "source").mkdir()
@@ -329,7 +329,7 @@ def test_the_command_serves_until_told_to_stop(tmp_path: Path) -> None:
     assert re.fullmatch(r"twoaxis: warning: whoever reaches http://0.0.0.0:\d+ can use the model: .*\n", complaints)
 
 
-def test_the_command_tells_whoever_takes_too_long(tmp_path: Path) -> None:
+def test_the_command_ends_requests_that_take_too_long_with_an_error(tmp_path: Path) -> None:
     model = small_decoder("plain", vocab_size=256, max_seq_len=1 << 16)
     run = save_trained(tmp_path / "run", model.float(), BYTES)
     options = ["--port", "0", "--grace-seconds", "0", "--max-batch", "1", "--max-new-tokens", "60000"]

@@ -35,7 +35,7 @@ def run_operator(golden: Golden) -> Mapping[str, Tensor]:
     n_blocks = config["n_blocks"]
     depth = DenseFormerConfig(dilation=config["dilation"], period=config["period"])
     loop = DepthLoop(depth, config["d"], n_blocks, sublayers=1)
-    rows = {ours: (theirs.removeprefix("dwa."),) for ours, (theirs,) in state_maps.denseformer(loop.places).names().items()}
+    rows = {ours: (theirs.removeprefix("dwa."),) for ours, (theirs,) in state_maps.denseformer(loop.paths).names().items()}
     _place(loop, golden, rows)
     x = [golden.take(f"input/x.{i}").requires_grad_() for i in range(n_blocks + 1)]
     # A block adds the stored output minus the stream, so that its output is the stored one and no gradient flows along.
@@ -55,7 +55,7 @@ def run_package(golden: Golden) -> Mapping[str, Tensor]:
     depth = DenseFormerConfig(dilation=config["dilation"], period=config["period"])
     n_blocks = config["n_layer"]
     loop = DepthLoop(depth, config["n_embd"], n_blocks)
-    rows = state_maps.denseformer(loop.places).names()
+    rows = state_maps.denseformer(loop.paths).names()
     _place(loop, golden, rows)
     gpt = GPT(golden, "gpt.transformer.", [f"gpt.transformer.h.{b}" for b in range(n_blocks)])
     passed, computed = _run_gpt(loop, gpt)
@@ -80,7 +80,7 @@ def run_training_code(golden: Golden) -> Mapping[str, Tensor]:
     blocks = [f"transformer.h.{b // size}.{b % size}" for b in range(n_blocks)]
     if variant == "skip_gains":
         blocks = [f"transformer.h.{b}" for b in range(n_blocks)]
-    rows = LAYOUTS_OF[variant](loop.places).names()
+    rows = LAYOUTS_OF[variant](loop.paths).names()
     _place(loop, golden, rows)
     gpt = GPT(golden, "transformer.", blocks)
     passed, computed = _run_gpt(loop, gpt)
@@ -98,7 +98,7 @@ def run_sublayers(golden: Golden) -> Mapping[str, Tensor]:
     config = golden.about["config"]
     n_blocks = config["num_hidden_layers"]
     loop = DepthLoop(DenseFormerConfig(granularity="sublayer"), config["hidden_size"], n_blocks)
-    rows = state_maps.gpt_bert(loop.places).names()
+    rows = state_maps.gpt_bert(loop.paths).names()
     _place(loop, golden, rows)
     mask = golden.take("input/attention_mask")[:, None]
     encoder = Encoder(golden, mask, "encoder.attention_layers.{}", "encoder.mlp_layers.{}.mlp", gated=True)

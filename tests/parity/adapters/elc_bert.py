@@ -30,7 +30,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     layer = "transformer.layers.{}."
     encoder = Encoder(golden, mask, f"{layer}attention", f"{layer}mlp.mlp", gated=False)
     loop = DepthLoop(depth, config["hidden_size"], n_blocks)
-    names = {ours: theirs for ours, (theirs,) in state_maps.elc_bert(loop.places).names().items()}
+    names = {ours: theirs for ours, (theirs,) in state_maps.elc_bert(loop.paths).names().items()}
     _place(loop, golden, names)
     for kind in ("param", "init"):
         # One source has weight 1 whatever its logit is.

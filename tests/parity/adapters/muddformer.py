@@ -17,7 +17,7 @@ from twoaxis.depth.muddformer import BlockOutputs, MUDDFormer, MUDDFormerEnds, S
 from twoaxis.feed_forward import SwiGLUConfig
 from twoaxis.ops import weight_mlp
 
-from ..backbones.depth_loop import loop_places
+from ..backbones.depth_loop import loop_paths
 from ..backbones.muddformer import Body, Cache, Jax, Pythia, Torch
 from ..golden import Golden, gradient
 from . import Adapter, Mistake
@@ -73,7 +73,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     n_blocks = config["n_layer"]
     _assert_widths(golden.about["ffn_widths"], config["intermediate_size"])
     model = Model(depth, (Pythia if is_pythia else Torch)(golden), config["dim"], n_blocks)
-    names = {ours: theirs for ours, (theirs,) in muddformer_sums(loop_places(depth, model.stack)).names().items()}
+    names = {ours: theirs for ours, (theirs,) in muddformer_sums(loop_paths(depth, model.stack)).names().items()}
     _load(model, {ours: golden.take(f"param/{theirs}") for ours, theirs in names.items()})
     table = model.body.embedding()
     ids = golden.take("input/input_ids")

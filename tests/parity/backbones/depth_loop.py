@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from twoaxis.checkpoints.layouts import Places
+from twoaxis.checkpoints.layouts import DepthPaths
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import DepthConfig, DepthMixer
@@ -27,9 +27,9 @@ class Passed(NamedTuple):
     left: Tensor
 
 
-def loop_places(depth: DepthConfig, stack: Stack) -> Places:
+def loop_paths(depth: DepthConfig, stack: Stack) -> DepthPaths:
     """Where the mixers of a loop keep their parameters."""
-    return Places(depth, stack, tuple(f"mixers.{index}" for index in range(stack.n_sublayers)))
+    return DepthPaths(depth, stack, tuple(f"mixers.{index}" for index in range(stack.n_sublayers)))
 
 
 class DepthLoop(nn.Module):
@@ -38,7 +38,7 @@ class DepthLoop(nn.Module):
     def __init__(self, depth: DepthConfig, d_model: int, n_blocks: int, sublayers: int = 2) -> None:
         super().__init__()
         stack = depth.prepare(Stack(d_model, 1e-6, (sublayers,) * n_blocks))
-        self.places = loop_places(depth, stack)
+        self.paths = loop_paths(depth, stack)
         sites = [stack.sites[sublayers * b : sublayers * (b + 1)] for b in range(n_blocks)]
         ends = depth.build_ends(stack)
         self.mixers = nn.ModuleList(mixer for block in sites for mixer in depth.build_block(block, ends))

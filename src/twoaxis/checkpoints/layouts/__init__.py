@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from twoaxis.checkpoints.layouts import attention_residuals, deep_delta, denseformer, llama, mhc, muddformer
-from twoaxis.checkpoints.layouts.state_map import Entry, Part, Places, StateMap, decoder_places, decoder_sublayers
+from twoaxis.checkpoints.layouts.state_map import DepthPaths, Entry, Part, StateMap, depth_paths, sublayer_paths
 from twoaxis.core.errors import ConfigError, nearest
 from twoaxis.model import Decoder, DecoderConfig
 
@@ -22,7 +22,7 @@ class Layout(NamedTuple):
 
     summary: str
     decoder: Callable[[DecoderConfig], StateMap] | None = None
-    mixers: Callable[[Places], StateMap] | None = None
+    mixers: Callable[[DepthPaths], StateMap] | None = None
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -61,7 +61,7 @@ def state_map(layout: str, config: DecoderConfig) -> StateMap:
     row = LAYOUTS[layout]
     if row.decoder is None:
         assert row.mixers is not None
-        return row.mixers(decoder_places(config))
+        return row.mixers(depth_paths(config))
     found = row.decoder(config)
     with torch.device("meta"):
         ours = [name for name, _ in Decoder(config).named_parameters()]
@@ -75,4 +75,4 @@ def state_map(layout: str, config: DecoderConfig) -> StateMap:
     return found
 
 
-__all__ = ["LAYOUTS", "Entry", "Layout", "Part", "Places", "StateMap", "decoder_places", "decoder_sublayers", "state_map"]
+__all__ = ["LAYOUTS", "DepthPaths", "Entry", "Layout", "Part", "StateMap", "depth_paths", "state_map", "sublayer_paths"]

@@ -6,7 +6,7 @@ Letters: D width.
 from collections.abc import Iterator
 
 from twoaxis.checkpoints.layouts.llama import EMBEDDING, HEAD, IGNORED, body, tied
-from twoaxis.checkpoints.layouts.state_map import Constant, Entry, Part, Places, StateMap, decoder_places
+from twoaxis.checkpoints.layouts.state_map import Constant, DepthPaths, Entry, Part, StateMap, depth_paths
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import AttentionResidualsConfig
 from twoaxis.model import DecoderConfig
@@ -27,8 +27,8 @@ def attnres_qwen3(config: DecoderConfig) -> StateMap:
     Raises:
         ConfigError: another depth mixer, or reads that are more than a query and a gain.
     """
-    places = decoder_places(config)
-    entries, constants = _reads(places, "model.layers.{}.", ("attn_res", "mlp_res"), "model.final_res")
+    paths = depth_paths(config)
+    entries, constants = _reads(paths, "model.layers.{}.", ("attn_res", "mlp_res"), "model.final_res")
     return StateMap("attnres_qwen3", (*body(config), *entries), constants, IGNORED, tied=tied(config, HEAD, EMBEDDING))
 
 
@@ -39,15 +39,15 @@ def attnres_fla(config: DecoderConfig) -> StateMap:
     Raises:
         ConfigError: another depth mixer, or reads that are more than a query and a gain.
     """
-    places = decoder_places(config)
-    entries, constants = _reads(places, "model.layers.{}.", ("attn_res", "mlp_res"), "model.res")
+    paths = depth_paths(config)
+    entries, constants = _reads(paths, "model.layers.{}.", ("attn_res", "mlp_res"), "model.res")
     llama = ((entry.ours, [part._replace(name=_in_fla(part.name)) for part in entry.parts]) for entry in body(config))
     named = tuple(Entry(ours, tuple(parts)) for ours, parts in llama)
     shared = tied(config, HEAD, _in_fla(EMBEDDING))
     return StateMap("attnres_fla", (*named, *entries), constants, IGNORED, tied=shared)
 
 
-def kimi_k3(places: Places) -> StateMap:
+def kimi_k3(paths: DepthPaths) -> StateMap:
     """The reads of Kimi K3 in the text part of its checkpoint; blocks count transformer layers.
 
     Source: Kimi K3, arXiv:2607.24653; names as in its checkpoint
@@ -56,26 +56,26 @@ def kimi_k3(places: Places) -> StateMap:
     """
     root = "language_model.model"
     sites = ("self_attention_res", "mlp_res")
-    entries, constants = _reads(places, root + ".layers.{}.", sites, f"{root}.output_attn_res")
+    entries, constants = _reads(paths, root + ".layers.{}.", sites, f"{root}.output_attn_res")
     return StateMap("kimi_k3", entries, constants, family=("*_res_proj.weight", "*_res_norm.weight"))
 
 
-def _reads(places: Places, layer: str, sites: tuple[str, str], last: str) -> tuple[tuple[Entry, ...], tuple[Constant, ...]]:
+def _reads(paths: DepthPaths, layer: str, sites: tuple[str, str], last: str) -> tuple[tuple[Entry, ...], tuple[Constant, ...]]:
     """The reads before every sublayer and the last one; with one source the first weighs nothing."""
-    depth = places.depth
+    depth = paths.depth
     if not isinstance(depth, AttentionResidualsConfig) or depth.query == "token" or depth.key_rank is not None:
         raise ConfigError(
             problem("depth", depth.kind, "attention_residuals with static queries and no key_rank", "leave its options out")
         )
     if depth.form == "inkling2":
         raise ConfigError(problem("depth.form", depth.form, "'report', whose reads have a gain", "leave form out"))
-    if set(places.stack.block_lengths) != {2}:
-        raise ConfigError(problem("blocks", places.stack.block_lengths, "of two sublayers each", "use another layout"))
-    D = places.d_model
-    named = [f"{layer.format(index // 2)}{sites[index % 2]}" for index in range(len(places.mixers))]
+    if set(paths.stack.block_lengths) != {2}:
+        raise ConfigError(problem("blocks", paths.stack.block_lengths, "of two sublayers each", "use another layout"))
+    D = paths.d_model
+    named = [f"{layer.format(index // 2)}{sites[index % 2]}" for index in range(len(paths.mixers))]
     first, *others = named
     constants = (Constant(Part(f"{first}_proj.weight", (1, D)), 0.0), Constant(Part(f"{first}_norm.weight", (D,)), 1.0))
-    entries = [entry for index, name in enumerate((*others, last), 1) for entry in _read(places.before(index), name, D)]
+    entries = [entry for index, name in enumerate((*others, last), 1) for entry in _read(paths.prefix(index), name, D)]
     return tuple(entries), constants
 
 

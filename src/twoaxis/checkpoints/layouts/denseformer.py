@@ -5,14 +5,14 @@ Letters: S sources.
 
 from collections.abc import Mapping
 
-from twoaxis.checkpoints.layouts.state_map import Constant, Entry, Part, Places, StateMap
+from twoaxis.checkpoints.layouts.state_map import Constant, DepthPaths, Entry, Part, StateMap
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import DenseFormerConfig, ElcBertConfig
 
 LOGITS = "prev_layer_weights"
 
 
-def denseformer(places: Places) -> StateMap:
+def denseformer(paths: DepthPaths) -> StateMap:
     """The rows of the authors' package under the name `dwa`, one linear map without bias each.
 
     Source: epfml/DenseFormer, denseformer/
@@ -20,65 +20,65 @@ def denseformer(places: Places) -> StateMap:
     Raises:
         ConfigError: another depth mixer, rows after sublayers, or a baseline.
     """
-    depth = _config(places, "dwa", "block")
-    names = {end: f"dwa.alphas.{end - 1}.weight" for end in depth.rows(places.n_blocks)}
-    return StateMap("denseformer", _rows(places, depth, names), family=("dwa.*",))
+    depth = _config(paths, "dwa", "block")
+    names = {end: f"dwa.alphas.{end - 1}.weight" for end in depth.rows(paths.n_blocks)}
+    return StateMap("denseformer", _rows(paths, depth, names), family=("dwa.*",))
 
 
-def denseformer_training(places: Places) -> StateMap:
+def denseformer_training(paths: DepthPaths) -> StateMap:
     """The rows of the authors' training code, where blocks come in groups.
 
     Source: epfml/DenseFormer, experiments/models/denseformer.py
     Raises:
         ConfigError: another depth mixer, rows after sublayers, or a baseline.
     """
-    depth = _config(places, "dwa", "block")
-    names = {end: f"weights.{end // depth.period - 1}.weight" for end in depth.rows(places.n_blocks)}
-    return StateMap("denseformer_training", _rows(places, depth, names), family=("weights.*",))
+    depth = _config(paths, "dwa", "block")
+    names = {end: f"weights.{end // depth.period - 1}.weight" for end in depth.rows(paths.n_blocks)}
+    return StateMap("denseformer_training", _rows(paths, depth, names), family=("weights.*",))
 
 
-def connect_to_last(places: Places) -> StateMap:
+def connect_to_last(paths: DepthPaths) -> StateMap:
     """The baseline that sums all block outputs before the head, one tensor per weight.
 
     Source: epfml/DenseFormer, experiments/models/connecttolast.py
     Raises:
         ConfigError: another depth mixer or variant.
     """
-    _config(places, "connect_to_last", "block")
-    parts = tuple(Part(f"mixer.weight.{i}", (1,)) for i in range(places.n_blocks + 1))
-    entry = Entry(f"{places.mixers[-1]}.weights", parts)
+    _config(paths, "connect_to_last", "block")
+    parts = tuple(Part(f"mixer.weight.{i}", (1,)) for i in range(paths.n_blocks + 1))
+    entry = Entry(f"{paths.mixers[-1]}.weights", parts)
     return StateMap("connect_to_last", (entry,), family=("mixer.weight.*",))
 
 
-def skip_gains(places: Places) -> StateMap:
+def skip_gains(paths: DepthPaths) -> StateMap:
     """The baseline that scales the stream before each sublayer.
 
     Source: epfml/DenseFormer, experiments/models/skipgains.py
     Raises:
         ConfigError: another depth mixer or variant, or blocks of other than two sublayers.
     """
-    _config(places, "skip_gains", "block")
-    if set(places.stack.block_lengths) != {2}:
-        raise ConfigError(problem("blocks", places.stack.block_lengths, "of two sublayers each", "use another layout"))
-    gains = (f"transformer.h.{index // 2}.gain_{'mlp' if index % 2 else 'attn'}" for index in range(len(places.mixers)))
-    entries = tuple(Entry(f"{ours}.gain", (Part(name, (1,)),)) for ours, name in zip(places.mixers, gains, strict=True))
+    _config(paths, "skip_gains", "block")
+    if set(paths.stack.block_lengths) != {2}:
+        raise ConfigError(problem("blocks", paths.stack.block_lengths, "of two sublayers each", "use another layout"))
+    gains = (f"transformer.h.{index // 2}.gain_{'mlp' if index % 2 else 'attn'}" for index in range(len(paths.mixers)))
+    entries = tuple(Entry(f"{ours}.gain", (Part(name, (1,)),)) for ours, name in zip(paths.mixers, gains, strict=True))
     return StateMap("skip_gains", entries, family=("*.gain_mlp", "*.gain_attn"))
 
 
-def gpt_bert(places: Places) -> StateMap:
+def gpt_bert(paths: DepthPaths) -> StateMap:
     """The rows of GPT-BERT, one after every sublayer.
 
     Source: ltgoslo/gpt-bert, arXiv:2410.24159
     Raises:
         ConfigError: another depth mixer, rows after blocks, or a baseline.
     """
-    depth = _config(places, "dwa", "sublayer")
-    names = {end: f"encoder.dwa_modules.alphas.{end - 1}" for end in depth.rows(len(places.mixers))}
-    return StateMap("gpt_bert", _rows(places, depth, names, matrix=False), family=("encoder.dwa_modules.*",))
+    depth = _config(paths, "dwa", "sublayer")
+    names = {end: f"encoder.dwa_modules.alphas.{end - 1}" for end in depth.rows(len(paths.mixers))}
+    return StateMap("gpt_bert", _rows(paths, depth, names, matrix=False), family=("encoder.dwa_modules.*",))
 
 
-def _config(places: Places, variant: str, granularity: str) -> DenseFormerConfig:
-    depth = places.depth
+def _config(paths: DepthPaths, variant: str, granularity: str) -> DenseFormerConfig:
+    depth = paths.depth
     if not isinstance(depth, DenseFormerConfig) or (depth.variant, depth.granularity) != (variant, granularity):
         got = depth.to_data()
         raise ConfigError(
@@ -87,36 +87,36 @@ def _config(places: Places, variant: str, granularity: str) -> DenseFormerConfig
     return depth
 
 
-def _rows(places: Places, depth: DenseFormerConfig, names: Mapping[int, str], matrix: bool = True) -> tuple[Entry, ...]:
-    units = depth.units(places.stack)
-    lengths = places.stack.block_lengths if depth.granularity == "block" else (1,) * units
+def _rows(paths: DepthPaths, depth: DenseFormerConfig, names: Mapping[int, str], matrix: bool = True) -> tuple[Entry, ...]:
+    units = depth.units(paths.stack)
+    lengths = paths.stack.block_lengths if depth.granularity == "block" else (1,) * units
     rows = depth.rows(units)
     found = []
     for end, name in names.items():
         S, last = len(rows[end]), sum(lengths[:end]) - 1
-        found.append(Entry(f"{places.mixers[last]}.weights", (Part(name, (1, S) if matrix else (S,)),)))
+        found.append(Entry(f"{paths.mixers[last]}.weights", (Part(name, (1, S) if matrix else (S,)),)))
     return tuple(found)
 
 
-def elc_bert(places: Places) -> StateMap:
+def elc_bert(paths: DepthPaths) -> StateMap:
     """The logits of every block, and of the last combination of `weighted_output`.
 
     Source: ltgoslo/elc-bert, arXiv:2311.02265
     Raises:
         ConfigError: another depth mixer.
     """
-    depth = places.depth
+    depth = paths.depth
     if not isinstance(depth, ElcBertConfig):
         raise ConfigError(problem("depth", depth.kind, "elc_bert", "use the layout of its own method"))
     # One source has weight 1 whatever its logit is.
     first = Constant(Part(f"transformer.layers.0.{LOGITS}", (1,)), 1.0 if depth.variant == "base" else 0.0)
     entries, start = [], 0
-    for block, length in enumerate(places.stack.block_lengths):
+    for block, length in enumerate(paths.stack.block_lengths):
         if block:
             name = f"transformer.layers.{block}.{LOGITS}"
-            entries.append(Entry(f"{places.mixers[start]}.combination.logits", (Part(name, (block + 1,)),)))
+            entries.append(Entry(f"{paths.mixers[start]}.combination.logits", (Part(name, (block + 1,)),)))
         start += length
     if depth.variant == "weighted_output":
-        last = Part(f"transformer.{LOGITS}", (places.n_blocks + 1,))
-        entries.append(Entry(f"{places.ends}.combination.logits", (last,)))
+        last = Part(f"transformer.{LOGITS}", (paths.n_blocks + 1,))
+        entries.append(Entry(f"{paths.ends}.combination.logits", (last,)))
     return StateMap("elc_bert", tuple(entries), (first,), family=(f"*.{LOGITS}",))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import cast
 
 from twoaxis.checkpoints.layouts.llama import HeadNames, check_blocks, gated_mlp, heads, tied
-from twoaxis.checkpoints.layouts.state_map import Entry, Part, Places, StateMap, decoder_places
+from twoaxis.checkpoints.layouts.state_map import DepthPaths, Entry, Part, StateMap, depth_paths
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import MUDDFormerConfig
 from twoaxis.feed_forward import SwiGLUConfig
@@ -29,30 +29,30 @@ def muddformer(config: DecoderConfig) -> StateMap:
         ConfigError: another depth mixer, or sums that the layout has no names for.
     """
     check_blocks(config)
-    sums = muddformer_sums(decoder_places(config))
+    sums = muddformer_sums(depth_paths(config))
     return StateMap("muddformer", (*_body(config), *sums.entries), tied=tied(config, HEAD, EMBEDDING))
 
 
-def muddformer_sums(places: Places) -> StateMap:
+def muddformer_sums(paths: DepthPaths) -> StateMap:
     """The sums alone: of MUDDFormer, and of MUDDPythia, whose other parts have biases and LayerNorms that we do not have.
 
     Raises:
         ConfigError: another depth mixer, or sums that the layout has no names for.
     """
-    depth = places.depth
+    depth = paths.depth
     released = {"ways": "qkvr", "weights": "dynamic", "source_norm": "none", "post_norm": "none", "dilation": 1, "period": 1}
     if not isinstance(depth, MUDDFormerConfig) or any(getattr(depth, name) != value for name, value in released.items()):
         wanted = ", ".join(f"{name}={value!r}" for name, value in released.items())
         raise ConfigError(problem("depth", depth.kind, f"muddformer with {wanted}", "leave its other options out"))
-    return StateMap("muddformer_sums", tuple(_sums(places, depth)), family=FAMILY)
+    return StateMap("muddformer_sums", tuple(_sums(paths, depth)), family=FAMILY)
 
 
-def _sums(places: Places, depth: MUDDFormerConfig) -> Iterator[Entry]:
-    L, D, start = places.n_blocks, places.d_model, 0
+def _sums(paths: DepthPaths, depth: MUDDFormerConfig) -> Iterator[Entry]:
+    L, D, start = paths.n_blocks, paths.d_model, 0
     for i, sources in depth.sums(L).items():
-        start += places.stack.block_lengths[i - 1]
-        C, S = depth.n_ways(places.stack, i), len(sources)
-        K, ours = depth.hidden_width(C * S, i == L), f"{places.before(start)}.sum"
+        start += paths.stack.block_lengths[i - 1]
+        C, S = depth.n_ways(paths.stack, i), len(sources)
+        K, ours = depth.hidden_width(C * S, i == L), f"{paths.prefix(start)}.sum"
         yield Entry(f"{ours}.static", (Part(f"dense_bs.{i - 1}", (C, S)),))
         yield Entry(f"{ours}.to_hidden", (Part(f"dynamic_dense.{i - 1}.w1.weight", (K, D)),))
         yield Entry(f"{ours}.to_weights", (Part(f"dynamic_dense.{i - 1}.w2.weight", (C * S, K)),))

@@ -166,14 +166,14 @@ def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class Places(NamedTuple):
-    """The depth mixers of a model by what stands before the names of their parameters.
+class DepthPaths(NamedTuple):
+    """The depth mixers of a model and the prefixes of their parameter names.
 
     Attributes:
         depth: the configuration of all of them.
         stack: the sublayers.
-        mixers: what stands before the parameters of each sublayer's mixer.
-        ends: what stands before those of the ends.
+        mixers: the prefix for each sublayer's mixer.
+        ends: the prefix for the ends.
     """
 
     depth: DepthConfig
@@ -191,21 +191,21 @@ class Places(NamedTuple):
         """The number of blocks."""
         return self.stack.n_blocks
 
-    def before(self, index: int) -> str:
-        """What stands before the parameters of the mixer of this sublayer; the ends follow the last one."""
+    def prefix(self, index: int) -> str:
+        """The prefix for the mixer of this sublayer; the ends follow the last one."""
         return self.mixers[index] if index < len(self.mixers) else self.ends
 
 
-def decoder_places(config: DecoderConfig) -> Places:
+def depth_paths(config: DecoderConfig) -> DepthPaths:
     """The depth mixers of a decoder.
 
     Example:
-        >>> decoder_places(DecoderConfig(vocab_size=8, d_model=8, n_layers=1)).mixers
+        >>> depth_paths(DecoderConfig(vocab_size=8, d_model=8, n_layers=1)).mixers
         ('blocks.0.attention.depth', 'blocks.0.swiglu.depth')
     """
-    return Places(config.depth, config.stack, tuple(f"{name}.depth" for name in decoder_sublayers(config)))
+    return DepthPaths(config.depth, config.stack, tuple(f"{name}.depth" for name in sublayer_paths(config)))
 
 
-def decoder_sublayers(config: DecoderConfig) -> tuple[str, ...]:
-    """What stands before the parameters of every sublayer of a decoder, in order."""
+def sublayer_paths(config: DecoderConfig) -> tuple[str, ...]:
+    """The prefixes of the parameter names of every sublayer of a decoder, in order."""
     return tuple(f"blocks.{index}.{name}" for index, block in enumerate(config.layers) for name in sublayer_names(block))

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from twoaxis.checkpoints.layouts import decoder_sublayers
+from twoaxis.checkpoints.layouts import sublayer_paths
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.model import Decoder, DecoderConfig
 
@@ -82,10 +82,10 @@ def _source(name: str, given: dict[str, torch.nn.Parameter], renamed: dict[str, 
 
 def _renamed(base: DecoderConfig, target: DecoderConfig) -> dict[str, str]:
     """Sublayers of the target under another name than in the base: attention that became `kv_shift`."""
-    ours = decoder_sublayers(base)
+    ours = sublayer_paths(base)
     return {
         name: name.replace(".kv_shift", ".attention")
-        for name in decoder_sublayers(target)
+        for name in sublayer_paths(target)
         if name not in ours and name.replace(".kv_shift", ".attention") in ours
     }
 
@@ -115,7 +115,7 @@ Base = Literal["trained", "frozen"]
 def training_recipe(
     retrofit: Retrofit, new_lr_scale: float, base: Base, blend_steps: int, anneal: Sequence[Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The part of a training recipe that knows what is new, as plain data.
+    """The part of a training recipe that depends on what is new, as plain data.
 
     Args:
         retrofit: the model.

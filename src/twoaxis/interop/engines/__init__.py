@@ -94,7 +94,7 @@ def check_engine(config: DecoderConfig) -> None:
     """Checks that an engine can run models of this configuration.
 
     Raises:
-        ConfigError: it cannot; the line says why.
+        ConfigError: it cannot, with the reason.
     """
     # Built without memory: what a model carries from token to token, its parts know best.
     with torch.device("meta"):
@@ -102,7 +102,7 @@ def check_engine(config: DecoderConfig) -> None:
 
 
 def describe_attentions(decoder: Decoder) -> None:
-    """Tells every attention what engines look up on it: its block, its heads, its window and its scale."""
+    """Sets the attributes that engines read from an attention: its block, its heads, its window and its scale."""
     for index, block in enumerate(_attentions(decoder)):
         for attention in block:
             described: Any = attention

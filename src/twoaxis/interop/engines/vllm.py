@@ -1,4 +1,4 @@
-"""What vLLM loads when it starts: with it, folders of this library's models are served without code of their own."""
+"""The plug-in that vLLM loads when it starts, so that it serves folders of this library's models without code of their own."""
 
 import importlib
 from typing import Any
@@ -11,7 +11,7 @@ BACKEND = "vllm.model_executor.models.transformers:TransformersForCausalLM"
 
 
 def register() -> None:
-    """Has vLLM run our architecture through its Transformers backend; the entry point `vllm.general_plugins` names it.
+    """Registers our architecture with vLLM's Transformers backend; the entry point `vllm.general_plugins` names it.
 
     vLLM calls it in each of its processes. That twoaxis has been imported makes its configuration and its models known to
     transformers.

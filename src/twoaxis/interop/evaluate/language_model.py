@@ -17,20 +17,20 @@ from twoaxis.core.errors import DataError
 from twoaxis.data import Tokenizer
 from twoaxis.data.restoration import Restoration
 from twoaxis.data.text_stream import StoppingText, stop_tokens
-from twoaxis.interop.evaluate.continuation import Continuation
+from twoaxis.interop.evaluate.tasks import Continuation
 from twoaxis.interop.evaluate.text import text_passage
 from twoaxis.model import Decoder
 from twoaxis.model.generate import stream
 from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods
 
-Told = Callable[[str, int, int], None]
+ProgressCallback = Callable[[str, int, int], None]
 """Called with a stage in words, what of it is done, and all of it."""
 
 
 class DecoderLM(TemplateLM):
     """Answers the three requests of lm-eval for a decoder and its tokenizer.
 
-    A context that does not fit with what follows it loses its first tokens, and `note` gets one line that says so. A context
+    A context that does not fit with what follows it loses its first tokens, and `note` gets one line about it. A context
     begins as documents do; where it is empty and they begin with nothing, the end-of-document token stands in for it, and where
     the tokenizer has none, a first token costs log V nats for a vocabulary of V. Rolling windows are lm-eval's own: they share
     one token.
@@ -40,7 +40,7 @@ class DecoderLM(TemplateLM):
         tokenizer: of the model.
         batch_size: sequences that are read, or continued, at once.
         note: takes the warnings, one line each.
-        told: called as it goes on.
+        progress: progress callback, optional.
         ends: tokens that end what the model writes, besides the end of a document.
     """
 
@@ -50,14 +50,14 @@ class DecoderLM(TemplateLM):
         tokenizer: Tokenizer,
         batch_size: int = BATCH_SIZE,
         note: Callable[[str], None] | None = None,
-        told: Told | None = None,
+        progress: ProgressCallback | None = None,
         ends: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__()
         self._ends = ends
         self._model, self._text, self._batch_size = model, tokenizer, batch_size
         self._note = note or (lambda text: None)
-        self._told = told or (lambda stage, done, total: None)
+        self._progress = progress or (lambda stage, done, total: None)
 
     @property
     def eot_token_id(self) -> int:
@@ -110,7 +110,7 @@ class DecoderLM(TemplateLM):
         return [one.nats - math.log(2) * lost.repair_bits for one, lost in zip(found, restored, strict=True)]
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """Continues contexts until a stop string, the end of the document, or the most tokens asked for.
+        """Continues contexts until a stop string, the end of the document, or the largest number of tokens.
 
         Sampled, a request draws by its context and by how often it came before, as repeats do, whatever shares its batch.
         """
@@ -137,7 +137,7 @@ class DecoderLM(TemplateLM):
                 for index, text in zip(batch, written, strict=True):
                     texts[index] = text
                 done += len(batch)
-                self._told("generating", done, len(requests))
+                self._progress("generating", done, len(requests))
         self._warn(cut)
         return texts
 
@@ -165,7 +165,7 @@ class DecoderLM(TemplateLM):
             )
 
     def _stage(self, stage: str) -> Callable[[int, int], None]:
-        return lambda done, total: self._told(stage, done, total)
+        return lambda done, total: self._progress(stage, done, total)
 
 
 def _draws(context: str, repeat: int) -> int:

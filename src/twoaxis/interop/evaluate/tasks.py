@@ -1,4 +1,4 @@
-"""Tasks of lm-eval from files of a folder, run in this process without a network."""
+"""Tasks of lm-eval from files of a folder, run in this process without a network, and their generation options."""
 
 import contextlib
 import importlib.util
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from twoaxis.core.errors import ConfigError, DataError, TwoAxisError, nearest, problem
 from twoaxis.data import Tokenizer
-from twoaxis.model import Decoder
+from twoaxis.model import Decoder, Sampling
 from twoaxis.model.likelihood import BATCH_SIZE
 
 if TYPE_CHECKING:
     from lm_eval.tasks import TaskManager
 
-    from twoaxis.interop.evaluate.language_model import Told
+    from twoaxis.interop.evaluate.language_model import ProgressCallback
+
 
 MISSING = "lm-eval is not installed: must be there for tasks; pip install 'twoaxis[evaluate]'"
 
@@ -29,9 +30,17 @@ BOOTSTRAP_DRAWS = 1000
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 """Who sets one of these environment variables to 0 allows downloads."""
 
+MAX_NEW_TOKENS = 256
+"""New tokens where a task does not say how many; at most half of what the model takes."""
+
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""What tasks call the most new tokens; the first one given counts."""
+
+KNOWN = ("until", *LENGTHS, "do_sample", "temperature", "top_k", "top_p", "seed")
+
 
 class TaskFolder(NamedTuple):
-    """Tasks that were asked for, found.
+    """The requested tasks and their index.
 
     Attributes:
         names: of tasks, groups or tags.
@@ -42,6 +51,50 @@ class TaskFolder(NamedTuple):
     names: tuple[str, ...]
     folder: Path
     manager: "TaskManager"
+
+
+class Continuation(NamedTuple):
+    """The options in the `generation_kwargs` of a task.
+
+    Attributes:
+        until: the text ends before whichever of these is complete first, as in `StopStringMatcher`, and before special tokens
+            that they name.
+        max_new_tokens: at most.
+        sampling: greedy by default.
+    """
+
+    until: tuple[str, ...]
+    max_new_tokens: int
+    sampling: Sampling
+
+    @staticmethod
+    def read(kwargs: Mapping[str, Any], max_seq_len: int) -> "Continuation":
+        """Reads the keyword arguments of a request.
+
+        Raises:
+            ConfigError: an unknown one, or more new tokens than the model takes.
+
+        Example:
+            >>> Continuation.read({"until": ["."], "max_gen_toks": 4, "do_sample": False}, 64)
+            Continuation(until=('.',), max_new_tokens=4, sampling=Sampling(temperature=0.0, top_k=None, top_p=1.0, seed=0))
+        """
+        for name in kwargs:
+            if name not in KNOWN:
+                raise ConfigError(f"generation_kwargs: has no {name!r}; {nearest(name, KNOWN)}")
+        # What is null is as if it were left out.
+        kwargs = {name: value for name, value in kwargs.items() if value is not None}
+        until = kwargs.get("until") or ()
+        until = (until,) if isinstance(until, str) else tuple(until)
+        given = [int(kwargs[name]) for name in LENGTHS if name in kwargs]
+        new_tokens = given[0] if given else min(MAX_NEW_TOKENS, max_seq_len // 2)
+        if not 0 <= new_tokens < max_seq_len:
+            allowed = f"in 0..{max_seq_len - 1}, to leave room for a context in max_seq_len={max_seq_len}"
+            raise ConfigError(problem("max_gen_toks", new_tokens, allowed, "lower it in the generation_kwargs of the task"))
+        sampled = kwargs.get("do_sample")
+        temperature = 0.0 if sampled is False else kwargs.get("temperature", 1.0 if sampled else 0.0)
+        options = {name: kwargs[name] for name in ("top_k", "top_p", "seed") if name in kwargs}
+        sampling = Sampling.from_data({"temperature": temperature, **options})
+        return Continuation(tuple(text for text in until if text), new_tokens, sampling)
 
 
 def open_tasks(names: Sequence[str], folder: Path) -> TaskFolder:
@@ -87,7 +140,7 @@ def run_tasks(
     limit: int | None = None,
     batch_size: int = BATCH_SIZE,
     note: Callable[[str], None] | None = None,
-    told: "Told | None" = None,
+    progress: "ProgressCallback | None" = None,
     ends: frozenset[int] = frozenset(),
 ) -> dict[str, Any]:
     """Evaluates a model on tasks; relative paths in a task are relative to its folder.
@@ -99,7 +152,7 @@ def run_tasks(
         limit: examples of each task; None takes all.
         batch_size: sequences at once.
         note: takes the warnings, one line each.
-        told: called with a stage in words, what of it is done, and all of it.
+        progress: progress callback, called with the name of a stage, what of it is done, and all of it; optional.
         ends: tokens that end what the model writes, besides the end of a document.
 
     Returns:
@@ -107,14 +160,14 @@ def run_tasks(
 
     Raises:
         DataError: data or a file of a task that cannot be used.
-        ConfigError: a task that asks for what the model cannot do.
+        ConfigError: a task that needs what the model cannot do.
     """
     import lm_eval
     from lm_eval.evaluator import evaluate
 
     from twoaxis.interop.evaluate.language_model import DecoderLM
 
-    adapter = DecoderLM(model, tokenizer, batch_size, note, told, ends)
+    adapter = DecoderLM(model, tokenizer, batch_size, note, progress, ends)
     # lm-eval prints some of its progress; standard output is for results.
     with offline(), contextlib.redirect_stdout(sys.stderr), _one_process():
         with _blaming(tasks), contextlib.chdir(tasks.folder):
@@ -130,7 +183,7 @@ def run_tasks(
 
 @contextlib.contextmanager
 def offline() -> Iterator[None]:
-    """Keeps `datasets` and `huggingface_hub` from asking a hub, unless the environment allows it."""
+    """Keeps `datasets` and `huggingface_hub` from contacting a hub, unless the environment allows it."""
     from datasets import config
     from huggingface_hub import constants
 

@@ -72,14 +72,14 @@ def score_texts(
     texts: Mapping[str, str],
     batch_size: int = BATCH_SIZE,
     stride: int | None = None,
-    told: Callable[[str, int, int], None] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> list[TextScore]:
     """Scores every token of every text once, each text as one document of its own.
 
     The first token follows what begins a document. Where the tokenizer has no such marker it follows the end-of-document token,
     as in training with joined packing; with isolated packing no model has learned what follows that token. Where the tokenizer
     has neither, the first token has no prediction and costs log V nats, as one of V equal tokens. The end of the text is not
-    scored. Texts longer than max_seq_len are read in overlapping windows, as `loglikelihoods` says.
+    scored. Texts longer than max_seq_len are read in overlapping windows, as in `loglikelihoods`.
 
     Args:
         model: the decoder.
@@ -87,7 +87,7 @@ def score_texts(
         texts: by name.
         batch_size: windows that are read at once.
         stride: tokens that a later window scores; None is half of max_seq_len.
-        told: called with a stage in words, the tokens scored so far, and all of them.
+        progress: progress callback, called with the name of a stage, the tokens scored so far, and all of them; optional.
 
     Raises:
         ConfigError: a batch size or a stride out of range.
@@ -106,7 +106,9 @@ def score_texts(
         passages.append(text_passage(tokenizer, text))
         if len(passages[-1].tokens) == passages[-1].first:
             raise DataError(problem("text", name, "at least one token", "name a longer text"))
-    found = loglikelihoods(model, passages, batch_size, stride, told and (lambda done, total: told("scoring", done, total)))
+    found = loglikelihoods(
+        model, passages, batch_size, stride, progress and (lambda done, total: progress("scoring", done, total))
+    )
     scores = []
     for (name, text), one in zip(texts.items(), found, strict=True):
         if not math.isfinite(one.nats):

@@ -88,9 +88,9 @@ class TwoAxisCache(Cache):
             part = _Tokens(value, tokens.embeddings[:, start:stop], tokens.layout.part(start, stop))
             if self._recording:
                 self._recorded.append(part)
-            hidden, following = decoder.hidden(part.embeddings, part.layout, value)
-            assert following is not None
-            value = following
+            hidden, next_value = decoder.hidden(part.embeddings, part.layout, value)
+            assert next_value is not None
+            value = next_value
             hiddens.append(hidden)
         self.value, self._again = value, None
         return torch.cat(hiddens, dim=1)
@@ -127,7 +127,7 @@ class TwoAxisCache(Cache):
 
     @property
     def is_linear(self) -> list[bool]:
-        """One layer that counts tokens, as far as `generate` asks what part of its input is in the cache already."""
+        """One layer that counts tokens, which `generate` reads to find what part of its input is in the cache already."""
         return [False]
 
     @property

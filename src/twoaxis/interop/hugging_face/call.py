@@ -118,7 +118,7 @@ def engine_attention(implementation: str | None) -> Callable[..., Any] | None:
 def engine_layout(
     attention: Callable[..., Any], position_ids: Tensor | None, unused: Iterable[Any], kwargs: Mapping[str, Any]
 ) -> TokenLayout:
-    """The layout of tokens whose requests only the engine knows.
+    """The layout of tokens of several requests, which only the engine can tell apart.
 
     Args:
         attention: the registered function.

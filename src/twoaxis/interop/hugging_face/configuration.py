@@ -11,7 +11,7 @@ from twoaxis.sequence import SequenceConfig
 
 
 class TwoAxisConfig(PreTrainedConfig):
-    """The fields of a `DecoderConfig` under the names of transformers, and what its own tools ask for.
+    """The fields of a `DecoderConfig` under the names of transformers, and what its own tools read.
 
     `decoder_config` is the configuration that the model is built from; `from_decoder` is its inverse. `layer_types` and the
     numbers of heads are derived from the blocks and describe them to other tools; setting them changes nothing.
@@ -110,7 +110,7 @@ def _description(decoder: DecoderConfig) -> dict[str, Any]:
 
 
 def _layer_type(block: tuple[SublayerConfig, ...], d_model: int) -> str:
-    """The name of transformers that says most about what a block remembers of earlier tokens."""
+    """The name of transformers that best describes what a block remembers of earlier tokens."""
     sequence = [sublayer for sublayer in block if isinstance(sublayer, SequenceConfig)]
     attends = [sublayer for sublayer in sequence if sublayer.head_shape(d_model)]
     if any(sublayer.receptive_field is None for sublayer in sequence if sublayer not in attends):

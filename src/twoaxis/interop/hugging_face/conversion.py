@@ -113,8 +113,8 @@ def _byte_engine() -> tokenizers.Tokenizer:
 def _byte_names() -> list[str]:
     """What byte-level tokenizers call each byte: itself where it is a visible character, else the next one from U+0100 on."""
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    names, following = [], 256
+    names, next_code = [], 256
     for byte in range(256):
-        names.append(chr(byte if byte in visible else following))
-        following += byte not in visible
+        names.append(chr(byte if byte in visible else next_code))
+        next_code += byte not in visible
     return names

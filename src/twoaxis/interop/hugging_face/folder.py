@@ -19,7 +19,7 @@ from twoaxis.model import Decoder
 from twoaxis.model.config_names import MODEL_TYPE, decoder_fields
 
 CODE_FILE = "modeling_twoaxis.py"
-"""Code for programs that import no twoaxis themselves, and run what comes with a folder when they are told to trust it."""
+"""Code for programs that import no twoaxis themselves, and run code of a folder where the user trusts it."""
 
 CODE = """# Needs `pip install twoaxis[hf]`; there is no other code in this folder.
 from twoaxis.interop.hugging_face import TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel
@@ -59,7 +59,7 @@ def export_folder(
         tokenizer: its end marker becomes the token at which `generate` stops.
         source_files: files of the model that this one began as, about special tokens, chats and what ends an answer; they take
             the place of ours.
-        code: whether the folder names code that imports this library, for programs that ask for code.
+        code: whether the folder names code that imports this library, for programs that need code there.
 
     Raises:
         DataError: the folder holds something, or cannot be written.

@@ -32,7 +32,7 @@ CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else 
 """What this version of transformers calls the cache: `past_key_values` before 5.24."""
 
 CACHE_IMPLEMENTATIONS = (None, "dynamic", "dynamic_full", "static")
-"""What `generate` may be asked for; all of them are a `TwoAxisCache`."""
+"""Accepted values of `generate`; all of them are a `TwoAxisCache`."""
 
 
 class TwoAxisPreTrainedModel(PreTrainedModel):
@@ -70,7 +70,7 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
 class TwoAxisModel(TwoAxisPreTrainedModel):
     """A decoder without its head.
 
-    `hidden_states`, when asked for, are L + 1 tensors [B T D]. Number l is what the first sublayer of block l reads from the
+    `hidden_states`, when requested, are L + 1 tensors [B T D]. Number l is what the first sublayer of block l reads from the
     depth state, before its norm: the stream itself in a plain model, as elsewhere in transformers; the mixture of sources,
     streams or channels that the depth mixer makes for this read in others; of separate queries, keys and values, the
     queries. The last one is `last_hidden_state`: what the ends of the stack read out, behind the final norm.
@@ -141,13 +141,13 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
             inputs_embeds: vectors in the place of embeddings.
             use_cache: whether to begin a cache when none is given; by default only outside training.
             output_hidden_states: whether to return what each block reads.
-            output_attentions: must not be asked for.
+            output_attentions: must be false.
             past_key_values: the cache by its older name.
             revocable_tokens: how many of the last tokens a recording cache may be asked to remove; by default all of them.
             kwargs: passed on to the attention function of an engine, else ignored, as everywhere in transformers.
 
         Raises:
-            ConfigError: a cache of another class, attention weights asked for, more tokens than the model has positions, or a
+            ConfigError: a cache of another class, attention weights requested, more tokens than the model has positions, or a
                 cache or a mask beside the attention of an engine.
         """
         if output_attentions:

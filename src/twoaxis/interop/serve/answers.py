@@ -13,7 +13,7 @@ from twoaxis.interop.serve.protocol import ChatRequest, Request
 
 
 class Piece(NamedTuple):
-    """Text that became certain.
+    """Text that later tokens do not change.
 
     Attributes:
         choice: its number in the answer.
@@ -29,7 +29,7 @@ class Piece(NamedTuple):
 
 
 class Choice:
-    """Makes text of tokens, ends at stop strings, and hands each piece on; it listens to one generation.
+    """The callback of one generation: makes text of its tokens, ends at stop strings, and passes each piece on.
 
     Args:
         index: of the choice in its answer.
@@ -47,13 +47,13 @@ class Choice:
         self._tokens = 0
 
     def token(self, token: int) -> bool:
-        """Takes a token, and says whether a stop string is complete."""
+        """Receives a token; returns whether a stop string is complete."""
         self._tokens += 1
         self._hand_on(self._text.push(token), None)
         return self._text.stopped
 
     def end(self, ending: Ending) -> None:
-        """Hands on what is left, with the ending."""
+        """Passes on what is left, with the ending."""
         text = self._text.rest() if ending in ("stop", "length") else ""
         self._hand_on(text, "stop" if self._text.stopped and ending == "length" else ending)
 
@@ -69,10 +69,10 @@ class Answer:
     """The frame of one answer; whole or in pieces, it has one id.
 
     Attributes:
-        request: what was asked.
+        request: the request.
         model: the name of the served model.
         prompt_tokens: for the usage.
-        note: of the work; the one field that the API does not have, and only where there is something to say.
+        note: of the work; the one field that the API does not have, left out where empty.
         chat: whether messages are answered.
         id: unique.
         created: seconds since 1970.
@@ -105,18 +105,18 @@ class Answer:
         return {**self._frame(kind), "choices": choices, "usage": self.usage(sum(piece.tokens for piece in last))}
 
     def openings(self, choices: int) -> list[dict[str, Any]]:
-        """What a stream begins with: in a chat, the role of each choice."""
+        """The first stream events: in a chat, the role of each choice."""
         return [self._part(index, {"role": "assistant", "content": ""}, None) for index in range(choices)] if self.chat else []
 
     def part(self, piece: Piece) -> list[dict[str, Any]]:
-        """What a stream says of one piece; in a chat, the ending comes apart from the text."""
+        """The stream events of one piece; in a chat, the ending comes apart from the text."""
         if not self.chat:
             return [self._part(piece.choice, piece.text, piece.ending)]
         parts = [self._part(piece.choice, {"content": piece.text}, None)] if piece.text else []
         return parts + ([self._part(piece.choice, {}, piece.ending)] if piece.ending else [])
 
     def closing(self, new_tokens: int) -> list[dict[str, Any]]:
-        """What a stream ends with: the usage, where it is asked for."""
+        """The last stream event: the usage, where it is requested."""
         if not self._counts:
             return []
         return [{**self._frame(self._stream_kind), "choices": [], "usage": self.usage(new_tokens)}]

@@ -1,7 +1,7 @@
 """Requests for completions and chat completions, as clients of the OpenAI API send them.
 
 A field that is null is as if it were left out. A field of the API that could change the answer and is not supported is refused
-unless it asks for nothing; one that could not is ignored; a field that the API does not have is refused, as it is there.
+unless it has its default; one that could not is ignored; a field that the API does not have is refused, as it is there.
 The additions are `top_k` and, for completions, `parse_special`.
 """
 
@@ -18,9 +18,9 @@ IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
     | {"parallel_tool_calls"}
 )
-"""Fields that say nothing about the answer."""
+"""Fields that do not change the answer."""
 
-ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
+ACCEPTED_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
     "echo": (False,),
@@ -152,7 +152,7 @@ class Request(Config):
     @classmethod
     def _known(cls, data: dict[str, Any]) -> dict[str, Any]:
         """The fields that are read."""
-        for name, harmless in ASKS_FOR_NOTHING.items():
+        for name, harmless in ACCEPTED_DEFAULTS.items():
             if name in data:
                 value = data.pop(name)
                 # False is 0 for Python.

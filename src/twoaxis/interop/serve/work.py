@@ -26,7 +26,7 @@ from twoaxis.interop.serve.protocol import ChatRequest, CompletionRequest, Messa
 from twoaxis.model.sampling import Sampling
 
 COMPLETION_TOKENS = 16
-"""New tokens of a completion that does not say how many, as in the API; of a chat, as many as the limits allow."""
+"""New tokens of a completion without `max_tokens`, as in the API; a chat gets as many as the limits allow."""
 
 START, END = "<|im_start|>", "<|im_end|>"
 ROLES = ("system", "user", "assistant")
@@ -71,7 +71,7 @@ class ChatFormat:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The name in messages."""
         return "its template says" if self.template else "plain" if self.markers is None else "ChatML"
 
     @property
@@ -112,7 +112,7 @@ class ChatFormat:
 
 
 class Limits(Config):
-    """What one request may ask for.
+    """Limits of one request.
 
     Args:
         max_prompt_tokens: the longest prompt.
@@ -137,7 +137,7 @@ class Served:
         max_seq_len: of the model: prompt and answer together.
         limits: of one request.
         ends: tokens that end an answer besides the end of a document.
-        template: how the model wants a conversation put; None where it does not say.
+        template: the model's chat template; None without one.
     """
 
     name: str
@@ -155,7 +155,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Work:
-    """What answers one request.
+    """The generations of one request.
 
     Attributes:
         generations: of all choices, prompt by prompt.
@@ -173,7 +173,7 @@ class Work:
 
 
 def work_of(request: Request, served: Served) -> Work:
-    """Says what a request asks of the engine.
+    """Turns a request into generations.
 
     Raises:
         Refusal: another model, text that is none, or more than the limits allow.
@@ -232,7 +232,7 @@ def _tokens(prompt: str | list[int], tokenizer: Tokenizer, parse_special: bool) 
 
 
 def _new_tokens(request: Request, prompt_tokens: int, served: Served, field: str) -> int:
-    """How many new tokens each choice of this prompt may have."""
+    """The number of new tokens of each choice of this prompt."""
     limits, whole = served.limits, served.max_seq_len
     longest = min(limits.max_prompt_tokens, whole - 1)
     if not 1 <= prompt_tokens <= longest:

@@ -35,10 +35,10 @@ class Service:
     """One served model.
 
     Attributes:
-        engine: has been started; whoever started it stops it.
+        engine: has been started; the caller stops it.
         served: the model as its clients see it.
         metrics: counts.
-        closing: set when requests are to be told that the server stops.
+        closing: set when open requests get the error that the server stops.
     """
 
     engine: Engine
@@ -50,7 +50,7 @@ class Service:
         self.metrics = Metrics(self.engine)
 
     async def close(self) -> None:
-        """Ends every request that is not answered yet, with a word to its client; it takes as long as a step of the batch."""
+        """Ends every request that is not answered yet with an error; it takes as long as a step of the batch."""
         self.closing.set()
         await asyncio.to_thread(self.engine.stop)
 
@@ -72,7 +72,7 @@ def create_app(service: Service, host: str) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def no_such_route(request: Request, error: HTTPException) -> Response:
-        # Not `request.url`, which also shows what the client made up as the name of the host.
+        # Not `request.url`, which contains the Host header of the client.
         what = f"{request.method} {request.scope['path']}"
         return refused(Refusal(f"{what}: {error.detail}; see GET /v1/models", error.status_code))
 
@@ -99,10 +99,10 @@ def _add_routes(app: FastAPI, service: Service) -> None:
     async def models() -> Response:
         return json_response({"object": "list", "data": [model]})
 
-    @app.get(f"{MODELS}/{{asked:path}}")
-    async def one_model(asked: str) -> Response:
-        if asked != name:
-            return refused(Refusal(f"unknown model {asked!r}; choose one of {name}", 404, "model", "model_not_found"))
+    @app.get(f"{MODELS}/{{wanted:path}}")
+    async def one_model(wanted: str) -> Response:
+        if wanted != name:
+            return refused(Refusal(f"unknown model {wanted!r}; choose one of {name}", 404, "model", "model_not_found"))
         return json_response(model)
 
     @app.get(HEALTH)
@@ -119,11 +119,11 @@ async def _answer(request: Request, kind: type[ApiRequest], service: Service) ->
     try:
         body = await read_body(request, served.limits.max_body_bytes, service.closing)
         # Long prompts take their time, in which others are served.
-        asked = await asyncio.to_thread(kind.read, body)
-        work = await asyncio.to_thread(work_of, asked, served)
-        answer = Answer(asked, served.name, work.prompt_tokens, work.note)
+        api_request = await asyncio.to_thread(kind.read, body)
+        work = await asyncio.to_thread(work_of, api_request, served)
+        answer = Answer(api_request, served.name, work.prompt_tokens, work.note)
         exchange = Exchange(service.engine, served.tokenizer, work)
-        if asked.stream:
+        if api_request.stream:
             return EventStream(exchange, answer)
         return await _unless_disconnected(request, lambda: _whole(exchange, answer), exchange.cancel)
     except Refusal as refusal:
@@ -138,7 +138,7 @@ async def _whole(exchange: Exchange, answer: Answer) -> Response:
 async def _unless_disconnected(
     request: Request, make: Callable[[], Awaitable[Response]], cancel: Callable[[], None]
 ) -> Response:
-    """Makes the response; when the client leaves before, cancels."""
+    """Makes the response; cancels when the client disconnects before."""
     answer = asyncio.ensure_future(make())
     gone = asyncio.ensure_future(_disconnected(request))
     try:
@@ -170,7 +170,7 @@ async def read_body(request: Request, max_bytes: int, closing: asyncio.Event) ->
         Refusal: not declared as JSON, too large, too slow, the client has left, or the server is stopping.
     """
     given = request.headers.get("content-type", "")
-    # A page of the web may send any other type without asking first.
+    # Browsers let a web page send other types to another site without a preflight request.
     if given.partition(";")[0].strip().lower() != JSON_TYPE:
         raise Refusal(problem("Content-Type", given, JSON_TYPE, "set this header"), 415)
     reading = asyncio.ensure_future(_read(request, max_bytes))
@@ -216,7 +216,7 @@ def is_loopback(host: str) -> bool:
 class LocalHosts:
     """Refuses requests that were sent to another name than one of this machine.
 
-    A page of the web may let a name of its own point at 127.0.0.1; for the browser that asks, the answer would belong to it.
+    A web page may let a name of its own point at 127.0.0.1; the browser would then let that page read the answer.
 
     Args:
         app: answers the others.

@@ -19,7 +19,7 @@ STATUS = "twoaxis_status"
 """Where the state of a request has the status that counts; a stream, whose headers are gone, puts there how it ended."""
 
 OTHER = "other"
-"""What all paths are counted as that are no route: clients may make up as many as they like."""
+"""Counts every path that is no route, since clients can send any number of them."""
 
 
 class Metrics:
@@ -89,7 +89,7 @@ class CountRequests:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers one request."""
         begin, state = time.monotonic(), scope.setdefault("state", {})
-        # Whoever answers nothing has failed.
+        # Without an answer, the request has failed.
         state[STATUS] = 500
 
         async def noting(message: Message) -> None:
@@ -100,7 +100,7 @@ class CountRequests:
         try:
             await self._app(scope, receive, noting)
         finally:
-            # Only what asks for work is timed: looks at the health would hide it.
+            # Only POST requests are timed: health checks would hide them.
             seconds = time.monotonic() - begin if scope["method"] == "POST" else None
             self._metrics.answered(self._route(scope["path"]), state[STATUS], seconds)
 

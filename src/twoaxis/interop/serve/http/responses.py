@@ -24,12 +24,12 @@ _log = logging.getLogger(__name__)
 
 
 class Exchange:
-    """Queues the generations of a request at once and hands over their pieces; belongs to the running event loop.
+    """Queues the generations of a request and yields their pieces in the running event loop.
 
     Args:
         engine: runs them.
         tokenizer: makes text of tokens.
-        work: what is asked.
+        work: the generations of the request.
 
     Raises:
         Refusal: the queue is full, or the server is stopping.
@@ -88,7 +88,7 @@ def json_response(data: Any, status: int = 200, headers: dict[str, str] | None =
 
 
 def refused(refusal: Refusal) -> Response:
-    """The error of a request; when asking again may help, with a header that says when."""
+    """The error of a request; with Retry-After where a later request may succeed."""
     headers = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in (429, 503) else None
     return json_response(refusal.body, refusal.status, headers)
 
@@ -114,7 +114,7 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # However it ended: the generations of a stream that nobody reads must not go on.
+            # Generations of a stream without a reader must not go on.
             self._exchange.cancel()
             scope["state"][STATUS] = self._ended_with
 

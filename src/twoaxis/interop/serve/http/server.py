@@ -87,7 +87,7 @@ class Server(uvicorn.Server):
         self._close, self._ready, self._grace_seconds = close, ready, grace_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts, and says so."""
+        """Starts, and calls `ready`."""
         await super().startup(sockets)
         self._ready()
 
@@ -108,7 +108,7 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             self.run([opened])
             return
-        # Uvicorn raises the signals again that it has obeyed: to stop when asked is no failure.
+        # Uvicorn raises handled signals again, but a requested stop is no failure.
         before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             self.run([opened])
@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP/1.1 on one connection; bodies have their own limits, see `body`."""
+    """HTTP/1.1 on one connection; bodies have their own limits, see `read_body`."""
 
     _waiting: asyncio.TimerHandle | None = None
     _lying: asyncio.TimerHandle | None = None
