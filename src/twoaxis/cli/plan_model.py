@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from twoaxis.cli.output import print_json
+from twoaxis.cli.output import print_item, print_json
 from twoaxis.core.errors import ConfigError, nearest, problem
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ def plan_of_model(
         print_json(planned.to_data())
     else:
         print_model_plan(planned)
+        for line in model.not_counted:
+            print_item(f"Not counted: {line}", "")
     return 0 if planned.fits_budget else 1
 
 

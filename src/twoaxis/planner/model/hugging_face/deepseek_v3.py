@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and -V3, and Kimi K2, which has their form: latent attention, and experts behind a few dense layers."""
+"""DeepSeek-V3, and Kimi K2, which has its form: latent attention, and experts behind a few dense layers."""
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.planner.model.experts import Experts
@@ -14,18 +14,28 @@ KNOWN = ROUTING | {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "inter
 """Keys that are not read, or not always: widths that follow from others, layers that generation leaves out, and so on."""
 
 
-def read_deepseek_v2(fields: Fields, name: str) -> ModelShape:
-    """Reads `model_type` deepseek_v2: experts are chosen by their scores alone."""
-    return _read(fields, name, router="scores", dense=0, shared=2, experts=64, max_seq_len=2048)
-
-
 def read_deepseek_v3(fields: Fields, name: str) -> ModelShape:
     """Reads `model_type` deepseek_v3 and kimi_k2.
 
     The layers of `num_nextn_predict_layers`, which predict further tokens and which generation can do without, are left out,
     as in transformers.
     """
-    return _read(fields, name, router="corrected", dense=3, shared=1, experts=256, max_seq_len=4096)
+    refuse_sparse_layers(fields)
+    fields.word("hidden_act", "silu", SILU)
+    d_expert, layers = fields.size("moe_intermediate_size"), n_layers(fields)
+    # A key of null says that there are none.
+    shared = fields.size("n_shared_experts", default=0 if "n_shared_experts" in fields.data else 1, least=0)
+    routed = Experts(
+        width=fields.size("hidden_size"),
+        n_experts=fields.size("n_routed_experts", default=256),
+        per_token=fields.size("num_experts_per_tok", default=8),
+        d_expert=d_expert,
+        d_shared=d_expert * shared,
+        router="corrected",
+    )
+    mixer, first = latent_attention(fields, q_rank=1536), fields.size("first_k_dense_replace", default=3, least=0)
+    blocks = [(mixer, swiglu(fields) if layer < first else routed) for layer in range(layers)]
+    return model(fields, name, blocks, 4096)
 
 
 def latent_attention(fields: Fields, q_rank: int | None, **options) -> LatentAttention:
@@ -55,23 +65,3 @@ def refuse_sparse_layers(fields: Fields) -> None:
     if fields.size("moe_layer_freq", default=1) != 1:
         got = fields.size("moe_layer_freq")
         raise ConfigError(problem("moe_layer_freq", got, "1, experts in every layer", "other patterns are not modelled"))
-
-
-def _read(fields: Fields, name: str, router, dense: int, shared: int, experts: int, max_seq_len: int) -> ModelShape:
-    refuse_sparse_layers(fields)
-    fields.word("hidden_act", "silu", SILU)
-    d_expert, layers = fields.size("moe_intermediate_size"), n_layers(fields)
-    if "n_shared_experts" in fields.data and not fields.has("n_shared_experts"):
-        shared = 0
-    shared = fields.size("n_shared_experts", default=shared, least=0)
-    routed = Experts(
-        width=fields.size("hidden_size"),
-        n_experts=fields.size("n_routed_experts", default=experts),
-        per_token=fields.size("num_experts_per_tok", default=8 if router == "corrected" else None),
-        d_expert=d_expert,
-        d_shared=d_expert * shared,
-        router=router,
-    )
-    mixer, first = latent_attention(fields, q_rank=1536), fields.size("first_k_dense_replace", default=dense, least=0)
-    blocks = [(mixer, swiglu(fields) if layer < first else routed) for layer in range(layers)]
-    return model(fields, name, blocks, max_seq_len)
