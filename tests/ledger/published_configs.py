@@ -183,7 +183,7 @@ PUBLISHED: dict[str, Published] = {
         active_without="embedding"),
     "deepseek-v3": Published(DEEPSEEK, "671", "arXiv:2412.19437", "37"),
     "deepseek-v3.2": Published(DEEPSEEK | {"model_type": "deepseek_v32", "index_head_dim": 128, "index_n_heads": 64,
-        "index_topk": 2048}, "671", "arXiv:2512.02556, of the layers that DeepSeek-V3 has", "37"),
+        "index_topk": 2048}, "671", "arXiv:2512.02556, of the layers that DeepSeek-V3 has", "37", active_without="embedding"),
     "recurrent-gemma-2b": Published(sizes("recurrent_gemma", 256000, 2560, 26, 10, 1, ff=15360, lru_width=2560,
         attention_window_size=2048, block_types=["recurrent", "recurrent", "attention"]), "2.68", "arXiv:2404.07839"),
     "cohere2-7b": Published(sizes("cohere2", 256000, 4096, 32, 32, 8, ff=14336, head_dim=128, sliding_window=4096,

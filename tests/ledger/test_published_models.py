@@ -162,8 +162,8 @@ def test_an_unknown_family_names_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"hidden_size": "32"}, "hidden_size"),
-        ({"num_attention_heads": 5}, "model_type='gemma': transformers cannot build it"),
+        ({"hidden_size": "32"}, "model_type='gemma': transformers cannot build it"),
+        ({"num_attention_heads": 5}, "num_key_value_heads=2: must be a divisor of num_attention_heads=5"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000: must be a whole number up to 10000"),
         ({"architectures": ["GemmaForSequenceClassification"]}, "architectures="),
         ({"text_config": {"hidden_size": 8}}, "text_config=a table: a model of several parts is not modelled"),

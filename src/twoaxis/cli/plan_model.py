@@ -59,7 +59,6 @@ def plan_of_model(
     Raises:
         ConfigError: anything that cannot be planned, in one line.
     """
-    from twoaxis.cli.plan_tables import print_model_plan
     from twoaxis.planner.advice import RECOMMENDED
     from twoaxis.planner.hardware import read_device
     from twoaxis.planner.model import read_model
@@ -80,13 +79,20 @@ def plan_of_model(
     planned = plan_model(model, request, wanted, budget, prompts, _announce)
     if html is not None:
         _write_page(planned, html)
+    _print(planned, as_json)
+    return 0 if planned.fits_budget else 1
+
+
+def _print(planned: "ModelPlan", as_json: bool) -> None:
+    """Prints a plan, and what its counts leave out."""
+    from twoaxis.cli.plan_tables import print_model_plan
+
     if as_json:
         print_json(planned.to_data())
-    else:
-        print_model_plan(planned)
-        for line in model.not_counted:
-            print_item(f"Not counted: {line}", "")
-    return 0 if planned.fits_budget else 1
+        return
+    print_model_plan(planned)
+    for line in planned.model.not_counted:
+        print_item(f"Note: {line}", "")
 
 
 def _limits(memory: str | None, latency: str | None) -> "Budget":

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any, cast
 
 from twoaxis.core.cost import Cost, Shape, visible_pairs
-from twoaxis.core.errors import ConfigError
+from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.site import Site, Slot, Stack
 from twoaxis.feed_forward import GELUConfig, SwiGLUConfig
 from twoaxis.ledger.published import PublishedModel, PublishedSublayer, count_published
@@ -156,11 +156,12 @@ def _attentions(sub: PublishedSublayer, model: PublishedModel) -> Iterator[Part]
     found, config = sub.attention, model.config
     if found is None:
         return
-    if found.key_dim == found.value_dim:
-        for bias in ("none", "qkv"):
-            for qk_norm in ("none", "before_rope"):
-                options: dict[str, Any] = {"bias": bias, "qk_norm": qk_norm, "window": found.window, "head_dim": found.key_dim}
-                yield OwnPart(AttentionConfig(n_heads=found.n_heads, n_kv_heads=found.n_kv_heads, **options))
+    if found.n_heads % found.n_kv_heads:
+        allowed = f"a divisor of num_attention_heads={found.n_heads}"
+        raise ConfigError(problem("num_key_value_heads", found.n_kv_heads, allowed, "correct one of them"))
+    if found.key_dim == found.value_dim and found.key_dim % 2 == 0:
+        plain = AttentionConfig(n_heads=found.n_heads, n_kv_heads=found.n_kv_heads, head_dim=found.key_dim, window=found.window)
+        yield from (OwnPart(plain.replace(bias=b, qk_norm=norm)) for b in ("none", "qkv") for norm in ("none", "before_rope"))
     if config.get("kv_lora_rank"):
         names = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         sizes = [config.get(name) for name in names]
