@@ -81,6 +81,8 @@ def test_windows_bound_attention_and_cache() -> None:
     model = read("gemma2", head_dim=8, sliding_window=5, layer_types=types)
     assert [block[0].windows for block in model.blocks] == [(4, 5), ()]
     assert cache(model, 100) - cache(model, 99) == 2 * 2 * 8 * 2
+    # This family has the window as an attribute of all layers.
+    assert [block[0].windows for block in read("exaone4", sliding_window=5, layer_types=types).blocks] == [(4, 5), ()]
     pairs = decoder_cost(model, Shape(1, 100)).pair_flops
     assert pairs == 4 * 4 * 8 * (5 * 6 // 2 + 95 * 5 + 100 * 101 // 2)
 
@@ -171,3 +173,10 @@ def test_an_unknown_family_names_the_nearest(tmp_path: Path) -> None:
 )
 def test_a_file_that_cannot_be_built_is_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     assert message in refusal(tmp_path, {"model_type": "gemma", **GROUPED, "head_dim": 8, **change})
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers"])
+def test_a_missing_size_is_named(tmp_path: Path, key: str) -> None:
+    """Catches a model that is filled up with the sizes of another one."""
+    data = {name: value for name, value in GROUPED.items() if name != key}
+    assert f"{key} is missing" in refusal(tmp_path, {"model_type": "gemma", **data})

@@ -66,6 +66,7 @@ def build(data: Mapping[str, Any]) -> Built:
     keys = {key: value for key, value in data.items() if key not in LEFT_OUT and not key.startswith("_")}
     with quietly(f"model_type={kind!r}"):
         config = transformers.AutoConfig.for_model(kind, **keys)
+    _refuse_missing(keys, config)
     with quietly(f"model_type={kind!r}"), torch.device("meta"), without_init():
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=False)
     model.tie_weights()
@@ -93,6 +94,16 @@ def _unknown(kind: Any, types: Mapping[str, Any], others: Mapping[str, Any], ver
         suggestion = nearest(kind, [one for one in types if re.sub(r"[^\d_]", "", one) == shape])
         remedy = suggestion if suggestion.startswith("did you mean") else remedy
     return ConfigError(problem("model_type", kind, f"a causal language model that transformers {version} knows", remedy))
+
+
+def _refuse_missing(keys: Mapping[str, Any], config: Any) -> None:
+    """Refuses a file without a size for which transformers would take that of some model."""
+    for size in ("vocab_size", "hidden_size", "num_hidden_layers"):
+        names = {size, config.attribute_map.get(size)} | {name for name, own in config.attribute_map.items() if own == size}
+        stated = any("layer" in key for key in keys) if size == "num_hidden_layers" else names & set(keys)
+        if not stated:
+            what = f"model_type={config.model_type!r}: {size} is missing"
+            raise ConfigError(f"{what}: a model of this family has no size without it; add it to the file")
 
 
 def _unread(keys: Mapping[str, Any], model: Any, config: Any) -> Iterator[str]:

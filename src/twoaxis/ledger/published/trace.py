@@ -142,7 +142,8 @@ class Tracer(TorchDispatchMode):
     def attend(self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any) -> Any:
         """Stands where transformers calls attention."""
         if self.here is not None:
-            window = options.get("sliding_window") or getattr(module, "sliding_window", None)
+            # Where the call says it, the attribute may be that of other layers.
+            window = options["sliding_window"] if "sliding_window" in options else getattr(module, "sliding_window", None)
             if hasattr(module, "indexer"):
                 # An indexer lets a query see the best of all keys, as many as a window holds.
                 window = getattr(module.config, "index_topk", window)

@@ -162,10 +162,16 @@ def _attentions(sub: PublishedSublayer, model: PublishedModel) -> Iterator[Part]
     if found.key_dim == found.value_dim and found.key_dim % 2 == 0:
         plain = AttentionConfig(n_heads=found.n_heads, n_kv_heads=found.n_kv_heads, head_dim=found.key_dim, window=found.window)
         yield from (OwnPart(plain.replace(bias=b, qk_norm=norm)) for b in ("none", "qkv") for norm in ("none", "before_rope"))
-    if config.get("kv_lora_rank"):
-        names = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        sizes = [config.get(name) for name in names]
-        yield LatentAttention(found.n_heads, *sizes, biases="outer" if config.get("attention_bias") else "none")  # type: ignore[arg-type]
+    if config.get("kv_lora_rank") and config.get("qk_nope_head_dim") and config.get("qk_rope_head_dim"):
+        yield LatentAttention(
+            n_heads=found.n_heads,
+            kv_rank=config["kv_lora_rank"],
+            q_rank=config.get("q_lora_rank"),
+            nope_dim=config["qk_nope_head_dim"],
+            rope_dim=config["qk_rope_head_dim"],
+            value_dim=found.value_dim,
+            biases="outer" if config.get("attention_bias") else "none",
+        )
 
 
 def _experts(sub: PublishedSublayer, width: int) -> Iterator[Part]:

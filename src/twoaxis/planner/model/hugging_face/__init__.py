@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.model.unread_keys import refuse_architectures
-from twoaxis.planner.model.hugging_face import deepseek_v3, deepseek_v4, kimi_linear, llama, muddformer
-from twoaxis.planner.model.hugging_face.deepseek_v3 import read_deepseek_v3
+from twoaxis.planner.model.hugging_face import deepseek_v3, deepseek_v4, llama, muddformer
+from twoaxis.planner.model.hugging_face.deepseek_v3 import read_deepseek_v3, read_kimi_k3, read_kimi_linear
 from twoaxis.planner.model.hugging_face.deepseek_v4 import read_deepseek_v4
 from twoaxis.planner.model.hugging_face.fields import Fields
-from twoaxis.planner.model.hugging_face.kimi_linear import read_kimi_k3, read_kimi_linear
 from twoaxis.planner.model.hugging_face.llama import read_llama, read_mistral, read_qwen2, read_qwen3, read_qwen3_attnres
 from twoaxis.planner.model.hugging_face.muddformer import read_muddformer
 from twoaxis.planner.model.published import read_published
@@ -24,7 +23,7 @@ WITHOUT_COST = ROTATION | {"architectures", "quantization_config", "source"}
 """Keys of any family that change no count: rotations, the format of stored numbers, where the numbers are from, and the name of
 the model, which is looked at by itself."""
 
-OF_K3 = kimi_linear.OF_PARTS | {f"text_config.{key}" for key in kimi_linear.KNOWN | WITHOUT_COST}
+OF_K3 = deepseek_v3.OF_PARTS | {f"text_config.{key}" for key in deepseek_v3.OF_KIMI | WITHOUT_COST}
 
 
 class Family(NamedTuple):
@@ -46,7 +45,7 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v4": Family(read_deepseek_v4, ("DeepseekV4ForCausalLM",), deepseek_v4.KNOWN),
     "kimi_k2": Family(read_deepseek_v3, ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"), deepseek_v3.KNOWN),
     "kimi_k3": Family(read_kimi_k3, ("KimiK3ForConditionalGeneration",), OF_K3),
-    "kimi_linear": Family(read_kimi_linear, ("KimiLinearForCausalLM",), kimi_linear.KNOWN),
+    "kimi_linear": Family(read_kimi_linear, ("KimiLinearForCausalLM",), deepseek_v3.OF_KIMI),
     "llama": Family(read_llama, ("LlamaForCausalLM", "LLaMAForCausalLM"), {"is_llama_config"}),
     "mistral": Family(read_mistral, ("MistralForCausalLM",)),
     "muddformer": Family(read_muddformer, ("MUDDFormer", "MUDDFormerForCausalLM"), muddformer.KNOWN),
