@@ -61,13 +61,13 @@ def build(data: Mapping[str, Any]) -> Built:
     names = types[kind]
     refuse_architectures(data, (names,) if isinstance(names, str) else tuple(names))
     for key, value in data.items():
-        if "layer" in key and isinstance(value, int) and not -1 <= value <= MOST_LAYERS:
+        if key.endswith(("layer", "layers")) and isinstance(value, int) and not -1 <= value <= MOST_LAYERS:
             raise ConfigError(problem(key, value, f"a whole number up to {MOST_LAYERS}", "correct it in the file"))
     keys = {key: value for key, value in data.items() if key not in LEFT_OUT and not key.startswith("_")}
-    with quietly(f"model_type={kind!r}"):
+    with quietly(f"model_type={kind!r}: transformers cannot build it"):
         config = transformers.AutoConfig.for_model(kind, **keys)
     _refuse_missing(keys, config)
-    with quietly(f"model_type={kind!r}"), torch.device("meta"), without_init():
+    with quietly(f"model_type={kind!r}: transformers cannot build it"), torch.device("meta"), without_init():
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, trust_remote_code=False)
     model.tie_weights()
     notes = list(_unread(keys, model, config))
@@ -139,5 +139,5 @@ class quietly(ExitStack):
         super().__exit__(None, None, None)
         if isinstance(error, Exception) and not isinstance(error, ConfigError):
             said = " ".join(str(error).split()) or type(error).__name__
-            raise ConfigError(f"{self._what}: transformers cannot build it ({said[:300]}); correct the file") from None
+            raise ConfigError(f"{self._what} ({said[:300]}); correct the file") from None
         return False
