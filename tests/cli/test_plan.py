@@ -58,8 +58,9 @@ def test_a_model_as_json_has_everything(model: str, capsys: Any) -> None:
     assert main(words) == 0
     captured = capsys.readouterr()
     found = json.loads(captured.out)
-    assert set(found) == {
-        *("format", "model", "setting", "layout", "ledger", "control", "fits_budget", "methods", "refused", "recommendation")
+    assert found["not_counted"] == [] and set(found) == {
+        *("format", "model", "not_counted", "setting", "layout", "ledger", "control", "fits_budget", "methods", "refused"),
+        "recommendation",
     }
     assert found["setting"]["budget"] == {"memory_bytes": 2**30, "latency_seconds": None}
     assert (found["layout"]["gpus"], found["layout"]["pipeline"]) == (4, 2)

@@ -28,9 +28,9 @@ def test_a_file_that_transformers_writes_is_read(kind: str) -> None:
 
 def test_no_family_is_taken_for_a_misspelt_one() -> None:
     """Catches a suggestion that sends the reader of one family to another."""
-    others = [name for name in CONFIG_MAPPING if name not in FAMILIES]
+    others = [name for name in CONFIG_MAPPING if name not in FAMILIES and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES]
     assert len(others) > 100
     for name in others:
-        with pytest.raises(ConfigError, match=rf"^model_type='{re.escape(name)}': must be one of ") as caught:
+        with pytest.raises(ConfigError, match=rf"^model_type='{re.escape(name)}': must be a causal language model") as caught:
             read_hugging_face({"model_type": name}, "model")
         assert "did you mean" not in str(caught.value), caught.value

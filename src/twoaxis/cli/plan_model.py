@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from twoaxis.cli.output import print_json
+from twoaxis.cli.output import print_item, print_json
 from twoaxis.core.errors import ConfigError, nearest, problem
 
 if TYPE_CHECKING:
@@ -59,7 +59,6 @@ def plan_of_model(
     Raises:
         ConfigError: anything that cannot be planned, in one line.
     """
-    from twoaxis.cli.plan_tables import print_model_plan
     from twoaxis.planner.advice import RECOMMENDED
     from twoaxis.planner.hardware import read_device
     from twoaxis.planner.model import read_model
@@ -80,11 +79,20 @@ def plan_of_model(
     planned = plan_model(model, request, wanted, budget, prompts, _announce)
     if html is not None:
         _write_page(planned, html)
+    _print(planned, as_json)
+    return 0 if planned.fits_budget else 1
+
+
+def _print(planned: "ModelPlan", as_json: bool) -> None:
+    """Prints a plan, and what its counts leave out."""
+    from twoaxis.cli.plan_tables import print_model_plan
+
     if as_json:
         print_json(planned.to_data())
-    else:
-        print_model_plan(planned)
-    return 0 if planned.fits_budget else 1
+        return
+    print_model_plan(planned)
+    for line in planned.model.not_counted:
+        print_item(f"Note: {line}", "")
 
 
 def _limits(memory: str | None, latency: str | None) -> "Budget":

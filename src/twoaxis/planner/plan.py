@@ -69,6 +69,7 @@ class ModelPlan:
         return {
             "format": FORMAT,
             "model": self.model.name,
+            "not_counted": list(self.model.not_counted),
             "setting": {
                 "device": setting.device.name,
                 **{name: getattr(setting, name) for name in names},

@@ -32,6 +32,7 @@ class ModelShape:
         norm_eps: its eps.
         branches: `sequential`, or `parallel` where the sublayers of a block read the same stream, as in GPT-NeoX.
         max_seq_len: tokens that it was made for.
+        not_counted: what the numbers leave out, one line each.
 
     Raises:
         ConfigError: sublayers that do not fit the width, or a depth mixer that they do not fit.
@@ -48,6 +49,7 @@ class ModelShape:
     branches: Literal["sequential", "parallel"] = "sequential"
     max_seq_len: int = 2048
     embedding_norm: Literal["none", "rms"] = "none"
+    not_counted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.branches == "parallel" and self.depth.kind != "residual":

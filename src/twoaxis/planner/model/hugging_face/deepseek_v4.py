@@ -5,8 +5,8 @@ from twoaxis.depth import MHCConfig
 from twoaxis.planner.model.compressed_attention import CompressedAttention, Compressor, Indexer
 from twoaxis.planner.model.experts import Experts
 from twoaxis.planner.model.hugging_face.deepseek_v3 import ROUTING
-from twoaxis.planner.model.hugging_face.dense import SILU, model, n_layers
 from twoaxis.planner.model.hugging_face.fields import Fields
+from twoaxis.planner.model.hugging_face.llama import SILU, model, n_layers
 from twoaxis.planner.model.shape import ModelShape
 
 SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"

@@ -5,8 +5,8 @@ from twoaxis.depth import MUDDFormerConfig
 from twoaxis.feed_forward import GELUConfig, SwiGLUConfig
 from twoaxis.feed_forward.base import rising_width
 from twoaxis.planner.model.biased import Biased
-from twoaxis.planner.model.hugging_face.dense import MOST_LAYERS
 from twoaxis.planner.model.hugging_face.fields import Fields
+from twoaxis.planner.model.hugging_face.llama import MOST_LAYERS
 from twoaxis.planner.model.part import OwnPart, Part
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.sequence import AttentionConfig
