@@ -180,3 +180,8 @@ def test_a_missing_size_is_named(tmp_path: Path, key: str) -> None:
     """Catches a model that is filled up with the sizes of another one."""
     data = {name: value for name, value in GROUPED.items() if name != key}
     assert f"{key} is missing" in refusal(tmp_path, {"model_type": "gemma", **data})
+
+
+def test_more_experts_for_a_token_than_there_are() -> None:
+    with pytest.raises(ConfigError, match="experts per token=9: must be at most the 8 experts; correct one of them"):
+        read("mixtral", num_local_experts=8, num_experts_per_tok=9)

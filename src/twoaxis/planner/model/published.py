@@ -176,9 +176,11 @@ def _attentions(sub: PublishedSublayer, model: PublishedModel) -> Iterator[Part]
 
 def _experts(sub: PublishedSublayer, width: int) -> Iterator[Part]:
     n_experts, used, params = cast("tuple[int, int, int]", sub.experts)
+    if used > n_experts:
+        raise ConfigError(problem("experts per token", used, f"at most the {n_experts} experts", "correct one of them"))
     rest = sum(map(prod, sub.shapes)) - n_experts * width
     shared, gate = divmod(rest, 3 * width)
-    if params != sub.expert_matrices or params % (3 * width) or gate not in (0, width) or used > n_experts:
+    if params != sub.expert_matrices or params % (3 * width) or gate not in (0, width):
         return
     for router in ("scores", "corrected"):
         yield Experts(width, n_experts, used, params // (3 * width), shared, router, shared_gate="token" if gate else "none")
