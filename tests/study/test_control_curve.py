@@ -17,11 +17,10 @@ from twoaxis.study.statistics.control_curve import (
     ControlCurve,
     EqualCostDifferences,
     OutOfRange,
-    bootstrap_speedup,
     differences_at_equal_cost,
-    effective_speedup,
     fit_control_curve,
 )
+from twoaxis.study.statistics.speedup import bootstrap_speedup, effective_speedup
 
 BUDGETS = (0.5, 0.75, 1.0, 1.5, 2.0)
 

@@ -17,13 +17,12 @@ from scipy import stats
 from twoaxis.statistics import PairedTest, bootstrap_interval, compare, holm, paired_test, power, replicates_needed
 from twoaxis.study.statistics.control_curve import (
     ControlCurve,
-    EffectiveSpeedup,
     EqualCostDifferences,
     OutOfRange,
     differences_at_equal_cost,
-    effective_speedup,
     fit_control_curve,
 )
+from twoaxis.study.statistics.speedup import EffectiveSpeedup, effective_speedup
 
 ALPHA = 0.05
 LEAST, MOST = 0.93, 0.97
