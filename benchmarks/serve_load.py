@@ -6,7 +6,7 @@ between them malformed requests, prompts that are too long, and clients that lea
 answer alone. Without MODEL it serves a small one with random weights. It needs the extra `twoaxis[serve]` and no network.
 
 Exit status: 0 when there were answers, every one was right, every refusal was the right one, every client went on to the end,
-and the server stopped when told; else 1.
+and the server stopped at SIGTERM; else 1.
 """
 
 import argparse
@@ -90,7 +90,7 @@ class Server:
         self.place = urlsplit(f"http://{found[1]}").netloc
 
     def memory_bytes(self) -> int | None:
-        """Resident memory, where the system tells."""
+        """Resident memory, where the system reports it."""
         with contextlib.suppress(OSError):
             found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{self.process.pid}/status").read_text())
             return int(found[1]) * 1024 if found else None
@@ -121,7 +121,7 @@ class Server:
             return response.status, response.read()
 
     def stop(self) -> int | None:
-        """Tells it to stop; its exit status, or None when it had to be killed."""
+        """Sends SIGTERM; returns the exit status, or None when it had to be killed."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(60)
@@ -184,7 +184,7 @@ class Client:
         begin = time.monotonic()
         status, answer = self.server.post(path, json.dumps(body).encode())
         if status == 429:
-            self.events["told to come back (429)"] += 1
+            self.events["queue full (429)"] += 1
             time.sleep(self.draw.uniform(0.1, 0.5))
             return
         if status != 200:
@@ -249,7 +249,7 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=60, help="different requests")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="of the longest answers")
     parser.add_argument("--max-batch", type=int, default=16, help="as of `twoaxis serve`")
-    parser.add_argument("--queue", type=int, default=24, help="as of `twoaxis serve`; few, so that some are told to come back")
+    parser.add_argument("--queue", type=int, default=24, help="as of `twoaxis serve`; few, so that some requests find it full")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model or write_model(Path(folder))

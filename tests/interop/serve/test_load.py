@@ -22,7 +22,7 @@ def load() -> ModuleType:
 
 
 class Idle:
-    """A server that stops when told, and has done nothing."""
+    """A server that stops at once, and has done nothing."""
 
     def metrics(self) -> dict[str, float]:
         names = ("batch_generations", "queue_generations", "faults_total", "new_tokens_total", "prompt_tokens_total")
