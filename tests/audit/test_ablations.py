@@ -19,7 +19,7 @@ from twoaxis.audit.ablation import (
 from twoaxis.audit.loop import Probe, Sample, check_loop, run_pass
 from twoaxis.audit.observe import Observer
 from twoaxis.audit.run import audit_model, mean_change
-from twoaxis.audit.summary import token_classes
+from twoaxis.audit.token_classes import token_classes
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.probe import distance
 from twoaxis.data import Batch

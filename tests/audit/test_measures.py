@@ -11,7 +11,8 @@ from twoaxis.audit.loop import Sample, sequence_losses
 from twoaxis.audit.observe import Distances, Observer
 from twoaxis.audit.result import Routing
 from twoaxis.audit.run import _add_gradients
-from twoaxis.audit.summary import attention_of, gates_of, norms_of, streams_of, token_classes
+from twoaxis.audit.summary import attention_of, gates_of, norms_of, streams_of
+from twoaxis.audit.token_classes import token_classes
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.probe import noise
 from twoaxis.model.trace import sublayer_list, trace

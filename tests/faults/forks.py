@@ -20,10 +20,9 @@ from disk import Disk  # type: ignore[import-not-found]
 
 def load() -> Callable[[Sequence[str]], int]:
     """Imports what verbs import when they are called, and returns the command line."""
-    import twoaxis.cli.audit_tables
-
     import twoaxis.audit.run
     import twoaxis.checkpoints.retrofit
+    import twoaxis.cli.audit_tables
     import twoaxis.interop.evaluate
     import twoaxis.planner.hardware.calibrate
     import twoaxis.planner.page.document

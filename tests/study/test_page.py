@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.display import numbers as words
+from twoaxis.display.html import POLICY, breakable
 from twoaxis.display.theme import ARMS
 from twoaxis.study.figures import Figure, study_figures
 from twoaxis.study.figures.labels import Frame, beside_points, spread
-from twoaxis.study.page import POLICY, render_page
-from twoaxis.study.page.html import breakable
+from twoaxis.study.page import render_page
 from twoaxis.study.report import write_report_files
 from twoaxis.study.report.tables import csv_tables
 from twoaxis.study.report_data import GateData, PairingData, ReportData

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from twoaxis.audit.loop import Probe, Sample, Written, run_pass, sequence_losses
 from twoaxis.audit.routing import RoutingTable, rounded
-from twoaxis.audit.summary import TokenClasses
+from twoaxis.audit.token_classes import TokenClasses
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import tensors
 from twoaxis.core.views import Views

@@ -14,7 +14,8 @@ from twoaxis.audit.loop import Probe, Sample, check_loop, run_pass, sequence_los
 from twoaxis.audit.observe import Observer
 from twoaxis.audit.result import Ablation, Audit, Effort, Place, Routing
 from twoaxis.audit.routing import rounded
-from twoaxis.audit.summary import attention_of, gates_of, norms_of, routing_note, streams_of, token_classes
+from twoaxis.audit.summary import attention_of, gates_of, norms_of, routing_note, streams_of
+from twoaxis.audit.token_classes import token_classes
 from twoaxis.core.errors import CheckpointError, ConfigError, DataError, problem
 from twoaxis.data import Batch, Tokenizer, prepare, validation_batches
 from twoaxis.model import Decoder

@@ -48,3 +48,10 @@ STYLE: dict[str, Any] = {
     "concat": {"spacing": 22},
 }
 """The look of all figures; titles inside a figure set their own size."""
+
+PAGE_COLORS = {
+    **{PAPER: "card", INK: "ink", MUTED: "muted", GRID: "line", BAND: "band"},
+    **{CONTROL: "control", COMPANION: "companion", HEAT: "heat"},
+    **{color: f"arm-{number}" for number, color in enumerate(ARMS, 1)},
+}
+"""The variable of static/theme.css that stands in a page for each colour of a drawn figure."""

@@ -2,27 +2,10 @@
 "use strict";
 (() => {
   const root = document.documentElement;
-  root.classList.add("scripted");
   const { tables, choice: first, view: seen, widths } = JSON.parse(document.getElementById("data").textContent);
   const form = document.getElementById("controls");
   const warning = document.getElementById("refusal");
   const results = document.getElementById("results");
-
-  // Light or dark: as the system asks until the reader chooses.
-  const theme = document.querySelector(".theme");
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
-  const showTheme = () => {
-    theme.textContent = isDark() ? "Light" : "Dark";
-    theme.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colours`);
-  };
-  theme.hidden = false;
-  theme.addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    showTheme();
-  });
-  system.addEventListener("change", showTheme);
-  showTheme();
 
   // What is chosen.
   const valueOf = (control) => (control.type === "range" ? JSON.parse(control.dataset.values)[control.value] : control.value);

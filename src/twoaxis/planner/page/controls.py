@@ -1,9 +1,6 @@
-"""What a reader can set on the page."""
+"""The controls of the page: what a reader can set."""
 
-import json
 from collections.abc import Sequence
-from html import escape
-from typing import Any
 
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.page.data import Data, powers, tensor_ranks, with_own
@@ -22,12 +19,12 @@ WORDS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 """Alternatives with names: the words of `Setting`, and what they mean."""
 
 
-def controls(found: Data, choice: Data, model: ModelShape, view: Data) -> str:
-    """The form; every control holds the name of what it sets."""
+def controls(found: Data, choice: Data, model: ModelShape, view: Data) -> dict[str, list[Data]]:
+    """The groups of the form; every control holds the name of what it sets."""
     fit = [(str(at), found["methods"][at]["name"]) for at, packs in enumerate(found["models"][choice["layers"]]) if packs]
     devices = [(str(at), device["name"]) for at, device in enumerate(found["devices"])]
     depths, windows = found["layers"], found["windows"]
-    groups = {
+    return {
         "Question": [
             _select("goal", "What for", GOALS, view["goal"]),
             _select("chosen", "Method in detail", fit, str(view["chosen"])),
@@ -53,35 +50,23 @@ def controls(found: Data, choice: Data, model: ModelShape, view: Data) -> str:
         "Messages": [_words(name, choice) for name in ("schedule", "forwarding", "transfers", "sequence")],
         "Generation": [_numbers("prompts", "Sequences at once", powers(1, 512), choice)],
     }
-    fields = "".join(f"<fieldset><legend>{title}</legend>{''.join(inner)}</fieldset>" for title, inner in groups.items())
-    return f'<form id="controls" aria-label="What is planned">{fields}<button type="reset">Back to the start</button></form>'
 
 
-def _numbers(name: str, label: str, values: Sequence[int], choice: Data) -> str:
+def _numbers(name: str, label: str, values: Sequence[int], choice: Data) -> Data:
     known = with_own(values, choice[name])
     return _slider(name, label, known, choice[name], known)
 
 
-def _slider(name: str, label: str, values: Sequence[int], own: int, shown: Sequence[int]) -> str:
+def _slider(name: str, label: str, values: Sequence[int], own: int, shown: Sequence[int]) -> Data:
     """A slider over a list of numbers, so that every place of it is one that makes sense."""
     texts = [f"{value:,}".replace(",", "\u202f") for value in shown]
-    at = list(values).index(own)
-    listed = f"data-values='{json.dumps(list(values))}' data-texts='{json.dumps(texts, ensure_ascii=False)}'"
-    return (
-        f'<label for="set-{name}">{label} <output for="set-{name}">{texts[at]}</output></label>'
-        f'<input type="range" id="set-{name}" name="{name}" min="0" max="{len(values) - 1}" step="1" value="{at}" '
-        f'aria-valuetext="{texts[at]}" {listed}>'
-    )
+    return {"name": name, "label": label, "values": list(values), "at": list(values).index(own), "texts": texts}
 
 
-def _words(name: str, choice: Data) -> str:
+def _words(name: str, choice: Data) -> Data:
     label, options = WORDS[name]
     return _select(name, label, options, choice[name])
 
 
-def _select(name: str, label: str, options: Sequence[Any], own: str) -> str:
-    inner = "".join(
-        f'<option value="{escape(value)}"{" selected" if value == own else ""}>{escape(text)}</option>'
-        for value, text in options
-    )
-    return f'<label for="set-{name}">{label}</label><select id="set-{name}" name="{name}">{inner}</select>'
+def _select(name: str, label: str, options: Sequence[tuple[str, str]], own: str) -> Data:
+    return {"name": name, "label": label, "options": options, "own": own}

@@ -1,23 +1,17 @@
 """The report of a study as one page of HTML that needs nothing else: no file, no font, no network."""
 
 from collections.abc import Sequence
-from functools import cache
-from html import escape
-from importlib.resources import files
 
-from twoaxis.study.figures import Figure
+from twoaxis.display.figures import Figure
+from twoaxis.display.html import render, section
 from twoaxis.study.page.answer import header, verdicts
 from twoaxis.study.page.costs import costs, trade_off
 from twoaxis.study.page.evidence import design, evidence, reproduce, runs
-from twoaxis.study.page.html import section
 from twoaxis.study.page.inside import inside
 from twoaxis.study.page.results import companions, equal, result, speedups, training
 from twoaxis.study.report_data import ReportData
 
 __all__ = ["render_page"]
-
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""What a browser may load for the page: nothing that is not in it."""
 
 
 def render_page(data: ReportData, figures: Sequence[Figure]) -> str:
@@ -28,42 +22,26 @@ def render_page(data: ReportData, figures: Sequence[Figure]) -> str:
         figures: of the same data.
     """
     drawn = {figure.name: figure for figure in figures}
-    sections = {
-        "Verdicts": section("verdicts", "Verdicts", verdicts(data)),
-        "Result": result(data, drawn),
-        "Equal cost": equal(data, drawn),
-        "Speedup": speedups(data, drawn),
-        "Trade-off": trade_off(drawn),
-        "Training": training(drawn),
-        "Companions": companions(data, drawn),
-        "Costs": costs(data, drawn),
-        "Inside": inside(data, drawn),
-        "Evidence": evidence(data),
-        "Reproduce": reproduce(data),
-        "Runs": runs(data),
-        "Design": design(data),
-    }
-    sections = {title: text for title, text in sections.items() if text}
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" '
-        f'content="{POLICY}">\n<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f'<meta name="color-scheme" content="light dark">\n<link rel="icon" href="data:,">\n'
-        f"<title>{escape(data.question)}</title>\n<style>{_file('style.css')}</style>\n</head>\n<body>\n"
-        f'<a class="skip" href="#answer">Skip to the answer</a>\n{_navigation(sections)}\n<main>\n{header(data)}\n'
-        + "\n".join(sections.values())
-        + f"\n</main>\n<footer>twoaxis, {escape(data.made)}. All numbers are in report.json beside this page.</footer>\n"
-        f"<script>{_file('behaviour.js')}</script>\n</body>\n</html>\n"
+    sections = (
+        ("verdicts", "Verdicts", section("verdicts", "Verdicts", verdicts(data))),
+        ("result", "Result", result(data, drawn)),
+        ("equal", "Equal cost", equal(data, drawn)),
+        ("speedup", "Speedup", speedups(data, drawn)),
+        ("trade-off", "Trade-off", trade_off(drawn)),
+        ("training", "Training", training(drawn)),
+        ("companions", "Companions", companions(data, drawn)),
+        ("costs", "Costs", costs(data, drawn)),
+        ("inside", "Inside", inside(data, drawn)),
+        ("evidence", "Evidence", evidence(data)),
+        ("reproduce", "Reproduce", reproduce(data)),
+        ("runs", "Runs", runs(data)),
+        ("design", "Design", design(data)),
     )
-
-
-def _navigation(sections: dict[str, str]) -> str:
-    links = "".join(
-        f'<a href="#{text.partition(chr(34))[2].partition(chr(34))[0]}">{title}</a>' for title, text in sections.items()
+    return render(
+        "twoaxis.study.page/report.html",
+        folder="twoaxis.study.page",
+        title=data.question,
+        header=header(data),
+        sections=[each for each in sections if each[2]],
+        made=data.made,
     )
-    toggle = '<button type="button" class="theme" aria-pressed="false" hidden>Dark</button>'
-    return f'<nav aria-label="Sections"><div class="links">{links}</div>{toggle}</nav>'
-
-
-@cache
-def _file(name: str) -> str:
-    return (files("twoaxis.study.page") / name).read_text(encoding="utf-8")

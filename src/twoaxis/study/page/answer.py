@@ -1,11 +1,12 @@
 """The head of a report: the question, the answer, and the verdict on every arm."""
 
-from collections.abc import Sequence
-from html import escape
+from typing import Any
 
 from twoaxis.display import numbers as words
-from twoaxis.study.page.html import breakable, details, facts
+from twoaxis.display.html import Markup, details, part
 from twoaxis.study.report_data import ArmData, ComparisonData, ReportData
+
+TEMPLATE = "twoaxis.study.page/answer.html"
 
 SIGNS = {"better": "▼", "worse": "▲", "undecided": "◆", "none": "○"}
 """Beside the word of a verdict, so that colour is never alone; down is a lower loss."""
@@ -14,29 +15,14 @@ STRIP = 120
 """Width of the interval on a chip, in pixels."""
 
 
-def header(data: ReportData) -> str:
-    """The question, the answer, and what it rests on."""
+def header(data: ReportData) -> Markup:
+    """The question, the answer, and what it rests on: among it whether the control was trained, or what to change."""
+    gate = None if data.gate is None else {True: "passed", False: "failed", None: "unknown"}[data.gate.passed]
     state = "complete" if data.complete else "incomplete"
-    return (
-        f'<header id="answer"><p class="kicker">Study report <span class="state {state}">{state}</span> '
-        f"<span>made {escape(data.made)}</span></p>"
-        f'<h1>{escape(data.question)}</h1><p class="answer">{escape(data.answer)}</p>{_gate(data)}'
-        f"{problems(data)}{facts(_facts(data))}{''.join(f'<p>{escape(text)}</p>' for text in data.findings)}</header>"
-    )
+    return part(TEMPLATE, "header", data, state, gate, problems(data), _facts(data))
 
 
-def _gate(data: ReportData) -> str:
-    """Whether the control was trained, and what to change where it was not."""
-    gate = data.gate
-    if gate is None:
-        return '<p class="gate unknown">This report has no validity gate, so its verdicts are not to be relied on.</p>'
-    state = {True: "passed", False: "failed", None: "unknown"}[gate.passed]
-    reasons = "".join(f'<p class="error">{escape(reason)}.</p>' for reason in gate.reasons)
-    change = f"<p>{escape(gate.change)}</p>" if gate.change else ""
-    return f'<p class="gate {state}"><strong>Gate {state}.</strong> {escape(gate.sentence)}</p>{reasons}{change}'
-
-
-def problems(data: ReportData) -> str:
+def problems(data: ReportData) -> list[str]:
     """What a reader has to know before the verdicts: runs that are missing, pairs that are none."""
     found = []
     wanted = [run for run in data.runs if run.role != "trial"]
@@ -48,10 +34,10 @@ def problems(data: ReportData) -> str:
         )
     if any(pair.get("problems") for pair in data.pairing.pairs):
         found.append(data.pairing.sentence)
-    return "".join(f'<p class="error">{escape(text)}</p>' for text in found)
+    return found
 
 
-def verdicts(data: ReportData) -> str:
+def verdicts(data: ReportData) -> Markup:
     """One chip for each arm: what the study asks about first, then the companions."""
     scale = _reach(data)
     arms = sorted(
@@ -65,13 +51,9 @@ def verdicts(data: ReportData) -> str:
     kinds = [(one.comparison.verdict if one.comparison else None) or "no verdict" for one in data.contrasts]
     said = ", ".join(f"{kinds.count(word)} {word}" for word in ("better", "worse", "undecided", "no verdict") if word in kinds)
     noun = "contrast between arms, which rules" if len(contrasts) == 1 else "contrasts between arms, which rule"
-    return _list("treatment", asked) + details(
-        f"{len(contrasts)} {noun} out other explanations: {said}", _list("companion", contrasts)
+    return part(TEMPLATE, "chips", "treatment", asked) + details(
+        f"{len(contrasts)} {noun} out other explanations: {said}", part(TEMPLATE, "chips", "companion", contrasts)
     )
-
-
-def _list(kind: str, chips: Sequence[str]) -> str:
-    return f'<ul class="chips {kind}">{"".join(chips)}</ul>' if chips else ""
 
 
 def _facts(data: ReportData) -> list[tuple[str, str]]:
@@ -112,26 +94,24 @@ def _reach(data: ReportData) -> tuple[float, float]:
     return min([*ends, 0.0]), max([*ends, 0.0])
 
 
-def _chip(name: str, comparison: ComparisonData | None, why: str, sentence: str, reach: tuple[float, float]) -> str:
+def _chip(name: str, comparison: ComparisonData | None, why: str, sentence: str, reach: tuple[float, float]) -> dict[str, Any]:
     kind = (comparison.verdict if comparison else None) or "none"
     word = (comparison.remark if comparison else "") or "no verdict"
-    reason, numbers, strip = f'<span class="why">{escape(why)}</span>' if kind == "none" else "", "", ""
-    if comparison is not None:
-        low, high = comparison.simultaneous or comparison.ci95 or (comparison.mean_difference,) * 2
-        family = f", family of {comparison.family}" if comparison.family and comparison.verdict else ""
-        mean = f'<span class="mean">{words.signed(comparison.mean_difference)}</span>'
-        numbers = f'{mean} <span class="ends">{words.interval(low, high)}{family}</span>'
-        strip = _strip(comparison.mean_difference, low, high, reach)
-    verdict = f'<span class="verdict"><span aria-hidden="true">{SIGNS[kind]}</span> {word}</span>'
-    return (
-        f'<li class="chip {kind}" title="{escape(sentence, quote=True)}"><span class="name">{breakable(name)}</span>'
-        f'{verdict}{strip}<span class="numbers">{numbers}{reason}</span></li>'
-    )
+    chip: dict[str, Any] = {"name": name, "kind": kind, "word": word, "why": why, "sentence": sentence, "sign": SIGNS[kind]}
+    if comparison is None:
+        return chip | {"ends": None}
+    low, high = comparison.simultaneous or comparison.ci95 or (comparison.mean_difference,) * 2
+    family = f", family of {comparison.family}" if comparison.family and comparison.verdict else ""
+    return chip | {
+        "mean": words.signed(comparison.mean_difference),
+        "interval": words.interval(low, high) + family,
+        "ends": _strip(comparison.mean_difference, low, high, reach),
+        "width": STRIP,
+    }
 
 
-def _strip(mean: float, low: float, high: float, reach: tuple[float, float]) -> str:
+def _strip(mean: float, low: float, high: float, reach: tuple[float, float]) -> list[float]:
+    """Where zero, both ends and the mean lie on a chip, in pixels."""
     span = reach[1] - reach[0] or 1.0
-    at = [round(5 + (STRIP - 10) * (min(max(end, reach[0]), reach[1]) - reach[0]) / span, 1) for end in (0.0, low, mean, high)]
-    drawn = f'<path class="zero" d="M{at[0]} 0V14"/><path class="line" d="M{at[1]} 7H{at[3]}"/>'
-    size = f'width="{STRIP}" height="14" viewBox="0 0 {STRIP} 14"'
-    return f'<svg class="strip" {size} aria-hidden="true">{drawn}<circle cx="{at[2]}" cy="7" r="3.6"/></svg>'
+    ends = (0.0, low, mean, high)
+    return [round(5 + (STRIP - 10) * (min(max(end, reach[0]), reach[1]) - reach[0]) / span, 1) for end in ends]

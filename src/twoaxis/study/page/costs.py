@@ -3,7 +3,7 @@
 import statistics
 
 from twoaxis.display import numbers as words
-from twoaxis.study.page.html import Cell, Markup, Number, figure, number, paragraph, section, table
+from twoaxis.display.html import Cell, Markup, Number, figure, number, paragraph, section, table
 from twoaxis.study.page.results import Figures
 from twoaxis.study.report.tables import RATE_COLUMNS, rate_rows
 from twoaxis.study.report_data import ReportData
@@ -141,7 +141,9 @@ def _tuning(data: ReportData) -> str:
             if loss is None:
                 cells.append("diverged" if rate in losses else None)
             else:
-                cells.append(Markup(f"<strong>{words.loss(loss)}</strong> ✓") if chosen else Number(words.loss(loss), loss))
+                cells.append(
+                    Markup("<strong>{}</strong> ✓").format(words.loss(loss)) if chosen else Number(words.loss(loss), loss)
+                )
         rows.append((name, *cells))
     each = f"A trial reads {words.count(tuning.tokens_each)} tokens. " if tuning.tokens_each else ""
     edge = (

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from html import escape
 from typing import Any
 
 from twoaxis.display import numbers as words
+from twoaxis.display.html import Cell, bullets, code, details, heading, number, paragraph, part, section, table
 from twoaxis.study.page.costs import setting
-from twoaxis.study.page.html import Cell, bullets, details, number, paragraph, section, table
 from twoaxis.study.report_data import ReportData, RunData
 
 
@@ -17,27 +16,23 @@ def evidence(data: ReportData) -> str:
     return section(
         "evidence",
         "How far the evidence reaches",
-        "<h3>Decision rule</h3>",
+        heading("Decision rule"),
         paragraph(data.decision_rule),
-        "<h3>Pairing</h3>",
+        heading("Pairing"),
         paragraph(data.pairing.sentence, broken),
-        "<h3>What would overturn it</h3>",
+        heading("What would overturn it"),
         paragraph(data.overturn),
-        "<h3>Limits of the evidence</h3>",
+        heading("Limits of the evidence"),
         bullets(data.limits),
     )
 
 
 def reproduce(data: ReportData) -> str:
     """The command, where the runs were made, and every setting."""
-    command = (
-        f'<div class="command"><pre id="command" tabindex="0"><code>{escape(data.command)}</code></pre>'
-        '<button type="button" class="copy" data-copy="command">Copy</button><span class="spoken" role="status"></span></div>'
-    )
     return section(
         "reproduce",
         "Reproduce it",
-        command,
+        part("twoaxis.study.page/answer.html", "command", data.command),
         details("Environment", _environments(data)),
         details("Every setting", _settings(data), _differences(data)),
     )
@@ -65,7 +60,7 @@ def runs(data: ReportData) -> str:
 def design(data: ReportData) -> str:
     """The design as it was decided, in the form of its file."""
     text = json.dumps(data.design, indent=1, ensure_ascii=False)
-    return section("design", "Design", details("study.json", f'<pre tabindex="0">{escape(text)}</pre>'))
+    return section("design", "Design", details("study.json", code(text)))
 
 
 def _run(run: RunData) -> tuple[Cell, ...]:

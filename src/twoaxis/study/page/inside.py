@@ -2,8 +2,8 @@
 
 from twoaxis.audit.result import Ablation, Audit
 from twoaxis.display import numbers as words
+from twoaxis.display.html import Cell, Number, details, figure, number, paragraph, section, table
 from twoaxis.study.figures.audits import audit_name, read_audit
-from twoaxis.study.page.html import Cell, Number, details, figure, number, paragraph, section, table
 from twoaxis.study.page.results import Figures
 from twoaxis.study.report_data import ReportData
 

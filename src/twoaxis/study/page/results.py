@@ -3,10 +3,7 @@
 from collections.abc import Mapping
 
 from twoaxis.display import numbers as words
-from twoaxis.study.figures import Figure
-from twoaxis.study.figures.budgets import SPENT
-from twoaxis.study.figures.differences import CHARGES
-from twoaxis.study.page.html import (
+from twoaxis.display.html import (
     Cell,
     Markup,
     Number,
@@ -21,6 +18,9 @@ from twoaxis.study.page.html import (
     section,
     table,
 )
+from twoaxis.study.figures import Figure
+from twoaxis.study.figures.budgets import SPENT
+from twoaxis.study.figures.differences import CHARGES
 from twoaxis.study.report_data import Charge, ComparisonData, ReportData, SpeedupData
 
 COMPARED = ("difference", "simultaneous interval", "verdict", "family", "own 95 %", "bootstrap", "p, corrected", "power")
@@ -97,7 +97,7 @@ def companions(data: ReportData, figures: Figures) -> str:
     for found in data.contrasts:
         why = data.arms[found.against].why if found.against in data.arms else ""
         compared = _compared(found.comparison, found.no_verdict or "no verdict")
-        pair = Markup(f"{breakable(found.arm)} {words.MINUS}<br>{breakable(found.against)}")
+        pair = Markup("{} {}<br>{}").format(breakable(found.arm), words.MINUS, breakable(found.against))
         rows.append((pair, why, _matched(found.matched), *compared))
     columns = ("difference of", "what the companion is for", "matched", *COMPARED)
     caption = "Arms minus their companions, nats per token; below zero means that the arm is better than the companion."
