@@ -46,7 +46,7 @@ def load() -> Callable[[Sequence[str]], int]:
     twoaxis.planner.page.document.planner_page = lambda *_: "<html></html>\n"
     # The processes of a study run in its own, where they share its disk.
     for module in (twoaxis.study.running, twoaxis.study.running.engine):
-        module.run_process = lambda command, log, *_: run_here(main, command, log)
+        setattr(module, "run_process", lambda command, log, *_: run_here(main, command, log))  # noqa: B010, of two modules
     return main
 
 

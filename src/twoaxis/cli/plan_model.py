@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from twoaxis.cli.output import print_item, print_json
+from twoaxis.cli.output import print_json
 from twoaxis.core.errors import ConfigError, nearest, problem
+from twoaxis.display.tables import print_item
 
 if TYPE_CHECKING:
     from twoaxis.planner.comparison import Budget

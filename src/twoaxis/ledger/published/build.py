@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from importlib import import_module
 from io import StringIO
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -135,7 +135,7 @@ class quietly(ExitStack):
         self.enter_context(redirect_stdout(StringIO()))
         return self
 
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> Literal[False]:
         super().__exit__(None, None, None)
         if isinstance(error, Exception) and not isinstance(error, ConfigError):
             said = " ".join(str(error).split()) or type(error).__name__

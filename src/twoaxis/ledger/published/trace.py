@@ -1,7 +1,7 @@
 """Counts what each sublayer of a built model computes, saves and caches, by running it on the meta device."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -21,7 +21,7 @@ GATHERS = {torch.ops.aten.index, torch.ops.aten.index_select}
 OUTSIDE = (-1, -1)
 """The place of what runs between sublayers and around the layers."""
 
-Groups = dict[int, Sequence[Sequence[torch.nn.Module]]]
+Groups = Mapping[int, Sequence[Sequence[torch.nn.Module]]]
 
 
 @dataclass(frozen=True)
