@@ -1,5 +1,6 @@
 """A tiny study on a tiny corpus, and a trainer that follows a script instead of training."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,22 @@ def study(study_data: dict[str, Any]) -> StudyConfig:
 @pytest.fixture
 def trainer(study: StudyConfig, tmp_path: Path) -> FakeTrainer:
     return FakeTrainer(study, tmp_path / "study", tmp_path / "script.json")
+
+
+@pytest.fixture(scope="session")
+def finished_folder(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny study, finished; copy it, never change it."""
+    folder = tmp_path_factory.mktemp("finished")
+    trainer = FakeTrainer(StudyConfig.from_data(tiny_study(corpus)), folder / "study", folder / "script.json")
+    trainer.run()
+    return trainer.folder
+
+
+@pytest.fixture
+def finished(trainer: FakeTrainer, finished_folder: Path) -> FakeTrainer:
+    """A trainer of the tiny study whose runs are all there already."""
+    shutil.copytree(finished_folder, trainer.folder)
+    return trainer
 
 
 @pytest.fixture(scope="session")

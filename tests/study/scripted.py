@@ -5,8 +5,10 @@ import random
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
+from twoaxis.model import DecoderConfig
 from twoaxis.study import StudyConfig
 from twoaxis.study.planning import plan_study
 from twoaxis.study.planning.costs import flops_per_step
@@ -36,6 +38,18 @@ def fake_timer(recipes: Mapping[str, TrainConfig]) -> Timing:
     )
 
 
+@cache
+def _plan(study: str) -> StudyPlan:
+    """The plan of a design; the same design is planned once for all tests."""
+    return plan_study(StudyConfig.from_data(json.loads(study)), fake_timer)
+
+
+@cache
+def _parameters(model: str) -> list[str]:
+    """The names of the parameters of a model."""
+    return sorted(initial_values(DecoderConfig.from_record({**json.loads(model), "vocab_size": 256})))
+
+
 @dataclass
 class FakeTrainer:
     """Runs the study with scripted runs.
@@ -58,10 +72,10 @@ class FakeTrainer:
 
     @property
     def plan(self) -> StudyPlan:
-        return plan_study(self.study, fake_timer)
+        return _plan(json.dumps(self.study.to_data()))
 
     def command(self) -> Callable[[Path, Path], list[str]]:
-        parameters = {arm.name: sorted(initial_values(arm.train_config(arm.seeds[0]).decoder(256))) for arm in self.plan.arms}
+        parameters = {arm.name: _parameters(json.dumps(arm.recipe["model"])) for arm in self.plan.arms}
         script = {
             "parameters": parameters,
             "actions": self.actions,

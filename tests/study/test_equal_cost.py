@@ -1,15 +1,28 @@
 """Comparisons at equal cost: the control's loss at the cost of an arm is read off its own runs, and never guessed."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from twoaxis.study import StudyConfig
 from twoaxis.study.report_data import ReportData
+from twoaxis.study.running.folder import RunKey, RunRecord
 
+from .conftest import tiny_study
 from .scripted import FakeTrainer
 
 BUDGET_MULTIPLES = {"steps": 60, "ladder": [0.5, 0.75, 1.5, 2.0]}
+
+
+@pytest.fixture(scope="module")
+def ran(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[FakeTrainer, dict[RunKey, RunRecord]]:
+    """Runs with one losing arm at several budgets of the control; read them only, and analyse them under any rule."""
+    folder = tmp_path_factory.mktemp("ran")
+    study = StudyConfig.from_data({**tiny_study(corpus), "budget": BUDGET_MULTIPLES})
+    trainer = FakeTrainer(study, folder / "study", folder / "script.json")
+    trainer.spread(local=-0.01)
+    return trainer, trainer.run()
 
 
 @pytest.fixture
@@ -21,9 +34,11 @@ def _report(trainer: FakeTrainer) -> ReportData:
     return trainer.analyse()
 
 
-def test_an_expensive_arm_is_compared_with_a_control_that_spends_as_much(trainer: FakeTrainer) -> None:
-    trainer.spread(local=-0.01)
-    report = _report(trainer)
+def test_an_expensive_arm_is_compared_with_a_control_that_spends_as_much(
+    ran: tuple[FakeTrainer, dict[RunKey, RunRecord]],
+) -> None:
+    trainer, records = ran
+    report = trainer.analyse(records)
     local = report.arms["local"]
     tokens, flops = local.charged["tokens"], local.charged["flops"]
     assert tokens.comparison is not None and flops.comparison is not None
@@ -41,13 +56,13 @@ def test_an_expensive_arm_is_compared_with_a_control_that_spends_as_much(trainer
     assert len(report.curves["flops"].points) == 15 and all(p.residual is not None for p in report.curves["flops"].points)
 
 
-def test_the_design_says_which_charge_decides(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
-    trainer.spread(local=-0.01)
+def test_the_design_says_which_cost_decides(
+    study_data: dict[str, Any], trainer: FakeTrainer, ran: tuple[FakeTrainer, dict[RunKey, RunRecord]]
+) -> None:
     for charge, verdict in (("tokens", "better"), ("flops", "worse"), ("seconds", "worse")):
         data = {**study_data, "budget": BUDGET_MULTIPLES, "decision": {"smallest_effect": 0.05, "charge": charge}}
         trainer.study = StudyConfig.from_data(data)
-        trainer.folder = trainer.folder.with_name(charge)
-        report = _report(trainer)
+        report = trainer.analyse(ran[1])
         assert report.arms["local"].verdict == verdict
         assert f"at equal {charge.replace('flops', 'FLOPs')}" in report.arms["local"].sentence
 

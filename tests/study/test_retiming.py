@@ -2,6 +2,7 @@
 
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ from twoaxis.study.report import read_study_folder
 from twoaxis.study.report.analysis import analyse
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.running import time_again
-from twoaxis.study.running.folder import StudyFolder
+from twoaxis.study.running.folder import RunKey, RunRecord, StudyFolder
 from twoaxis.study.timing import Timing, disagreement, pooled
 
+from .conftest import tiny_study
 from .scripted import FakeTrainer, fake_timer
 
 BUDGET_MULTIPLES = {"steps": 60, "ladder": [0.5, 0.75, 1.5, 2.0]}
+
+Ran = tuple[FakeTrainer, dict[RunKey, RunRecord]]
 
 
 def noisy(draw: random.Random, effects: dict[str, float], noise: float = 0.02, rounds: int = 15) -> Timing:
@@ -66,14 +70,20 @@ def fake_both(factor: float) -> Timing:
     )
 
 
-@pytest.fixture
-def study(study_data: dict[str, Any]) -> StudyConfig:
-    return StudyConfig.from_data({**study_data, "budget": BUDGET_MULTIPLES})
-
-
-def analysed(trainer: FakeTrainer, after: Timing | None) -> ReportData:
+@pytest.fixture(scope="module")
+def ran(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Runs at several budgets of the control; read them only, and analyse them with any second timing."""
+    folder = tmp_path_factory.mktemp("ran")
+    study = StudyConfig.from_data({**tiny_study(corpus), "budget": BUDGET_MULTIPLES})
+    trainer = FakeTrainer(study, folder / "study", folder / "script.json")
     trainer.spread(local=-0.01)
-    return analyse(trainer.study, trainer.plan, trainer.run(), trainer.baselines, timing_after=after)
+    return trainer, trainer.run()
+
+
+def analysed(ran: Ran, after: Timing | None, **decision: Any) -> ReportData:
+    trainer, records = ran
+    study = trainer.study.replace(decision={"smallest_effect": 0.05, **decision})
+    return analyse(study, trainer.plan, records, trainer.baselines, timing_after=after)
 
 
 def shifted(trainer: FakeTrainer, arm: str, factor: float) -> Timing:
@@ -82,8 +92,8 @@ def shifted(trainer: FakeTrainer, arm: str, factor: float) -> Timing:
     return timing.replace(seconds={**timing.seconds, arm: tuple(factor * one for one in timing.seconds[arm])})
 
 
-def test_timings_that_disagree_leave_no_verdict_at_equal_seconds(trainer: FakeTrainer) -> None:
-    report = analysed(trainer, shifted(trainer, "local", 1.1))
+def test_timings_that_disagree_leave_no_verdict_at_equal_seconds(ran: Ran) -> None:
+    report = analysed(ran, shifted(ran[0], "local", 1.1))
     assert report.timing is not None and report.timing.agree is False
     assert report.timing.sentence == (
         "seconds before and after the runs disagree by more than their error: local by a factor of 1.100"
@@ -97,27 +107,24 @@ def test_timings_that_disagree_leave_no_verdict_at_equal_seconds(trainer: FakeTr
     assert not any("equal seconds" in finding for finding in report.findings)
 
 
-def test_timings_that_agree_are_used_together(trainer: FakeTrainer) -> None:
-    report = analysed(trainer, shifted(trainer, "plain", 1.0))
+def test_timings_that_agree_are_used_together(ran: Ran) -> None:
+    report = analysed(ran, shifted(ran[0], "plain", 1.0))
     assert report.timing is not None and report.timing.agree and report.timing.seconds_after == report.timing.seconds
     one = report.arms["local"].charged["seconds"].comparison
     assert one is not None and one.verdict and "seconds" in report.arms["local"].speedup
     assert any("At equal seconds" in finding for finding in report.findings)
 
 
-def test_one_timing_is_not_enough(trainer: FakeTrainer) -> None:
-    report = analysed(trainer, None)
+def test_one_timing_is_not_enough(ran: Ran) -> None:
+    report = analysed(ran, None)
     assert report.timing is not None and report.timing.agree is None
     assert "before the runs only" in report.arms["local"].charged["seconds"].unavailable
-    elsewhere = shifted(trainer, "plain", 1.0).replace(environment={"threads": 8})
-    report = analyse(trainer.study, trainer.plan, trainer.run(), trainer.baselines, timing_after=elsewhere)
+    report = analysed(ran, shifted(ran[0], "plain", 1.0).replace(environment={"threads": 8}))
     assert report.timing is not None and "different machines" in report.timing.sentence
 
 
-def test_a_design_decided_by_seconds_has_no_verdict_then(study_data: dict[str, Any], trainer: FakeTrainer) -> None:
-    decision = {"smallest_effect": 0.05, "charge": "seconds"}
-    trainer.study = StudyConfig.from_data({**study_data, "budget": BUDGET_MULTIPLES, "decision": decision})
-    report = analysed(trainer, shifted(trainer, "local", 1.1))
+def test_a_design_decided_by_seconds_has_no_verdict_then(ran: Ran) -> None:
+    report = analysed(ran, shifted(ran[0], "local", 1.1), charge="seconds")
     assert report.arms["local"].verdict is None and report.arms["local"].no_verdict.startswith("seconds before and after")
     assert report.answer.startswith("No verdict")
 

@@ -1,12 +1,11 @@
 """Running, resuming and surviving: every run in its own process, none of which can take the study with it."""
 
-import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,12 +17,12 @@ from twoaxis.study import StudyConfig
 from twoaxis.study.planning import plan_study
 from twoaxis.study.report import read_study_folder
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.running import train_command
+from twoaxis.study.running import run_study, train_command
 from twoaxis.study.running.engine import LocalEngine
 from twoaxis.study.running.folder import RunKey, StudyFolder, run_keys
 from twoaxis.study.running.progress import Forecast, LineCount, PlainStudyProgress
 
-from .scripted import FAKE, FakeTrainer
+from .scripted import FakeTrainer, fake_timer
 
 
 def test_runs_every_arm_and_seed_in_rotating_order(trainer: FakeTrainer) -> None:
@@ -82,20 +81,18 @@ CHANGES: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("change", "message"), [case[1:] for case in CHANGES], ids=[case[0] for case in CHANGES])
 def test_refuses_a_changed_study(
-    trainer: FakeTrainer, study_data: dict[str, Any], change: dict[str, Any], message: str
+    finished: FakeTrainer, study_data: dict[str, Any], change: dict[str, Any], message: str
 ) -> None:
-    trainer.run()
     with pytest.raises(StudyError, match=rf"{message}.*run in a new folder"):
-        trainer.run(StudyConfig.from_data(study_data | change))
-    assert len(trainer.order) == 9
+        finished.run(StudyConfig.from_data(study_data | change))
+    assert len(finished.order) == 9
 
 
-def test_refuses_a_run_made_with_another_recipe(trainer: FakeTrainer) -> None:
-    trainer.run()
-    path = trainer.folder / "runs/local/seed-1/config.json"
+def test_refuses_a_run_made_with_another_recipe(finished: FakeTrainer) -> None:
+    path = finished.folder / "runs/local/seed-1/config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"batch_size": 8}))
     with pytest.raises(StudyError, match=r"local seed 1: .*batch_size=8 there, 4 in this recipe"):
-        trainer.run()
+        finished.run()
 
 
 def test_refuses_a_second_process(trainer: FakeTrainer) -> None:
@@ -109,41 +106,42 @@ def test_refuses_a_folder_that_cannot_be_made(trainer: FakeTrainer) -> None:
         trainer.run()
 
 
-PROGRAM = """
-import json
-import signal
-import sys
-from pathlib import Path
-from twoaxis.study import StudyConfig
-from twoaxis.study.running.progress import PlainStudyProgress
-from twoaxis.study.running import run_study
-from twoaxis.study.timing import Timing
-# A shell that runs tests in the background lets them ignore it.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-fake, script, study, folder = sys.argv[1:]
-command = lambda recipe, run: [sys.executable, "-I", "-S", fake, script, str(recipe), str(run)]
-def timer(recipes):
-    zero = dict.fromkeys(recipes, 0)
-    seconds = {name: (1.0, 1.0) for name in recipes}
-    return Timing(warmup_steps=0, steps_in_a_turn=1, seconds=seconds, state_bytes=zero, saved_bytes=zero, environment={})
-study = StudyConfig.from_data(json.loads(Path(study).read_text()))
-run_study(study, folder, command=command, progress=PlainStudyProgress(), timer=timer)
-"""
+def start(trainer: FakeTrainer, folder: Path, said: Path) -> int:
+    """Runs the study in a fork, which has everything loaded and so begins at once; returns its process id."""
+    command = trainer.command()
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        # A shell that runs tests in the background lets them ignore it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with open(said, "a", buffering=1) as sys.stderr:
+            try:
+                run_study(trainer.study, folder, command=command, progress=PlainStudyProgress(), timer=fake_timer)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def status_of(child: int) -> int:
+    """Waits for a fork; returns its exit code, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_everything_resumable(trainer: FakeTrainer, tmp_path: Path, number: int) -> None:
     trainer.step_seconds = 0.5
-    trainer.command()
-    (tmp_path / "study.json").write_text(json.dumps(trainer.study.to_data()))
-    arguments = [str(FAKE), str(trainer.script), str(tmp_path / "study.json"), str(trainer.folder)]
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stderr=subprocess.PIPE, text=True)
+    child = start(trainer, trainer.folder, tmp_path / "said.txt")
     metrics = trainer.folder / "runs/plain/seed-0/metrics.jsonl"
     while not (metrics.exists() and metrics.stat().st_size):
-        assert process.poll() is None, process.communicate()[1]
+        assert os.waitpid(child, os.WNOHANG) == (0, 0), (tmp_path / "said.txt").read_text()
         time.sleep(0.05)
-    os.kill(process.pid, number)
-    said = process.communicate()[1]
+    os.kill(child, number)
+    assert status_of(child) == 1
+    said = (tmp_path / "said.txt").read_text()
     assert "KeyboardInterrupt" in said
     assert "run 1 of 9: plain seed 0" in said
     record = StudyFolder(trainer.folder).record(RunKey("plain", 0))
@@ -171,24 +169,16 @@ def test_a_killed_runner_and_the_same_command_again_yield_the_same_report(traine
     )
     trainer.spread(delta=-0.1)
     trainer.step_seconds = 0.01
-    trainer.command()
-    (tmp_path / "study.json").write_text(json.dumps(trainer.study.to_data()))
-
-    def call(folder: Path) -> "subprocess.Popen[str]":
-        arguments = [str(FAKE), str(trainer.script), str(tmp_path / "study.json"), str(folder)]
-        return subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stderr=subprocess.DEVNULL, text=True)
-
-    assert call(tmp_path / "whole" / "study").wait() == 0
+    said, never_killed = tmp_path / "said.txt", tmp_path / "whole" / "study"
+    assert status_of(start(trainer, never_killed, said)) == 0
     random = Random(0)
     for _ in range(4):
-        process = call(trainer.folder)
-        # A call takes a second or two to import, and then some for its runs.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(random.uniform(1.5, 4.0))
-        process.kill()
-        process.wait()
-    assert call(trainer.folder).wait() == 0
-    killed, whole = (_same(read_study_folder(folder)) for folder in (trainer.folder, tmp_path / "whole" / "study"))
+        child = start(trainer, trainer.folder, said)
+        time.sleep(random.uniform(0.1, 1.0))
+        os.kill(child, signal.SIGKILL)
+        status_of(child)
+    assert status_of(start(trainer, trainer.folder, said)) == 0
+    killed, whole = (_same(read_study_folder(folder)) for folder in (trainer.folder, never_killed))
     assert killed["complete"] and killed == whole
 
 
