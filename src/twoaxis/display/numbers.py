@@ -151,6 +151,19 @@ def count_text(value: float) -> str:
     return f"{value:.0f}" if abs(value) < 1000 else amount(value, COUNTS)
 
 
+def short_count(value: float) -> str:
+    """A count in a sentence, with no digits that say nothing.
+
+    Example:
+        >>> short_count(1_000_000), short_count(1_250_000), short_count(30)
+        ('1 M', '1.25 M', '30')
+    """
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.0f}"
+
+
 def seconds_text(value: float) -> str:
     """Seconds in the largest of s, ms and µs that they reach.
 

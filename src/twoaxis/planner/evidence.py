@@ -7,7 +7,7 @@ from typing import Any, Literal
 from twoaxis.core.kept_reports import KeptReport, kept_reports
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.depth import DEPTH
-from twoaxis.display.numbers import count_text, signed
+from twoaxis.display.numbers import short_count, signed
 from twoaxis.planner.methods import Goal
 
 Verdict = Literal["better", "undecided", "worse"]
@@ -251,5 +251,5 @@ def _scale(report: Mapping[str, Any]) -> str:
     arms = [arm for arm in report["arms"].values() if arm.get("role", "treatment") in ("control", "treatment")]
     sizes = [arm["parameters"] for arm in arms if arm.get("parameters")]
     tokens = sorted({arm["tokens"] for arm in arms if arm.get("tokens")})
-    said = f"models of {count_text(min(sizes))} to {count_text(max(sizes))} parameters" if sizes else "models of unknown size"
-    return f"{said}, {' or '.join(count_text(each) for each in tokens)} tokens a run" if tokens else said
+    said = f"models of {short_count(min(sizes))} to {short_count(max(sizes))} parameters" if sizes else "models of unknown size"
+    return f"{said}, {' or '.join(short_count(each) for each in tokens)} tokens a run" if tokens else said
