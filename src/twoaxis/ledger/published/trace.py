@@ -243,7 +243,7 @@ def _caches(out: Any, n_layers: int) -> dict[int, tuple[list[Tensor], int | None
     return {}
 
 
-def _watch_ends(groups: dict[int, Any], ends: dict[tuple[int, int], tuple[Any, Any]]) -> Iterator[Any]:
+def _watch_ends(groups: Mapping[int, Any], ends: dict[tuple[int, int], tuple[Any, Any]]) -> Iterator[Any]:
     """Notes the input of each sublayer's first module and the output of its last one."""
     for layer, sublayers in groups.items():
         for at, modules in enumerate(sublayers):
