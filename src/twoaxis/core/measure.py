@@ -1,20 +1,178 @@
-"""What any module holds, counts and learns from: measurements that need no model of ours."""
+"""What any computation reads, makes, saves for its backward pass and takes in operations; no model of ours is needed.
 
-from collections.abc import Callable, Iterable
+All of it holds for tensors without memory too, so that the largest model is measured as fast as a small one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 PAIR_PRODUCTS = ("bmm", "baddbmm", "scaled_dot_product")
 
+SHAPE_ONLY = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
+"""Operations that take a tensor for its shape and dtype and read no element of it."""
+
+NOTHING_MOVED = (
+    "empty",
+    "new_empty",
+    "view",
+    "alias",
+    "lift_fresh",
+    "detach",
+    "expand",
+    "permute",
+    "transpose",
+    "slice",
+    "select",
+    "split",
+    "unbind",
+    "squeeze",
+    "unsqueeze",
+)
+"""Operations that move nothing."""
+
 
 def tensors(value: Any) -> list[Tensor]:
     """Every tensor of a nested value, in order."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+class Operation:
+    """One operation that PyTorch has run."""
+
+    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self.function, self.args, self.kwargs, self.result = function, args, kwargs, result
+
+    @property
+    def name(self) -> str:
+        """Its name, the same for all overloads and for the form in place."""
+        return self.function.overloadpacket.__name__.strip("_")
+
+    @cached_property
+    def given(self) -> list[Tensor]:
+        """The tensors it was given."""
+        return tensors((self.args, self.kwargs))
+
+    @cached_property
+    def made(self) -> list[Tensor]:
+        """The tensors it has returned."""
+        return tensors(self.result)
+
+    @property
+    def moves(self) -> bool:
+        """Whether it reads or writes elements, and does not only name some."""
+        return not self.name.startswith(NOTHING_MOVED)
+
+
+class Operations(TorchDispatchMode):
+    """Calls back with every operation that PyTorch runs, those of backward passes included.
+
+    Args:
+        note: called behind each operation.
+        decompose: whether an operation that consists of others is reported as these.
+
+    Example:
+        >>> names = []
+        >>> with Operations(lambda operation: names.append(operation.name)):
+        ...     _ = torch.ones(2, 2) @ torch.ones(2, 2)
+        >>> names
+        ['ones', 'ones', 'mm']
+    """
+
+    def __init__(self, note: Callable[[Operation], None], decompose: bool = False) -> None:
+        super().__init__()
+        self._note, self._decompose = note, decompose
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs the operation and reports it."""
+        kwargs = kwargs or {}
+        if self._decompose:
+            # Inference mode would hide them.
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        self._note(Operation(func, args, kwargs, result))
+        return result
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Identifies the storage behind a tensor, which its views share, with memory or without."""
+    return tensor.untyped_storage()._cdata
+
+
+class Elements:
+    """A set of tensor elements, each counted once however many tensors or slices show it."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, Tensor | None] = {}
+        # Held, so that no other storage takes its place.
+        self._shown: dict[int, Tensor] = {}
+
+    def add(self, tensor: Tensor) -> None:
+        """Adds the elements of a tensor or of a slice of one."""
+        key, count = storage_of(tensor), tensor.untyped_storage().nbytes() // tensor.element_size()
+        self._shown.setdefault(key, tensor)
+        if key in self._seen and self._seen[key] is None:
+            return
+        if tensor.numel() == count and tensor.is_contiguous():
+            self._seen[key] = None
+            return
+        seen = self._seen.setdefault(key, torch.zeros(count, dtype=torch.bool, device="cpu"))
+        assert seen is not None
+        # What is expanded shows one element many times.
+        shape = [size if stride else min(size, 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+        seen.as_strided(shape, tensor.stride(), tensor.storage_offset()).fill_(True)
+
+    def bytes(self) -> int:
+        """Bytes of all of them."""
+        found = 0
+        for key, seen in self._seen.items():
+            shown = self._shown[key]
+            found += shown.untyped_storage().nbytes() if seen is None else int(seen.sum()) * shown.element_size()
+        return found
+
+
+def new_bytes(made: Any, given: Any) -> int:
+    """Bytes of the tensors in `made` that are neither those in `given` nor views of them."""
+    known, found = {storage_of(tensor) for tensor in tensors(given)}, Elements()
+    for tensor in tensors(made):
+        if storage_of(tensor) not in known:
+            found.add(tensor)
+    return found.bytes()
+
+
+class Reads:
+    """The elements of given tensors that operations touch; to take a view or a shape touches none.
+
+    A slice counts as the slice, and an operation on the whole tensor as the whole of it.
+    """
+
+    def __init__(self, given: Iterable[Tensor]) -> None:
+        self._given = {storage_of(tensor) for tensor in given}
+        self.touched = Elements()
+
+    def note(self, operation: Operation) -> None:
+        """Adds what one operation reads."""
+        inputs, outputs = operation.given, operation.made
+        given = [tensor for tensor in inputs if storage_of(tensor) in self._given]
+        if not given:
+            return
+        known = {storage_of(tensor) for tensor in inputs}
+        views_only = bool(outputs) and all(storage_of(tensor) in known for tensor in outputs)
+        is_view = views_only and not operation.function._schema.is_mutable
+        if not is_view and operation.function.overloadpacket.__name__ not in SHAPE_ONLY:
+            for tensor in given:
+                self.touched.add(tensor)
 
 
 def product_flops(run: Callable[[], Any]) -> tuple[int, int]:
@@ -36,23 +194,30 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 def storage_bytes(found: Iterable[Tensor]) -> int:
     """Bytes of the distinct storages behind these tensors."""
-    return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in found)}.values())
+    return sum({storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in found}.values())
+
+
+@contextmanager
+def saved_for_backward() -> Iterator[list[Tensor]]:
+    """Collects the tensors that autograd saves for the backward pass within the block."""
+    saved: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        yield saved
 
 
 def saved_bytes(run: Callable[[], Any], known: Callable[[Any], Iterable[Tensor]]) -> int:
-    """Bytes of the distinct storages that autograd keeps, other than those of known tensors.
+    """Bytes of the distinct storages that autograd saves for the backward pass, other than those of known tensors.
 
     Args:
         run: what is measured.
         known: given what `run` returned, the parameters, inputs and outputs that are alive anyway.
     """
-    kept: list[Tensor] = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
+    with saved_for_backward() as saved:
         result = run()
-    alive = {t.untyped_storage().data_ptr() for t in known(result)}
-    return storage_bytes(t for t in kept if t.untyped_storage().data_ptr() not in alive)
+    alive = {storage_of(tensor) for tensor in known(result)}
+    return storage_bytes(tensor for tensor in saved if storage_of(tensor) not in alive)

@@ -190,6 +190,9 @@ def _slide(x: Float[Tensor, "B R C"], taps: Float[Tensor, "C k"]) -> Float[Tenso
     """The sum at each place where the taps overlap the tokens, R + k - 1 of them; the first R end at each token in turn."""
     C, kernel = taps.shape
     y = F.conv2d(x.transpose(1, 2).unsqueeze(2), taps.view(C, 1, 1, kernel), groups=C, padding=(0, kernel - 1))
+    if y.is_meta:
+        # The meta device says that channels lie first, where libraries put them last.
+        y = torch.empty_like(y, memory_format=torch.channels_last)
     return y.squeeze(2).transpose(1, 2)
 
 

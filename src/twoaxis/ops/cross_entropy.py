@@ -43,7 +43,8 @@ def linear_cross_entropy(
     if impl == "reference":
         logits = hidden @ weight.T
         return F.cross_entropy(logits.to(statistics_dtype(logits)), targets, ignore_index=IGNORE, reduction="sum")
-    if torch.is_autocast_enabled(hidden.device.type):
+    # The meta device knows no autocast.
+    if torch.amp.is_autocast_available(hidden.device.type) and torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         with torch.autocast(hidden.device.type, enabled=False):

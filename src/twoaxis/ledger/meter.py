@@ -1,0 +1,165 @@
+"""The meter: runs a part of a model on tensors without memory, in the engine and precision that will run, and watches it.
+
+Everything depends on shapes and dtypes alone. So no memory is declared: states, saved activations, traffic and caches of any
+mixer are what the meter finds.
+
+Letters: B batch, T position, D width.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
+from typing import Any, Literal, ParamSpec, TypeVar, cast
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from twoaxis.core.measure import Operation, Operations, Reads, new_bytes, saved_for_backward, storage_bytes, storage_of, tensors
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+"""Of numbers of the model, by their bytes."""
+
+Mode = Literal["eager", "autocast", "compiled"]
+"""What runs: the hand-written engines; the same under bfloat16 autocast; the plain forms that `torch.compile` takes."""
+
+
+def measured_once(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """An `lru_cache` that keeps the types of arguments, for configurations are hashable although type checkers doubt it."""
+    return lambda function: cast("Callable[P, R]", lru_cache(maxsize)(function))
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Operations that move something, each a kernel where nothing is compiled.
+
+    Attributes:
+        count: of operations.
+        bytes: that they read and write.
+    """
+
+    count: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: "Kernels") -> "Kernels":
+        return Kernels(self.count + other.count, self.bytes + other.bytes)
+
+
+@contextmanager
+def without_memory(mode: Mode) -> Iterator[None]:
+    """Makes tensors without memory within the block, and runs engines as this mode does."""
+    if mode == "autocast":
+        # The meta device knows no autocast, so tensors say that they lie on the CPU.
+        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), torch.autocast("cpu", torch.bfloat16):
+            yield
+    elif mode == "compiled":
+        with torch.device("meta"), patch("torch.compiler.is_compiling", return_value=True), _AttentionOfCPU():
+            yield
+    else:
+        with torch.device("meta"), _AttentionOfCPU():
+            yield
+
+
+class _AttentionOfCPU(TorchFunctionMode):
+    """Attention on the meta device as the engine computes it that runs on a CPU, and not from its products."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.nn.functional.scaled_dot_product_attention or args[0].device.type != "meta":
+            return func(*args, **kwargs)
+        query, mask = args[0], kwargs.get("attn_mask")
+        if mask is not None and mask.dtype == torch.bool:
+            mask = torch.where(mask, 0.0, -torch.inf).to(query.dtype)
+        engine = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        causal = kwargs.get("is_causal", False)
+        return engine(*args[:3], 0.0, causal, attn_mask=mask, scale=kwargs.get("scale"))[0]
+
+
+def placed(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module, built on the meta device, where the tensors of this block are."""
+    device = torch.get_default_device()
+    return module.to(dtype) if device.type == "meta" else module.to_empty(device=device).to(dtype)
+
+
+def leaf(value: Any) -> Any:
+    """The tensor as the start of a graph of its own, in the same storage."""
+    return value.detach().requires_grad_(value.is_floating_point()) if isinstance(value, Tensor) else value
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call that the meter has watched.
+
+    Attributes:
+        result: what it has returned.
+        read: bytes of elements of its inputs that it depends on, parameters aside, each once.
+        written: bytes of elements that it has made and returned, each once.
+        saved: what autograd has saved for its backward pass.
+        kernels: as PyTorch runs it operation by operation.
+        likeness: the operations and shapes, equal for calls that run the same.
+    """
+
+    result: Any
+    read: int
+    written: int
+    saved: list[Tensor]
+    kernels: Kernels
+    likeness: int
+
+
+def watch(operation: Callable[..., Any], *given: Any, owned: frozenset[int] = frozenset(), traffic: bool = True) -> Call:
+    """Runs an operation and notes what it does.
+
+    Args:
+        operation: called with `given`.
+        given: its inputs.
+        owned: storages of parameters, which are neither inputs nor outputs.
+        traffic: whether operations are watched; without it only what is saved is known.
+    """
+    inputs = tensors(given)
+    reads, kernels, likeness = Reads(tensor for tensor in inputs if storage_of(tensor) not in owned), Kernels(), 0
+
+    def note(each: Operation) -> None:
+        nonlocal kernels, likeness
+        if traffic:
+            reads.note(each)
+        if each.moves:
+            kernels += moved(each)
+        likeness = hash((likeness, each.name, *(tensor.shape for tensor in each.given)))
+
+    with saved_for_backward() as saved, Operations(note) if traffic else nullcontext():
+        result = operation(*given)
+    known = {storage_of(tensor) for tensor in inputs} | owned
+    made = new_bytes([tensor for tensor in tensors(result) if storage_of(tensor) not in known], ()) if traffic else 0
+    return Call(result, reads.touched.bytes(), made, saved, kernels, likeness)
+
+
+def moved(operation: Operation) -> Kernels:
+    """One kernel, with the bytes of its inputs and its results; what is written in place is read and written."""
+    found = (*operation.given, *operation.made)
+    return Kernels(1, sum(tensor.numel() * tensor.element_size() for tensor in found))
+
+
+def held_bytes(cache: Any, of_tokens: bool = True) -> int:
+    """Bytes that a cache holds for later tokens: what its parts say, else the storages that they keep.
+
+    Args:
+        cache: of any mixer.
+        of_tokens: whether parts count that hold tokens, which have a length, and not only those that are always as large.
+    """
+    if not of_tokens and hasattr(cache, "length"):
+        return 0
+    stated = getattr(cache, "live_bytes", None)
+    if stated is not None:
+        return stated
+    if isinstance(cache, tuple):
+        return sum(held_bytes(part, of_tokens) for part in cache)
+    if is_dataclass(cache):
+        return sum(held_bytes(getattr(cache, field.name), of_tokens) for field in fields(cache))
+    return storage_bytes(tensors(cache))

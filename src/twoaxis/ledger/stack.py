@@ -1,0 +1,417 @@
+"""One pass through the depth operations of a whole stack, watched by the meter.
+
+Letters: B batch, T position, D width.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from twoaxis.core.cost import Shape
+from twoaxis.core.errors import ConfigError
+from twoaxis.core.layout import TokenLayout
+from twoaxis.core.measure import Operations, saved_for_backward, storage_bytes, storage_of, tensors
+from twoaxis.core.site import Site, Stack
+from twoaxis.core.views import QKV, Heads
+from twoaxis.depth import DepthConfig, DepthMixer
+from twoaxis.ledger.meter import DTYPES, Call, Kernels, Mode, held_bytes, leaf, moved, placed, watch, without_memory
+from twoaxis.model.config import SublayerConfig
+from twoaxis.ops.norm import layer_norm, rms_norm
+
+MOST_KERNELS = 20_000
+"""Operations of one sublayer beyond which a depth mixer is no longer run without a compiler by anyone."""
+
+Norm = Literal["rms", "layer"]
+
+
+@dataclass(frozen=True)
+class StateTensor:
+    """One tensor of a depth state.
+
+    Attributes:
+        number: the same for the same tensor, in two states or twice in one.
+        shape: of it.
+        dtype: of it.
+        saved: whether autograd saves it for the backward pass: for the norm behind a read, or for a later write.
+    """
+
+    number: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    saved: bool = False
+
+    @property
+    def elements(self) -> int:
+        """How many it has."""
+        return torch.Size(self.shape).numel()
+
+    @property
+    def bytes(self) -> int:
+        """Their bytes."""
+        return self.elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class DepthOperation:
+    """The depth operation of one sublayer, or of the two ends together; every count is of the whole pass.
+
+    Read, head mixing and write count as one kernel each for `read` and `written`: the least that memory has to move, whatever
+    the engine. So a carry that the read makes is written there and read by the write, a tensor that a state holds twice is read
+    once, and what a step hands on unchanged costs nothing. Parameters are left out, since a pass reads them once.
+
+    Attributes:
+        read: bytes that come from memory: of the state, the heads, the update, the context and the carry.
+        written: bytes that go to memory: of the views, the carry, the heads and the next state.
+        views: those of the written ones that are views for the sublayer (or, of the ends, for the final norm) and in no state.
+        saves_update: whether autograd saves the update (or, of the ends, the embeddings) although no state holds it.
+        saved: bytes saved for the backward pass beyond parameters, inputs and outputs.
+        heads_saved: bytes saved by a sublayer whose heads are mixed, beyond its input, its output and states; else 0.
+        cache: bytes that generation carries to the next token.
+        forward: operations when nothing is compiled.
+        backward: those of the backward pass; nothing unless asked for.
+    """
+
+    read: int = 0
+    written: int = 0
+    views: int = 0
+    saves_update: bool = False
+    saved: int = 0
+    heads_saved: int = 0
+    cache: int = 0
+    forward: Kernels = field(default_factory=Kernels)
+    backward: Kernels = field(default_factory=Kernels)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that are read or written."""
+        return self.read + self.written
+
+
+@dataclass(frozen=True)
+class StackTrace:
+    """One pass.
+
+    Attributes:
+        shape: of the pass.
+        states: the tensors of the state that enters each sublayer, and of the one that is left.
+        sublayers: the depth operation of each.
+        ends: that of entering and leaving.
+        saves: (sublayer, storage, bytes) of everything that autograd saves in reads, writes, norms and head mixing, with the
+            context that every sublayer saves; sublayer -1 is what comes before the first, `len(sublayers)` what comes after the
+            last. A storage that is saved several times is named several times.
+        state_storages: of each state.
+        embedding_norm_saved: bytes saved by the norm between the embedding and the stack.
+    """
+
+    shape: Shape
+    states: tuple[tuple[StateTensor, ...], ...]
+    sublayers: tuple[DepthOperation, ...]
+    ends: DepthOperation
+    saves: tuple[tuple[int, int, int], ...] = field(repr=False)
+    state_storages: tuple[tuple[tuple[int, int], ...], ...] = field(repr=False)
+    embedding_norm_saved: int = 0
+
+    def handed_over(self, index: int) -> int:
+        """Bytes saved at a sublayer of what passes between its parts and is in no state: views, context, update, statistics."""
+        held = self._held
+        found = {storage: size for at, storage, size in self.saves if at == index and storage not in held}
+        return sum(found.values()) - self.sublayers[index].saved - self.sublayers[index].heads_saved
+
+    @cached_property
+    def _held(self) -> frozenset[int]:
+        return frozenset(storage for state in self.state_storages for storage, _ in state)
+
+    def state_bytes(self, index: int) -> int:
+        """Bytes per token of the state that enters a sublayer; one that it holds twice counts twice."""
+        return sum(tensor.bytes for tensor in self.states[index]) // self.shape.total_tokens
+
+    def state_elements(self, index: int) -> int:
+        """Elements per token of the state that enters a sublayer."""
+        return sum(tensor.elements for tensor in self.states[index]) // self.shape.total_tokens
+
+
+def trace_stack(
+    depth: DepthConfig,
+    stack: Stack,
+    shape: Shape,
+    *,
+    parts: Sequence[SublayerConfig | None] = (),
+    norm: Norm = "rms",
+    embedding_norm: bool = False,
+    mode: Mode = "eager",
+    backward: bool = False,
+    traffic: bool = True,
+) -> StackTrace:
+    """Runs the depth operations of a whole stack on tensors without memory; a sublayer is but a tensor of the right size.
+
+    Args:
+        depth: the depth mixer.
+        stack: as the mixer has prepared it.
+        shape: sequences, tokens in each, and bytes of one number.
+        parts: the sublayers, which matter where their heads are mixed; None stands for one of another library.
+        norm: before every sublayer and behind the last.
+        embedding_norm: whether a norm stands between the embedding and the stack.
+        mode: what runs.
+        backward: whether the kernels of backward passes are counted.
+        traffic: whether reads, writes and kernels are counted, element by element, which takes long for many tokens.
+
+    Raises:
+        ConfigError: more than `MOST_KERNELS` operations in one pass of one sublayer.
+
+    Example:
+        >>> from twoaxis.depth import ResidualConfig
+        >>> found = trace_stack(ResidualConfig(), Stack(8, 1e-6, (1,)), Shape(1, 1))
+        >>> found.sublayers[0].read, found.sublayers[0].written, found.sublayers[0].forward.count
+        (64, 32, 1)
+    """
+    with without_memory(mode):
+        every = tuple(parts) or (None,) * stack.n_sublayers
+        return _Tracer(depth, stack, shape, every, norm, mode, backward, traffic).run(embedding_norm)
+
+
+class _Tracer:
+    """The pass, as far as it has come."""
+
+    def __init__(
+        self,
+        depth: DepthConfig,
+        stack: Stack,
+        shape: Shape,
+        parts: tuple[SublayerConfig | None, ...],
+        norm: Norm,
+        mode: Mode,
+        backward: bool,
+        traffic: bool,
+    ) -> None:
+        self.depth, self.stack, self.shape, self.parts, self.norm, self.backward = depth, stack, shape, parts, norm, backward
+        self.dtype = torch.float32 if mode == "autocast" else DTYPES[shape.element_bytes]
+        with torch.device("meta"):
+            starts = (0, *accumulate(stack.block_lengths))
+            ends = depth.build_ends(stack)
+            mixers = [m for a, b in pairwise(starts) for m in depth.build_block(stack.sites[a:b], ends)]
+            attend = [self._attention(mixer, site) for mixer, site in zip(mixers, stack.sites, strict=True)]
+            known = nn.ModuleList([*mixers, ends, *(module for module in attend if module is not None)])
+        placed(known, self.dtype)
+        self.mixers, self.ends, self.attention = mixers, ends, attend
+        self.gain = nn.Parameter(torch.empty(stack.d_model, dtype=self.dtype))
+        self.owned = frozenset(storage_of(p) for p in (*known.parameters(), *known.buffers(), self.gain))
+        self.layout = TokenLayout.contiguous(shape.tokens)
+        self.saves: list[tuple[int, Tensor]] = []
+        self.states: list[Any] = []
+        self.alike: dict[Any, Kernels] = {}
+        self.traffic = traffic
+
+    def _attention(self, mixer: DepthMixer, site: Site) -> Any:
+        part = self.parts[site.index]
+        return part.build(site) if mixer.mixes_heads and part is not None else None
+
+    def run(self, embedding_norm: bool) -> StackTrace:
+        """The whole pass."""
+        B, T, D = self.shape.batch, self.shape.tokens, self.stack.d_model
+        embeddings = torch.empty(B, T, D, dtype=self.dtype, requires_grad=True)
+        if embedding_norm:
+            embeddings = leaf(self._normalise(embeddings, -1))
+        norm_saved = storage_bytes(tensor for _, tensor in self.saves)
+        enter = self._ends(self.ends.enter, embeddings, -1)
+        self.states.append(enter.result)
+        operations = [self._sublayer(mixer, site) for mixer, site in zip(self.mixers, self.stack.sites, strict=True)]
+        last = self.states[-1]
+        leave = self._ends(self.ends.leave, last, self.stack.n_sublayers)
+        self._normalise(leave.result, self.stack.n_sublayers)
+        return StackTrace(
+            self.shape,
+            self._state_tensors(),
+            tuple(operations),
+            self._both_ends(embeddings, enter, last, leave),
+            tuple((index, storage_of(tensor), tensor.untyped_storage().nbytes()) for index, tensor in self.saves),
+            tuple(tuple((storage_of(t), t.untyped_storage().nbytes()) for t in tensors(state)) for state in self.states),
+            norm_saved,
+        )
+
+    def _ends(self, operation: Any, given: Any, index: int) -> Call:
+        call = watch(operation, _leaves(given), owned=self.owned, traffic=self.traffic)
+        self._save(index, call.saved)
+        return call
+
+    def _both_ends(self, embeddings: Tensor, enter: Call, last: Any, leave: Call) -> DepthOperation:
+        given, entered, left = (_storages(value) for value in (embeddings, enter.result, leave.result))
+        alive = given | entered | _storages(last) | left
+        backward = sum((self._backward(call, (call.result,)) for call in (enter, leave)), Kernels())
+        return DepthOperation(
+            read=enter.read + leave.read,
+            written=enter.written + leave.written,
+            views=leave.written if not left & _storages(last) else 0,
+            saves_update=any(storage_of(tensor) in given - entered for tensor in enter.saved),
+            saved=self._beyond((*enter.saved, *leave.saved), alive),
+            cache=self._ends_cache(embeddings),
+            forward=enter.kernels + leave.kernels,
+            backward=backward,
+        )
+
+    def _sublayer(self, mixer: DepthMixer, site: Site) -> DepthOperation:
+        index, state = site.index, _leaves(self.states[-1])
+        read = watch(mixer.read, state, owned=self.owned, traffic=self.traffic)
+        views, carry = read.result
+        context = tree_map(lambda view: leaf(self._normalise(view, index)), _as_tuple(views))
+        context = QKV(*context) if isinstance(views, QKV) else context[0]
+        # Whatever the sublayer is, it maps its input by a matrix, whose gradient asks for it.
+        self._save(index, tensors(context))
+        calls, heads, mixed, heads_saved = [read], (), (), 0
+        middle, events = state, list[Tensor]()
+        if mixer.mixes_heads and site.slot.heads is not None:
+            mix, heads, events = self._mix(mixer, site, context, state)
+            mixed, middle = mix.result
+            calls.append(mix)
+        update = self._empty(site.d_model + site.slot.update_extra)
+        write = watch(mixer.write, middle, update, context, carry, owned=self.owned, traffic=self.traffic)
+        following = write.result
+        calls.append(write)
+        self._check_kernels(site, calls)
+        self.states.append(following)
+        alive = _storages((state, context, heads, mixed, update, views, following))
+        saved = [tensor for call in calls for tensor in call.saved]
+        if mixed:
+            through = _storages((heads, mixed))
+            events += [tensor for call in calls for tensor in call.saved if storage_of(tensor) in through]
+            heads_saved = self._beyond(events, _storages((state, following, context)) | self._shared())
+        self._save(index, saved)
+        held = _storages(following)
+        return DepthOperation(
+            read=sum(call.read for call in calls),
+            written=sum(call.written for call in calls),
+            views=self._view_bytes(views, state, following),
+            saves_update=storage_of(update) not in held and any(storage_of(t) == storage_of(update) for t in write.saved),
+            saved=self._beyond(saved, alive),
+            heads_saved=heads_saved,
+            cache=self._cache(mixer, state),
+            forward=sum((call.kernels for call in calls), Kernels()),
+            backward=self._backward_of(calls, (following, views, mixed)),
+        )
+
+    def _mix(self, mixer: DepthMixer, site: Site, context: Any, state: Any) -> tuple[Call, Heads, list[Tensor]]:
+        """Head mixing between the two steps of attention, and what those save."""
+        module, shape = self.attention[site.index], site.slot.heads
+        assert shape is not None
+        events: list[Tensor] = []
+        if module is None:
+            heads = Heads(*(self._empty(n, shape.head_dim) for n in (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)))
+        else:
+            with saved_for_backward() as events:
+                heads = module.project(context, self.layout)[0]
+            heads = Heads(*_leaves(tuple(heads)))
+        mix = watch(mixer.mix_heads, heads, context, state, owned=self.owned, traffic=self.traffic)
+        mixed = Heads(*_leaves(tuple(mix.result[0])))
+        if module is None:
+            # Attention saves what it takes.
+            after = list(mixed)
+        else:
+            with saved_for_backward() as after:
+                module.attend(mixed, self.layout)
+        events = [tensor for tensor in (*events, *after) if storage_of(tensor) not in _storages(context)]
+        self._save(site.index, events)
+        return mix, heads, events
+
+    def _normalise(self, view: Tensor, index: int) -> Tensor:
+        """The view behind its norm, which saves it."""
+        with saved_for_backward() as saved:
+            made = rms_norm(leaf(view), self.gain, 1e-6) if self.norm == "rms" else layer_norm(leaf(view), 1e-6)
+        self._save(index, saved)
+        return made
+
+    def _empty(self, *shape: int) -> Tensor:
+        size = (self.shape.batch, self.shape.tokens, *shape)
+        return torch.empty(size, dtype=self.dtype, requires_grad=True)
+
+    def _save(self, index: int, saved: Iterable[Tensor]) -> None:
+        shared = self._shared()
+        self.saves += [(index, t) for t in saved if storage_of(t) not in self.owned and storage_of(t) not in shared]
+
+    def _shared(self) -> set[int]:
+        """Rotation tables, which all sublayers of a model share."""
+        return _storages((self.layout.positions, list(self.layout._shared.values())))
+
+    def _beyond(self, saved: Iterable[Tensor], known: set[int]) -> int:
+        return storage_bytes(t for t in saved if storage_of(t) not in known and storage_of(t) not in self.owned)
+
+    def _view_bytes(self, views: Any, state: Any, following: Any) -> int:
+        held = _storages((state, following)) | self.owned
+        found = {storage_of(t): t.numel() * t.element_size() for t in tensors(views) if storage_of(t) not in held}
+        return sum(found.values())
+
+    def _check_kernels(self, site: Site, calls: Sequence[Call]) -> None:
+        if self.backward and sum(call.kernels.count for call in calls) > MOST_KERNELS:
+            raise self._too_many(site.index)
+
+    def _too_many(self, index: int) -> ConfigError:
+        allowed = f"at most {MOST_KERNELS} operations in sublayer {index} of {self.stack.n_sublayers}"
+        return ConfigError(f"engine 'eager': {self.depth.kind!r} must take {allowed}; got more, so plan it with engine='fused'")
+
+    def _backward(self, call: Call, made: Any) -> Kernels:
+        return self._backward_of([call], made)
+
+    def _backward_of(self, calls: Sequence[Call], made: Any) -> Kernels:
+        """Kernels of the backward pass; counted once for calls that have run the same."""
+        if not self.backward:
+            return Kernels()
+        key = tuple(call.likeness for call in calls)
+        if key not in self.alike:
+            outputs = [t for t in tensors(made) if t.requires_grad and t.grad_fn is not None]
+            total = Kernels()
+
+            def note(operation: Any) -> None:
+                nonlocal total
+                if operation.moves:
+                    total += moved(operation)
+                if total.count > MOST_KERNELS:
+                    raise self._too_many(len(self.states) - 2)
+
+            with Operations(note):
+                if outputs:
+                    torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
+            self.alike[key] = total
+        return self.alike[key]
+
+    def _cache(self, mixer: DepthMixer, state: Any) -> int:
+        before = mixer.new_cache()
+        if before is None:
+            return 0
+        with torch.no_grad():
+            return held_bytes(mixer.read_along(state, self.layout, before)[2])
+
+    def _ends_cache(self, embeddings: Tensor) -> int:
+        before = self.ends.new_cache()
+        if before is None:
+            return 0
+        with torch.no_grad():
+            _, cache = self.ends.enter_along(embeddings, self.layout, before)
+            return held_bytes(self.ends.leave_along(self.states[-1], self.layout, cache)[1])
+
+    def _state_tensors(self) -> tuple[tuple[StateTensor, ...], ...]:
+        saved, numbers = {storage_of(tensor) for _, tensor in self.saves}, dict[Any, int]()
+
+        def named(tensor: Tensor) -> StateTensor:
+            key = (storage_of(tensor), tensor.storage_offset(), tensor.shape)
+            number = numbers.setdefault(key, len(numbers))
+            return StateTensor(number, tuple(tensor.shape), tensor.dtype, storage_of(tensor) in saved)
+
+        return tuple(tuple(named(tensor) for tensor in tensors(state)) for state in self.states)
+
+
+def _storages(value: Any) -> set[int]:
+    return {storage_of(tensor) for tensor in tensors(value)}
+
+
+def _leaves(value: Any) -> Any:
+    """The same with every tensor as a leaf; one that occurs twice stays one."""
+    known: dict[int, Any] = {}
+    return tree_map(lambda each: known.setdefault(id(each), leaf(each)), value)
+
+
+def _as_tuple(views: Any) -> tuple[Tensor, ...]:
+    return tuple(views) if isinstance(views, QKV) else (views,)
