@@ -129,7 +129,6 @@ def list_mixers(
     if design:
         if axis in ("feed_forward", "local"):
             raise ConfigError(problem("axis", axis, "depth or sequence with --design", "leave it out for both"))
-        from twoaxis.cli.list_design import list_designs
 
         list_designs(axis, as_json)
         return

@@ -28,7 +28,7 @@ _MODULES = {
     "export_folder": "folder",
     "from_hugging_face": "conversion",
     "import_folder": "folder",
-    "to_fast_tokenizer": "tokenizer",
+    "to_fast_tokenizer": "conversion",
     "to_hugging_face": "conversion",
 }
 

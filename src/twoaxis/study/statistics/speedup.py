@@ -80,6 +80,7 @@ def effective_speedup(curve: ControlCurve, test: PairedTest, cost: float, confid
 
     Example:
         >>> from twoaxis.statistics import paired_test
+        >>> from twoaxis.study.statistics.control_curve import fit_control_curve
         >>> losses = {seed: {cost: 3 + 0.5 * cost**-0.3 for cost in (0.5, 1, 2)} for seed in (0, 1)}
         >>> curve = fit_control_curve(losses, budget=1.0)
         >>> speedup = effective_speedup(curve, paired_test([-0.040, -0.041, -0.042]), cost=1.1)

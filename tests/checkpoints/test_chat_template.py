@@ -10,7 +10,7 @@ from twoaxis.core.errors import CheckpointError, DataError
 from twoaxis.data.chat_template import ChatTemplate
 from twoaxis.data.tokenizer import SubwordTokenizer
 
-from ...checkpoints.hf_folder import byte_tokenizer
+from .hf_folder import byte_tokenizer
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
 CHATML = """{%- for message in messages -%}
