@@ -1,24 +1,21 @@
 """`twoaxis list`: what sits on each axis, and every method by its design."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from twoaxis.cli.output import Json, print_json
-
-if TYPE_CHECKING:
-    from twoaxis.planner.design_table import MethodRow
-    from twoaxis.planner.evidence import PairVerdict
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
+from twoaxis.cli.output import Json, print_json
 from twoaxis.cli.reference import depth_cost
 from twoaxis.core.documentation import source
 from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.display.numbers import bytes_text, count_text
 from twoaxis.display.tables import print_item, print_table
+
+if TYPE_CHECKING:
+    from twoaxis.planner.design_table import MethodRow
+    from twoaxis.planner.evidence import PairVerdict
 
 NO_STUDY = "no valid study"
 
@@ -129,7 +126,6 @@ def list_mixers(
     if design:
         if axis in ("feed_forward", "local"):
             raise ConfigError(problem("axis", axis, "depth or sequence with --design", "leave it out for both"))
-
         list_designs(axis, as_json)
         return
     tables = {name: [_row(name, row) for row in table] for name, table in AXES.items() if axis in (None, name)}

@@ -17,29 +17,10 @@ from torch.utils._pytree import tree_map
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.measure import tensors
+from twoaxis.core.measure import NOTHING_MOVED, tensors
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Heads
 from twoaxis.depth import DepthConfig, DepthMixer
-
-NOTHING_MOVED = (
-    "empty",
-    "new_empty",
-    "view",
-    "alias",
-    "lift_fresh",
-    "detach",
-    "expand",
-    "permute",
-    "transpose",
-    "slice",
-    "select",
-    "split",
-    "unbind",
-    "squeeze",
-    "unsqueeze",
-)
-"""Operations that move nothing."""
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from twoaxis.core.measure import tensors
-
-SHAPE_ONLY = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
-"""Operations that take a tensor for its shape and dtype and read no number of it."""
+from twoaxis.core.measure import SHAPE_ONLY, tensors
 
 
 def place(tensor: Tensor) -> int:

@@ -7,8 +7,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from twoaxis.core.measure import tensors
-from twoaxis.planner.eager import NOTHING_MOVED
+from twoaxis.core.measure import NOTHING_MOVED, tensors
 from twoaxis.planner.formulas.roofline import Data, harmonic_size, operator
 
 FUNCTION_FLOPS = 20.0
