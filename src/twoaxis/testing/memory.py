@@ -16,9 +16,9 @@ from twoaxis.core.probe import perturb
 from twoaxis.core.site import Site, Slot
 from twoaxis.depth import DepthConfig
 from twoaxis.feed_forward import FeedForwardConfig
+from twoaxis.ledger.decoder import blocks_saved_bytes, decoder_saved_bytes, recomputing_saved_bytes
 from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder
-from twoaxis.model.memory import blocks_saved_bytes, decoder_saved_bytes, recomputing_saved_bytes
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.check import check, exactly, require
 from twoaxis.testing.measure import reachable_tensors
