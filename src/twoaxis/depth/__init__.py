@@ -1,27 +1,27 @@
 """Floor 2: the depth axis. One row per way to read and write the residual stream."""
 
 from twoaxis.core.table import Row, Table
-from twoaxis.depth.attention_residuals import AttentionResidualsConfig
+from twoaxis.depth.attention_residuals import AttentionResiduals, AttentionResidualsConfig
 from twoaxis.depth.axis import DepthAxis
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.depth.deep_cross_attention import DeepCrossAttentionConfig
+from twoaxis.depth.deep_cross_attention import DeepCrossAttention, DeepCrossAttentionConfig
 from twoaxis.depth.deep_delta import DeepDelta, DeepDeltaConfig
-from twoaxis.depth.delta_attention_residuals import DeltaAttentionResidualsConfig
-from twoaxis.depth.denseformer import DenseFormerConfig
-from twoaxis.depth.depth_attention import DepthAttentionConfig
-from twoaxis.depth.elc_bert import ElcBertConfig
-from twoaxis.depth.frac_connections import FracConnectionsConfig
-from twoaxis.depth.gated_residual import GatedResidualConfig
-from twoaxis.depth.hyper_connections import HyperConnectionsConfig
-from twoaxis.depth.laurel import LaurelConfig
-from twoaxis.depth.laurel_gemma3n import LaurelGemma3nConfig
-from twoaxis.depth.lime import LimeConfig
-from twoaxis.depth.mhc import MHCConfig
-from twoaxis.depth.muddformer import MUDDFormerConfig
-from twoaxis.depth.residual import ResidualConfig
-from twoaxis.depth.residual_scalars import ResidualScalarsConfig
-from twoaxis.depth.value_residual import ValueResidualConfig
-from twoaxis.depth.vertical_attention import VerticalAttentionConfig
+from twoaxis.depth.delta_attention_residuals import DeltaAttentionResiduals, DeltaAttentionResidualsConfig
+from twoaxis.depth.denseformer import DenseFormer, DenseFormerConfig
+from twoaxis.depth.depth_attention import DepthAttention, DepthAttentionConfig
+from twoaxis.depth.elc_bert import ElcBert, ElcBertConfig
+from twoaxis.depth.frac_connections import FracConnections, FracConnectionsConfig
+from twoaxis.depth.gated_residual import GatedResidual, GatedResidualConfig
+from twoaxis.depth.hyper_connections import HyperConnections, HyperConnectionsConfig
+from twoaxis.depth.laurel import Laurel, LaurelConfig
+from twoaxis.depth.laurel_gemma3n import LaurelGemma3n, LaurelGemma3nConfig
+from twoaxis.depth.lime import Lime, LimeConfig
+from twoaxis.depth.mhc import MHC, MHCConfig
+from twoaxis.depth.muddformer import MUDDFormer, MUDDFormerConfig
+from twoaxis.depth.residual import Residual, ResidualConfig
+from twoaxis.depth.residual_scalars import ResidualScalars, ResidualScalarsConfig
+from twoaxis.depth.value_residual import ValueResidual, ValueResidualConfig
+from twoaxis.depth.vertical_attention import VerticalAttention, VerticalAttentionConfig
 
 DEPTH: Table[DepthConfig] = Table(
     "depth mixer",
@@ -328,28 +328,46 @@ DEPTH: Table[DepthConfig] = Table(
 
 __all__ = [
     "DEPTH",
+    "MHC",
+    "AttentionResiduals",
     "AttentionResidualsConfig",
+    "DeepCrossAttention",
     "DeepCrossAttentionConfig",
     "DeepDelta",
     "DeepDeltaConfig",
+    "DeltaAttentionResiduals",
     "DeltaAttentionResidualsConfig",
+    "DenseFormer",
     "DenseFormerConfig",
+    "DepthAttention",
     "DepthAttentionConfig",
     "DepthAxis",
     "DepthConfig",
     "DepthEnds",
     "DepthMixer",
+    "ElcBert",
     "ElcBertConfig",
+    "FracConnections",
     "FracConnectionsConfig",
+    "GatedResidual",
     "GatedResidualConfig",
+    "HyperConnections",
     "HyperConnectionsConfig",
+    "Laurel",
     "LaurelConfig",
+    "LaurelGemma3n",
     "LaurelGemma3nConfig",
+    "Lime",
     "LimeConfig",
     "MHCConfig",
+    "MUDDFormer",
     "MUDDFormerConfig",
+    "Residual",
     "ResidualConfig",
+    "ResidualScalars",
     "ResidualScalarsConfig",
+    "ValueResidual",
     "ValueResidualConfig",
+    "VerticalAttention",
     "VerticalAttentionConfig",
 ]

@@ -371,7 +371,7 @@ def completed(config: AttentionResidualsConfig, site: Site) -> int:
     return config.sources(opening, site.stack) - runs_on
 
 
-class AttentionResiduals(DepthMixer):
+class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
     """See `AttentionResidualsConfig`."""
 
     def __init__(self, config: AttentionResidualsConfig, site: Site) -> None:

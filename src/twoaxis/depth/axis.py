@@ -9,9 +9,8 @@ from typing import Any, cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from twoaxis.core.errors import ConfigError
 from twoaxis.core.site import Stack
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, check_state
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, check_state, outside_decoder
 
 
 class DepthAxis(nn.Module):
@@ -58,12 +57,7 @@ class DepthAxis(nn.Module):
 
         super().__init__()
         config = DEPTH.parse(config)
-        stack = config.prepare(Stack(d_model, norm_eps, (sublayers,) * n_layers))
-        if any(slot.update_extra for slot in stack.slots):
-            raise ConfigError(
-                f"depth mixer {config.kind!r} with these options takes more than the update of a sublayer: must be used in a "
-                "Decoder; leave out key_rank"
-            )
+        stack = outside_decoder(config, Stack(d_model, norm_eps, (sublayers,) * n_layers))
         sites = [stack.sites[start : start + sublayers] for start in range(0, stack.n_sublayers, sublayers)]
         ends = config.build_ends(stack)
         self.mixers = nn.ModuleList(mixer for block in sites for mixer in config.build_block(block, ends))

@@ -19,6 +19,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixer import Mixer
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import DeclaredModule
 from twoaxis.core.site import Site, Stack
@@ -132,8 +133,11 @@ class DepthConfig(Config, ABC):
         return StreamEnds()
 
 
-class DepthMixer(DeclaredModule, ABC):
-    """What one sublayer does to the depth state."""
+class DepthMixer(Mixer):
+    """What one sublayer does to the depth state.
+
+    One with parts that the ends own, or that belong to several sublayers, needs a `DepthAxis`; others may be built alone.
+    """
 
     mixes_heads = False
     """Whether `mix_heads` is called between the projections of the sublayer and its attention."""
@@ -168,6 +172,11 @@ class DepthMixer(DeclaredModule, ABC):
         views, carry = self.read(state)
         context = norm(views)
         return self.write(state, sublayer(context), context, carry)
+
+    @classmethod
+    def build_alone(cls, config: DepthConfig, site: Site) -> "DepthMixer":
+        """Builds the mixer of one sublayer, for a model that is not our decoder."""
+        return config.build(outside_decoder(config, site.stack).sites[site.index])
 
     @abstractmethod
     def read(self, state: State) -> tuple[Views, Any]:
@@ -233,6 +242,21 @@ class DepthEnds(DeclaredModule, ABC):
     def leave_sums(self, state: State, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
         """The weighted sums behind what `leave` has returned, for audits; none by default."""
         return ()
+
+
+def outside_decoder(config: DepthConfig, stack: Stack) -> Stack:
+    """The stack as this mixer wants it, in a model whose sublayers return their update and nothing else.
+
+    Raises:
+        ConfigError: a mixer that takes more than that.
+    """
+    stack = config.prepare(stack)
+    if any(slot.update_extra for slot in stack.slots):
+        raise ConfigError(
+            f"depth mixer {config.kind!r} with these options takes more than the update of a sublayer: must be used in a "
+            "Decoder; leave out key_rank"
+        )
+    return stack
 
 
 def check_state(state: State, tensors: int | None) -> None:

@@ -263,7 +263,7 @@ class GRN(DeclaredModule):
         return tuple(WeightedSum(tensor, result, self.names, columns, weight) for tensor, result, weight in ways)
 
 
-class DeepCrossAttention(DepthMixer):
+class DeepCrossAttention(DepthMixer, config=DeepCrossAttentionConfig):
     """See `DeepCrossAttentionConfig`."""
 
     def __init__(self, config: DeepCrossAttentionConfig, site: Site) -> None:

@@ -303,12 +303,12 @@ class DeepDeltaConfig(DepthConfig):
 
     def build(self, site: Site) -> "DeepDelta":
         """Builds the mixer, with a compressor of its own."""
-        return DeepDelta(self, site.d_model)
+        return DeepDelta(self, site)
 
     def build_block(self, sites: Sequence[Site], ends: DepthEnds) -> "list[DepthMixer]":
         """Builds the mixers of one block, which share the compressor of the first."""
         first = self.build(sites[0])
-        return [first, *(DeepDelta(self, site.d_model, first.compress) for site in sites[1:])]
+        return [first, *(DeepDelta(self, site, first.compress) for site in sites[1:])]
 
     def build_ends(self, stack: Stack) -> DepthEnds:
         """Builds the ends."""
@@ -325,21 +325,19 @@ class DeepDeltaConfig(DepthConfig):
         return ChannelCompressor(d_model, self.value_channels, self.impl) if self.compressor == "channel" else None
 
 
-class DeepDelta(DepthMixer):
+class DeepDelta(DepthMixer, config=DeepDeltaConfig):
     """See `DeepDeltaConfig`; usable outside our decoder.
 
     Example:
-        >>> mixer = DeepDelta(DeepDeltaConfig(), d_model=4)
+        >>> mixer = DeepDelta(d_model=4)
         >>> x, update = torch.ones(1, 1, 4), torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
         >>> mixer.write(x, update, context=x, carry=None)[..., 1:].tolist()
         [[[1.0, 1.0, 1.0]]]
     """
 
-    def __init__(
-        self, config: DeepDeltaConfig | Mapping[str, Any] | str, d_model: int, shared: Compressor | None = None
-    ) -> None:
+    def __init__(self, config: DeepDeltaConfig, site: Site, shared: Compressor | None = None) -> None:
         super().__init__()
-        self.config = config = DeepDeltaConfig.parse(config)
+        self.config, d_model = config, site.d_model
         C, std = config.value_channels, matrix_std(d_model)
         self.gate = Gate(config, d_model)
         self.target_weight = self.parameter("target_weight", (d_model,) if C == 1 else (C, d_model), Normal(std), "gate")

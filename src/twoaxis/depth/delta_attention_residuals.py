@@ -329,7 +329,7 @@ class DeltaRead(DeclaredModule):
         return self.pseudo_query.to(factors[0].dtype) * self.key_gain
 
 
-class DeltaAttentionResiduals(DepthMixer):
+class DeltaAttentionResiduals(DepthMixer, config=DeltaAttentionResidualsConfig):
     """See `DeltaAttentionResidualsConfig`."""
 
     def __init__(self, config: DeltaAttentionResidualsConfig, site: Site) -> None:

@@ -225,7 +225,7 @@ def _read_later(rows: Mapping[int, tuple[int, ...]], unit: int) -> tuple[int, ..
     return tuple(sorted({source for end, row in rows.items() if end > unit for source in row if source <= unit}))
 
 
-class DenseFormer(DepthMixer):
+class DenseFormer(DepthMixer, config=DenseFormerConfig):
     """See `DenseFormerConfig`."""
 
     def __init__(self, config: DenseFormerConfig, site: Site) -> None:

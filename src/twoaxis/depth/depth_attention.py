@@ -364,7 +364,7 @@ def _state_name(config: DepthAttentionConfig, i: int) -> str:
     return f"state at {i}" if config.granularity == "sublayer" else f"state after block {i - 1}"
 
 
-class DepthAttention(Reader, DepthMixer):
+class DepthAttention(Reader, DepthMixer, config=DepthAttentionConfig):
     """See `DepthAttentionConfig`: the mixer of a sublayer that reads.
 
     Args:

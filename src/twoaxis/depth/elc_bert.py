@@ -233,7 +233,7 @@ class Combination(DeclaredModule):
         return convex if self.blend is None else annealed(torch.ones_like(convex), convex, self.blend)
 
 
-class ElcBert(DepthMixer):
+class ElcBert(DepthMixer, config=ElcBertConfig):
     """See `ElcBertConfig`."""
 
     def __init__(self, config: ElcBertConfig, site: Site, keeps_sources: bool) -> None:

@@ -197,7 +197,7 @@ class Mixing(NamedTuple):
     write: Float[Tensor, "rows P *each"]
 
 
-class FracConnections(DepthMixer):
+class FracConnections(DepthMixer, config=FracConnectionsConfig):
     """See `FracConnectionsConfig`."""
 
     def __init__(self, config: FracConnectionsConfig, site: Site) -> None:

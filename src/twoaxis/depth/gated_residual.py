@@ -175,7 +175,7 @@ class StreamGate(DeclaredModule):
         return WeightedSum(made, "read", piece_names(len(state), 1), tuple(normalised), weights)
 
 
-class GatedResidual(DepthMixer):
+class GatedResidual(DepthMixer, config=GatedResidualConfig):
     """See `GatedResidualConfig`."""
 
     def __init__(self, config: GatedResidualConfig, site: Site) -> None:

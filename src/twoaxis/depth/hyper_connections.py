@@ -180,7 +180,7 @@ class HyperConnectionsConfig(DepthConfig):
         return ParallelEnds(self.n_streams)
 
 
-class HyperConnections(DepthMixer):
+class HyperConnections(DepthMixer, config=HyperConnectionsConfig):
     """See `HyperConnectionsConfig`."""
 
     def __init__(self, config: HyperConnectionsConfig, site: Site) -> None:

@@ -221,7 +221,7 @@ class Inputs(NamedTuple):
     inside: tuple[Float[Tensor, "B T D"], ...] = ()
 
 
-class Laurel(DepthMixer):
+class Laurel(DepthMixer, config=LaurelConfig):
     """See `LaurelConfig`."""
 
     def __init__(self, config: LaurelConfig, site: Site) -> None:

@@ -97,7 +97,7 @@ class LaurelGemma3nConfig(DepthConfig):
         return LaurelGemma3n(self, site)
 
 
-class LaurelGemma3n(DepthMixer):
+class LaurelGemma3n(DepthMixer, config=LaurelGemma3nConfig):
     """See `LaurelGemma3nConfig`."""
 
     def __init__(self, config: LaurelGemma3nConfig, site: Site) -> None:

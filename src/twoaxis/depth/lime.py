@@ -14,6 +14,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.head_chains import chains, check_chains, place_in_chain, sites_of
+from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Uniform, Values
 from twoaxis.core.site import MixedHeads, Site, Slot, Stack
@@ -132,8 +133,10 @@ class StreamAndHeads(NamedTuple):
     heads: tuple[tuple[Float[Tensor, "B T two_K"], ...], ...]
 
 
-class Lime(DepthMixer):
+class Lime(DepthMixer, config=LimeConfig):
     """See `LimeConfig`."""
+
+    around = ALONE_IN_ATTENTION
 
     def __init__(self, config: LimeConfig, site: Site) -> None:
         super().__init__()

@@ -312,7 +312,7 @@ def _logit(probability: float) -> float:
     return math.log(probability / (1 - probability))
 
 
-class MHC(DepthMixer):
+class MHC(DepthMixer, config=MHCConfig):
     """See `MHCConfig`."""
 
     def __init__(self, config: MHCConfig, site: Site) -> None:

@@ -376,7 +376,7 @@ class Sum(DeclaredModule):
         return newest + (way if normed < 0 else rms_norm(way, self.post_gain[normed], self.eps, self.config.impl))
 
 
-class MUDDFormer(DepthMixer):
+class MUDDFormer(DepthMixer, config=MUDDFormerConfig):
     """See `MUDDFormerConfig`."""
 
     def __init__(self, config: MUDDFormerConfig, site: Site) -> None:

@@ -61,7 +61,7 @@ class ResidualConfig(DepthConfig):
         return Residual()
 
 
-class Residual(DepthMixer):
+class Residual(DepthMixer, config=ResidualConfig):
     """See `ResidualConfig`."""
 
     def read(self, state: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], None]:

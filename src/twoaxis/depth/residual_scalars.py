@@ -118,7 +118,7 @@ class StreamAndEmbedding(NamedTuple):
     embedding: Float[Tensor, "B T D"]
 
 
-class ResidualScalars(DepthMixer):
+class ResidualScalars(DepthMixer, config=ResidualScalarsConfig):
     """See `ResidualScalarsConfig`."""
 
     def __init__(self) -> None:

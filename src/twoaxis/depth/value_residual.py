@@ -15,6 +15,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.head_chains import chains, check_chains, place_in_chain, sites_of
+from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Normal, Values, matrix_std
 from twoaxis.core.site import MixedHeads, Site, Slot, Stack
@@ -218,8 +219,10 @@ class StreamAndValues(NamedTuple):
     values: tuple[tuple[Float[Tensor, "B T width"], ...], ...]
 
 
-class ValueResidual(DepthMixer):
+class ValueResidual(DepthMixer, config=ValueResidualConfig):
     """See `ValueResidualConfig`."""
+
+    around = ALONE_IN_ATTENTION
 
     def __init__(self, config: ValueResidualConfig, site: Site) -> None:
         super().__init__()

@@ -370,7 +370,7 @@ class Mixture(DeclaredModule):
         return torch.addcmul(stream, mixed, self.gate) if self.config.skip == "gated" else stream + mixed
 
 
-class VerticalAttention(DepthMixer):
+class VerticalAttention(DepthMixer, config=VerticalAttentionConfig):
     """See `VerticalAttentionConfig`."""
 
     def __init__(self, config: VerticalAttentionConfig, site: Site) -> None:

@@ -76,12 +76,12 @@ class ConvOptions(Config):
         added = 0 if shape.element_bytes < shape.statistics_bytes else shape.batch * (self.kernel - 1)
         return (shape.total_tokens + added) * channels * shape.element_bytes
 
-    def build_conv(self, channels: int) -> "ShortConv":
+    def build_conv(self, channels: int) -> "DepthwiseConv":
         """Builds the convolution."""
-        return ShortConv(self, channels)
+        return DepthwiseConv(self, channels)
 
 
-class ShortConv(LocalMixer):
+class DepthwiseConv(LocalMixer):
     """act(conv(x)), beside x or in its place."""
 
     def __init__(self, options: ConvOptions, channels: int) -> None:

@@ -101,9 +101,10 @@ def test_a_vocabulary_can_grow():
 
 
 IMPORTS = {
-    "twoaxis first": "import twoaxis\nassert 'transformers' not in sys.modules\nfrom transformers import AutoModelForCausalLM",
+    "twoaxis.hf first": "import twoaxis.hf\nfrom transformers import AutoModelForCausalLM",
     "transformers first": "from transformers import AutoModelForCausalLM\nimport twoaxis",
-    "its modules first": "import twoaxis\nimport transformers.generation\nfrom transformers import AutoModelForCausalLM",
+    "used later": "import twoaxis\nassert 'transformers' not in sys.modules\n"
+    "from transformers import AutoModelForCausalLM\ntwoaxis.load",
 }
 
 

@@ -63,10 +63,6 @@ class TwoAxisConfig(PreTrainedConfig):
         data = decoder.to_data()
         self.depth, self.blocks = data["depth"], data["blocks"]
         super().__post_init__(**{**kwargs, **_description(decoder)})
-        # Not at the import of transformers, which may not be complete when this class is registered.
-        from twoaxis.interop.registration import register_models
-
-        register_models()
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
