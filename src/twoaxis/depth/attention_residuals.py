@@ -20,9 +20,8 @@ from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Normal, matrix_std
 from twoaxis.core.site import Site, Slot, Stack
 from twoaxis.core.source_blocks import BlockSize, Count, block_names, check_blocks, openings
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import QKV, Views
-from twoaxis.core.weighted_sum import WeightedSum, span_name
+from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.depth.depth_query import DepthQuery, ReadForm, Sources
 from twoaxis.ops.depth_read import source_factor
@@ -219,59 +218,11 @@ class AttentionResidualsConfig(DepthConfig):
             "up_to_norm", "zero queries read the mean of the sources, the plain stream divided by their number"
         )
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """Each source with its inverse rms, its key if that is another one, and early reads that wait for their sublayer."""
-        D, held = Numbers(stack.d_model), self._held(index, stack)
-        # The sublayer that makes a source makes its key and factor, and keeps what they are made of and what they are.
-        makers = (None, *(end - 1 for _, end in self._spans(index, stack)))
-        made = list(zip(held, makers, strict=True))
-        keys = [Leaf(f"key of {name}", Numbers(self.key_rank), keeper=maker) for name, maker in made if self.key_rank]
-        early: list[Leaf] = []
-        for later in self.waiting(stack.sites[index]) if index < stack.n_sublayers else ():
-            early.append(Leaf(f"early read for {later}", Numbers(statistics=stack.d_model)))
-            early.append(Leaf(f"its log total, for {later}", Numbers(statistics=self.n_heads), kept=False))
-        factors = [Leaf(f"inverse rms of {name}", Numbers(statistics=1), keeper=maker) for name, maker in made]
-        sources = [Leaf(name, D, keeper=None if self.key_rank else maker) for name, maker in made]
-        return (*sources, *factors, *keys, *early)
-
-    def _held(self, index: int, stack: Stack) -> tuple[str, ...]:
-        """What each source that sublayer `index` reads holds so far; unlike its name, that changes while its block runs."""
-        return ("embedding", *(span_name("sublayer", start, end - 1) for start, end in self._spans(index, stack)))
-
     def waiting(self, site: Site) -> range:
         """The sublayers whose early reads are in the state that enters this one: itself and the later ones of its block."""
         opens_or_reads_itself = site.opens_block or self.schedule == "per_read"
         end = site.index - site.place + site.stack.block_lengths[site.block]
         return range(end, end) if opens_or_reads_itself else range(site.index, end)
-
-    def flow(self, site: Site) -> Flow:
-        """The read of all sources, or of those that no early read holds, and the running sum or the new source with its rms."""
-        D, R = site.d_model, self.key_rank or 0
-        early = completed(self, site) if self.schedule == "two_phase" and not site.opens_block else 0
-        early_read = Numbers(statistics=D + self.n_heads)
-        ways = 3 if self.splits_views(site) else 1
-        read = self._read_flow(self.sources(site.index, site.stack) - early, D, ways) if site.index else Flow()
-        if early:
-            read += Flow(read=early_read)
-        elif self.schedule == "two_phase":
-            later = site.stack.block_lengths[site.block] - 1
-            # The first sublayer takes the embedding as it is, but reads it for the later ones.
-            sources = Numbers(D, statistics=1) * (later > 0 and not site.index)
-            read += Flow(read=sources, written=early_read * later)
-        # A sum is written, and so is a value that is cut from its key; any other output is a source as it is.
-        runs_on = site.index not in self.opens(site.stack)
-        made = D * (runs_on or R > 0) + R
-        return read + Flow(read=Numbers((1 + runs_on) * (D + R)), written=Numbers(made, statistics=1))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The final read, and the key and the rms of the embeddings."""
-        D = stack.d_model
-        enter = Flow(read=Numbers(D), written=Numbers(self.key_rank or 0, statistics=1))
-        return enter + self._read_flow(self.sources(stack.n_sublayers, stack), D)
-
-    def _read_flow(self, n: int, d_model: int, ways: int = 1) -> Flow:
-        views, source = Numbers(d_model * ways), Numbers(d_model + (self.key_rank or 0), statistics=1)
-        return Flow(read=source * n, written=views, views=views)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read over the sources, and the running sum with its rms."""
@@ -295,16 +246,8 @@ class AttentionResidualsConfig(DepthConfig):
         H, W = self.n_heads, self.key_width(D)
         if n == 1:
             return Cost()
-        narrow, per_token = shape.element_bytes < 4, self.query == "token"
+        per_token = self.query == "token"
         by_product = H == 1 and not per_token and self.key_rank is None
-        # Raw scores and weights of every source, then what the query is made of and the former widened.
-        saved = 2 * n * N * H
-        if per_token:
-            saved += (2 if self.key_rank else 3) * N * W + narrow * W * W
-        elif self.key_rank is None or self.key_scale == "head":
-            saved += (2 if narrow and self.key_rank is None and self.form == "report" else 1) * W
-        elif narrow:
-            saved += W
         matrix = W * W if per_token else 0
         # The factors of normalised values are one more product per weight.
         per_source = 2 * D + 2 * W * (not by_product) + (5 if self.form == "report" else 6) * H
@@ -312,7 +255,6 @@ class AttentionResidualsConfig(DepthConfig):
             params=self._query_params(D),
             matmul_flops=2 * N * (matrix + n * D * by_product),
             elementwise_flops=N * (n * per_source + W * per_token + D * (self.mixture == "sum")),
-            saved_bytes=saved * max(4, shape.element_bytes),
         )
 
     def _query_params(self, d_model: int) -> int:
@@ -322,29 +264,22 @@ class AttentionResidualsConfig(DepthConfig):
 
     def _two_phase_cost(self, site: Site, shape: Shape) -> Cost:
         """Phase 1 where a block opens, for all its sublayers, and the merging of what came later."""
-        N, D, H, narrow = shape.total_tokens, site.d_model, self.n_heads, shape.element_bytes < 4
+        N, D, H = shape.total_tokens, site.d_model, self.n_heads
         early = completed(self, site)
         late = self.sources(site.index, site.stack) - early
         asks = site.index > 0
-        # The product of pseudo-query and gain, and the former widened.
-        query = (1 + narrow) * D
-        flops = matmul = saved = 0
+        flops = matmul = 0
         if site.opens_block:
             Q = asks + site.stack.block_lengths[site.block] - 1
             flops, matmul = N * early * Q * (2 * D + 5 * H), 2 * N * early * Q * D if H == 1 else 0
             flops += N * early * Q * 2 * D * (H > 1)
-            saved = Q * (2 * early * N * H + query)
-            # The merging keeps the own mixture, which is not the view then.
-            saved += N * D * (asks and bool(late))
         if asks and late:
             flops += N * (late * (4 * D + 5 * H) + 2 * D)
-            saved += query + (2 * late + 1) * N * H
         flops += N * D * (asks and self.mixture == "sum")
         return Cost(
             params=asks * self._query_params(D),
             matmul_flops=matmul,
             elementwise_flops=flops,
-            saved_bytes=saved * max(4, shape.element_bytes),
         )
 
     def build(self, site: Site) -> "AttentionResiduals":

@@ -3,13 +3,15 @@
 Letters: B batch, T position, D width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from twoaxis.core.site import Stack
+from twoaxis.core.measure import tensors
+from twoaxis.core.site import Site, Stack
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, check_state, outside_decoder
 
 
@@ -63,9 +65,9 @@ class DepthAxis(nn.Module):
         self.mixers = nn.ModuleList(mixer for block in sites for mixer in config.build_block(block, ends))
         self.ends = ends
         self._sublayers = sublayers
-        self._left_tensors = len(config.state(stack, stack.n_sublayers))
-        for index, mixer in enumerate(self._each):
-            mixer.entering_tensors = len(config.state(stack, index))
+        *entering, self._left_tensors = _state_lengths(config, stack, sites)
+        for mixer, length in zip(self._each, entering, strict=True):
+            mixer.entering_tensors = length
 
     @property
     def _each(self) -> list[DepthMixer]:
@@ -85,3 +87,15 @@ class DepthAxis(nn.Module):
         """Returns the hidden states behind the last sublayer, before the final norm of the host."""
         check_state(state, self._left_tensors)
         return cast(DepthEnds, self.ends).leave(state)
+
+
+@torch.no_grad()
+def _state_lengths(config: DepthConfig, stack: Stack, sites: Sequence[Sequence[Site]]) -> list[int]:
+    """Tensors in the state before every sublayer and behind the last, found by one pass on tensors without memory."""
+    with torch.device("meta"):
+        ends = config.build_ends(stack)
+        states = [ends.enter(torch.empty(1, 1, stack.d_model))]
+        for mixer in (mixer for block in sites for mixer in config.build_block(block, ends)):
+            views, carry = mixer.read(states[-1])
+            states.append(mixer.write(states[-1], torch.empty(1, 1, stack.d_model), views, carry))
+    return [len(tensors(state)) for state in states]

@@ -23,7 +23,6 @@ from twoaxis.core.mixer import Mixer
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import DeclaredModule
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, total
 from twoaxis.core.views import Heads, Views
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.ops.streams import sum_streams
@@ -47,34 +46,6 @@ class DepthConfig(Config, ABC):
     @abstractmethod
     def init_equivalence(self) -> InitEquivalence:
         """How the freshly initialised model relates to the plain pre-norm model."""
-
-    @abstractmethod
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The tensors of the state that enters sublayer `index`, in order; `n_sublayers` is the state that is left."""
-
-    def state_floats(self, stack: Stack, index: int) -> int:
-        """Numbers per token in the state that enters sublayer `index`."""
-        return total(self.state(stack, index)).count
-
-    @abstractmethod
-    def flow(self, site: Site) -> Flow:
-        """What reading, head mixing and writing move at this site."""
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """What entering and leaving move; the default ends hand one stream through."""
-        return Flow()
-
-    def kept_by_ends(self, stack: Stack) -> tuple[Leaf, ...]:
-        """The tensors of the last state that autograd keeps for what is made of them at the end."""
-        return tuple(leaf for leaf in self.state(stack, stack.n_sublayers) if leaf.kept)
-
-    def padding_bytes(self, site: Site, shape: Shape) -> int:
-        """Bytes that storages behind the views of this site hold beyond their numbers, in one forward pass."""
-        return 0
-
-    def ends_padding_bytes(self, stack: Stack, shape: Shape) -> int:
-        """The same behind the first state and what is left at the end."""
-        return 0
 
     @abstractmethod
     def cost(self, site: Site, shape: Shape) -> Cost:

@@ -16,7 +16,6 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import QKV, Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
@@ -148,32 +147,6 @@ class DeepCrossAttentionConfig(DepthConfig):
         """Where a block opens, if queries, keys and values are read apart."""
         return site.opens_block and self.n_ways == 3
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The columns, and inside a block what it read and what it has added."""
-        D, block, inside = Numbers(stack.d_model), stack.n_blocks, ()
-        if index < stack.n_sublayers:
-            block = stack.sites[index].block
-            if not stack.sites[index].opens_block:
-                # What was added is only a summand of what the sublayer reads.
-                inside = (Leaf(f"query of block {block}", D), Leaf(f"added before {index}", D, kept=False))
-        return (*(Leaf(name, D) for name in self.names(block + 1)), *inside)
-
-    def flow(self, site: Site) -> Flow:
-        """The reads where a block opens, two adds elsewhere, and one more where a delta joins the middle."""
-        D, ways = site.d_model, self.n_ways
-        add = Flow(read=Numbers(2 * D), written=Numbers(D))
-        joins = add if self._merges(site) else Flow()
-        if not site.opens_block:
-            return add + add + joins + Flow(views=Numbers(D))
-        # Inside its block the query is part of the state.
-        views = Numbers((ways - (not site.closes_block)) * D)
-        return joins + Flow(Numbers(self.n_columns(site.block + 1) * D), Numbers(ways * D), views)
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The last read."""
-        D = Numbers(stack.d_model)
-        return Flow(read=D * self.n_columns(stack.n_blocks + 1), written=D, views=D)
-
     def _merges(self, site: Site) -> bool:
         """Whether a delta joins the middle when this sublayer has written."""
         after = site.block + 2
@@ -201,7 +174,6 @@ class DeepCrossAttentionConfig(DepthConfig):
             params=C * D * (S + vectors) + D * norm,
             matmul_flops=2 * C * S * N * D,
             elementwise_flops=S * N * D * (4 * C + 2 * norm),
-            saved_bytes=S * N * (C + norm) * max(4, shape.element_bytes),
         )
 
     def build(self, site: Site) -> "DeepCrossAttention":

@@ -20,7 +20,6 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, StreamEnds
 from twoaxis.depth.value_channels import ChannelCompressor, ChannelEnds, Channels, Compressor, TimeCompressor
@@ -203,47 +202,6 @@ class DeepDeltaConfig(DepthConfig):
             return InitEquivalence("exact", "the blend starts at 0, where every write is the plain sum")
         return InitEquivalence("none", "it overwrites along the update's direction, so it is never the plain sum")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The value channels, all of them the embedding at first unless that is convolved."""
-        C, D = self.value_channels, stack.d_model
-        if C == 1 or (index == 0 and self.expansion == "repeat"):
-            return (stream(D, index),) * C
-        return tuple(Leaf(f"channel {c} before {index}", Numbers(D)) for c in range(C))
-
-    def flow(self, site: Site) -> Flow:
-        """State, update and context make one new state; several channels are compressed first, and the target looks at that."""
-        D, C = site.d_model, self.value_channels
-        # The first sublayer finds the embedding in all channels.
-        state = Numbers(D if site.index == 0 and self.expansion == "repeat" else C * D)
-        write = Flow(read=state + Numbers(2 * D), written=Numbers(C * D), keeps_update=True)
-        if self.compressor == "none":
-            return write
-        target = Numbers(0 if self.value_target == "paper" else D)
-        return write + Flow(read=state + target, written=Numbers(D), views=Numbers(D))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The readout, and the convolution of the embeddings."""
-        D, C = Numbers(stack.d_model), Numbers(self.value_channels * stack.d_model)
-        if self.compressor == "none":
-            return Flow()
-        expansion = Flow(read=D, written=C, keeps_update=True) if self.expansion == "embedding_conv" else Flow()
-        return expansion + Flow(read=C, written=D, views=D)
-
-    def padding_bytes(self, site: Site, shape: Shape) -> int:
-        """Behind a convolution, k - 1 tokens of each row."""
-        return self._padding_bytes(site.d_model, shape) if self.compressor == "time" else 0
-
-    def ends_padding_bytes(self, stack: Stack, shape: Shape) -> int:
-        """The same behind the readout, and behind every channel of convolved embeddings."""
-        convolutions = (self.compressor == "time") + self.value_channels * (self.expansion == "embedding_conv")
-        return convolutions * self._padding_bytes(stack.d_model, shape)
-
-    def _padding_bytes(self, D: int, shape: Shape) -> int:
-        if shape.element_bytes < shape.statistics_bytes:
-            # Sums are rounded to storage of their own.
-            return 0
-        return shape.batch * (self.kernel_size - 1) * D * shape.element_bytes
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Gate and target by their weights, one write per channel, and the compressor, owned by the first of its block."""
         D, N, C = site.d_model, shape.total_tokens, self.value_channels
@@ -258,7 +216,6 @@ class DeepDeltaConfig(DepthConfig):
             params=gate + C * D + (0 if self.value_target == "paper" else C),
             matmul_flops=2 * N * hidden * D + (2 * N * C * D if C > 1 else 0),
             elementwise_flops=N * (gate_flops + target_flops + write_flops),
-            saved_bytes=self._saved_bytes(D, shape),
         )
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
@@ -266,40 +223,24 @@ class DeepDeltaConfig(DepthConfig):
         D, C, k = stack.d_model, self.value_channels, self.kernel_size
         expansion = Cost()
         if self.expansion == "embedding_conv":
-            flops, cached = 2 * k * shape.total_tokens * C * D, self._history_bytes(D, shape)
-            expansion = Cost(params=C * D * k, elementwise_flops=flops, cache_bytes=cached)
+            flops = 2 * k * shape.total_tokens * C * D
+            expansion = Cost(params=C * D * k, elementwise_flops=flops)
         return expansion + self._compressor_cost(D, shape)
 
     def _compressor_cost(self, D: int, shape: Shape, params: bool = True) -> Cost:
-        C, k, N, number = self.value_channels, self.kernel_size, shape.total_tokens, max(4, shape.element_bytes)
-        widened = shape.element_bytes < 4
+        C, k, N = self.value_channels, self.kernel_size, shape.total_tokens
         if self.compressor == "time":
             return Cost(
                 params=C * (D * k + 1) * params,
                 elementwise_flops=2 * C * k * N * D,
-                saved_bytes=(C * D * k * (1 + widened) + C * widened) * number,
-                cache_bytes=C * self._history_bytes(D, shape),
             )
         if self.compressor == "channel":
             return Cost(
                 params=C * (D + 1) * params,
                 matmul_flops=2 * C * C * D,
                 elementwise_flops=2 * C * N * D,
-                saved_bytes=C * (C + D * (1 + widened)) * number,
             )
         return Cost()
-
-    def _history_bytes(self, D: int, shape: Shape) -> int:
-        return shape.batch * min(shape.tokens, self.kernel_size - 1) * D * shape.element_bytes
-
-    def _saved_bytes(self, D: int, shape: Shape) -> int:
-        """A few numbers per token in the statistics precision; a narrower model also widens what the hidden layer reads."""
-        hidden = self._hidden
-        by_channel = self.value_channels * (3 if self.value_target == "code" else 2)
-        numbers = shape.total_tokens * (3 + by_channel + hidden)
-        if hidden and shape.element_bytes < 4:
-            numbers += (shape.total_tokens + hidden) * D
-        return numbers * max(4, shape.element_bytes)
 
     def build(self, site: Site) -> "DeepDelta":
         """Builds the mixer, with a compressor of its own."""

@@ -18,7 +18,6 @@ from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.source_blocks import BlockSize, Count, block_names, check_blocks, openings
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import QKV, Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
@@ -166,67 +165,12 @@ class DeltaAttentionResidualsConfig(DepthConfig):
             return InitEquivalence("up_to_norm", "zero queries add the mean of sources that add up to the stream")
         return InitEquivalence("none", "zero queries add the mean of sources that do not add up to the stream")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The stream, each source with its inverse rms, and the running delta."""
-        D, n = Numbers(stack.d_model), self.completed(index, stack)
-        # The sublayer that makes a source makes its factor, and keeps both.
-        held = [Leaf(name, D, keeper=maker) for name, maker in zip(self._held(stack)[:n], self._makers(stack)[:n], strict=True)]
-        running: list[Leaf] = []
-        if self.runs_on(index, stack):
-            running = [Leaf(f"delta before {index}", D, kept=self.running_source == "included", keeper=index - 1)]
-        read = (*held, *(leaf for leaf in running if leaf.kept))
-        factors = (Leaf(f"inverse rms of {leaf.name}", Numbers(statistics=1), keeper=leaf.keeper) for leaf in read)
-        return self._stream(stack, index), *held, *factors, *running
-
     def _makers(self, stack: Stack) -> tuple[int, ...]:
         """The sublayer that completes each source of the last read, oldest first; 0 for the embedding."""
         if self.entries == "as_released":
             return self.opens(stack)
         ends = tuple(opening - 1 for opening in (*self.opens(stack)[1:], stack.n_sublayers))
         return ends if self.embedding == "never" else (0, *ends)
-
-    def _held(self, stack: Stack) -> tuple[str, ...]:
-        """What each source of the last read holds, oldest first."""
-        blocks = block_names(self.opens(stack), stack)
-        if self.entries == "as_released":
-            return ("embedding", *(f"entry {n}" for n in range(1, len(blocks))))
-        return blocks if self.embedding == "never" else ("embedding", *blocks)
-
-    def _stream(self, stack: Stack, index: int) -> Leaf:
-        """The stream: kept where it is read as it is, or is a source."""
-        if index == stack.n_sublayers:
-            return stream(stack.d_model, index)
-        source = index == 0 and self._first_read(stack) < stack.n_sublayers
-        return stream(stack.d_model, index, kept=source or self.sources(stack.sites[index]) == 0)
-
-    def flow(self, site: Site) -> Flow:
-        """The read of the stream and the sources, for one view or two, and the two sums with the rms of what is new."""
-        return self._read_flow(site) + self._write_flow(site)
-
-    def _read_flow(self, site: Site) -> Flow:
-        n, D = self.sources(site), site.d_model
-        if n == 0:
-            return Flow()
-        held = n - (self.null_source == "learned")
-        # A single source has no score; the embedding may be the stream as well.
-        sources = Numbers(D, statistics=n > 1) * held - Numbers(D * (site.index == 0 and held > 0))
-        views = Numbers(D * (1 + self.splits_views(site)))
-        return Flow(read=Numbers(D) + sources, written=views, views=views)
-
-    def _write_flow(self, site: Site) -> Flow:
-        D, following, opens = site.d_model, site.index + 1, self.opens(site.stack)
-        flow = Flow(read=Numbers(2 * D), written=Numbers(D))
-        if following == site.stack.n_sublayers:
-            return flow
-        factors = self.completed(following, site.stack) - self.completed(site.index, site.stack)
-        factors += self.running_source == "included" and self.runs_on(following, site.stack)
-        more = D * (self.runs_on(site.index, site.stack) or (self.entries == "as_released" and site.index in opens[1:]))
-        return flow + Flow(read=Numbers(more), written=Numbers(more, statistics=factors))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The rms of the embedding where that is a source from the start."""
-        first = self.embedding == "first_read"
-        return Flow(read=Numbers(stack.d_model * first), written=Numbers(statistics=int(first)))
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read, or two where values are routed apart, and the write."""
@@ -241,13 +185,10 @@ class DeltaAttentionResidualsConfig(DepthConfig):
         params = null * D + gate
         if n == 1:
             return Cost(params=params, elementwise_flops=N * D * (1 + gate))
-        # Raw scores and weights, the query, and its factors widened.
-        numbers = 2 * n * N + null + (2 if shape.element_bytes < 4 else 1) * D
         return Cost(
             params=params + 2 * D,
             matmul_flops=2 * N * n * D,
             elementwise_flops=N * (n * (2 * D + 5) + D * (1 + gate)),
-            saved_bytes=numbers * max(4, shape.element_bytes),
         )
 
     def build(self, site: Site) -> "DeltaAttentionResiduals":

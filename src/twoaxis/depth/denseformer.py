@@ -17,7 +17,6 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
@@ -156,26 +155,6 @@ class DenseFormerConfig(DepthConfig):
             return InitEquivalence("none", "older outputs start with a weight that is not 0")
         return InitEquivalence("exact", "every row starts with weight 1 on the newest output and 0 on the others")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The outputs that later rows read, and the stream unless it is the newest of them."""
-        place, D = _Place(self, stack, index), stack.d_model
-        outputs = tuple(self._output(stack, unit) if unit else stream(D, 0) for unit in place.kept)
-        return outputs if place.stream_is_kept else (*outputs, stream(D, index))
-
-    def _output(self, stack: Stack, unit: int) -> Leaf:
-        end = unit if self.granularity == "sublayer" else sum(stack.block_lengths[:unit])
-        # With a row, the sublayer that ends the unit sums its output at once.
-        return Leaf(f"output {unit}", Numbers(stack.d_model), keeper=end - 1 if unit in self.rows(self.units(stack)) else None)
-
-    def flow(self, site: Site) -> Flow:
-        """One add, and one sum where a unit with a row ends, whose newest output goes to memory only for later rows."""
-        D = site.d_model
-        before, after = (_Place(self, site.stack, index) for index in (site.index, site.index + 1))
-        if after.row is None:
-            return Flow(read=Numbers(2 * D), written=Numbers(D))
-        older = set(after.row[:-1]) - ({before.unit} if before.stream_is_kept else set())
-        return Flow(read=Numbers((2 + len(older)) * D), written=Numbers((1 + (after.unit in after.kept)) * D))
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One add, and one sum where a unit with a row ends."""
         N, D = shape.total_tokens, site.d_model
@@ -185,9 +164,7 @@ class DenseFormerConfig(DepthConfig):
         if after.row is None:
             return Cost(elementwise_flops=N * D)
         S = len(after.row)
-        # What the last reader of the newest output keeps of it.
-        saved = 0 if after.unit in after.kept else N * D * shape.element_bytes
-        return Cost(params=S, elementwise_flops=N * D * (1 + 2 * S), saved_bytes=saved)
+        return Cost(params=S, elementwise_flops=N * D * (1 + 2 * S))
 
     def build(self, site: Site) -> "SkipGain | DenseFormer":
         """Builds the mixer of one sublayer."""

@@ -19,7 +19,6 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
@@ -185,39 +184,6 @@ class DepthAttentionConfig(DepthConfig):
             raise ConfigError(problem("n_heads * head_dim", got, allowed, "drop head_dim, or use output='matrix'"))
         return stack
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The stream, and a key and a value of each state that the next read can see."""
-        read = self._read_before(stack, index)
-        kept = self.sources(read) - 1 if read < self.n_reads(stack) else 0
-        heads = Numbers(self.width(stack.d_model))
-
-        def keeper(i: int, keeps_own: bool) -> int:
-            return self._stands_at(i if keeps_own else i + 1, stack)
-
-        earlier = range(read - kept, read)
-        # A read keeps its own key where it compares it with others, and its own value unless that is merely added.
-        added = self.mode == "add" and self.output == "none"
-        keys = (Leaf(f"key of state {i}", heads, keeper=keeper(i, self.asks(i))) for i in earlier)
-        values = (Leaf(f"value of state {i}", heads, keeper=keeper(i, self.asks(i) or not added)) for i in earlier)
-        return stream(stack.d_model, index), *keys, *values
-
-    def flow(self, site: Site) -> Flow:
-        """A read takes stream and memory, and leaves the view, which the add takes up, and its own key and value."""
-        D, read = site.d_model, self.read_at(site)
-        return Flow(read=Numbers(2 * D), written=Numbers(D)) + (Flow() if read is None else self._read_flow(read, site.stack))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The read of the head, where it makes one."""
-        return self._read_flow(self.n_reads(stack) - 1, stack) if self.head == "read" else Flow()
-
-    def _read_flow(self, read: int, stack: Stack) -> Flow:
-        D, W = stack.d_model, self.width(stack.d_model)
-        memory, own = 2 * W * (self.sources(read) - 1), 2 * W * (self.kept(read, stack) > 0)
-        if own and self.mode == "replace" and self.output == "none" and not self.asks(read):
-            # The view is the value that the next state holds.
-            return Flow(read=Numbers(D), written=Numbers(own))
-        return Flow(read=Numbers(D + memory), written=Numbers(D + own), views=Numbers(D))
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The projections and the attention over the window, where a read is made, and the write."""
         read, add = self.read_at(site), Cost(elementwise_flops=shape.total_tokens * site.d_model)
@@ -239,19 +205,12 @@ class DepthAttentionConfig(DepthConfig):
     def _read_cost(self, read: int, stack: Stack, shape: Shape) -> Cost:
         D, N, W, n = stack.d_model, shape.total_tokens, self.width(stack.d_model), self.sources(read)
         parts, projects = self.parts(read, stack), self.output == "matrix"
-        # The heads of one part, and one number per token in the precision of statistics.
-        part, number = N * W * shape.element_bytes, N * shape.statistics_bytes
-        context = N * D * shape.element_bytes + number if self.states == "normalised" else 0
-        attended = part * (1 + projects) + n * self.n_heads * number if n > 1 else 0
-        # The own key and value are part of the next state where a later read sees them.
-        own = 0 if self.kept(read, stack) else 2 * part if n > 1 else part * projects
         params = self._params(parts, stack)
         return Cost(
             params=params if self.projections == "own" else 0,
             shared_params=params if self.projections == "shared" else 0,
             matmul_flops=2 * N * D * W * (parts + projects),
             elementwise_flops=N * (4 * n * W + D * (5 if self.states == "normalised" else 1)),
-            saved_bytes=context + attended + own,
         )
 
     def build(self, site: Site) -> DepthMixer:

@@ -17,11 +17,10 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.ops.anneal import annealed, blend_parameter, blend_saved_bytes
+from twoaxis.ops.anneal import annealed, blend_parameter
 from twoaxis.ops.mix import mix
 from twoaxis.ops.norm import layer_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
@@ -111,47 +110,6 @@ class ElcBertConfig(DepthConfig):
             return InitEquivalence("exact", "the blend starts at 0, where every read is the plain sum of all outputs")
         return InitEquivalence("none", "blocks read a mean of earlier outputs, and the head sees no sum of them")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The outputs that are still read, and inside a block what it has added and, except for `base`, its input."""
-        D, block = Numbers(stack.d_model), stack.n_blocks
-        inside: tuple[Leaf, ...] = ()
-        if index < stack.n_sublayers and not stack.sites[index].opens_block:
-            block = stack.sites[index].block
-            # Elsewhere what was added is only a summand of what the sublayer reads.
-            inside = (Leaf(f"added before {index}", D, kept=self.variant == "base"),)
-            if self.variant != "base":
-                inside = (*inside, Leaf(f"input of block {block}", D) if block else Leaf("embedding", D))
-            first = 0 if self._read_after(stack.sites[index]) else block + 1
-        elif index < stack.n_sublayers:
-            block, first = stack.sites[index].block, 0
-        else:
-            first = 0 if self.variant == "weighted_output" else block
-        return (*(Leaf(f"output {n}" if n else "embedding", D) for n in range(first, block + 1)), *inside)
-
-    def flow(self, site: Site) -> Flow:
-        """The combination where a block opens, one or two adds elsewhere, and the norm as part of the last one."""
-        D, base = site.d_model, self.variant == "base"
-        norm = self.variant == "normalized" and site.closes_block
-        if not site.opens_block:
-            read = Flow() if base else Flow(read=Numbers(2 * D), written=Numbers(D), views=Numbers(D))
-            return read + Flow(read=Numbers(2 * D), written=Numbers(D))
-        read, write = Flow(), Flow()
-        if site.block:
-            held = not base and not site.closes_block
-            views = Numbers(0 if held else D)
-            read = Flow(read=Numbers((site.block + 1) * D), written=Numbers(D), views=views)
-        if norm:
-            write = Flow(read=Numbers(D), written=Numbers(D), keeps_update=True)
-        return read + write
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The norm of the embedding and the final combination, where there are any."""
-        D = stack.d_model
-        enter = Flow(read=Numbers(D), written=Numbers(D), keeps_update=True) if self.norms_embedding else Flow()
-        if self.variant != "weighted_output":
-            return enter
-        return enter + Flow(read=Numbers((stack.n_blocks + 1) * D), written=Numbers(D), views=Numbers(D))
-
     def _read_after(self, site: Site) -> bool:
         """Whether anything reads the sources of this block again."""
         return self.variant == "weighted_output" or site.block + 1 < site.stack.n_blocks
@@ -159,16 +117,13 @@ class ElcBertConfig(DepthConfig):
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The combination where a block opens, one or two adds elsewhere, and the norm where a block of `normalized` closes."""
         width = shape.total_tokens * site.d_model
-        wide = max(4, shape.element_bytes)
         cost = Cost()
         if site.opens_block:
             cost += self._mixture_cost(site.block + 1, site.stack, shape)
         else:
             cost += Cost(elementwise_flops=width * (1 if self.variant == "base" else 2))
         if self.variant == "normalized" and site.closes_block:
-            # The sum before the norm is the update itself in a block of one sublayer.
-            kept = 0 if site.opens_block else width * shape.element_bytes
-            cost += Cost(elementwise_flops=6 * width, saved_bytes=kept + 2 * shape.total_tokens * wide)
+            cost += Cost(elementwise_flops=6 * width)
         return cost
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
@@ -176,18 +131,13 @@ class ElcBertConfig(DepthConfig):
         combined = self._mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost()
         if not self.norms_embedding:
             return combined
-        N, wide = shape.total_tokens, max(4, shape.element_bytes)
-        return combined + Cost(elementwise_flops=6 * N * stack.d_model, saved_bytes=2 * N * wide)
+        return combined + Cost(elementwise_flops=6 * shape.total_tokens * stack.d_model)
 
     def _mixture_cost(self, n: int, stack: Stack, shape: Shape) -> Cost:
         if n == 1:
             return Cost()
-        flops, saved = 2 * n * shape.total_tokens * stack.d_model, n * max(4, shape.element_bytes)
-        mixture = Cost(params=n, elementwise_flops=flops, saved_bytes=saved)
-        if self.blend == "none":
-            return mixture
-        # The convex weights, and what makes others of them.
-        return mixture + Cost(params=1, saved_bytes=saved + blend_saved_bytes(shape, n))
+        flops = 2 * n * shape.total_tokens * stack.d_model
+        return Cost(params=n + (self.blend != "none"), elementwise_flops=flops)
 
     def build(self, site: Site) -> "ElcBert":
         """Builds the mixer of one sublayer."""

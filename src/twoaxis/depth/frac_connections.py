@@ -15,10 +15,8 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
@@ -141,19 +139,6 @@ class FracConnectionsConfig(DepthConfig):
             return InitEquivalence("up_to_norm", "all streams are copies of the plain one, and their sum is n times as large")
         return InitEquivalence("exact", "every fraction is read, kept and written with weight 1, and no other one")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """All streams; the sum that they end in keeps none of them."""
-        return stream_leaves(stack, index, self.n_streams, keeps_last=self.n_streams == 1)
-
-    def flow(self, site: Site) -> Flow:
-        """One read, and one mixing write with dynamic weights that each token brings along."""
-        weights = self.pieces * (self.columns - self.n_fractions)
-        return streams_flow(site, self.n_streams, Numbers(statistics=weights if self.weights == "dynamic" else 0))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The sum of the streams, of which one is handed on as it is."""
-        return streams_left(stack, self.n_streams) if self.n_streams > 1 else Flow()
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read, one mixing write and, for dynamic weights, the scores they take."""
         n, m, P, C, N = self.n_streams, self.n_fractions, self.pieces, self.columns, shape.total_tokens
@@ -173,7 +158,6 @@ class FracConnectionsConfig(DepthConfig):
             params=C * E + 2 + (E if learns else 0),
             matmul_flops=2 * C * E * P * N,
             elementwise_flops=N * P * ((3 if learns else 4) * E + 4 * C),
-            saved_bytes=numbers * max(4, shape.element_bytes),
         )
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:

@@ -13,10 +13,8 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
@@ -97,18 +95,6 @@ class GatedResidualConfig(DepthConfig):
             return InitEquivalence("none", "random gates differ from feature to feature, and random write weights are not 1")
         return InitEquivalence("up_to_norm", "all streams are copies of the plain stream, read divided by their rms")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """All streams."""
-        return stream_leaves(stack, index, self.n_streams, keeps_last=True)
-
-    def flow(self, site: Site) -> Flow:
-        """The gated read, and a write to every stream with a weight of its own."""
-        return streams_flow(site, self.n_streams, Numbers(statistics=self.n_streams))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The last read."""
-        return streams_left(stack, self.n_streams)
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The gated read, and a write to every stream."""
         n, D, N = self.n_streams, site.d_model, shape.total_tokens
@@ -117,7 +103,6 @@ class GatedResidualConfig(DepthConfig):
             params=n * n * D,
             matmul_flops=2 * n * n * D * N,
             elementwise_flops=2 * n * D * N,
-            saved_bytes=2 * n * N * max(4, shape.element_bytes),
         )
         return self._read_cost(D, shape) + write
 
@@ -131,7 +116,6 @@ class GatedResidualConfig(DepthConfig):
             params=n * D * (2 * self.rank + 1),
             matmul_flops=4 * self.rank * n * D * N,
             elementwise_flops=12 * n * D * N,
-            saved_bytes=N * (n + self.rank) * max(4, shape.element_bytes),
         )
 
     def build(self, site: Site) -> "GatedResidual":

@@ -15,10 +15,8 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
@@ -131,19 +129,6 @@ class HyperConnectionsConfig(DepthConfig):
             return InitEquivalence("exact", "the one stream is read, kept and written with weight 1")
         return InitEquivalence("up_to_norm", "all streams are copies of the plain stream, and their sum is n times as large")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """All streams; the sum that they end in keeps none of them."""
-        return stream_leaves(stack, index, self.n_streams, keeps_last=self.n_streams == 1)
-
-    def flow(self, site: Site) -> Flow:
-        """One read, and one mixing write with dynamic weights that each token brings along."""
-        n = self.n_streams
-        return streams_flow(site, n, Numbers(statistics=n * (n + 1) if self.weights == "dynamic" else 0))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The sum of the streams, of which one is handed on as it is."""
-        return streams_left(stack, self.n_streams) if self.n_streams > 1 else Flow()
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read, one mixing write and, for dynamic weights, the scores they take."""
         n, D, N = self.n_streams, site.d_model, shape.total_tokens
@@ -155,17 +140,7 @@ class HyperConnectionsConfig(DepthConfig):
             params=(n + 2) * D + 2 + learned,
             matmul_flops=2 * n * (n + 2) * D * N,
             elementwise_flops=N * n * ((3 if self.norm == "rms_gain" else 4) * D + 4 * (n + 2)),
-            saved_bytes=self._saved_bytes(D, shape),
         )
-
-    def _saved_bytes(self, D: int, shape: Shape) -> int:
-        """Scores and weights of every token, the statistics of its norms, and the small tensors that they come from."""
-        n, N = self.n_streams, shape.total_tokens
-        statistics = 1 if self.norm == "rms_gain" else 2
-        # The scores take a product of maps and gain, of which a narrower model also keeps the wider maps.
-        maps = 2 if self.norm != "layer" and shape.element_bytes < 4 else 1
-        numbers = N * n * (2 * (n + 2) + statistics) + (n + 2) * (maps * D + n + 2)
-        return numbers * max(4, shape.element_bytes)
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The sum of the streams."""

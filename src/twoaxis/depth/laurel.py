@@ -18,7 +18,6 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Striped
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.ops.low_rank import low_rank_sum
@@ -156,27 +155,6 @@ class LaurelConfig(DepthConfig):
         """Whether the residual way ends here."""
         return self.granularity == "sublayer" or site.closes_block
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The inputs still to be read, and inside a block what it has added, which no gradient needs."""
-        D = Numbers(stack.d_model)
-        if index == stack.n_sublayers:
-            return (Leaf("left", D),)
-        site = stack.sites[index]
-        last = self.unit(site)
-        inputs = tuple(Leaf(f"input {unit}", D) for unit in range(last + 1 - self.n_inputs(last), last + 1))
-        return inputs if self.opens_unit(site) else (*inputs, Leaf(f"added before sublayer {index}", D, kept=False))
-
-    def flow(self, site: Site) -> Flow:
-        """A view inside a block, and a write that joins the update to what was added or, where the block closes, to inputs."""
-        D, opens = Numbers(site.d_model), self.opens_unit(site)
-        # What was added before is read for the view, beside the input, and again for the write.
-        inside = Flow() if opens else Flow(read=D * 3, written=D, views=D)
-        if self.closes_unit(site):
-            keeps_update = opens and (self.has_weights or not self.low_rank)
-            return inside + Flow(read=D * (1 + self.n_inputs(self.unit(site))), written=D, keeps_update=keeps_update)
-        # The first update of a block is what it has added.
-        return Flow() if opens else inside + Flow(read=D, written=D)
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One or two adds inside a block, and the residual way where it ends."""
         width = shape.total_tokens * site.d_model
@@ -187,17 +165,10 @@ class LaurelConfig(DepthConfig):
     def _residual_cost(self, site: Site, shape: Shape) -> Cost:
         N, D, S, r = shape.total_tokens, site.d_model, self.n_inputs(self.unit(site)), self.rank
         M = S if self.maps == "separate" else int(self.low_rank)
-        # a and b with what bounds them, b g_j with its factors that are no parameters, and all of them in a row for `mix`.
-        numbers = 2 + 2 * self.has_weights
-        if self.has_previous:
-            numbers += S + S * (self.has_weights and (shape.element_bytes < 4 or not self.low_rank)) + (not self.low_rank)
-        hidden = S * N * r * self.low_rank
-        added = N * D * (not self.opens_unit(site) and (self.has_weights or not self.low_rank))
         return Cost(
             params=2 * self.has_weights + S * self.has_previous + 2 * M * r * D,
             matmul_flops=2 * N * D * r * (S + M) * self.low_rank,
             elementwise_flops=N * (4 * D if self.low_rank else 2 * (1 + S) * D),
-            saved_bytes=numbers * max(4, shape.element_bytes) + (hidden + added) * shape.element_bytes,
         )
 
     def build(self, site: Site) -> "Laurel":

@@ -15,8 +15,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Normal, matrix_std
-from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
+from twoaxis.core.site import Site
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthMixer
 from twoaxis.ops.norm import rms_norm
@@ -69,27 +68,16 @@ class LaurelGemma3nConfig(DepthConfig):
         """None."""
         return InitEquivalence("none", "updates are normalised, and the stream is averaged with its norm")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """One stream."""
-        return (stream(stack.d_model, index),)
-
-    def flow(self, site: Site) -> Flow:
-        """One write, which where a block opens also takes what attention saw."""
-        D = Numbers(site.d_model)
-        return Flow(read=D * (3 if site.opens_block else 2), written=D, keeps_update=True)
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The norm of the update and, where a block opens, the map and its norm."""
         N, D, r = shape.total_tokens, site.d_model, self.rank
-        factor = N * max(4, shape.element_bytes)
-        cost = Cost(params=D, elementwise_flops=5 * N * D, saved_bytes=factor)
+        cost = Cost(params=D, elementwise_flops=5 * N * D)
         if not site.opens_block:
             return cost
         return cost + Cost(
             params=(2 * r + 1) * D,
             matmul_flops=4 * N * r * D,
             elementwise_flops=9 * N * D,
-            saved_bytes=factor + N * (r + D) * shape.element_bytes,
         )
 
     def build(self, site: Site) -> "LaurelGemma3n":

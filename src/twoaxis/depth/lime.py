@@ -13,12 +13,11 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.head_chains import chains, check_chains, place_in_chain, sites_of
+from twoaxis.core.head_chains import chains, check_chains, place_in_chain
 from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Uniform, Values
 from twoaxis.core.site import MixedHeads, Site, Slot, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Heads, Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.ops.mix import mix
@@ -73,32 +72,6 @@ class LimeConfig(DepthConfig):
         check_chains(stack, self.kind)
         return replace(stack, slots=tuple(_slot(site) for site in stack.sites))
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The stream, and chain by chain the keys and values of all earlier layers with heads, which later ones route."""
-        found = [stream(stack.d_model, index)]
-        for kind, heads in chains(stack).items():
-            own, pair = sites_of(stack, kind), Numbers(2 * heads.head_dim)
-            for site in own:
-                if site.index < index:
-                    # The first layer routes nothing itself.
-                    keeper = (own[1:2] or own)[0].index if site == own[0] else site.index
-                    names = (f"head {head} of sublayer {site.index}" for head in range(heads.n_kv_heads))
-                    found += [Leaf(name, pair, kept=len(own) > 1, keeper=keeper) for name in names]
-        return tuple(found)
-
-    def kept_by_ends(self, stack: Stack) -> tuple[Leaf, ...]:
-        """The stream."""
-        return self.state(stack, stack.n_sublayers)[:1]
-
-    def flow(self, site: Site) -> Flow:
-        """One add, and where there are heads a copy of the keys and values, which later layers route with all earlier ones."""
-        D, heads = Numbers(site.d_model), site.slot.heads
-        add = Flow(read=D * 2, written=D)
-        if heads is None:
-            return add
-        own, earlier = Numbers(2 * heads.n_kv_heads * heads.head_dim), place_in_chain(site)
-        return add + Flow(read=own * (1 + earlier), written=own * (2 if earlier else 1))
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The router, and one multiply-add per weight and number."""
         N, heads = shape.total_tokens, site.slot.heads
@@ -107,7 +80,7 @@ class LimeConfig(DepthConfig):
             return add
         weights = (place_in_chain(site) + 1) * heads.n_kv_heads**2
         routing = 2 * N * weights * 2 * heads.head_dim
-        return add + Cost(params=weights, elementwise_flops=routing, saved_bytes=weights * shape.element_bytes)
+        return add + Cost(params=weights, elementwise_flops=routing)
 
     def build(self, site: Site) -> "Lime":
         """Builds the mixer of one sublayer."""

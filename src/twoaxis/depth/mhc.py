@@ -17,10 +17,8 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, Normal, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
@@ -224,18 +222,6 @@ class MHCConfig(DepthConfig):
         """Weights that each stream has: of the read, of the write, and to every destination."""
         return 2 if self.form.residual == "identity" else self.n_streams + 2
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """All streams; their sum or mean at last keeps none of them."""
-        return stream_leaves(stack, index, self.n_streams, keeps_last=self.form.read_out == "learned")
-
-    def flow(self, site: Site) -> Flow:
-        """One read, and one write with the weights that each token brings along."""
-        return streams_flow(site, self.n_streams, Numbers(statistics=self.n_streams * (self.n_columns - 1)))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The read-out."""
-        return streams_left(stack, self.n_streams)
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The scores, the rounds, one read and one mixing write."""
         n, D, N, form, columns = self.n_streams, site.d_model, shape.total_tokens, self.form, self.n_columns
@@ -246,33 +232,17 @@ class MHCConfig(DepthConfig):
             params=weights + scales + (weights * n * D if joint else (columns + 1) * D),
             matmul_flops=2 * weights * D * N * (n if joint else 1),
             elementwise_flops=N * (6 * n * D + sinkhorn_flops + 3 * weights),
-            saved_bytes=self._saved_bytes(D, shape),
         )
-
-    def _saved_bytes(self, D: int, shape: Shape) -> int:
-        n, N, form, columns = self.n_streams, shape.total_tokens, self.form, self.n_columns
-        joint = form.scores == "joint"
-        # The raw scores and their norms; the sigmoids; what is read with, if not a sigmoid itself; what is written with.
-        per_token = n * columns + (1 if joint else n) + 2 * n + (n if form.read_eps else 0) + n
-        # The logits, of which only the rounds keep anything, and the matrix.
-        per_token += n * columns + n * n if form.residual == "sinkhorn" else 0
-        rows = n * columns if joint else columns
-        # A shared map is kept as its product with the gain, of which a narrower model also keeps both factors widened.
-        maps = 0 if joint else columns * D + ((columns + 1) * D if shape.element_bytes < 4 else 0)
-        return (N * per_token + rows + maps) * max(4, shape.element_bytes)
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The read-out."""
         n, D, N = self.n_streams, stack.d_model, shape.total_tokens
         if self.form.read_out != "learned":
             return Cost(elementwise_flops=(n - 1 + (self.form.read_out == "mean")) * D * N)
-        widened = 0 if shape.element_bytes >= 4 else 1
-        numbers = N * (n + 1 + n + (n if self.form.read_eps else 0)) + widened
         return Cost(
             params=n * n * D + n + 1,
             matmul_flops=2 * n * n * D * N,
             elementwise_flops=N * (4 * n * D + 3 * n),
-            saved_bytes=numbers * max(4, shape.element_bytes),
         )
 
     def build(self, site: Site) -> "MHC":

@@ -17,7 +17,6 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import QKV, Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
@@ -175,45 +174,6 @@ class MUDDFormerConfig(DepthConfig):
             return InitEquivalence("none", "the residual starts as the norm of the newest output")
         return InitEquivalence("exact", "every sum starts as the newest output alone")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The outputs that later sums read, the stream, and the base of a parallel block."""
-        place, D = _Place.before(self, stack, index), Numbers(stack.d_model)
-        sources = tuple(self._source(stack, source) for source in place.kept)
-        if index == stack.n_sublayers or stack.sites[index].opens_block:
-            return (*sources, Leaf(f"output {place.block + 1}", D))
-        # Inside a parallel block every sublayer reads the base, and the stream is only added to.
-        inside = Leaf(f"stream {index}", D, kept=self.residual == "sequential")
-        base = Leaf(f"residual of block {place.block}" if place.read else f"output {place.block}", D)
-        return (*sources, inside, *((base,) if place.holds_base else ()))
-
-    def _source(self, stack: Stack, block: int) -> Leaf:
-        """What sums read of the output of this many blocks; the first of them keeps a norm."""
-        D = Numbers(stack.d_model)
-        if self.source_norm == "none":
-            return Leaf(f"output {block}", D)
-        reader = min(end for end, read in self.sums(stack.n_blocks).items() if block in read)
-        return Leaf(f"norm of output {block}", D, keeper=sum(stack.block_lengths[:reader]))
-
-    def flow(self, site: Site) -> Flow:
-        """One add, and at the first sublayer of a block the sums it reads."""
-        D, place = Numbers(site.d_model), _Place(self, site.stack, site.block)
-        add = Flow(read=D * 2, written=D)
-        if not site.opens_block:
-            return add
-        ways = self.n_ways(site.stack, site.block) if place.read else 0
-        # The newest output is also read where only its norm is wanted, which is written where later sums read it.
-        read = len(place.read) or int(place.norms_newest)
-        written = ways + (place.norms_newest and site.block in place.kept)
-        # The last way is the residual; a single one is a view as well, which the state of a parallel block holds.
-        held = self.residual == "parallel" and not site.closes_block
-        views = ways * (not held) if ways == 1 else max(0, ways - 1)
-        return add + Flow(read=D * read, written=D * written, views=D * views)
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The sum after the last block."""
-        D, read = Numbers(stack.d_model), len(_Place(self, stack, stack.n_blocks).read)
-        return Flow(read=D * read, written=D, views=D) if read else Flow()
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One add, and at the first sublayer of a block the sums it reads."""
         add = Cost(elementwise_flops=shape.total_tokens * site.d_model)
@@ -228,12 +188,11 @@ class MUDDFormerConfig(DepthConfig):
     def _sum_cost(self, stack: Stack, block: int, shape: Shape) -> Cost:
         """The norm of the newest source and the sums that are read after this many blocks."""
         place, D, N = _Place(self, stack, block), stack.d_model, shape.total_tokens
-        S, C, wide = len(place.read), self.n_ways(stack, block), max(4, shape.element_bytes)
+        S, C = len(place.read), self.n_ways(stack, block)
         M, K = C * S, self.hidden_width(C * S, block == stack.n_blocks)
         cost = Cost()
         if place.norms_newest:
-            dropped = N * D * shape.element_bytes if block not in place.kept else 0
-            cost += Cost(params=D, elementwise_flops=4 * N * D, saved_bytes=N * wide + dropped)
+            cost += Cost(params=D, elementwise_flops=4 * N * D)
         if not S:
             return cost
         cost += Cost(params=M, elementwise_flops=2 * M * N * D)
@@ -241,11 +200,10 @@ class MUDDFormerConfig(DepthConfig):
             gain = D if self.source_norm == "rms" else 0
             maps = K * (D + M)
             flops = N * (3 * D + 9 * K + M)
-            cost += Cost(maps + gain, 2 * N * maps, elementwise_flops=flops, saved_bytes=N * (1 + K + M) * wide)
+            cost += Cost(maps + gain, 2 * N * maps, elementwise_flops=flops)
         if self.post_norm != "none":
             P = _post_normed(self, C)
-            saved = P * N * (D * shape.element_bytes + wide)
-            cost += Cost(params=P * D, elementwise_flops=N * D * (4 * P + C), saved_bytes=saved)
+            cost += Cost(params=P * D, elementwise_flops=N * D * (4 * P + C))
         return cost
 
     def build(self, site: Site) -> "MUDDFormer":

@@ -11,8 +11,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
+from twoaxis.core.site import Site
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthMixer
 
@@ -43,14 +42,6 @@ class ResidualConfig(DepthConfig):
     def init_equivalence(self) -> InitEquivalence:
         """Exact, by definition."""
         return InitEquivalence("exact", "it is the plain model")
-
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """One stream."""
-        return (stream(stack.d_model, index),)
-
-    def flow(self, site: Site) -> Flow:
-        """One add."""
-        return Flow(read=Numbers(2 * site.d_model), written=Numbers(site.d_model))
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One add."""

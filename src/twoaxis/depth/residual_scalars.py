@@ -15,7 +15,6 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
@@ -70,27 +69,6 @@ class ResidualScalarsConfig(DepthConfig):
             return InitEquivalence("none", "the stream starts as the normalised embedding, and updates are added to that")
         return InitEquivalence("exact", "the stream starts with weight 1 and the embedding with weight 0")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The stream and the embedding as it is added back, which are one tensor at first unless only one is normalised."""
-        if self.embedding == "raw":
-            return stream(stack.d_model, index), stream(stack.d_model, 0)
-        added = Leaf("normalised embedding", Numbers(stack.d_model))
-        return (added if self.embedding == "normalised_start" and index == 0 else stream(stack.d_model, index)), added
-
-    def flow(self, site: Site) -> Flow:
-        """The mixed stream goes to memory for the sublayer, and comes back for the add."""
-        D = site.d_model
-        held = 2 if site.index or self.embedding == "normalised" else 1
-        return Flow(read=Numbers((held + 2) * D), written=Numbers(2 * D), views=Numbers(D))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The norm of the embedding."""
-        D = Numbers(stack.d_model)
-        if self.embedding == "raw":
-            return Flow()
-        # Elsewhere the first state holds the embedding.
-        return Flow(read=D, written=D, keeps_update=self.embedding == "normalised_start")
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Two scalings and two adds; autograd keeps nothing beyond the state."""
         return Cost(params=2, elementwise_flops=4 * shape.total_tokens * site.d_model)
@@ -100,7 +78,7 @@ class ResidualScalarsConfig(DepthConfig):
         if self.embedding == "raw":
             return Cost()
         N = shape.total_tokens
-        return Cost(elementwise_flops=3 * N * stack.d_model, saved_bytes=N * shape.statistics_bytes)
+        return Cost(elementwise_flops=3 * N * stack.d_model)
 
     def build(self, site: Site) -> "ResidualScalars":
         """Builds the mixer."""

@@ -14,12 +14,11 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.head_chains import chains, check_chains, place_in_chain, sites_of
+from twoaxis.core.head_chains import chains, check_chains, place_in_chain
 from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Normal, Values, matrix_std
 from twoaxis.core.site import MixedHeads, Site, Slot, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.ops.blend import blend
@@ -147,60 +146,26 @@ class ValueResidualConfig(DepthConfig):
         """Whether later layers may read the values of this sublayer."""
         return site.slot.heads is not None and (self.variant == "dense" or place_in_chain(site) == 0)
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The stream, and chain by chain the recorded values and what later layers weigh them with where that is shared."""
-        found = [stream(stack.d_model, index)]
-        for kind, heads in chains(stack).items():
-            for site in (site for site in sites_of(stack, kind) if self.records(site) and site.index < index):
-                values, readers = Numbers(heads.n_kv_heads * heads.head_dim), [i for i in self.mixing(site) if i > site.index]
-                keeper = min(readers, default=None)
-                found.append(Leaf(f"values of sublayer {site.index}", values, kept=bool(readers), keeper=keeper))
-                if self.shares(site):
-                    # Each layer keeps its own share, beside the weight of its own values.
-                    shares = Numbers(statistics=len(self.mixing(site)))
-                    found.append(Leaf(f"shares of sublayer {site.index}", shares, kept=False))
-        return tuple(found)
-
-    def flow(self, site: Site) -> Flow:
-        """One add, and where there are heads a sum of values, and a copy of those to record, which lie between other heads."""
-        D, heads = Numbers(site.d_model), site.slot.heads
-        add = Flow(read=D * 2, written=D)
-        if heads is None:
-            return add
-        own, sums, records = Numbers(heads.n_kv_heads * heads.head_dim), self.sums(site), self.records(site)
-        earlier = place_in_chain(site) if self.variant == "dense" else 1
-        weights = {"gated": D, "plus": Numbers(statistics=1)}.get(self.variant, Numbers())
-        shares = Numbers(statistics=len(self.mixing(site)) if self.shares(site) else 0)
-        read = own * (sums or records) + (own * earlier + weights) * sums
-        return add + Flow(read=read, written=own * (sums + records) + shares)
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The mixing weights, and one multiply-add per source and number."""
         N, D = shape.total_tokens, site.d_model
         add = Cost(elementwise_flops=N * D)
         if self.shares(site):
-            layers = len(self.mixing(site))
-            # The softmax, and in half precision the widened scale.
-            saved = (layers + (shape.element_bytes < 4)) * max(4, shape.element_bytes)
-            return add + Cost(params=layers + 1, saved_bytes=saved)
+            return add + Cost(params=len(self.mixing(site)) + 1)
         if not self.sums(site):
             return add
         heads = site.slot.heads
         assert heads is not None
         G, width = heads.n_kv_heads, heads.n_kv_heads * heads.head_dim
-        wide = max(4, shape.element_bytes)
         if self.variant == "gated":
-            return add + Cost(
-                params=G * (D + 1), matmul_flops=2 * N * D * G, elementwise_flops=3 * N * width, saved_bytes=N * G * wide
-            )
+            return add + Cost(params=G * (D + 1), matmul_flops=2 * N * D * G, elementwise_flops=3 * N * width)
         sources = (place_in_chain(site) if self.variant == "dense" else 1) + 1
         if self.variant == "plus":
-            return add + Cost(params=1, elementwise_flops=4 * N * width, saved_bytes=2 * N * wide)
+            return add + Cost(params=1, elementwise_flops=4 * N * width)
         learned = self.variant != "constant"
         return add + Cost(
             params=sources if learned else 0,
             elementwise_flops=2 * N * sources * width,
-            saved_bytes=0 if learned else sources * wide,
         )
 
     def build(self, site: Site) -> "ValueResidual":

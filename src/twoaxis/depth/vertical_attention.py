@@ -3,7 +3,6 @@
 Letters: B batch, T position, D width, n sources of one read.
 """
 
-from dataclasses import replace
 from typing import Literal, NamedTuple, Self
 
 import torch
@@ -17,7 +16,6 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
@@ -129,115 +127,6 @@ class VerticalAttentionConfig(DepthConfig):
         """Whether anything reads sources after this layer has."""
         return self.head == "mixture" or layer + 1 < self.layers(stack)
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The sources with their norms, the residual stream if kept, and what a layer carries inside."""
-        if index == stack.n_sublayers:
-            layer, opens = self.layers(stack), True
-            n = self.sources(layer) if self.head == "mixture" else 0
-        else:
-            layer, opens, _ = self.place(stack.sites[index])
-            n = self.sources(layer) if opens or self.read_after(layer, stack) else 0
-        rest = () if opens else self._inside(stack, index, layer)
-        if opens and (self.skip != "none" or not n):
-            rest = (replace(stream(stack.d_model, index, self._keeps_stream(stack, index, n)), keeper=self._maker(index, n)),)
-        sources = [self._source(stack, number) for number in range(n)]
-        logs = [
-            Leaf(f"log rms of {leaf.name}", Numbers(statistics=1), kept=False) for leaf in sources if self.norm == "weights"
-        ]
-        return (*sources, *logs, *rest)
-
-    def _source(self, stack: Stack, number: int) -> Leaf:
-        """A source by its number: an output as it is, which may be a stream, or normalised."""
-        unit = number + (self.embedding != "source")
-        D, kept = stack.d_model, self._keeps_source(stack, number)
-        if self.norm == "sources":
-            return Leaf(f"source {unit}", Numbers(D), kept)
-        end = sum(stack.block_lengths[:unit]) if self.granularity == "block" else unit
-        if unit and self.source == "delta":
-            return Leaf(f"delta {unit}", Numbers(D), kept, self._maker(end, number + 1))
-        return replace(stream(D, end, kept), keeper=self._maker(end, number + 1))
-
-    def _maker(self, end: int, n: int) -> int | None:
-        """The sublayer before a boundary if it takes the norm of what it has made, which is the newest of n sources."""
-        return end - 1 if end and n and self.norm in ("sources", "weights") else None
-
-    def kept_by_ends(self, stack: Stack) -> tuple[Leaf, ...]:
-        """The sources of the final read, or the stream; where sources are norms, that was kept for the newest of them."""
-        left = super().kept_by_ends(stack)
-        return left[:-1] if self.head == "mixture" and self.norm == "sources" and self.skip != "none" else left
-
-    def _keeps_source(self, stack: Stack, number: int) -> bool:
-        """Whether autograd keeps a source: not if it is alone in every read and only added to the stream there."""
-        last = self.layers(stack) - (self.head == "last")
-        return number > 0 or self.sources(last) > 1 or self.norm in ("weights", "sum") or self.skip != "added"
-
-    def _keeps_stream(self, stack: Stack, index: int, n: int) -> bool:
-        """Whether autograd keeps the stream where n sources are read: as the view, or as what the newest source is made of."""
-        made = index == 0 or self.source == "output"
-        return n == 0 or (made and (self.norm == "sources" or self._keeps_source(stack, n - 1)))
-
-    def _inside(self, stack: Stack, index: int, layer: int) -> tuple[Leaf, ...]:
-        """What a layer carries: its input and what it has added, which is only a summand of what is read, or their sum."""
-        D, n = Numbers(stack.d_model), self.sources(layer)
-        if self.source == "output":
-            return (stream(stack.d_model, index),)
-        if n == 0:
-            entered = stream(stack.d_model, 0)
-        else:
-            entered = self._source(stack, 0) if self._hands_on(n) else Leaf(f"input of layer {layer}", D)
-        return entered, Leaf(f"added before {index}", D, kept=False)
-
-    def _hands_on(self, n: int) -> bool:
-        """Whether a read of n sources returns a tensor of the state as it is."""
-        return n == 0 or (n == 1 and self.skip == "none" and self.norm != "sum")
-
-    def flow(self, site: Site) -> Flow:
-        """The read where a layer opens, the adds, and the new source with its norm where a layer closes."""
-        D, (layer, opens, closes) = site.d_model, self.place(site)
-        add = Flow(read=Numbers(2 * D), written=Numbers(D))
-        if opens:
-            # Inside its layer the input is part of the state.
-            held = self.source == "delta" and not closes
-            read = self._read_flow(layer, site.stack, held)
-        else:
-            read = add + Flow(views=Numbers(D)) if self.source == "delta" else Flow()
-        if closes:
-            return read + self._closing_flow(site, opens)
-        return read if opens and self.source == "delta" else read + add
-
-    def _read_flow(self, layer: int, stack: Stack, held: bool = False) -> Flow:
-        n, D = self.sources(layer), stack.d_model
-        if self._hands_on(n):
-            return Flow()
-        stream_is_source = self.norm != "sources" and (layer == 0 or self.source == "output")
-        tensors = n + (self.skip != "none" and not stream_is_source)
-        logs = n if self.norm == "weights" and n > 1 else 0
-        return Flow(read=Numbers(tensors * D, statistics=logs), written=Numbers(D), views=Numbers(0 if held else D))
-
-    def _closing_flow(self, site: Site, opens: bool) -> Flow:
-        """The stream, where there is one, the delta, where it is more than the update, and the source made of one of them."""
-        D, delta = site.d_model, self.source == "delta"
-        read_after = self.read_after(self.place(site)[0], site.stack)
-        normalised, weighed = (read_after and self.norm == norm for norm in ("sources", "weights"))
-        sums = not delta or self.skip != "none"
-        # A delta is the update itself in a layer of one sublayer.
-        adds = delta and not opens and (read_after or not sums)
-        takes_update = sums or adds or normalised or weighed
-        writes_stream = sums and (self.skip != "none" or not read_after or not normalised)
-        writes_delta = adds and not normalised
-        written = Numbers(D * (writes_stream + writes_delta + normalised), statistics=int(weighed))
-        keeps_update = normalised and delta and opens
-        return Flow(read=Numbers(D * (takes_update + sums + adds)), written=written, keeps_update=keeps_update)
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The embedding as a source, and the final read."""
-        D, enter = stack.d_model, Flow()
-        if self.embedding == "source" and self.norm in ("sources", "weights"):
-            made = Numbers(D) if self.norm == "sources" else Numbers(statistics=1)
-            # Without a stream, the norm keeps what no state holds.
-            enter = Flow(read=Numbers(D), written=made, keeps_update=self.norm == "sources" and self.skip == "none")
-        return enter + self._read_flow(self.layers(stack), stack) if self.head == "mixture" else enter
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The read where a layer opens, the adds, and the new source with its norm where a layer closes."""
         width = shape.total_tokens * site.d_model
@@ -246,45 +135,35 @@ class VerticalAttentionConfig(DepthConfig):
         if closes and (self.source == "output" or self.skip != "none"):
             cost += Cost(elementwise_flops=width)
         if closes and self.read_after(layer, site.stack):
-            # A new source that is nothing but the update is alive anyway, and so is one that the state holds as it is.
-            alive = (
-                self.norm == "weights"
-                or (self.source == "delta" and opens)
-                or (self.source == "output" and self.skip != "none")
-            )
-            cost += self._source_cost(site.stack, shape, alive)
+            cost += self._source_cost(site.stack, shape)
         return cost
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The embedding as a source, and the final read."""
-        cost = self._source_cost(stack, shape, alive=True) if self.embedding == "source" else Cost()
+        cost = self._source_cost(stack, shape) if self.embedding == "source" else Cost()
         return cost + self._read_cost(self.layers(stack), stack, shape) if self.head == "mixture" else cost
 
     def _read_cost(self, layer: int, stack: Stack, shape: Shape) -> Cost:
-        n, N, D, element = self.sources(layer), shape.total_tokens, stack.d_model, shape.element_bytes
-        wide = max(4, element)
+        n, N, D = self.sources(layer), shape.total_tokens, stack.d_model
         cost = Cost()
         if not n:
             return cost
         if n > 1:
-            weights = n * N if self.norm == "weights" else n
-            cost += Cost(params=n, elementwise_flops=2 * n * N * D, saved_bytes=weights * wide)
+            cost += Cost(params=n, elementwise_flops=2 * n * N * D)
         if self.norm == "sum":
-            cost += _norm_cost(self.norm_kind, N, D, element, alive=n == 1)
+            cost += _norm_cost(self.norm_kind, N, D)
         if self.skip != "none":
             cost += Cost(elementwise_flops=N * D)
         if self.skip == "gated":
-            # The gate keeps the mixture that it scales, unless that is a source.
             cost += Cost(params=1, elementwise_flops=N * D)
-            cost += Cost(saved_bytes=0 if n == 1 and self.norm != "sum" else N * D * element)
         return cost
 
-    def _source_cost(self, stack: Stack, shape: Shape, alive: bool) -> Cost:
-        N, D, element = shape.total_tokens, stack.d_model, shape.element_bytes
+    def _source_cost(self, stack: Stack, shape: Shape) -> Cost:
+        N, D = shape.total_tokens, stack.d_model
         if self.norm == "sources":
-            return _norm_cost(self.norm_kind, N, D, element, alive)
+            return _norm_cost(self.norm_kind, N, D)
         if self.norm == "weights":
-            return Cost(elementwise_flops=2 * N * D, saved_bytes=N * max(4, element))
+            return Cost(elementwise_flops=2 * N * D)
         return Cost()
 
     def build(self, site: Site) -> "VerticalAttention":
@@ -296,12 +175,8 @@ class VerticalAttentionConfig(DepthConfig):
         return VerticalAttentionEnds(self, stack)
 
 
-def _norm_cost(kind: NormKind, N: int, D: int, element: int, alive: bool) -> Cost:
-    wide, kept = max(4, element), 0 if alive else N * D * element
-    if kind == "layer":
-        return Cost(elementwise_flops=6 * N * D, saved_bytes=kept + 2 * N * wide)
-    # What is normalised, the constant gain, and one number per token.
-    return Cost(elementwise_flops=4 * N * D, saved_bytes=kept + D * element + N * wide)
+def _norm_cost(kind: NormKind, N: int, D: int) -> Cost:
+    return Cost(elementwise_flops=(6 if kind == "layer" else 4) * N * D)
 
 
 class LayerOutputs(NamedTuple):
