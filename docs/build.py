@@ -296,11 +296,11 @@ def _pattern(model: Decoder) -> list[dict[str, Any]]:
 
 def _reads(model: Decoder, run: Any, embeddings: Tensor, updates: list[Tensor]) -> list[list[Tensor]]:
     """What every sublayer and the head read when these are the updates; contexts and heads stay as they were."""
-    state, seen = model.ends.enter(embeddings), []
+    state, seen = model.ends.enter(embeddings)[0], []
     for index, sublayer in enumerate(sublayer_list(model)):
         views, _, state = read_and_write(sublayer.depth, state, updates[index], run.contexts[index], run.heads[index])
         seen.append(tensors(tree_map(torch.clone, views)))
-    return [*seen, [model.ends.leave(state)]]
+    return [*seen, [model.ends.leave(state)[0]]]
 
 
 def _panel(rows: list[dict[str, Any]], title: str) -> alt.Chart:

@@ -4,7 +4,7 @@ Letters: B batch, T position, D width, n sources of one block.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -19,7 +19,8 @@ from twoaxis.core.parameters import DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthMixer, Explanation, Layout, Read, Stream, Write
+from twoaxis.depth.history import History, HistoryEnds
 from twoaxis.ops.anneal import annealed, blend_parameter
 from twoaxis.ops.mix import mix
 from twoaxis.ops.norm import layer_norm
@@ -110,52 +111,27 @@ class ElcBertConfig(DepthConfig):
             return InitEquivalence("exact", "the blend starts at 0, where every read is the plain sum of all outputs")
         return InitEquivalence("none", "blocks read a mean of earlier outputs, and the head sees no sum of them")
 
-    def _read_after(self, site: Site) -> bool:
-        """Whether anything reads the sources of this block again."""
-        return self.variant == "weighted_output" or site.block + 1 < site.stack.n_blocks
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The combination where a block opens, one or two adds elsewhere, and the norm where a block of `normalized` closes."""
         width = shape.total_tokens * site.d_model
-        cost = Cost()
+        cost = Cost(elementwise_flops=width * (1 if self.variant == "base" else 2))
         if site.opens_block:
-            cost += self._mixture_cost(site.block + 1, site.stack, shape)
-        else:
-            cost += Cost(elementwise_flops=width * (1 if self.variant == "base" else 2))
-        if self.variant == "normalized" and site.closes_block:
-            cost += Cost(elementwise_flops=6 * width)
-        return cost
+            cost = self._mixture_cost(site.block + 1, site.stack, shape)
+        return cost + Cost(elementwise_flops=6 * width * (self.variant == "normalized" and site.closes_block))
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The norm of the embedding and the final combination, where there are any."""
-        combined = self._mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost()
-        if not self.norms_embedding:
-            return combined
-        return combined + Cost(elementwise_flops=6 * shape.total_tokens * stack.d_model)
+        norm = Cost(elementwise_flops=6 * shape.total_tokens * stack.d_model * self.norms_embedding)
+        return norm + (self._mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost())
 
     def _mixture_cost(self, n: int, stack: Stack, shape: Shape) -> Cost:
         if n == 1:
             return Cost()
-        flops = 2 * n * shape.total_tokens * stack.d_model
-        return Cost(params=n + (self.blend != "none"), elementwise_flops=flops)
+        return Cost(params=n + (self.blend != "none"), elementwise_flops=2 * n * shape.total_tokens * stack.d_model)
 
-    def build(self, site: Site) -> "ElcBert":
-        """Builds the mixer of one sublayer."""
-        return ElcBert(self, site, keeps_sources=self._read_after(site))
-
-    def build_ends(self, stack: Stack) -> "ElcBertEnds":
-        """Builds the ends."""
-        return ElcBertEnds(self, stack)
-
-
-class BlockOutputs(NamedTuple):
-    """The depth state: the embedding and the outputs of earlier blocks, as far as they are read again.
-
-    Inside a block, `inside` holds what its sublayers have added so far and, where they read it, the input of the block.
-    """
-
-    outputs: tuple[Float[Tensor, "B T D"], ...]
-    inside: tuple[Float[Tensor, "B T D"], ...] = ()
+    def build(self, stack: Stack) -> "tuple[list[ElcBert], ElcBertEnds]":
+        """Builds a combination for each block but the first, and for the head where it has one."""
+        return [ElcBert(self, site) for site in stack.sites], ElcBertEnds(self, stack)
 
 
 class Combination(DeclaredModule):
@@ -169,14 +145,14 @@ class Combination(DeclaredModule):
         self.logits = self.parameter("logits", (n_sources,), Values(start), "mixing")
         self.blend = blend_parameter(self) if config.blend == "annealed" else None
 
-    def forward(self, sources: tuple[Float[Tensor, "B T D"], ...]) -> Float[Tensor, "B T D"]:
+    def forward(self, sources: tuple[Stream, ...]) -> Stream:
         """Returns the convex sum of the sources."""
         return mix(sources, self._weights().unsqueeze(0), self.impl)[0]
 
-    def sum(self, sources: tuple[Float[Tensor, "B T D"], ...], made: Float[Tensor, "B T D"]) -> WeightedSum:
-        """The convex sum with its weights."""
+    def explain(self, sources: tuple[Stream, ...], made: Stream) -> Explanation:
+        """Returns the convex sum with its weights."""
         names = tuple(unit_name(block) for block in range(len(sources)))
-        return WeightedSum(made, "read", names, sources, per_token(self._weights(), made))
+        return Explanation((WeightedSum(made, "read", names, sources, per_token(self._weights(), made)),))
 
     def _weights(self) -> Float[Tensor, " n"]:
         convex = torch.softmax(self.logits, dim=0, dtype=statistics_dtype(self.logits))
@@ -184,52 +160,40 @@ class Combination(DeclaredModule):
 
 
 class ElcBert(DepthMixer, config=ElcBertConfig):
-    """See `ElcBertConfig`."""
+    """See `ElcBertConfig`; sources are the embedding and the outputs of earlier blocks, as far as they are read again."""
 
-    def __init__(self, config: ElcBertConfig, site: Site, keeps_sources: bool) -> None:
+    def __init__(self, config: ElcBertConfig, site: Site) -> None:
         super().__init__()
-        self.config, self.keeps_sources = config, keeps_sources
+        self.config = config
+        self.keeps_sources = config.variant == "weighted_output" or site.block + 1 < site.stack.n_blocks
         self.opens_block, self.closes_block = site.opens_block, site.closes_block
         self.combination = Combination(config, site.block + 1) if site.opens_block and site.block else None
 
-    def read(self, state: BlockOutputs) -> tuple[Float[Tensor, "B T D"], tuple[Float[Tensor, "B T D"], ...]]:
+    def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, tuple[Stream, ...], Any]:
         """Returns the combination, or inside a block its input plus what was added; carries the input of the block."""
         if self.opens_block:
-            combined = state.outputs[0] if self.combination is None else self.combination(state.outputs)
-            return combined, (combined,)
+            combined = state.sources[0] if self.combination is None else self.combination(state.sources)
+            return combined, (combined,), cache
         added, *block_input = state.inside
-        return block_input[0] + added if block_input else added, tuple(block_input)
+        return block_input[0] + added if block_input else added, tuple(block_input), cache
 
-    def read_sums(
-        self, state: BlockOutputs, views: Float[Tensor, "B T D"], carry: tuple[Float[Tensor, "B T D"], ...]
-    ) -> tuple[WeightedSum, ...]:
-        """The combination, where a block after the first one opens."""
-        return () if self.combination is None else (self.combination.sum(state.outputs, views),)
-
-    def write(
-        self,
-        state: BlockOutputs,
-        update: Float[Tensor, "B T D"],
-        context: Views,
-        carry: tuple[Float[Tensor, "B T D"], ...],
-    ) -> BlockOutputs:
+    def write(self, state: History, update: Stream, context: Views, carry: tuple[Stream, ...]) -> History:
         """Returns the state with the update added, as a new output when it closes the block."""
-        outputs = state.outputs if self.keeps_sources else ()
-        # Under autocast the update may be narrower than the stream that it joins.
-        update = update.to(_first(state).dtype)
-        added = update if self.opens_block else state.inside[0] + update
+        sources, added = state.sources if self.keeps_sources else (), state.added(update)
         if not self.closes_block:
-            return BlockOutputs(outputs, (added,) if self.config.variant == "base" else (added, *carry))
+            return History(sources, (added,) if self.config.variant == "base" else (added, *carry))
         if self.config.variant == "normalized":
             added = layer_norm(added, self.config.source_eps, self.config.impl)
-        return BlockOutputs((*outputs, added))
+        return History((*sources, added))
+
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the combination, where a block after the first one opens."""
+        if isinstance(done, Write) or self.combination is None:
+            return Explanation()
+        return self.combination.explain(done.state.sources, done.views)
 
 
-def _first(state: BlockOutputs) -> Tensor:
-    return (*state.inside, *state.outputs)[0]
-
-
-class ElcBertEnds(DepthEnds):
+class ElcBertEnds(HistoryEnds):
     """The embedding is the first output; the model returns the last one, or a combination of all of them."""
 
     def __init__(self, config: ElcBertConfig, stack: Stack) -> None:
@@ -238,15 +202,16 @@ class ElcBertEnds(DepthEnds):
         combines = config.variant == "weighted_output"
         self.combination = Combination(config, stack.n_blocks + 1) if combines else None
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> BlockOutputs:
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[History, Any]:
         """Returns the embedding, or its norm, as the only output."""
         config = self.config
-        return BlockOutputs((layer_norm(embeddings, config.source_eps, config.impl) if config.norms_embedding else embeddings,))
+        first = layer_norm(embeddings, config.source_eps, config.impl) if config.norms_embedding else embeddings
+        return History((first,)), cache
 
-    def leave(self, state: BlockOutputs) -> Float[Tensor, "B T D"]:
+    def leave(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the last output, or the final combination."""
-        return state.outputs[-1] if self.combination is None else self.combination(state.outputs)
+        return state.sources[-1] if self.combination is None else self.combination(state.sources), cache
 
-    def leave_sums(self, state: BlockOutputs, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The final combination, if any."""
-        return () if self.combination is None else (self.combination.sum(state.outputs, left),)
+    def explain(self, done: Read) -> Explanation:
+        """Returns the final combination, if any."""
+        return Explanation() if self.combination is None else self.combination.explain(done.state.sources, done.views)

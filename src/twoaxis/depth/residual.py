@@ -3,17 +3,21 @@
 Letters: B batch, T position, D width.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
-from jaxtyping import Float
-from torch import Tensor
-
-from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.site import Site
-from twoaxis.core.views import Views
-from twoaxis.depth.base import DepthConfig, DepthMixer
+from twoaxis.depth.base import (
+    Cost,
+    DepthConfig,
+    DepthMixer,
+    InitEquivalence,
+    MixingDesign,
+    Shape,
+    Site,
+    Stack,
+    Stream,
+    StreamEnds,
+    Views,
+)
 
 
 class ResidualConfig(DepthConfig):
@@ -47,20 +51,14 @@ class ResidualConfig(DepthConfig):
         """One add."""
         return Cost(elementwise_flops=shape.total_tokens * site.d_model)
 
-    def build(self, site: Site) -> "Residual":
-        """Builds the mixer."""
-        return Residual()
+    def build(self, stack: Stack) -> tuple[list["Residual"], StreamEnds]:
+        """Builds a mixer without parameters for each sublayer."""
+        return [Residual() for _ in stack.sites], StreamEnds()
 
 
 class Residual(DepthMixer, config=ResidualConfig):
     """See `ResidualConfig`."""
 
-    def read(self, state: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], None]:
-        """Returns the stream."""
-        return state, None
-
-    def write(
-        self, state: Float[Tensor, "B T D"], update: Float[Tensor, "B T D"], context: Views, carry: None
-    ) -> Float[Tensor, "B T D"]:
+    def write(self, state: Stream, update: Stream, context: Views, carry: Any) -> Stream:
         """Returns x + update."""
         return state + update

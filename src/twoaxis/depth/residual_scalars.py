@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
@@ -17,7 +15,7 @@ from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
 
@@ -70,30 +68,23 @@ class ResidualScalarsConfig(DepthConfig):
         return InitEquivalence("exact", "the stream starts with weight 1 and the embedding with weight 0")
 
     def cost(self, site: Site, shape: Shape) -> Cost:
-        """Two scalings and two adds; autograd keeps nothing beyond the state."""
+        """Two scalings and two adds."""
         return Cost(params=2, elementwise_flops=4 * shape.total_tokens * site.d_model)
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
-        """The norm of the embedding, which keeps one number per token."""
-        if self.embedding == "raw":
-            return Cost()
-        N = shape.total_tokens
-        return Cost(elementwise_flops=3 * N * stack.d_model)
+        """The norm of the embedding."""
+        return Cost(elementwise_flops=3 * shape.total_tokens * stack.d_model * (self.embedding != "raw"))
 
-    def build(self, site: Site) -> "ResidualScalars":
-        """Builds the mixer."""
-        return ResidualScalars()
-
-    def build_ends(self, stack: Stack) -> "StreamAndEmbeddingEnds":
-        """Builds the ends."""
-        return StreamAndEmbeddingEnds(self)
+    def build(self, stack: Stack) -> "tuple[list[ResidualScalars], StreamAndEmbeddingEnds]":
+        """Builds two scalars for each sublayer."""
+        return [ResidualScalars() for _ in stack.sites], StreamAndEmbeddingEnds(self)
 
 
 class StreamAndEmbedding(NamedTuple):
     """The depth state: the stream, and the embeddings it began with or their norm."""
 
-    stream: Float[Tensor, "B T D"]
-    embedding: Float[Tensor, "B T D"]
+    stream: Stream
+    embedding: Stream
 
 
 class ResidualScalars(DepthMixer, config=ResidualScalarsConfig):
@@ -104,23 +95,21 @@ class ResidualScalars(DepthMixer, config=ResidualScalarsConfig):
         self.stream_weight = self.parameter("stream_weight", (1,), Constant(1.0), "mixing")
         self.embedding_weight = self.parameter("embedding_weight", (1,), Constant(0.0), "mixing")
 
-    def read(self, state: StreamAndEmbedding) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
+    def read(self, state: StreamAndEmbedding, layout: Layout = None, cache: Any = None) -> tuple[Stream, Stream, Any]:
         """Returns a x + b x_0, as view and as carry."""
         mixed = state.stream * self.stream_weight + state.embedding * self.embedding_weight
-        return mixed, mixed
+        return mixed, mixed, cache
 
-    def read_sums(
-        self, state: StreamAndEmbedding, views: Float[Tensor, "B T D"], carry: Float[Tensor, "B T D"]
-    ) -> tuple[WeightedSum, ...]:
-        """The sum of stream and embedding."""
-        weights = per_token(torch.cat((self.stream_weight, self.embedding_weight)), views)
-        return (WeightedSum(views, "read", ("stream", "embedding"), (state.stream, state.embedding), weights),)
-
-    def write(
-        self, state: StreamAndEmbedding, update: Float[Tensor, "B T D"], context: Views, carry: Float[Tensor, "B T D"]
-    ) -> StreamAndEmbedding:
-        """Returns the mixed stream plus the update, beside the embedding."""
+    def write(self, state: StreamAndEmbedding, update: Stream, context: Views, carry: Stream) -> StreamAndEmbedding:
+        """Returns the mixed stream plus the update, and the embedding."""
         return StreamAndEmbedding(carry + update, state.embedding)
+
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the sum of stream and embedding."""
+        if isinstance(done, Write):
+            return Explanation()
+        weights = per_token(torch.cat((self.stream_weight, self.embedding_weight)), done.views)
+        return Explanation((WeightedSum(done.views, "read", ("stream", "embedding"), tuple(done.state), weights),))
 
 
 class StreamAndEmbeddingEnds(DepthEnds):
@@ -130,13 +119,13 @@ class StreamAndEmbeddingEnds(DepthEnds):
         super().__init__()
         self.config = config
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> StreamAndEmbedding:
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[StreamAndEmbedding, Any]:
         """Returns the stream at first, and what every sublayer adds back."""
         if self.config.embedding == "raw":
-            return StreamAndEmbedding(embeddings, embeddings)
+            return StreamAndEmbedding(embeddings, embeddings), cache
         added = rms_norm(embeddings, None, torch.finfo(statistics_dtype(embeddings)).eps, self.config.impl)
-        return StreamAndEmbedding(embeddings if self.config.embedding == "normalised" else added, added)
+        return StreamAndEmbedding(embeddings if self.config.embedding == "normalised" else added, added), cache
 
-    def leave(self, state: StreamAndEmbedding) -> Float[Tensor, "B T D"]:
+    def leave(self, state: StreamAndEmbedding, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the stream."""
-        return state.stream
+        return state.stream, cache

@@ -3,7 +3,8 @@
 Letters: B batch, T position, D width, n sources of one read.
 """
 
-from typing import Literal, NamedTuple, Self
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
@@ -18,14 +19,13 @@ from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
+from twoaxis.depth.history import Granularity, n_units, unit_of
 from twoaxis.ops.depth_read import source_factor
 from twoaxis.ops.mix import mix
 from twoaxis.ops.norm import layer_norm, rms_norm
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 
-Granularity = Literal["block", "sublayer"]
-Normed = Literal["sources", "weights", "sum", "none"]
 NormKind = Literal["rms", "layer", "l2"]
 
 
@@ -71,7 +71,7 @@ class VerticalAttentionConfig(DepthConfig):
     kind: Literal["vertical_attention"] = "vertical_attention"
     source: Literal["delta", "output"] = "delta"
     skip: Literal["none", "added", "gated"] = "none"
-    norm: Normed = "sources"
+    norm: Literal["sources", "weights", "sum", "none"] = "sources"
     norm_kind: NormKind = "rms"
     granularity: Granularity = "block"
     embedding: Literal["source", "first_input"] = "source"
@@ -109,74 +109,48 @@ class VerticalAttentionConfig(DepthConfig):
             return InitEquivalence("exact", "the gates start at 0, and the residual stream is kept")
         return InitEquivalence("none", "layers read a mean of normalised outputs")
 
-    def layers(self, stack: Stack) -> int:
-        """Number of layers that read."""
-        return stack.n_blocks if self.granularity == "block" else stack.n_sublayers
-
-    def place(self, site: Site) -> tuple[int, bool, bool]:
-        """The layer of a sublayer, and whether it opens and closes it."""
-        if self.granularity == "sublayer":
-            return site.index, True, True
-        return site.block, site.opens_block, site.closes_block
-
     def sources(self, layer: int) -> int:
-        """Sources that a layer reads; `layers` itself is the final read."""
+        """Sources that a layer reads; the number of layers itself is the final read."""
         return layer + (self.embedding == "source")
 
     def read_after(self, layer: int, stack: Stack) -> bool:
         """Whether anything reads sources after this layer has."""
-        return self.head == "mixture" or layer + 1 < self.layers(stack)
+        return self.head == "mixture" or layer + 1 < n_units(stack, self.granularity)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The read where a layer opens, the adds, and the new source with its norm where a layer closes."""
         width = shape.total_tokens * site.d_model
-        layer, opens, closes = self.place(site)
+        layer, opens, closes = unit_of(site, self.granularity)
         cost = self._read_cost(layer, site.stack, shape) if opens else Cost(elementwise_flops=2 * width)
         if closes and (self.source == "output" or self.skip != "none"):
             cost += Cost(elementwise_flops=width)
-        if closes and self.read_after(layer, site.stack):
-            cost += self._source_cost(site.stack, shape)
-        return cost
+        return cost + (self._source_cost(site.stack, shape) if closes and self.read_after(layer, site.stack) else Cost())
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The embedding as a source, and the final read."""
         cost = self._source_cost(stack, shape) if self.embedding == "source" else Cost()
-        return cost + self._read_cost(self.layers(stack), stack, shape) if self.head == "mixture" else cost
+        layers = n_units(stack, self.granularity)
+        return cost + (self._read_cost(layers, stack, shape) if self.head == "mixture" else Cost())
 
     def _read_cost(self, layer: int, stack: Stack, shape: Shape) -> Cost:
-        n, N, D = self.sources(layer), shape.total_tokens, stack.d_model
-        cost = Cost()
+        n, gated = self.sources(layer), self.skip == "gated"
         if not n:
-            return cost
-        if n > 1:
-            cost += Cost(params=n, elementwise_flops=2 * n * N * D)
-        if self.norm == "sum":
-            cost += _norm_cost(self.norm_kind, N, D)
-        if self.skip != "none":
-            cost += Cost(elementwise_flops=N * D)
-        if self.skip == "gated":
-            cost += Cost(params=1, elementwise_flops=N * D)
-        return cost
+            return Cost()
+        # Operations per number: the sum of more than one source, its norm, the skip and its gate.
+        each = 2 * n * (n > 1) + (self.norm == "sum") * self._norm_flops + (self.skip != "none") + gated
+        return Cost(params=n * (n > 1) + gated, elementwise_flops=each * shape.total_tokens * stack.d_model)
 
     def _source_cost(self, stack: Stack, shape: Shape) -> Cost:
-        N, D = shape.total_tokens, stack.d_model
-        if self.norm == "sources":
-            return _norm_cost(self.norm_kind, N, D)
-        if self.norm == "weights":
-            return Cost(elementwise_flops=2 * N * D)
-        return Cost()
+        each = {"sources": self._norm_flops, "weights": 2}.get(self.norm, 0)
+        return Cost(elementwise_flops=each * shape.total_tokens * stack.d_model)
 
-    def build(self, site: Site) -> "VerticalAttention":
-        """Builds the mixer of one sublayer."""
-        return VerticalAttention(self, site)
+    @property
+    def _norm_flops(self) -> int:
+        return 6 if self.norm_kind == "layer" else 4
 
-    def build_ends(self, stack: Stack) -> "VerticalAttentionEnds":
-        """Builds the ends."""
-        return VerticalAttentionEnds(self, stack)
-
-
-def _norm_cost(kind: NormKind, N: int, D: int) -> Cost:
-    return Cost(elementwise_flops=(6 if kind == "layer" else 4) * N * D)
+    def build(self, stack: Stack) -> "tuple[list[VerticalAttention], VerticalAttentionEnds]":
+        """Builds a read where a layer opens, and for the head where it has one."""
+        return [VerticalAttention(self, site) for site in stack.sites], VerticalAttentionEnds(self, stack)
 
 
 class LayerOutputs(NamedTuple):
@@ -186,11 +160,11 @@ class LayerOutputs(NamedTuple):
     is the layer's input and what it has added so far (the sum of both, where nothing needs them apart).
     """
 
-    sources: tuple[Float[Tensor, "B T D"], ...]
+    sources: tuple[Stream, ...]
     log_rms: tuple[Float[Tensor, "B T"], ...]
-    rest: tuple[Float[Tensor, "B T D"], ...]
+    rest: tuple[Stream, ...]
 
-    def and_source(self, h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps: float) -> "LayerOutputs":
+    def and_source(self, h: Stream, config: VerticalAttentionConfig, eps: float) -> "LayerOutputs":
         """Returns the state with one more source."""
         if config.norm == "weights":
             return self._replace(sources=(*self.sources, h), log_rms=(*self.log_rms, _log_rms(h, config, eps)))
@@ -211,21 +185,21 @@ class Mixture(DeclaredModule):
         if config.skip == "gated":
             self.gate = self.parameter("gate", (1,), Constant(0.0), "gate")
 
-    def forward(self, state: LayerOutputs) -> Float[Tensor, "B T D"]:
-        """Returns what the layer reads: the mixture, added to the residual stream if that is kept."""
+    def forward(self, state: LayerOutputs) -> Stream:
+        """Returns the input of the layer: the mixture, added to the residual stream if that is kept."""
         if self.logits is None:
             return self._joined(state, state.sources[0])
         return self._joined(state, mix(state.sources, self._weights(state, self.logits).unsqueeze(0), self.config.impl)[0])
 
-    def sums(self, state: LayerOutputs, made: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The mixture with its weights, before its norm and the skip; none with one source."""
+    def explain(self, state: LayerOutputs, made: Stream) -> Explanation:
+        """Returns the mixture with its weights, before its norm and the skip; nothing with one source."""
         if self.logits is None:
-            return ()
-        what = "block" if self.config.granularity == "block" else "sublayer"
+            return Explanation()
         first = 0 if self.config.embedding == "source" else 1
-        names = tuple(unit_name(first + n, what) for n in range(len(state.sources)))
+        names = tuple(unit_name(first + n, self.config.granularity) for n in range(len(state.sources)))
         weights = per_token(self._weights(state, self.logits), made)
-        return (WeightedSum(made, "read", names, state.sources, weights, finish=lambda mixed: self._joined(state, mixed)),)
+        sums = WeightedSum(made, "read", names, state.sources, weights, finish=partial(self._joined, state))
+        return Explanation((sums,))
 
     @outside_autocast
     def _weights(self, state: LayerOutputs, logits: Float[Tensor, " n"]) -> Float[Tensor, "n *each"]:
@@ -235,8 +209,8 @@ class Mixture(DeclaredModule):
             wide = wide.reshape(-1, 1, 1) - torch.stack(state.log_rms)
         return torch.softmax(wide, dim=0)
 
-    def _joined(self, state: LayerOutputs, mixed: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """The mixture behind its norm, beside the residual stream if that is kept."""
+    def _joined(self, state: LayerOutputs, mixed: Stream) -> Stream:
+        """The mixture behind its norm, added to the residual stream if that is kept."""
         if self.config.norm == "sum":
             mixed = _normalised(mixed, self.config, self.eps)
         if self.config.skip == "none":
@@ -251,28 +225,20 @@ class VerticalAttention(DepthMixer, config=VerticalAttentionConfig):
     def __init__(self, config: VerticalAttentionConfig, site: Site) -> None:
         super().__init__()
         self.config, self.eps = config, site.norm_eps
-        layer, self.opens, self.closes = config.place(site)
+        layer, self.opens, self.closes = unit_of(site, config.granularity)
         self.read_after = config.read_after(layer, site.stack)
         reads = self.opens and config.sources(layer) > 0
         self.mixture = Mixture(config, config.sources(layer), site.norm_eps) if reads else None
 
-    def read(self, state: LayerOutputs) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
+    def read(self, state: LayerOutputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, Stream, Any]:
         """Returns the input of the layer plus what it has added so far, as view and as carry."""
         if self.opens:
             view = state.rest[0] if self.mixture is None else self.mixture(state)
         else:
             view = state.rest[0] if len(state.rest) == 1 else state.rest[0] + state.rest[1]
-        return view, view
+        return view, view, cache
 
-    def read_sums(
-        self, state: LayerOutputs, views: Float[Tensor, "B T D"], carry: Float[Tensor, "B T D"]
-    ) -> tuple[WeightedSum, ...]:
-        """The mixture, where a layer opens that has a choice."""
-        return () if self.mixture is None else self.mixture.sums(state, views)
-
-    def write(
-        self, state: LayerOutputs, update: Float[Tensor, "B T D"], context: Views, carry: Float[Tensor, "B T D"]
-    ) -> LayerOutputs:
+    def write(self, state: LayerOutputs, update: Stream, context: Views, carry: Stream) -> LayerOutputs:
         """Returns the state with the update added, as a new source when it closes the layer."""
         config = self.config
         # Under autocast the update may be narrower than the stream that it joins.
@@ -287,9 +253,15 @@ class VerticalAttention(DepthMixer, config=VerticalAttentionConfig):
             delta = state.rest[1] + update
         stream = carry + update if config.source == "output" or config.skip != "none" else delta
         h = stream if config.source == "output" else delta
-        following = sources.and_source(h, config, self.eps) if self.read_after else sources
+        next_state = sources.and_source(h, config, self.eps) if self.read_after else sources
         keeps_stream = config.skip != "none" or not self.read_after
-        return following._replace(rest=(stream,) if keeps_stream else ())
+        return next_state._replace(rest=(stream,) if keeps_stream else ())
+
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the mixture, where a layer opens that has a choice."""
+        if isinstance(done, Write) or self.mixture is None:
+            return Explanation()
+        return self.mixture.explain(done.state, done.views)
 
 
 class VerticalAttentionEnds(DepthEnds):
@@ -298,26 +270,26 @@ class VerticalAttentionEnds(DepthEnds):
     def __init__(self, config: VerticalAttentionConfig, stack: Stack) -> None:
         super().__init__()
         self.config, self.eps = config, stack.norm_eps
-        n_sources = config.sources(config.layers(stack))
+        n_sources = config.sources(n_units(stack, config.granularity))
         self.mixture = Mixture(config, n_sources, stack.norm_eps) if config.head == "mixture" else None
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> LayerOutputs:
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[LayerOutputs, Any]:
         """Returns the embedding as a source, as the residual stream, or as both."""
         config = self.config
         state = LayerOutputs((), (), (embeddings,) if config.skip != "none" or config.embedding == "first_input" else ())
-        return state.and_source(embeddings, config, self.eps) if config.embedding == "source" else state
+        return state.and_source(embeddings, config, self.eps) if config.embedding == "source" else state, cache
 
-    def leave(self, state: LayerOutputs) -> Float[Tensor, "B T D"]:
+    def leave(self, state: LayerOutputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the last output, or the final read."""
-        return state.rest[0] if self.mixture is None else self.mixture(state)
+        return state.rest[0] if self.mixture is None else self.mixture(state), cache
 
-    def leave_sums(self, state: LayerOutputs, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The final mixture, if any."""
-        return () if self.mixture is None else self.mixture.sums(state, left)
+    def explain(self, done: Read) -> Explanation:
+        """Returns the final mixture, if any."""
+        return Explanation() if self.mixture is None else self.mixture.explain(done.state, done.views)
 
 
 @outside_autocast
-def _normalised(h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps: float) -> Float[Tensor, "B T D"]:
+def _normalised(h: Stream, config: VerticalAttentionConfig, eps: float) -> Stream:
     if config.norm_kind == "layer":
         return layer_norm(h, eps, config.impl)
     gain = 1.0 if config.norm_kind == "rms" else h.shape[-1] ** -0.5
@@ -325,5 +297,5 @@ def _normalised(h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps:
 
 
 @outside_autocast
-def _log_rms(h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps: float) -> Float[Tensor, "B T"]:
+def _log_rms(h: Stream, config: VerticalAttentionConfig, eps: float) -> Float[Tensor, "B T"]:
     return -torch.log(source_factor(h, eps, config.impl))

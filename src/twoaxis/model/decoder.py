@@ -4,6 +4,7 @@ Letters: B batch, T position, D width, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -67,9 +68,12 @@ class Decoder(DeclaredModule):
         shape, init = (config.vocab_size, config.d_model), Normal(config.initial_embedding_std)
         self.embedding.weight = self.parameter("embedding.weight", shape, init, "embedding")
         self.embedding_norm = RMSNorm(config.d_model, config.stack.norm_eps) if config.embedding_norm == "rms" else None
-        sites = iter(config.stack.sites)
-        ends = config.depth.build_ends(config.stack)
-        self.blocks = nn.ModuleList(Block(config.depth, ends, block, [next(sites) for _ in block]) for block in config.layers)
+        mixers, ends = config.depth.build(config.stack)
+        stops = list(accumulate(config.stack.block_lengths, initial=0))
+        self.blocks = nn.ModuleList(
+            Block(config.depth, mixers[start:stop], block, config.stack.sites[start:stop])
+            for block, start, stop in zip(config.layers, stops, stops[1:], strict=False)
+        )
         self.ends = ends
         self.norm = RMSNorm(config.d_model, config.stack.norm_eps)
         self.head = None if config.tie_embeddings else self.linear("head", config.d_model, config.vocab_size)
@@ -131,7 +135,7 @@ class Decoder(DeclaredModule):
 
     def new_cache(self) -> DecoderCache:
         """The cache before the first token."""
-        return DecoderCache(tuple(cast(Block, block).new_caches() for block in self.blocks), self.ends.new_cache())
+        return DecoderCache(tuple(cast(Block, block).new_caches() for block in self.blocks), ())
 
     def embed(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Looks up token embeddings, and normalises them where the model says so.
@@ -167,7 +171,7 @@ class Decoder(DeclaredModule):
         layout = self._layout(embeddings, layout, cache)
         # Here and not in each mixer, since weights everywhere learn from products of their inputs with gradients of zero.
         embeddings = layout.without_padding(embeddings)
-        state, ends = self.ends.enter_along(embeddings, layout, None if cache is None else cache.ends)
+        state, ends = self.ends.enter(embeddings, layout, None if cache is None else cache.ends)
         following = []
         for index, block in enumerate(self.blocks):
             if cache is not None:
@@ -177,7 +181,7 @@ class Decoder(DeclaredModule):
                 state, _ = checkpoint(block, state, layout, use_reentrant=False)
             else:
                 state, _ = block(state, layout)
-        left, ends = self.ends.leave_along(state, layout, ends)
+        left, ends = self.ends.leave(state, layout, ends)
         return self.norm(left), None if cache is None else cache.following(tuple(following), ends, layout)
 
     def forward(

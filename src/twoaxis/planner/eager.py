@@ -7,7 +7,6 @@ kernel that reads its inputs and writes its result. It depends on nothing but sh
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import lru_cache, partial
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -82,13 +81,11 @@ def eager_depth(depth: DepthConfig, stack: Stack, dtype: torch.dtype = torch.bfl
 def _counted(depth: DepthConfig, stack: Stack, dtype: torch.dtype) -> tuple[EagerDepth, ...]:
     sites = stack.sites
     with torch.device("meta"):
-        starts = (0, *accumulate(stack.block_lengths))
-        ends = depth.build_ends(stack)
-        mixers = [m for a, b in pairwise(starts) for m in depth.build_block(sites[a:b], ends)]
+        mixers, ends = depth.build(stack)
     for module in (*mixers, ends):
         module.to(dtype)
     embeddings = torch.empty(1, TOKENS, stack.d_model, dtype=dtype, device="meta")
-    state, enter = _both_ways(lambda e: (ends.enter(e), ()), (embeddings,))
+    state, enter = _both_ways(lambda e: (ends.enter(e)[0], ()), (embeddings,))
     found: dict[Any, EagerDepth] = {}
     counted = []
     for mixer, site in zip(mixers, sites, strict=True):
@@ -105,7 +102,7 @@ def _counted(depth: DepthConfig, stack: Stack, dtype: torch.dtype) -> tuple[Eage
                     f"engine 'eager': {depth.kind!r} must take {allowed}; got more, so plan it with engine='fused'"
                 ) from None
         counted.append(found[key])
-    _, leave = _both_ways(lambda s: (ends.leave(s), ()), (state,))
+    _, leave = _both_ways(lambda s: (ends.leave(s)[0], ()), (state,))
     return (*counted, EagerDepth(enter.forward + leave.forward, enter.backward + leave.backward))
 
 
@@ -118,7 +115,7 @@ def _likeness(depth: DepthConfig, stack: Stack, site: Site) -> Any:
 
 def _operate(mixer: DepthMixer, site: Site, state: Any, dtype: torch.dtype) -> tuple[Any, Any]:
     """The next state, and what else is made, from an update and a context of the right shape."""
-    views, carry = mixer.read(state)
+    views, carry, _ = mixer.read(state)
 
     def empty(*shape: int) -> Tensor:
         return torch.empty(1, TOKENS, *shape, dtype=dtype, device="meta", requires_grad=True)

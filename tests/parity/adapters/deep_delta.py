@@ -52,7 +52,7 @@ def run_channels(golden: Golden) -> Mapping[str, Tensor]:
         block, inside = divmod(index, 2)
         computed[f"output/after_attn_{block + 1}" if inside else f"output/state_{block}"] = torch.stack(state, dim=-1)
         if not inside and index:
-            computed[f"output/hidden_{block}"] = model.ends.leave(state)
+            computed[f"output/hidden_{block}"] = model.ends.leave(state)[0]
     computed["output/hidden_0"] = model.embed(golden.take("input/input_ids"))
     return computed
 
@@ -204,7 +204,7 @@ def _padded_on_the_other_side(patch: pytest.MonkeyPatch) -> None:
 
 def _half_gate(patch: pytest.MonkeyPatch) -> None:
     right = deep_delta.Gate.forward
-    patch.setattr(deep_delta.Gate, "forward", lambda self, context: right(self, context) / 2)
+    patch.setattr(delta_gate.Gate, "forward", lambda self, context: right(self, context) / 2)
 
 
 def _norm_before_rotation(patch: pytest.MonkeyPatch) -> None:

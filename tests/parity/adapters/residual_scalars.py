@@ -59,7 +59,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     for ours, theirs in SCALARS.items():
         scalars = [gradient(getattr(sublayer.depth, ours)) for sublayer in sublayer_list(model)[::step]]
         computed[f"grad/{theirs}"] = torch.cat(scalars)
-    streams = [model.ends.leave(state) for state in states(model, golden)]
+    streams = [model.ends.leave(state)[0] for state in states(model, golden)]
     return {**computed, **{f"output/stream_{index}": stream for index, stream in enumerate(streams)}}
 
 

@@ -73,15 +73,15 @@ def test_layers_of_different_lengths_open_sources() -> None:
 def test_a_source_scaled_by_a_hundred_keeps_the_weights_of_the_others(impl: str) -> None:
     config = AttentionResidualsConfig.from_data({"impl": impl})
     stack = Stack(4, 1e-14, (1, 1, 1))
-    mixers = torch.nn.ModuleList(config.build(site) for site in stack.sites)
+    mixers = torch.nn.ModuleList(config.build(stack)[0])
     initialise(mixers, 0)
     perturb(mixers.double())
     first, *updates = [noise((2, 3, 4), f"update {index}") for index in range(3)]
 
     def last_read(scale: float) -> Tensor:
-        state = config.build_ends(stack).enter(first)
+        state = config.build(stack)[1].enter(first)[0]
         for mixer, update in zip(mixers[:2], (scale * updates[0], updates[1]), strict=True):
-            state = mixer.write(state, update, update, None)  # type: ignore[operator]
+            state = mixer.write(state, update, update, ())  # type: ignore[operator]
         return mixers[2].read(state)[0]  # type: ignore[operator]
 
     one, two, hundred = last_read(1.0), last_read(2.0), last_read(100.0)
