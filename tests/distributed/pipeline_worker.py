@@ -25,6 +25,7 @@ from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.probe import perturb
 from twoaxis.core.site import Site, Stack
 from twoaxis.depth import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import Layout
 from twoaxis.model import DecoderConfig
 from twoaxis.ops.cross_entropy import IGNORE
 from twoaxis.train.parallel import Pipeline, PipelineConfig

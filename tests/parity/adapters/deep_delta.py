@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.checkpoints.layouts import StateMap, state_map
-from twoaxis.depth import DeepDelta, DeepDeltaConfig, deep_delta, value_channels
+from twoaxis.depth import DeepDelta, DeepDeltaConfig, deep_delta, delta_gate, value_channels
 from twoaxis.feed_forward import SwiGLUConfig
 from twoaxis.model import Decoder, DecoderConfig, block
 from twoaxis.sequence import AttentionConfig, heads
@@ -203,7 +203,7 @@ def _padded_on_the_other_side(patch: pytest.MonkeyPatch) -> None:
 
 
 def _half_gate(patch: pytest.MonkeyPatch) -> None:
-    right = deep_delta.Gate.forward
+    right = delta_gate.Gate.forward
     patch.setattr(delta_gate.Gate, "forward", lambda self, context: right(self, context) / 2)
 
 

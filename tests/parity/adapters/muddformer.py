@@ -12,7 +12,7 @@ from twoaxis.checkpoints.layouts.muddformer import muddformer_sums
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Slot, Stack
 from twoaxis.core.views import QKV
-from twoaxis.depth import MUDDFormerConfig, muddformer
+from twoaxis.depth import MUDDFormerConfig, token_sums
 from twoaxis.depth.muddformer import MUDDFormer, MUDDFormerEnds
 from twoaxis.depth.token_sums import BlockOutputs, Sum
 from twoaxis.feed_forward import SwiGLUConfig

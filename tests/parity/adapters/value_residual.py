@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twoaxis.core.site import HeadShape, Slot, Stack
 from twoaxis.core.views import Heads
-from twoaxis.depth import ValueResidualConfig
+from twoaxis.depth import DepthMixer, ValueResidualConfig
 from twoaxis.depth.value_residual import ValueResidual
 from twoaxis.sequence import AttentionConfig
 

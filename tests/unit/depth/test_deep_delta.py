@@ -14,6 +14,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initialise
 from twoaxis.depth import DeepDelta, DeepDeltaConfig
 from twoaxis.depth.deep_delta import PRESETS
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.model import Decoder
 from twoaxis.model.block import RMSNorm
 from twoaxis.testing.decoding import decode
@@ -171,7 +172,9 @@ def test_two_continuations_of_one_cache(prompt: int) -> None:
 
 def test_a_channel_cache_is_a_copy_of_the_last_tokens() -> None:
     time, channel = (trace_stack(config, MODEL.config.stack, Shape(2, 100)) for config in (TIME, CHANNEL))
-    assert [operation.cache for operation in time.sublayers] == [2 * 3 * TIME.value_channels * D_MODEL * 4] * len(time.sublayers)
+    assert [operation.cache for operation in time.sublayers] == [2 * 3 * TIME.value_channels * D_MODEL * 4] * len(
+        time.sublayers
+    )
     assert not any(operation.cache for operation in channel.sublayers)
 
 

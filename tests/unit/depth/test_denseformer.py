@@ -5,9 +5,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis import ConfigError, Decoder, DecoderConfig
+from twoaxis.core.cost import Shape
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import DenseFormerConfig, ResidualConfig
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.testing import cost, gradient, state
 from twoaxis.testing.toy import decoder_config, toy_decoder, toy_tokens
 

@@ -15,6 +15,7 @@ from twoaxis.core.measure import gradients
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import DepthAttentionConfig, DepthAxis
+from twoaxis.depth.depth_attention import DepthAttention
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import trace
 from twoaxis.ops.local_attention import local_attention

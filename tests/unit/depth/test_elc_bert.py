@@ -4,14 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import ElcBertConfig
+from twoaxis.depth.base import Read
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import sublayer_list
 from twoaxis.ops.norm import layer_norm
-from twoaxis.testing import cost, gradient, state
+from twoaxis.testing import cost, gradient
 from twoaxis.testing.check import Check
 from twoaxis.testing.measure import trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, noise, toy_decoder, toy_tokens

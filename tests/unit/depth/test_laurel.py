@@ -10,6 +10,7 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import LaurelConfig, LaurelGemma3nConfig, ResidualConfig
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.testing.measure import gradients
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, noise, perturb, toy_decoder, toy_tokens
 

@@ -14,7 +14,10 @@ from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.core.views import QKV
 from twoaxis.depth import MUDDFormerConfig, ResidualConfig
+from twoaxis.depth.base import StreamEnds
+from twoaxis.depth.residual import Residual
 from twoaxis.depth.token_sums import BlockOutputs
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.model.cost import decoder_cost
 from twoaxis.testing.measure import trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, toy_decoder, toy_tokens

@@ -6,7 +6,7 @@ import torch
 
 from twoaxis import ConfigError, Decoder
 from twoaxis.depth import ResidualConfig, VerticalAttentionConfig
-from twoaxis.testing import cost, gradient, state
+from twoaxis.testing import cost, gradient
 from twoaxis.testing.toy import decoder_config, toy_decoder, toy_tokens
 
 NORMS: list[Any] = [
