@@ -61,7 +61,7 @@ def test_one_head_is_no_head() -> None:
 def test_layers_of_different_lengths_open_sources() -> None:
     stack = Stack(8, 1e-6, (1, 3, 2, 2))
     assert source_blocks(1, "layer", stack).openings == (0, 1, 4, 6)
-    assert openings((1, 3), "layer", stack) == (0, 1)
+    assert source_blocks((1, 3), "layer", stack).openings == (0, 1)
     assert source_blocks(3, "layer", stack).openings == (0, 6)
     assert source_blocks(3, "sublayer", stack).openings == (0, 3, 6)
     config = AttentionResidualsConfig(block_size=(1, 3), count="layer")

@@ -46,7 +46,7 @@ def test_chains_of_different_kinds_do_not_meet() -> None:
     short = ShortSWAConfig(n_heads=2, window=3)
     model = decoder("value_residual", blocks=((short, ATTENTION),))
     run = trace(model, toy_tokens())
-    assert [tuple(map(len, state.values)) for state in run.states[:3]] == [(0, 0), (1, 0), (1, 1)]
+    assert [tuple(map(len, state.heads)) for state in run.states[:3]] == [(0, 0), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("kind", ["value_residual", "lime"])

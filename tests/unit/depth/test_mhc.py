@@ -139,9 +139,8 @@ def test_streams_part_after_two_steps() -> None:
 def test_the_composite_gain_is_bounded(sublayers: int) -> None:
     stack, state = Stack(D, 1e-6, (1,) * sublayers), streams()
     product = torch.eye(N, dtype=torch.float64).expand(2, 5, N, N)
-    for site in stack.sites:
-        built = MHCConfig().build(site)
-        initialise(built, site.index)
+    for index, built in enumerate(MHCConfig().build(stack)[0]):
+        initialise(built, index)
         _, matrix, _ = scatter(built.double(), size=0.5).weights(state)
         assert matrix is not None
         product = product @ matrix.detach().permute(2, 3, 0, 1)

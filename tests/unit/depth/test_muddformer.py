@@ -151,7 +151,7 @@ def test_biases_start_from_the_post_norm_alone() -> None:
 def test_hidden_widths_of_the_released_model() -> None:
     config = MUDDFormerConfig(hidden="round64", expand_last=4)
     stack = Stack(8, 1e-6, (2,) * 32)
-    found = [config.hidden_width(config.n_ways(stack, i) * (i + 1), i == 32) for i in range(1, 33)]
+    found = [config.sum_form(stack, i).hidden for i in range(1, 33)]
     assert [found.count(width) for width in (64, 128, 192)] == [14, 16, 2]
     assert [i for i, width in enumerate(found) if width == 192] == [30, 31]
 
