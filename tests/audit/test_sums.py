@@ -17,21 +17,7 @@ from .toy import batches, model
 
 EXAMPLES = [pytest.param(row.kind, name, id=f"{row.kind}-{name}") for row in DEPTH for name in row.examples]
 
-SUMMED = {
-    "attention_residuals",
-    "deep_cross_attention",
-    "delta_attention_residuals",
-    "denseformer",
-    "depth_attention",
-    "elc_bert",
-    "frac_connections",
-    "gated_residual",
-    "hyper_connections",
-    "mhc",
-    "muddformer",
-    "residual_scalars",
-    "vertical_attention",
-}
+SUMMED = {row.kind for row in DEPTH if row.sums == "read"}
 """The kinds that read weighted sums of sources."""
 
 WITHOUT = {("denseformer", "skip_gains"), ("depth_attention", "itself"), ("depth_attention", "own_itself")}

@@ -120,8 +120,7 @@ class AttentionResidualsConfig(DepthConfig):
             if self.key_rank is None and getattr(self, name) != "none":
                 raise ConfigError(problem(name, getattr(self, name), "'none' without a key_rank", "set key_rank"))
         if self.key_rank is not None and self.key_rank % self.n_heads:
-            allowed = f"a multiple of n_heads={self.n_heads}"
-            raise ConfigError(problem("key_rank", self.key_rank, allowed, "change one of them"))
+            raise ConfigError(problem("key_rank", self.key_rank, f"a multiple of n_heads={self.n_heads}", "change one of them"))
         for name in ("query", "key_rank") if self.schedule == "two_phase" else ():
             if getattr(self, name) not in ("static", None):
                 allowed, remedy = "the default with schedule='two_phase'", "use schedule='per_read'"
@@ -226,9 +225,8 @@ class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
         super().__init__()
         self.config, self.eps, blocks = config, site.norm_eps, config.blocks(site.stack)
         self.opens_block, self.opens_source = site.opens_block, site.index in blocks.openings
-        self.completed = blocks.completed(site)
-        # Outputs in the newest source after this write.
-        self.count = blocks.counts(site.index + 1)[-1]
+        # Sources that phase 1 reads, and outputs in the newest source after this write.
+        self.completed, self.count = blocks.completed(site), blocks.counts(site.index + 1)[-1]
         form, splits_views = config.read_form(site.index, site.stack), config.splits_views(site)
         self.query = DepthQuery(form) if site.index > 0 else None
         self.key_query, self.value_query = (DepthQuery(form) if splits_views else None for _ in range(2))
@@ -284,14 +282,14 @@ class AttentionResidualsEnds(DepthEnds):
         self.query = DepthQuery(config.read_form(stack.n_sublayers, stack))
         self.key_map = None
         if config.key_rank is not None:
-            start = Normal(matrix_std(stack.d_model))
-            self.key_map = self.parameter("key_map", (config.key_rank, stack.d_model), start, "matrix")
+            D = stack.d_model
+            self.key_map = self.parameter("key_map", (config.key_rank, D), Normal(matrix_std(D)), "matrix")
 
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[Sources, Any]:
         """Returns the embedding as the only source."""
         key = embeddings if self.key_map is None else F.linear(embeddings, self.key_map).to(embeddings.dtype)
-        keys = () if self.key_map is None else (key,)
-        return Sources((embeddings,), (source_factor(key, self.eps, self.config.impl),), keys), cache
+        factor = source_factor(key, self.eps, self.config.impl)
+        return Sources((embeddings,), (factor,), () if self.key_map is None else (key,)), cache
 
     def leave(self, state: Sources, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the final mixture."""

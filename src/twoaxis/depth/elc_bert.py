@@ -6,25 +6,19 @@ Letters: B batch, T position, D width, n sources of one block.
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-import torch
-from jaxtyping import Float
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
-from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
+from twoaxis.core.weighted_sum import unit_name
 from twoaxis.depth.base import DepthConfig, DepthMixer, Explanation, Layout, Read, Stream, Write
-from twoaxis.depth.history import History, HistoryEnds
-from twoaxis.ops.anneal import annealed, blend_parameter
-from twoaxis.ops.mix import mix
+from twoaxis.depth.history import Combination, History, HistoryEnds
 from twoaxis.ops.norm import layer_norm
-from twoaxis.ops.precision import Impl, statistics_dtype
+from twoaxis.ops.precision import Impl
 
 Variant = Literal["base", "zero", "normalized", "weighted_output"]
 
@@ -124,6 +118,10 @@ class ElcBertConfig(DepthConfig):
         norm = Cost(elementwise_flops=6 * shape.total_tokens * stack.d_model * self.norms_embedding)
         return norm + (self._mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost())
 
+    def combination(self, n_sources: int) -> Combination:
+        """Builds one convex sum."""
+        return Combination(n_sources, float(self.variant == "base"), self.blend == "annealed", self.impl)
+
     def _mixture_cost(self, n: int, stack: Stack, shape: Shape) -> Cost:
         if n == 1:
             return Cost()
@@ -134,31 +132,6 @@ class ElcBertConfig(DepthConfig):
         return [ElcBert(self, site) for site in stack.sites], ElcBertEnds(self, stack)
 
 
-class Combination(DeclaredModule):
-    """A softmax-weighted sum with one learned logit per source."""
-
-    def __init__(self, config: ElcBertConfig, n_sources: int) -> None:
-        super().__init__()
-        self.impl: Impl = config.impl
-        newest = 1.0 if config.variant == "base" else 0.0
-        start = (*(0.0 for _ in range(n_sources - 1)), newest)
-        self.logits = self.parameter("logits", (n_sources,), Values(start), "mixing")
-        self.blend = blend_parameter(self) if config.blend == "annealed" else None
-
-    def forward(self, sources: tuple[Stream, ...]) -> Stream:
-        """Returns the convex sum of the sources."""
-        return mix(sources, self._weights().unsqueeze(0), self.impl)[0]
-
-    def explain(self, sources: tuple[Stream, ...], made: Stream) -> Explanation:
-        """Returns the convex sum with its weights."""
-        names = tuple(unit_name(block) for block in range(len(sources)))
-        return Explanation((WeightedSum(made, "read", names, sources, per_token(self._weights(), made)),))
-
-    def _weights(self) -> Float[Tensor, " n"]:
-        convex = torch.softmax(self.logits, dim=0, dtype=statistics_dtype(self.logits))
-        return convex if self.blend is None else annealed(torch.ones_like(convex), convex, self.blend)
-
-
 class ElcBert(DepthMixer, config=ElcBertConfig):
     """See `ElcBertConfig`; sources are the embedding and the outputs of earlier blocks, as far as they are read again."""
 
@@ -167,7 +140,7 @@ class ElcBert(DepthMixer, config=ElcBertConfig):
         self.config = config
         self.keeps_sources = config.variant == "weighted_output" or site.block + 1 < site.stack.n_blocks
         self.opens_block, self.closes_block = site.opens_block, site.closes_block
-        self.combination = Combination(config, site.block + 1) if site.opens_block and site.block else None
+        self.combination = config.combination(site.block + 1) if site.opens_block and site.block else None
 
     def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, tuple[Stream, ...], Any]:
         """Returns the combination, or inside a block its input plus what was added; carries the input of the block."""
@@ -190,7 +163,11 @@ class ElcBert(DepthMixer, config=ElcBertConfig):
         """Returns the combination, where a block after the first one opens."""
         if isinstance(done, Write) or self.combination is None:
             return Explanation()
-        return self.combination.explain(done.state.sources, done.views)
+        return self.combination.explain(done.state, done.views, _names(done.state))
+
+
+def _names(state: History) -> tuple[str, ...]:
+    return tuple(map(unit_name, range(len(state.sources))))
 
 
 class ElcBertEnds(HistoryEnds):
@@ -199,8 +176,7 @@ class ElcBertEnds(HistoryEnds):
     def __init__(self, config: ElcBertConfig, stack: Stack) -> None:
         super().__init__()
         self.config = config
-        combines = config.variant == "weighted_output"
-        self.combination = Combination(config, stack.n_blocks + 1) if combines else None
+        self.combination = config.combination(stack.n_blocks + 1) if config.variant == "weighted_output" else None
 
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[History, Any]:
         """Returns the embedding, or its norm, as the only output."""
@@ -214,4 +190,6 @@ class ElcBertEnds(HistoryEnds):
 
     def explain(self, done: Read) -> Explanation:
         """Returns the final combination, if any."""
-        return Explanation() if self.combination is None else self.combination.explain(done.state.sources, done.views)
+        if self.combination is None:
+            return Explanation()
+        return self.combination.explain(done.state, done.views, _names(done.state))

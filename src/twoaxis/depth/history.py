@@ -7,13 +7,19 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, NamedTuple
 
+import torch
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.parameters import DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.weighted_sum import span_name
-from twoaxis.depth.base import DepthEnds, DepthMixer, Layout, State, Stream, Views
+from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name
+from twoaxis.depth.base import DepthEnds, DepthMixer, Explanation, Layout, State, Stream, Views
+from twoaxis.ops.anneal import annealed, blend_parameter
+from twoaxis.ops.mix import mix
+from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 
 Granularity = Literal["block", "sublayer"]
 """What counts as one unit of depth."""
@@ -114,6 +120,49 @@ class HistoryEnds(DepthEnds):
     def leave(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the newest source."""
         return state.sources[-1], cache
+
+
+class Combination(DeclaredModule):
+    """A convex sum: a softmax with one learned logit per source; one source has none, since its weight is 1.
+
+    Args:
+        n_sources: summed.
+        newest_logit: start of the logit of the newest source; the others start at 0.
+        blends: whether a learned weight goes from the plain sum of all sources, at 0, to the convex one.
+        impl: `fused` or `reference`.
+    """
+
+    def __init__(self, n_sources: int, newest_logit: float, blends: bool, impl: Impl) -> None:
+        super().__init__()
+        self.impl: Impl = impl
+        self.logits: Tensor | None = None
+        if n_sources > 1:
+            start = (*(0.0 for _ in range(n_sources - 1)), newest_logit)
+            self.logits = self.parameter("logits", (n_sources,), Values(start), "mixing")
+        self.blend = blend_parameter(self) if blends else None
+
+    def forward(self, sources: tuple[Stream, ...], log_rms: tuple[Float[Tensor, "B T"], ...] = ()) -> Stream:
+        """Returns the sum; with the logarithms of their rms, sources weigh less by their rms."""
+        if self.logits is None:
+            return sources[0]
+        return mix(sources, self.weights(self.logits, log_rms).unsqueeze(0), self.impl)[0]
+
+    @outside_autocast
+    def weights(self, logits: Float[Tensor, " n"], log_rms: tuple[Float[Tensor, "B T"], ...] = ()) -> Float[Tensor, "n *each"]:
+        """Returns the weights, in the precision of statistics."""
+        wide = logits.to(statistics_dtype(logits))
+        if log_rms:
+            # softmax(w - log rms) is softmax(w) / rms, normalised again.
+            wide = wide.reshape(-1, 1, 1) - torch.stack(log_rms)
+        convex = torch.softmax(wide, dim=0)
+        return convex if self.blend is None else annealed(torch.ones_like(convex), convex, self.blend)
+
+    def explain(self, state: Any, made: Stream, names: tuple[str, ...], finish: Any = None) -> Explanation:
+        """Returns the sum over the sources of a state with its weights; nothing with one source."""
+        if self.logits is None:
+            return Explanation()
+        weights = per_token(self.weights(self.logits, getattr(state, "log_rms", ())), made)
+        return Explanation((WeightedSum(made, "read", names, state.sources, weights, finish=finish),))
 
 
 class StreamWrite(DepthMixer):

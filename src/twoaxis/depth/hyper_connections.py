@@ -78,8 +78,7 @@ class HyperConnectionsConfig(DepthConfig):
     @property
     def design(self) -> MixingDesign:
         """Weights between streams, each with what the token adds to it."""
-        dynamic = self.weights == "dynamic"
-        bound = "tanh(score)" if self.activation == "tanh" else "score"
+        dynamic, bound = self.weights == "dynamic", "tanh(score)" if self.activation == "tanh" else "score"
         return MixingDesign(
             query="parameter maps" if dynamic else "none",
             key="norm(S_j)" if dynamic else "none",
@@ -113,15 +112,12 @@ class HyperConnectionsConfig(DepthConfig):
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read, one mixing write and, for dynamic weights, the scores they take."""
         n, D, N = self.n_streams, site.d_model, shape.total_tokens
-        static = Cost(params=n * (n + 2), elementwise_flops=2 * n * (n + 2) * D * N)
+        sums, weights = 2 * n * (n + 2) * D * N, n * (n + 2)
         if self.weights == "static":
-            return static
-        learned = {"layer": 0, "layer_affine": 2 * D, "rms_gain": D}[self.norm]
-        return static + Cost(
-            params=(n + 2) * D + 2 + learned,
-            matmul_flops=2 * n * (n + 2) * D * N,
-            elementwise_flops=N * n * ((3 if self.norm == "rms_gain" else 4) * D + 4 * (n + 2)),
-        )
+            return Cost(params=weights, elementwise_flops=sums)
+        learned, norm = {"layer": (0, 4), "layer_affine": (2 * D, 4), "rms_gain": (D, 3)}[self.norm]
+        scores = N * n * (norm * D + 4 * (n + 2))
+        return Cost(params=weights + (n + 2) * D + 2 + learned, matmul_flops=sums, elementwise_flops=sums + scores)
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The sum of the streams."""
@@ -167,8 +163,7 @@ class DynamicWeights(DeclaredModule):
 
     def __init__(self, config: HyperConnectionsConfig, d_model: int) -> None:
         super().__init__()
-        n = config.n_streams
-        self.config = config
+        self.config, n = config, config.n_streams
         norm, eps = ("rms", 0.0) if config.norm == "rms_gain" else ("layer", config.layer_eps)
         self.rule = ScoreRule(norm, eps, config.activation)
         # The rows score the read, the n destinations of the residual, and the write.

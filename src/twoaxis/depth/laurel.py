@@ -8,7 +8,6 @@ from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -79,22 +78,15 @@ class LaurelConfig(DepthConfig):
     @property
     def design(self) -> MixingDesign:
         """Free weights, and low-rank maps of the block's inputs."""
-        previous = self.has_previous
-        return MixingDesign(
-            query="none",
-            key="none",
-            value="block inputs x_i, maps of them" if previous else "x_i" if self.variant == "rw" else "x_i, B A x_i",
-            normaliser=self.bound if self.has_weights else "none",
-            window="last k inputs" if previous else "own state",
-            sharing=self.granularity,
-            injection="replaces the stream",
-        )
+        value = "block inputs x_i, maps of them" if self.has_previous else "x_i" if self.maps is None else "x_i, B A x_i"
+        window, bound = "last k inputs" if self.has_previous else "own state", self.bound if self.has_weights else "none"
+        return MixingDesign("none", "none", value, bound, window, self.granularity, "replaces the stream")
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        idle = [] if self.has_previous else ["n_previous", "previous_map"]
-        idle += [] if self.has_weights else ["bound"]
-        idle += [] if self.low_rank else ["rank"]
+        idle: tuple[str, ...] = () if self.has_previous else ("n_previous", "previous_map")
+        idle += () if self.has_weights else ("bound",)
+        idle += () if self.low_rank else ("rank",)
         reason = f", since nothing of variant={self.variant!r} with these options reads it"
         self.refuse_options(idle, reason, "remove it or use another variant")
         return self
@@ -114,8 +106,7 @@ class LaurelConfig(DepthConfig):
         """Which maps there are; None for none."""
         if self.variant == "rw":
             return None
-        own: PreviousMap = "separate" if self.variant == "rw_lr_pa" else "shared"
-        return self.previous_map or own
+        return self.previous_map or ("separate" if self.variant == "rw_lr_pa" else "shared")
 
     @property
     def low_rank(self) -> bool:
@@ -125,8 +116,8 @@ class LaurelConfig(DepthConfig):
     def prepare(self, stack: Stack) -> Stack:
         """Refuses a rank above the width."""
         if self.low_rank and self.rank > stack.d_model:
-            allowed = f"at most d_model={stack.d_model}, since the rows of A are orthogonal"
-            raise ConfigError(problem("rank", self.rank, allowed, "lower it"))
+            most = f"at most d_model={stack.d_model}, since the rows of A are orthogonal"
+            raise ConfigError(problem("rank", self.rank, most, "lower it"))
         return stack
 
     @property
@@ -169,8 +160,7 @@ class Laurel(DepthMixer, config=LaurelConfig):
             return
         S, r, D = config.n_inputs(unit), config.rank, site.d_model
         # How many inputs the next unit reads besides its own; the last one passes nothing but the stream on.
-        is_last = site.index == site.stack.n_sublayers - 1
-        self.n_passed = 0 if is_last else config.n_inputs(unit + 1) - 1
+        self.n_passed = 0 if site.index + 1 == site.stack.n_sublayers else config.n_inputs(unit + 1) - 1
         self.n_maps = S if config.maps == "separate" else 1
         if config.has_weights:
             self.logits = self.parameter("logits", (2,), Constant(0.0), "mixing")
@@ -178,9 +168,8 @@ class Laurel(DepthMixer, config=LaurelConfig):
             start = 0.0 if config.maps == "identity" else 1 / config.n_previous
             self.input_weights = self.parameter("input_weights", (S,), Constant(start), "mixing")
         if config.low_rank:
-            rows = self.n_maps * r
-            self.down = self.parameter("down", (rows, D), Striped(1 / math.sqrt(r * D), r), "matrix")
-            self.up = self.parameter("up", (D, rows), Constant(0.0), "matrix")
+            self.down = self.parameter("down", (self.n_maps * r, D), Striped(1 / math.sqrt(r * D), r), "matrix")
+            self.up = self.parameter("up", (D, self.n_maps * r), Constant(0.0), "matrix")
 
     def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, None, Any]:
         """Returns the input of the block plus what it has added so far."""
@@ -196,7 +185,10 @@ class Laurel(DepthMixer, config=LaurelConfig):
 
     def _residual(self, added: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
         config, dtype = self.config, statistics_dtype(added)
-        scales = self._scales(added)
+        scales = torch.ones(2, dtype=dtype, device=added.device)
+        if config.has_weights:
+            logits = self.logits.to(dtype)
+            scales = 2 * (torch.softmax(logits, dim=0) if config.bound == "softmax" else torch.sigmoid(logits))
         a, b = scales.chunk(2)
         g = self.input_weights.to(dtype) if config.has_previous else None
         if config.low_rank:
@@ -206,11 +198,3 @@ class Laurel(DepthMixer, config=LaurelConfig):
             # The stream is the last input, and counts whatever its g is.
             b = b * (g + F.pad(g.new_ones(1), (len(g) - 1, 0)))
         return mix((added, *inputs), torch.cat((a, b)).unsqueeze(0), config.impl)[0]
-
-    def _scales(self, x: Tensor) -> Float[Tensor, " two"]:
-        """The weights a and b."""
-        dtype = statistics_dtype(x)
-        if not self.config.has_weights:
-            return torch.ones(2, dtype=dtype, device=x.device)
-        logits = self.logits.to(dtype)
-        return 2 * (torch.softmax(logits, dim=0) if self.config.bound == "softmax" else torch.sigmoid(logits))

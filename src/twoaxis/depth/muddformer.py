@@ -125,11 +125,13 @@ class MUDDFormerConfig(DepthConfig):
         sums, is_last = self.sums(stack.n_blocks), block == stack.n_blocks
         read, n_ways = sums.get(block, ()), 4 if self.ways == "qkvr" and not is_last else 1
         is_source = block in read or block in read_later(sums, block)
+        hidden = n_ways * len(read) * (self.expand_last if is_last else 1)
+        hidden = hidden if self.hidden == "paper" else (hidden // 64 + 1) * 64
         return SumForm(
             selection=selection(sums, block),
             names=tuple(map(unit_name, read)),
             n_ways=n_ways,
-            hidden=self.hidden_width(n_ways * len(read), is_last),
+            hidden=hidden if self.weights == "dynamic" else 0,
             norms_newest=self.source_norm == "rms" and is_source,
             gained=self.source_norm == "rms",
             n_post_normed={"none": 0, "all": n_ways, "residual": 1}[self.post_norm],
@@ -139,13 +141,6 @@ class MUDDFormerConfig(DepthConfig):
             gelu=self.gelu,
             impl=self.impl,
         )
-
-    def hidden_width(self, n_weights: int, is_last: bool) -> int:
-        """The hidden width K for this many weights of a token; 0 for static ones."""
-        if self.weights == "static":
-            return 0
-        width = n_weights * (self.expand_last if is_last else 1)
-        return width if self.hidden == "paper" else (width // 64 + 1) * 64
 
     def controls(self) -> Controls:
         """The same with static weights, which have no hidden layer."""

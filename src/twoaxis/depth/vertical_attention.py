@@ -15,16 +15,15 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import Constant, DeclaredModule, Values
+from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
-from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
+from twoaxis.core.weighted_sum import unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
-from twoaxis.depth.history import Granularity, n_units, unit_of
+from twoaxis.depth.history import Combination, Granularity, n_units, unit_of
 from twoaxis.ops.depth_read import source_factor
-from twoaxis.ops.mix import mix
 from twoaxis.ops.norm import layer_norm, rms_norm
-from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast
 
 NormKind = Literal["rms", "layer", "l2"]
 
@@ -172,42 +171,24 @@ class LayerOutputs(NamedTuple):
         return self._replace(sources=(*self.sources, new))
 
 
-class Mixture(DeclaredModule):
-    """One read: a softmax over the sources, with one logit for each."""
+class Mixture(Combination):
+    """One read: a convex sum of the sources and the residual stream if that is kept."""
 
     def __init__(self, config: VerticalAttentionConfig, n_sources: int, eps: float) -> None:
-        super().__init__()
+        super().__init__(n_sources, config.newest_logit, False, config.impl)
         self.config, self.eps = config, eps
-        self.logits: Tensor | None = None
-        if n_sources > 1:
-            start = (*(0.0 for _ in range(n_sources - 1)), config.newest_logit)
-            self.logits = self.parameter("logits", (n_sources,), Values(start), "mixing")
         if config.skip == "gated":
             self.gate = self.parameter("gate", (1,), Constant(0.0), "gate")
 
-    def forward(self, state: LayerOutputs) -> Stream:
+    def read(self, state: LayerOutputs) -> Stream:
         """Returns the input of the layer: the mixture, added to the residual stream if that is kept."""
-        if self.logits is None:
-            return self._joined(state, state.sources[0])
-        return self._joined(state, mix(state.sources, self._weights(state, self.logits).unsqueeze(0), self.config.impl)[0])
+        return self._joined(state, self(state.sources, state.log_rms))
 
-    def explain(self, state: LayerOutputs, made: Stream) -> Explanation:
+    def explain_read(self, state: LayerOutputs, made: Stream) -> Explanation:
         """Returns the mixture with its weights, before its norm and the skip; nothing with one source."""
-        if self.logits is None:
-            return Explanation()
         first = 0 if self.config.embedding == "source" else 1
         names = tuple(unit_name(first + n, self.config.granularity) for n in range(len(state.sources)))
-        weights = per_token(self._weights(state, self.logits), made)
-        sums = WeightedSum(made, "read", names, state.sources, weights, finish=partial(self._joined, state))
-        return Explanation((sums,))
-
-    @outside_autocast
-    def _weights(self, state: LayerOutputs, logits: Float[Tensor, " n"]) -> Float[Tensor, "n *each"]:
-        wide = logits.to(statistics_dtype(logits))
-        if self.config.norm == "weights":
-            # softmax(w - log rms) is softmax(w) / rms, normalised again.
-            wide = wide.reshape(-1, 1, 1) - torch.stack(state.log_rms)
-        return torch.softmax(wide, dim=0)
+        return self.explain(state, made, names, partial(self._joined, state))
 
     def _joined(self, state: LayerOutputs, mixed: Stream) -> Stream:
         """The mixture behind its norm, added to the residual stream if that is kept."""
@@ -233,7 +214,7 @@ class VerticalAttention(DepthMixer, config=VerticalAttentionConfig):
     def read(self, state: LayerOutputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, Stream, Any]:
         """Returns the input of the layer plus what it has added so far, as view and as carry."""
         if self.opens:
-            view = state.rest[0] if self.mixture is None else self.mixture(state)
+            view = state.rest[0] if self.mixture is None else self.mixture.read(state)
         else:
             view = state.rest[0] if len(state.rest) == 1 else state.rest[0] + state.rest[1]
         return view, view, cache
@@ -261,7 +242,7 @@ class VerticalAttention(DepthMixer, config=VerticalAttentionConfig):
         """Returns the mixture, where a layer opens that has a choice."""
         if isinstance(done, Write) or self.mixture is None:
             return Explanation()
-        return self.mixture.explain(done.state, done.views)
+        return self.mixture.explain_read(done.state, done.views)
 
 
 class VerticalAttentionEnds(DepthEnds):
@@ -281,11 +262,11 @@ class VerticalAttentionEnds(DepthEnds):
 
     def leave(self, state: LayerOutputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the last output, or the final read."""
-        return state.rest[0] if self.mixture is None else self.mixture(state), cache
+        return state.rest[0] if self.mixture is None else self.mixture.read(state), cache
 
     def explain(self, done: Read) -> Explanation:
         """Returns the final mixture, if any."""
-        return Explanation() if self.mixture is None else self.mixture.explain(done.state, done.views)
+        return Explanation() if self.mixture is None else self.mixture.explain_read(done.state, done.views)
 
 
 @outside_autocast
