@@ -11,7 +11,6 @@ import torch
 from twoaxis import Decoder, DecoderConfig
 from twoaxis.core.parameters import declarations
 
-
 MOST_LINES = 35
 """Of a new mixer, blank ones aside."""
 
