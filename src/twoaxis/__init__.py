@@ -5,6 +5,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from twoaxis import depth, feed_forward, local, sequence
 from twoaxis.core.errors import CheckpointError, ConfigError, DataError, StudyError, TwoAxisError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initialise_parts
@@ -15,7 +16,11 @@ from twoaxis.model import Decoder, DecoderConfig, Sampling, generate
 from twoaxis.sequence import SEQUENCE
 
 if TYPE_CHECKING:
-    from twoaxis.api import load, retrofit
+    from twoaxis.api import load, retrofit, save
+    from twoaxis.depth import *  # noqa: F403
+    from twoaxis.feed_forward import *  # noqa: F403
+    from twoaxis.local import *  # noqa: F403
+    from twoaxis.sequence import *  # noqa: F403
     from twoaxis.study import StudyModule
     from twoaxis.train import TrainModule
 
@@ -42,32 +47,36 @@ __all__ = [
     "initialise_parts",
     "load",
     "retrofit",
+    "save",
     "study",
     "train",
 ]
 
-_LATER = {"load": "twoaxis.api", "retrofit": "twoaxis.api", "study": "", "train": ""}
-"""Names that are imported when they are asked for, with their module; "" for modules that are themselves called."""
+_AXES = (depth, sequence, feed_forward, local)
+"""The packages whose mixers are names of this one too, such as `twoaxis.DeepDelta`."""
+
+_API = ("load", "retrofit", "save")
+_CALLABLE_MODULES = ("study", "train")
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    _register_where_transformers_is()
-    module = importlib.import_module(_LATER[name] or f"{__name__}.{name}")
-    return getattr(module, name) if _LATER[name] else module
+    """Imports on first use what loads more than models, and finds mixers by the tables of their axes."""
+    if name in _API:
+        return getattr(importlib.import_module("twoaxis.api"), name)
+    if name in _CALLABLE_MODULES:
+        return importlib.import_module(f"twoaxis.{name}")
+    for axis in _AXES:
+        if name in axis.__all__:
+            return getattr(axis, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *(name for axis in _AXES for name in axis.__all__)})
 
 
-def _register_where_transformers_is() -> None:
-    """Imports `twoaxis.hf` where transformers is there already; to import it is not ours to decide."""
-    if sys.modules.get("transformers") is not None:
-        # With a version that lacks something, `import twoaxis.hf` says so; all else works.
-        with contextlib.suppress(ImportError):
-            importlib.import_module("twoaxis.hf")
-
-
-_register_where_transformers_is()
+if sys.modules.get("transformers") is not None:
+    # Only the configuration: it imports the models when transformers needs them. Where transformers lacks something, all else
+    # works, and `import twoaxis.hf` raises the error.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("twoaxis.interop.hugging_face.configuration")

@@ -1,4 +1,4 @@
-"""What takes several floors at once: models in files, and more mixers in trained models."""
+"""Loads, saves and retrofits models: the part of the public interface that reads and writes files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,7 +73,7 @@ def _read(source: Path, step: int | None) -> tuple["Decoder", "Tokenizer | None"
         trained = load_trained(source, step)
         return trained.model.eval(), trained.tokenizer, trained.step
     if step is not None:
-        raise ConfigError(problem("--step", step, f"left out, since {source} is no run folder", "name a run, or leave it out"))
+        raise ConfigError(problem("step", step, f"left out, since {source} is no run folder", "name a run, or leave it out"))
     if (source / "config.json").is_file() and read_json(source / "config.json").get("model_type") == MODEL_TYPE:
         return *read_decoder(source), None
     model, text, end = read_pretrained(source)

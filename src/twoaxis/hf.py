@@ -1,10 +1,10 @@
-"""Our models in transformers: `import twoaxis.hf` lets `AutoModelForCausalLM.from_pretrained` read folders of this library.
+"""Registers our models with transformers: `import twoaxis.hf` lets `AutoModelForCausalLM.from_pretrained` read our folders.
 
-`import twoaxis` alone changes nothing outside itself. Where transformers has been imported before, it imports this module too;
-where transformers may come later, import this one. It needs the extra `twoaxis[hf]`.
+`import twoaxis` does the same where transformers is imported already, and else changes nothing outside itself. Needs the extra
+`twoaxis[hf]`.
 """
 
-# The import of these classes registers them.
+# Importing these classes registers them.
 from twoaxis.interop.hugging_face import (
     TwoAxisConfig,
     TwoAxisForCausalLM,

@@ -102,9 +102,8 @@ def test_a_vocabulary_can_grow():
 
 IMPORTS = {
     "twoaxis.hf first": "import twoaxis.hf\nfrom transformers import AutoModelForCausalLM",
-    "transformers first": "from transformers import AutoModelForCausalLM\nimport twoaxis",
-    "used later": "import twoaxis\nassert 'transformers' not in sys.modules\n"
-    "from transformers import AutoModelForCausalLM\ntwoaxis.load",
+    "transformers first": "from transformers import AutoModelForCausalLM\nimport twoaxis\n"
+    "assert 'transformers.modeling_utils' not in sys.modules",
 }
 
 

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     GenerationConfig,
@@ -35,7 +34,6 @@ from twoaxis.interop.hugging_face.call import (
 )
 from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
 from twoaxis.model import Decoder
-from twoaxis.model.config_names import MODEL_TYPE
 
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
 """What this version of transformers calls the cache: `past_key_values` before 5.24."""
@@ -315,7 +313,5 @@ def _restore_buffers(decoder: Decoder) -> None:
             initialization.copy_(buffer, fresh[name])
 
 
-# With the classes, so that nobody has them without the Auto classes knowing.
-AutoConfig.register(MODEL_TYPE, TwoAxisConfig, exist_ok=True)
 AutoModel.register(TwoAxisConfig, TwoAxisModel, exist_ok=True)
 AutoModelForCausalLM.register(TwoAxisConfig, TwoAxisForCausalLM, exist_ok=True)
