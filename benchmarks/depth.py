@@ -27,6 +27,7 @@ from benchmarks.measure import Timing, header_lines, interleave, peak_memory
 from benchmarks.peers import PeerShape
 from twoaxis import generate
 from twoaxis.core.cost import Shape
+from twoaxis.ledger.decoder import decoder_trace
 
 SHAPE = PeerShape()
 NEW_TOKENS = 32
@@ -170,7 +171,8 @@ def _bytes_per_second() -> float:
 def _floor_seconds(depth: Any) -> float:
     config = models.decoder(SHAPE, depth).config
     stack, shape = config.stack, Shape(SHAPE.batch, SHAPE.max_seq_len)
-    extra = [config.depth.state_floats(stack, site.index) - stack.d_model for site in stack.sites]
+    traced = decoder_trace(config, shape)
+    extra = [traced.state_elements(site.index) - stack.d_model for site in stack.sites]
     # A read moves the state once; its backward pass reads the state again and writes as many gradients.
     return 3 * 4 * shape.total_tokens * sum(max(0, floats) for floats in extra) / _bytes_per_second()
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from benchmarks.bounds import Bound
 from benchmarks.measure import interleave, table
+from twoaxis.core.measure import Operation, Operations
 from twoaxis.ops.local_attention import local_attention
 
 BATCH, HEADS, HEAD_DIM, WINDOW = 2, 4, 64, 128
@@ -50,19 +51,14 @@ def _inputs(tokens: int, kv_heads: int) -> tuple[Tensor, ...]:
 
 def _largest_mask(tokens: int) -> int:
     """Elements of the largest boolean tensor that any operation of a windowed forward pass makes."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     largest = 0
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, Tensor) and result.dtype == torch.bool:
-                largest = max(largest, result.untyped_storage().nbytes())
-            return result
+    def note(operation: Operation) -> None:
+        nonlocal largest
+        masks = (made.untyped_storage().nbytes() for made in operation.made if made.dtype == torch.bool)
+        largest = max(largest, *masks, 0)
 
     q, k, v, _ = _inputs(tokens, 1)
-    with Watch():
+    with Operations(note):
         local_attention(q, k, v, window=WINDOW)
     return largest

@@ -21,7 +21,7 @@ from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
 from twoaxis.claims import CLAIMS, Claim, Finding
 from twoaxis.claims.claim import PAPER
 from twoaxis.cli.list import COSTS, cost_cells, design_cells, loss_cell
-from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_STACK, depth_cost
+from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_STACK, depth_cost, depth_trace
 from twoaxis.core.documentation import sections, source
 from twoaxis.core.mixing_design import LETTERS
 from twoaxis.depth import DepthConfig
@@ -268,14 +268,15 @@ def _options(text: str, names: Iterable[str]) -> list[str]:
 
 def _cost_table(config: DepthConfig) -> list[str]:
     stack = config.prepare(REFERENCE_STACK)
-    total = depth_cost(config)
+    total, traced = depth_cost(config), depth_trace(config)
+    operations = (*traced.sublayers, traced.ends)
     tokens = REFERENCE_SHAPE.total_tokens
     rows = {
         "parameters added": total.params,
         "flops per token, forward": total.flops // tokens,
-        "numbers per token in the last state": config.state_floats(stack, stack.n_sublayers),
-        "bytes per token saved for backward, beyond states": total.saved_bytes // tokens,
-        "bytes cached after 512 tokens": total.cache_bytes,
+        "numbers per token in the last state": traced.state_elements(stack.n_sublayers),
+        "bytes per token saved for backward, beyond states": sum(operation.saved for operation in operations) // tokens,
+        "bytes cached after 512 tokens": sum(operation.cache for operation in operations),
     }
     lines = [
         "**Declared cost**, 12 blocks of attention and SwiGLU, width 256, 512 tokens, float32:\n",

@@ -1,13 +1,13 @@
-"""Coefficients and the ledger say what the parts declare, for every mixer, batch and length."""
+"""Coefficients and the ledger say what parts declare and the meter finds, for every mixer, batch and length."""
 
 import pytest
 
 from twoaxis.core.cost import Shape
 from twoaxis.depth import DEPTH, DepthConfig
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig
+from twoaxis.ledger.decoder import decoder_cache_bytes, decoder_saved_bytes, decoder_trace, recomputing_peak_bytes
 from twoaxis.model import DecoderConfig
 from twoaxis.model.cost import decoder_cost
-from twoaxis.model.memory import decoder_saved_bytes, recomputing_peak_bytes
 from twoaxis.planner import ModelShape, Precision, ledger
 from twoaxis.planner.coefficients import Data, coefficients
 from twoaxis.planner.formulas import counts
@@ -29,7 +29,7 @@ SHAPES = [(1, 1), (1, 2), (3, 7), (2, 33), (1, 200)]
 
 
 def holds(config: DecoderConfig, numbers: Data) -> None:
-    """Every count of the coefficients equals what is declared."""
+    """Every count of the coefficients equals what is declared or measured."""
     assert counts.parameter_counts(numbers)["all"] == decoder_cost(config, Shape(1, 1)).params
     for batch, tokens in SHAPES:
         declared = decoder_cost(config, Shape(batch, tokens, 4))
@@ -38,7 +38,7 @@ def holds(config: DecoderConfig, numbers: Data) -> None:
         assert flops["pairs"] == declared.pair_flops
         # What depth mixers remember of a few tokens is counted as full from the first one on.
         if tokens >= REMEMBERED:
-            assert batch * counts.cache_bytes_of(numbers, tokens) == declared.cache_bytes
+            assert batch * counts.cache_bytes_of(numbers, tokens) == decoder_cache_bytes(config, Shape(batch, tokens, 4))
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -48,33 +48,34 @@ def test_counts_of_mixers_are_made_of_tokens_and_visible_pairs(mixer: SequenceCo
 
 
 @pytest.mark.parametrize("depth", DEPTHS)
-def test_counts_states_and_saved_bytes_of_depth_mixers_are_the_declared_ones(depth: DepthConfig) -> None:
+def test_counts_states_and_saved_bytes_of_depth_mixers_are_the_measured_ones(depth: DepthConfig) -> None:
     config = decoder_config(depth)
     numbers = coefficients(ModelShape.of_decoder(config), PRECISION)
     holds(config, numbers)
-    states_are_declared(config, numbers)
-    saved_bytes_are_declared(config, numbers)
+    states_are_measured(config, numbers)
+    saved_bytes_are_measured(config, numbers)
 
 
-def states_are_declared(config: DecoderConfig, numbers: Data) -> None:
+def states_are_measured(config: DecoderConfig, numbers: Data) -> None:
     """At every boundary, and between any two."""
-    for index in range(config.stack.n_sublayers + 1):
-        once = {leaf.name: leaf.numbers.bytes(4) for leaf in config.depth.state(config.stack, index)}
+    states = decoder_trace(config, Shape(1, 1, 4)).states
+    for index, state in enumerate(states):
+        once = {tensor.number: tensor.bytes for tensor in state}
         assert counts.state_bytes(numbers, index) == sum(once.values())
         for earlier in range(index):
-            before = {leaf.name for leaf in config.depth.state(config.stack, earlier)}
+            before = {tensor.number for tensor in states[earlier]}
             new = sum(size for name, size in once.items() if name not in before)
             assert counts.new_state_bytes(numbers, earlier, index) == new
 
 
-def saved_bytes_are_declared(config: DecoderConfig, numbers: Data) -> None:
+def saved_bytes_are_measured(config: DecoderConfig, numbers: Data) -> None:
     """But for rotation tables, and at a length behind which engines no longer pad."""
     batch, tokens = 2, 4096
     shape, last = Shape(batch, tokens, 4), config.stack.n_sublayers
     found = counts.saved_bytes_of(numbers, 0, last, batch * tokens) + counts.ends_saved_bytes(numbers, batch * tokens, 1)
     tables = {table for part in config.parts for table in part.rotations(config.d_model)}
-    declared = decoder_saved_bytes(config, shape) - sum(table.saved_bytes(shape) for table in tables)
-    assert found == pytest.approx(declared, rel=1e-3)
+    measured = decoder_saved_bytes(config, shape) - sum(table.saved_bytes(shape) for table in tables)
+    assert found == pytest.approx(measured, rel=1e-3)
 
 
 def test_the_ledger_of_a_model_is_the_sum_of_its_parts() -> None:
@@ -85,5 +86,5 @@ def test_the_ledger_of_a_model_is_the_sum_of_its_parts() -> None:
     assert found.recomputed_saved_bytes == recomputing_peak_bytes(config, shape)
     assert found.training_flops_per_token == 3 * decoder_cost(config, shape).flops / 80
     assert found.optimizer_bytes == 12 * found.params["all"]
-    assert found.cache_bytes == decoder_cost(config, Shape(1, 40, 2)).cache_bytes
+    assert found.cache_bytes == decoder_cache_bytes(config, Shape(1, 40, 2))
     assert len(found.state_bytes) == config.n_layers + 1

@@ -9,6 +9,7 @@ from unittest.mock import MagicMock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.distributed.pipelining import schedules
 
 from twoaxis import DEPTH, DecoderConfig
@@ -17,10 +18,10 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.table import Row
 from twoaxis.depth import AttentionResidualsConfig
-from twoaxis.depth.base import DepthConfig, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.ledger.decoder import depth_state
 from twoaxis.planner.formulas import collectives
 from twoaxis.planner.formulas.crossing import even_cuts, hop_bytes
 from twoaxis.planner.formulas.schedules import gpipe_order, interleaved_order, one_f_one_b_order, schedule_order
@@ -117,20 +118,40 @@ class History(DepthConfig):
     def init_equivalence(self) -> InitEquivalence:
         return InitEquivalence("none", "a history for tests")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        each = Numbers(stack.d_model, statistics=1)
-        length = self.size * stack.block_lengths[0]
-        names = ["embedding", *(f"sum {n}" for n in range(index // length)), *([f"running {index}"] if index % length else [])]
-        return tuple(Leaf(name, each) for name in names)
-
-    def flow(self, site: Site) -> Flow:
-        return Flow()
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         return Cost()
 
     def build(self, site: Site) -> DepthMixer:
-        raise NotImplementedError
+        return Summing(opens=site.index % (self.size * site.stack.block_lengths[0]) == 0)
+
+    def build_ends(self, stack: Stack) -> DepthEnds:
+        return SummingEnds()
+
+
+def source(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A source of its own, and a statistic of it."""
+    return x, x.float().square().mean(-1)
+
+
+class Summing(DepthMixer):
+    def __init__(self, opens: bool) -> None:
+        super().__init__()
+        self.opens = opens
+
+    def read(self, state: Any) -> tuple[Tensor, None]:
+        return state[-1][0], None
+
+    def write(self, state: Any, update: Tensor, context: Any, carry: None) -> Any:
+        # Each running sum is a new tensor.
+        return (*state, source(update)) if self.opens else (*state[:-1], source(state[-1][0] + update))
+
+
+class SummingEnds(DepthEnds):
+    def enter(self, embeddings: Tensor) -> Any:
+        return (source(embeddings),)
+
+    def leave(self, state: Any) -> Tensor:
+        return state[-1][0]
 
 
 def model(n_layers: int, size: int = 1, width: int = 8) -> ModelShape:
@@ -172,18 +193,31 @@ def test_the_largest_hop_falls_from_all_stages_to_those_of_one_round(ranks: int,
     assert payload(shape, ranks, virtual, "cached_own").peak == ranks * source
 
 
+def named(shape: ModelShape) -> list[dict[Any, int]]:
+    """Bytes per token of the tensors of every state by name: of a `History` what it says, of other mixers what they make."""
+    depth, stack = shape.depth, shape.stack
+    if not isinstance(depth, History):
+        found = depth_state(depth, stack, 2).states
+        return [{tensor.number: tensor.bytes for tensor in state} for state in found]
+    states, length = list[dict[Any, int]](), depth.size * stack.block_lengths[0]
+    for index in range(stack.n_sublayers + 1):
+        names = ["embedding", *(f"sum {n}" for n in range(index // length)), *([f"running {index}"] if index % length else [])]
+        # Numbers of the model in two bytes, and a statistic in four.
+        states.append(dict.fromkeys(names, 2 * stack.d_model + 4))
+    return states
+
+
 def holdings(shape: ModelShape, ranks: int, cuts: tuple[int, ...], forwarding: str) -> Iterator[int]:
     """Bytes of each hop by playing a microbatch through the ranks, with a set of names on each."""
-    depth, stack = shape.depth, shape.stack
-    held: list[set[str]] = [set() for _ in range(ranks)]
+    states = named(shape)
+    held: list[set[Any]] = [set() for _ in range(ranks)]
     for chunk, (first, last) in enumerate(itertools.pairwise(cuts)):
-        rank, entering = chunk % ranks, depth.state(stack, first)
+        rank, entering = chunk % ranks, states[first]
         if chunk:
-            new = [leaf for leaf in entering if leaf.name not in held[rank] or forwarding == "naive"]
-            yield sum(leaf.numbers.bytes(2) for leaf in new)
-            held[rank] |= {leaf.name for leaf in entering}
+            yield sum(size for name, size in entering.items() if name not in held[rank] or forwarding == "naive")
+            held[rank] |= set(entering)
         if forwarding == "cached_own":
-            held[rank] |= {leaf.name for index in range(first, last + 1) for leaf in depth.state(stack, index)}
+            held[rank] |= {name for state in states[first : last + 1] for name in state}
 
 
 @given(st.integers(2, 4), st.integers(1, 3), st.integers(1, 14), st.integers(1, 3), st.sampled_from(FORWARDINGS))
@@ -195,16 +229,14 @@ def test_payload_is_what_a_microbatch_that_is_played_through_moves(
     assert payload(shape, ranks, virtual, forwarding).hops == expected
 
 
-def held_for(shape: ModelShape, ranks: int, cuts: tuple[int, ...], forwarding: str) -> list[dict[str, int]]:
-    """The chunk that each rank has a leaf from, by name."""
-    depth, stack, chunks = shape.depth, shape.stack, len(cuts) - 1
-    origins: list[dict[str, int]] = [{} for _ in range(ranks)]
-    for chunk in range(chunks):
-        origin = origins[chunk % ranks]
-        own = range(cuts[chunk], cuts[chunk + 1] + 1) if forwarding == "cached_own" else ()
-        entering = depth.state(stack, cuts[chunk]) if chunk else ()
-        for leaf in (*entering, *(leaf for index in own for leaf in depth.state(stack, index))):
-            origin.setdefault(leaf.name, chunk)
+def held_for(states: list[dict[Any, int]], ranks: int, cuts: tuple[int, ...], forwarding: str) -> list[dict[Any, int]]:
+    """The chunk that each rank has a tensor from, by name."""
+    origins: list[dict[Any, int]] = [{} for _ in range(ranks)]
+    for chunk in range(len(cuts) - 1):
+        own = states[cuts[chunk] : cuts[chunk + 1] + 1] if forwarding == "cached_own" else []
+        entering = [states[cuts[chunk]]] if chunk else []
+        for name in (name for state in (*entering, *own) for name in state):
+            origins[chunk % ranks].setdefault(name, chunk)
     return origins
 
 
@@ -214,12 +246,13 @@ def test_gradients_wait_as_long_as_a_backward_pass_that_is_played_through_says(
 ) -> None:
     shape = model(max(n_layers, ranks * virtual), size)
     cuts, found = edges(shape, ranks * virtual), payload(shape, ranks, virtual, forwarding)
-    origins = held_for(shape, ranks, cuts, forwarding)
-    waits: list[dict[str, int]] = [{} for _ in range(ranks)]
+    states = named(shape)
+    origins = held_for(states, ranks, cuts, forwarding)
+    waits: list[dict[Any, int]] = [{} for _ in range(ranks)]
     sums = [0] * ranks
     for chunk in reversed(range(ranks * virtual)):
-        rank, entering = chunk % ranks, shape.depth.state(shape.stack, cuts[chunk]) if chunk else ()
-        waits[rank] |= {leaf.name: leaf.numbers.bytes(2) for leaf in entering if origins[rank][leaf.name] < chunk}
+        rank, entering = chunk % ranks, states[cuts[chunk]] if chunk else {}
+        waits[rank] |= {name: size for name, size in entering.items() if origins[rank][name] < chunk}
         sums[rank] += found.waiting[0][chunk]
         assert sums[rank] == sum(waits[rank].values())
         waits[rank] = {name: count for name, count in waits[rank].items() if origins[rank][name] < chunk}

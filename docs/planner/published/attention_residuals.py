@@ -4,8 +4,10 @@ from typing import Any
 
 from planner.published.row import Published, Row
 from planner.published.runs import PLAIN, Data, numbers, one, params, preset, step_seconds
+from twoaxis.core.cost import Shape
 from twoaxis.core.site import Stack
 from twoaxis.depth import DEPTH
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.layout import ParallelLayout
 from twoaxis.planner.setting import Setting
@@ -48,7 +50,7 @@ def _widths(depth: dict[str, Any]) -> list[float]:
     """Numbers that the least traffic reads and writes, by sublayer, over the width."""
     mixer, d_model = DEPTH.parse(depth), 4096
     stack = mixer.prepare(Stack(d_model, 1e-6, (2,) * (SUBLAYERS // 2)))
-    return [mixer.flow(site).moved.bytes(2) / (2 * d_model) for site in stack.sites]
+    return [operation.moved / (2 * d_model) for operation in trace_stack(mixer, stack, Shape(1, 1, 2)).sublayers]
 
 
 def _mean(values: list[float]) -> float:

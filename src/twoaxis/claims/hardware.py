@@ -10,9 +10,8 @@ from twoaxis.claims.claim import PAPER, Claim, EvidenceTable, Finding, Verdict
 from twoaxis.claims.studies import FIXED_ON
 from twoaxis.core.cost import Shape
 from twoaxis.display.numbers import change
+from twoaxis.ledger.decoder import decoder_cache_bytes, decoder_saved_bytes, decoder_trace
 from twoaxis.model import DecoderConfig
-from twoaxis.model.cost import decoder_cost
-from twoaxis.model.memory import decoder_saved_bytes
 from twoaxis.ops.local_attention import SMALLEST_CHUNK
 
 
@@ -98,11 +97,11 @@ def added(size: Size, depth: Mapping[str, Any] | None) -> tuple[float, ...]:
 def _bytes(size: Size, model: DecoderConfig) -> tuple[int, int, int]:
     stack = model.stack
     middle = sum(stack.block_lengths[: size.layers // 2])
-    sent = model.depth.state_floats(stack, middle) * size.shape.element_bytes
+    sent = decoder_trace(model, size.shape).state_bytes(middle)
     saved = decoder_saved_bytes(model, size.shape)
     if any(sublayer.kind == "short_swa" for sublayer in model.layers[0]):
         saved -= mask_bytes(size)
-    return saved, sent, decoder_cost(model, size.shape).cache_bytes
+    return saved, sent, decoder_cache_bytes(model, size.shape)
 
 
 def mask_bytes(size: Size) -> int:

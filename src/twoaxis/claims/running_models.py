@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from twoaxis.core.measure import product_flops, tensors
+from twoaxis.core.measure import Operation, Operations, product_flops
 from twoaxis.model import Decoder, DecoderConfig
 
 HEADS, VOCAB, D_FF = 2, 8, 8
@@ -28,21 +27,6 @@ class Added(NamedTuple):
     projections: int
 
 
-class HeadOperations(TorchDispatchMode):
-    """Counts multiply-adds on tensors of heads, [B T H K], of which depth attention is made: two for each product."""
-
-    def __init__(self, head_dim: int) -> None:
-        super().__init__()
-        self.head_dim, self.count = head_dim, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__.rstrip("_")
-        if name in ("mul", "addcmul"):
-            self.count += 2 * sum(x.numel() for x in tensors(result) if x.shape[2:] == (HEADS, self.head_dim))
-        return result
-
-
 def short_swa_adds(T: int, w: int, d: int) -> Added:
     """What ShortSWA adds in each block; as the windowed engine runs, pairs that a chunk computes and masks are counted too."""
     swa = {"kind": "short_swa", "n_heads": HEADS, "n_kv_heads": HEADS, "window": w}
@@ -54,9 +38,17 @@ def short_swa_adds(T: int, w: int, d: int) -> Added:
 def depth_attention_adds(T: int, L: int, d: int, K: int | None = None) -> Added:
     """What reads before every block add; scores and values are products and sums of single tensors, not of matrices."""
     model = _decoder(d, L, depth=(("kind", "depth_attention"), ("n_heads", HEADS), ("window", K)))
-    with HeadOperations(d // HEADS) as counted:
+    mixing = 0
+
+    def note(operation: Operation) -> None:
+        # Multiply-adds on tensors of heads, [B T H K], of which depth attention is made: two for each product.
+        nonlocal mixing
+        if operation.name in ("mul", "addcmul"):
+            mixing += 2 * sum(x.numel() for x in operation.made if x.shape[2:] == (HEADS, d // HEADS))
+
+    with Operations(note):
         total, _ = _products(model, T)
-    return Added(counted.count, total - _products(_decoder(d, L), T)[0])
+    return Added(mixing, total - _products(_decoder(d, L), T)[0])
 
 
 def _products(model: Decoder, T: int) -> tuple[int, int]:

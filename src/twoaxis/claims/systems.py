@@ -26,8 +26,8 @@ from twoaxis.depth import (
     DepthConfig,
     ResidualConfig,
 )
+from twoaxis.ledger.decoder import decoder_cache_bytes, decoder_trace
 from twoaxis.model import Decoder
-from twoaxis.model.cost import decoder_cost
 from twoaxis.model.trace import trace
 
 BYTES = 8
@@ -100,15 +100,15 @@ def judge(found: Evidence, measured: dict[str, tuple[list[int], list[int]]]) -> 
 
 @torch.no_grad()
 def cache_bytes(found: Evidence, name: str, model: Decoder) -> list[int]:
-    """Bytes that generation carries per sequence after prompts of each length; equal to the declared ones."""
+    """Bytes that generation carries per sequence after prompts of each length; equal to those of the ledger."""
     sizes = []
     for length in PROMPTS:
         cache = model.new_cache()
         for token in tokens(BATCH, length).split(1, dim=1):
             _, cache = model(token, cache=cache)
         live = sum(_live_bytes(one) for block in cache.sublayers for one in block) + _live_bytes(cache.ends)
-        declared = decoder_cost(model.config, Shape(BATCH, length, BYTES)).cache_bytes
-        found.exactly(f"cache of {name} after {length} tokens", live, declared)
+        expected = decoder_cache_bytes(model.config, Shape(BATCH, length, BYTES))
+        found.exactly(f"cache of {name} after {length} tokens", live, expected)
         sizes.append(live // BATCH)
     return sizes
 
@@ -126,14 +126,14 @@ def _live_bytes(cache: Any) -> int:
 
 @torch.no_grad()
 def payload_bytes(found: Evidence, name: str, model: Decoder) -> list[int]:
-    """Bytes per token that cross each block boundary; they are declared, they suffice, and no history can be left out."""
-    text, stack, length = tokens(), model.config.stack, model.config.stack.block_lengths[0]
+    """Bytes per token that cross each block boundary; the ledger counts them, they suffice, and no history can be left out."""
+    text, length = tokens(), model.config.stack.block_lengths[0]
     run, sizes = trace(model, text), []
+    expected = decoder_trace(model.config, Shape(*text.shape, BYTES))
     for cut in range(1, LAYERS):
         state = run.states[cut * length]
         payload = sum(t.numel() * t.element_size() for t in tensors(state))
-        declared = text.numel() * model.config.depth.state_floats(stack, cut * length) * BYTES
-        found.exactly(f"payload of {name} after block {cut}", payload, declared)
+        found.exactly(f"payload of {name} after block {cut}", payload, text.numel() * expected.state_bytes(cut * length))
         found.close(f"logits from the payload of {name}", _continue(model, _received(state), cut), run.logits, 0.0)
         if len(tensors(state)) > 1:
             moved = _continue(model, _first_tensor_only(state), cut)

@@ -3,8 +3,11 @@
 from twoaxis import DecoderConfig
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.depth import DepthConfig
+from twoaxis.ledger.decoder import decoder_trace
+from twoaxis.ledger.stack import StackTrace
 
-REFERENCE_STACK = DecoderConfig(vocab_size=512, d_model=256, n_layers=12, norm_eps=1e-6).stack
+REFERENCE = DecoderConfig(vocab_size=512, d_model=256, n_layers=12, norm_eps=1e-6)
+REFERENCE_STACK = REFERENCE.stack
 REFERENCE_SHAPE = Shape(batch=1, tokens=512)
 REFERENCE_SITE = REFERENCE_STACK.sites[-2]
 
@@ -16,3 +19,8 @@ def depth_cost(config: DepthConfig) -> Cost:
     for site in stack.sites:
         total += config.cost(site, REFERENCE_SHAPE)
     return total
+
+
+def depth_trace(config: DepthConfig) -> StackTrace:
+    """What a depth mixer saves, moves and carries in the whole model, measured."""
+    return decoder_trace(REFERENCE.replace(depth=config), REFERENCE_SHAPE)

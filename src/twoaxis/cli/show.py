@@ -9,13 +9,14 @@ from torch import nn
 
 from twoaxis.cli.list import AXES
 from twoaxis.cli.output import Json, print_json
-from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_SITE, REFERENCE_STACK
+from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_SITE, REFERENCE_STACK, depth_trace
 from twoaxis.core.cost import Cost
 from twoaxis.core.errors import ConfigError, nearest
 from twoaxis.core.overrides import apply_overrides
 from twoaxis.core.parameters import declarations
 from twoaxis.core.site import Site, Stack
 from twoaxis.display.tables import print_table
+from twoaxis.ledger.sublayer import sublayer_cache_bytes
 
 COSTS = {
     "parameters": "parameters",
@@ -127,9 +128,13 @@ def _cost(axis: str, config: Any) -> dict[str, int]:
         "matmul_flops_per_token": cost.matmul_flops // tokens,
         "attention_flops_per_token": cost.pair_flops // tokens,
         "elementwise_flops_per_token": cost.elementwise_flops // tokens,
-        "cache_bytes": cost.cache_bytes,
     }
-    if axis == "depth":
-        found["state_bytes_per_token"] = 4 * config.state_floats(stack, stack.n_sublayers)
-        found["saved_bytes"] = cost.saved_bytes
-    return found
+    if axis != "depth":
+        return found | {"cache_bytes": sublayer_cache_bytes(config, REFERENCE_SITE, REFERENCE_SHAPE)}
+    traced = depth_trace(config)
+    operations = [traced.sublayers[site.index] for site in sites]
+    return found | {
+        "cache_bytes": sum(operation.cache for operation in operations),
+        "state_bytes_per_token": traced.state_bytes(stack.n_sublayers),
+        "saved_bytes": sum(operation.saved for operation in operations),
+    }

@@ -13,8 +13,19 @@ from twoaxis.core.config import Config
 from twoaxis.core.errors import CheckpointError, DataError, system_reason
 from twoaxis.core.locks import try_lock
 
+CACHE_VARIABLE = "TWOAXIS_CACHE"
+"""The environment variable that names the cache folder."""
+
+CACHE_REMEDY = f"free space there or set {CACHE_VARIABLE} to another folder"
+"""What to do when the cache cannot be written."""
+
 LOCKED = {"run": "trains in it", "study": "runs it"}
 """What another process does in a folder that it has locked."""
+
+
+def cache_folder(path: str | os.PathLike[str] | None = None) -> Path:
+    """Returns the given folder, else the one in `TWOAXIS_CACHE`, else `~/.cache/twoaxis`."""
+    return Path(path or os.environ.get(CACHE_VARIABLE) or "~/.cache/twoaxis").expanduser()
 
 
 def check_utf8(path: Path, what: str) -> Path:

@@ -5,8 +5,9 @@ All of it holds for tensors without memory too, so that the largest model is mea
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
+
+T = TypeVar("T")
 
 PAIR_PRODUCTS = ("bmm", "baddbmm", "scaled_dot_product")
 
@@ -100,9 +103,35 @@ class Operations(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        result = func(*args, **kwargs)
-        self._note(Operation(func, args, kwargs, result))
+        # What implements an operation calls functions of torch, which other modes need not look at again.
+        with torch._C.DisableTorchFunction():
+            result = args[0] if _changes_nothing(func, args) else func(*args, **kwargs)
+            self._note(Operation(func, args, kwargs, result))
         return result
+
+
+def _changes_nothing(func: Any, args: Any) -> bool:
+    """Whether an operation writes elements in place where there are none."""
+    return torch.Tag.pointwise in func.tags and func.__name__.partition(".")[0].endswith("_") and args[0].is_meta
+
+
+_EVERY_WAY: ContextVar[bool] = ContextVar("_EVERY_WAY", default=True)
+
+
+@contextmanager
+def first_ways() -> Iterator[None]:
+    """Lets engines that compute many results of the same sources compute the first, where their kernels do not count."""
+    token = _EVERY_WAY.set(False)
+    try:
+        yield
+    finally:
+        _EVERY_WAY.reset(token)
+
+
+def ways(each: Iterable[T]) -> list[T]:
+    """All results of an engine that reads and saves the same for each; the first alone within `first_ways`."""
+    found = list(each)
+    return found if _EVERY_WAY.get() else found[:1]
 
 
 def storage_of(tensor: Tensor) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 
 from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import DataError
+from twoaxis.core.folders import CACHE_REMEDY, cache_folder
 from twoaxis.core.text import json_value
-from twoaxis.data.cache import CACHE_REMEDY, cache_folder
 from twoaxis.data.corpus import Corpus, CorpusConfig, Side, parse_corpus
 from twoaxis.data.restoration import Restoration
 from twoaxis.data.shards import VERSION, TokenShard, shard_writer

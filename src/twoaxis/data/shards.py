@@ -13,7 +13,7 @@ import numpy as np
 
 from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import DataError
-from twoaxis.data.cache import CACHE_REMEDY
+from twoaxis.core.folders import CACHE_REMEDY
 
 MAGIC = b"2AXTOKEN"
 VERSION = 1

@@ -4,6 +4,7 @@ Letters: B batch, T position, D width.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -15,11 +16,12 @@ from torch.utils._pytree import tree_map
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.measure import Operations, saved_for_backward, storage_bytes, storage_of, tensors
+from twoaxis.core.measure import Operations, first_ways, saved_for_backward, storage_bytes, storage_of, tensors
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import QKV, Heads
 from twoaxis.depth import DepthConfig, DepthMixer
 from twoaxis.ledger.meter import DTYPES, Call, Kernels, Mode, held_bytes, leaf, moved, placed, watch, without_memory
+from twoaxis.ledger.repeats import Repeat, likeness, pattern
 from twoaxis.model.config import SublayerConfig
 from twoaxis.ops.norm import layer_norm, rms_norm
 
@@ -169,7 +171,7 @@ def trace_stack(
         >>> found.sublayers[0].read, found.sublayers[0].written, found.sublayers[0].forward.count
         (64, 32, 1)
     """
-    with without_memory(mode):
+    with without_memory(mode), nullcontext() if backward else first_ways():
         every = tuple(parts) or (None,) * stack.n_sublayers
         return _Tracer(depth, stack, shape, every, norm, mode, backward, traffic).run(embedding_norm)
 
@@ -202,6 +204,7 @@ class _Tracer:
         self.saves: list[tuple[int, Tensor]] = []
         self.states: list[Any] = []
         self.alike: dict[Any, Kernels] = {}
+        self.repeats: dict[Any, Repeat[DepthOperation]] = {}
         self.traffic = traffic
 
     def _attention(self, mixer: DepthMixer, site: Site) -> Any:
@@ -217,7 +220,7 @@ class _Tracer:
         norm_saved = storage_bytes(tensor for _, tensor in self.saves)
         enter = self._ends(self.ends.enter, embeddings, -1)
         self.states.append(enter.result[0])
-        operations = [self._sublayer(mixer, site) for mixer, site in zip(self.mixers, self.stack.sites, strict=True)]
+        operations = [self._once(mixer, site) for mixer, site in zip(self.mixers, self.stack.sites, strict=True)]
         last = self.states[-1]
         leave = self._ends(self.ends.leave, last, self.stack.n_sublayers)
         self._normalise(leave.result[0], self.stack.n_sublayers)
@@ -239,7 +242,8 @@ class _Tracer:
     def _both_ends(self, embeddings: Tensor, enter: Call, last: Any, leave: Call) -> DepthOperation:
         given, entered, left = (_storages(value) for value in (embeddings, enter.result, leave.result))
         alive = given | entered | _storages(last) | left
-        backward = sum((self._backward(call, (call.result,)) for call in (enter, leave)), Kernels())
+        passes = ((enter, embeddings), (leave, last))
+        backward = sum((self._backward_of([call], (call.result,), given) for call, given in passes), Kernels())
         return DepthOperation(
             read=enter.read + leave.read,
             written=enter.written + leave.written,
@@ -250,6 +254,20 @@ class _Tracer:
             forward=enter.kernels + leave.kernels,
             backward=backward,
         )
+
+    def _once(self, mixer: DepthMixer, site: Site) -> DepthOperation:
+        """The sublayer, run unless an equal one has run on such a state."""
+        state, start = self.states[-1], len(self.saves)
+        key = (likeness(mixer), pattern(state), site.slot, self.parts[site.index])
+        if key not in self.repeats:
+            operation = self._sublayer(mixer, site)
+            saved = [tensor for _, tensor in self.saves[start:]]
+            self.repeats[key] = Repeat.of(operation, state, saved, self.states[-1])
+        else:
+            saved, following = self.repeats[key].on(state)
+            self._save(site.index, saved)
+            self.states.append(following)
+        return self.repeats[key].result
 
     def _sublayer(self, mixer: DepthMixer, site: Site) -> DepthOperation:
         index, state = site.index, _leaves(self.states[-1])
@@ -288,7 +306,7 @@ class _Tracer:
             heads_saved=heads_saved,
             cache=self._cache(mixer, state),
             forward=sum((call.kernels for call in calls), Kernels()),
-            backward=self._backward_of(calls, (following, views, mixed)),
+            backward=self._backward_of(calls, (following, views, mixed), state),
         )
 
     def _mix(self, mixer: DepthMixer, site: Site, context: Any, state: Any) -> tuple[Call, Heads, list[Tensor]]:
@@ -349,14 +367,12 @@ class _Tracer:
         allowed = f"at most {MOST_KERNELS} operations in sublayer {index} of {self.stack.n_sublayers}"
         return ConfigError(f"engine 'eager': {self.depth.kind!r} must take {allowed}; got more, so plan it with engine='fused'")
 
-    def _backward(self, call: Call, made: Any) -> Kernels:
-        return self._backward_of([call], made)
-
-    def _backward_of(self, calls: Sequence[Call], made: Any) -> Kernels:
-        """Kernels of the backward pass; counted once for calls that have run the same."""
+    def _backward_of(self, calls: Sequence[Call], made: Any, state: Any) -> Kernels:
+        """Kernels of the backward pass; counted once for calls that have run the same on a state of as many tensors."""
         if not self.backward:
             return Kernels()
-        key = tuple(call.likeness for call in calls)
+        # Gradients of a tensor that the state holds twice are added.
+        key = (len(tensors(state)) - len(_storages(state)), *(call.likeness for call in calls))
         if key not in self.alike:
             outputs = [t for t in tensors(made) if t.requires_grad and t.grad_fn is not None]
             total = Kernels()

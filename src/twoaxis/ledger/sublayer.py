@@ -54,7 +54,7 @@ def sublayer_cache_bytes(config: MeasuredConfig, site: Site, shape: Shape, mode:
 
 
 def saved_once(config: SequenceConfig | FeedForwardConfig, site: Site, shape: Shape) -> int:
-    """The saved bytes; sublayers of one kind that have parameters of the same shapes are measured once."""
+    """The saved bytes; sublayers of one kind that have as many parameters are measured once."""
     return _once(sublayer_saved_bytes, config, _Alike.of(config, site), shape)
 
 
@@ -70,20 +70,17 @@ def _once(measure: Callable[..., int], config: Any, at: "_Alike", shape: Shape) 
 
 @dataclass(frozen=True)
 class _Alike:
-    """Sites at which a sublayer is the same: it is given as much, and has parameters of the same shapes."""
+    """Sites at which a sublayer is the same: it is given as much, and has as many parameters."""
 
     d_model: int
     norm_eps: float
     slot: Slot
-    shapes: tuple[tuple[int, ...], ...]
+    params: int
     site: Site = field(compare=False)
 
     @classmethod
-    @measured_once(8192)
-    def of(cls, config: Any, site: Site) -> "_Alike":
-        with torch.device("meta"):
-            shapes = tuple(tuple(parameter.shape) for parameter in config.build(site).parameters())
-        return cls(site.d_model, site.norm_eps, site.slot, shapes, site)
+    def of(cls, config: SequenceConfig | FeedForwardConfig, site: Site) -> "_Alike":
+        return cls(site.d_model, site.norm_eps, site.slot, config.cost(site, Shape(1, 1)).params, site)
 
 
 def _ready(config: MeasuredConfig, site: Site, shape: Shape, mode: Mode) -> tuple[Any, torch.Tensor, TokenLayout]:

@@ -71,7 +71,7 @@ def decoder_cost(config: CostedModel, shape: Shape) -> Cost:
 
     It holds every sublayer with its norms, its read and its write, both ends of the stack, the final norm, the
     embedding (parameters only: a lookup computes nothing) and the head. Saved bytes are those of a pass to the loss that the
-    parts declare as their own; `model.memory` adds what passes between them.
+    parts declare as their own; `ledger.decoder` adds what passes between them.
 
     Args:
         config: the decoder.

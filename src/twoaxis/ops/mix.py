@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.measure import ways
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 NUMBERS_IN_CACHE = 2**16
@@ -65,8 +66,9 @@ class _Mix(torch.autograd.Function):
         wide = weights.to(statistics_dtype(sources[0]))
         ctx.save_for_backward(weights, *sources)
         totals = [torch.mul(sources[0], _aligned(way[0])) for way in wide]
+        computed = ways(zip(totals, wide, strict=True))
         for s, v in enumerate(sources[1:], start=1):
-            for total, way in zip(totals, wide, strict=True):
+            for total, way in computed:
                 total.addcmul_(v, _aligned(way[s]))
         return tuple(total.to(sources[0].dtype) for total in totals)
 

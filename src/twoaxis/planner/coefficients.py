@@ -1,4 +1,4 @@
-"""A model as the numbers that the planner's formulas multiply: read off its declared costs, plain data, ready for JSON.
+"""A model as the numbers that the planner's formulas multiply: declared FLOPs and measured bytes, plain data, ready for JSON.
 
 Every count of a model is made of few numbers: what grows with tokens, what grows with visible pairs of tokens, what is
 there once. They are the same for all lengths and batches, so formulas over them run anywhere, a browser included.
@@ -8,21 +8,14 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
-import torch
-
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.site import Site
-from twoaxis.depth import DepthConfig
+from twoaxis.ledger.decoder import part_cache_bytes, part_saved_bytes
+from twoaxis.ledger.lines import LONG, depth_lines
 from twoaxis.model.cost import embedding_norm_cost, norm_cost
-from twoaxis.planner.eager import EagerDepth, Kernels, eager_depth
 from twoaxis.planner.model.part import Part
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.precision import Precision
-
-LONG = 2048
-"""Tokens behind which activations are taken to grow evenly: engines that pad short sequences pad no more."""
-
-DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 Engine = Literal["fused", "eager"]
 """What runs the depth operations: one kernel for each read and write, or one for each operation of PyTorch."""
@@ -57,16 +50,14 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
     """
     precision = precision or Precision()
     stack, depth = model.stack, model.depth
-    dtype = DTYPES.get(precision.activations, torch.bfloat16)
-    operations = eager_depth(depth, stack, dtype) if engine == "eager" else (None,) * (stack.n_sublayers + 1)
+    found = depth_lines(model, precision.activations, precision.cache, kernels=engine == "eager")
     sublayers = [
-        _sublayer(model, site, part, operations[site.index], precision)
-        for site, part in zip(stack.sites, model.parts, strict=True)
+        _sublayer(model, site, part, measured, precision)
+        for site, part, measured in zip(stack.sites, model.parts, found["sublayers"], strict=True)
     ]
-    flow, norm = depth.ends_flow(stack), norm_cost(model.norm, model.d_model, Shape(1, 1))
-    ends = _depth(lambda shape: depth.ends_cost(stack, shape) + embedding_norm_cost(model, shape), operations[-1], precision)
-    between = flow.views.bytes(precision.activations) + model.d_model * precision.activations * flow.keeps_update
-    ends["saved"] += between
+    norm = norm_cost(model.norm, model.d_model, Shape(1, 1))
+    ends = _depth(lambda shape: depth.ends_cost(stack, shape) + embedding_norm_cost(model, shape), found["ends"])
+    ends["saved"] += found["ends"]["handed_over"] + found["embedding_norm_saved"]
     ends["lent"] = ends["params"] if any(depth.cost(site, Shape(1, 1)).shared_params for site in stack.sites) else 0
     ends["weights"] -= ends["lent"]
     return {
@@ -80,8 +71,8 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
         "norm_elementwise": norm.elementwise_flops,
         **{f"{name}_bytes": value for name, value in precision.to_data().items()},
         "sublayers": sublayers,
-        "ends": ends | _moved(flow.read.bytes(precision.activations), flow.written.bytes(precision.activations)),
-        "leaves": leaves(depth, model, precision.activations),
+        "ends": ends,
+        "leaves": found["leaves"],
     }
 
 
@@ -93,36 +84,20 @@ def coefficients_of_both_forms(
     return numbers, numbers if generating.parts == model.parts else coefficients(generating, precision, engine)
 
 
-def leaves(depth: DepthConfig, model: ModelShape, element_bytes: int) -> list[list[int]]:
-    """[first boundary, last boundary, bytes per token, kept] of every tensor of the depth state."""
-    stack, found = model.stack, {}
-    for index in range(stack.n_sublayers + 1):
-        for leaf in depth.state(stack, index):
-            first = found[leaf.name][0] if leaf.name in found else index
-            found[leaf.name] = [first, index, leaf.numbers.bytes(element_bytes), int(leaf.kept)]
-    return list(found.values())
-
-
-def _sublayer(model: ModelShape, site: Site, part: Part, operation: EagerDepth | None, precision: Precision) -> Data:
+def _sublayer(model: ModelShape, site: Site, part: Part, measured: Data, precision: Precision) -> Data:
     depth, routed = model.depth, part.routed
-    norms = 3 if depth.splits_views(site) else 1
-    flow = depth.flow(site)
-    views = flow.views.bytes(precision.activations)
-    update = model.d_model * precision.activations * flow.keeps_update
-    own = _part(part, site, model.d_model, precision)
+    own = _part(part, site, precision)
+    if measured["heads_saved"]:
+        own["saved"], own["saved_fixed"] = measured["heads_saved"]
     return {
         "block": site.block,
         "kind": part.kind,
         "routed": [routed.experts, routed.used, routed.params] if routed else [],
         **own,
-        "norms": norms,
-        # The context that the mixer keeps, and one statistic per norm.
-        "saved": own["saved"]
-        + norms * (model.d_model * precision.activations + max(4, precision.activations))
-        + views
-        + update,
-        "depth": _depth(lambda shape: depth.cost(site, shape), operation, precision)
-        | _moved(flow.read.bytes(precision.activations), flow.written.bytes(precision.activations)),
+        "norms": 3 if depth.splits_views(site) else 1,
+        # With the context that the mixer saves, and the statistics of its norms.
+        "saved": own["saved"] + measured["handed_over"],
+        "depth": _depth(lambda shape: depth.cost(site, shape), measured),
     }
 
 
@@ -130,18 +105,18 @@ def _sublayer(model: ModelShape, site: Site, part: Part, operation: EagerDepth |
 def _part_numbers(part: Part, site: Site, element_bytes: int, cache_bytes: int) -> tuple[tuple[str, Any], ...]:
     one, channels = part.cost(site, Shape(1, 1, element_bytes)), part.local_channels(site)
 
-    def of(name: str, width: int) -> Callable[[int], int]:
-        return lambda tokens: getattr(part.cost(site, Shape(1, tokens, width)), name)
+    def flops(tokens: int) -> int:
+        return part.cost(site, Shape(1, tokens, element_bytes)).pair_flops
 
-    saved = _line(of("saved_bytes", element_bytes), LONG)
-    flops = of("pair_flops", element_bytes)
-    pairs = _steps(lambda tokens: flops(tokens) - flops(tokens - 1) if tokens else 0, part.windows)
-    cache = of("cache_bytes", cache_bytes)
+    def cache(tokens: int) -> int:
+        return part_cache_bytes(part, site, Shape(1, tokens, cache_bytes))
+
+    saved = _line(lambda tokens: part_saved_bytes(part, site, Shape(1, tokens, element_bytes)), LONG)
     return (
         ("params", one.params),
         ("matmul", one.matmul_flops),
         ("elementwise", one.elementwise_flops),
-        ("pairs", pairs),
+        ("pairs", _steps(lambda tokens: flops(tokens) - flops(tokens - 1) if tokens else 0, part.windows)),
         ("saved", saved[0]),
         ("saved_fixed", saved[1]),
         ("cache", _steps(cache, part.windows)),
@@ -150,35 +125,26 @@ def _part_numbers(part: Part, site: Site, element_bytes: int, cache_bytes: int) 
     )
 
 
-def _part(part: Part, site: Site, d_model: int, precision: Precision) -> Data:
+def _part(part: Part, site: Site, precision: Precision) -> Data:
     return {name: _plain(value) for name, value in _part_numbers(part, site, precision.activations, precision.cache)}
 
 
-def _depth(cost: Callable[[Shape], Cost], operation: EagerDepth | None, precision: Precision) -> Data:
+def _depth(cost: Callable[[Shape], Cost], measured: Data) -> Data:
     """The numbers of a depth operation; everything in it is a line in the tokens."""
-    width = precision.activations
-    one, saved = cost(Shape(1, 1, width)), _line(lambda tokens: cost(Shape(1, tokens, width)).saved_bytes, 1)
-    matmul = _line(lambda tokens: cost(Shape(1, tokens, width)).matmul_flops, 1)
-    far = cost(Shape(1, LONG, precision.cache)).cache_bytes
+    one = cost(Shape(1, 1))
+    matmul = _line(lambda tokens: cost(Shape(1, tokens)).matmul_flops, 1)
     return {
         "params": one.params,
         "weights": one.params + one.shared_params,
         "matmul": matmul[0],
         "matmul_fixed": matmul[1],
         "elementwise": one.elementwise_flops,
-        "saved": saved[0],
-        "saved_fixed": saved[1],
+        "saved": measured["saved"][0],
+        "saved_fixed": measured["saved"][1],
         # A depth mixer remembers a few tokens at most.
-        "cache_fixed": far,
-    } | ({} if operation is None else {"eager": _counts(operation.forward), "eager_back": _counts(operation.backward)})
-
-
-def _counts(kernels: Kernels) -> list[int]:
-    return [kernels.count, kernels.bytes_per_token, kernels.fixed_bytes]
-
-
-def _moved(read: int, written: int) -> Data:
-    return {"read": read, "written": written}
+        "cache_fixed": measured["cache"],
+        **{name: measured[name] for name in ("read", "written", "eager", "eager_back") if name in measured},
+    }
 
 
 def _line(function: Callable[[int], int], at: int) -> tuple[float, float]:

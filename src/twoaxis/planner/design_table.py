@@ -8,8 +8,8 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.kept_reports import KeptReport, kept_reports
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.depth import DEPTH
+from twoaxis.ledger.decoder import decoder_saved_bytes
 from twoaxis.local.places import PlacesConfig
-from twoaxis.model.memory import decoder_saved_bytes
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.evidence import Arm, PairVerdict, against_control, local_mixers, recorded_design
 from twoaxis.planner.formulas.counts import forward_counts, parameter_counts

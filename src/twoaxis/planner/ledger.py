@@ -5,7 +5,7 @@ from typing import Any
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
-from twoaxis.model.memory import decoder_saved_bytes, recomputing_peak_bytes
+from twoaxis.ledger.decoder import decoder_saved_bytes, recomputing_peak_bytes
 from twoaxis.planner.coefficients import Engine, coefficients
 from twoaxis.planner.formulas.counts import (
     boundary_of_block,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from twoaxis.core.errors import ConfigError, nearest, problem
-from twoaxis.planner.coefficients import leaves
+from twoaxis.ledger.lines import depth_lines
 from twoaxis.planner.formulas.crossing import even_cuts, hop_bytes, waiting_bytes
 from twoaxis.planner.model.shape import ModelShape
 
@@ -75,14 +75,15 @@ def payload(
 ) -> Payload:
     """What crosses the boundaries when a model is cut into `ranks * virtual` chunks of whole blocks.
 
-    The tensors of the state are those that its depth mixer declares; a tensor that a state holds twice is sent once.
+    The tensors of the state are those that its depth mixer makes; a tensor that a state holds twice is sent once.
 
     Raises:
         ConfigError: more chunks than blocks, or an unknown forwarding.
     """
     if forwarding not in FORWARDINGS:
         raise ConfigError(problem("forwarding", forwarding, "known", nearest(forwarding, FORWARDINGS)))
-    cut = leaves(model.depth, model, element_bytes), list(edges(model, ranks * virtual)), ranks, forwarding
+    leaves = depth_lines(model, element_bytes, element_bytes)["leaves"]
+    cut = leaves, list(edges(model, ranks * virtual)), ranks, forwarding
     begun, ended = waiting_bytes(*cut)
     return Payload(ranks, tuple(hop_bytes(*cut)), (tuple(begun), tuple(ended)))
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from twoaxis.core.measure import Operations, Reads, new_bytes, storage_of
 from twoaxis.core.state import STATISTICS_BYTES, Flow
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.testing.check import check, exactly, require
 from twoaxis.testing.measure import Trace, sublayer_list, tensors, trace
 from twoaxis.testing.toy import ATTENTION, odd_width, toy_decoder, toy_tokens
-from twoaxis.testing.traffic import Reads, new_bytes, place
 
 DTYPES = (torch.float64, torch.bfloat16)
 """One in which a statistic is as wide as any number, and one in which it is wider."""
@@ -41,10 +41,10 @@ def state_leaves_are_exact(config: DepthConfig) -> None:
             run = trace(model, toy_tokens())
         _leaves_are_exact(config, model, run, where, dtype)
         _sharing_is_exact(config, model, run, where)
-        saved = {place(tensor) for tensor in kept}
+        saved = {storage_of(tensor) for tensor in kept}
         for index, state in enumerate(run.states):
             for leaf, tensor in zip(config.state(model.config.stack, index), tensors(state), strict=True):
-                exactly(f"autograd keeps {leaf.name!r} of state {index}{where}", place(tensor) in saved, leaf.kept)
+                exactly(f"autograd keeps {leaf.name!r} of state {index}{where}", storage_of(tensor) in saved, leaf.kept)
 
 
 def _leaves_are_exact(config: DepthConfig, model: Decoder, run: Trace, where: str, dtype: torch.dtype) -> None:
@@ -115,8 +115,8 @@ def _of_sublayer(mixer: Any, run: Trace, index: int) -> _Measured:
     kept: list[Tensor] = []
     with saved_tensors_hooks(_into(kept), lambda tensor: tensor):
         following, last, made = _call(mixer.write, state, update, context, carry)
-    held = {place(tensor) for tensor in tensors(following)}
-    keeps_update = place(update) not in held and place(update) in {place(tensor) for tensor in kept}
+    held = {storage_of(tensor) for tensor in tensors(following)}
+    keeps_update = storage_of(update) not in held and storage_of(update) in {storage_of(tensor) for tensor in kept}
     fresh = new_bytes(views, (run.states[index], following))
     return _Measured(read + last, written + made, fresh, keeps_update)
 
@@ -125,8 +125,8 @@ def _of_ends(model: Decoder, run: Trace, tokens: Tensor) -> _Measured:
     embeddings, kept = model.embed(tokens), list[Tensor]()
     with saved_tensors_hooks(_into(kept), lambda tensor: tensor):
         entered, read, written = _call(model.ends.enter, embeddings)
-    held = {place(tensor) for tensor in tensors(entered)}
-    keeps_embeddings = place(embeddings) not in held and place(embeddings) in {place(tensor) for tensor in kept}
+    held = {storage_of(tensor) for tensor in tensors(entered)}
+    keeps_embeddings = storage_of(embeddings) not in held and storage_of(embeddings) in {storage_of(tensor) for tensor in kept}
     left, last, made = _call(model.ends.leave, run.states[-1])
     return _Measured(read + last, written + made, new_bytes(left, run.states[-1]), keeps_embeddings)
 
@@ -134,7 +134,8 @@ def _of_ends(model: Decoder, run: Trace, tokens: Tensor) -> _Measured:
 def _call(operation: Any, *given: Any) -> tuple[Any, int, int]:
     """What a method of a module returns, and the bytes that it reads of what it was given and makes anew, parameters aside."""
     parameters = list(operation.__self__.parameters())
-    owned = {place(parameter) for parameter in parameters}
-    with Reads(tensor for tensor in tensors(given) if place(tensor) not in owned) as reads:
+    owned = {storage_of(parameter) for parameter in parameters}
+    reads = Reads(tensor for tensor in tensors(given) if storage_of(tensor) not in owned)
+    with Operations(reads.note):
         result = operation(*given)
     return result, reads.touched.bytes(), new_bytes(result, (given, parameters))

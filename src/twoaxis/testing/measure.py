@@ -4,9 +4,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from twoaxis.core.measure import gradients, product_flops, saved_bytes, storage_bytes, tensors
+from twoaxis.core.measure import Operation, Operations, gradients, product_flops, saved_bytes, storage_bytes, tensors
 from twoaxis.model.trace import Trace, read_and_write, sublayer_list, trace
 
 __all__ = [
@@ -65,19 +64,15 @@ def reachable_tensors(value: Any) -> list[Tensor]:
     return found
 
 
-class LowPrecisionStatistics(TorchDispatchMode):
+class LowPrecisionStatistics(Operations):
     """Notes every operation of `STATISTICS` that returns half precision."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(self._look)
         self.found: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operation and looks at its result."""
-        result = func(*args, **(kwargs or {}))
-        words = func.overloadpacket.__name__.strip("_").split("_")
-        if any(word in STATISTICS for word in words) and "backward" not in words:
-            dtypes = {t.dtype for t in tensors(result)}
-            if dtypes & {torch.bfloat16, torch.float16}:
-                self.found.append(func.overloadpacket.__name__)
-        return result
+    def _look(self, operation: Operation) -> None:
+        words = operation.name.split("_")
+        statistic = any(word in STATISTICS for word in words) and "backward" not in words
+        if statistic and {t.dtype for t in operation.made} & {torch.bfloat16, torch.float16}:
+            self.found.append(operation.name)

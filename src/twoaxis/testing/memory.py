@@ -10,15 +10,15 @@ from torch import Tensor
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.measure import saved_bytes, storage_bytes, tensors
+from twoaxis.core.measure import saved_bytes, storage_bytes, storage_of, tensors
 from twoaxis.core.parameters import initialise
 from twoaxis.core.probe import perturb
 from twoaxis.core.site import Site, Slot
 from twoaxis.depth import DepthConfig
 from twoaxis.feed_forward import FeedForwardConfig
+from twoaxis.ledger.decoder import blocks_saved_bytes, decoder_saved_bytes, recomputing_saved_bytes
 from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder
-from twoaxis.model.memory import blocks_saved_bytes, decoder_saved_bytes, recomputing_saved_bytes
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.check import check, exactly, require
 from twoaxis.testing.measure import reachable_tensors
@@ -35,7 +35,6 @@ from twoaxis.testing.toy import (
     toy_site,
     toy_tokens,
 )
-from twoaxis.testing.traffic import place
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
@@ -127,8 +126,8 @@ def _kept_between_passes(model: Decoder) -> int:
     rest = saved_bytes(lambda: model.loss(tokens, targets, recompute=True), known)
     for hook in hooks:
         hook.remove()
-    owned = {place(parameter) for parameter in model.parameters()}
-    return rest + storage_bytes(tensor for tensor in between if place(tensor) not in owned)
+    owned = {storage_of(parameter) for parameter in model.parameters()}
+    return rest + storage_bytes(tensor for tensor in between if storage_of(tensor) not in owned)
 
 
 def _kept_in_blocks(model: Decoder) -> Iterator[int]:

@@ -6,9 +6,9 @@ import torch
 from twoaxis import ConfigError, DecoderConfig
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import saved_bytes
+from twoaxis.ledger.decoder import decoder_saved_bytes, recomputing_saved_bytes
 from twoaxis.model import Decoder
 from twoaxis.model.cost import decoder_cost
-from twoaxis.model.memory import decoder_saved_bytes, recomputing_saved_bytes
 
 from .build import decoder, tokens
 

@@ -11,13 +11,13 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import saved_bytes
-from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.model.memory import (
+from twoaxis.ledger.decoder import (
     blocks_saved_bytes,
     decoder_saved_bytes,
     recomputing_peak_bytes,
     recomputing_saved_bytes,
 )
+from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import AttentionConfig, GatedDeltaNetConfig, KVShiftConfig, SequenceConfig
 from twoaxis.testing.toy import D_MODEL, TOKENS, toy_context, toy_cost, toy_mixer, toy_tokens
 

@@ -8,8 +8,8 @@ from typing import Literal
 from pydantic import Field
 
 from twoaxis.core.atomic import write_once
+from twoaxis.core.folders import CACHE_REMEDY, cache_folder
 from twoaxis.core.text import read_text
-from twoaxis.data.cache import CACHE_REMEDY, cache_folder
 from twoaxis.data.corpus import Corpus
 from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig
 from twoaxis.data.tokenizer.subword import SubwordTokenizer, pieces_of

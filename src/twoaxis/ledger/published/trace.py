@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from twoaxis.core.measure import Operation, Operations, storage_of
 from twoaxis.core.state import Numbers
 
 COUNTED, COUNTED_WITH_MASK = "twoaxis_counted", "twoaxis_counted_with_mask"
@@ -91,7 +91,7 @@ class _Attend(torch.autograd.Function):
         return out
 
 
-class Tracer(TorchDispatchMode):
+class Tracer:
     """Counts operations into the sublayer that is running.
 
     Args:
@@ -102,40 +102,39 @@ class Tracer(TorchDispatchMode):
     """
 
     def __init__(self, groups: Groups, experts: Sequence[Tensor], weights: Iterable[Tensor], tokens: int) -> None:
-        super().__init__()
         self.groups, self.tokens = groups, tokens
         self.counted = defaultdict[tuple[int, int], Counted](Counted)
         self.here: tuple[int, int] | None = None
-        self._experts = {_key(each) for each in experts}
+        self._experts = {storage_of(each) for each in experts}
         # Kept alive, so that no other tensor gets the same key.
-        self._weights = {_key(each): each for each in weights}
+        self._weights = {storage_of(each): each for each in weights}
         self._gathered = set(self._experts)
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        packet = func._overloadpacket
-        tensors = [each for each in _tensors((args, kwargs)) if each.is_floating_point()]
+    def note(self, operation: Operation) -> None:
+        """Counts one operation."""
+        out, packet = operation.result, operation.function._overloadpacket
+        tensors = [each for each in operation.given if each.is_floating_point()]
         self._follow(packet, tensors, out)
         into = self.counted[self.here or OUTSIDE]
         if packet in flop_registry:
-            flops, keys = flop_registry[packet](*args, **(kwargs or {}), out_val=out), {_key(each) for each in tensors}
+            flops = flop_registry[packet](*operation.args, **operation.kwargs, out_val=out)
+            keys = {storage_of(each) for each in tensors}
             if not keys & self._gathered:
                 into.matmul += flops if keys & set(self._weights) else 0
                 into.products += 0 if keys & set(self._weights) else flops
-        elif torch.Tag.pointwise in func.tags and isinstance(out, Tensor) and out.is_floating_point():
+        elif torch.Tag.pointwise in operation.function.tags and isinstance(out, Tensor) and out.is_floating_point():
             into.elementwise += out.numel()
-        return out
 
     def _follow(self, packet: Any, tensors: list[Tensor], out: Any) -> None:
         """Remembers what is made of parameters alone, such as a cast or the experts that were gathered."""
         if not tensors or packet is torch.ops.aten.embedding or not isinstance(out, Tensor):
             return
-        keys = [_key(each) for each in tensors]
+        keys = [storage_of(each) for each in tensors]
         if not all(key in self._weights for key in keys):
             return
-        self._weights[_key(out)] = out
+        self._weights[storage_of(out)] = out
         if keys[0] in self._gathered:
-            self._gathered.add(_key(out))
+            self._gathered.add(storage_of(out))
             if packet in GATHERS and self.here is not None and keys[0] in self._experts:
                 self.counted[self.here].per_token = out.shape[0] // self.tokens
 
@@ -166,7 +165,7 @@ class Tracer(TorchDispatchMode):
         stored: dict[int, Tensor] = {}
 
         def save(tensor: Tensor) -> Tensor:
-            key = _key(tensor)
+            key = storage_of(tensor)
             if self.here is not None and key not in stored and key not in self._weights:
                 stored[key] = tensor
                 into, size = self.counted[self.here], tensor.untyped_storage().nbytes() // tensor.element_size()
@@ -218,7 +217,7 @@ def run(model: Any, layers: Any, groups: Groups, experts: Sequence[Tensor], twin
     ends: dict[tuple[int, int], tuple[Any, Any]] = {}
     handles += list(_watch_ends(groups, ends))
     try:
-        with tracer.sublayers(), tracer:
+        with tracer.sublayers(), Operations(tracer.note):
             ids = torch.zeros(1, tokens, dtype=torch.long, device="meta")
             out = model(input_ids=ids, use_cache=True)
     finally:
@@ -272,10 +271,6 @@ def _parallel(ends: dict[tuple[int, int], tuple[Any, Any]]) -> bool:
                     open_ += [each for each, _ in node.next_functions if each is not None]
             return bool(sought)
     return False
-
-
-def _key(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _tensors(value: Any) -> list[Tensor]:

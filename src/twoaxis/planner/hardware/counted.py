@@ -1,13 +1,11 @@
 """The operators of any computation, counted while PyTorch runs it one operation at a time."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from twoaxis.core.measure import NOTHING_MOVED, tensors
+from twoaxis.core.measure import Operation, Operations
 from twoaxis.planner.formulas.roofline import Data, harmonic_size, operator
 
 FUNCTION_FLOPS = 20.0
@@ -46,35 +44,20 @@ def eager_operators(run: Run) -> list[Data]:
         >>> [op["matmul_flops"] for op in eager_operators(lambda: (a @ a).exp())]
         [1024.0, 0.0]
     """
-    with _Recorder() as recorder:
+    found: list[Data] = []
+
+    def note(operation: Operation) -> None:
+        if operation.name.startswith("scaled_dot_product"):
+            found.append(_attention(operation))
+        elif operation.moves and not operation.name.startswith(("is_", "item", "local_scalar")):
+            count = flop_registry.get(operation.function.overloadpacket)
+            flops = float(count(*operation.args, **operation.kwargs, out_val=operation.result)) if count else 0.0
+            found.append(_operator(operation.name, flops, operation.given, operation.made))
+
+    # What consists of other operations costs what they cost.
+    with Operations(note, decompose=True):
         run()
-    return recorder.operators
-
-
-class _Recorder(TorchDispatchMode):
-    """Notes every operation that computes or moves something."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operators: list[Data] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operation and looks at its tensors."""
-        kwargs = kwargs or {}
-        # What consists of other operations costs what they cost; inference mode would hide them.
-        with self:
-            result = func.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
-        result = func(*args, **kwargs)
-        name = func.overloadpacket.__name__.strip("_")
-        if name.startswith("scaled_dot_product"):
-            self.operators.append(_attention(func, args, kwargs, tensors(result)))
-        elif not name.startswith((*NOTHING_MOVED, "is_", "item", "local_scalar")):
-            count = flop_registry.get(func.overloadpacket)
-            flops = float(count(*args, **kwargs, out_val=result)) if count else 0.0
-            self.operators.append(_operator(name, flops, tensors((args, kwargs)), tensors(result)))
-        return result
+    return found
 
 
 def _operator(name: str, flops: float, given: list[Tensor], made: list[Tensor]) -> Data:
@@ -85,14 +68,14 @@ def _operator(name: str, flops: float, given: list[Tensor], made: list[Tensor]) 
     return operator(0.0, 0.0, work * (FUNCTION_FLOPS if any(f in name for f in FUNCTIONS) else 1.0), moved, 1.0)
 
 
-def _attention(func: Any, args: Any, kwargs: Any, made: list[Tensor]) -> Data:
+def _attention(operation: Operation) -> Data:
     """Products of queries with keys and of weights with values, over the blocks that are not all hidden, and the softmax."""
-    given = tensors((args, kwargs))
-    backward = "backward" in func.overloadpacket.__name__
+    given, made = operation.given, operation.made
+    backward = "backward" in operation.name
     q, k, v = given[1:4] if backward else given[:3]
     batch, heads, queries, width = q.shape
-    names = [argument.name for argument in func._schema.arguments]
-    causal = {**dict(zip(names, args, strict=False)), **kwargs}.get("is_causal", False)
+    names = [argument.name for argument in operation.function._schema.arguments]
+    causal = {**dict(zip(names, operation.args, strict=False)), **operation.kwargs}.get("is_causal", False)
     pairs = _computed_pairs(queries, k.shape[2], KEYS_AT_ONCE.get(q.device.type, 1), causal)
     # Backward, the scores are computed again, and every product has two gradients.
     flops = batch * heads * pairs * (6 * width + 4 * v.shape[-1] if backward else 2 * width + 2 * v.shape[-1])

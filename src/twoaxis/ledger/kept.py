@@ -1,0 +1,53 @@
+"""Measurements that are kept in the cache folder, by what was measured, the code and the PyTorch that ran."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twoaxis.core import measure
+from twoaxis.core.atomic import write_once
+from twoaxis.core.errors import DataError
+from twoaxis.core.folders import cache_folder
+
+MEASURED_CODE = ("core", "ops", "depth", "sequence", "local", "feed_forward", "ledger")
+"""Folders of the package on which a measurement depends."""
+
+Data = dict[str, Any]
+
+
+def read_or_measure(key: tuple[Any, ...], measure: Callable[[], Data]) -> Data:
+    """The measurement of a key as plain data: from the cache folder, else made and written there.
+
+    A folder that cannot be written costs time, not the result.
+
+    Args:
+        key: all that the result depends on besides code; its `repr` must say everything.
+        measure: makes the result.
+    """
+    path = cache_folder() / "measured" / f"{_name(key)}.json"
+    with suppress(OSError, ValueError):
+        return json.loads(path.read_bytes())
+    found = measure()
+    with suppress(OSError, DataError):
+        write_once(path, json.dumps(found).encode())
+    return found
+
+
+def _name(key: tuple[Any, ...]) -> str:
+    return hashlib.sha256(repr((key, torch.__version__, _code())).encode()).hexdigest()[:40]
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    """A hash of every file on which a measurement depends."""
+    root, found = Path(measure.__file__).parents[1], hashlib.sha256()
+    for folder in MEASURED_CODE:
+        for path in sorted((root / folder).glob("*.py")):
+            found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()
