@@ -70,7 +70,7 @@ class DeepCrossAttentionConfig(DepthConfig):
 
     Example:
         >>> stack = Stack(d_model=2, norm_eps=1e-6, block_lengths=(2,) * 6)
-        >>> [DeepCrossAttentionConfig(k=2).state_floats(stack, 2 * block) for block in range(7)]
+        >>> [DeepCrossAttentionConfig(k=2).n_columns(block + 1) for block in range(7)]
         [2, 4, 6, 8, 8, 8, 8]
     """
 

@@ -3,7 +3,7 @@
 Letters: B batch, T position, D width, H heads, R key rank, S depth sources, W width of a key.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -77,7 +77,7 @@ class ReadForm:
         prior: what is added to the scores of each source, if anything.
     """
 
-    names: tuple[str, ...]
+    names: tuple[str, ...] = field(compare=False)
     key_width: int
     n_heads: int
     impl: Impl

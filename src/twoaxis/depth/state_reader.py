@@ -4,7 +4,7 @@ Letters: B batch, T position, D width, H heads, K key width, W numbers in all he
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -38,7 +38,7 @@ class StateRead:
         keeps: keys and values that it leaves to later ones, its own included.
     """
 
-    names: tuple[str, ...]
+    names: tuple[str, ...] = field(compare=False)
     keeps: int
 
     @property

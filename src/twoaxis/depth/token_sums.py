@@ -4,7 +4,7 @@ Letters: B batch, T position, D width, S sources of one sum, C ways (sums), K hi
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ class SumForm:
     """
 
     selection: Selection
-    names: tuple[str, ...]
+    names: tuple[str, ...] = field(compare=False)
     n_ways: int
     hidden: int
     norms_newest: bool
