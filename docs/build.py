@@ -41,6 +41,7 @@ from planner.scale.page import scale_page
 from study_pages import questions, studies_index, study_page
 
 DOCS = Path(__file__).parent
+README = DOCS.parent / "README.md"
 MIXERS = DOCS / "mixers"
 STUDIES = DOCS / "studies"
 PLANNER = DOCS / "planner"
@@ -76,6 +77,7 @@ def main(*names: str) -> int:
                 # The first example is one that a model of the figure's size can hold.
                 figure(row.example(next(iter(row.examples)))).save(str(MIXERS / axis / f"{row.kind}.svg"))
     (MIXERS / "README.md").write_text(index(), encoding="utf-8")
+    write_readme()
     (DOCS / "claims.md").write_text(claims_page(), encoding="utf-8")
     shutil.rmtree(STUDIES, ignore_errors=True)
     STUDIES.mkdir()
@@ -83,6 +85,25 @@ def main(*names: str) -> int:
         (STUDIES / f"{name}.md").write_text(study_page(name), encoding="utf-8")
     (STUDIES / "README.md").write_text(studies_index(), encoding="utf-8")
     return 0
+
+
+def write_readme() -> None:
+    """Puts the rows of the tables into the table of the README."""
+    lines = README.read_text(encoding="utf-8").splitlines(keepends=True)
+    rows = [index for index, line in enumerate(lines) if line.startswith(tuple(f"| {axis} |" for axis in AXES))]
+    lines[rows[0] : rows[-1] + 1] = [f"{line}\n" for line in readme_rows()]
+    README.write_text("".join(lines), encoding="utf-8")
+
+
+def readme_rows() -> list[str]:
+    """One line for every mixer of both axes."""
+    found = []
+    for axis, table in AXES.items():
+        for row in table if axis != "feed_forward" else ():
+            first = row.example(next(iter(row.examples)))
+            starts = f" {first.init_equivalence.relation.replace('_', ' ')} " if axis == "depth" else " "
+            found.append(f"| {axis} | `{row.kind}` | {row.summary} |{starts}| {row.evidence} |")
+    return found
 
 
 def write_published() -> None:
@@ -297,11 +318,11 @@ def _pattern(model: Decoder) -> list[dict[str, Any]]:
 
 def _reads(model: Decoder, run: Any, embeddings: Tensor, updates: list[Tensor]) -> list[list[Tensor]]:
     """What every sublayer and the head read when these are the updates; contexts and heads stay as they were."""
-    state, seen = model.ends.enter(embeddings), []
+    state, seen = model.ends.enter(embeddings)[0], []
     for index, sublayer in enumerate(sublayer_list(model)):
         views, _, state = read_and_write(sublayer.depth, state, updates[index], run.contexts[index], run.heads[index])
         seen.append(tensors(tree_map(torch.clone, views)))
-    return [*seen, [model.ends.leave(state)]]
+    return [*seen, [model.ends.leave(state)[0]]]
 
 
 def _panel(rows: list[dict[str, Any]], title: str) -> alt.Chart:

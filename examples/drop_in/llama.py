@@ -12,9 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from twoaxis import TokenLayout
-from twoaxis.depth import AttentionResidualsConfig, DeepDeltaConfig, DepthAxis, DepthConfig
-from twoaxis.sequence import ShortSWA, ShortSWAConfig
+from twoaxis import AttentionResidualsConfig, DeepDeltaConfig, DepthAxis, DepthConfig, ShortSWA, TokenLayout
 
 ATTENTION_RESIDUALS = AttentionResidualsConfig(mixture="sum")
 """Each sublayer reads all outputs before it; at first their sum."""
@@ -73,7 +71,7 @@ class ShortSWALayer(Layer):
     def __init__(self, layer: LlamaDecoderLayer, config: LlamaConfig, window: int) -> None:
         super().__init__(layer, config)
         self.short_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.short_swa = ShortSWA(ShortSWAConfig(window=window, output_init="zero"), config.hidden_size)
+        self.short_swa = ShortSWA(d_model=config.hidden_size, window=window, output_init="zero")
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         # The cache is called `cache` from transformers 5.24 on.

@@ -11,9 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis import initialise_parts
-from twoaxis.depth import AttentionResidualsConfig, DeepDelta, DeepDeltaConfig, DepthAxis
-from twoaxis.sequence import ShortSWA, ShortSWAConfig
+from twoaxis import DeepDelta, DepthAxis, ShortSWA, initialise_parts
 
 WIDTH, HEADS, LAYERS, CONTEXT = 64, 4, 3, 64
 
@@ -63,7 +61,7 @@ class DeepDeltaBlock(Block):
 
     def __init__(self) -> None:
         super().__init__()
-        self.delta_1, self.delta_2 = DeepDelta(DeepDeltaConfig(), WIDTH), DeepDelta(DeepDeltaConfig(), WIDTH)
+        self.delta_1, self.delta_2 = DeepDelta(d_model=WIDTH), DeepDelta(d_model=WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.delta_2(self.delta_1(x, self.ln_1, self.attn), self.ln_2, self.mlp)
@@ -74,7 +72,7 @@ class ShortSWABlock(Block):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ln_0, self.short_swa = nn.LayerNorm(WIDTH), ShortSWA(ShortSWAConfig(window=8, output_init="zero"), WIDTH)
+        self.ln_0, self.short_swa = nn.LayerNorm(WIDTH), ShortSWA(d_model=WIDTH, window=8, output_init="zero")
 
     def forward(self, x: Tensor) -> Tensor:
         update, _ = self.short_swa(self.ln_0(x))
@@ -86,7 +84,7 @@ class AttentionResidualsGPT(GPT):
 
     def __init__(self) -> None:
         super().__init__()
-        self.depth = DepthAxis(AttentionResidualsConfig(mixture="sum"), WIDTH, LAYERS)
+        self.depth = DepthAxis({"kind": "attention_residuals", "mixture": "sum"}, WIDTH, LAYERS)
 
     def run(self, x: Tensor) -> Tensor:
         state = self.depth.enter(x)

@@ -11,6 +11,15 @@ import torch
 from twoaxis import Decoder, DecoderConfig
 from twoaxis.core.parameters import declarations
 
+MOST_LINES = 35
+"""Of a new mixer, blank ones aside."""
+
+
+def test_a_new_mixer_takes_few_lines(root: Path) -> None:
+    (source,) = re.findall(r"```python\n(.*?)```", (root / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    lines = [line for line in source.splitlines() if line.strip()]
+    assert len(lines) <= MOST_LINES
+
 
 @pytest.fixture
 def example(root: Path, tmp_path: Path) -> ModuleType:

@@ -24,6 +24,7 @@ from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.core.probe import distance
 from twoaxis.data import Batch
 from twoaxis.depth.attention_residuals import AttentionResiduals
+from twoaxis.depth.base import Read
 from twoaxis.model.trace import sublayer_list, trace
 from twoaxis.ops.cross_entropy import IGNORE
 
@@ -285,12 +286,12 @@ def test_a_sample_without_targets_is_refused() -> None:
 
 
 def test_a_sum_that_is_not_what_was_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = AttentionResiduals.read_sums
+    honest = AttentionResiduals.explain
 
-    def of_a_copy(self: AttentionResiduals, state: Any, views: torch.Tensor, carry: Any) -> Any:
-        return honest(self, state, views + 0, carry)
+    def of_a_copy(self: AttentionResiduals, done: Any) -> Any:
+        return honest(self, done._replace(views=done.views + 0) if isinstance(done, Read) else done)
 
-    monkeypatch.setattr(AttentionResiduals, "read_sums", of_a_copy)
+    monkeypatch.setattr(AttentionResiduals, "explain", of_a_copy)
     decoder = model("attention_residuals")
     with pytest.raises(ConfigError, match="the sum 'read' of sublayer 2 is no tensor that the mixer has returned"):
         hidden(decoder, SourceRemoval(decoder, 2, "embedding", ""))

@@ -10,27 +10,14 @@ from twoaxis.audit.loop import Probe, Sample, Written, run_pass
 from twoaxis.core.measure import tensors
 from twoaxis.core.probe import distance
 from twoaxis.core.weighted_sum import WeightedSum
+from twoaxis.depth.base import Read, Write
 from twoaxis.model.trace import sublayer_list
 
 from .toy import batches, model
 
 EXAMPLES = [pytest.param(row.kind, name, id=f"{row.kind}-{name}") for row in DEPTH for name in row.examples]
 
-SUMMED = {
-    "attention_residuals",
-    "deep_cross_attention",
-    "delta_attention_residuals",
-    "denseformer",
-    "depth_attention",
-    "elc_bert",
-    "frac_connections",
-    "gated_residual",
-    "hyper_connections",
-    "mhc",
-    "muddformer",
-    "residual_scalars",
-    "vertical_attention",
-}
+SUMMED = {row.kind for row in DEPTH if row.sums == "read"}
 """The kinds that read weighted sums of sources."""
 
 WITHOUT = {("denseformer", "skip_gains"), ("depth_attention", "itself"), ("depth_attention", "own_itself")}
@@ -52,16 +39,16 @@ class Collector(Probe):
             assert any(one.made is t for t in tensors(returned)), f"{one.result} of sublayer {index}"
 
     def read(self, index: int, state: Any, views: Any, carry: Any) -> tuple[Any, Any]:
-        self.add(index, self.sublayers[index].depth.read_sums(state, views, carry), (views, carry))
+        self.add(index, self.sublayers[index].depth.explain(Read(state, views, carry)).sums, (views, carry))
         return views, carry
 
     def written(self, index: int, written: Written) -> Any:
-        _, state, update, _, carry, following = written
-        self.add(index, self.sublayers[index].depth.write_sums(state, update, carry, following), following)
-        return following
+        done = Write(*written[1:])
+        self.add(index, self.sublayers[index].depth.explain(done).sums, written.following)
+        return written.following
 
     def left(self, state: Any, left: Any) -> Any:
-        self.add(len(self.sublayers), self.decoder.ends.leave_sums(state, left), left)
+        self.add(len(self.sublayers), self.decoder.ends.explain(Read(state, left)).sums, left)
         return left
 
 

@@ -140,8 +140,8 @@ class _Mixers(nn.Module):
         depth = DEPTH.parse(kind)
         slots = (Slot("attention", takes_views=True), Slot("swiglu")) * n_blocks
         stack = depth.prepare(Stack(d_model, 1e-6, (2,) * n_blocks, slots))
-        self.mixers = nn.ModuleList(depth.build(site) for site in stack.sites)
-        self.ends = depth.build_ends(stack)
+        mixers, ends = depth.build(stack)
+        self.mixers, self.ends = nn.ModuleList(mixers), ends
         self.paths = DepthPaths(depth, stack, tuple(f"mixers.{index}" for index in range(stack.n_sublayers)))
         initialise(self, 0)
         self.double()

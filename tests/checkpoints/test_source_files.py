@@ -10,9 +10,9 @@ import pytest
 import torch
 from tokenizers import processors
 
+from twoaxis.api import load_model
 from twoaxis.checkpoints.source_files import chat_template, generation_defaults
 from twoaxis.cli import main
-from twoaxis.cli.models import load_model
 from twoaxis.core.errors import CheckpointError, DataError
 from twoaxis.data import prepare
 from twoaxis.data.tokenizer import SubwordTokenizer

@@ -72,7 +72,7 @@ def test_an_older_checkpoint_is_used_when_it_is_asked_for(run: Path, capsys: pyt
     assert main(["generate", str(run), "--step", "0", "--max-new-tokens", "1", "--json"]) == 0
     assert '"step": 0' in capsys.readouterr().out
     assert "step=5: must be one of a checkpoint of" in error_of(capsys, "generate", run, "--step", 5)
-    message = f"--step=1: must be left out, since {run.parent} is no run folder; name a run, or leave it out"
+    message = f"step=1: must be left out, since {run.parent} is no run folder; name a run, or leave it out"
     assert message in error_of(capsys, "generate", run.parent, "--step", 1)
 
 

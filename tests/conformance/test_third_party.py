@@ -1,6 +1,6 @@
 """A depth mixer from outside: it reads separate queries, keys and values, and passes the suite as it is."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -12,10 +12,10 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.table import Row
 from twoaxis.core.views import QKV
-from twoaxis.depth.base import DepthConfig, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthMixer, Layout, StreamEnds
+from twoaxis.depth.residual import Residual
 from twoaxis.model import DecoderConfig
 from twoaxis.testing import Check, depth_checks, run_checks
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD
@@ -32,30 +32,14 @@ class SplitReadConfig(DepthConfig):
     def init_equivalence(self) -> InitEquivalence:
         return InitEquivalence("exact", "the three scales start at 1")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        return (stream(stack.d_model, index),)
-
-    def flow(self, site: Site) -> Flow:
-        D = Numbers(site.d_model)
-        add = Flow(read=D * 2, written=D)
-        return add + Flow(read=D, written=D * 3, views=D * 3) if site.opens_block else add
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         return Cost(params=3 * site.d_model if site.opens_block else 0)
 
     def splits_views(self, site: Site) -> bool:
         return site.opens_block
 
-    def build(self, site: Site) -> DepthMixer:
-        return SplitRead(site.d_model) if site.opens_block else PlainAdd()
-
-
-class PlainAdd(DepthMixer):
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state, None
-
-    def write(self, state: Tensor, update: Tensor, context: Tensor, carry: None) -> Tensor:
-        return state + update
+    def build(self, stack: Stack) -> tuple[list[DepthMixer], StreamEnds]:
+        return [SplitRead(site.d_model) if site.opens_block else Residual() for site in stack.sites], StreamEnds()
 
 
 class SplitRead(DepthMixer):
@@ -63,10 +47,10 @@ class SplitRead(DepthMixer):
         super().__init__()
         self.scales = self.parameter("scales", (3, d_model), Constant(1.0), "mixing")
 
-    def read(self, state: Tensor) -> tuple[QKV, None]:
-        return QKV(*(state * scale for scale in self.scales)), None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[QKV, None, Any]:
+        return QKV(*(state * scale for scale in self.scales)), None, cache
 
-    def write(self, state: Tensor, update: Tensor, context: QKV, carry: None) -> Tensor:
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
         return state + update
 
 
@@ -86,18 +70,18 @@ def test_views_before_a_mixer_that_takes_one_input_fail_at_config_time() -> None
 
 def test_run_checks_reports_a_failure_in_one_line_and_goes_on() -> None:
     class Wrong(SplitReadConfig):
-        def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-            return (stream(2 * stack.d_model, index),)
+        def cost(self, site: Site, shape: Shape) -> Cost:
+            return Cost(params=1)
 
-    named = [check for check in depth_checks() if check.name in ("state_floats_are_exact", "pipeline_cut")]
-    wrong, right = run_checks([Row(Wrong, "wrong", {"default": {}})], named)
-    assert (wrong.name, wrong.ok, right.ok) == ("state_floats_are_exact", False, True)
-    assert wrong.message == "numbers per token in state 0: measured 8.0, must be 16"
+    named = [check for check in depth_checks() if check.name in ("depth_params_are_exact", "pipeline_cut")]
+    wrong, right = sorted(run_checks([Row(Wrong, "wrong", {"default": {}})], named), key=lambda result: result.name)
+    assert (wrong.name, wrong.ok, right.ok) == ("depth_params_are_exact", False, True)
+    assert wrong.message == "parameters of sublayer 0: measured 24, must be 1"
 
 
 def test_an_error_in_a_mixer_is_a_failed_check() -> None:
     class Broken(SplitReadConfig):
-        def build(self, site: Site) -> DepthMixer:
+        def build(self, stack: Stack) -> Any:
             raise RuntimeError("cannot\nbuild")
 
     results = run_checks([Row(Broken, "broken", {"default": {}})], depth_checks()[:2])

@@ -24,8 +24,8 @@ from twoaxis.core.measure import tensors
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.probe import perturb
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.depth import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import Layout
 from twoaxis.model import DecoderConfig
 from twoaxis.ops.cross_entropy import IGNORE
 from twoaxis.train.parallel import Pipeline, PipelineConfig
@@ -50,28 +50,17 @@ class StrangeConfig(DepthConfig):
     def init_equivalence(self) -> InitEquivalence:
         return InitEquivalence("none", "adds an old scale")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        D = stack.d_model
-        names = [("first", D), (f"stream {index}", D), (f"stream {index}", D), ("scale", 1), (f"count {index}", 1)]
-        return tuple(Leaf(name, Numbers(n)) for name, n in names)
-
-    def flow(self, site: Site) -> Flow:
-        return Flow()
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         return Cost()
 
-    def build(self, site: Site) -> "Strange":
-        return Strange()
-
-    def build_ends(self, stack: Stack) -> "StrangeEnds":
-        return StrangeEnds()
+    def build(self, stack: Stack) -> "tuple[list[Strange], StrangeEnds]":
+        return [Strange() for _ in stack.sites], StrangeEnds()
 
 
 class Strange(DepthMixer):
-    def read(self, state: Any) -> tuple[torch.Tensor, None]:
+    def read(self, state: Any, layout: Layout = None, cache: Any = None) -> tuple[torch.Tensor, None, Any]:
         first, stream, again, scale, count = state
-        return stream + again + scale * first + count, None
+        return stream + again + scale * first + count, None, cache
 
     def write(self, state: Any, update: torch.Tensor, context: Any, carry: None) -> Any:
         first, stream, _, scale, count = state
@@ -80,12 +69,13 @@ class Strange(DepthMixer):
 
 
 class StrangeEnds(DepthEnds):
-    def enter(self, embeddings: torch.Tensor) -> Any:
+    def enter(self, embeddings: torch.Tensor, layout: Layout = None, cache: Any = None) -> tuple[Any, Any]:
         scale = embeddings.detach().square().mean(-1, keepdim=True)
-        return embeddings, embeddings, embeddings, scale, torch.ones(scale.shape, dtype=torch.int64, device=scale.device)
+        count = torch.ones(scale.shape, dtype=torch.int64, device=scale.device)
+        return (embeddings, embeddings, embeddings, scale, count), cache
 
-    def leave(self, state: Any) -> torch.Tensor:
-        return state[1]
+    def leave(self, state: Any, layout: Layout = None, cache: Any = None) -> tuple[torch.Tensor, Any]:
+        return state[1], cache
 
 
 class Traffic:

@@ -19,7 +19,7 @@ def states(model: Decoder, golden: Golden) -> Iterator[Any]:
     """Yields the depth state that enters each sublayer, and the last one."""
     embeddings = model.embed(golden.take("input/input_ids"))
     layout = TokenLayout.contiguous(embeddings.shape[1])
-    state = model.ends.enter(embeddings)
+    state = model.ends.enter(embeddings)[0]
     for sublayer in sublayer_list(model):
         yield state
         state, _ = sublayer(state, layout)

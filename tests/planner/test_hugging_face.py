@@ -240,7 +240,7 @@ def test_costs_of_deepseek_v4_equal_those_measured_on_transformers() -> None:
 
 def test_deepseek_v4_keeps_several_streams() -> None:
     depth = read_model(config("deepseek-v4-flash")).depth
-    assert (depth.kind, depth.parallel_streams) == ("mhc", 4)
+    assert (depth.kind, depth.controls().streams) == ("mhc", 4)
 
 
 def test_kimi_k3_reads_blocks_of_layers() -> None:

@@ -20,7 +20,7 @@ from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.table import Row
 from twoaxis.depth import AttentionResidualsConfig
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Layout
 from twoaxis.ledger.decoder import depth_state
 from twoaxis.planner.formulas import collectives
 from twoaxis.planner.formulas.crossing import even_cuts, hop_bytes
@@ -121,11 +121,9 @@ class History(DepthConfig):
     def cost(self, site: Site, shape: Shape) -> Cost:
         return Cost()
 
-    def build(self, site: Site) -> DepthMixer:
-        return Summing(opens=site.index % (self.size * site.stack.block_lengths[0]) == 0)
-
-    def build_ends(self, stack: Stack) -> DepthEnds:
-        return SummingEnds()
+    def build(self, stack: Stack) -> tuple[list[DepthMixer], DepthEnds]:
+        apart = self.size * stack.block_lengths[0]
+        return [Summing(opens=site.index % apart == 0) for site in stack.sites], SummingEnds()
 
 
 def source(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -138,8 +136,8 @@ class Summing(DepthMixer):
         super().__init__()
         self.opens = opens
 
-    def read(self, state: Any) -> tuple[Tensor, None]:
-        return state[-1][0], None
+    def read(self, state: Any, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state[-1][0], None, cache
 
     def write(self, state: Any, update: Tensor, context: Any, carry: None) -> Any:
         # Each running sum is a new tensor.
@@ -147,11 +145,11 @@ class Summing(DepthMixer):
 
 
 class SummingEnds(DepthEnds):
-    def enter(self, embeddings: Tensor) -> Any:
-        return (source(embeddings),)
+    def enter(self, embeddings: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Any, Any]:
+        return (source(embeddings),), cache
 
-    def leave(self, state: Any) -> Tensor:
-        return state[-1][0]
+    def leave(self, state: Any, layout: Layout = None, cache: Any = None) -> tuple[Tensor, Any]:
+        return state[-1][0], cache
 
 
 def model(n_layers: int, size: int = 1, width: int = 8) -> ModelShape:

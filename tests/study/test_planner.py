@@ -178,9 +178,9 @@ def test_forms_that_mixers_name_exist(kind: str) -> None:
     row = DEPTH[kind]
     for example in row.examples:
         config = row.example(example)
-        for form in (config.static_form(), config.write_only_form()):
+        for form in (config.controls().static, config.controls().write_only):
             assert form is None or DEPTH.parse(dict(form)) != config
-        assert config.parallel_streams >= 1
+        assert config.controls().streams >= 1
 
 
 def test_plan_rows_say_what_was_changed(study_data: dict[str, Any]) -> None:

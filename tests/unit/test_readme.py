@@ -7,6 +7,7 @@ from typing import Any
 
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
 from twoaxis.cli.app import app
+from twoaxis.study.report_data import read_report
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -29,12 +30,15 @@ def test_mixer_table_is_the_tables():
     assert feed_forwards == ", ".join(f"`{row.kind}`" for row in FEED_FORWARD)
 
 
-def test_python_block_runs(capsys):
+def test_python_block_runs(capsys, tmp_path, monkeypatch):
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
     exec(compile(block, "README.md", "exec"), {})
-    loss, rows = capsys.readouterr().out.split(" ", 1)
-    assert 0 < float(loss) < 10
-    assert [len(row) for row in eval(rows)] == [5, 5]
+    answer, text = capsys.readouterr().out.split("\n", 1)
+    assert answer.endswith(".") and text
+    report = read_report(tmp_path / "runs" / "ten-lines")
+    assert report.complete and report.answer == answer
+    assert report.control == "residual" and len(report.arms["deep_delta"].losses) == 2
 
 
 def test_every_command_shown_is_a_verb():

@@ -3,7 +3,6 @@
 Letters: B batch, T position, D width, H heads, G kv-heads, K key width.
 """
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -120,11 +119,8 @@ class Ours(nn.Module):
 
     def __init__(self, config: DepthConfig, stack: Stack) -> None:
         super().__init__()
-        self.stack, starts = stack, [sum(stack.block_lengths[:block]) for block in range(stack.n_blocks + 1)]
-        ends = config.build_ends(stack)
-        blocks = [config.build_block(stack.sites[a:b], ends) for a, b in itertools.pairwise(starts)]
-        self.mixers = nn.ModuleList(mixer for block in blocks for mixer in block)
-        self.ends = ends
+        self.stack, (mixers, ends) = stack, config.build(stack)
+        self.mixers, self.ends = nn.ModuleList(mixers), ends
         initialise(self, 0)
         perturb(self.double())
 
@@ -132,11 +128,11 @@ class Ours(nn.Module):
     def run(self, embeddings: Tensor) -> tuple[list[tuple[Tensor, ...]], Tensor]:
         """Returns what every sublayer reads, and what is left."""
         ends: Any = self.ends
-        state, read = ends.enter(embeddings), []
+        state, read = ends.enter(embeddings)[0], []
         for site, module in zip(self.stack.sites, self.mixers, strict=True):
             mixer: Any = module
             views: Any
-            views, carry = mixer.read(state)
+            views, carry, _ = mixer.read(state)
             split = tuple(views) if isinstance(views, QKV) else (views,)
             read.append(split)
             if mixer.mixes_heads:
@@ -148,7 +144,7 @@ class Ours(nn.Module):
                 update = branch(site, split)
             contexts = tuple(context(view, site.norm_eps) for view in split)
             state = mixer.write(state, update, QKV(*contexts) if len(contexts) == 3 else contexts[0], carry)
-        return read, ends.leave(state)
+        return read, ends.leave(state)[0]
 
 
 def embeddings() -> Tensor:

@@ -19,7 +19,8 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.probe import noise
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum
-from twoaxis.depth.base import ParallelEnds
+from twoaxis.depth.base import Read, Write
+from twoaxis.depth.streams import ParallelEnds
 from twoaxis.model import Decoder
 from twoaxis.model.trace import sublayer_list
 from twoaxis.ops.streams import piece_names
@@ -154,19 +155,19 @@ class SourceRemoval(Removal):
         """Changes what the sublayer reads."""
         if not self.applies(index):
             return views, carry
-        return self._without((views, carry), self.sublayers[index].depth.read_sums(state, views, carry), index)
+        return self._without((views, carry), self.sublayers[index].depth.explain(Read(state, views, carry)).sums, index)
 
     def written(self, index: int, written: Written) -> Any:
         """Changes what the sublayer leaves."""
         if not self.applies(index):
             return written.following
-        _, state, update, _, carry, following = written
-        return self._without(following, self.sublayers[index].depth.write_sums(state, update, carry, following), index)
+        done = Write(*written[1:])
+        return self._without(written.following, self.sublayers[index].depth.explain(done).sums, index)
 
     def left(self, state: Any, left: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Changes what the head reads."""
         end = len(self.sublayers)
-        return self._without(left, self.model.ends.leave_sums(state, left), end) if self.applies(end) else left
+        return self._without(left, self.model.ends.explain(Read(state, left)).sums, end) if self.applies(end) else left
 
     def _without(self, tree: Any, sums: tuple[WeightedSum, ...], index: int) -> Any:
         for number, one in enumerate(sums):

@@ -96,14 +96,14 @@ def run_pass(model: Decoder, sample: Sample, probe: Probe, states: list[Any] | N
     layout = sample.layout
     begin, state, ends = 0, None, None
     if states is None:
-        state, ends = model.ends.enter_along(model.embed(sample.batch.tokens), layout, None)
+        state, ends = model.ends.enter(model.embed(sample.batch.tokens), layout)
     else:
         begin, state = probe.first, states[probe.first]
     sublayers = sublayer_list(model)
     for index in range(begin, len(sublayers)):
         sublayer = sublayers[index]
         state = probe.state(index, state)
-        views, carry, _ = sublayer.depth.read_along(state, layout, None)
+        views, carry, _ = sublayer.depth.read(state, layout)
         views, carry = probe.read(index, state, views, carry)
         context = sublayer.normalise(views)
         update, mixed, _ = sublayer.mix(context, state, layout)
@@ -111,7 +111,7 @@ def run_pass(model: Decoder, sample: Sample, probe: Probe, states: list[Any] | N
         following = sublayer.depth.write(mixed, update, context, carry)
         state = probe.written(index, Written(state, mixed, update, context, carry, following))
     state = probe.state(len(sublayers), state)
-    left, _ = model.ends.leave_along(state, layout, ends)
+    left, _ = model.ends.leave(state, layout, ends)
     return model.norm(probe.left(state, left))
 
 

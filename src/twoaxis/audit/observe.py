@@ -18,7 +18,8 @@ from twoaxis.audit.token_classes import TokenClasses
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import tensors
 from twoaxis.core.views import Views
-from twoaxis.depth.base import ParallelEnds
+from twoaxis.depth.base import Read, Write
+from twoaxis.depth.streams import ParallelEnds
 from twoaxis.local.base import LocalMixer
 from twoaxis.local.local_swa import LocalSWA
 from twoaxis.local.places import LocalPlaces
@@ -205,7 +206,7 @@ class Observer(Probe):
     def read(self, index: int, state: Any, views: Views, carry: Any) -> tuple[Views, Any]:
         """Measures what is read, and with which weights."""
         self.means["read", index].add(torch.stack([_rms(view) for view in tensors(views)]).mean(0))
-        self.routing.add(index, self.sublayers[index].depth.read_sums(state, views, carry), self._masks)
+        self.routing.add(index, self.sublayers[index].depth.explain(Read(state, views, carry)).sums, self._masks)
         return views, carry
 
     def update(self, index: int, update: Tensor) -> Tensor:
@@ -219,7 +220,7 @@ class Observer(Probe):
         """Measures how the write works, and how far attention looks back."""
         sublayer = self.sublayers[index]
         before, state, update, context, carry, following = written
-        sums = sublayer.depth.write_sums(state, update, carry, following)
+        sums, gauges = sublayer.depth.explain(Write(state, update, context, carry, following))
         self.routing.add(index, sums, self._masks)
         n, m = n_pieces(self.model)
         if n * m > 1 and any(one.role == "mix" for one in sums):
@@ -230,7 +231,7 @@ class Observer(Probe):
             self.means["row", index].add(size.sum(-1).amax(-1))
             self.means["column", index].add(size.sum(-2).amax(-1))
             self.means["spectral", index].add(torch.linalg.matrix_norm(self._composite, 2))
-        for name, values in sublayer.depth.write_gauges(state, update, context, carry).items():
+        for name, values in gauges.items():
             self.means[name, index].add(values)
             if name == "beta":
                 regimes = (values < NEAR, (values - 1).abs() <= NEAR, values > 1 + NEAR)
@@ -242,7 +243,7 @@ class Observer(Probe):
 
     def left(self, state: Any, left: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Measures with which weights the head reads."""
-        self.routing.add(len(self.sublayers), self.model.ends.leave_sums(state, left), self._masks)
+        self.routing.add(len(self.sublayers), self.model.ends.explain(Read(state, left)).sums, self._masks)
         return left
 
     def _look_back(self, index: int, state: Any, context: Views, sample: Sample) -> None:

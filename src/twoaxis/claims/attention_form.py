@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from twoaxis.core.probe import distance, noise
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth import DepthMixer
+from twoaxis.depth.base import Read
 
 TOLERANCE = 1e-8
 """Between rounding, near 1e-13, and the changes looked for, which are far larger."""
@@ -53,8 +54,8 @@ def attention_form(mixer: DepthMixer, state: Any) -> str:
 
 def read_sum(mixer: DepthMixer, state: Any) -> WeightedSum | None:
     """The sum that a mixer reads; None where it forms none, or not the one it names."""
-    views, carry = mixer.read(state)
-    found = next((one for one in mixer.read_sums(state, views, carry) if one.role == "read"), None)
+    views, carry, _ = mixer.read(state)
+    found = next((one for one in mixer.explain(Read(state, views, carry)).sums if one.role == "read"), None)
     if found is None or distance(found.finished(found.total()), found.made) > TOLERANCE:
         return None
     return found

@@ -75,7 +75,7 @@ def _channels(state: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def _write(run: Trace, index: int, mixer: DeepDelta) -> tuple[Tensor, Tensor, Tensor]:
     """Key, gate and target of one write: [B T D], [B T] and [B T C]."""
     state, update, context = run.states[index], run.updates[index], run.contexts[index]
-    _, carry = mixer.read(state)
+    _, carry, _ = mixer.read(state)
     target = mixer.target(state, context).unsqueeze(0) if carry is None else mixer.target(carry, context)
     return unit(update, mixer.config.direction_eps), mixer.gate(context), target.movedim(0, -1)
 

@@ -18,7 +18,7 @@ from twoaxis.core.measure import gradients
 from twoaxis.core.probe import noise, perturb
 from twoaxis.core.site import Stack
 from twoaxis.depth import DepthAttentionConfig
-from twoaxis.depth.depth_attention import StreamAndMemory
+from twoaxis.depth.state_reader import StreamAndMemory
 from twoaxis.model import Decoder
 from twoaxis.ops.norm import rms_norm
 from twoaxis.sequence import ShortSWAConfig
@@ -150,7 +150,7 @@ def read_at(model: Decoder, block: int, *states: Float[Tensor, "B T D"]) -> Floa
     memory = StreamAndMemory(states[0], (), ())
     for index, x in enumerate(states, block + 1 - len(states)):
         reader: Any = next(iter(model.blocks[index].sublayers)).depth  # type: ignore[operator,union-attr,arg-type]
-        _, memory = reader.read(memory._replace(stream=x))
+        _, memory, _ = reader.read(memory._replace(stream=x))
     return memory.stream
 
 

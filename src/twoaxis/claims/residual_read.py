@@ -17,7 +17,6 @@ from twoaxis.core.measure import gradients
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.probe import distance, noise
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
 from twoaxis.depth import (
     AttentionResidualsConfig,
@@ -27,6 +26,7 @@ from twoaxis.depth import (
     DepthEnds,
     DepthMixer,
 )
+from twoaxis.depth.base import Layout, Stream
 from twoaxis.model import Decoder
 from twoaxis.model.trace import trace
 from twoaxis.ops.depth_read import softmax_mix
@@ -55,34 +55,13 @@ class UnitReadConfig(DepthConfig):
         """Exact: that is the claim."""
         return InitEquivalence("exact", "the sum of all outputs is the stream")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """Every output so far, and the embedding."""
-        names = ("embedding", *(f"output of {sublayer}" for sublayer in range(index)))
-        return tuple(Leaf(name, Numbers(stack.d_model)) for name in names)
-
-    def flow(self, site: Site) -> Flow:
-        """The sum of everything that is held; an update is held as it is."""
-        return self._sum(site.index, site.stack)
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The last sum."""
-        return self._sum(stack.n_sublayers, stack)
-
-    def _sum(self, index: int, stack: Stack) -> Flow:
-        D = Numbers(stack.d_model)
-        return Flow(read=D * (index + 1), written=D, views=D)
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One product and one sum per source."""
         return Cost(elementwise_flops=2 * shape.total_tokens * site.d_model * (site.index + 1))
 
-    def build(self, site: Site) -> "UnitRead":
-        """Builds the mixer."""
-        return UnitRead()
-
-    def build_ends(self, stack: Stack) -> "UnitReadEnds":
-        """Builds the ends."""
-        return UnitReadEnds()
+    def build(self, stack: Stack) -> "tuple[list[UnitRead], UnitReadEnds]":
+        """Builds reads without parameters."""
+        return [UnitRead() for _ in stack.sites], UnitReadEnds()
 
 
 def unit_read(outputs: Outputs) -> Float[Tensor, "B T D"]:
@@ -93,11 +72,11 @@ def unit_read(outputs: Outputs) -> Float[Tensor, "B T D"]:
 class UnitRead(DepthMixer):
     """See `UnitReadConfig`."""
 
-    def read(self, state: Outputs) -> tuple[Float[Tensor, "B T D"], None]:
+    def read(self, state: Outputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, None, Any]:
         """Returns the sum."""
-        return unit_read(state), None
+        return unit_read(state), None, cache
 
-    def write(self, state: Outputs, update: Float[Tensor, "B T D"], context: Views, carry: Any) -> Outputs:
+    def write(self, state: Outputs, update: Stream, context: Views, carry: Any) -> Outputs:
         """Returns the outputs with this one."""
         return (*state, update)
 
@@ -105,13 +84,13 @@ class UnitRead(DepthMixer):
 class UnitReadEnds(DepthEnds):
     """The embedding is the first output, and the head reads as every sublayer does."""
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Outputs:
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[Outputs, Any]:
         """Returns the embedding alone."""
-        return (embeddings,)
+        return (embeddings,), cache
 
-    def leave(self, state: Outputs) -> Float[Tensor, "B T D"]:
+    def leave(self, state: Outputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the sum."""
-        return unit_read(state)
+        return unit_read(state), cache
 
 
 READS: tuple[tuple[str, DepthConfig, str], ...] = (

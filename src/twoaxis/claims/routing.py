@@ -195,9 +195,9 @@ def _inputs(run: Trace, name: str, same_tokens: bool = False) -> Inputs:
 
 def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
     """What the reader sees when these are the updates: its views, and its heads if they are mixed along depth."""
-    state = model.ends.enter(inputs.embedding)
+    state, _ = model.ends.enter(inputs.embedding)
     for index, sublayer in enumerate(sublayer_list(model)):
-        views, carry = sublayer.depth.read(state)
+        views, carry, _ = sublayer.depth.read(state)
         context, seen = sublayer.normalise(views), tensors(views)
         if heads := inputs.heads[index]:
             mixed, state = sublayer.depth.mix_heads(heads, context, state)

@@ -163,7 +163,7 @@ def _continue(model: Decoder, state: Any, cut: int) -> Tensor:
     layout = TokenLayout.contiguous(TOKENS)
     for block in model.blocks[cut:]:
         state, _ = block(state, layout)
-    return F.linear(model.norm(model.ends.leave(state)), model.head_weight)
+    return F.linear(model.norm(model.ends.leave(state)[0]), model.head_weight)
 
 
 CLAIM = Claim(

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from twoaxis.cli.models import Step, with_tokenizer
+from twoaxis.api import with_tokenizer
+from twoaxis.cli.models import Step
 from twoaxis.cli.output import Json, name_of, print_json
 
 
@@ -29,7 +30,7 @@ def export(
 ) -> None:
     """Write a trained model and its tokenizer for another library (needs the extra twoaxis[hf]).
 
-    The folder loads with `import twoaxis` and AutoModelForCausalLM.from_pretrained, without code of its own. vLLM serves the
+    The folder loads with `import twoaxis.hf` and AutoModelForCausalLM.from_pretrained, without code of its own. vLLM serves the
     same folder where twoaxis is installed too; for SGLang it also holds a line of code that imports twoaxis, which SGLang runs
     with --trust-remote-code. What these engines cannot run is refused; docs/engines.md lists it.
 

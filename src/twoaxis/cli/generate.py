@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from twoaxis.cli.models import SOURCES, Step, load_model
+from twoaxis.api import load_model
+from twoaxis.cli.models import SOURCES, Step
 from twoaxis.cli.output import Json, name_of, print_json
 from twoaxis.core.errors import ConfigError
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
 
-from twoaxis.cli.models import SOURCES, Step, load_model
+from twoaxis.api import load_model
+from twoaxis.cli.models import SOURCES, Step
 from twoaxis.cli.output import Json, name_of, print_json
 from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.core.text import read_text

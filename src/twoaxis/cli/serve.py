@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from twoaxis.cli.models import SOURCES, Step, load_model
+from twoaxis.api import load_model
+from twoaxis.cli.models import SOURCES, Step
 from twoaxis.cli.output import name_of
 
 

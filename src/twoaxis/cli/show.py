@@ -108,10 +108,8 @@ def _place(axis: str) -> Any:
 def _depth_part(config: Any) -> nn.Module:
     """The depth mixers of the last block, and both ends."""
     stack = config.prepare(REFERENCE_STACK)
-    sites = _last_block(stack)
-    ends = config.build_ends(stack)
-    mixers = config.build_block(sites, ends)
-    part = nn.ModuleDict({f"sublayer {site.index}": mixer for site, mixer in zip(sites, mixers, strict=True)})
+    mixers, ends = config.build(stack)
+    part = nn.ModuleDict({f"sublayer {site.index}": mixers[site.index] for site in _last_block(stack)})
     part["ends"] = ends
     return part
 

@@ -1,7 +1,7 @@
 """Frozen configurations: unknown keys are errors that suggest the nearest known one."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -100,6 +100,12 @@ class Config(BaseModel):
     def to_data(self) -> dict[str, Any]:
         """Returns plain JSON-ready data that `from_data` reads back to an equal configuration."""
         return self.model_dump(mode="json")
+
+    def refuse_options(self, names: Iterable[str], reason: str, remedy: str) -> None:
+        """Raises ConfigError for an option that is not at its default although nothing reads it."""
+        for name in names:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ConfigError(problem(name, getattr(self, name), f"left out{reason}", remedy))
 
     @classmethod
     def remedy_for_key(cls, key: str) -> str:

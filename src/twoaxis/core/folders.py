@@ -1,5 +1,7 @@
 """Folders that a verb makes: new ones, which appear whole or not at all, and those that it works in and comes back to."""
 
+import hashlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from twoaxis.core.atomic import DRAFT, draft_of, remove_drafts, sync_folder
+from twoaxis.core.config import Config
 from twoaxis.core.errors import CheckpointError, DataError, system_reason
 from twoaxis.core.locks import try_lock
 
@@ -110,3 +113,15 @@ def _check_own(path: Path, what: str, sign: str) -> None:
             f"{what} folder {path}: holds {foreign[0]!r} and no {what}: must be new, empty or that of an earlier {what}; "
             "choose another folder"
         )
+
+
+def default_name(what: str, source: object, config: Config) -> str:
+    """The name of a folder that nobody has named: that of the file, else one that equal configurations share.
+
+    Example:
+        >>> default_name("train", "recipes/tiny.toml", Config())
+        'tiny'
+    """
+    if isinstance(source, Path | str):
+        return Path(source).stem
+    return f"{what}-{hashlib.sha256(json.dumps(config.to_data(), sort_keys=True).encode()).hexdigest()[:8]}"

@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, nearest
+from twoaxis.core.site import Stack
 
 C = TypeVar("C", bound=Config)
 
@@ -60,6 +61,10 @@ class Row(Generic[C]):
         certified: the examples whose operator equals public code, as it is, in outputs and all gradients, each with the golden
             tensors in tests/parity that show it and say whose code that is. Every other example is reconstructed: from text,
             from code that we had to change or copy by hand, or with an option of ours.
+        at_scale: the forms that plans compare, by the name they have there: options, or a function that chooses them for the
+            sublayers of a model. None means the defaults, under the words of the kind.
+        retrofit: options with which a trained model goes on as it is, where the defaults do not or only a blend does.
+        sums: whether audits find the weighted sums of sources that it reads.
     """
 
     config: type[C]
@@ -67,6 +72,9 @@ class Row(Generic[C]):
     examples: Mapping[str, Mapping[str, Any]]
     status: Literal["core", "contrib"] = "core"
     certified: Mapping[str, str] = field(default_factory=dict)
+    at_scale: Mapping[str, Mapping[str, Any] | Callable[[Stack], Mapping[str, Any]]] | None = None
+    retrofit: Mapping[str, Any] = field(default_factory=dict)
+    sums: Literal["none", "read"] = "none"
 
     @property
     def kind(self) -> str:

@@ -1,27 +1,38 @@
 """Floor 2: the depth axis. One row per way to read and write the residual stream."""
 
+from math import ceil
+
+from twoaxis.core.site import Stack
 from twoaxis.core.table import Row, Table
-from twoaxis.depth.attention_residuals import AttentionResidualsConfig
+from twoaxis.depth.attention_residuals import AttentionResiduals, AttentionResidualsConfig
 from twoaxis.depth.axis import DepthAxis
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.depth.deep_cross_attention import DeepCrossAttentionConfig
+from twoaxis.depth.deep_cross_attention import DeepCrossAttention, DeepCrossAttentionConfig
 from twoaxis.depth.deep_delta import DeepDelta, DeepDeltaConfig
-from twoaxis.depth.delta_attention_residuals import DeltaAttentionResidualsConfig
-from twoaxis.depth.denseformer import DenseFormerConfig
-from twoaxis.depth.depth_attention import DepthAttentionConfig
-from twoaxis.depth.elc_bert import ElcBertConfig
-from twoaxis.depth.frac_connections import FracConnectionsConfig
-from twoaxis.depth.gated_residual import GatedResidualConfig
-from twoaxis.depth.hyper_connections import HyperConnectionsConfig
-from twoaxis.depth.laurel import LaurelConfig
-from twoaxis.depth.laurel_gemma3n import LaurelGemma3nConfig
-from twoaxis.depth.lime import LimeConfig
-from twoaxis.depth.mhc import MHCConfig
-from twoaxis.depth.muddformer import MUDDFormerConfig
-from twoaxis.depth.residual import ResidualConfig
-from twoaxis.depth.residual_scalars import ResidualScalarsConfig
-from twoaxis.depth.value_residual import ValueResidualConfig
-from twoaxis.depth.vertical_attention import VerticalAttentionConfig
+from twoaxis.depth.delta_attention_residuals import DeltaAttentionResiduals, DeltaAttentionResidualsConfig
+from twoaxis.depth.denseformer import DenseFormer, DenseFormerConfig
+from twoaxis.depth.depth_attention import DepthAttention, DepthAttentionConfig
+from twoaxis.depth.elc_bert import ElcBert, ElcBertConfig
+from twoaxis.depth.frac_connections import FracConnections, FracConnectionsConfig
+from twoaxis.depth.gated_residual import GatedResidual, GatedResidualConfig
+from twoaxis.depth.hyper_connections import HyperConnections, HyperConnectionsConfig
+from twoaxis.depth.laurel import Laurel, LaurelConfig
+from twoaxis.depth.laurel_gemma3n import LaurelGemma3n, LaurelGemma3nConfig
+from twoaxis.depth.lime import Lime, LimeConfig
+from twoaxis.depth.mhc import MHC, MHCConfig
+from twoaxis.depth.muddformer import MUDDFormer, MUDDFormerConfig
+from twoaxis.depth.residual import Residual, ResidualConfig
+from twoaxis.depth.residual_scalars import ResidualScalars, ResidualScalarsConfig
+from twoaxis.depth.value_residual import ValueResidual, ValueResidualConfig
+from twoaxis.depth.vertical_attention import VerticalAttention, VerticalAttentionConfig
+
+SOURCE_BLOCKS = 8
+"""Blocks of sources that the report on Attention Residuals settles on, arXiv:2603.15031, section 5."""
+
+
+def _in_blocks(stack: Stack) -> dict[str, int]:
+    return {"block_size": ceil(stack.n_sublayers / SOURCE_BLOCKS)}
+
 
 DEPTH: Table[DepthConfig] = Table(
     "depth mixer",
@@ -38,6 +49,7 @@ DEPTH: Table[DepthConfig] = Table(
             ResidualScalarsConfig,
             "learned scalars on the stream and on the embedding",
             {"default": {}, "normalised_start": {"embedding": "normalised_start"}, "raw": {"embedding": "raw"}},
+            sums="read",
         ),
         Row(
             AttentionResidualsConfig,
@@ -64,6 +76,13 @@ DEPTH: Table[DepthConfig] = Table(
                 "two_phase": "attnres-full",
                 "inkling2": "attnres-inkling2-op",
             },
+            at_scale={
+                "AttnRes full": {},
+                "AttnRes blocks": _in_blocks,
+                "AttnRes blocks, two-phase": lambda stack: {**_in_blocks(stack), "schedule": "two_phase"},
+            },
+            retrofit={"mixture": "sum"},
+            sums="read",
         ),
         Row(
             DeltaAttentionResidualsConfig,
@@ -85,6 +104,9 @@ DEPTH: Table[DepthConfig] = Table(
                 "null": "deltares-null",
                 "released_values": "deltares-v",
             },
+            at_scale={"Delta AttnRes": {}, "Delta AttnRes blocks": _in_blocks},
+            retrofit={"gate": "alpha"},
+            sums="read",
         ),
         Row(
             DepthAttentionConfig,
@@ -109,6 +131,8 @@ DEPTH: Table[DepthConfig] = Table(
                 "own_itself": {"projections": "own", "granularity": "sublayer", "window": 1, "n_heads": 1},
                 "own_blocks": {"projections": "own", "window": 2, "n_heads": 2, "head": "read"},
             },
+            at_scale={"Depth ShortSWA": {}},
+            sums="read",
         ),
         Row(
             DeepCrossAttentionConfig,
@@ -122,6 +146,8 @@ DEPTH: Table[DepthConfig] = Table(
                 "v3": {"variant": "v3", "activation": "identity"},
             },
             certified={"package": "dca-gpt-k1", "v1": "dca-grn-v1"},
+            at_scale={"DCA k=1": {"k": 1}, "DCA": {}},
+            sums="read",
         ),
         Row(
             DeepDeltaConfig,
@@ -152,6 +178,12 @@ DEPTH: Table[DepthConfig] = Table(
                 "time_code": "ddl-tc",
                 "channel_conv_code": "ddl-cc-ec",
             },
+            at_scale={
+                "DDL": {},
+                "DDL CC": {"value_channels": 4, "compressor": "channel"},
+                "DDL TC": {"value_channels": 4, "compressor": "time"},
+            },
+            retrofit={"blend": "annealed"},
         ),
         Row(
             DenseFormerConfig,
@@ -170,6 +202,8 @@ DEPTH: Table[DepthConfig] = Table(
                 "connect_to_last": "denseformer-connecttolast",
                 "skip_gains": "denseformer-skipgains",
             },
+            at_scale={"DenseFormer 1x1": {}, "DenseFormer 4x5": {"dilation": 4, "period": 5}},
+            sums="read",
         ),
         Row(
             ElcBertConfig,
@@ -186,6 +220,9 @@ DEPTH: Table[DepthConfig] = Table(
                 "normalized": "elcbert-normalized",
                 "weighted_output": "elcbert-weighted_output",
             },
+            at_scale={"ELC-BERT": {}},
+            retrofit={"variant": "weighted_output", "blend": "annealed"},
+            sums="read",
         ),
         Row(
             FracConnectionsConfig,
@@ -198,6 +235,8 @@ DEPTH: Table[DepthConfig] = Table(
                 "lucidrains_static": {"form": "lucidrains", "n_fractions": 4, "weights": "static"},
             },
             certified={"lucidrains": "frac-dynamic-lucidrains-f64", "lucidrains_streams": "hc-dynamic-s2f2-lucidrains-f64"},
+            at_scale={"Frac-Connections": {}},
+            sums="read",
         ),
         Row(
             HyperConnectionsConfig,
@@ -215,6 +254,8 @@ DEPTH: Table[DepthConfig] = Table(
                 "lucidrains": "hc-dynamic-lucidrains-f64",
                 "one_stream": "hc-dynamic-paper-f64",
             },
+            at_scale={"Hyper-Connections": {}},
+            sums="read",
         ),
         Row(
             MHCConfig,
@@ -235,12 +276,16 @@ DEPTH: Table[DepthConfig] = Table(
                 "logarithms": "mhc-lucidrains-v1-logdomain-f64",
                 "hy_v4": "ihc-hyv4-f64",
             },
+            at_scale={"mHC": {}},
+            sums="read",
         ),
         Row(
             GatedResidualConfig,
             "reads n residual streams through a low-rank elementwise gate and mixes none of them",
             {"preserving": {"rank": 5}, "normal": {"n_streams": 2, "rank": 3, "init": "normal"}},
             certified={"preserving": "gatedres-qwen4exp-f64", "normal": "gatedres-qwen4exp-f64"},
+            at_scale={"gated residual": lambda stack: {"rank": min(320, stack.d_model)}},
+            sums="read",
         ),
         Row(
             MUDDFormerConfig,
@@ -268,6 +313,8 @@ DEPTH: Table[DepthConfig] = Table(
                 "norms_code": "muddformer-jax-prepostnorm-f32",
                 "pythia": "muddpythia-qkvr-f64",
             },
+            at_scale={"MUDDFormer": {}},
+            sums="read",
         ),
         Row(
             VerticalAttentionConfig,
@@ -280,6 +327,9 @@ DEPTH: Table[DepthConfig] = Table(
                 "added": {"skip": "added", "norm": "none", "embedding": "first_input"},
             },
             status="contrib",
+            at_scale={"Vertical Attention": {}},
+            retrofit={"skip": "gated"},
+            sums="read",
         ),
         Row(
             LaurelConfig,
@@ -292,18 +342,22 @@ DEPTH: Table[DepthConfig] = Table(
                 "identity": {"variant": "rw_lr_pa", "previous_map": "identity", "granularity": "sublayer"},
                 "rw_lr_pa": {"variant": "rw_lr_pa", "rank": 2},
             },
+            at_scale={"LAuReL": {}},
         ),
         Row(
             LaurelGemma3nConfig,
             "averages the stream with a low-rank map of what attention sees, as in Gemma 3n",
             {"default": {"rank": 3}},
             certified={"default": "laurel-lr-gemma3n-f64"},
+            at_scale={"LAuReL of Gemma 3n": {}},
         ),
         Row(
             LimeConfig,
             "attends with keys and values routed from the heads of all earlier layers",
             {"released": {}, "plain": {"init": "plain"}},
             certified={"released": "lime-static-llama-f64", "plain": "lime-static-llama-f64"},
+            at_scale={"LIMe": {}},
+            retrofit={"init": "plain"},
         ),
         Row(
             ValueResidualConfig,
@@ -322,34 +376,53 @@ DEPTH: Table[DepthConfig] = Table(
                 "gated": "valueres-learned-xt-f64",
                 "svformer": "valueres-svformer-llama-f64",
             },
+            retrofit={"first": 0.0, "own": 1.0},
         ),
     ],
 )
 
 __all__ = [
     "DEPTH",
+    "MHC",
+    "AttentionResiduals",
     "AttentionResidualsConfig",
+    "DeepCrossAttention",
     "DeepCrossAttentionConfig",
     "DeepDelta",
     "DeepDeltaConfig",
+    "DeltaAttentionResiduals",
     "DeltaAttentionResidualsConfig",
+    "DenseFormer",
     "DenseFormerConfig",
+    "DepthAttention",
     "DepthAttentionConfig",
     "DepthAxis",
     "DepthConfig",
     "DepthEnds",
     "DepthMixer",
+    "ElcBert",
     "ElcBertConfig",
+    "FracConnections",
     "FracConnectionsConfig",
+    "GatedResidual",
     "GatedResidualConfig",
+    "HyperConnections",
     "HyperConnectionsConfig",
+    "Laurel",
     "LaurelConfig",
+    "LaurelGemma3n",
     "LaurelGemma3nConfig",
+    "Lime",
     "LimeConfig",
     "MHCConfig",
+    "MUDDFormer",
     "MUDDFormerConfig",
+    "Residual",
     "ResidualConfig",
+    "ResidualScalars",
     "ResidualScalarsConfig",
+    "ValueResidual",
     "ValueResidualConfig",
+    "VerticalAttention",
     "VerticalAttentionConfig",
 ]

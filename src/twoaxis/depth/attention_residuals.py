@@ -4,7 +4,6 @@ Letters: B batch, T position, D width, H heads, R key rank, S depth sources.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -19,15 +18,13 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Normal, matrix_std
 from twoaxis.core.site import Site, Slot, Stack
-from twoaxis.core.source_blocks import BlockSize, Count, block_names, check_blocks, openings
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import QKV, Views
-from twoaxis.core.weighted_sum import WeightedSum, span_name
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.depth_query import DepthQuery, ReadForm, Sources
+from twoaxis.depth.history import BlockSize, Count, SourceBlocks, check_blocks, source_blocks
 from twoaxis.ops.depth_read import source_factor
 from twoaxis.ops.precision import Impl
-from twoaxis.ops.two_phase import EarlyRead, early_reads, late_read
+from twoaxis.ops.two_phase import EarlyRead, early_reads, read_in_phases
 
 
 class AttentionResidualsConfig(DepthConfig):
@@ -123,25 +120,17 @@ class AttentionResidualsConfig(DepthConfig):
             if self.key_rank is None and getattr(self, name) != "none":
                 raise ConfigError(problem(name, getattr(self, name), "'none' without a key_rank", "set key_rank"))
         if self.key_rank is not None and self.key_rank % self.n_heads:
-            allowed = f"a multiple of n_heads={self.n_heads}"
-            raise ConfigError(problem("key_rank", self.key_rank, allowed, "change one of them"))
-        if self.schedule == "two_phase" and (self.query == "token" or self.key_rank is not None):
-            name = "query" if self.query == "token" else "key_rank"
-            remedy = "use schedule='per_read'"
-            raise ConfigError(problem(name, getattr(self, name), "the default with schedule='two_phase'", remedy))
-        return self
-
-    @model_validator(mode="after")
-    def _inkling2_is_whole(self) -> Self:
-        if self.form == "report":
-            return self
-        if self.count != "layer":
-            allowed = "'layer' with form='inkling2', which counts its blocks in layers"
-            raise ConfigError(problem("count", self.count, allowed, "set count='layer'"))
-        for name in ("n_heads", "query", "key_rank", "mixture", "schedule"):
-            if getattr(self, name) != type(self).model_fields[name].default:
-                allowed = "left out with form='inkling2'"
-                raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use form='report'"))
+            raise ConfigError(problem("key_rank", self.key_rank, f"a multiple of n_heads={self.n_heads}", "change one of them"))
+        for name in ("query", "key_rank") if self.schedule == "two_phase" else ():
+            if getattr(self, name) not in ("static", None):
+                allowed, remedy = "the default with schedule='two_phase'", "use schedule='per_read'"
+                raise ConfigError(problem(name, getattr(self, name), allowed, remedy))
+        if self.form == "inkling2":
+            if self.count != "layer":
+                allowed = "'layer' with form='inkling2', which counts its blocks in layers"
+                raise ConfigError(problem("count", self.count, allowed, "set count='layer'"))
+            of_report = ("n_heads", "query", "key_rank", "mixture", "schedule")
+            self.refuse_options(of_report, " with form='inkling2'", "remove it or use form='report'")
         return self
 
     def prepare(self, stack: Stack) -> Stack:
@@ -154,26 +143,13 @@ class AttentionResidualsConfig(DepthConfig):
         slots = stack.slots or (Slot(),) * stack.n_sublayers
         return replace(stack, slots=tuple(replace(slot, update_extra=self.key_rank) for slot in slots))
 
-    def opens(self, stack: Stack) -> tuple[int, ...]:
-        """The sublayers whose output opens a source."""
-        return openings(self.block_size, self.count, stack)
+    def blocks(self, stack: Stack) -> SourceBlocks:
+        """The sublayers whose outputs make up each source."""
+        return source_blocks(self.block_size, self.count, stack)
 
     def sources(self, index: int, stack: Stack) -> int:
-        """Sources that sublayer `index` reads: the embedding, completed blocks, and the running block if any."""
-        return 1 + sum(opening < index for opening in self.opens(stack))
-
-    def counts(self, index: int, stack: Stack) -> tuple[int, ...]:
-        """Outputs in each source that sublayer `index` reads."""
-        return (1, *(end - start for start, end in self._spans(index, stack)))
-
-    def _spans(self, index: int, stack: Stack) -> list[tuple[int, int]]:
-        """The first sublayer of each source but the embedding that sublayer `index` reads, and the one behind its last."""
-        starts = [opening for opening in self.opens(stack) if opening < index]
-        return list(zip(starts, [*starts, index][1:], strict=True))
-
-    def names(self, index: int, stack: Stack) -> tuple[str, ...]:
-        """What each source that sublayer `index` reads is called."""
-        return ("embedding", *block_names(self.opens(stack), stack))[: self.sources(index, stack)]
+        """Sources that sublayer `index` reads."""
+        return len(self.blocks(stack).counts(index))
 
     def splits_views(self, site: Site) -> bool:
         """Before the global attention of `inkling2`, but for the first sublayer, which reads nothing."""
@@ -181,30 +157,25 @@ class AttentionResidualsConfig(DepthConfig):
 
     def read_form(self, index: int, stack: Stack) -> ReadForm:
         """How the read before sublayer `index` scores and mixes."""
-        names, W = self.names(index, stack), self.key_width(stack.d_model)
-        keys = "plain" if self.form == "inkling2" else "gained" if self.key_rank is None else "emitted"
-        scaled = self.form == "inkling2" or self.key_scale == "head"
-        prior = self.source_prior == "log_count"
+        blocks, W, inkling2 = self.blocks(stack), self.key_rank or stack.d_model, self.form == "inkling2"
+        counts = blocks.counts(index)
+        names = ("embedding", *blocks.names)[: len(counts)]
         return ReadForm(
             names=names,
             key_width=W,
             n_heads=self.n_heads,
             impl=self.impl,
             query=self.query,
-            keys=keys,
-            values="normalised" if self.form == "inkling2" else "raw",
-            score_scale=math.sqrt(self.n_heads / W) if scaled else 1.0,
+            keys="plain" if inkling2 else "gained" if self.key_rank is None else "emitted",
+            values="normalised" if inkling2 else "raw",
+            score_scale=math.sqrt(self.n_heads / W) if inkling2 or self.key_scale == "head" else 1.0,
             read_scale=len(names) if self.mixture == "sum" else 1,
-            prior=tuple(math.log(n) for n in self.counts(index, stack)) if prior else None,
+            prior=tuple(map(math.log, counts)) if self.source_prior == "log_count" else None,
         )
 
-    def key_width(self, d_model: int) -> int:
-        """Numbers in one key."""
-        return self.key_rank or d_model
-
-    def static_form(self) -> Mapping[str, Any] | None:
+    def controls(self) -> Controls:
         """DenseFormer, which sums earlier outputs with free weights."""
-        return {"kind": "denseformer", "granularity": "sublayer" if self.block_size == 1 else "block"}
+        return Controls({"kind": "denseformer", "granularity": "sublayer" if self.block_size == 1 else "block"})
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -215,246 +186,91 @@ class AttentionResidualsConfig(DepthConfig):
             return InitEquivalence("none", "zero queries weigh every source by its number of outputs, not by one")
         if self.mixture == "sum":
             return InitEquivalence("exact", "zero queries read the sum of the sources, which is the plain stream")
-        return InitEquivalence(
-            "up_to_norm", "zero queries read the mean of the sources, the plain stream divided by their number"
-        )
-
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """Each source with its inverse rms, its key if that is another one, and early reads that wait for their sublayer."""
-        D, held = Numbers(stack.d_model), self._held(index, stack)
-        # The sublayer that makes a source makes its key and factor, and keeps what they are made of and what they are.
-        makers = (None, *(end - 1 for _, end in self._spans(index, stack)))
-        made = list(zip(held, makers, strict=True))
-        keys = [Leaf(f"key of {name}", Numbers(self.key_rank), keeper=maker) for name, maker in made if self.key_rank]
-        early: list[Leaf] = []
-        for later in self.waiting(stack.sites[index]) if index < stack.n_sublayers else ():
-            early.append(Leaf(f"early read for {later}", Numbers(statistics=stack.d_model)))
-            early.append(Leaf(f"its log total, for {later}", Numbers(statistics=self.n_heads), kept=False))
-        factors = [Leaf(f"inverse rms of {name}", Numbers(statistics=1), keeper=maker) for name, maker in made]
-        sources = [Leaf(name, D, keeper=None if self.key_rank else maker) for name, maker in made]
-        return (*sources, *factors, *keys, *early)
-
-    def _held(self, index: int, stack: Stack) -> tuple[str, ...]:
-        """What each source that sublayer `index` reads holds so far; unlike its name, that changes while its block runs."""
-        return ("embedding", *(span_name("sublayer", start, end - 1) for start, end in self._spans(index, stack)))
-
-    def waiting(self, site: Site) -> range:
-        """The sublayers whose early reads are in the state that enters this one: itself and the later ones of its block."""
-        opens_or_reads_itself = site.opens_block or self.schedule == "per_read"
-        end = site.index - site.place + site.stack.block_lengths[site.block]
-        return range(end, end) if opens_or_reads_itself else range(site.index, end)
-
-    def flow(self, site: Site) -> Flow:
-        """The read of all sources, or of those that no early read holds, and the running sum or the new source with its rms."""
-        D, R = site.d_model, self.key_rank or 0
-        early = completed(self, site) if self.schedule == "two_phase" and not site.opens_block else 0
-        early_read = Numbers(statistics=D + self.n_heads)
-        ways = 3 if self.splits_views(site) else 1
-        read = self._read_flow(self.sources(site.index, site.stack) - early, D, ways) if site.index else Flow()
-        if early:
-            read += Flow(read=early_read)
-        elif self.schedule == "two_phase":
-            later = site.stack.block_lengths[site.block] - 1
-            # The first sublayer takes the embedding as it is, but reads it for the later ones.
-            sources = Numbers(D, statistics=1) * (later > 0 and not site.index)
-            read += Flow(read=sources, written=early_read * later)
-        # A sum is written, and so is a value that is cut from its key; any other output is a source as it is.
-        runs_on = site.index not in self.opens(site.stack)
-        made = D * (runs_on or R > 0) + R
-        return read + Flow(read=Numbers((1 + runs_on) * (D + R)), written=Numbers(made, statistics=1))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The final read, and the key and the rms of the embeddings."""
-        D = stack.d_model
-        enter = Flow(read=Numbers(D), written=Numbers(self.key_rank or 0, statistics=1))
-        return enter + self._read_flow(self.sources(stack.n_sublayers, stack), D)
-
-    def _read_flow(self, n: int, d_model: int, ways: int = 1) -> Flow:
-        views, source = Numbers(d_model * ways), Numbers(d_model + (self.key_rank or 0), statistics=1)
-        return Flow(read=source * n, written=views, views=views)
+        mean = "zero queries read the mean of the sources, the plain stream divided by their number"
+        return InitEquivalence("up_to_norm", mean)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read over the sources, and the running sum with its rms."""
-        runs_on = site.index not in self.opens(site.stack)
-        numbers = 2 * self.key_width(site.d_model) + runs_on * (site.d_model + 3 * (self.key_rank or 0))
-        write = Cost(elementwise_flops=shape.total_tokens * numbers)
+        D, N, R, form = site.d_model, shape.total_tokens, self.key_rank or 0, self.read_form(site.index, site.stack)
+        blocks = self.blocks(site.stack)
+        runs_on = site.index not in blocks.openings
+        write = Cost(elementwise_flops=N * (2 * form.key_width + runs_on * (D + 3 * R)))
         if self.schedule == "two_phase":
-            return self._two_phase_cost(site, shape) + write
-        read = self._read_cost(site.index, site.stack, shape)
+            queries = (site.index > 0) + site.stack.block_lengths[site.block] - 1 if site.opens_block else 0
+            return form.two_phase_cost(D, N, blocks.completed(site), queries) + write
+        read = form.cost(D, N)
         return (read + read + read if self.splits_views(site) else read) + write
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The final read, and the key and the rms of the embeddings."""
-        N, width = shape.total_tokens, self.key_width(stack.d_model)
-        weights = stack.d_model * (self.key_rank or 0)
-        enter = Cost(params=weights, matmul_flops=2 * N * weights, elementwise_flops=2 * N * width)
-        return self._read_cost(stack.n_sublayers, stack, shape) + enter
+        N, D, form = shape.total_tokens, stack.d_model, self.read_form(stack.n_sublayers, stack)
+        weights = D * (self.key_rank or 0)
+        enter = Cost(params=weights, matmul_flops=2 * N * weights, elementwise_flops=2 * N * form.key_width)
+        return form.cost(D, N) + enter
 
-    def _read_cost(self, index: int, stack: Stack, shape: Shape) -> Cost:
-        n, N, D = self.sources(index, stack), shape.total_tokens, stack.d_model
-        H, W = self.n_heads, self.key_width(D)
-        if n == 1:
-            return Cost()
-        narrow, per_token = shape.element_bytes < 4, self.query == "token"
-        by_product = H == 1 and not per_token and self.key_rank is None
-        # Raw scores and weights of every source, then what the query is made of and the former widened.
-        saved = 2 * n * N * H
-        if per_token:
-            saved += (2 if self.key_rank else 3) * N * W + narrow * W * W
-        elif self.key_rank is None or self.key_scale == "head":
-            saved += (2 if narrow and self.key_rank is None and self.form == "report" else 1) * W
-        elif narrow:
-            saved += W
-        matrix = W * W if per_token else 0
-        # The factors of normalised values are one more product per weight.
-        per_source = 2 * D + 2 * W * (not by_product) + (5 if self.form == "report" else 6) * H
-        return Cost(
-            params=self._query_params(D),
-            matmul_flops=2 * N * (matrix + n * D * by_product),
-            elementwise_flops=N * (n * per_source + W * per_token + D * (self.mixture == "sum")),
-            saved_bytes=saved * max(4, shape.element_bytes),
-        )
-
-    def _query_params(self, d_model: int) -> int:
-        W = self.key_width(d_model)
-        gain = self.key_rank is None and self.form == "report"
-        return W + d_model * gain + (W * W if self.query == "token" else 0)
-
-    def _two_phase_cost(self, site: Site, shape: Shape) -> Cost:
-        """Phase 1 where a block opens, for all its sublayers, and the merging of what came later."""
-        N, D, H, narrow = shape.total_tokens, site.d_model, self.n_heads, shape.element_bytes < 4
-        early = completed(self, site)
-        late = self.sources(site.index, site.stack) - early
-        asks = site.index > 0
-        # The product of pseudo-query and gain, and the former widened.
-        query = (1 + narrow) * D
-        flops = matmul = saved = 0
-        if site.opens_block:
-            Q = asks + site.stack.block_lengths[site.block] - 1
-            flops, matmul = N * early * Q * (2 * D + 5 * H), 2 * N * early * Q * D if H == 1 else 0
-            flops += N * early * Q * 2 * D * (H > 1)
-            saved = Q * (2 * early * N * H + query)
-            # The merging keeps the own mixture, which is not the view then.
-            saved += N * D * (asks and bool(late))
-        if asks and late:
-            flops += N * (late * (4 * D + 5 * H) + 2 * D)
-            saved += query + (2 * late + 1) * N * H
-        flops += N * D * (asks and self.mixture == "sum")
-        return Cost(
-            params=asks * self._query_params(D),
-            matmul_flops=matmul,
-            elementwise_flops=flops,
-            saved_bytes=saved * max(4, shape.element_bytes),
-        )
-
-    def build(self, site: Site) -> "AttentionResiduals":
-        """Builds the mixer of one sublayer, which reads all sources itself."""
-        return AttentionResiduals(self, site)
-
-    def build_block(self, sites: Sequence[Site], ends: DepthEnds) -> list[DepthMixer]:
-        """Builds the mixers of one block; in two phases, the first one asks for all of them."""
-        if self.schedule == "per_read":
-            return [self.build(site) for site in sites]
-        mixers = [TwoPhaseResiduals(self, site) for site in sites]
-        mixers[0].later = tuple(mixer.query for mixer in mixers[1:] if mixer.query is not None)
-        return list(mixers)
-
-    def build_ends(self, stack: Stack) -> "AttentionResidualsEnds":
-        """Builds the ends."""
-        return AttentionResidualsEnds(self, stack)
+    def build(self, stack: Stack) -> "tuple[list[AttentionResiduals], AttentionResidualsEnds]":
+        """Builds a query for each read; in two phases, the first sublayer of a block asks for all of them."""
+        mixers = [AttentionResiduals(self, site) for site in stack.sites]
+        for site, mixer in zip(stack.sites, mixers, strict=True):
+            if self.schedule == "two_phase" and site.opens_block:
+                block = mixers[site.index + 1 : site.index + stack.block_lengths[site.block]]
+                mixer.later = tuple(one.query for one in block if one.query is not None)
+        return mixers, AttentionResidualsEnds(self, stack)
 
 
-def completed(config: AttentionResidualsConfig, site: Site) -> int:
-    """Sources that no sublayer of this block changes any more when the block opens."""
-    opening = site.index - site.place
-    runs_on = opening > 0 and opening not in config.opens(site.stack)
-    return config.sources(opening, site.stack) - runs_on
-
-
-class AttentionResiduals(DepthMixer):
+class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
     """See `AttentionResidualsConfig`."""
 
     def __init__(self, config: AttentionResidualsConfig, site: Site) -> None:
         super().__init__()
-        self.config, self.eps = config, site.norm_eps
-        self.width = site.d_model
-        self.opens_source = site.index in config.opens(site.stack)
-        # Outputs in the newest source after this write.
-        self.count = config.counts(site.index + 1, site.stack)[-1]
-        form = config.read_form(site.index, site.stack)
+        self.config, self.eps, blocks = config, site.norm_eps, config.blocks(site.stack)
+        self.opens_block, self.opens_source = site.opens_block, site.index in blocks.openings
+        # Sources that phase 1 reads, and outputs in the newest source after this write.
+        self.completed, self.count = blocks.completed(site), blocks.counts(site.index + 1)[-1]
+        form, splits_views = config.read_form(site.index, site.stack), config.splits_views(site)
         self.query = DepthQuery(form) if site.index > 0 else None
-        splits_views = config.splits_views(site)
         self.key_query, self.value_query = (DepthQuery(form) if splits_views else None for _ in range(2))
-
-    def read(self, state: Sources) -> tuple[Views, Any]:
-        """Returns the mixture of all sources, or one for q, k and v each; the only source itself at the first sublayer."""
-        if self.query is None:
-            return state.values[0], None
-        if self.key_query is None or self.value_query is None:
-            return self.query(state), None
-        return QKV(self.query(state), self.key_query(state), self.value_query(state)), None
-
-    def read_sums(self, state: Sources, views: Views, carry: Any) -> tuple[WeightedSum, ...]:
-        """The mixtures of the sources; none at the first sublayer."""
-        if self.query is None:
-            return ()
-        if not isinstance(views, QKV):
-            return (self.query.sum(state, views),)
-        queries = (self.query, self.key_query, self.value_query)
-        each = zip(queries, views, ("q", "k", "v"), strict=True)
-        return tuple(query.sum(state, view, name) for query, view, name in each if query is not None)
-
-    def write(self, state: Sources, update: Float[Tensor, "B T W"], context: Views, carry: Any) -> Sources:
-        """Returns the sources with the update as a new one, or added to the running block sum."""
-        values, factors, keys, _ = state
-        # Under autocast the update may be narrower than the stream that it joins.
-        update = update.to(values[0].dtype)
-        extra = update[..., self.width :]
-        if keys:
-            update = update[..., : self.width].contiguous()
-        if not self.opens_source:
-            update = values[-1] + update
-            values, factors = values[:-1], factors[:-1]
-            if keys:
-                extra = keys[-1] + (extra - keys[-1]) / self.count
-                keys = keys[:-1]
-        if not keys:
-            return Sources((*values, update), (*factors, source_factor(update, self.eps, self.config.impl)))
-        key = extra.contiguous()
-        factor = source_factor(key, self.eps, self.config.impl)
-        return Sources((*values, update), (*factors, factor), (*keys, key))
-
-
-class TwoPhaseResiduals(AttentionResiduals):
-    """Reads the completed sources for its whole block when it opens one, and else merges into what was read for it."""
-
-    def __init__(self, config: AttentionResidualsConfig, site: Site) -> None:
-        super().__init__(config, site)
-        self.completed = completed(config, site)
-        self.opens_block = site.opens_block
         # In a tuple, so that only their own mixers register them.
         self.later: tuple[DepthQuery, ...] = ()
 
-    def read(self, state: Sources) -> tuple[Float[Tensor, "B T D"], tuple[EarlyRead, ...]]:
-        """Returns the mixture, and the early reads of the later sublayers of the block."""
-        config, (values, factors, _, early) = self.config, state
-        if self.opens_block:
-            asking = (*(() if self.query is None else (self.query,)), *self.later)
-            queries = [module.query(state) for module in asking]
-            ready = values[: self.completed], factors[: self.completed]
-            early = early_reads(*ready, queries, config.n_heads, config.impl) if queries else early
-        if self.query is None:
-            return values[0], early
-        own, rest = early[0], tuple(early[1:])
-        late = values[self.completed :]
-        mixed = own.mixture
-        if late:
-            mixed = late_read(own, late, factors[self.completed :], self.query.query(state), config.impl)
-        return self.query.scaled(mixed.to(values[0].dtype)), rest
+    @classmethod
+    def build_alone(cls, config: Any, site: Site) -> DepthMixer:
+        """Builds the mixer of one sublayer, which reads all sources itself."""
+        return super().build_alone(config.replace(schedule="per_read"), site)
 
-    def write(self, state: Sources, update: Float[Tensor, "B T D"], context: Views, carry: tuple[EarlyRead, ...]) -> Sources:
-        """Returns the sources as usual, and the early reads that still wait."""
-        return super().write(state, update, context, None)._replace(early=carry)
+    def read(self, state: Sources, layout: Layout = None, cache: Any = None) -> tuple[Views, tuple[EarlyRead, ...], Any]:
+        """Returns the mixture of all sources, or one for q, k and v each; the only source itself at the first sublayer."""
+        if self.config.schedule == "two_phase":
+            return *self._read_in_phases(state), cache
+        view = state.values[0] if self.query is None else self.query(state)
+        if self.key_query is None or self.value_query is None:
+            return view, (), cache
+        return QKV(view, self.key_query(state), self.value_query(state)), (), cache
+
+    def _read_in_phases(self, state: Sources) -> tuple[Stream, tuple[EarlyRead, ...]]:
+        """Returns the mixture, and the early reads of the later sublayers of the block."""
+        config, n, early = self.config, self.completed, state.early
+        asking = (*(() if self.query is None else (self.query,)), *self.later) if self.opens_block else ()
+        if asking:
+            queries = [one.query(state) for one in asking]
+            early = early_reads(state.values[:n], state.inverse_rms[:n], queries, config.n_heads, config.impl)
+        if self.query is None:
+            return state.values[0], early
+        mixed, early = read_in_phases(state.values, state.inverse_rms, self.query.query(state), early, n, config.impl)
+        return self.query.scaled(mixed), early
+
+    def write(self, state: Sources, update: Float[Tensor, "B T W"], context: Views, carry: tuple[EarlyRead, ...]) -> Sources:
+        """Returns the sources with the update as a new one, or added to the running block sum, and the early reads."""
+        sources = state.with_output(update, self.opens_source, self.count, self.eps, self.config.impl)
+        return sources._replace(early=carry)
+
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the mixtures of the sources; nothing at the first sublayer."""
+        if isinstance(done, Write) or self.query is None:
+            return Explanation()
+        views, names = (done.views, ("q", "k", "v")) if isinstance(done.views, QKV) else ((done.views,), ("read",))
+        each = zip((self.query, self.key_query, self.value_query), views, names, strict=False)
+        return Explanation(tuple(query.sum(done.state, view, name) for query, view, name in each if query is not None))
 
 
 class AttentionResidualsEnds(DepthEnds):
@@ -466,20 +282,19 @@ class AttentionResidualsEnds(DepthEnds):
         self.query = DepthQuery(config.read_form(stack.n_sublayers, stack))
         self.key_map = None
         if config.key_rank is not None:
-            start = Normal(matrix_std(stack.d_model))
-            self.key_map = self.parameter("key_map", (config.key_rank, stack.d_model), start, "matrix")
+            D = stack.d_model
+            self.key_map = self.parameter("key_map", (config.key_rank, D), Normal(matrix_std(D)), "matrix")
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Sources:
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[Sources, Any]:
         """Returns the embedding as the only source."""
-        if self.key_map is None:
-            return Sources((embeddings,), (source_factor(embeddings, self.eps, self.config.impl),))
-        key = F.linear(embeddings, self.key_map).to(embeddings.dtype)
-        return Sources((embeddings,), (source_factor(key, self.eps, self.config.impl),), (key,))
+        key = embeddings if self.key_map is None else F.linear(embeddings, self.key_map).to(embeddings.dtype)
+        factor = source_factor(key, self.eps, self.config.impl)
+        return Sources((embeddings,), (factor,), () if self.key_map is None else (key,)), cache
 
-    def leave(self, state: Sources) -> Float[Tensor, "B T D"]:
+    def leave(self, state: Sources, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the final mixture."""
-        return self.query(state)
+        return self.query(state), cache
 
-    def leave_sums(self, state: Sources, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The final mixture."""
-        return (self.query.sum(state, left),)
+    def explain(self, done: Read) -> Explanation:
+        """Returns the final mixture."""
+        return Explanation((self.query.sum(done.state, done.views),))

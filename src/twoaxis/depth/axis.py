@@ -6,12 +6,13 @@ Letters: B batch, T position, D width.
 from collections.abc import Mapping
 from typing import Any, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from twoaxis.core.errors import ConfigError
+from twoaxis.core.measure import tensors
 from twoaxis.core.site import Stack
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, check_state
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, check_state, outside_decoder
 
 
 class DepthAxis(nn.Module):
@@ -20,7 +21,7 @@ class DepthAxis(nn.Module):
     The state is what the host hands from sublayer to sublayer in the place of its hidden states. It is a value: a tensor or
     nested tuples of tensors, made anew by every write.
 
-    Cost:     what the configuration declares, `config.cost` and `config.ends_cost`
+    Cost:     `config.cost` of every sublayer and `config.ends_cost`
     Args:
         config: of any mixer of the depth axis that does not work inside attention; also as a table or a bare kind.
         d_model: D, the width of the host.
@@ -58,20 +59,13 @@ class DepthAxis(nn.Module):
 
         super().__init__()
         config = DEPTH.parse(config)
-        stack = config.prepare(Stack(d_model, norm_eps, (sublayers,) * n_layers))
-        if any(slot.update_extra for slot in stack.slots):
-            raise ConfigError(
-                f"depth mixer {config.kind!r} with these options takes more than the update of a sublayer: must be used in a "
-                "Decoder; leave out key_rank"
-            )
-        sites = [stack.sites[start : start + sublayers] for start in range(0, stack.n_sublayers, sublayers)]
-        ends = config.build_ends(stack)
-        self.mixers = nn.ModuleList(mixer for block in sites for mixer in config.build_block(block, ends))
-        self.ends = ends
+        stack = outside_decoder(config, Stack(d_model, norm_eps, (sublayers,) * n_layers))
+        mixers, ends = config.build(stack)
+        self.mixers, self.ends = nn.ModuleList(mixers), ends
         self._sublayers = sublayers
-        self._left_tensors = len(config.state(stack, stack.n_sublayers))
-        for index, mixer in enumerate(self._each):
-            mixer.entering_tensors = len(config.state(stack, index))
+        *entering, self._left_tensors = _state_lengths(config, stack)
+        for mixer, length in zip(mixers, entering, strict=True):
+            mixer.entering_tensors = length
 
     @property
     def _each(self) -> list[DepthMixer]:
@@ -85,9 +79,21 @@ class DepthAxis(nn.Module):
 
     def enter(self, embeddings: Float[Tensor, "B T D"]) -> State:
         """Returns the state before the first sublayer."""
-        return cast(DepthEnds, self.ends).enter(embeddings)
+        return cast(DepthEnds, self.ends).enter(embeddings)[0]
 
     def leave(self, state: State) -> Float[Tensor, "B T D"]:
         """Returns the hidden states behind the last sublayer, before the final norm of the host."""
         check_state(state, self._left_tensors)
-        return cast(DepthEnds, self.ends).leave(state)
+        return cast(DepthEnds, self.ends).leave(state)[0]
+
+
+@torch.no_grad()
+def _state_lengths(config: DepthConfig, stack: Stack) -> list[int]:
+    """Counts the tensors in the state before every sublayer and behind the last, in one pass on tensors without memory."""
+    with torch.device("meta"):
+        mixers, ends = config.build(stack)
+        states = [ends.enter(torch.empty(1, 1, stack.d_model))[0]]
+        for mixer in mixers:
+            views, carry, _ = mixer.read(states[-1])
+            states.append(mixer.write(states[-1], torch.empty(1, 1, stack.d_model), views, carry))
+    return [len(tensors(state)) for state in states]

@@ -4,12 +4,14 @@ The depth state is an explicit immutable value: a tensor, or a (nested) tuple of
 module between calls, and no tensor of a state is ever written in place. The state between two sublayers is therefore
 exactly what a pipeline cut, an activation checkpoint or a decoder step has to carry.
 
+A new mixer is one file with a configuration and a module, and one row in `twoaxis.depth`.
+
 Letters: B batch, T position, D width.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -19,20 +21,87 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixer import Mixer
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import DeclaredModule
+from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, total
 from twoaxis.core.views import Heads, Views
 from twoaxis.core.weighted_sum import WeightedSum
-from twoaxis.ops.streams import sum_streams
+
+__all__ = [
+    "Constant",
+    "Controls",
+    "Cost",
+    "DepthConfig",
+    "DepthEnds",
+    "DepthMixer",
+    "Explanation",
+    "InitEquivalence",
+    "Layout",
+    "MixingDesign",
+    "Read",
+    "Shape",
+    "Site",
+    "Stack",
+    "State",
+    "Stream",
+    "StreamEnds",
+    "Views",
+    "WeightedSum",
+    "Write",
+]
 
 State = Any
 """A tensor or nested tuples of tensors; each mixer names its own."""
 
+Stream = Float[Tensor, "B T D"]
+"""A tensor as wide as the model."""
+
+Layout = TokenLayout | None
+"""Documents and positions of the tokens; None means that every row is one document."""
+
+
+class Controls(NamedTuple):
+    """The mixers that a claim about one is held against.
+
+    Attributes:
+        static: data of the nearest mixer whose weights do not depend on the input; None without one.
+        write_only: data of the mixer that writes the same without erasing anything first; None without one.
+        streams: parallel residual streams, which a wider plain model is compared with; 1 for a plain stream.
+    """
+
+    static: Mapping[str, Any] | None = None
+    write_only: Mapping[str, Any] | None = None
+    streams: int = 1
+
+
+class Read(NamedTuple):
+    """One read or, at the end of the stack, what was left: the state, the views and the carry."""
+
+    state: State
+    views: Any
+    carry: Any = None
+
+
+class Write(NamedTuple):
+    """One write: the state it was given, the update, its context, the carry and the next state."""
+
+    state: State
+    update: Tensor
+    context: Views
+    carry: Any
+    next_state: State
+
+
+class Explanation(NamedTuple):
+    """The weighted sums behind a read or a write, and numbers per token [B T] by name; audits look at both."""
+
+    sums: tuple[WeightedSum, ...] = ()
+    gauges: Mapping[str, Float[Tensor, "B T"]] = {}
+
 
 class DepthConfig(Config, ABC):
-    """Configuration of one depth mixer; builds its parts and states its init, state and cost."""
+    """Configuration of one depth mixer: states its mathematics, and builds its modules."""
 
     # Any, since each mixer narrows it to the one literal that names it.
     kind: Any
@@ -40,7 +109,7 @@ class DepthConfig(Config, ABC):
     @property
     @abstractmethod
     def design(self) -> MixingDesign:
-        """How it forms weights and where its sum goes."""
+        """How weights are formed and where their sum goes."""
 
     @property
     @abstractmethod
@@ -48,60 +117,23 @@ class DepthConfig(Config, ABC):
         """How the freshly initialised model relates to the plain pre-norm model."""
 
     @abstractmethod
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The tensors of the state that enters sublayer `index`, in order; `n_sublayers` is the state that is left."""
-
-    def state_floats(self, stack: Stack, index: int) -> int:
-        """Numbers per token in the state that enters sublayer `index`."""
-        return total(self.state(stack, index)).count
-
-    @abstractmethod
-    def flow(self, site: Site) -> Flow:
-        """What reading, head mixing and writing move at this site."""
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """What entering and leaving move; the default ends hand one stream through."""
-        return Flow()
-
-    def kept_by_ends(self, stack: Stack) -> tuple[Leaf, ...]:
-        """The tensors of the last state that autograd keeps for what is made of them at the end."""
-        return tuple(leaf for leaf in self.state(stack, stack.n_sublayers) if leaf.kept)
-
-    def padding_bytes(self, site: Site, shape: Shape) -> int:
-        """Bytes that storages behind the views of this site hold beyond their numbers, in one forward pass."""
-        return 0
-
-    def ends_padding_bytes(self, stack: Stack, shape: Shape) -> int:
-        """The same behind the first state and what is left at the end."""
-        return 0
-
-    @abstractmethod
     def cost(self, site: Site, shape: Shape) -> Cost:
-        """What reading and writing cost at this site in one forward pass."""
+        """Parameters and operations of reading, mixing heads and writing at one sublayer, in one forward pass."""
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
-        """What entering and leaving cost in one forward pass."""
+        """Parameters and operations of entering and leaving the stack, in one forward pass."""
         return Cost()
 
     def splits_views(self, site: Site) -> bool:
-        """Whether the mixer at this site returns separate inputs for queries, keys and values, each behind its own norm."""
+        """Whether a sublayer reads separate inputs for queries, keys and values, each behind its own norm."""
         return False
 
-    @property
-    def parallel_streams(self) -> int:
-        """How many residual streams run side by side; 1 unless a mixer says otherwise."""
-        return 1
-
-    def static_form(self) -> Mapping[str, Any] | None:
-        """Data of the nearest mixer whose weights do not depend on the input; None without one."""
-        return None
-
-    def write_only_form(self) -> Mapping[str, Any] | None:
-        """Data of the mixer that writes the same without erasing anything first; None without one."""
-        return None
+    def controls(self) -> Controls:
+        """Mixers to compare with; none by default."""
+        return Controls()
 
     def prepare(self, stack: Stack) -> Stack:
-        """Returns the stack with what this mixer asks of its sublayers; the default asks for sublayers that take its views.
+        """Returns the stack with what this mixer needs of its sublayers; the default needs those that take its views.
 
         Raises:
             ConfigError: sublayers that this mixer cannot work with.
@@ -115,32 +147,32 @@ class DepthConfig(Config, ABC):
         return stack
 
     @abstractmethod
-    def build(self, site: Site) -> "DepthMixer":
-        """Builds the mixer of one sublayer."""
-
-    def build_block(self, sites: Sequence[Site], ends: "DepthEnds") -> "list[DepthMixer]":
-        """Builds the mixers of one block, which may share parts that the first one or the ends own; the default shares none.
-
-        Args:
-            sites: of the block.
-            ends: what `build_ends` has returned for this model.
-        """
-        return [self.build(site) for site in sites]
-
-    def build_ends(self, stack: Stack) -> "DepthEnds":
-        """Builds the two ends of the stack; the default is one plain stream."""
-        return StreamEnds()
+    def build(self, stack: Stack) -> "tuple[Sequence[DepthMixer], DepthEnds]":
+        """Builds the mixers of all sublayers of a prepared stack, and its two ends; they may share parts."""
 
 
-class DepthMixer(DeclaredModule, ABC):
-    """What one sublayer does to the depth state."""
+class DepthMixer(Mixer):
+    """Reads the input of one sublayer from the depth state, and writes the sublayer's update to it.
 
-    mixes_heads = False
-    """Whether `mix_heads` is called between the projections of the sublayer and its attention."""
+    Attributes:
+        mixes_heads: whether `mix_heads` is called between the projections of the sublayer and its attention.
+        entering_tensors: tensors of the state that enters here, where a `DepthAxis` has counted them.
+    """
 
+    mixes_heads: ClassVar[bool] = False
     entering_tensors: int | None = None
-    """How many tensors a host hands over at this place, where a `DepthAxis` knows it."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.mixes_heads = cls.mix_heads is not DepthMixer.mix_heads
+
+    @classmethod
+    def build_alone(cls, config: Any, site: Site) -> "DepthMixer":
+        """Builds the mixer of one sublayer, for a model that is not our decoder."""
+        mixers, _ = config.build(outside_decoder(config, site.stack))
+        return mixers[site.index]
+
+    @final
     def forward(self, state: State, norm: Callable[[Any], Any], sublayer: Callable[[Any], Tensor]) -> State:
         """A whole sublayer of a model of another code base: `x = mixer(x, norm, f)` in the place of `x = x + f(norm(x))`.
 
@@ -165,74 +197,83 @@ class DepthMixer(DeclaredModule, ABC):
             name = type(self).__name__
             raise ConfigError(f"{name} mixes the heads inside attention: must be used in a Decoder; choose another mixer")
         check_state(state, self.entering_tensors)
-        views, carry = self.read(state)
+        views, carry, _ = self.read(state)
         context = norm(views)
         return self.write(state, sublayer(context), context, carry)
 
-    @abstractmethod
-    def read(self, state: State) -> tuple[Views, Any]:
-        """Returns what the sublayer sees, before its norm, and a carry that `write` receives."""
+    def read(self, state: State, layout: Layout = None, cache: Any = None) -> tuple[Views, Any, Any]:
+        """Returns the input of the sublayer before its norm, a carry for `write`, and the next cache.
 
-    def new_cache(self) -> Any:
-        """What generation carries from token to token before the first one; None for a mixer of single tokens."""
+        The default returns the state itself.
 
-    def read_along(self, state: State, layout: TokenLayout, cache: Any) -> tuple[Views, Any, Any]:
-        """As `read`, where a mixer that also mixes along positions learns the documents and the tokens before these.
-
-        Returns:
-            The views, the carry, and the cache that the next call starts from (None when none was given).
+        Args:
+            state: before this sublayer.
+            layout: of the tokens.
+            cache: what a mixer that also mixes along positions carries from token to token: `()` before the first token,
+                then what the last call returned; None runs without one.
         """
-        return *self.read(state), None
+        return state, None, cache
 
     def mix_heads(self, heads: Heads, context: Views, state: State) -> tuple[Heads, State]:
-        """Returns the heads that attend in place of the projected ones, and the state that knows of them."""
+        """Returns the heads that attend in place of the projected ones, and the state with what later sublayers need."""
         return heads, state
 
     @abstractmethod
-    def write(self, state: State, update: Float[Tensor, "B T D"], context: Views, carry: Any) -> State:
+    def write(self, state: State, update: Stream, context: Views, carry: Any) -> State:
         """Returns the next state, given the sublayer's output and the normalised input it was computed from."""
 
-    def read_sums(self, state: State, views: Any, carry: Any) -> tuple[WeightedSum, ...]:
-        """The weighted sums behind what `read` has returned for this state, for audits; none by default."""
-        return ()
-
-    def write_sums(self, state: State, update: Tensor, carry: Any, following: State) -> tuple[WeightedSum, ...]:
-        """The weighted sums behind the state that `write` has returned, for audits; none by default."""
-        return ()
-
-    def write_gauges(self, state: State, update: Tensor, context: Views, carry: Any) -> dict[str, Float[Tensor, "B T"]]:
-        """Numbers per token that say how a write works, by name, for audits; none by default."""
-        return {}
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the weights of a read or a write of this mixer, for audits; none by default."""
+        return Explanation()
 
 
 class DepthEnds(DeclaredModule, ABC):
-    """How embeddings become a depth state, and how the last state becomes what the final norm sees."""
+    """Makes a depth state of the embeddings, and of the last state what the final norm sees.
+
+    Attributes:
+        lends: whether mixers use parameters of the ends, so that every rank of a pipeline needs them.
+    """
 
     lends = False
-    """Whether mixers use parameters of the ends, so that every rank of a pipeline needs them."""
 
     @abstractmethod
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> State:
-        """Returns the state before the first sublayer."""
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[State, Any]:
+        """Returns the state before the first sublayer and the cache for `leave`; layout and cache as in `DepthMixer.read`."""
 
     @abstractmethod
-    def leave(self, state: State) -> Float[Tensor, "B T D"]:
-        """Returns the hidden states of the last layer, before the final norm."""
+    def leave(self, state: State, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
+        """Returns the hidden states of the last layer, before the final norm, and the next cache of the ends."""
 
-    def new_cache(self) -> Any:
-        """What generation carries from token to token before the first one; None for ends of single tokens."""
+    def explain(self, done: Read) -> Explanation:
+        """Returns the weights behind what was left, for audits; none by default."""
+        return Explanation()
 
-    def enter_along(self, embeddings: Float[Tensor, "B T D"], layout: TokenLayout, cache: Any) -> tuple[State, Any]:
-        """As `enter`, where ends that also mix along positions learn the documents and the tokens before these."""
-        return self.enter(embeddings), None
 
-    def leave_along(self, state: State, layout: TokenLayout, cache: Any) -> tuple[Float[Tensor, "B T D"], Any]:
-        """As `leave`, in the same way; it is given the cache that `enter_along` returned."""
-        return self.leave(state), cache
+class StreamEnds(DepthEnds):
+    """The state is one stream that starts as the embeddings."""
 
-    def leave_sums(self, state: State, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The weighted sums behind what `leave` has returned, for audits; none by default."""
-        return ()
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[State, Any]:
+        """Returns the embeddings."""
+        return embeddings, cache
+
+    def leave(self, state: State, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
+        """Returns the stream."""
+        return state, cache
+
+
+def outside_decoder(config: DepthConfig, stack: Stack) -> Stack:
+    """Prepares the stack of a model whose sublayers return their update and nothing else.
+
+    Raises:
+        ConfigError: a mixer that takes more than that.
+    """
+    stack = config.prepare(stack)
+    if any(slot.update_extra for slot in stack.slots):
+        raise ConfigError(
+            f"depth mixer {config.kind!r} with these options takes more than the update of a sublayer: must be used in a "
+            "Decoder; leave out key_rank"
+        )
+    return stack
 
 
 def check_state(state: State, tensors: int | None) -> None:
@@ -244,36 +285,3 @@ def check_state(state: State, tensors: int | None) -> None:
 
 def _tensors(state: State) -> int:
     return sum(map(_tensors, state)) if isinstance(state, tuple) else int(isinstance(state, Tensor))
-
-
-class ParallelEnds(DepthEnds):
-    """The state is n parallel streams that start as the embeddings and end as their sum.
-
-    Args:
-        n_streams: n.
-        n_fractions: pieces of each stream, where pieces are read and mixed.
-    """
-
-    def __init__(self, n_streams: int, n_fractions: int = 1) -> None:
-        super().__init__()
-        self.n_streams, self.n_fractions = n_streams, n_fractions
-
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], ...]:
-        """Returns the embeddings n times."""
-        return (embeddings,) * self.n_streams
-
-    def leave(self, state: tuple[Float[Tensor, "B T D"], ...]) -> Float[Tensor, "B T D"]:
-        """Returns the sum of the streams."""
-        return sum_streams(state)
-
-
-class StreamEnds(DepthEnds):
-    """The state is one stream that starts as the embeddings."""
-
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Returns the embeddings."""
-        return embeddings
-
-    def leave(self, state: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Returns the stream."""
-        return state

@@ -3,10 +3,9 @@
 Letters: B batch, T position, D width, S columns (sources) of one read, C ways (1, or 3 for q, k and v), L blocks.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import Sequence
+from typing import Any, Literal, Self
 
-from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -16,10 +15,10 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import QKV, Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name, unit_name
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import Controls, DepthConfig, DepthMixer, Explanation, Layout, Read, Stream, Write
+from twoaxis.depth.history import History, HistoryEnds
 from twoaxis.ops.grn import Activation, grn, grn_scores
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl
@@ -71,7 +70,7 @@ class DeepCrossAttentionConfig(DepthConfig):
 
     Example:
         >>> stack = Stack(d_model=2, norm_eps=1e-6, block_lengths=(2,) * 6)
-        >>> [DeepCrossAttentionConfig(k=2).state_floats(stack, 2 * block) for block in range(7)]
+        >>> [DeepCrossAttentionConfig(k=2).n_columns(block + 1) for block in range(7)]
         [2, 4, 6, 8, 8, 8, 8]
     """
 
@@ -88,7 +87,7 @@ class DeepCrossAttentionConfig(DepthConfig):
     @property
     def design(self) -> MixingDesign:
         """Free weights, plus a score of each source by itself where there are scores."""
-        scored = self.variant in ("v3", "dca")
+        scored = self.has_scores
         return MixingDesign(
             query="parameter w" if scored else "none",
             key="D_j" if scored else "none",
@@ -102,17 +101,23 @@ class DeepCrossAttentionConfig(DepthConfig):
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        for name in ("score_vector", "score_norm", "activation", "score_std") if self.variant in ("v1", "v2") else ():
-            if getattr(self, name) != type(self).model_fields[name].default:
-                allowed = f"left out, since {self.variant!r} has no scores"
-                raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use variant='v3' or 'dca'"))
+        if not self.has_scores:
+            reason, remedy = f", since {self.variant!r} has no scores", "remove it or use variant='v3' or 'dca'"
+            self.refuse_options(("score_vector", "score_norm", "activation", "score_std"), reason, remedy)
         if self.middle == "drop" and self.k is None:
             raise ConfigError(problem("middle", "drop", "'sum' when k is None", "set k, the columns to keep on each side"))
         return self
 
-    def static_form(self) -> Mapping[str, Any] | None:
+    @property
+    def has_scores(self) -> bool:
+        """Whether a weight depends on its source."""
+        return self.variant in ("v3", "dca")
+
+    def controls(self) -> Controls:
         """The first variant, whose weights do not depend on the input."""
-        return None if self.variant == "v1" else {"kind": self.kind, "variant": "v1", "k": self.k, "middle": self.middle}
+        return Controls(
+            None if self.variant == "v1" else {"kind": self.kind, "variant": "v1", "k": self.k, "middle": self.middle}
+        )
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -135,7 +140,7 @@ class DeepCrossAttentionConfig(DepthConfig):
         return min(n_deltas, 2 * self.k if self.middle == "drop" else self.k + 2)
 
     def names(self, n_deltas: int) -> tuple[str, ...]:
-        """What each column of a read of this many deltas is called."""
+        """The names of the columns of a read of this many deltas."""
         deltas = tuple(unit_name(unit) for unit in range(n_deltas))
         k = self.k
         if k is None or self.n_columns(n_deltas) == n_deltas:
@@ -148,44 +153,12 @@ class DeepCrossAttentionConfig(DepthConfig):
         """Where a block opens, if queries, keys and values are read apart."""
         return site.opens_block and self.n_ways == 3
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The columns, and inside a block what it read and what it has added."""
-        D, block, inside = Numbers(stack.d_model), stack.n_blocks, ()
-        if index < stack.n_sublayers:
-            block = stack.sites[index].block
-            if not stack.sites[index].opens_block:
-                # What was added is only a summand of what the sublayer reads.
-                inside = (Leaf(f"query of block {block}", D), Leaf(f"added before {index}", D, kept=False))
-        return (*(Leaf(name, D) for name in self.names(block + 1)), *inside)
-
-    def flow(self, site: Site) -> Flow:
-        """The reads where a block opens, two adds elsewhere, and one more where a delta joins the middle."""
-        D, ways = site.d_model, self.n_ways
-        add = Flow(read=Numbers(2 * D), written=Numbers(D))
-        joins = add if self._merges(site) else Flow()
-        if not site.opens_block:
-            return add + add + joins + Flow(views=Numbers(D))
-        # Inside its block the query is part of the state.
-        views = Numbers((ways - (not site.closes_block)) * D)
-        return joins + Flow(Numbers(self.n_columns(site.block + 1) * D), Numbers(ways * D), views)
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The last read."""
-        D = Numbers(stack.d_model)
-        return Flow(read=D * self.n_columns(stack.n_blocks + 1), written=D, views=D)
-
-    def _merges(self, site: Site) -> bool:
-        """Whether a delta joins the middle when this sublayer has written."""
-        after = site.block + 2
-        return site.closes_block and self.middle == "sum" and self.n_columns(after) < after
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The reads where a block opens, one or two adds elsewhere, and one more where a delta joins the middle."""
-        width = shape.total_tokens * site.d_model
-        joins = Cost(elementwise_flops=width * self._merges(site))
-        if not site.opens_block:
-            return joins + Cost(elementwise_flops=2 * width)
-        return joins + self._read_cost(site.block + 1, self.n_ways, site.d_model, shape)
+        width, after = shape.total_tokens * site.d_model, site.block + 2
+        merges = site.closes_block and self.middle == "sum" and self.n_columns(after) < after
+        cost = Cost(elementwise_flops=width * (merges + 2 * (not site.opens_block)))
+        return cost + (self._read_cost(site.block + 1, self.n_ways, site.d_model, shape) if site.opens_block else Cost())
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The last read."""
@@ -193,7 +166,7 @@ class DeepCrossAttentionConfig(DepthConfig):
 
     def _read_cost(self, n_deltas: int, C: int, D: int, shape: Shape) -> Cost:
         S, N = self.n_columns(n_deltas), shape.total_tokens
-        if self.variant in ("v1", "v2"):
+        if not self.has_scores:
             return Cost(params=C * S * (1 if self.variant == "v1" else D), elementwise_flops=2 * C * S * N * D)
         vectors = 1 if self.score_vector == "shared" else S
         norm = self.score_norm == "rms"
@@ -201,101 +174,73 @@ class DeepCrossAttentionConfig(DepthConfig):
             params=C * D * (S + vectors) + D * norm,
             matmul_flops=2 * C * S * N * D,
             elementwise_flops=S * N * D * (4 * C + 2 * norm),
-            saved_bytes=S * N * (C + norm) * max(4, shape.element_bytes),
         )
 
-    def build(self, site: Site) -> "DeepCrossAttention":
-        """Builds the mixer of one sublayer."""
-        return DeepCrossAttention(self, site)
-
-    def build_ends(self, stack: Stack) -> "DeltasEnds":
-        """Builds the ends."""
-        return DeltasEnds(self, stack)
-
-
-class Deltas(NamedTuple):
-    """The depth state.
-
-    Attributes:
-        columns: the embedding, the sum of the middle where there is one, and the newest deltas, oldest first.
-        inside: inside a block its query input and what its sublayers have added so far; else nothing.
-    """
-
-    columns: tuple[Float[Tensor, "B T D"], ...]
-    inside: tuple[Float[Tensor, "B T D"], ...] = ()
+    def build(self, stack: Stack) -> "tuple[list[DeepCrossAttention], DeltasEnds]":
+        """Builds a read for each block and for the head."""
+        return [DeepCrossAttention(self, site) for site in stack.sites], DeltasEnds(self, stack)
 
 
 class GRN(DeclaredModule):
     """A generalised residual: one weighted sum of the columns for each way."""
 
-    def __init__(self, config: DeepCrossAttentionConfig, n_deltas: int, n_ways: int, d_model: int, eps: float) -> None:
+    def __init__(self, config: DeepCrossAttentionConfig, n_deltas: int, n_ways: int, stack: Stack) -> None:
         super().__init__()
-        self.config, self.eps = config, eps
+        self.config, self.eps, D = config, stack.norm_eps, stack.d_model
         self.names, n_columns = config.names(n_deltas), config.n_columns(n_deltas)
-        shape = (n_ways, n_columns) if config.variant == "v1" else (n_ways, n_columns, d_model)
+        shape = (n_ways, n_columns) if config.variant == "v1" else (n_ways, n_columns, D)
         self.bias = self.parameter("bias", shape, Constant(1.0), "mixing")
-        self.has_scores = config.variant in ("v3", "dca")
         self.score_gain = None
-        if self.has_scores:
+        if config.has_scores:
             dead = DEAD_AT_ZERO if config.activation == "relu" and not config.score_std else None
             start = Normal(config.score_std) if config.score_std else Constant(0.0)
             vectors = 1 if config.score_vector == "shared" else n_columns
-            self.score_weight = self.parameter("score_weight", (n_ways, vectors, d_model), start, "mixing", dead)
+            self.score_weight = self.parameter("score_weight", (n_ways, vectors, D), start, "mixing", dead)
             if config.score_norm == "rms":
-                self.score_gain = self.parameter("score_gain", (d_model,), Constant(1.0), "norm", dead)
+                self.score_gain = self.parameter("score_gain", (D,), Constant(1.0), "norm", dead)
 
-    def forward(self, columns: tuple[Float[Tensor, "B T D"], ...]) -> tuple[Float[Tensor, "B T D"], ...]:
+    def forward(self, columns: tuple[Stream, ...]) -> tuple[Stream, ...]:
         """Returns one sum for each way."""
-        if not self.has_scores:
-            return mix(columns, self.bias, self.config.impl)
-        activation, impl = self.config.activation, self.config.impl
-        return grn(columns, self.bias, self.score_weight, activation, self.score_gain, self.eps, impl)
+        config = self.config
+        if not config.has_scores:
+            return mix(columns, self.bias, config.impl)
+        return grn(columns, self.bias, self.score_weight, config.activation, self.score_gain, self.eps, config.impl)
 
-    def sums(self, columns: tuple[Float[Tensor, "B T D"], ...], made: Sequence[Tensor]) -> tuple[WeightedSum, ...]:
-        """The sums with their weights, one for each way."""
+    def explain(self, columns: tuple[Stream, ...], made: Sequence[Tensor]) -> Explanation:
+        """Returns the sums with their weights, one for each way."""
         weights: Sequence[Tensor] = [per_token(way, made[0]) for way in self.bias]
-        if self.has_scores:
+        if self.config.has_scores:
             inputs = (self.score_weight, self.config.activation, self.score_gain, self.eps)
             scores = grn_scores(columns, *inputs).unsqueeze(-1)
             weights = [bias + score for bias, score in zip(weights, scores, strict=True)]
         results = ("q", "k", "v") if len(made) > 1 else ("read",)
         ways = zip(made, results, weights, strict=True)
-        return tuple(WeightedSum(tensor, result, self.names, columns, weight) for tensor, result, weight in ways)
+        return Explanation(tuple(WeightedSum(one, result, self.names, columns, weight) for one, result, weight in ways))
 
 
-class DeepCrossAttention(DepthMixer):
-    """See `DeepCrossAttentionConfig`."""
+class DeepCrossAttention(DepthMixer, config=DeepCrossAttentionConfig):
+    """See `DeepCrossAttentionConfig`; sources are its columns: the embedding, the sum of the middle, the newest deltas."""
 
     def __init__(self, config: DeepCrossAttentionConfig, site: Site) -> None:
         super().__init__()
         self.config, self.closes_block = config, site.closes_block
         self.splits_views = config.splits_views(site)
-        self.grn = None
-        if site.opens_block:
-            self.grn = GRN(config, site.block + 1, config.n_ways, site.d_model, site.norm_eps)
+        self.grn = GRN(config, site.block + 1, config.n_ways, site.stack) if site.opens_block else None
 
-    def read(self, state: Deltas) -> tuple[Views, Float[Tensor, "B T D"]]:
+    def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Views, Stream, Any]:
         """Returns the sums of the columns, or inside a block its query input plus what was added; carries the query input."""
         if self.grn is None:
-            query, added = state.inside
-            return query + added, query
-        ways = self.grn(state.columns)
-        return (QKV(*ways) if self.splits_views else ways[0]), ways[0]
+            added, query = state.inside
+            return query + added, query, cache
+        ways = self.grn(state.sources)
+        return (QKV(*ways) if self.splits_views else ways[0]), ways[0], cache
 
-    def read_sums(self, state: Deltas, views: Views, carry: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The sums of the columns, where a block opens."""
-        if self.grn is None:
-            return ()
-        return self.grn.sums(state.columns, tuple(views) if isinstance(views, QKV) else (views,))
-
-    def write(self, state: Deltas, update: Float[Tensor, "B T D"], context: Views, carry: Float[Tensor, "B T D"]) -> Deltas:
+    def write(self, state: History, update: Stream, context: Views, carry: Stream) -> History:
         """Returns the state with the update added to the delta of the block, which becomes a column when the block closes."""
-        # Under autocast the update may be narrower than the columns.
-        update = update.to(carry.dtype)
-        added = state.inside[1] + update if state.inside else update
+        added = state.added(update)
         if not self.closes_block:
-            return Deltas(state.columns, (carry, added))
-        return Deltas(self._with_column(state.columns, added))
+            return History(state.sources, (added, carry))
+        return History(self._with_column(state.sources, added))
 
     def _with_column(self, columns: tuple[Tensor, ...], delta: Tensor) -> tuple[Tensor, ...]:
         k = self.config.k
@@ -306,22 +251,24 @@ class DeepCrossAttention(DepthMixer):
             return (*columns[:k], *columns[k + 1 :])
         return (columns[0], columns[1] + columns[2], *columns[3:])
 
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the sums of the columns, where a block opens."""
+        if isinstance(done, Write) or self.grn is None:
+            return Explanation()
+        return self.grn.explain(done.state.sources, tuple(done.views) if self.splits_views else (done.views,))
 
-class DeltasEnds(DepthEnds):
+
+class DeltasEnds(HistoryEnds):
     """The embedding is the first column; the model returns one more sum of the columns."""
 
     def __init__(self, config: DeepCrossAttentionConfig, stack: Stack) -> None:
         super().__init__()
-        self.grn = GRN(config, stack.n_blocks + 1, 1, stack.d_model, stack.norm_eps)
+        self.grn = GRN(config, stack.n_blocks + 1, 1, stack)
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Deltas:
-        """Returns the embeddings as the only column."""
-        return Deltas((embeddings,))
-
-    def leave(self, state: Deltas) -> Float[Tensor, "B T D"]:
+    def leave(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the sum of the columns."""
-        return self.grn(state.columns)[0]
+        return self.grn(state.sources)[0], cache
 
-    def leave_sums(self, state: Deltas, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The last sum."""
-        return self.grn.sums(state.columns, (left,))
+    def explain(self, done: Read) -> Explanation:
+        """Returns the last sum."""
+        return self.grn.explain(done.state.sources, (done.views,))

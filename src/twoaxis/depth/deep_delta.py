@@ -3,8 +3,7 @@
 Letters: B batch, T position, D width, C value channels of the state (the paper's d_v), k taps of a convolution.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, Self
 
@@ -16,25 +15,22 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
+from twoaxis.core.parameters import Constant, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, StreamEnds
-from twoaxis.depth.value_channels import ChannelCompressor, ChannelEnds, Channels, Compressor, TimeCompressor
+from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
+from twoaxis.depth.delta_gate import Gate, gate_cost
+from twoaxis.depth.value_channels import ChannelForm, Channels, Compressor
 from twoaxis.ops.anneal import annealed, blend_cost, blend_parameter
 from twoaxis.ops.delta import UpdateRule, components, delta_write, delta_writes
 from twoaxis.ops.linear_scores import linear_scores
-from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+from twoaxis.ops.precision import Impl
 from twoaxis.ops.row_product import row_product
 
-ValueTarget = Literal["paper", "code", "code_linear"]
 TARGET_SCALE = 4.0
 """The upper end of the `code` value target."""
 
-Preset = Literal["none", "ddl", "ddl_tc", "ddl_tc_ec", "ddl_cc", "ddl_cc_ec"]
 _ONE: Mapping[str, Any] = {"value_channels": 1, "compressor": "none", "expansion": "repeat", "context_eps": 1e-5}
 _FOUR: Mapping[str, Any] = {**_ONE, "value_channels": 4, "kernel_size": 4}
 
@@ -108,12 +104,12 @@ class DeepDeltaConfig(DepthConfig):
     """
 
     kind: Literal["deep_delta"] = "deep_delta"
-    preset: Preset = "none"
+    preset: Literal["none", "ddl", "ddl_tc", "ddl_tc_ec", "ddl_cc", "ddl_cc_ec"] = "none"
     value_channels: int = Field(default=1, ge=1)
     compressor: Literal["none", "time", "channel"] = "none"
     expansion: Literal["repeat", "embedding_conv"] = "repeat"
     kernel_size: int = Field(default=4, ge=1)
-    value_target: ValueTarget = "paper"
+    value_target: Literal["paper", "code", "code_linear"] = "paper"
     gate: Literal["linear", "two_layer", "two_layer_bias"] = "linear"
     gate_width: int = Field(default=128, ge=1)
     beta_init: float = 1.0
@@ -167,10 +163,6 @@ class DeepDeltaConfig(DepthConfig):
         if self.context_eps is not None and self.blend != "none":
             allowed = "left out with a blend, which starts as the plain model and keeps its norms"
             raise ConfigError(problem("context_eps", self.context_eps, allowed, "set norm_eps of the model"))
-        return self
-
-    @model_validator(mode="after")
-    def _is_its_preset(self) -> Self:
         for option, value in PRESETS[self.preset].items():
             if getattr(self, option) != value:
                 allowed = f"{value!r} with preset={self.preset!r}"
@@ -182,19 +174,10 @@ class DeepDeltaConfig(DepthConfig):
         stack = super().prepare(stack)
         return stack if self.context_eps is None else replace(stack, norm_eps=self.context_eps)
 
-    @property
-    def _hidden(self) -> int:
-        """Width of the gate's hidden layer; 0 without one."""
-        return 0 if self.gate == "linear" else self.gate_width
-
-    @property
-    def parallel_streams(self) -> int:
-        """The value channels."""
-        return self.value_channels
-
-    def write_only_form(self) -> Mapping[str, Any] | None:
+    def controls(self) -> Controls:
         """The same without the erasure."""
-        return {**self.to_data(), "update_rule": "write_only"} if self.update_rule == "delta" else None
+        write_only = {**self.to_data(), "update_rule": "write_only"} if self.update_rule == "delta" else None
+        return Controls(write_only=write_only, streams=self.value_channels)
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -203,177 +186,83 @@ class DeepDeltaConfig(DepthConfig):
             return InitEquivalence("exact", "the blend starts at 0, where every write is the plain sum")
         return InitEquivalence("none", "it overwrites along the update's direction, so it is never the plain sum")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The value channels, all of them the embedding at first unless that is convolved."""
-        C, D = self.value_channels, stack.d_model
-        if C == 1 or (index == 0 and self.expansion == "repeat"):
-            return (stream(D, index),) * C
-        return tuple(Leaf(f"channel {c} before {index}", Numbers(D)) for c in range(C))
-
-    def flow(self, site: Site) -> Flow:
-        """State, update and context make one new state; several channels are compressed first, and the target looks at that."""
-        D, C = site.d_model, self.value_channels
-        # The first sublayer finds the embedding in all channels.
-        state = Numbers(D if site.index == 0 and self.expansion == "repeat" else C * D)
-        write = Flow(read=state + Numbers(2 * D), written=Numbers(C * D), keeps_update=True)
-        if self.compressor == "none":
-            return write
-        target = Numbers(0 if self.value_target == "paper" else D)
-        return write + Flow(read=state + target, written=Numbers(D), views=Numbers(D))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The readout, and the convolution of the embeddings."""
-        D, C = Numbers(stack.d_model), Numbers(self.value_channels * stack.d_model)
-        if self.compressor == "none":
-            return Flow()
-        expansion = Flow(read=D, written=C, keeps_update=True) if self.expansion == "embedding_conv" else Flow()
-        return expansion + Flow(read=C, written=D, views=D)
-
-    def padding_bytes(self, site: Site, shape: Shape) -> int:
-        """Behind a convolution, k - 1 tokens of each row."""
-        return self._padding_bytes(site.d_model, shape) if self.compressor == "time" else 0
-
-    def ends_padding_bytes(self, stack: Stack, shape: Shape) -> int:
-        """The same behind the readout, and behind every channel of convolved embeddings."""
-        convolutions = (self.compressor == "time") + self.value_channels * (self.expansion == "embedding_conv")
-        return convolutions * self._padding_bytes(stack.d_model, shape)
-
-    def _padding_bytes(self, D: int, shape: Shape) -> int:
-        if shape.element_bytes < shape.statistics_bytes:
-            # Sums are rounded to storage of their own.
-            return 0
-        return shape.batch * (self.kernel_size - 1) * D * shape.element_bytes
+    @property
+    def channels(self) -> ChannelForm:
+        """How channels are compressed and begun."""
+        return ChannelForm(self.compressor, self.expansion, self.value_channels, self.kernel_size, self.impl)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """Gate and target by their weights, one write per channel, and the compressor, owned by the first of its block."""
         D, N, C = site.d_model, shape.total_tokens, self.value_channels
-        hidden = self._hidden
-        gate = (hidden or D) + 1 + hidden * D + (hidden if self.gate == "two_layer_bias" else 0)
-        gate_flops = 2 * (hidden or D)
         target_flops = 2 * D if C == 1 else 0
         write_flops = 2 * D + (4 if self.update_rule == "delta" else 2) * D * C
-        added = self._compressor_cost(D, shape, params=site.opens_block)
+        added = self.channels.compressor_cost(D, N, owned=site.opens_block)
         added += Cost() if self.blend == "none" else blend_cost(shape, D)
-        return added + Cost(
-            params=gate + C * D + (0 if self.value_target == "paper" else C),
-            matmul_flops=2 * N * hidden * D + (2 * N * C * D if C > 1 else 0),
-            elementwise_flops=N * (gate_flops + target_flops + write_flops),
-            saved_bytes=self._saved_bytes(D, shape),
+        return (
+            added
+            + gate_cost(self.gate, self.gate_width, D, N)
+            + Cost(
+                params=C * D + (0 if self.value_target == "paper" else C),
+                matmul_flops=2 * N * C * D if C > 1 else 0,
+                elementwise_flops=N * (target_flops + write_flops),
+            )
         )
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The readout, and the convolution of the embeddings."""
-        D, C, k = stack.d_model, self.value_channels, self.kernel_size
-        expansion = Cost()
-        if self.expansion == "embedding_conv":
-            flops, cached = 2 * k * shape.total_tokens * C * D, self._history_bytes(D, shape)
-            expansion = Cost(params=C * D * k, elementwise_flops=flops, cache_bytes=cached)
-        return expansion + self._compressor_cost(D, shape)
+        D, N = stack.d_model, shape.total_tokens
+        return self.channels.expansion_cost(D, N) + self.channels.compressor_cost(D, N)
 
-    def _compressor_cost(self, D: int, shape: Shape, params: bool = True) -> Cost:
-        C, k, N, number = self.value_channels, self.kernel_size, shape.total_tokens, max(4, shape.element_bytes)
-        widened = shape.element_bytes < 4
-        if self.compressor == "time":
-            return Cost(
-                params=C * (D * k + 1) * params,
-                elementwise_flops=2 * C * k * N * D,
-                saved_bytes=(C * D * k * (1 + widened) + C * widened) * number,
-                cache_bytes=C * self._history_bytes(D, shape),
-            )
-        if self.compressor == "channel":
-            return Cost(
-                params=C * (D + 1) * params,
-                matmul_flops=2 * C * C * D,
-                elementwise_flops=2 * C * N * D,
-                saved_bytes=C * (C + D * (1 + widened)) * number,
-            )
-        return Cost()
-
-    def _history_bytes(self, D: int, shape: Shape) -> int:
-        return shape.batch * min(shape.tokens, self.kernel_size - 1) * D * shape.element_bytes
-
-    def _saved_bytes(self, D: int, shape: Shape) -> int:
-        """A few numbers per token in the statistics precision; a narrower model also widens what the hidden layer reads."""
-        hidden = self._hidden
-        by_channel = self.value_channels * (3 if self.value_target == "code" else 2)
-        numbers = shape.total_tokens * (3 + by_channel + hidden)
-        if hidden and shape.element_bytes < 4:
-            numbers += (shape.total_tokens + hidden) * D
-        return numbers * max(4, shape.element_bytes)
-
-    def build(self, site: Site) -> "DeepDelta":
-        """Builds the mixer, with a compressor of its own."""
-        return DeepDelta(self, site.d_model)
-
-    def build_block(self, sites: Sequence[Site], ends: DepthEnds) -> "list[DepthMixer]":
-        """Builds the mixers of one block, which share the compressor of the first."""
-        first = self.build(sites[0])
-        return [first, *(DeepDelta(self, site.d_model, first.compress) for site in sites[1:])]
-
-    def build_ends(self, stack: Stack) -> DepthEnds:
-        """Builds the ends."""
-        readout = self.build_compressor(stack.d_model)
-        if readout is None:
-            return StreamEnds()
-        kernel_size = self.kernel_size if self.expansion == "embedding_conv" else None
-        return ChannelEnds(readout, stack.d_model, self.value_channels, kernel_size, self.impl)
-
-    def build_compressor(self, d_model: int) -> "Compressor | None":
-        """Builds one compressor; there is none to build for a single channel."""
-        if self.compressor == "time":
-            return TimeCompressor(d_model, self.value_channels, self.kernel_size, self.impl)
-        return ChannelCompressor(d_model, self.value_channels, self.impl) if self.compressor == "channel" else None
+    def build(self, stack: Stack) -> "tuple[list[DeepDelta], DepthEnds]":
+        """Builds the mixers, which share the compressor of the first of their block, and the ends."""
+        mixers, shared = list[DeepDelta](), None
+        for site in stack.sites:
+            mixers.append(DeepDelta(self, site, None if site.opens_block else shared))
+            shared = mixers[-1].compress
+        return mixers, self.channels.build_ends(stack.d_model)
 
 
-class DeepDelta(DepthMixer):
+class DeepDelta(DepthMixer, config=DeepDeltaConfig):
     """See `DeepDeltaConfig`; usable outside our decoder.
 
     Example:
-        >>> mixer = DeepDelta(DeepDeltaConfig(), d_model=4)
+        >>> mixer = DeepDelta(d_model=4)
         >>> x, update = torch.ones(1, 1, 4), torch.tensor([[[1.0, 0.0, 0.0, 0.0]]])
         >>> mixer.write(x, update, context=x, carry=None)[..., 1:].tolist()
         [[[1.0, 1.0, 1.0]]]
     """
 
-    def __init__(
-        self, config: DeepDeltaConfig | Mapping[str, Any] | str, d_model: int, shared: Compressor | None = None
-    ) -> None:
+    def __init__(self, config: DeepDeltaConfig, site: Site, shared: Compressor | None = None) -> None:
         super().__init__()
-        self.config = config = DeepDeltaConfig.parse(config)
+        self.config, d_model = config, site.d_model
         C, std = config.value_channels, matrix_std(d_model)
-        self.gate = Gate(config, d_model)
+        self.gate = Gate(config.gate, config.gate_width, d_model, config.beta_init, config.impl)
         self.target_weight = self.parameter("target_weight", (d_model,) if C == 1 else (C, d_model), Normal(std), "gate")
         if config.value_target != "paper":
             self.target_bias = self.parameter("target_bias", (C,), Constant(0.0), "bias")
         self.blend = blend_parameter(self) if config.blend == "annealed" else None
-        self.compressor = config.build_compressor(d_model) if shared is None else None
+        self.compressor = config.channels.build_compressor(d_model) if shared is None else None
         # In a tuple, a module stays with the sublayer that lends it.
         self._shared = (shared,)
 
+    @classmethod
+    def build_alone(cls, config: Any, site: Site) -> DepthMixer:
+        """Builds the mixer of one sublayer, with a compressor of its own."""
+        return cls(config, config.prepare(site.stack).sites[site.index])
+
     @property
     def compress(self) -> Compressor | None:
-        """What makes one input of several channels, its own or that of the block."""
+        """The module that makes one input of several channels, its own or that of the block."""
         return self.compressor if self._shared[0] is None else self._shared[0]
 
-    def new_cache(self) -> Any:
-        """The history of the compressor's input at this sublayer."""
-        return None if self.compress is None else self.compress.new_cache()
-
-    def read(self, state: Any) -> tuple[Float[Tensor, "B T D"], Any]:
-        """Returns the stream, or what the channels are compressed to, also as the carry."""
+    def read(self, state: Any, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any, Any]:
+        """Returns the stream, or the compressed channels, also as the carry."""
         if self.compress is None:
-            return state, None
-        x, _ = self.compress(state)
-        return x, x
-
-    def read_along(self, state: Any, layout: TokenLayout, cache: Any) -> tuple[Float[Tensor, "B T D"], Any, Any]:
-        """As `read`, with the tokens of the same document before these."""
-        if self.compress is None:
-            return state, None, None
+            return state, None, cache
         x, cache = self.compress(state, layout, cache)
         return x, x, cache
 
-    def write(self, state: Any, update: Float[Tensor, "B T D"], context: Views, carry: Any) -> Any:
+    def write(self, state: Any, update: Stream, context: Views, carry: Any) -> Any:
         """Returns the state with its component along the update moved towards the target."""
         assert isinstance(context, Tensor), "the read returns one view, so the context is one tensor"
         config, beta = self.config, self.gate(context)
@@ -385,58 +274,27 @@ class DeepDelta(DepthMixer):
         targets = self.target(carry, context)
         return delta_writes(state, update, targets, beta, config.direction_eps, config.update_rule, config.impl)
 
-    def write_gauges(self, state: Any, update: Tensor, context: Views, carry: Any) -> dict[str, Float[Tensor, "B T"]]:
-        """The gate beta, and how far the component k^T X is from its target before and after the write, over all channels."""
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the gate beta, and how far k^T X is from its target before and after the write, over all channels."""
+        if isinstance(done, Read):
+            return Explanation()
+        state, update, context, carry, written = done
         assert isinstance(context, Tensor), "the read returns one view, so the context is one tensor"
-        channels = (state,) if carry is None else state
         target = self.target(state if carry is None else carry, context)
-        written = self.write(state, update, context, carry)
         targets = target.unsqueeze(0) if carry is None else target
-        eps = self.config.direction_eps
 
-        def discrepancy(of: Channels) -> Float[Tensor, "B T"]:
-            return torch.linalg.vector_norm(components(of, update, eps) - targets, dim=0)
+        def discrepancy(of: Any) -> Float[Tensor, "B T"]:
+            channels: Channels = (of,) if carry is None else of
+            return torch.linalg.vector_norm(components(channels, update, self.config.direction_eps) - targets, dim=0)
 
-        after = (written,) if carry is None else written
-        return {"beta": self.gate(context), "before": discrepancy(channels), "after": discrepancy(after)}
+        gauges = {"beta": self.gate(context), "before": discrepancy(state), "after": discrepancy(written)}
+        return Explanation(gauges=gauges)
 
-    def target(
-        self, x: Float[Tensor, "B T D"], context: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T"] | Float[Tensor, "C B T"]:
-        """The value that replaces the component of the stream, or of each channel."""
+    def target(self, x: Stream, context: Stream) -> Float[Tensor, "B T"] | Float[Tensor, "C B T"]:
+        """Returns the value that replaces the component of the stream, or of each channel."""
         product = row_product if self.target_weight.ndim == 1 else linear_scores
         if self.config.value_target == "paper":
             return product(context, self.target_weight, self.config.impl)
         linear = product(x, self.target_weight, self.config.impl)
         linear = linear + self.target_bias.view(-1, *(1,) * (linear.ndim - 1))
         return TARGET_SCALE * torch.sigmoid(linear) if self.config.value_target == "code" else linear
-
-
-class Gate(DeclaredModule):
-    """How far the component moves: beta = 2 sigmoid(g(c)) in (0, 2)."""
-
-    def __init__(self, config: DeepDeltaConfig, d_model: int) -> None:
-        super().__init__()
-        start = config.beta_init / 2
-        self.layers = config.gate
-        self.impl: Impl = config.impl
-        width = d_model if self.layers == "linear" else config.gate_width
-        if self.layers != "linear":
-            self.hidden_weight = self.parameter("hidden_weight", (width, d_model), Normal(matrix_std(d_model)), "gate")
-        if self.layers == "two_layer_bias":
-            self.hidden_bias = self.parameter("hidden_bias", (width,), Constant(0.0), "bias")
-        self.weight = self.parameter("weight", (width,), Normal(matrix_std(width)), "gate")
-        self.bias = self.parameter("bias", (1,), Constant(math.log(start / (1 - start))), "bias")
-
-    def forward(self, context: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
-        """Returns beta for each token."""
-        if self.layers != "linear":
-            context = _hidden(context, self.hidden_weight, self.hidden_bias if self.layers == "two_layer_bias" else None)
-        return 2 * torch.sigmoid(row_product(context, self.weight, self.impl) + self.bias)
-
-
-@outside_autocast
-def _hidden(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    dtype = statistics_dtype(x)
-    hidden = x.to(dtype) @ weight.to(dtype).T
-    return torch.tanh(hidden if bias is None else hidden + bias.to(dtype))

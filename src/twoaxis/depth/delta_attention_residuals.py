@@ -3,10 +3,8 @@
 Letters: B batch, T position, D width, S depth sources.
 """
 
-from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, Self
 
-import torch
 from jaxtyping import Float
 from pydantic import model_validator
 from torch import Tensor
@@ -15,15 +13,13 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.source_blocks import BlockSize, Count, block_names, check_blocks, openings
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import QKV, Views
-from twoaxis.core.weighted_sum import WeightedSum, per_token
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.ops.depth_read import depth_read, depth_weights, source_factor
-from twoaxis.ops.precision import Impl, statistics_dtype
+from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
+from twoaxis.depth.depth_query import AddedRead, Sources
+from twoaxis.depth.history import BlockSize, Count, SourceBlocks, check_blocks, source_blocks
+from twoaxis.ops.depth_read import source_factor
+from twoaxis.ops.precision import Impl
 
 
 class DeltaAttentionResidualsConfig(DepthConfig):
@@ -114,45 +110,38 @@ class DeltaAttentionResidualsConfig(DepthConfig):
         """At attention, with separate values."""
         return self.value_routing == "separate" and site.slot.takes_views
 
-    def opens(self, stack: Stack) -> tuple[int, ...]:
-        """The sublayers that open a block."""
-        return openings(self.block_size, self.count, stack)
+    def blocks(self, stack: Stack) -> SourceBlocks:
+        """The sublayers whose outputs make up each source."""
+        return source_blocks(self.block_size, self.count, stack)
 
     def completed(self, index: int, stack: Stack) -> int:
-        """Sources in the state that enters sublayer `index`, without the running delta; nobody reads after the last."""
+        """Sources in the state that enters sublayer `index`, without the running delta; nothing reads after the last."""
         if index == stack.n_sublayers:
             return 0
+        openings = self.blocks(stack).openings
         if self.entries == "as_released":
-            return sum(opening < index for opening in self.opens(stack))
-        return (index >= self._first_read(stack)) + sum(0 < opening <= index for opening in self.opens(stack))
-
-    def _first_read(self, stack: Stack) -> int:
-        """The first sublayer that reads the embedding as a source."""
-        return {"first_read": 0, "second_read": 1, "never": stack.n_sublayers}[self.embedding]
+            return sum(opening < index for opening in openings)
+        first_read = {"first_read": 0, "second_read": 1, "never": stack.n_sublayers}[self.embedding]
+        return (index >= first_read) + sum(0 < opening <= index for opening in openings)
 
     def runs_on(self, index: int, stack: Stack) -> bool:
         """Whether sublayer `index` is inside a block whose delta is still growing."""
-        inside = index < stack.n_sublayers and index not in self.opens(stack)
+        inside = index < stack.n_sublayers and index not in self.blocks(stack).openings
         return inside and self.entries == "block_delta"
 
-    def sources(self, site: Site) -> int:
-        """Sources of one read."""
-        running = self.running_source == "included" and self.runs_on(site.index, site.stack)
-        return self.completed(site.index, site.stack) + running + (self.null_source == "learned")
-
     def names(self, site: Site) -> tuple[str, ...]:
-        """What each source of one read is called."""
-        blocks = block_names(self.opens(site.stack), site.stack)
+        """The names of the sources of one read, oldest first behind a null source."""
+        completed, blocks = self.completed(site.index, site.stack), self.blocks(site.stack).names
         # As released, every entry is the stream where a block opens less the entry before it.
         held = tuple(f"entry {n}" for n in range(len(blocks))) if self.entries == "as_released" else blocks
-        if self.entries == "block_delta" and self.embedding != "never" and self.completed(site.index, site.stack):
+        if self.entries == "block_delta" and self.embedding != "never" and completed:
             held = ("embedding", *held)
-        null = ("null",) if self.null_source == "learned" else ()
-        return (*null, *held)[: self.sources(site)]
+        running = self.running_source == "included" and self.runs_on(site.index, site.stack)
+        return (*(("null",) if self.null_source == "learned" else ()), *held[: completed + running])
 
-    def static_form(self) -> Mapping[str, Any] | None:
+    def controls(self) -> Controls:
         """DenseFormer, which sums earlier outputs with free weights."""
-        return {"kind": "denseformer", "granularity": "sublayer" if self.block_size == 1 else "block"}
+        return Controls({"kind": "denseformer", "granularity": "sublayer" if self.block_size == 1 else "block"})
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -166,71 +155,9 @@ class DeltaAttentionResidualsConfig(DepthConfig):
             return InitEquivalence("up_to_norm", "zero queries add the mean of sources that add up to the stream")
         return InitEquivalence("none", "zero queries add the mean of sources that do not add up to the stream")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The stream, each source with its inverse rms, and the running delta."""
-        D, n = Numbers(stack.d_model), self.completed(index, stack)
-        # The sublayer that makes a source makes its factor, and keeps both.
-        held = [Leaf(name, D, keeper=maker) for name, maker in zip(self._held(stack)[:n], self._makers(stack)[:n], strict=True)]
-        running: list[Leaf] = []
-        if self.runs_on(index, stack):
-            running = [Leaf(f"delta before {index}", D, kept=self.running_source == "included", keeper=index - 1)]
-        read = (*held, *(leaf for leaf in running if leaf.kept))
-        factors = (Leaf(f"inverse rms of {leaf.name}", Numbers(statistics=1), keeper=leaf.keeper) for leaf in read)
-        return self._stream(stack, index), *held, *factors, *running
-
-    def _makers(self, stack: Stack) -> tuple[int, ...]:
-        """The sublayer that completes each source of the last read, oldest first; 0 for the embedding."""
-        if self.entries == "as_released":
-            return self.opens(stack)
-        ends = tuple(opening - 1 for opening in (*self.opens(stack)[1:], stack.n_sublayers))
-        return ends if self.embedding == "never" else (0, *ends)
-
-    def _held(self, stack: Stack) -> tuple[str, ...]:
-        """What each source of the last read holds, oldest first."""
-        blocks = block_names(self.opens(stack), stack)
-        if self.entries == "as_released":
-            return ("embedding", *(f"entry {n}" for n in range(1, len(blocks))))
-        return blocks if self.embedding == "never" else ("embedding", *blocks)
-
-    def _stream(self, stack: Stack, index: int) -> Leaf:
-        """The stream: kept where it is read as it is, or is a source."""
-        if index == stack.n_sublayers:
-            return stream(stack.d_model, index)
-        source = index == 0 and self._first_read(stack) < stack.n_sublayers
-        return stream(stack.d_model, index, kept=source or self.sources(stack.sites[index]) == 0)
-
-    def flow(self, site: Site) -> Flow:
-        """The read of the stream and the sources, for one view or two, and the two sums with the rms of what is new."""
-        return self._read_flow(site) + self._write_flow(site)
-
-    def _read_flow(self, site: Site) -> Flow:
-        n, D = self.sources(site), site.d_model
-        if n == 0:
-            return Flow()
-        held = n - (self.null_source == "learned")
-        # A single source has no score; the embedding may be the stream as well.
-        sources = Numbers(D, statistics=n > 1) * held - Numbers(D * (site.index == 0 and held > 0))
-        views = Numbers(D * (1 + self.splits_views(site)))
-        return Flow(read=Numbers(D) + sources, written=views, views=views)
-
-    def _write_flow(self, site: Site) -> Flow:
-        D, following, opens = site.d_model, site.index + 1, self.opens(site.stack)
-        flow = Flow(read=Numbers(2 * D), written=Numbers(D))
-        if following == site.stack.n_sublayers:
-            return flow
-        factors = self.completed(following, site.stack) - self.completed(site.index, site.stack)
-        factors += self.running_source == "included" and self.runs_on(following, site.stack)
-        more = D * (self.runs_on(site.index, site.stack) or (self.entries == "as_released" and site.index in opens[1:]))
-        return flow + Flow(read=Numbers(more), written=Numbers(more, statistics=factors))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The rms of the embedding where that is a source from the start."""
-        first = self.embedding == "first_read"
-        return Flow(read=Numbers(stack.d_model * first), written=Numbers(statistics=int(first)))
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read, or two where values are routed apart, and the write."""
-        read = self._read_cost(self.sources(site), site.d_model, shape)
+        read = self._read_cost(len(self.names(site)), site.d_model, shape)
         write = Cost(elementwise_flops=shape.total_tokens * site.d_model * (3 + self.runs_on(site.index, site.stack)))
         return read + (read if self.splits_views(site) else Cost()) + write
 
@@ -241,22 +168,12 @@ class DeltaAttentionResidualsConfig(DepthConfig):
         params = null * D + gate
         if n == 1:
             return Cost(params=params, elementwise_flops=N * D * (1 + gate))
-        # Raw scores and weights, the query, and its factors widened.
-        numbers = 2 * n * N + null + (2 if shape.element_bytes < 4 else 1) * D
-        return Cost(
-            params=params + 2 * D,
-            matmul_flops=2 * N * n * D,
-            elementwise_flops=N * (n * (2 * D + 5) + D * (1 + gate)),
-            saved_bytes=numbers * max(4, shape.element_bytes),
-        )
+        flops = N * (n * (2 * D + 5) + D * (1 + gate))
+        return Cost(params=params + 2 * D, matmul_flops=2 * N * n * D, elementwise_flops=flops)
 
-    def build(self, site: Site) -> "DeltaAttentionResiduals":
-        """Builds the mixer of one sublayer."""
-        return DeltaAttentionResiduals(self, site)
-
-    def build_ends(self, stack: Stack) -> "DeltaEnds":
-        """Builds the ends."""
-        return DeltaEnds(self, stack)
+    def build(self, stack: Stack) -> "tuple[list[DeltaAttentionResiduals], DeltaEnds]":
+        """Builds a query for each read, or two where values are routed apart."""
+        return [DeltaAttentionResiduals(self, site) for site in stack.sites], DeltaEnds(self, stack)
 
 
 class StreamAndDeltas(NamedTuple):
@@ -269,97 +186,42 @@ class StreamAndDeltas(NamedTuple):
         running: the delta of the running block, or empty.
     """
 
-    stream: Float[Tensor, "B T D"]
-    values: tuple[Float[Tensor, "B T D"], ...] = ()
+    stream: Stream
+    values: tuple[Stream, ...] = ()
     inverse_rms: tuple[Float[Tensor, "B T"], ...] = ()
-    running: tuple[Float[Tensor, "B T D"], ...] = ()
+    running: tuple[Stream, ...] = ()
+
+    @property
+    def sources(self) -> Sources:
+        """The completed sources, and the running one where it is read."""
+        reads_running = len(self.inverse_rms) > len(self.values)
+        return Sources((*self.values, *self.running) if reads_running else self.values, self.inverse_rms)
 
 
-class DeltaRead(DeclaredModule):
-    """One read: a pseudo-query and a key gain where there is a choice, a null source and a factor where asked for."""
-
-    def __init__(self, config: DeltaAttentionResidualsConfig, site: Site) -> None:
-        super().__init__()
-        self.config, self.eps, D = config, site.norm_eps, site.d_model
-        self.names = config.names(site)
-        self.chooses = config.sources(site) > 1
-        if self.chooses:
-            self.pseudo_query = self.parameter("pseudo_query", (D,), Constant(0.0), "query")
-            self.key_gain = self.parameter("key_gain", (D,), Constant(1.0), "norm")
-        self.null = self.parameter("null", (D,), Constant(0.0), "query") if config.null_source == "learned" else None
-        self.alpha = self.parameter("alpha", (1,), Constant(0.0), "gate") if config.gate == "alpha" else None
-
-    def forward(self, state: StreamAndDeltas) -> Float[Tensor, "B T D"]:
-        """Returns the stream plus the mixture."""
-        stream, values = state.stream, self._values(state)
-        if not self.chooses:
-            return stream + values[0] if self.alpha is None else torch.addcmul(stream, self.alpha.to(stream.dtype), values[0])
-        factors = self._factors(state)
-        return depth_read(values, factors, self._query(factors), self.config.impl, stream=stream, scale=self.alpha)
-
-    def sum(self, state: StreamAndDeltas, made: Float[Tensor, "B T D"], result: str) -> WeightedSum:
-        """The mixture with its weights, which is added to the stream."""
-        values = self._values(state)
-        if self.chooses:
-            factors = self._factors(state)
-            weights = depth_weights(values, factors, self._query(factors))
-        else:
-            weights = torch.ones(1, dtype=statistics_dtype(made), device=made.device)
-        weights = weights if self.alpha is None else weights * self.alpha
-        stream = state.stream
-        return WeightedSum(made, result, self.names, values, per_token(weights, made), finish=lambda mixed: stream + mixed)
-
-    def _values(self, state: StreamAndDeltas) -> tuple[Float[Tensor, "B T D"], ...]:
-        """The null source where there is one, the completed sources, and the running one where it is read."""
-        values = (*state.values, *state.running) if len(state.inverse_rms) > len(state.values) else state.values
-        return values if self.null is None else (self._null(state.stream).expand_as(state.stream), *values)
-
-    def _factors(self, state: StreamAndDeltas) -> tuple[Float[Tensor, "B T"], ...]:
-        if self.null is None:
-            return state.inverse_rms
-        factor = source_factor(self._null(state.stream), self.eps, self.config.impl)
-        return (factor.expand(state.stream.shape[:-1]), *state.inverse_rms)
-
-    def _null(self, stream: Tensor) -> Float[Tensor, "1 1 D"]:
-        assert self.null is not None
-        return self.null.to(stream.dtype).view(1, 1, -1)
-
-    def _query(self, factors: tuple[Tensor, ...]) -> Float[Tensor, " D"]:
-        # The product in float32, so that two rounded factors do not become one badly rounded query.
-        return self.pseudo_query.to(factors[0].dtype) * self.key_gain
-
-
-class DeltaAttentionResiduals(DepthMixer):
+class DeltaAttentionResiduals(DepthMixer, config=DeltaAttentionResidualsConfig):
     """See `DeltaAttentionResidualsConfig`."""
 
     def __init__(self, config: DeltaAttentionResidualsConfig, site: Site) -> None:
         super().__init__()
         self.config, self.eps = config, site.norm_eps
-        opens, following = config.opens(site.stack), site.index + 1
+        opens, following, names = config.blocks(site.stack).openings, site.index + 1, config.names(site)
         self.is_first, self.is_last = site.index == 0, following == site.stack.n_sublayers
         self.opens_source, self.closes_source = site.index in opens, following in opens
-        reads = config.sources(site) > 0
         self.splits_views = config.splits_views(site)
-        self.route = DeltaRead(config, site) if reads else None
-        self.value_route = DeltaRead(config, site) if reads and self.splits_views else None
+        null, gated = config.null_source == "learned", config.gate == "alpha"
+        form = names, site.d_model, site.norm_eps, null, gated, config.impl
+        self.route = AddedRead(*form) if names else None
+        self.value_route = AddedRead(*form) if names and self.splits_views else None
 
-    def read(self, state: StreamAndDeltas) -> tuple[Views, None]:
+    def read(self, state: StreamAndDeltas, layout: Layout = None, cache: Any = None) -> tuple[Views, None, Any]:
         """Returns the stream plus the mixture; separately for the values where they are routed apart."""
-        view = state.stream if self.route is None else self.route(state)
+        view = state.stream if self.route is None else self.route(state.stream, state.sources)
         if not self.splits_views:
-            return view, None
-        return QKV(view, view, view if self.value_route is None else self.value_route(state)), None
+            return view, None, cache
+        values = view if self.value_route is None else self.value_route(state.stream, state.sources)
+        return QKV(view, view, values), None, cache
 
-    def read_sums(self, state: StreamAndDeltas, views: Views, carry: None) -> tuple[WeightedSum, ...]:
-        """The mixture that is added to the stream, and that of the values where they are routed apart."""
-        if self.route is None:
-            return ()
-        if not isinstance(views, QKV):
-            return (self.route.sum(state, views, "read"),)
-        own = () if self.value_route is None else (self.value_route.sum(state, views.v, "v"),)
-        return (self.route.sum(state, views.q, "q and k"), *own)
-
-    def write(self, state: StreamAndDeltas, update: Float[Tensor, "B T D"], context: Views, carry: None) -> StreamAndDeltas:
+    def write(self, state: StreamAndDeltas, update: Stream, context: Views, carry: None) -> StreamAndDeltas:
         """Returns the stream plus the update, and the sources that it completes."""
         # Under autocast the update may be narrower than the stream that it joins.
         update = update.to(state.stream.dtype)
@@ -381,6 +243,17 @@ class DeltaAttentionResiduals(DepthMixer):
         factors = (*factors, *(source_factor(v, self.eps, self.config.impl) for v in read))
         return StreamAndDeltas(stream, (*values, *fresh), factors, running)
 
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the mixture that is added to the stream, and that of the values where they are routed apart."""
+        if isinstance(done, Write) or self.route is None:
+            return Explanation()
+        stream, sources = done.state.stream, done.state.sources
+        if self.value_route is None:
+            return Explanation((self.route.sum(stream, sources, done.views, "read"),))
+        view, _, values = done.views
+        shared = self.route.sum(stream, sources, view, "q and k")
+        return Explanation((shared, self.value_route.sum(stream, sources, values, "v")))
+
 
 class DeltaEnds(DepthEnds):
     """The stream starts as the embedding, which may be a source at once, and is left as it is."""
@@ -389,13 +262,13 @@ class DeltaEnds(DepthEnds):
         super().__init__()
         self.config, self.eps = config, stack.norm_eps
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> StreamAndDeltas:
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[StreamAndDeltas, Any]:
         """Returns the embeddings as the stream."""
         if self.config.embedding != "first_read":
-            return StreamAndDeltas(embeddings)
+            return StreamAndDeltas(embeddings), cache
         factor = source_factor(embeddings, self.eps, self.config.impl)
-        return StreamAndDeltas(embeddings, (embeddings,), (factor,))
+        return StreamAndDeltas(embeddings, (embeddings,), (factor,)), cache
 
-    def leave(self, state: StreamAndDeltas) -> Float[Tensor, "B T D"]:
+    def leave(self, state: StreamAndDeltas, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the stream."""
-        return state.stream
+        return state.stream, cache

@@ -1,15 +1,12 @@
-"""DenseFormer: after a block, the stream becomes a learned weighted sum of the outputs of all blocks so far.
+"""DenseFormer: after a block, the stream becomes a learned sum of the outputs of all blocks so far.
 
-Letters: B batch, T position, D width, S sources of one row.
+Letters: B batch, T position, D width, S sources of one row, L blocks (or sublayers, where those are the units).
 """
 
-from collections.abc import Mapping
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
-from jaxtyping import Float
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
@@ -17,18 +14,18 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
+from twoaxis.depth.history import Granularity, Sums, n_units, read_later, selection, strided_sums, unit_of
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl
 
-Outputs = tuple[Float[Tensor, "B T D"], ...]
-"""The depth state: the outputs that later rows still read, oldest first, then the stream, which may be the newest of them."""
+Outputs = tuple[Stream, ...]
+"""The depth state: the outputs that later rows read, oldest first, and the stream, which may be the newest of them."""
 
 DILUTED = 1e-4
-"""What the authors' connect-to-last baseline starts every weight at but the newest."""
+"""The start of every weight of the authors' connect-to-last baseline but the newest."""
 
 
 class DenseFormerConfig(DepthConfig):
@@ -77,7 +74,7 @@ class DenseFormerConfig(DepthConfig):
     dilation: int = Field(default=1, ge=1)
     period: int = Field(default=1, ge=1)
     stored: Literal["every", "groups"] = "every"
-    granularity: Literal["block", "sublayer"] = "block"
+    granularity: Granularity = "block"
     last: int | None = Field(default=None, ge=1)
     older_init: float | None = None
     impl: Impl = "fused"
@@ -101,46 +98,34 @@ class DenseFormerConfig(DepthConfig):
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        defaults = {name: field.default for name, field in type(self).model_fields.items()}
-        without = ("dilation", "period", "stored", "last") if self.variant == "connect_to_last" else ()
-        if self.variant == "skip_gains":
-            without = ("dilation", "period", "stored", "last", "granularity", "older_init")
-        for name in without:
-            if getattr(self, name) != defaults[name]:
-                allowed = f"left out, since {self.variant!r} has no such rows"
-                raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use variant='dwa'"))
+        of_rows = ("dilation", "period", "stored", "last")
+        idle = {"connect_to_last": of_rows, "skip_gains": (*of_rows, "granularity", "older_init")}.get(self.variant, ())
+        reason, remedy = f", since {self.variant!r} has no such rows", "remove it or use variant='dwa'"
+        self.refuse_options(idle, reason, remedy)
         if self.last is not None and self.dilation > 1:
             raise ConfigError(problem("last", self.last, "None when dilation > 1", "set dilation=1 or remove last"))
         return self
 
-    def rows(self, n_units: int) -> dict[int, tuple[int, ...]]:
+    def rows(self, n_units: int) -> Sums:
         """The outputs that are summed after each unit with a row, oldest first; 0 is the embedding, unit 1 the first."""
         if self.variant == "skip_gains":
             return {}
         if self.variant == "connect_to_last":
             return {n_units: tuple(range(n_units + 1))}
         apart = self.period if self.stored == "groups" else 1
-        stride = self.dilation * apart
-        rows = {end: tuple(range(end % stride, end + 1, stride)) for end in range(self.period, n_units + 1, self.period)}
-        if self.last is None:
-            return rows
-        return {end: tuple(s for s in row if s == 0 or s > end - self.last * apart) for end, row in rows.items()}
+        return strided_sums(n_units, self.period, self.dilation * apart, None if self.last is None else self.last * apart)
+
+    def rows_of(self, stack: Stack) -> Sums:
+        """The rows of a whole stack."""
+        return self.rows(n_units(stack, self.granularity))
 
     def prepare(self, stack: Stack) -> Stack:
-        """Returns the stack as it is.
-
-        Raises:
-            ConfigError: groups that do not fill the stack.
-        """
-        n_units = self.units(stack)
-        if self.stored == "groups" and n_units % self.period:
-            allowed = f"a divisor of the {n_units} {self.granularity}s when stored='groups'"
+        """Refuses groups that do not fill the stack."""
+        units = n_units(stack, self.granularity)
+        if self.stored == "groups" and units % self.period:
+            allowed = f"a divisor of the {units} {self.granularity}s when stored='groups'"
             raise ConfigError(problem("period", self.period, allowed, "change n_layers, or use stored='every'"))
         return stack
-
-    def units(self, stack: Stack) -> int:
-        """Number of units of a whole stack."""
-        return stack.n_blocks if self.granularity == "block" else stack.n_sublayers
 
     @property
     def first_weight(self) -> float:
@@ -156,125 +141,66 @@ class DenseFormerConfig(DepthConfig):
             return InitEquivalence("none", "older outputs start with a weight that is not 0")
         return InitEquivalence("exact", "every row starts with weight 1 on the newest output and 0 on the others")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The outputs that later rows read, and the stream unless it is the newest of them."""
-        place, D = _Place(self, stack, index), stack.d_model
-        outputs = tuple(self._output(stack, unit) if unit else stream(D, 0) for unit in place.kept)
-        return outputs if place.stream_is_kept else (*outputs, stream(D, index))
-
-    def _output(self, stack: Stack, unit: int) -> Leaf:
-        end = unit if self.granularity == "sublayer" else sum(stack.block_lengths[:unit])
-        # With a row, the sublayer that ends the unit sums its output at once.
-        return Leaf(f"output {unit}", Numbers(stack.d_model), keeper=end - 1 if unit in self.rows(self.units(stack)) else None)
-
-    def flow(self, site: Site) -> Flow:
-        """One add, and one sum where a unit with a row ends, whose newest output goes to memory only for later rows."""
-        D = site.d_model
-        before, after = (_Place(self, site.stack, index) for index in (site.index, site.index + 1))
-        if after.row is None:
-            return Flow(read=Numbers(2 * D), written=Numbers(D))
-        older = set(after.row[:-1]) - ({before.unit} if before.stream_is_kept else set())
-        return Flow(read=Numbers((2 + len(older)) * D), written=Numbers((1 + (after.unit in after.kept)) * D))
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One add, and one sum where a unit with a row ends."""
-        N, D = shape.total_tokens, site.d_model
+        N, D, unit = shape.total_tokens, site.d_model, unit_of(site, self.granularity)
         if self.variant == "skip_gains":
             return Cost(params=1, elementwise_flops=2 * N * D)
-        after = _Place(self, site.stack, site.index + 1)
-        if after.row is None:
-            return Cost(elementwise_flops=N * D)
-        S = len(after.row)
-        # What the last reader of the newest output keeps of it.
-        saved = 0 if after.unit in after.kept else N * D * shape.element_bytes
-        return Cost(params=S, elementwise_flops=N * D * (1 + 2 * S), saved_bytes=saved)
+        S = len(self.rows_of(site.stack).get(unit.number + 1, ())) if unit.closes else 0
+        return Cost(params=S, elementwise_flops=N * D * (1 + 2 * S))
 
-    def build(self, site: Site) -> "SkipGain | DenseFormer":
-        """Builds the mixer of one sublayer."""
-        return SkipGain() if self.variant == "skip_gains" else DenseFormer(self, site)
-
-    def build_ends(self, stack: Stack) -> "OutputsEnds":
-        """Builds the ends."""
-        return OutputsEnds()
+    def build(self, stack: Stack) -> "tuple[list[SkipGain] | list[DenseFormer], OutputsEnds]":
+        """Builds a row where a unit with one ends, or the gains of the baseline."""
+        if self.variant == "skip_gains":
+            return [SkipGain() for _ in stack.sites], OutputsEnds()
+        return [DenseFormer(self, site) for site in stack.sites], OutputsEnds()
 
 
-class _Place:
-    """A boundary between sublayers: which outputs the state holds there, and the row of the unit that ends there, if any."""
-
-    def __init__(self, config: DenseFormerConfig, stack: Stack, index: int) -> None:
-        rows = config.rows(config.units(stack))
-        if config.granularity == "sublayer":
-            self.unit, inside = index, False
-        else:
-            self.unit, inside = _blocks_before(stack, index)
-        self.row = None if inside else rows.get(self.unit)
-        self.kept = _read_later(rows, self.unit)
-        self.stream_is_kept = not inside and self.row is None and self.unit in self.kept
-
-
-def _blocks_before(stack: Stack, index: int) -> tuple[int, bool]:
-    """How many blocks are complete before sublayer `index`, and whether that sublayer lies inside another one."""
-    if index == stack.n_sublayers:
-        return stack.n_blocks, False
-    site = stack.sites[index]
-    return site.block, not site.opens_block
-
-
-def _read_later(rows: Mapping[int, tuple[int, ...]], unit: int) -> tuple[int, ...]:
-    """The outputs up to this unit that the rows of later units read."""
-    return tuple(sorted({source for end, row in rows.items() if end > unit for source in row if source <= unit}))
-
-
-class DenseFormer(DepthMixer):
+class DenseFormer(DepthMixer, config=DenseFormerConfig):
     """See `DenseFormerConfig`."""
 
     def __init__(self, config: DenseFormerConfig, site: Site) -> None:
         super().__init__()
-        before, after = (_Place(config, site.stack, index) for index in (site.index, site.index + 1))
         self.impl: Impl = config.impl
-        self.stream_is_kept = before.stream_is_kept
-        self.ends_unit = after.unit > before.unit
-        # Positions in what is held when the unit has ended: the outputs held before, and the new one behind them.
-        held = (*before.kept, after.unit)
-        self.row = None if after.row is None else tuple(held.index(source) for source in after.row)
-        self.kept = tuple(held.index(source) for source in after.kept)
-        self.newest_is_kept = after.stream_is_kept
-        what = "block" if config.granularity == "block" else "sublayer"
-        self.names = tuple(unit_name(unit, what) for unit in after.row or ())
-        if self.row is not None:
+        rows, (unit, opens, self.ends_unit) = config.rows_of(site.stack), unit_of(site, config.granularity)
+        # Between two units without a row, the stream is the newest output.
+        self.stream_is_kept = opens and unit not in rows and unit in read_later(rows, unit)
+        self.row, self.kept = selection(rows, unit + 1)
+        self.row = self.row if self.ends_unit else ()
+        self.newest_is_kept = self.ends_unit and not self.row and unit + 1 in read_later(rows, unit + 1)
+        self.names = tuple(unit_name(source, config.granularity) for source in rows.get(unit + 1, ()))
+        if self.row:
             start = (*(config.first_weight for _ in self.row[1:]), 1.0)
             self.weights = self.parameter("weights", (len(start),), Values(start), "mixing")
 
-    def read(self, state: Outputs) -> tuple[Float[Tensor, "B T D"], None]:
+    def read(self, state: Outputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, None, Any]:
         """Returns the stream."""
-        return state[-1], None
+        return state[-1], None, cache
 
-    def write(self, state: Outputs, update: Float[Tensor, "B T D"], context: Views, carry: None) -> Outputs:
+    def write(self, state: Outputs, update: Stream, context: Views, carry: None) -> Outputs:
         """Returns the state with the update added and, where a unit with a row ends, the stream replaced by the row's sum."""
         outputs = self._outputs(state, update)
         if not self.ends_unit:
             return outputs
         kept = tuple(outputs[index] for index in self.kept)
-        if self.row is not None:
+        if self.row:
             (stream,) = mix([outputs[index] for index in self.row], self.weights.unsqueeze(0), self.impl)
             return (*kept, stream)
         return kept if self.newest_is_kept else (*kept, outputs[-1])
 
-    def write_sums(
-        self, state: Outputs, update: Float[Tensor, "B T D"], carry: None, following: Outputs
-    ) -> tuple[WeightedSum, ...]:
-        """The sum of the row, which is what the next unit reads."""
-        if self.row is None:
-            return ()
-        outputs = self._outputs(state, update)
-        sources, made = tuple(outputs[index] for index in self.row), following[-1]
-        return (WeightedSum(made, "stream", self.names, sources, per_token(self.weights, made)),)
-
-    def _outputs(self, state: Outputs, update: Float[Tensor, "B T D"]) -> Outputs:
+    def _outputs(self, state: Outputs, update: Stream) -> Outputs:
         """The outputs that are held, and the stream with the update behind them."""
         # Under autocast the update may be narrower than the stream that it joins.
         newest = state[-1] + update.to(state[-1].dtype)
         return (*(state if self.stream_is_kept else state[:-1]), newest)
+
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the sum of the row, which the next unit reads."""
+        if isinstance(done, Read) or not self.row:
+            return Explanation()
+        outputs = self._outputs(done.state, done.update)
+        sources, made = tuple(outputs[index] for index in self.row), done.next_state[-1]
+        return Explanation((WeightedSum(made, "stream", self.names, sources, per_token(self.weights, made)),))
 
 
 class SkipGain(DepthMixer):
@@ -284,11 +210,11 @@ class SkipGain(DepthMixer):
         super().__init__()
         self.gain = self.parameter("gain", (1,), Constant(1.0), "mixing")
 
-    def read(self, state: Outputs) -> tuple[Float[Tensor, "B T D"], None]:
+    def read(self, state: Outputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, None, Any]:
         """Returns the stream."""
-        return state[-1], None
+        return state[-1], None, cache
 
-    def write(self, state: Outputs, update: Float[Tensor, "B T D"], context: Views, carry: None) -> Outputs:
+    def write(self, state: Outputs, update: Stream, context: Views, carry: None) -> Outputs:
         """Returns g x + update."""
         (stream,) = state
         return (torch.addcmul(update.to(stream.dtype), stream, self.gain),)
@@ -297,10 +223,10 @@ class SkipGain(DepthMixer):
 class OutputsEnds(DepthEnds):
     """The embedding is the first output and the first stream, and the state ends as the stream alone."""
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Outputs:
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[Outputs, Any]:
         """Returns the embeddings."""
-        return (embeddings,)
+        return (embeddings,), cache
 
-    def leave(self, state: Outputs) -> Float[Tensor, "B T D"]:
+    def leave(self, state: Outputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the stream."""
-        return state[-1]
+        return state[-1], cache

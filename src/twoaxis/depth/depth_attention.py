@@ -3,28 +3,20 @@
 Letters: B batch, T position, D width, H heads, K key width, W depth window, S sources, N states that are read, l one of them.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
-import torch.nn.functional as F
-from jaxtyping import Float
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
-from twoaxis.core.weighted_sum import WeightedSum
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.ops.depth_attention import depth_attention, depth_attention_weights
-from twoaxis.ops.norm import rms_norm
+from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
+from twoaxis.depth.history import Granularity, StreamWrite, n_units, unit_of
+from twoaxis.depth.state_reader import Reader, ReaderForm, StateRead, StreamAndMemory
 from twoaxis.ops.precision import Impl
 
 
@@ -72,7 +64,7 @@ class DepthAttentionConfig(DepthConfig):
     kind: Literal["depth_attention"] = "depth_attention"
     window: int | None = Field(default=8, ge=1)
     projections: Literal["shared", "own"] = "shared"
-    granularity: Literal["block", "sublayer"] = "block"
+    granularity: Granularity = "block"
     mode: Literal["add", "replace"] = "add"
     output: Literal["matrix", "none"] = "matrix"
     output_init: Literal["zero", "scaled"] | None = None
@@ -122,56 +114,47 @@ class DepthAttentionConfig(DepthConfig):
         """Numbers in all heads of one query, key or value."""
         return self.n_heads * (self.head_dim or d_model // self.n_heads)
 
-    def n_reads(self, stack: Stack) -> int:
-        """Reads in the whole model."""
-        return self._read_before(stack, stack.n_sublayers) + (self.head == "read")
+    def reads(self, stack: Stack) -> tuple[StateRead, ...]:
+        """All reads of the model, that of the head last where it makes one."""
+        count = n_units(stack, self.granularity) + (self.head == "read")
+        after = "state at {}" if self.granularity == "sublayer" else "state after block {}"
+        first = 0 if self.granularity == "sublayer" else 1
+        names = ("embedding", *(after.format(i - first) for i in range(1, count)))
+        found = []
+        for read in range(count):
+            keeps = self.sources(read + 1) - 1 if read + 1 < count else 0
+            found.append(StateRead(names[read + 1 - self.sources(read) : read + 1], keeps))
+        return tuple(found)
 
-    def read_at(self, site: Site) -> int | None:
-        """The number of the read before this sublayer, counted from 0; None where there is none."""
-        if self.granularity == "sublayer":
-            return site.index
-        return site.block if site.opens_block else None
+    def read_at(self, site: Site) -> StateRead | None:
+        """The read before this sublayer; None where there is none."""
+        unit = unit_of(site, self.granularity)
+        return self.reads(site.stack)[unit.number] if unit.opens else None
 
-    def asks(self, read: int) -> bool:
-        """Whether a read has a query: with one source the softmax is 1 whatever it asks."""
-        return self.sources(read) > 1
+    def form(self, stack: Stack) -> ReaderForm:
+        """How every reader of this model works."""
+        start = self.output_init or ("zero" if self.mode == "add" else "scaled")
+        return ReaderForm(
+            d_model=stack.d_model,
+            width=self.width(stack.d_model),
+            n_heads=self.n_heads,
+            output=start if self.output == "matrix" else None,
+            n_blocks=stack.n_blocks,
+            adds=self.mode == "add",
+            norm_eps=stack.norm_eps if self.states == "normalised" else None,
+            impl=self.impl,
+        )
 
-    def kept(self, read: int, stack: Stack) -> int:
-        """Keys and values that a read leaves to later ones, its own included."""
-        return self.sources(read + 1) - 1 if read + 1 < self.n_reads(stack) else 0
-
-    def parts(self, read: int, stack: Stack) -> int:
-        """Matrices that a read multiplies with: for values, for a key that is ever compared, for a query that asks."""
-        asks = self.asks(read)
-        return 1 + (asks or self.kept(read, stack) > 0) + asks
-
-    def _read_before(self, stack: Stack, index: int) -> int:
-        """Reads of sublayers before this one."""
-        if self.granularity == "sublayer":
-            return index
-        if index == stack.n_sublayers:
-            return stack.n_blocks
-        return stack.sites[index].block + (not stack.sites[index].opens_block)
-
-    def _stands_at(self, read: int, stack: Stack) -> int:
-        """The sublayer behind a read; `n_sublayers` is the head."""
-        return read if self.granularity == "sublayer" else sum(stack.block_lengths[:read])
-
-    def static_form(self) -> Mapping[str, Any] | None:
+    def controls(self) -> Controls:
         """DenseFormer, which sums earlier outputs with free weights."""
-        return {"kind": "denseformer", "granularity": self.granularity}
-
-    @property
-    def output_start(self) -> Literal["zero", "scaled"]:
-        """Initial value of W_O."""
-        return self.output_init or ("zero" if self.mode == "add" else "scaled")
+        return Controls({"kind": "denseformer", "granularity": self.granularity})
 
     @property
     def init_equivalence(self) -> InitEquivalence:
         """Exact when the read is added through a zero matrix."""
         if self.mode == "replace":
             return InitEquivalence("none", "the stream is replaced by a random projection of earlier states")
-        if self.output == "none" or self.output_start == "scaled":
+        if self.output == "none" or self.output_init == "scaled":
             return InitEquivalence("none", "a random projection of earlier states is added to the stream")
         return InitEquivalence("exact", "the output projection of the read starts at zero")
 
@@ -185,230 +168,68 @@ class DepthAttentionConfig(DepthConfig):
             raise ConfigError(problem("n_heads * head_dim", got, allowed, "drop head_dim, or use output='matrix'"))
         return stack
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The stream, and a key and a value of each state that the next read can see."""
-        read = self._read_before(stack, index)
-        kept = self.sources(read) - 1 if read < self.n_reads(stack) else 0
-        heads = Numbers(self.width(stack.d_model))
-
-        def keeper(i: int, keeps_own: bool) -> int:
-            return self._stands_at(i if keeps_own else i + 1, stack)
-
-        earlier = range(read - kept, read)
-        # A read keeps its own key where it compares it with others, and its own value unless that is merely added.
-        added = self.mode == "add" and self.output == "none"
-        keys = (Leaf(f"key of state {i}", heads, keeper=keeper(i, self.asks(i))) for i in earlier)
-        values = (Leaf(f"value of state {i}", heads, keeper=keeper(i, self.asks(i) or not added)) for i in earlier)
-        return stream(stack.d_model, index), *keys, *values
-
-    def flow(self, site: Site) -> Flow:
-        """A read takes stream and memory, and leaves the view, which the add takes up, and its own key and value."""
-        D, read = site.d_model, self.read_at(site)
-        return Flow(read=Numbers(2 * D), written=Numbers(D)) + (Flow() if read is None else self._read_flow(read, site.stack))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The read of the head, where it makes one."""
-        return self._read_flow(self.n_reads(stack) - 1, stack) if self.head == "read" else Flow()
-
-    def _read_flow(self, read: int, stack: Stack) -> Flow:
-        D, W = stack.d_model, self.width(stack.d_model)
-        memory, own = 2 * W * (self.sources(read) - 1), 2 * W * (self.kept(read, stack) > 0)
-        if own and self.mode == "replace" and self.output == "none" and not self.asks(read):
-            # The view is the value that the next state holds.
-            return Flow(read=Numbers(D), written=Numbers(own))
-        return Flow(read=Numbers(D + memory), written=Numbers(D + own), views=Numbers(D))
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The projections and the attention over the window, where a read is made, and the write."""
         read, add = self.read_at(site), Cost(elementwise_flops=shape.total_tokens * site.d_model)
-        return add if read is None else add + self._read_cost(read, site.stack, shape)
+        if read is None:
+            return add
+        return add + self.form(site.stack).cost(read, shape.total_tokens, shares=self.projections == "shared")
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The matrices that all readers share, and the read of the head."""
-        shared = Cost(params=self._params(self.most_parts(stack), stack) if self.projections == "shared" else 0)
-        return shared + (self._read_cost(self.n_reads(stack) - 1, stack, shape) if self.head == "read" else Cost())
+        reads, form, shares = self.reads(stack), self.form(stack), self.projections == "shared"
+        cost = Cost(params=form.params(max(read.parts for read in reads)) if shares else 0)
+        return cost + (form.cost(reads[-1], shape.total_tokens, shares) if self.head == "read" else Cost())
 
-    def most_parts(self, stack: Stack) -> int:
-        """Matrices of a set that all readers share; the last read is the one that may ask."""
-        return max(self.parts(read, stack) for read in {0, self.n_reads(stack) - 1})
+    def build(self, stack: Stack) -> "tuple[Sequence[DepthMixer], DepthAttentionEnds]":
+        """Builds a reader for each state, with matrices of its own or with those of the ends."""
+        ends = DepthAttentionEnds(self, stack)
+        lender = ends if self.projections == "shared" else None
+        mixers = [StreamWrite() if self.read_at(site) is None else DepthAttention(self, site, lender) for site in stack.sites]
+        return mixers, ends
 
-    def _params(self, parts: int, stack: Stack) -> int:
-        matrices = parts + (self.output == "matrix")
-        return matrices * stack.d_model * self.width(stack.d_model) + stack.d_model * (self.states == "normalised")
 
-    def _read_cost(self, read: int, stack: Stack, shape: Shape) -> Cost:
-        D, N, W, n = stack.d_model, shape.total_tokens, self.width(stack.d_model), self.sources(read)
-        parts, projects = self.parts(read, stack), self.output == "matrix"
-        # The heads of one part, and one number per token in the precision of statistics.
-        part, number = N * W * shape.element_bytes, N * shape.statistics_bytes
-        context = N * D * shape.element_bytes + number if self.states == "normalised" else 0
-        attended = part * (1 + projects) + n * self.n_heads * number if n > 1 else 0
-        # The own key and value are part of the next state where a later read sees them.
-        own = 0 if self.kept(read, stack) else 2 * part if n > 1 else part * projects
-        params = self._params(parts, stack)
-        return Cost(
-            params=params if self.projections == "own" else 0,
-            shared_params=params if self.projections == "shared" else 0,
-            matmul_flops=2 * N * D * W * (parts + projects),
-            elementwise_flops=N * (4 * n * W + D * (5 if self.states == "normalised" else 1)),
-            saved_bytes=context + attended + own,
-        )
+class DepthAttention(Reader, DepthMixer, config=DepthAttentionConfig):
+    """See `DepthAttentionConfig`: the mixer of a sublayer that reads.
 
-    def build(self, site: Site) -> DepthMixer:
+    Args:
+        config: the options.
+        site: of the sublayer.
+        lender: the ends, when all readers share their matrices.
+    """
+
+    def __init__(self, config: DepthAttentionConfig, site: Site, lender: Reader | None) -> None:
+        super().__init__()
+        self.form, read = config.form(site.stack), config.read_at(site)
+        assert read is not None, "a sublayer that reads nothing adds to the stream alone"
+        self.prepare_read(read, lender)
+        if lender is None:
+            self.declare(read.parts)
+
+    @classmethod
+    def build_alone(cls, config: Any, site: Site) -> DepthMixer:
         """Builds the mixer of one sublayer, with matrices of its own.
 
         Raises:
             ConfigError: matrices that all readers share, which the ends own.
         """
-        read = self.read_at(site)
-        if read is None:
-            return PlainWrite()
-        if self.projections == "shared":
+        if config.projections == "shared" and config.read_at(site) is not None:
             remedy = "build a DepthAxis or a Decoder, which have the ends, or use projections='own'"
-            raise ConfigError(problem("projections", self.projections, "'own' for a mixer that is built alone", remedy))
-        return DepthAttention(self, site.stack, read, None)
+            raise ConfigError(problem("projections", config.projections, "'own' for a mixer that is built alone", remedy))
+        return super().build_alone(config, site)
 
-    def build_block(self, sites: Sequence[Site], ends: DepthEnds) -> list[DepthMixer]:
-        """Builds the mixers of one block, whose readers use the matrices of the ends when these are shared."""
-        if self.projections == "own":
-            return [self.build(site) for site in sites]
-        assert isinstance(ends, DepthAttentionEnds), "the ends are those that `build_ends` returned"
-        reads = [self.read_at(site) for site in sites]
-        stack = sites[0].stack
-        return [PlainWrite() if read is None else DepthAttention(self, stack, read, ends) for read in reads]
-
-    def build_ends(self, stack: Stack) -> "DepthAttentionEnds":
-        """Builds the ends."""
-        return DepthAttentionEnds(self, stack)
-
-
-class StreamAndMemory(NamedTuple):
-    """The depth state: the stream, and the keys and values of earlier states that later reads can see."""
-
-    stream: Float[Tensor, "B T D"]
-    keys: tuple[Float[Tensor, "B T H K"], ...]
-    values: tuple[Float[Tensor, "B T H K"], ...]
-
-
-class Reader(DeclaredModule):
-    """Reads the stream and its memory, with matrices of its own or with those of a lender."""
-
-    config: DepthAttentionConfig
-
-    def declare(self, stack: Stack, parts: int) -> None:
-        """Declares the matrices (queries above keys above values; the last `parts` of these three), W_O and the gain."""
-        config, D, W = self.config, stack.d_model, self.config.width(stack.d_model)
-        self.projection = self.parameter("projection", (parts * W, D), Normal(matrix_std(D)), "matrix")
-        if config.output == "matrix":
-            # Not an nn.Linear: a host that fills those anew would end the equivalence with the plain model.
-            scaled = Normal(matrix_std(W) / math.sqrt(2 * stack.n_blocks))
-            start = Constant(0.0) if config.output_start == "zero" else scaled
-            self.output = self.parameter("output", (D, W), start, "matrix")
-        if config.states == "normalised":
-            self.gain = self.parameter("gain", (D,), Constant(1.0), "norm")
-
-    def prepare_read(self, stack: Stack, read: int, lender: "Reader | None" = None) -> None:
-        """Sets the constants of one read; its matrices are those of the lender, or else its own."""
-        config = self.config
-        self.eps, self.parts, self.keeps = stack.norm_eps, config.parts(read, stack), config.kept(read, stack)
-        self.asks = config.asks(read)
-        self.names = tuple(_state_name(config, i) for i in range(read + 1 - config.sources(read), read + 1))
-        # In a tuple, a module stays with the one that lends it.
-        self._lender = () if lender is None else (lender,)
-
-    @property
-    def matrices(self) -> "Reader":
-        """The module that owns the matrices."""
-        return self._lender[0] if self._lender else self
-
-    def heads(self, x: Float[Tensor, "B T D"]) -> list[Float[Tensor, "B T H K"]]:
-        """The query and the key, where there are such, and the value."""
-        config, matrices = self.config, self.matrices
-        context = rms_norm(x, matrices.gain, self.eps) if config.states == "normalised" else x
-        # A read that needs fewer matrices than the set has leaves out the first ones.
-        rows = self.parts * config.width(x.shape[-1])
-        parts = F.linear(context, matrices.projection[-rows:]).chunk(self.parts, dim=-1)
-        return [part.unflatten(-1, (config.n_heads, -1)).contiguous() for part in parts]
-
-    def stream_and_memory(self, state: StreamAndMemory) -> StreamAndMemory:
-        """The stream with what is read, and the keys and values for the next read."""
-        x = state.stream
-        *asking, value = self.heads(x)
-        mixed, keys, values = value, (), ()
-        if asking:
-            keys, values = (*state.keys, asking[-1]), (*state.values, value)
-            if self.asks:
-                mixed = depth_attention(asking[0], keys, values, self.config.impl)
-            keys, values = (past[len(past) - self.keeps :] for past in (keys, values))
-        return StreamAndMemory(self.joined(x, mixed.flatten(2)), keys, values)
-
-    def joined(self, x: Float[Tensor, "B T D"], mixed: Float[Tensor, "B T W"]) -> Float[Tensor, "B T D"]:
-        """The stream with what is read."""
-        update = F.linear(mixed, self.matrices.output) if self.config.output == "matrix" else mixed
-        update = update.to(x.dtype)
-        return x + update if self.config.mode == "add" else update
-
-    def sums(self, state: StreamAndMemory, made: Tensor) -> tuple[WeightedSum, ...]:
-        """The mixture of values, per head, before its output projection."""
-        if not self.asks:
-            return ()
-        query, key, value = self.heads(state.stream)
-        weights = depth_attention_weights(query, (*state.keys, key))
-        values = tuple(v.flatten(2) for v in (*state.values, value))
-        return (WeightedSum(made, "read", self.names, values, weights, finish=partial(self.joined, state.stream)),)
-
-
-def _state_name(config: DepthAttentionConfig, i: int) -> str:
-    if i == 0:
-        return "embedding"
-    return f"state at {i}" if config.granularity == "sublayer" else f"state after block {i - 1}"
-
-
-class DepthAttention(Reader, DepthMixer):
-    """See `DepthAttentionConfig`: the mixer of a sublayer that reads.
-
-    Args:
-        config: the options.
-        stack: all sublayers.
-        read: the number of this read, counted from 0.
-        lender: the ends, when all readers share their matrices.
-    """
-
-    def __init__(self, config: DepthAttentionConfig, stack: Stack, read: int, lender: Reader | None) -> None:
-        super().__init__()
-        self.config = config
-        self.prepare_read(stack, read, lender)
-        if lender is None:
-            self.declare(stack, self.parts)
-
-    def read(self, state: StreamAndMemory) -> tuple[Float[Tensor, "B T D"], StreamAndMemory]:
+    def read(self, state: StreamAndMemory, layout: Layout = None, cache: Any = None) -> tuple[Stream, StreamAndMemory, Any]:
         """Returns the stream with what is read, as the view and, with the memory after it, as the carry."""
         carry = self.stream_and_memory(state)
-        return carry.stream, carry
+        return carry.stream, carry, cache
 
-    def read_sums(
-        self, state: StreamAndMemory, views: Float[Tensor, "B T D"], carry: StreamAndMemory
-    ) -> tuple[WeightedSum, ...]:
-        """The mixture of values, per head, before its output projection."""
-        return self.sums(state, views)
-
-    def write(
-        self, state: StreamAndMemory, update: Float[Tensor, "B T D"], context: Views, carry: StreamAndMemory
-    ) -> StreamAndMemory:
+    def write(self, state: StreamAndMemory, update: Stream, context: Views, carry: StreamAndMemory) -> StreamAndMemory:
         """Returns the stream plus the update, and the memory that the read has left."""
         return carry._replace(stream=carry.stream + update)
 
-
-class PlainWrite(DepthMixer):
-    """A sublayer between two reads: it sees the stream and adds to it."""
-
-    def read(self, state: StreamAndMemory) -> tuple[Float[Tensor, "B T D"], None]:
-        """Returns the stream."""
-        return state.stream, None
-
-    def write(self, state: StreamAndMemory, update: Float[Tensor, "B T D"], context: Views, carry: None) -> StreamAndMemory:
-        """Returns the stream plus the update, and the memory as it was."""
-        return state._replace(stream=state.stream + update)
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the mixture of values, per head, before its output projection."""
+        return Explanation() if isinstance(done, Write) else self.explain_read(done.state, done.views)
 
 
 class DepthAttentionEnds(Reader, DepthEnds):
@@ -416,23 +237,23 @@ class DepthAttentionEnds(Reader, DepthEnds):
 
     def __init__(self, config: DepthAttentionConfig, stack: Stack) -> None:
         super().__init__()
-        self.config, self.lends = config, config.projections == "shared"
-        last = config.n_reads(stack) - 1
+        self.config, self.form, self.lends = config, config.form(stack), config.projections == "shared"
+        reads = config.reads(stack)
         if self.lends:
-            self.declare(stack, config.most_parts(stack))
+            self.declare(max(read.parts for read in reads))
         elif config.head == "read":
-            self.declare(stack, config.parts(last, stack))
+            self.declare(reads[-1].parts)
         if config.head == "read":
-            self.prepare_read(stack, last)
+            self.prepare_read(reads[-1])
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> StreamAndMemory:
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[StreamAndMemory, Any]:
         """Returns the embeddings and an empty memory."""
-        return StreamAndMemory(embeddings, (), ())
+        return StreamAndMemory(embeddings, (), ()), cache
 
-    def leave(self, state: StreamAndMemory) -> Float[Tensor, "B T D"]:
+    def leave(self, state: StreamAndMemory, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the stream, with what the head reads where it does."""
-        return self.stream_and_memory(state).stream if self.config.head == "read" else state.stream
+        return self.stream_and_memory(state).stream if self.config.head == "read" else state.stream, cache
 
-    def leave_sums(self, state: StreamAndMemory, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The mixture of values that the head reads."""
-        return self.sums(state, left) if self.config.head == "read" else ()
+    def explain(self, done: Read) -> Explanation:
+        """Returns the mixture of values that the head reads."""
+        return self.explain_read(done.state, done.views) if self.config.head == "read" else Explanation()

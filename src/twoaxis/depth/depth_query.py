@@ -1,9 +1,9 @@
-"""The read of Attention Residuals at one place: a pseudo-query, and what it makes of the sources.
+"""Reads of sources by a pseudo-query: a softmax over depth, as a mixture or added to a stream.
 
 Letters: B batch, T position, D width, H heads, R key rank, S depth sources, W width of a key.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -11,10 +11,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from twoaxis.core.cost import Cost
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.weighted_sum import WeightedSum, per_token
-from twoaxis.ops.depth_read import Values, depth_read, depth_scores, depth_weights, softmax_mix
-from twoaxis.ops.precision import Impl, outside_autocast
+from twoaxis.depth.base import Stream
+from twoaxis.ops.depth_read import Values, depth_read, depth_scores, depth_weights, softmax_mix, source_factor
+from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 from twoaxis.ops.two_phase import EarlyRead
 
 
@@ -28,10 +30,34 @@ class Sources(NamedTuple):
         early: reads that phase 1 has begun for the sublayers to come.
     """
 
-    values: tuple[Float[Tensor, "B T D"], ...]
+    values: tuple[Stream, ...]
     inverse_rms: tuple[Float[Tensor, "B T"], ...]
     keys: tuple[Float[Tensor, "B T R"], ...] = ()
     early: tuple[EarlyRead, ...] = ()
+
+    def with_output(self, update: Float[Tensor, "B T W"], opens: bool, count: int, eps: float, impl: Impl) -> "Sources":
+        """Returns the sources with one output, behind which the emitted key stands if there is one.
+
+        Args:
+            update: the output.
+            opens: whether it is a source of its own; else it is added to the newest, whose key is the mean of all keys in it.
+            count: outputs in the newest source then.
+            eps: of the rms.
+            impl: `fused` or `reference`.
+        """
+        values, factors, keys, _ = self
+        # Under autocast the update may be narrower than the stream that it joins.
+        update = update.to(values[0].dtype)
+        emitted = update[..., values[0].shape[-1] :]
+        if keys:
+            update = update[..., : values[0].shape[-1]].contiguous()
+        if not opens:
+            update = values[-1] + update
+            emitted = keys[-1] + (emitted - keys[-1]) / count if keys else emitted
+            values, factors = values[:-1], factors[:-1]
+        key = emitted.contiguous() if keys else update
+        keys = (*(keys if opens else keys[:-1]), key) if keys else ()
+        return Sources((*values, update), (*factors, source_factor(key, eps, impl)), keys)
 
 
 @dataclass(frozen=True)
@@ -51,7 +77,7 @@ class ReadForm:
         prior: what is added to the scores of each source, if anything.
     """
 
-    names: tuple[str, ...]
+    names: tuple[str, ...] = field(compare=False)
     key_width: int
     n_heads: int
     impl: Impl
@@ -61,6 +87,45 @@ class ReadForm:
     score_scale: float = 1.0
     read_scale: int = 1
     prior: tuple[float, ...] | None = None
+
+    @property
+    def params(self) -> int:
+        """Numbers in the query and, where there are such, in the gain and the map of tokens."""
+        W = self.key_width
+        return W * (1 + (self.keys == "gained")) + (W * W if self.query == "token" else 0)
+
+    def cost(self, d_model: int, tokens: int) -> Cost:
+        """Counts one read of all sources at once; one source has no score."""
+        n, D, H, W = len(self.names), d_model, self.n_heads, self.key_width
+        if n == 1:
+            return Cost()
+        tokenwise = self.query == "token"
+        by_product = H == 1 and not tokenwise and self.keys != "emitted"
+        # The factors of normalised values are one more product per weight.
+        per_source = 2 * D + 2 * W * (not by_product) + (5 if self.values == "raw" else 6) * H
+        return Cost(
+            params=self.params,
+            matmul_flops=2 * tokens * (W * W * tokenwise + n * D * by_product),
+            elementwise_flops=tokens * (n * per_source + W * tokenwise + D * (self.read_scale > 1)),
+        )
+
+    def two_phase_cost(self, d_model: int, tokens: int, early: int, queries: int) -> Cost:
+        """Counts phase 1 over the first `early` sources for some queries, and the merging of the later sources.
+
+        Args:
+            d_model: D.
+            tokens: of the whole batch.
+            early: sources that phase 1 reads.
+            queries: that phase 1 asks at this place; 0 where no block opens.
+        """
+        D, H, late, asks = d_model, self.n_heads, len(self.names) - early, len(self.names) > 1
+        per_query = 2 * D + 5 * H + 2 * D * (H > 1)
+        merging = (late * (4 * D + 5 * H) + 2 * D) * (asks and late > 0) + D * (asks and self.read_scale > 1)
+        return Cost(
+            params=asks * self.params,
+            matmul_flops=2 * tokens * early * queries * D * (H == 1),
+            elementwise_flops=tokens * (early * queries * per_query + merging),
+        )
 
 
 class DepthQuery(DeclaredModule):
@@ -74,7 +139,7 @@ class DepthQuery(DeclaredModule):
         if form.query == "token":
             self.query_map = self.parameter("query_map", (W, W), Constant(0.0), "matrix")
 
-    def forward(self, sources: Sources) -> Float[Tensor, "B T D"]:
+    def forward(self, sources: Sources) -> Stream:
         """Returns the mixture of the sources."""
         form, query = self.form, self.query(sources)
         if form.keys == "emitted":
@@ -83,11 +148,11 @@ class DepthQuery(DeclaredModule):
         return self.scaled(depth_read(*given, n_heads=form.n_heads, values=form.values))
 
     def scaled(self, mixture: Tensor) -> Tensor:
-        """The mixture times the number of its sources where their sum is asked for."""
+        """Returns the mixture times the number of its sources where their sum is asked for."""
         return mixture if self.form.read_scale == 1 else mixture * self.form.read_scale
 
-    def sum(self, sources: Sources, made: Float[Tensor, "B T D"], result: str = "read") -> WeightedSum:
-        """The mixture with its weights."""
+    def sum(self, sources: Sources, made: Stream, result: str = "read") -> WeightedSum:
+        """Returns the mixture with its weights."""
         form, query, values = self.form, self.query(sources), sources.values
         if form.keys == "emitted":
             weights = torch.softmax(self._logits(sources, query), dim=0)
@@ -105,7 +170,7 @@ class DepthQuery(DeclaredModule):
         return logits + torch.tensor(self.form.prior, dtype=logits.dtype, device=logits.device).view(-1, 1, 1, 1)
 
     def query(self, sources: Sources) -> Float[Tensor, "*each W"]:
-        """The query with the key gain in it, in the precision of statistics."""
+        """Returns the query with the key gain in it, in the precision of statistics."""
         newest = sources.inverse_rms[-1]
         query = self.pseudo_query.to(newest.dtype)
         if self.form.query == "token":
@@ -118,5 +183,59 @@ class DepthQuery(DeclaredModule):
 
 @outside_autocast
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """A linear map in the precision of its arguments, whatever autocast says."""
+    """Applies a linear map in the precision of its arguments, whatever autocast says."""
     return F.linear(x, weight)
+
+
+class AddedRead(DeclaredModule):
+    """A read that is added to a stream: a query and a gain where there is a choice, a null source and a factor if asked for.
+
+    Args:
+        names: of the sources, oldest first, a null source before them.
+        d_model: D.
+        eps: of the norm of a null source.
+        null: whether there is a learned source that every token shares.
+        gated: whether a learned factor scales the mixture.
+        impl: `fused` or `reference`.
+    """
+
+    def __init__(self, names: tuple[str, ...], d_model: int, eps: float, null: bool, gated: bool, impl: Impl) -> None:
+        super().__init__()
+        self.names, self.eps, self.chooses = names, eps, len(names) > 1
+        self.impl: Impl = impl
+        if self.chooses:
+            self.pseudo_query = self.parameter("pseudo_query", (d_model,), Constant(0.0), "query")
+            self.key_gain = self.parameter("key_gain", (d_model,), Constant(1.0), "norm")
+        self.null = self.parameter("null", (d_model,), Constant(0.0), "query") if null else None
+        self.alpha = self.parameter("alpha", (1,), Constant(0.0), "gate") if gated else None
+
+    def forward(self, stream: Stream, sources: Sources) -> Stream:
+        """Returns the stream plus the mixture of the sources."""
+        values, factors = self._with_null(stream, sources)
+        if self.chooses:
+            return depth_read(values, factors, self._query(factors), self.impl, stream=stream, scale=self.alpha)
+        return stream + values[0] if self.alpha is None else torch.addcmul(stream, self.alpha.to(stream.dtype), values[0])
+
+    def sum(self, stream: Stream, sources: Sources, made: Stream, result: str) -> WeightedSum:
+        """Returns the mixture with its weights, which is added to the stream."""
+        values, factors = self._with_null(stream, sources)
+        if self.chooses:
+            weights = depth_weights(values, factors, self._query(factors))
+        else:
+            weights = torch.ones(1, dtype=statistics_dtype(made), device=made.device)
+        weights = weights if self.alpha is None else weights * self.alpha
+        return WeightedSum(made, result, self.names, values, per_token(weights, made), finish=lambda mixed: stream + mixed)
+
+    def _with_null(self, stream: Stream, sources: Sources) -> tuple[tuple[Stream, ...], tuple[Float[Tensor, "B T"], ...]]:
+        """The sources and their factors, a null source before them."""
+        values, factors = sources.values, sources.inverse_rms
+        if self.null is None:
+            return values, factors
+        null = self.null.to(stream.dtype).view(1, 1, -1)
+        if self.chooses:
+            factors = (source_factor(null, self.eps, self.impl).expand(stream.shape[:-1]), *factors)
+        return (null.expand_as(stream), *values), factors
+
+    def _query(self, factors: tuple[Tensor, ...]) -> Float[Tensor, " D"]:
+        # The product in float32, so that two rounded factors do not become one badly rounded query.
+        return self.pseudo_query.to(factors[0].dtype) * self.key_gain

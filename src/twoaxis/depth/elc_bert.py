@@ -4,27 +4,21 @@ Letters: B batch, T position, D width, n sources of one block.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, Self
 
-import torch
-from jaxtyping import Float
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
-from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.ops.anneal import annealed, blend_parameter, blend_saved_bytes
-from twoaxis.ops.mix import mix
+from twoaxis.core.weighted_sum import unit_name
+from twoaxis.depth.base import DepthConfig, DepthMixer, Explanation, Layout, Read, Stream, Write
+from twoaxis.depth.history import Combination, History, HistoryEnds
 from twoaxis.ops.norm import layer_norm
-from twoaxis.ops.precision import Impl, statistics_dtype
+from twoaxis.ops.precision import Impl
 
 Variant = Literal["base", "zero", "normalized", "weighted_output"]
 
@@ -111,192 +105,91 @@ class ElcBertConfig(DepthConfig):
             return InitEquivalence("exact", "the blend starts at 0, where every read is the plain sum of all outputs")
         return InitEquivalence("none", "blocks read a mean of earlier outputs, and the head sees no sum of them")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The outputs that are still read, and inside a block what it has added and, except for `base`, its input."""
-        D, block = Numbers(stack.d_model), stack.n_blocks
-        inside: tuple[Leaf, ...] = ()
-        if index < stack.n_sublayers and not stack.sites[index].opens_block:
-            block = stack.sites[index].block
-            # Elsewhere what was added is only a summand of what the sublayer reads.
-            inside = (Leaf(f"added before {index}", D, kept=self.variant == "base"),)
-            if self.variant != "base":
-                inside = (*inside, Leaf(f"input of block {block}", D) if block else Leaf("embedding", D))
-            first = 0 if self._read_after(stack.sites[index]) else block + 1
-        elif index < stack.n_sublayers:
-            block, first = stack.sites[index].block, 0
-        else:
-            first = 0 if self.variant == "weighted_output" else block
-        return (*(Leaf(f"output {n}" if n else "embedding", D) for n in range(first, block + 1)), *inside)
-
-    def flow(self, site: Site) -> Flow:
-        """The combination where a block opens, one or two adds elsewhere, and the norm as part of the last one."""
-        D, base = site.d_model, self.variant == "base"
-        norm = self.variant == "normalized" and site.closes_block
-        if not site.opens_block:
-            read = Flow() if base else Flow(read=Numbers(2 * D), written=Numbers(D), views=Numbers(D))
-            return read + Flow(read=Numbers(2 * D), written=Numbers(D))
-        read, write = Flow(), Flow()
-        if site.block:
-            held = not base and not site.closes_block
-            views = Numbers(0 if held else D)
-            read = Flow(read=Numbers((site.block + 1) * D), written=Numbers(D), views=views)
-        if norm:
-            write = Flow(read=Numbers(D), written=Numbers(D), keeps_update=True)
-        return read + write
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The norm of the embedding and the final combination, where there are any."""
-        D = stack.d_model
-        enter = Flow(read=Numbers(D), written=Numbers(D), keeps_update=True) if self.norms_embedding else Flow()
-        if self.variant != "weighted_output":
-            return enter
-        return enter + Flow(read=Numbers((stack.n_blocks + 1) * D), written=Numbers(D), views=Numbers(D))
-
-    def _read_after(self, site: Site) -> bool:
-        """Whether anything reads the sources of this block again."""
-        return self.variant == "weighted_output" or site.block + 1 < site.stack.n_blocks
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The combination where a block opens, one or two adds elsewhere, and the norm where a block of `normalized` closes."""
         width = shape.total_tokens * site.d_model
-        wide = max(4, shape.element_bytes)
-        cost = Cost()
+        cost = Cost(elementwise_flops=width * (1 if self.variant == "base" else 2))
         if site.opens_block:
-            cost += self._mixture_cost(site.block + 1, site.stack, shape)
-        else:
-            cost += Cost(elementwise_flops=width * (1 if self.variant == "base" else 2))
-        if self.variant == "normalized" and site.closes_block:
-            # The sum before the norm is the update itself in a block of one sublayer.
-            kept = 0 if site.opens_block else width * shape.element_bytes
-            cost += Cost(elementwise_flops=6 * width, saved_bytes=kept + 2 * shape.total_tokens * wide)
-        return cost
+            cost = self._mixture_cost(site.block + 1, site.stack, shape)
+        return cost + Cost(elementwise_flops=6 * width * (self.variant == "normalized" and site.closes_block))
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The norm of the embedding and the final combination, where there are any."""
-        combined = self._mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost()
-        if not self.norms_embedding:
-            return combined
-        N, wide = shape.total_tokens, max(4, shape.element_bytes)
-        return combined + Cost(elementwise_flops=6 * N * stack.d_model, saved_bytes=2 * N * wide)
+        norm = Cost(elementwise_flops=6 * shape.total_tokens * stack.d_model * self.norms_embedding)
+        return norm + (self._mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost())
+
+    def combination(self, n_sources: int) -> Combination:
+        """Builds one convex sum."""
+        return Combination(n_sources, float(self.variant == "base"), self.blend == "annealed", self.impl)
 
     def _mixture_cost(self, n: int, stack: Stack, shape: Shape) -> Cost:
         if n == 1:
             return Cost()
-        flops, saved = 2 * n * shape.total_tokens * stack.d_model, n * max(4, shape.element_bytes)
-        mixture = Cost(params=n, elementwise_flops=flops, saved_bytes=saved)
-        if self.blend == "none":
-            return mixture
-        # The convex weights, and what makes others of them.
-        return mixture + Cost(params=1, saved_bytes=saved + blend_saved_bytes(shape, n))
+        return Cost(params=n + (self.blend != "none"), elementwise_flops=2 * n * shape.total_tokens * stack.d_model)
 
-    def build(self, site: Site) -> "ElcBert":
-        """Builds the mixer of one sublayer."""
-        return ElcBert(self, site, keeps_sources=self._read_after(site))
-
-    def build_ends(self, stack: Stack) -> "ElcBertEnds":
-        """Builds the ends."""
-        return ElcBertEnds(self, stack)
+    def build(self, stack: Stack) -> "tuple[list[ElcBert], ElcBertEnds]":
+        """Builds a combination for each block but the first, and for the head where it has one."""
+        return [ElcBert(self, site) for site in stack.sites], ElcBertEnds(self, stack)
 
 
-class BlockOutputs(NamedTuple):
-    """The depth state: the embedding and the outputs of earlier blocks, as far as they are read again.
+class ElcBert(DepthMixer, config=ElcBertConfig):
+    """See `ElcBertConfig`; sources are the embedding and the outputs of earlier blocks, as far as they are read again."""
 
-    Inside a block, `inside` holds what its sublayers have added so far and, where they read it, the input of the block.
-    """
-
-    outputs: tuple[Float[Tensor, "B T D"], ...]
-    inside: tuple[Float[Tensor, "B T D"], ...] = ()
-
-
-class Combination(DeclaredModule):
-    """A softmax-weighted sum with one learned logit per source."""
-
-    def __init__(self, config: ElcBertConfig, n_sources: int) -> None:
+    def __init__(self, config: ElcBertConfig, site: Site) -> None:
         super().__init__()
-        self.impl: Impl = config.impl
-        newest = 1.0 if config.variant == "base" else 0.0
-        start = (*(0.0 for _ in range(n_sources - 1)), newest)
-        self.logits = self.parameter("logits", (n_sources,), Values(start), "mixing")
-        self.blend = blend_parameter(self) if config.blend == "annealed" else None
-
-    def forward(self, sources: tuple[Float[Tensor, "B T D"], ...]) -> Float[Tensor, "B T D"]:
-        """Returns the convex sum of the sources."""
-        return mix(sources, self._weights().unsqueeze(0), self.impl)[0]
-
-    def sum(self, sources: tuple[Float[Tensor, "B T D"], ...], made: Float[Tensor, "B T D"]) -> WeightedSum:
-        """The convex sum with its weights."""
-        names = tuple(unit_name(block) for block in range(len(sources)))
-        return WeightedSum(made, "read", names, sources, per_token(self._weights(), made))
-
-    def _weights(self) -> Float[Tensor, " n"]:
-        convex = torch.softmax(self.logits, dim=0, dtype=statistics_dtype(self.logits))
-        return convex if self.blend is None else annealed(torch.ones_like(convex), convex, self.blend)
-
-
-class ElcBert(DepthMixer):
-    """See `ElcBertConfig`."""
-
-    def __init__(self, config: ElcBertConfig, site: Site, keeps_sources: bool) -> None:
-        super().__init__()
-        self.config, self.keeps_sources = config, keeps_sources
+        self.config = config
+        self.keeps_sources = config.variant == "weighted_output" or site.block + 1 < site.stack.n_blocks
         self.opens_block, self.closes_block = site.opens_block, site.closes_block
-        self.combination = Combination(config, site.block + 1) if site.opens_block and site.block else None
+        self.combination = config.combination(site.block + 1) if site.opens_block and site.block else None
 
-    def read(self, state: BlockOutputs) -> tuple[Float[Tensor, "B T D"], tuple[Float[Tensor, "B T D"], ...]]:
+    def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, tuple[Stream, ...], Any]:
         """Returns the combination, or inside a block its input plus what was added; carries the input of the block."""
         if self.opens_block:
-            combined = state.outputs[0] if self.combination is None else self.combination(state.outputs)
-            return combined, (combined,)
+            combined = state.sources[0] if self.combination is None else self.combination(state.sources)
+            return combined, (combined,), cache
         added, *block_input = state.inside
-        return block_input[0] + added if block_input else added, tuple(block_input)
+        return block_input[0] + added if block_input else added, tuple(block_input), cache
 
-    def read_sums(
-        self, state: BlockOutputs, views: Float[Tensor, "B T D"], carry: tuple[Float[Tensor, "B T D"], ...]
-    ) -> tuple[WeightedSum, ...]:
-        """The combination, where a block after the first one opens."""
-        return () if self.combination is None else (self.combination.sum(state.outputs, views),)
-
-    def write(
-        self,
-        state: BlockOutputs,
-        update: Float[Tensor, "B T D"],
-        context: Views,
-        carry: tuple[Float[Tensor, "B T D"], ...],
-    ) -> BlockOutputs:
+    def write(self, state: History, update: Stream, context: Views, carry: tuple[Stream, ...]) -> History:
         """Returns the state with the update added, as a new output when it closes the block."""
-        outputs = state.outputs if self.keeps_sources else ()
-        # Under autocast the update may be narrower than the stream that it joins.
-        update = update.to(_first(state).dtype)
-        added = update if self.opens_block else state.inside[0] + update
+        sources, added = state.sources if self.keeps_sources else (), state.added(update)
         if not self.closes_block:
-            return BlockOutputs(outputs, (added,) if self.config.variant == "base" else (added, *carry))
+            return History(sources, (added,) if self.config.variant == "base" else (added, *carry))
         if self.config.variant == "normalized":
             added = layer_norm(added, self.config.source_eps, self.config.impl)
-        return BlockOutputs((*outputs, added))
+        return History((*sources, added))
+
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the combination, where a block after the first one opens."""
+        if isinstance(done, Write) or self.combination is None:
+            return Explanation()
+        return self.combination.explain(done.state, done.views, _names(done.state))
 
 
-def _first(state: BlockOutputs) -> Tensor:
-    return (*state.inside, *state.outputs)[0]
+def _names(state: History) -> tuple[str, ...]:
+    return tuple(map(unit_name, range(len(state.sources))))
 
 
-class ElcBertEnds(DepthEnds):
+class ElcBertEnds(HistoryEnds):
     """The embedding is the first output; the model returns the last one, or a combination of all of them."""
 
     def __init__(self, config: ElcBertConfig, stack: Stack) -> None:
         super().__init__()
         self.config = config
-        combines = config.variant == "weighted_output"
-        self.combination = Combination(config, stack.n_blocks + 1) if combines else None
+        self.combination = config.combination(stack.n_blocks + 1) if config.variant == "weighted_output" else None
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> BlockOutputs:
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[History, Any]:
         """Returns the embedding, or its norm, as the only output."""
         config = self.config
-        return BlockOutputs((layer_norm(embeddings, config.source_eps, config.impl) if config.norms_embedding else embeddings,))
+        first = layer_norm(embeddings, config.source_eps, config.impl) if config.norms_embedding else embeddings
+        return History((first,)), cache
 
-    def leave(self, state: BlockOutputs) -> Float[Tensor, "B T D"]:
+    def leave(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the last output, or the final combination."""
-        return state.outputs[-1] if self.combination is None else self.combination(state.outputs)
+        return state.sources[-1] if self.combination is None else self.combination(state.sources), cache
 
-    def leave_sums(self, state: BlockOutputs, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The final combination, if any."""
-        return () if self.combination is None else (self.combination.sum(state.outputs, left),)
+    def explain(self, done: Read) -> Explanation:
+        """Returns the final combination, if any."""
+        if self.combination is None:
+            return Explanation()
+        return self.combination.explain(done.state, done.views, _names(done.state))

@@ -3,8 +3,7 @@
 Letters: B batch, T position, D width, n streams, m fractions of a stream, P = n m pieces, C columns of weights.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -15,19 +14,14 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
-from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum
-from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
+from twoaxis.depth.base import Controls, DepthConfig, Layout, Stream
+from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
 from twoaxis.ops.hyper_read import ScoreRule, hyper_read, hyper_weights
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
-from twoaxis.ops.streams import mix_pieces, piece_names, pieces_of, stream_sums
-
-Streams = tuple[Float[Tensor, "B T D"], ...]
-"""The depth state: the streams, whose fractions lie side by side in them."""
+from twoaxis.ops.streams import mix_pieces, piece_names, pieces_of
 
 LAYER_EPS = 1e-5
 
@@ -97,17 +91,13 @@ class FracConnectionsConfig(DepthConfig):
         if self.form == "paper" and self.n_streams > 1:
             allowed = "1 in the paper's form"
             raise ConfigError(problem("n_streams", self.n_streams, allowed, "set form='lucidrains' or n_streams=1"))
-        if self.weights == "static" and self.scale_init != type(self).model_fields["scale_init"].default:
-            allowed = "left out, since static weights have no scores"
-            raise ConfigError(problem("scale_init", self.scale_init, allowed, "remove it or use weights='dynamic'"))
+        if self.weights == "static":
+            reason, remedy = ", since static weights have no scores", "remove it or use weights='dynamic'"
+            self.refuse_options(("scale_init",), reason, remedy)
         return self
 
     def prepare(self, stack: Stack) -> Stack:
-        """Returns the stack as it is.
-
-        Raises:
-            ConfigError: fractions that do not divide d_model.
-        """
+        """Refuses fractions that do not divide d_model."""
         if stack.d_model % self.n_fractions:
             allowed = f"a divisor of d_model={stack.d_model}"
             raise ConfigError(problem("n_fractions", self.n_fractions, allowed, "change either of them"))
@@ -123,14 +113,10 @@ class FracConnectionsConfig(DepthConfig):
         """Weights of each piece: as a source of the read, as a source of each piece, and for the write."""
         return self.n_fractions + self.pieces + (1 if self.form == "paper" else self.n_fractions)
 
-    @property
-    def parallel_streams(self) -> int:
-        """The streams."""
-        return self.n_streams
-
-    def static_form(self) -> Mapping[str, Any] | None:
+    def controls(self) -> Controls:
         """The same with static weights."""
-        return {**self.to_data(), "weights": "static"} if self.weights == "dynamic" else None
+        static = {**self.to_data(), "weights": "static"} if self.weights == "dynamic" else None
+        return Controls(static, streams=self.n_streams)
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -141,104 +127,66 @@ class FracConnectionsConfig(DepthConfig):
             return InitEquivalence("up_to_norm", "all streams are copies of the plain one, and their sum is n times as large")
         return InitEquivalence("exact", "every fraction is read, kept and written with weight 1, and no other one")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """All streams; the sum that they end in keeps none of them."""
-        return stream_leaves(stack, index, self.n_streams, keeps_last=self.n_streams == 1)
-
-    def flow(self, site: Site) -> Flow:
-        """One read, and one mixing write with dynamic weights that each token brings along."""
-        weights = self.pieces * (self.columns - self.n_fractions)
-        return streams_flow(site, self.n_streams, Numbers(statistics=weights if self.weights == "dynamic" else 0))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The sum of the streams, of which one is handed on as it is."""
-        return streams_left(stack, self.n_streams) if self.n_streams > 1 else Flow()
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read, one mixing write and, for dynamic weights, the scores they take."""
-        n, m, P, C, N = self.n_streams, self.n_fractions, self.pieces, self.columns, shape.total_tokens
+        m, P, C, N = self.n_fractions, self.pieces, self.columns, shape.total_tokens
         E = site.d_model // m
         writes = P if self.form == "paper" else m * P
         static = Cost(params=P * (P + m + 1), elementwise_flops=2 * E * N * (P * m + P * P + writes))
         if self.weights == "static":
             return static
         learns = self.form == "lucidrains"
-        # Scores and weights of every token, the statistics of its norms, and the small tensors that they come from, of which
-        # a narrower model also keeps wider maps when they have a gain.
-        maps = 2 if learns and shape.element_bytes < 4 else 1
-        numbers = N * P * (2 * C + (1 if learns else 2)) + C * (P + maps * E + 2)
-        if n > 1 and m > 1:
-            numbers += N * m * P
         return static + Cost(
             params=C * E + 2 + (E if learns else 0),
             matmul_flops=2 * C * E * P * N,
             elementwise_flops=N * P * ((3 if learns else 4) * E + 4 * C),
-            saved_bytes=numbers * max(4, shape.element_bytes),
         )
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The sum of the streams."""
         return Cost(elementwise_flops=(self.n_streams - 1) * stack.d_model * shape.total_tokens)
 
-    def build(self, site: Site) -> "FracConnections":
-        """Builds the mixer of one sublayer."""
-        return FracConnections(self, site)
-
-    def build_ends(self, stack: Stack) -> ParallelEnds:
-        """Builds the ends."""
-        return ParallelEnds(self.n_streams, self.n_fractions)
+    def build(self, stack: Stack) -> "tuple[list[FracConnections], ParallelEnds]":
+        """Builds the weights of each sublayer."""
+        mixers = [FracConnections(self, site) for site in stack.sites]
+        return mixers, ParallelEnds(self.n_streams, self.n_fractions)
 
 
-class Mixing(NamedTuple):
-    """What a read hands to its write: the streams as it read them, the weights between pieces, and those of the update."""
-
-    streams: Streams
-    residual: Float[Tensor, "P P *each"]
-    write: Float[Tensor, "rows P *each"]
-
-
-class FracConnections(DepthMixer):
-    """See `FracConnectionsConfig`."""
+class FracConnections(StreamsMixer, config=FracConnectionsConfig):
+    """See `FracConnectionsConfig`; the fractions lie side by side in the streams."""
 
     def __init__(self, config: FracConnectionsConfig, site: Site) -> None:
-        super().__init__()
-        self.config = config
+        super().__init__(config.impl, config.n_fractions)
         P, m = config.pieces, config.n_fractions
         read, residual = _starts(config, site.index)
+        # The update goes to pieces by one row of weights, or by one for each of its fractions.
+        self.rows = 1 if config.form == "paper" else m
         self.read_weights = self.parameter("read_weights", (P, m), Values(read), "mixing")
         self.residual_weights = self.parameter("residual_weights", (P, P), Values(residual), "mixing")
         self.write_weights = self.parameter("write_weights", (P,), Constant(1.0), "mixing")
         self.dynamic = DynamicFractions(config, site.d_model) if config.weights == "dynamic" else None
 
-    def read(self, state: Streams) -> tuple[Float[Tensor, "B T D"], Mixing]:
+    @property
+    def _static(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.read_weights, self.residual_weights, self.write_weights
+
+    def read(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Mixing, Any]:
         """Returns the fractions that are read, side by side, and what its write takes."""
         if self.dynamic is not None:
-            return self.dynamic(state, self.read_weights, self.residual_weights, self.write_weights)
-        m, impl = self.config.n_fractions, self.config.impl
-        (view,) = mix_pieces(state, None, self.read_weights, None, m, impl)
-        rows = 1 if self.config.form == "paper" else m
-        return view, Mixing(state, self.residual_weights, self.write_weights.expand(rows, -1))
+            return *self.dynamic(state, *self._static), cache
+        (view,) = mix_pieces(state, None, self.read_weights, None, self.n_fractions, self.impl)
+        return view, Mixing(state, self.residual_weights, self.write_weights.expand(self.rows, -1)), cache
 
-    def write(self, state: Streams, update: Float[Tensor, "B T D"], context: Views, carry: Mixing) -> Streams:
-        """Returns the mixed fractions, each with its share of the update."""
-        config = self.config
-        return mix_pieces(carry.streams, update, carry.residual, carry.write, config.n_fractions, config.impl)
-
-    def read_sums(self, state: Streams, views: Float[Tensor, "B T D"], carry: Mixing) -> tuple[WeightedSum, ...]:
-        """The sum of all pieces that each fraction of what is read is."""
-        m, weights = self.config.n_fractions, self.read_weights
+    def read_sum(self, state: Streams, view: Stream) -> WeightedSum:
+        """Returns the sum of all pieces that each fraction of what is read is."""
+        m, weights = self.n_fractions, self.read_weights
         if self.dynamic is not None:
-            columns = self.dynamic.read_columns(state, self.read_weights, self.residual_weights, self.write_weights)
-            weights = columns.movedim(1, -1)
+            weights = self.dynamic.read_columns(state, *self._static).movedim(1, -1)
         weights = weights[:, None, None] if weights.ndim == 2 else weights
         sources = tuple(piece.repeat(1, 1, m) for piece in pieces_of(state, m))
         names, parts = piece_names(len(state), m), tuple(f"fraction {f}" for f in range(m)) if m > 1 else ()
-        weights = weights.expand(-1, *views.shape[:2], -1)
-        return (WeightedSum(views, "read", names, sources, weights, parts=parts),)
-
-    def write_sums(self, state: Streams, update: Tensor, carry: Mixing, following: Streams) -> tuple[WeightedSum, ...]:
-        """The sum of all pieces that each fraction of a new stream is."""
-        return stream_sums(carry.streams, update, carry.residual, carry.write, following, self.config.n_fractions)
+        weights = weights.expand(-1, *view.shape[:2], -1)
+        return WeightedSum(view, "read", names, sources, weights, parts=parts)
 
 
 def _starts(config: FracConnectionsConfig, index: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -261,7 +209,7 @@ def _starts(config: FracConnectionsConfig, index: int) -> tuple[tuple[float, ...
 
 
 class DynamicFractions(DeclaredModule):
-    """What each token adds to the static weights: row j of them from piece j."""
+    """The numbers that each token adds to the static weights: row j of them from piece j."""
 
     def __init__(self, config: FracConnectionsConfig, d_model: int) -> None:
         super().__init__()
@@ -277,7 +225,7 @@ class DynamicFractions(DeclaredModule):
         self.gain = self.parameter("gain", (width,), Constant(1.0), "norm") if learns else None
 
     @outside_autocast
-    def forward(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Float[Tensor, "B T D"], Mixing]:
+    def forward(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Stream, Mixing]:
         """Returns the fractions that are read, side by side, and what its write takes."""
         n, m = len(state), self.config.n_fractions
         P, inputs = n * m, self._inputs(state, read, residual, write)
@@ -289,7 +237,7 @@ class DynamicFractions(DeclaredModule):
 
     @outside_autocast
     def read_columns(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> Float[Tensor, "P m B T"]:
-        """The weights of each token in the fractions that are read."""
+        """Returns the weights of each token in the fractions that are read."""
         inputs = self._inputs(state, read, residual, write)
         return hyper_weights(state, *inputs, None, self.rule)[:, : self.config.n_fractions]
 

@@ -3,7 +3,7 @@
 Letters: B batch, T position, D width, n streams.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -13,19 +13,14 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
-from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum
-from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
+from twoaxis.depth.base import Controls, DepthConfig, Explanation, Layout, Read, Stream
+from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
 from twoaxis.ops.gated_read import gated_parts, gated_read
 from twoaxis.ops.precision import Impl
-from twoaxis.ops.streams import mix_streams, piece_names, stream_sums
-
-Streams = tuple[Float[Tensor, "B T D"], ...]
-"""The depth state: n streams, which may at first be one tensor n times."""
+from twoaxis.ops.streams import piece_names
 
 OWN_GAIN = 1.5
 """The gain of the stream that a sublayer favours under the `preserving` init; the gains of all n streams have the mean 1."""
@@ -85,10 +80,9 @@ class GatedResidualConfig(DepthConfig):
             weights="input and reader",
         )
 
-    @property
-    def parallel_streams(self) -> int:
-        """The streams."""
-        return self.n_streams
+    def controls(self) -> Controls:
+        """None of its own; it has several streams."""
+        return Controls(streams=self.n_streams)
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -97,28 +91,11 @@ class GatedResidualConfig(DepthConfig):
             return InitEquivalence("none", "random gates differ from feature to feature, and random write weights are not 1")
         return InitEquivalence("up_to_norm", "all streams are copies of the plain stream, read divided by their rms")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """All streams."""
-        return stream_leaves(stack, index, self.n_streams, keeps_last=True)
-
-    def flow(self, site: Site) -> Flow:
-        """The gated read, and a write to every stream with a weight of its own."""
-        return streams_flow(site, self.n_streams, Numbers(statistics=self.n_streams))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The last read."""
-        return streams_left(stack, self.n_streams)
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The gated read, and a write to every stream."""
         n, D, N = self.n_streams, site.d_model, shape.total_tokens
         # The products for the write weights, the sigmoid of them, and its double.
-        write = Cost(
-            params=n * n * D,
-            matmul_flops=2 * n * n * D * N,
-            elementwise_flops=2 * n * D * N,
-            saved_bytes=2 * n * N * max(4, shape.element_bytes),
-        )
+        write = Cost(params=n * n * D, matmul_flops=2 * n * n * D * N, elementwise_flops=2 * n * D * N)
         return self._read_cost(D, shape) + write
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
@@ -126,21 +103,12 @@ class GatedResidualConfig(DepthConfig):
         return self._read_cost(stack.d_model, shape)
 
     def _read_cost(self, D: int, shape: Shape) -> Cost:
-        n, N = self.n_streams, shape.total_tokens
-        return Cost(
-            params=n * D * (2 * self.rank + 1),
-            matmul_flops=4 * self.rank * n * D * N,
-            elementwise_flops=12 * n * D * N,
-            saved_bytes=N * (n + self.rank) * max(4, shape.element_bytes),
-        )
+        n, N, r = self.n_streams, shape.total_tokens, self.rank
+        return Cost(params=n * D * (2 * r + 1), matmul_flops=4 * r * n * D * N, elementwise_flops=12 * n * D * N)
 
-    def build(self, site: Site) -> "GatedResidual":
-        """Builds the mixer of one sublayer."""
-        return GatedResidual(self, site)
-
-    def build_ends(self, stack: Stack) -> "GatedResidualEnds":
-        """Builds the ends."""
-        return GatedResidualEnds(self, stack)
+    def build(self, stack: Stack) -> "tuple[list[GatedResidual], GatedResidualEnds]":
+        """Builds a gate for each sublayer and for the last read."""
+        return [GatedResidual(self, site) for site in stack.sites], GatedResidualEnds(self, stack)
 
 
 class StreamGate(DeclaredModule):
@@ -164,45 +132,32 @@ class StreamGate(DeclaredModule):
             inject = Constant(0.0) if preserving else Normal(matrix_std(n * D))
             self.inject = self.parameter("inject", (n, n * D), inject, "matrix")
 
-    def forward(self, state: Streams) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "n B T"] | None]:
+    def forward(self, state: Streams) -> tuple[Stream, Float[Tensor, "n B T"] | None]:
         """Returns what is read, and the logits of the write weights."""
         return gated_read(state, self.gain, self.down, self.up, self.inject, self.eps, self.impl)
 
-    def sum(self, state: Streams, made: Float[Tensor, "B T D"]) -> WeightedSum:
-        """The gated mean of the normalised streams; the weight of a feature is its gate over n."""
+    def sum(self, state: Streams, made: Stream) -> WeightedSum:
+        """Returns the gated mean of the normalised streams; the weight of a feature is its gate over n."""
         normalised, gates = gated_parts(state, self.gain, self.down, self.up, self.eps)
         weights = torch.stack(gates) / len(state)
         return WeightedSum(made, "read", piece_names(len(state), 1), tuple(normalised), weights)
 
 
-class GatedResidual(DepthMixer):
+class GatedResidual(StreamsMixer, config=GatedResidualConfig):
     """See `GatedResidualConfig`."""
 
     def __init__(self, config: GatedResidualConfig, site: Site) -> None:
-        super().__init__()
-        self.impl: Impl = config.impl
+        super().__init__(config.impl)
         self.gate = StreamGate(config, site.stack, site.index, writes=True)
 
-    def read(self, state: Streams) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "n B T"]]:
+    def read(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Mixing, Any]:
         """Returns the gated mean of the normalised streams, and the write weights."""
         view, logits = self.gate(state)
-        return view, 2 * torch.sigmoid(logits)
+        return view, Mixing(state, None, 2 * torch.sigmoid(logits).unsqueeze(0)), cache
 
-    def write(self, state: Streams, update: Float[Tensor, "B T D"], context: Views, carry: Float[Tensor, "n B T"]) -> Streams:
-        """Returns the streams, each with its share of the update."""
-        return mix_streams(state, update.to(state[0].dtype), None, carry, self.impl)
-
-    def read_sums(
-        self, state: Streams, views: Float[Tensor, "B T D"], carry: Float[Tensor, "n B T"]
-    ) -> tuple[WeightedSum, ...]:
-        """The gated mean of the normalised streams."""
-        return (self.gate.sum(state, views),)
-
-    def write_sums(
-        self, state: Streams, update: Tensor, carry: Float[Tensor, "n B T"], following: Streams
-    ) -> tuple[WeightedSum, ...]:
-        """The sum that each new stream is."""
-        return stream_sums(state, update.to(state[0].dtype), None, carry.unsqueeze(0), following)
+    def read_sum(self, state: Streams, view: Stream) -> WeightedSum:
+        """Returns the gated mean of the normalised streams."""
+        return self.gate.sum(state, view)
 
 
 class GatedResidualEnds(ParallelEnds):
@@ -212,10 +167,10 @@ class GatedResidualEnds(ParallelEnds):
         super().__init__(config.n_streams)
         self.gate = StreamGate(config, stack, stack.n_sublayers, writes=False)
 
-    def leave(self, state: Streams) -> Float[Tensor, "B T D"]:
+    def leave(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the gated mean of the normalised streams."""
-        return self.gate(state)[0]
+        return self.gate(state)[0], cache
 
-    def leave_sums(self, state: Streams, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The last gated mean."""
-        return (self.gate.sum(state, left),)
+    def explain(self, done: Read) -> Explanation:
+        """Returns the last gated mean."""
+        return Explanation((self.gate.sum(done.state, done.views),))

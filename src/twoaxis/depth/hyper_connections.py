@@ -3,8 +3,7 @@
 Letters: B batch, T position, D width, n streams.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -13,30 +12,16 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
-from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
-from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
+from twoaxis.depth.base import Controls, DepthConfig, Layout, Stream
+from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
 from twoaxis.ops.hyper_read import ScoreRule, hyper_read, hyper_weights
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
-from twoaxis.ops.streams import mix_streams, piece_names, stream_sums
-
-Streams = tuple[Float[Tensor, "B T D"], ...]
-"""The depth state: n streams, which may at first be one tensor n times."""
-
-
-class Mixing(NamedTuple):
-    """What a read hands to its write: the streams as it read them, the residual weights [source, destination], and the rest."""
-
-    streams: Streams
-    residual: Float[Tensor, "n n *each"]
-    write: Float[Tensor, "n *each"]
+from twoaxis.ops.streams import piece_names
 
 
 class HyperConnectionsConfig(DepthConfig):
@@ -93,8 +78,7 @@ class HyperConnectionsConfig(DepthConfig):
     @property
     def design(self) -> MixingDesign:
         """Weights between streams, each with what the token adds to it."""
-        dynamic = self.weights == "dynamic"
-        bound = "tanh(score)" if self.activation == "tanh" else "score"
+        dynamic, bound = self.weights == "dynamic", "tanh(score)" if self.activation == "tanh" else "score"
         return MixingDesign(
             query="parameter maps" if dynamic else "none",
             key="norm(S_j)" if dynamic else "none",
@@ -109,20 +93,14 @@ class HyperConnectionsConfig(DepthConfig):
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         if self.weights == "static":
-            for name in ("norm", "activation", "scale_init", "layer_eps"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    allowed = "left out, since static weights have no scores"
-                    raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use weights='dynamic'"))
+            of_scores = ("norm", "activation", "scale_init", "layer_eps")
+            self.refuse_options(of_scores, ", since static weights have no scores", "remove it or use weights='dynamic'")
         return self
 
-    @property
-    def parallel_streams(self) -> int:
-        """The streams."""
-        return self.n_streams
-
-    def static_form(self) -> Mapping[str, Any] | None:
+    def controls(self) -> Controls:
         """The same with static weights."""
-        return {"kind": self.kind, "weights": "static", "n_streams": self.n_streams} if self.weights == "dynamic" else None
+        static = {"kind": self.kind, "weights": "static", "n_streams": self.n_streams}
+        return Controls(static if self.weights == "dynamic" else None, streams=self.n_streams)
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -131,99 +109,61 @@ class HyperConnectionsConfig(DepthConfig):
             return InitEquivalence("exact", "the one stream is read, kept and written with weight 1")
         return InitEquivalence("up_to_norm", "all streams are copies of the plain stream, and their sum is n times as large")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """All streams; the sum that they end in keeps none of them."""
-        return stream_leaves(stack, index, self.n_streams, keeps_last=self.n_streams == 1)
-
-    def flow(self, site: Site) -> Flow:
-        """One read, and one mixing write with dynamic weights that each token brings along."""
-        n = self.n_streams
-        return streams_flow(site, n, Numbers(statistics=n * (n + 1) if self.weights == "dynamic" else 0))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The sum of the streams, of which one is handed on as it is."""
-        return streams_left(stack, self.n_streams) if self.n_streams > 1 else Flow()
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One read, one mixing write and, for dynamic weights, the scores they take."""
         n, D, N = self.n_streams, site.d_model, shape.total_tokens
-        static = Cost(params=n * (n + 2), elementwise_flops=2 * n * (n + 2) * D * N)
+        sums, weights = 2 * n * (n + 2) * D * N, n * (n + 2)
         if self.weights == "static":
-            return static
-        learned = {"layer": 0, "layer_affine": 2 * D, "rms_gain": D}[self.norm]
-        return static + Cost(
-            params=(n + 2) * D + 2 + learned,
-            matmul_flops=2 * n * (n + 2) * D * N,
-            elementwise_flops=N * n * ((3 if self.norm == "rms_gain" else 4) * D + 4 * (n + 2)),
-            saved_bytes=self._saved_bytes(D, shape),
-        )
-
-    def _saved_bytes(self, D: int, shape: Shape) -> int:
-        """Scores and weights of every token, the statistics of its norms, and the small tensors that they come from."""
-        n, N = self.n_streams, shape.total_tokens
-        statistics = 1 if self.norm == "rms_gain" else 2
-        # The scores take a product of maps and gain, of which a narrower model also keeps the wider maps.
-        maps = 2 if self.norm != "layer" and shape.element_bytes < 4 else 1
-        numbers = N * n * (2 * (n + 2) + statistics) + (n + 2) * (maps * D + n + 2)
-        return numbers * max(4, shape.element_bytes)
+            return Cost(params=weights, elementwise_flops=sums)
+        learned, norm = {"layer": (0, 4), "layer_affine": (2 * D, 4), "rms_gain": (D, 3)}[self.norm]
+        scores = N * n * (norm * D + 4 * (n + 2))
+        return Cost(params=weights + (n + 2) * D + 2 + learned, matmul_flops=sums, elementwise_flops=sums + scores)
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The sum of the streams."""
         return Cost(elementwise_flops=(self.n_streams - 1) * stack.d_model * shape.total_tokens)
 
-    def build(self, site: Site) -> "HyperConnections":
-        """Builds the mixer of one sublayer."""
-        return HyperConnections(self, site)
-
-    def build_ends(self, stack: Stack) -> ParallelEnds:
-        """Builds the ends."""
-        return ParallelEnds(self.n_streams)
+    def build(self, stack: Stack) -> "tuple[list[HyperConnections], ParallelEnds]":
+        """Builds the weights of each sublayer."""
+        return [HyperConnections(self, site) for site in stack.sites], ParallelEnds(self.n_streams)
 
 
-class HyperConnections(DepthMixer):
+class HyperConnections(StreamsMixer, config=HyperConnectionsConfig):
     """See `HyperConnectionsConfig`."""
 
     def __init__(self, config: HyperConnectionsConfig, site: Site) -> None:
-        super().__init__()
+        super().__init__(config.impl)
         n = config.n_streams
         one_hot = tuple(float(j == site.index % n) for j in range(n))
         identity = tuple(float(i == j) for j in range(n) for i in range(n))
-        self.impl: Impl = config.impl
         self.read_weights = self.parameter("read_weights", (n,), Values(one_hot), "mixing")
         self.residual_weights = self.parameter("residual_weights", (n, n), Values(identity), "mixing")
         self.write_weights = self.parameter("write_weights", (n,), Constant(1.0), "mixing")
         self.dynamic = DynamicWeights(config, site.d_model) if config.weights == "dynamic" else None
 
-    def read(self, state: Streams) -> tuple[Float[Tensor, "B T D"], Mixing]:
+    @property
+    def _static(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.read_weights, self.residual_weights, self.write_weights
+
+    def read(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Mixing, Any]:
         """Returns the weighted sum of the streams, and what its write takes."""
         if self.dynamic is not None:
-            return self.dynamic(state, self.read_weights, self.residual_weights, self.write_weights)
+            return *self.dynamic(state, *self._static), cache
         (view,) = mix(state, self.read_weights.unsqueeze(0), self.impl)
-        return view, Mixing(state, self.residual_weights, self.write_weights)
+        return view, Mixing(state, self.residual_weights, self.write_weights.unsqueeze(0)), cache
 
-    def write(self, state: Streams, update: Float[Tensor, "B T D"], context: Views, carry: Mixing) -> Streams:
-        """Returns the mixed streams, each with its share of the update."""
-        return mix_streams(carry.streams, update, carry.residual, carry.write, self.impl)
-
-    def read_sums(self, state: Streams, views: Float[Tensor, "B T D"], carry: Mixing) -> tuple[WeightedSum, ...]:
-        """The sum of the streams that is read."""
-        weights = self.read_weights
-        if self.dynamic is not None:
-            weights = self.dynamic.read_column(state, self.read_weights, self.residual_weights, self.write_weights)
-        return (WeightedSum(views, "read", piece_names(len(state), 1), state, per_token(weights, views)),)
-
-    def write_sums(self, state: Streams, update: Tensor, carry: Mixing, following: Streams) -> tuple[WeightedSum, ...]:
-        """The sum that each new stream is."""
-        return stream_sums(carry.streams, update, carry.residual, carry.write.unsqueeze(0), following)
+    def read_sum(self, state: Streams, view: Stream) -> WeightedSum:
+        """Returns the sum of the streams that is read."""
+        weights = self.read_weights if self.dynamic is None else self.dynamic.read_column(state, *self._static)
+        return WeightedSum(view, "read", piece_names(len(state), 1), state, per_token(weights, view))
 
 
 class DynamicWeights(DeclaredModule):
-    """What each token adds to the static weights: row j of them from stream j."""
+    """The numbers that each token adds to the static weights: row j of them from stream j."""
 
     def __init__(self, config: HyperConnectionsConfig, d_model: int) -> None:
         super().__init__()
-        n = config.n_streams
-        self.config = config
+        self.config, n = config, config.n_streams
         norm, eps = ("rms", 0.0) if config.norm == "rms_gain" else ("layer", config.layer_eps)
         self.rule = ScoreRule(norm, eps, config.activation)
         # The rows score the read, the n destinations of the residual, and the write.
@@ -236,15 +176,15 @@ class DynamicWeights(DeclaredModule):
             self.bias = self.parameter("bias", (d_model,), Constant(0.0), "bias")
 
     @outside_autocast
-    def forward(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Float[Tensor, "B T D"], Mixing]:
+    def forward(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Stream, Mixing]:
         """Returns the weighted sum of the streams, and what its write takes."""
         n = len(state)
         view, weights, streams = hyper_read(state, *self._inputs(state, read, residual, write), self.rule, self.config.impl)
-        return view, Mixing(streams, weights[:, :n], weights[:, n])
+        return view, Mixing(streams, weights[:, :n], weights[:, n].unsqueeze(0))
 
     @outside_autocast
     def read_column(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> Float[Tensor, "n B T"]:
-        """The weights of each token in what is read."""
+        """Returns the weights of each token in what is read."""
         return hyper_weights(state, *self._inputs(state, read, residual, write), self.rule)[:, 0]
 
     def _inputs(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Tensor, Tensor, Tensor, Any]:

@@ -4,11 +4,10 @@ Letters: B batch, T position, D width, r rank of a map, k inputs that one block 
 """
 
 import math
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -18,9 +17,9 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Striped
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import Views
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthMixer, Layout, Stream
+from twoaxis.depth.history import Granularity, History, HistoryEnds, unit_of
 from twoaxis.ops.low_rank import low_rank_sum
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, statistics_dtype
@@ -73,32 +72,23 @@ class LaurelConfig(DepthConfig):
     n_previous: int = Field(default=3, ge=1)
     previous_map: PreviousMap | None = None
     bound: Literal["softmax", "sigmoid"] = "softmax"
-    granularity: Literal["block", "sublayer"] = "block"
+    granularity: Granularity = "block"
     impl: Impl = "fused"
 
     @property
     def design(self) -> MixingDesign:
         """Free weights, and low-rank maps of the block's inputs."""
-        previous = "pa" in self.variant
-        return MixingDesign(
-            query="none",
-            key="none",
-            value="block inputs x_i, maps of them" if previous else "x_i" if self.variant == "rw" else "x_i, B A x_i",
-            normaliser=self.bound if "rw" in self.variant else "none",
-            window="last k inputs" if previous else "own state",
-            sharing=self.granularity,
-            injection="replaces the stream",
-        )
+        value = "block inputs x_i, maps of them" if self.has_previous else "x_i" if self.maps is None else "x_i, B A x_i"
+        window, bound = "last k inputs" if self.has_previous else "own state", self.bound if self.has_weights else "none"
+        return MixingDesign("none", "none", value, bound, window, self.granularity, "replaces the stream")
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        idle = [] if self.has_previous else ["n_previous", "previous_map"]
-        idle += [] if self.has_weights else ["bound"]
-        idle += [] if self.low_rank else ["rank"]
-        for name in idle:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                allowed = f"left out, since nothing of variant={self.variant!r} with these options reads it"
-                raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use another variant"))
+        idle: tuple[str, ...] = () if self.has_previous else ("n_previous", "previous_map")
+        idle += () if self.has_weights else ("bound",)
+        idle += () if self.low_rank else ("rank",)
+        reason = f", since nothing of variant={self.variant!r} with these options reads it"
+        self.refuse_options(idle, reason, "remove it or use another variant")
         return self
 
     @property
@@ -116,8 +106,7 @@ class LaurelConfig(DepthConfig):
         """Which maps there are; None for none."""
         if self.variant == "rw":
             return None
-        own: PreviousMap = "separate" if self.variant == "rw_lr_pa" else "shared"
-        return self.previous_map or own
+        return self.previous_map or ("separate" if self.variant == "rw_lr_pa" else "shared")
 
     @property
     def low_rank(self) -> bool:
@@ -125,14 +114,10 @@ class LaurelConfig(DepthConfig):
         return self.maps in ("shared", "separate")
 
     def prepare(self, stack: Stack) -> Stack:
-        """Returns the stack as it is.
-
-        Raises:
-            ConfigError: a rank above the width.
-        """
+        """Refuses a rank above the width."""
         if self.low_rank and self.rank > stack.d_model:
-            allowed = f"at most d_model={stack.d_model}, since the rows of A are orthogonal"
-            raise ConfigError(problem("rank", self.rank, allowed, "lower it"))
+            most = f"at most d_model={stack.d_model}, since the rows of A are orthogonal"
+            raise ConfigError(problem("rank", self.rank, most, "lower it"))
         return stack
 
     @property
@@ -144,96 +129,38 @@ class LaurelConfig(DepthConfig):
         """Inputs that this block (or sublayer) sees, its own among them."""
         return min(self.n_previous, unit + 1) if self.has_previous else 1
 
-    def unit(self, site: Site) -> int:
-        """The block, or the sublayer, that has one residual way."""
-        return site.block if self.granularity == "block" else site.index
-
-    def opens_unit(self, site: Site) -> bool:
-        """Whether the residual way begins here."""
-        return self.granularity == "sublayer" or site.opens_block
-
-    def closes_unit(self, site: Site) -> bool:
-        """Whether the residual way ends here."""
-        return self.granularity == "sublayer" or site.closes_block
-
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The inputs still to be read, and inside a block what it has added, which no gradient needs."""
-        D = Numbers(stack.d_model)
-        if index == stack.n_sublayers:
-            return (Leaf("left", D),)
-        site = stack.sites[index]
-        last = self.unit(site)
-        inputs = tuple(Leaf(f"input {unit}", D) for unit in range(last + 1 - self.n_inputs(last), last + 1))
-        return inputs if self.opens_unit(site) else (*inputs, Leaf(f"added before sublayer {index}", D, kept=False))
-
-    def flow(self, site: Site) -> Flow:
-        """A view inside a block, and a write that joins the update to what was added or, where the block closes, to inputs."""
-        D, opens = Numbers(site.d_model), self.opens_unit(site)
-        # What was added before is read for the view, beside the input, and again for the write.
-        inside = Flow() if opens else Flow(read=D * 3, written=D, views=D)
-        if self.closes_unit(site):
-            keeps_update = opens and (self.has_weights or not self.low_rank)
-            return inside + Flow(read=D * (1 + self.n_inputs(self.unit(site))), written=D, keeps_update=keeps_update)
-        # The first update of a block is what it has added.
-        return Flow() if opens else inside + Flow(read=D, written=D)
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One or two adds inside a block, and the residual way where it ends."""
-        width = shape.total_tokens * site.d_model
-        # What the sublayers of a block have added, before and behind this one.
-        inside = Cost(elementwise_flops=width * (0 if self.opens_unit(site) else 2))
-        return inside + self._residual_cost(site, shape) if self.closes_unit(site) else inside
-
-    def _residual_cost(self, site: Site, shape: Shape) -> Cost:
-        N, D, S, r = shape.total_tokens, site.d_model, self.n_inputs(self.unit(site)), self.rank
+        unit, N, D = unit_of(site, self.granularity), shape.total_tokens, site.d_model
+        # What the sublayers of a block have added is read by this one and by its write.
+        inside = Cost(elementwise_flops=N * D * (0 if unit.opens else 2))
+        if not unit.closes:
+            return inside
+        S, r = self.n_inputs(unit.number), self.rank
         M = S if self.maps == "separate" else int(self.low_rank)
-        # a and b with what bounds them, b g_j with its factors that are no parameters, and all of them in a row for `mix`.
-        numbers = 2 + 2 * self.has_weights
-        if self.has_previous:
-            numbers += S + S * (self.has_weights and (shape.element_bytes < 4 or not self.low_rank)) + (not self.low_rank)
-        hidden = S * N * r * self.low_rank
-        added = N * D * (not self.opens_unit(site) and (self.has_weights or not self.low_rank))
-        return Cost(
+        return inside + Cost(
             params=2 * self.has_weights + S * self.has_previous + 2 * M * r * D,
             matmul_flops=2 * N * D * r * (S + M) * self.low_rank,
             elementwise_flops=N * (4 * D if self.low_rank else 2 * (1 + S) * D),
-            saved_bytes=numbers * max(4, shape.element_bytes) + (hidden + added) * shape.element_bytes,
         )
 
-    def build(self, site: Site) -> "Laurel":
-        """Builds the mixer of one sublayer."""
-        return Laurel(self, site)
-
-    def build_ends(self, stack: Stack) -> "InputsEnds":
-        """Builds the ends."""
-        return InputsEnds()
+    def build(self, stack: Stack) -> "tuple[list[Laurel], HistoryEnds]":
+        """Builds weights and maps where a residual way ends."""
+        return [Laurel(self, site) for site in stack.sites], HistoryEnds()
 
 
-class Inputs(NamedTuple):
-    """The depth state.
-
-    Attributes:
-        inputs: the inputs of blocks that are read again, oldest first; the last is that of the block at hand.
-        inside: inside a block what its sublayers have added so far; else nothing.
-    """
-
-    inputs: tuple[Float[Tensor, "B T D"], ...]
-    inside: tuple[Float[Tensor, "B T D"], ...] = ()
-
-
-class Laurel(DepthMixer):
-    """See `LaurelConfig`."""
+class Laurel(DepthMixer, config=LaurelConfig):
+    """See `LaurelConfig`; sources are the inputs of blocks, of which the newest is that of the block at hand."""
 
     def __init__(self, config: LaurelConfig, site: Site) -> None:
         super().__init__()
-        self.config, self.closes_unit = config, config.closes_unit(site)
-        if not self.closes_unit:
+        unit, _, closes = unit_of(site, config.granularity)
+        self.config, self.closes_unit = config, closes
+        if not closes:
             return
-        unit = config.unit(site)
         S, r, D = config.n_inputs(unit), config.rank, site.d_model
         # How many inputs the next unit reads besides its own; the last one passes nothing but the stream on.
-        is_last = site.index == site.stack.n_sublayers - 1
-        self.n_passed = 0 if is_last else config.n_inputs(unit + 1) - 1
+        self.n_passed = 0 if site.index + 1 == site.stack.n_sublayers else config.n_inputs(unit + 1) - 1
         self.n_maps = S if config.maps == "separate" else 1
         if config.has_weights:
             self.logits = self.parameter("logits", (2,), Constant(0.0), "mixing")
@@ -241,27 +168,27 @@ class Laurel(DepthMixer):
             start = 0.0 if config.maps == "identity" else 1 / config.n_previous
             self.input_weights = self.parameter("input_weights", (S,), Constant(start), "mixing")
         if config.low_rank:
-            rows = self.n_maps * r
-            self.down = self.parameter("down", (rows, D), Striped(1 / math.sqrt(r * D), r), "matrix")
-            self.up = self.parameter("up", (D, rows), Constant(0.0), "matrix")
+            self.down = self.parameter("down", (self.n_maps * r, D), Striped(1 / math.sqrt(r * D), r), "matrix")
+            self.up = self.parameter("up", (D, self.n_maps * r), Constant(0.0), "matrix")
 
-    def read(self, state: Inputs) -> tuple[Float[Tensor, "B T D"], None]:
+    def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, None, Any]:
         """Returns the input of the block plus what it has added so far."""
-        return state.inputs[-1] + state.inside[0] if state.inside else state.inputs[-1], None
+        return state.sources[-1] + state.inside[0] if state.inside else state.sources[-1], None, cache
 
-    def write(self, state: Inputs, update: Float[Tensor, "B T D"], context: Views, carry: None) -> Inputs:
+    def write(self, state: History, update: Stream, context: Views, carry: None) -> History:
         """Returns the state with the update added to what the block adds, which joins the residual way when it closes."""
-        # Under autocast the update may be narrower than the stream.
-        update = update.to(state.inputs[-1].dtype)
-        added = state.inside[0] + update if state.inside else update
+        added = state.added(update)
         if not self.closes_unit:
-            return Inputs(state.inputs, (added,))
-        passed = state.inputs[len(state.inputs) - self.n_passed :]
-        return Inputs((*passed, self._residual(added, state.inputs)))
+            return History(state.sources, (added,))
+        passed = state.sources[len(state.sources) - self.n_passed :]
+        return History((*passed, self._residual(added, state.sources)))
 
     def _residual(self, added: Tensor, inputs: tuple[Tensor, ...]) -> Tensor:
         config, dtype = self.config, statistics_dtype(added)
-        scales = self._scales(added)
+        scales = torch.ones(2, dtype=dtype, device=added.device)
+        if config.has_weights:
+            logits = self.logits.to(dtype)
+            scales = 2 * (torch.softmax(logits, dim=0) if config.bound == "softmax" else torch.sigmoid(logits))
         a, b = scales.chunk(2)
         g = self.input_weights.to(dtype) if config.has_previous else None
         if config.low_rank:
@@ -271,23 +198,3 @@ class Laurel(DepthMixer):
             # The stream is the last input, and counts whatever its g is.
             b = b * (g + F.pad(g.new_ones(1), (len(g) - 1, 0)))
         return mix((added, *inputs), torch.cat((a, b)).unsqueeze(0), config.impl)[0]
-
-    def _scales(self, x: Tensor) -> Float[Tensor, " two"]:
-        """The weights a and b."""
-        dtype = statistics_dtype(x)
-        if not self.config.has_weights:
-            return torch.ones(2, dtype=dtype, device=x.device)
-        logits = self.logits.to(dtype)
-        return 2 * (torch.softmax(logits, dim=0) if self.config.bound == "softmax" else torch.sigmoid(logits))
-
-
-class InputsEnds(DepthEnds):
-    """The embedding is the first input, and the state ends as the stream alone."""
-
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Inputs:
-        """Returns the embeddings."""
-        return Inputs((embeddings,))
-
-    def leave(self, state: Inputs) -> Float[Tensor, "B T D"]:
-        """Returns the stream."""
-        return state.inputs[-1]

@@ -4,10 +4,9 @@ Letters: B batch, T position, D width, r rank.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F
-from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
@@ -16,9 +15,8 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Normal, matrix_std
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
-from twoaxis.depth.base import DepthConfig, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthMixer, Stream, StreamEnds
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl
 
@@ -69,35 +67,20 @@ class LaurelGemma3nConfig(DepthConfig):
         """None."""
         return InitEquivalence("none", "updates are normalised, and the stream is averaged with its norm")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """One stream."""
-        return (stream(stack.d_model, index),)
-
-    def flow(self, site: Site) -> Flow:
-        """One write, which where a block opens also takes what attention saw."""
-        D = Numbers(site.d_model)
-        return Flow(read=D * (3 if site.opens_block else 2), written=D, keeps_update=True)
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The norm of the update and, where a block opens, the map and its norm."""
         N, D, r = shape.total_tokens, site.d_model, self.rank
-        factor = N * max(4, shape.element_bytes)
-        cost = Cost(params=D, elementwise_flops=5 * N * D, saved_bytes=factor)
-        if not site.opens_block:
-            return cost
-        return cost + Cost(
-            params=(2 * r + 1) * D,
-            matmul_flops=4 * N * r * D,
-            elementwise_flops=9 * N * D,
-            saved_bytes=factor + N * (r + D) * shape.element_bytes,
-        )
+        cost = Cost(params=D, elementwise_flops=5 * N * D)
+        if site.opens_block:
+            cost += Cost(params=(2 * r + 1) * D, matmul_flops=4 * N * r * D, elementwise_flops=9 * N * D)
+        return cost
 
-    def build(self, site: Site) -> "LaurelGemma3n":
-        """Builds the mixer of one sublayer."""
-        return LaurelGemma3n(self, site)
+    def build(self, stack: Stack) -> "tuple[list[LaurelGemma3n], StreamEnds]":
+        """Builds a mixer for each sublayer of one plain stream."""
+        return [LaurelGemma3n(self, site) for site in stack.sites], StreamEnds()
 
 
-class LaurelGemma3n(DepthMixer):
+class LaurelGemma3n(DepthMixer, config=LaurelGemma3nConfig):
     """See `LaurelGemma3nConfig`."""
 
     def __init__(self, config: LaurelGemma3nConfig, site: Site) -> None:
@@ -111,13 +94,7 @@ class LaurelGemma3n(DepthMixer):
             self.up = self.parameter("up", (D, r), Normal(matrix_std(r)), "matrix")
             self.gain = self.parameter("gain", (D,), Constant(1.0), "norm")
 
-    def read(self, state: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], None]:
-        """Returns the stream."""
-        return state, None
-
-    def write(
-        self, state: Float[Tensor, "B T D"], update: Float[Tensor, "B T D"], context: Views, carry: None
-    ) -> Float[Tensor, "B T D"]:
+    def write(self, state: Stream, update: Stream, context: Views, carry: Any) -> Stream:
         """Returns the stream with the normalised update, and where a block opens with the map of the context."""
         assert isinstance(context, Tensor), "the read returns one view, so the context is one tensor"
         # Under autocast updates may be narrower than the stream.

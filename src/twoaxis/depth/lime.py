@@ -4,22 +4,22 @@ Letters: B batch, T position, D width, G kv-heads, K key width, n layers of the 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.head_chains import chains, check_chains, place_in_chain, sites_of
+from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Uniform, Values
 from twoaxis.core.site import MixedHeads, Site, Slot, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Heads, Views
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthMixer
+from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, check_chains, place_in_chain
+from twoaxis.depth.history import StreamWrite
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl
 
@@ -68,35 +68,9 @@ class LimeConfig(DepthConfig):
         return InitEquivalence("none", "the weights of other layers start at random")
 
     def prepare(self, stack: Stack) -> Stack:
-        """Refuses stacks without heads or with uneven ones, and tells the others what attends: keys and values side by side."""
+        """Refuses stacks without heads or with uneven ones, and notes which keys and values attend, side by side."""
         check_chains(stack, self.kind)
         return replace(stack, slots=tuple(_slot(site) for site in stack.sites))
-
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The stream, and chain by chain the keys and values of all earlier layers with heads, which later ones route."""
-        found = [stream(stack.d_model, index)]
-        for kind, heads in chains(stack).items():
-            own, pair = sites_of(stack, kind), Numbers(2 * heads.head_dim)
-            for site in own:
-                if site.index < index:
-                    # The first layer routes nothing itself.
-                    keeper = (own[1:2] or own)[0].index if site == own[0] else site.index
-                    names = (f"head {head} of sublayer {site.index}" for head in range(heads.n_kv_heads))
-                    found += [Leaf(name, pair, kept=len(own) > 1, keeper=keeper) for name in names]
-        return tuple(found)
-
-    def kept_by_ends(self, stack: Stack) -> tuple[Leaf, ...]:
-        """The stream."""
-        return self.state(stack, stack.n_sublayers)[:1]
-
-    def flow(self, site: Site) -> Flow:
-        """One add, and where there are heads a copy of the keys and values, which later layers route with all earlier ones."""
-        D, heads = Numbers(site.d_model), site.slot.heads
-        add = Flow(read=D * 2, written=D)
-        if heads is None:
-            return add
-        own, earlier = Numbers(2 * heads.n_kv_heads * heads.head_dim), place_in_chain(site)
-        return add + Flow(read=own * (1 + earlier), written=own * (2 if earlier else 1))
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The router, and one multiply-add per weight and number."""
@@ -105,16 +79,12 @@ class LimeConfig(DepthConfig):
         if heads is None or place_in_chain(site) == 0:
             return add
         weights = (place_in_chain(site) + 1) * heads.n_kv_heads**2
-        routing = 2 * N * weights * 2 * heads.head_dim
-        return add + Cost(params=weights, elementwise_flops=routing, saved_bytes=weights * shape.element_bytes)
+        return add + Cost(params=weights, elementwise_flops=2 * N * weights * 2 * heads.head_dim)
 
-    def build(self, site: Site) -> "Lime":
-        """Builds the mixer of one sublayer."""
-        return Lime(self, site)
-
-    def build_ends(self, stack: Stack) -> "LimeEnds":
-        """Builds the ends."""
-        return LimeEnds(len(chains(stack)))
+    def build(self, stack: Stack) -> tuple[Sequence[DepthMixer], HeadsEnds]:
+        """Builds a router for each layer of attention."""
+        mixers = [StreamWrite() if site.slot.heads is None else Lime(self, site) for site in stack.sites]
+        return mixers, HeadsEnds(stack)
 
 
 def _slot(site: Site) -> Slot:
@@ -125,63 +95,30 @@ def _slot(site: Site) -> Slot:
     return replace(site.slot, mixed_heads=MixedHeads(routed))
 
 
-class StreamAndHeads(NamedTuple):
-    """The depth state: the stream, and for each chain the un-routed (key, value) of each kv-head of each layer so far."""
+class Lime(StreamWrite, config=LimeConfig):
+    """See `LimeConfig`; the state holds the un-routed (key, value) [B T 2*K] of each kv-head of each layer so far."""
 
-    stream: Float[Tensor, "B T D"]
-    heads: tuple[tuple[Float[Tensor, "B T two_K"], ...], ...]
-
-
-class Lime(DepthMixer):
-    """See `LimeConfig`."""
+    around = ALONE_IN_ATTENTION
 
     def __init__(self, config: LimeConfig, site: Site) -> None:
         super().__init__()
         self.impl: Impl = config.impl
-        heads = site.slot.heads
-        self.mixes_heads = heads is not None
-        if heads is None:
-            return
-        self.chain = list(chains(site.stack)).index(site.slot.kind)
-        self.routes = place_in_chain(site) > 0
-        if self.routes:
-            G, earlier = heads.n_kv_heads, place_in_chain(site)
+        self.chain, heads, earlier = chain_of(site), site.slot.heads, place_in_chain(site)
+        self.routes = earlier > 0
+        if self.routes and heads is not None:
+            G = heads.n_kv_heads
             start = Constant(0.0) if config.init == "plain" else Uniform(math.sqrt(3 / ((earlier + 1) * G)))
             self.earlier = self.parameter("earlier", (G, earlier * G), start, "mixing")
             identity = tuple(float(row == column) for row in range(G) for column in range(G))
             self.own = self.parameter("own", (G, G), Values(identity), "mixing")
 
-    def read(self, state: StreamAndHeads) -> tuple[Float[Tensor, "B T D"], None]:
-        """Returns the stream."""
-        return state.stream, None
-
     def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads) -> tuple[Heads, StreamAndHeads]:
-        """Returns the heads with routed keys and values, and the state that keeps the un-routed ones."""
+        """Returns the heads with routed keys and values, and the state with the un-routed ones."""
         own = tuple(torch.cat(pair, dim=-1) for pair in zip(heads.k.unbind(2), heads.v.unbind(2), strict=True))
-        known = (*state.heads[self.chain], *own)
-        state = state._replace(heads=(*state.heads[: self.chain], known, *state.heads[self.chain + 1 :]))
+        state = state.with_heads(self.chain, *own)
         if not self.routes:
             return heads, state
-        routed = torch.stack(mix(known, torch.cat((self.earlier, self.own), dim=1), self.impl), dim=2)
+        weights = torch.cat((self.earlier, self.own), dim=1)
+        routed = torch.stack(mix(state.heads[self.chain], weights, self.impl), dim=2)
         k, v = routed.chunk(2, dim=-1)
         return Heads(heads.q, k, v), state
-
-    def write(self, state: StreamAndHeads, update: Float[Tensor, "B T D"], context: Views, carry: None) -> StreamAndHeads:
-        """Returns the stream plus the update, beside the heads."""
-        return state._replace(stream=state.stream + update)
-
-
-class LimeEnds(DepthEnds):
-    """The stream starts as the embeddings, and no heads are known yet."""
-
-    def __init__(self, n_chains: int) -> None:
-        super().__init__()
-        self.n_chains = n_chains
-
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> StreamAndHeads:
-        """Returns the embeddings without heads."""
-        return StreamAndHeads(embeddings, ((),) * self.n_chains)
-
-    def leave(self, state: StreamAndHeads) -> Float[Tensor, "B T D"]:
-        """Returns the stream."""
-        return state.stream

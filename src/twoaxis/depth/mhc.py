@@ -3,9 +3,7 @@
 Letters: B batch, T position, D width, n streams, C rows of the map.
 """
 
-import dataclasses
-import math
-from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -17,71 +15,19 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parallel_streams import stream_leaves, streams_flow, streams_left
-from twoaxis.core.parameters import Constant, Normal, Values
+from twoaxis.core.parameters import Constant, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
-from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
-from twoaxis.depth.base import DepthConfig, DepthMixer, ParallelEnds
+from twoaxis.depth import mhc_forms
+from twoaxis.depth.base import Controls, DepthConfig, Explanation, Layout, Read, Stream
+from twoaxis.depth.mhc_forms import PRESETS, Form, Init, Preset, ReadOut, Residual, Scores
+from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
 from twoaxis.ops.joint_scores import joint_scores
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
-from twoaxis.ops.sinkhorn import Order, Sinkhorn, Start, sinkhorn
+from twoaxis.ops.sinkhorn import Order, Start, sinkhorn
 from twoaxis.ops.stream_scores import stream_scores
-from twoaxis.ops.streams import mix_streams, piece_names, stream_sums
-
-Streams = tuple[Float[Tensor, "B T D"], ...]
-"""The depth state: n streams, which may at first be one tensor n times."""
-
-Preset = Literal["paper", "deepseek_v4", "glm5", "lucidrains_v1", "lucidrains_v2", "hy_v4"]
-Scores = Literal["joint", "per_stream"]
-Residual = Literal["sinkhorn", "identity"]
-ReadOut = Literal["sum", "mean", "learned"]
-
-READ_OF_ONE = 0.7
-"""How much of its own stream a sublayer reads under the `preserving` init; the other streams share the rest."""
-DIAGONAL = 3.0
-"""The logit of keeping a stream under the `preserving` init: with 4 streams each keeps 0.87 of itself."""
-INITIALIZER_RANGE = 0.02
-"""The standard deviation at which transformers starts the maps of checkpoints."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Form:
-    """Every choice in which published implementations differ."""
-
-    scores: Scores = "joint"
-    norm_eps: float = 1e-20
-    residual: Residual = "sinkhorn"
-    rounds: int = 20
-    order: Order = "destinations_first"
-    start: Start = "exp"
-    start_eps: float = 0.0
-    sum_eps: float = 0.0
-    read_eps: float = 0.0
-    write_eps: float = 0.0
-    read_out: ReadOut = "sum"
-
-    @property
-    def sinkhorn(self) -> Sinkhorn:
-        """How the residual logits become a matrix."""
-        return Sinkhorn(self.rounds, self.order, self.start, self.start_eps, self.sum_eps)
-
-
-_DEEPSEEK = Form(norm_eps=1e-6, start="softmax", start_eps=1e-6, sum_eps=1e-6, read_eps=1e-6, read_out="learned")
-_LUCIDRAINS = Form(scores="per_stream", order="sources_first", start="exp_minus_max")
-
-PRESETS: dict[Preset, Form] = {
-    "paper": Form(),
-    "deepseek_v4": _DEEPSEEK,
-    "glm5": dataclasses.replace(_DEEPSEEK, read_out="mean"),
-    "lucidrains_v1": _LUCIDRAINS,
-    "lucidrains_v2": _LUCIDRAINS,
-    "hy_v4": Form(norm_eps=1e-6, residual="identity", read_eps=1e-6, write_eps=1e-6, read_out="learned"),
-}
-
-_OF_SINKHORN = ("rounds", "order", "start", "start_eps", "sum_eps")
+from twoaxis.ops.streams import piece_names
 
 
 class MHCConfig(DepthConfig):
@@ -155,7 +101,7 @@ class MHCConfig(DepthConfig):
     write_eps: float | None = Field(default=None, ge=0)
     write_magnitude: float = Field(default=2.0, gt=0)
     read_out: ReadOut | None = None
-    init: Literal["preserving", "deepseek_v4", "lucidrains", "hy_v4"] = "preserving"
+    init: Init = "preserving"
     impl: Impl = "fused"
 
     @property
@@ -175,17 +121,15 @@ class MHCConfig(DepthConfig):
     @property
     def form(self) -> Form:
         """The preset with the options that are given."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(Form)}
-        return dataclasses.replace(PRESETS[self.preset], **{name: x for name, x in given.items() if x is not None})
+        given = {field.name: getattr(self, field.name) for field in fields(Form)}
+        return replace(PRESETS[self.preset], **{name: x for name, x in given.items() if x is not None})
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         form = self.form
         if form.residual == "identity":
-            for name in _OF_SINKHORN:
-                if getattr(self, name) is not None:
-                    allowed = "left out, since the residual is the identity"
-                    raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use residual='sinkhorn'"))
+            reason = ", since the residual is the identity"
+            self.refuse_options(mhc_forms.OF_SINKHORN, reason, "remove it or use residual='sinkhorn'")
         # Sinkhorn refuses what excludes each other.
         assert form.sinkhorn.rounds
         if self.init == "preserving" and self.write_magnitude <= 1:
@@ -196,14 +140,10 @@ class MHCConfig(DepthConfig):
             raise ConfigError(problem("init", self.init, allowed, "use 'hy_v4', or residual='sinkhorn'"))
         return self
 
-    @property
-    def parallel_streams(self) -> int:
-        """The streams."""
-        return self.n_streams
-
-    def static_form(self) -> Mapping[str, Any] | None:
+    def controls(self) -> Controls:
         """Static hyper-connections, whose weights are free where these are doubly stochastic."""
-        return {"kind": "hyper_connections", "weights": "static", "n_streams": self.n_streams}
+        static = {"kind": "hyper_connections", "weights": "static", "n_streams": self.n_streams}
+        return Controls(static, streams=self.n_streams)
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -224,18 +164,6 @@ class MHCConfig(DepthConfig):
         """Weights that each stream has: of the read, of the write, and to every destination."""
         return 2 if self.form.residual == "identity" else self.n_streams + 2
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """All streams; their sum or mean at last keeps none of them."""
-        return stream_leaves(stack, index, self.n_streams, keeps_last=self.form.read_out == "learned")
-
-    def flow(self, site: Site) -> Flow:
-        """One read, and one write with the weights that each token brings along."""
-        return streams_flow(site, self.n_streams, Numbers(statistics=self.n_streams * (self.n_columns - 1)))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The read-out."""
-        return streams_left(stack, self.n_streams)
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The scores, the rounds, one read and one mixing write."""
         n, D, N, form, columns = self.n_streams, site.d_model, shape.total_tokens, self.form, self.n_columns
@@ -246,114 +174,50 @@ class MHCConfig(DepthConfig):
             params=weights + scales + (weights * n * D if joint else (columns + 1) * D),
             matmul_flops=2 * weights * D * N * (n if joint else 1),
             elementwise_flops=N * (6 * n * D + sinkhorn_flops + 3 * weights),
-            saved_bytes=self._saved_bytes(D, shape),
         )
-
-    def _saved_bytes(self, D: int, shape: Shape) -> int:
-        n, N, form, columns = self.n_streams, shape.total_tokens, self.form, self.n_columns
-        joint = form.scores == "joint"
-        # The raw scores and their norms; the sigmoids; what is read with, if not a sigmoid itself; what is written with.
-        per_token = n * columns + (1 if joint else n) + 2 * n + (n if form.read_eps else 0) + n
-        # The logits, of which only the rounds keep anything, and the matrix.
-        per_token += n * columns + n * n if form.residual == "sinkhorn" else 0
-        rows = n * columns if joint else columns
-        # A shared map is kept as its product with the gain, of which a narrower model also keeps both factors widened.
-        maps = 0 if joint else columns * D + ((columns + 1) * D if shape.element_bytes < 4 else 0)
-        return (N * per_token + rows + maps) * max(4, shape.element_bytes)
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The read-out."""
         n, D, N = self.n_streams, stack.d_model, shape.total_tokens
         if self.form.read_out != "learned":
             return Cost(elementwise_flops=(n - 1 + (self.form.read_out == "mean")) * D * N)
-        widened = 0 if shape.element_bytes >= 4 else 1
-        numbers = N * (n + 1 + n + (n if self.form.read_eps else 0)) + widened
-        return Cost(
-            params=n * n * D + n + 1,
-            matmul_flops=2 * n * n * D * N,
-            elementwise_flops=N * (4 * n * D + 3 * n),
-            saved_bytes=numbers * max(4, shape.element_bytes),
-        )
+        flops = N * (4 * n * D + 3 * n)
+        return Cost(params=n * n * D + n + 1, matmul_flops=2 * n * n * D * N, elementwise_flops=flops)
 
-    def build(self, site: Site) -> "MHC":
-        """Builds the mixer of one sublayer."""
-        return MHC(self, site)
-
-    def build_ends(self, stack: Stack) -> "MHCEnds":
-        """Builds the ends."""
-        return MHCEnds(self, stack)
-
-    def base_init(self, index: int) -> list[tuple[float, ...]]:
-        """The starting logits of sublayer `index`: row j is stream j, with the read, the write, and each destination."""
-        n, own = self.n_streams, index % self.n_streams
-        read, other, write, keep = 0.0, 0.0, 0.0, 0.0
-        if self.init == "preserving":
-            read, other = _logit(READ_OF_ONE), _logit((1 - READ_OF_ONE) / (n - 1))
-            write, keep = _logit(1 / self.write_magnitude), DIAGONAL
-        elif self.init == "lucidrains":
-            read, write, keep = 1.0, 1.0, 1.0
-        elif self.init == "hy_v4":
-            read = other = _logit(1 / n)
-        kept = [[keep * (i == j) for i in range(self.n_columns - 2)] for j in range(n)]
-        return [(read if j == own else other, write, *kept[j]) for j in range(n)]
-
-    @property
-    def fn_init(self) -> Constant | Normal:
-        """The start of the maps."""
-        return Normal(INITIALIZER_RANGE) if self.init in ("deepseek_v4", "hy_v4") else Constant(0.0)
-
-    @property
-    def scale_init(self) -> Constant:
-        """The start of the scales."""
-        return Constant(1.0 if self.init == "deepseek_v4" else 0.01)
+    def build(self, stack: Stack) -> "tuple[list[MHC], MHCEnds]":
+        """Builds the maps of each sublayer and of a learned read-out."""
+        return [MHC(self, site) for site in stack.sites], MHCEnds(self, stack)
 
 
-def _logit(probability: float) -> float:
-    return math.log(probability / (1 - probability))
-
-
-class MHC(DepthMixer):
+class MHC(StreamsMixer, config=MHCConfig):
     """See `MHCConfig`."""
 
     def __init__(self, config: MHCConfig, site: Site) -> None:
-        super().__init__()
+        super().__init__(config.impl)
         # Resolved once, so that a compiled read finds plain values.
         self.config, self.form, self.sinkhorn = config, config.form, config.form.sinkhorn
         n, columns, joint = config.n_streams, config.n_columns, self.form.scores == "joint"
-        rows = config.base_init(site.index)
+        rows = mhc_forms.starting_logits(config.init, site.index, n, columns - 2, config.write_magnitude)
         base = [x for row in rows for x in row]
         if joint:
             base = [row[0] for row in rows] + [row[1] for row in rows] + [x for row in rows for x in row[2:]]
         shape = (n * columns, n * site.d_model) if joint else (columns, site.d_model)
-        self.fn = self.parameter("fn", shape, config.fn_init, "matrix")
+        self.fn = self.parameter("fn", shape, mhc_forms.map_start(config.init), "matrix")
         self.base = self.parameter("base", (n * columns,) if joint else (n, columns), Values(tuple(base)), "bias")
-        self.scale = self.parameter("scale", (min(3, columns),), config.scale_init, "gate")
+        self.scale = self.parameter("scale", (min(3, columns),), mhc_forms.scale_start(config.init), "gate")
         if not joint:
             self.gain = self.parameter("gain", (site.d_model,), Constant(1.0), "norm")
 
-    def read(self, state: Streams) -> tuple[Float[Tensor, "B T D"], tuple[Tensor | None, Tensor]]:
+    def read(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Mixing, Any]:
         """Returns the weighted sum of the streams, and the weights that its write takes."""
         read, residual, write = self.weights(state)
-        (view,) = mix(state, read.unsqueeze(0), self.config.impl)
-        return view, (residual, write)
+        (view,) = mix(state, read.unsqueeze(0), self.impl)
+        return view, Mixing(state, residual, write.unsqueeze(0)), cache
 
-    def write(
-        self, state: Streams, update: Float[Tensor, "B T D"], context: Views, carry: tuple[Tensor | None, Tensor]
-    ) -> Streams:
-        """Returns the mixed streams, each with its share of the update."""
-        return mix_streams(state, update.to(state[0].dtype), *carry, self.config.impl)
-
-    def read_sums(self, state: Streams, views: Float[Tensor, "B T D"], carry: Any) -> tuple[WeightedSum, ...]:
-        """The sum of the streams that is read."""
+    def read_sum(self, state: Streams, view: Stream) -> WeightedSum:
+        """Returns the sum of the streams that is read."""
         read, _, _ = self.weights(state)
-        return (WeightedSum(views, "read", piece_names(len(state), 1), state, per_token(read, views)),)
-
-    def write_sums(
-        self, state: Streams, update: Tensor, carry: tuple[Tensor | None, Tensor], following: Streams
-    ) -> tuple[WeightedSum, ...]:
-        """The sum that each new stream is."""
-        residual, write = carry
-        return stream_sums(state, update.to(state[0].dtype), residual, write.unsqueeze(0), following)
+        return WeightedSum(view, "read", piece_names(len(state), 1), state, per_token(read, view))
 
     def weights(self, state: Streams) -> tuple[Tensor, Tensor | None, Tensor]:
         """Returns the weights of each token: read [n B T], residual [n n B T] or None, and write [n B T]."""
@@ -364,17 +228,17 @@ class MHC(DepthMixer):
             read = read + self.form.read_eps
         if self.form.write_eps:
             write = write + self.form.write_eps
-        matrix = sinkhorn(residual[0], self.sinkhorn, self.config.impl) if residual else None
+        matrix = sinkhorn(residual[0], self.sinkhorn, self.impl) if residual else None
         return read, matrix, write
 
     @outside_autocast
     def _logits(self, state: Streams) -> tuple[Tensor, ...]:
         n, each, dtype = len(state), 1, statistics_dtype(state[0])
         if self.form.scores == "joint":
-            each, scores = n, joint_scores(state, self.fn, self.form.norm_eps, self.config.impl)
+            each, scores = n, joint_scores(state, self.fn, self.form.norm_eps, self.impl)
         else:
             maps = self.fn.to(dtype) * self.gain.to(dtype)
-            scores = stream_scores(state, maps, "rms", self.form.norm_eps, 1, self.config.impl)
+            scores = stream_scores(state, maps, "rms", self.form.norm_eps, 1, self.impl)
         sizes = (each, each, n * each)[: len(self.scale)]
         scale = torch.cat([one.expand(size) for one, size in zip(self.scale.to(dtype).split(1), sizes, strict=True)])
         logits = torch.addcmul(self.base.to(dtype)[..., None, None], scale[:, None, None], scores)
@@ -392,29 +256,30 @@ class MHCEnds(ParallelEnds):
         self.config, self.form = config, config.form
         n = config.n_streams
         if self.form.read_out == "learned":
-            base = 0.0 if config.init == "deepseek_v4" else _logit(1 / n)
-            self.fn = self.parameter("fn", (n, n * stack.d_model), config.fn_init, "matrix")
+            base = 0.0 if config.init == "deepseek_v4" else mhc_forms.logit(1 / n)
+            self.fn = self.parameter("fn", (n, n * stack.d_model), mhc_forms.map_start(config.init), "matrix")
             self.base = self.parameter("base", (n,), Constant(base), "bias")
-            self.scale = self.parameter("scale", (1,), config.scale_init, "gate")
+            self.scale = self.parameter("scale", (1,), mhc_forms.scale_start(config.init), "gate")
 
     @outside_autocast
-    def leave(self, state: Streams) -> Float[Tensor, "B T D"]:
+    def leave(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the one stream that the final norm sees."""
-        dtype = statistics_dtype(state[0])
         if self.form.read_out == "sum":
-            return super().leave(state)
+            return super().leave(state, layout, cache)
         if self.form.read_out == "learned":
-            return mix(state, self._read_out(state).unsqueeze(0), self.config.impl)[0]
-        total = state[0].to(dtype)
+            return mix(state, self._read_out(state).unsqueeze(0), self.config.impl)[0], cache
+        total = state[0].to(statistics_dtype(state[0]))
         for stream in state[1:]:
             total = total + stream
-        return (total / len(state)).to(state[0].dtype)
+        return (total / len(state)).to(state[0].dtype), cache
 
-    def leave_sums(self, state: Streams, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The learned read-out; none where the streams weigh the same."""
+    def explain(self, done: Read) -> Explanation:
+        """Returns the learned read-out; nothing where the streams weigh the same."""
         if self.form.read_out != "learned":
-            return ()
-        return (WeightedSum(left, "read", piece_names(len(state), 1), state, per_token(self._read_out(state), left)),)
+            return Explanation()
+        state, left = done.state, done.views
+        weights = per_token(self._read_out(state), left)
+        return Explanation((WeightedSum(left, "read", piece_names(len(state), 1), state, weights),))
 
     @outside_autocast
     def _read_out(self, state: Streams) -> Float[Tensor, "n B T"]:

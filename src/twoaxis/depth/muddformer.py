@@ -3,45 +3,22 @@
 Letters: B batch, T position, D width, S sources of one sum, C ways (sums), K hidden width, L blocks.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
-from jaxtyping import Float
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
 from twoaxis.core.views import QKV, Views
-from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
-from twoaxis.ops.mix import mix
-from twoaxis.ops.norm import rms_norm
+from twoaxis.core.weighted_sum import unit_name
+from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
+from twoaxis.depth.history import Sums, read_later, selection, strided_sums
+from twoaxis.depth.token_sums import BlockOutputs, Sum, SumForm
 from twoaxis.ops.precision import Impl
-from twoaxis.ops.weight_mlp import GELUForm, weight_mlp
-
-POST_GAIN = 1e-3
-"""What the gains of the norm after a sum start at."""
-
-
-class BlockOutputs(NamedTuple):
-    """The depth state.
-
-    Attributes:
-        sources: the block outputs (or their norms) that later sums read, oldest first; the embedding is the first of all.
-        stream: between blocks the newest output as it is; inside a block what it has so far.
-        base: inside a parallel block what it read on the residual way, unless that is the newest source; else nothing.
-    """
-
-    sources: tuple[Float[Tensor, "B T D"], ...]
-    stream: Float[Tensor, "B T D"]
-    base: tuple[Float[Tensor, "B T D"], ...] = ()
+from twoaxis.ops.weight_mlp import GELUForm
 
 
 class MUDDFormerConfig(DepthConfig):
@@ -131,40 +108,46 @@ class MUDDFormerConfig(DepthConfig):
         if self.window is not None and self.dilation > 1:
             raise ConfigError(problem("window", self.window, "None when dilation > 1", "set dilation=1 or remove window"))
         if self.weights == "static":
-            for name in ("hidden", "expand_last", "gelu", "weight_eps"):
-                if getattr(self, name) != type(self).model_fields[name].default:
-                    allowed = "left out, since static weights have no hidden layer"
-                    raise ConfigError(problem(name, getattr(self, name), allowed, "remove it or use weights='dynamic'"))
+            of_hidden, remedy = ("hidden", "expand_last", "gelu", "weight_eps"), "remove it or use weights='dynamic'"
+            self.refuse_options(of_hidden, ", since static weights have no hidden layer", remedy)
         return self
 
-    def sums(self, n_blocks: int) -> dict[int, tuple[int, ...]]:
+    def sums(self, n_blocks: int) -> Sums:
         """The outputs that are summed after each block with a sum, oldest first; 0 is the embedding, 1 the first block's."""
-        k = self.dilation
-        found = {i: tuple(range(i % k, i + 1, k)) for i in range(self.period, n_blocks + 1, self.period)}
-        if self.window is None:
-            return found
-        return {i: tuple(j for j in read if j == 0 or j > i - self.window) for i, read in found.items()}
+        return strided_sums(n_blocks, self.period, self.dilation, self.window)
 
     def splits_views(self, site: Site) -> bool:
         """At the first sublayer of a block that reads sums on separate ways."""
         return self.ways == "qkvr" and site.opens_block and site.block in self.sums(site.stack.n_blocks)
 
-    def n_ways(self, stack: Stack, block: int) -> int:
-        """Ways C of the sum after this many blocks."""
-        return 4 if self.ways == "qkvr" and block < stack.n_blocks else 1
+    def sum_form(self, stack: Stack, block: int) -> SumForm:
+        """How the sums after this many blocks are made."""
+        sums, is_last = self.sums(stack.n_blocks), block == stack.n_blocks
+        read, n_ways = sums.get(block, ()), 4 if self.ways == "qkvr" and not is_last else 1
+        is_source = block in read or block in read_later(sums, block)
+        hidden = n_ways * len(read) * (self.expand_last if is_last else 1)
+        hidden = hidden if self.hidden == "paper" else (hidden // 64 + 1) * 64
+        return SumForm(
+            selection=selection(sums, block),
+            names=tuple(map(unit_name, read)),
+            n_ways=n_ways,
+            hidden=hidden if self.weights == "dynamic" else 0,
+            norms_newest=self.source_norm == "rms" and is_source,
+            gained=self.source_norm == "rms",
+            n_post_normed={"none": 0, "all": n_ways, "residual": 1}[self.post_norm],
+            weight_eps=stack.norm_eps if self.weight_eps is None else self.weight_eps,
+            norm_eps=stack.norm_eps,
+            d_model=stack.d_model,
+            gelu=self.gelu,
+            impl=self.impl,
+        )
 
-    def hidden_width(self, n_weights: int, is_last: bool) -> int:
-        """The hidden width K for this many weights of a token; 0 for static ones."""
-        if self.weights == "static":
-            return 0
-        width = n_weights * (self.expand_last if is_last else 1)
-        return width if self.hidden == "paper" else (width // 64 + 1) * 64
-
-    def static_form(self) -> Mapping[str, Any] | None:
+    def controls(self) -> Controls:
         """The same with static weights, which have no hidden layer."""
-        of_the_hidden_layer = ("hidden", "expand_last", "gelu")
-        kept = {name: value for name, value in self.to_data().items() if name not in of_the_hidden_layer}
-        return {**kept, "weights": "static"} if self.weights == "dynamic" else None
+        if self.weights == "static":
+            return Controls()
+        kept = {name: value for name, value in self.to_data().items() if name not in ("hidden", "expand_last", "gelu")}
+        return Controls({**kept, "weights": "static"})
 
     @property
     def init_equivalence(self) -> InitEquivalence:
@@ -175,235 +158,43 @@ class MUDDFormerConfig(DepthConfig):
             return InitEquivalence("none", "the residual starts as the norm of the newest output")
         return InitEquivalence("exact", "every sum starts as the newest output alone")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The outputs that later sums read, the stream, and the base of a parallel block."""
-        place, D = _Place.before(self, stack, index), Numbers(stack.d_model)
-        sources = tuple(self._source(stack, source) for source in place.kept)
-        if index == stack.n_sublayers or stack.sites[index].opens_block:
-            return (*sources, Leaf(f"output {place.block + 1}", D))
-        # Inside a parallel block every sublayer reads the base, and the stream is only added to.
-        inside = Leaf(f"stream {index}", D, kept=self.residual == "sequential")
-        base = Leaf(f"residual of block {place.block}" if place.read else f"output {place.block}", D)
-        return (*sources, inside, *((base,) if place.holds_base else ()))
-
-    def _source(self, stack: Stack, block: int) -> Leaf:
-        """What sums read of the output of this many blocks; the first of them keeps a norm."""
-        D = Numbers(stack.d_model)
-        if self.source_norm == "none":
-            return Leaf(f"output {block}", D)
-        reader = min(end for end, read in self.sums(stack.n_blocks).items() if block in read)
-        return Leaf(f"norm of output {block}", D, keeper=sum(stack.block_lengths[:reader]))
-
-    def flow(self, site: Site) -> Flow:
-        """One add, and at the first sublayer of a block the sums it reads."""
-        D, place = Numbers(site.d_model), _Place(self, site.stack, site.block)
-        add = Flow(read=D * 2, written=D)
-        if not site.opens_block:
-            return add
-        ways = self.n_ways(site.stack, site.block) if place.read else 0
-        # The newest output is also read where only its norm is wanted, which is written where later sums read it.
-        read = len(place.read) or int(place.norms_newest)
-        written = ways + (place.norms_newest and site.block in place.kept)
-        # The last way is the residual; a single one is a view as well, which the state of a parallel block holds.
-        held = self.residual == "parallel" and not site.closes_block
-        views = ways * (not held) if ways == 1 else max(0, ways - 1)
-        return add + Flow(read=D * read, written=D * written, views=D * views)
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The sum after the last block."""
-        D, read = Numbers(stack.d_model), len(_Place(self, stack, stack.n_blocks).read)
-        return Flow(read=D * read, written=D, views=D) if read else Flow()
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One add, and at the first sublayer of a block the sums it reads."""
         add = Cost(elementwise_flops=shape.total_tokens * site.d_model)
-        if not site.opens_block:
-            return add
-        return add + self._sum_cost(site.stack, site.block, shape)
+        return add + (self.sum_form(site.stack, site.block).cost(shape.total_tokens) if site.opens_block else Cost())
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The sum after the last block."""
-        return self._sum_cost(stack, stack.n_blocks, shape)
+        return self.sum_form(stack, stack.n_blocks).cost(shape.total_tokens)
 
-    def _sum_cost(self, stack: Stack, block: int, shape: Shape) -> Cost:
-        """The norm of the newest source and the sums that are read after this many blocks."""
-        place, D, N = _Place(self, stack, block), stack.d_model, shape.total_tokens
-        S, C, wide = len(place.read), self.n_ways(stack, block), max(4, shape.element_bytes)
-        M, K = C * S, self.hidden_width(C * S, block == stack.n_blocks)
-        cost = Cost()
-        if place.norms_newest:
-            dropped = N * D * shape.element_bytes if block not in place.kept else 0
-            cost += Cost(params=D, elementwise_flops=4 * N * D, saved_bytes=N * wide + dropped)
-        if not S:
-            return cost
-        cost += Cost(params=M, elementwise_flops=2 * M * N * D)
-        if self.weights == "dynamic":
-            gain = D if self.source_norm == "rms" else 0
-            maps = K * (D + M)
-            flops = N * (3 * D + 9 * K + M)
-            cost += Cost(maps + gain, 2 * N * maps, elementwise_flops=flops, saved_bytes=N * (1 + K + M) * wide)
-        if self.post_norm != "none":
-            P = _post_normed(self, C)
-            saved = P * N * (D * shape.element_bytes + wide)
-            cost += Cost(params=P * D, elementwise_flops=N * D * (4 * P + C), saved_bytes=saved)
-        return cost
-
-    def build(self, site: Site) -> "MUDDFormer":
-        """Builds the mixer of one sublayer."""
-        return MUDDFormer(self, site)
-
-    def build_ends(self, stack: Stack) -> "MUDDFormerEnds":
-        """Builds the ends."""
-        return MUDDFormerEnds(self, stack)
+    def build(self, stack: Stack) -> "tuple[list[MUDDFormer], MUDDFormerEnds]":
+        """Builds the sums before each block and the last one."""
+        return [MUDDFormer(self, site) for site in stack.sites], MUDDFormerEnds(self, stack)
 
 
-def _post_normed(config: MUDDFormerConfig, n_ways: int) -> int:
-    """How many sums get a norm: the last ones."""
-    return {"none": 0, "all": n_ways, "residual": 1}[config.post_norm]
-
-
-class _Place:
-    """What is read after `block` blocks, and what the state holds from there on, inside the next block and after it.
-
-    Attributes:
-        read: the outputs that are summed here, or nothing.
-        kept: the outputs up to the newest here that later sums read.
-        norms_newest: whether the newest output gets its norm here.
-        base_is_kept: whether the base of the next block is its newest source.
-        holds_base: whether the state that is asked for holds a base.
-    """
-
-    def __init__(self, config: MUDDFormerConfig, stack: Stack, block: int) -> None:
-        sums = config.sums(stack.n_blocks)
-        self.block = block
-        self.read = sums.get(block, ())
-        self.kept = _read_later(sums, block)
-        self.norms_newest = config.source_norm == "rms" and (block in self.read or block in self.kept)
-        self.base_is_kept = not self.read and config.source_norm == "none" and block in self.kept
-        self.holds_base = False
-
-    @staticmethod
-    def before(config: MUDDFormerConfig, stack: Stack, index: int) -> "_Place":
-        """The place whose outputs the state holds before sublayer `index`."""
-        if index == stack.n_sublayers or stack.sites[index].opens_block:
-            block = stack.n_blocks if index == stack.n_sublayers else stack.sites[index].block
-            return _Place(config, stack, block - 1)
-        place = _Place(config, stack, stack.sites[index].block)
-        place.holds_base = config.residual == "parallel" and not place.base_is_kept
-        return place
-
-
-def _read_later(sums: Mapping[int, tuple[int, ...]], block: int) -> tuple[int, ...]:
-    """The outputs of up to this many blocks that the sums of later blocks read."""
-    return tuple(sorted({source for i, read in sums.items() if i > block for source in read if source <= block}))
-
-
-class Sum(DeclaredModule):
-    """What is read after one block: a norm of its output where sources have one, and a sum for each way."""
-
-    def __init__(self, config: MUDDFormerConfig, stack: Stack, block: int) -> None:
-        super().__init__()
-        place, before = _Place(config, stack, block), _Place(config, stack, block - 1)
-        self.config, self.eps, D = config, stack.norm_eps, stack.d_model
-        self.names = tuple(unit_name(source) for source in place.read)
-        self.weight_eps = stack.norm_eps if config.weight_eps is None else config.weight_eps
-        # Positions in what is there: the outputs held before, and the newest behind them.
-        held = (*before.kept, block)
-        self.sources = tuple(held.index(source) for source in place.read)
-        self.kept = tuple(held.index(source) for source in place.kept)
-        self.n_ways = config.n_ways(stack, block)
-        self.norms_newest = place.norms_newest
-        if self.norms_newest:
-            self.source_gain = self.parameter("source_gain", (D,), Constant(1.0), "norm")
-        if not self.sources:
-            return
-        C, S = self.n_ways, len(self.sources)
-        newest = 0.0 if config.post_norm != "none" else 1.0
-        self.static = self.parameter("static", (C, S), Values((*(0.0,) * (S - 1), newest) * C), "mixing")
-        if config.weights == "dynamic":
-            K = config.hidden_width(C * S, block == stack.n_blocks)
-            self.to_hidden = self.parameter("to_hidden", (K, D), Normal(D**-0.5), "mixing")
-            self.to_weights = self.parameter("to_weights", (C * S, K), Constant(0.0), "mixing")
-            gained = config.source_norm == "rms"
-            self.input_gain = self.parameter("input_gain", (D,), Constant(1.0), "norm") if gained else None
-        if config.post_norm != "none":
-            shape = (_post_normed(config, C), D)
-            self.post_gain = self.parameter("post_gain", shape, Constant(POST_GAIN), "norm")
-
-    def forward(
-        self, held: tuple[Float[Tensor, "B T D"], ...], newest: Float[Tensor, "B T D"]
-    ) -> tuple[tuple[Float[Tensor, "B T D"], ...], tuple[Float[Tensor, "B T D"], ...]]:
-        """Returns what each way reads, or the newest output alone where nothing is summed, and the sources to keep."""
-        held = self._held(held, newest)
-        kept = tuple(held[index] for index in self.kept)
-        if not self.sources:
-            return (newest,), kept
-        ways = mix([held[index] for index in self.sources], self.weights(newest), self.config.impl)
-        return tuple(self._joined(c, way, newest) for c, way in enumerate(ways)), kept
-
-    def sums(
-        self, held: tuple[Float[Tensor, "B T D"], ...], newest: Float[Tensor, "B T D"], made: Sequence[Tensor]
-    ) -> tuple[WeightedSum, ...]:
-        """The sums with their weights, one for each way, before their norms; none where nothing is summed."""
-        if not self.sources:
-            return ()
-        held = self._held(held, newest)
-        sources = tuple(held[index] for index in self.sources)
-        results = ("q", "k", "v", "residual") if self.n_ways > 1 else ("read",)
-        found = []
-        for c, (tensor, result, weights) in enumerate(zip(made, results, self.weights(newest), strict=True)):
-            finish = partial(self._joined, c, newest=newest)
-            found.append(WeightedSum(tensor, result, self.names, sources, per_token(weights, newest), finish=finish))
-        return tuple(found)
-
-    def _held(self, held: tuple[Tensor, ...], newest: Tensor) -> tuple[Tensor, ...]:
-        """The outputs held before, and the newest, behind its norm where sources have one."""
-        return (*held, rms_norm(newest, self.source_gain, self.eps, self.config.impl) if self.norms_newest else newest)
-
-    def weights(self, newest: Float[Tensor, "B T D"]) -> Float[Tensor, "C S *each"]:
-        """Returns the weight of every source in every way: one number for each token, or one for all if static."""
-        config = self.config
-        if config.weights == "static":
-            return self.static
-        inputs = (newest, self.to_hidden, self.to_weights, self.static.flatten(), self.input_gain)
-        return weight_mlp(*inputs, self.weight_eps, config.gelu, config.impl).unflatten(0, self.static.shape)
-
-    def _joined(self, c: int, way: Tensor, newest: Tensor) -> Tensor:
-        """The sum of way c; where the last ways have norms, the newest output plus it, behind its norm if it has one."""
-        if self.config.post_norm == "none":
-            return way
-        normed = c - (self.n_ways - len(self.post_gain))
-        return newest + (way if normed < 0 else rms_norm(way, self.post_gain[normed], self.eps, self.config.impl))
-
-
-class MUDDFormer(DepthMixer):
+class MUDDFormer(DepthMixer, config=MUDDFormerConfig):
     """See `MUDDFormerConfig`."""
 
     def __init__(self, config: MUDDFormerConfig, site: Site) -> None:
         super().__init__()
-        place = _Place(config, site.stack, site.block)
+        block, sums = site.block, config.sums(site.stack.n_blocks)
         self.opens_block, self.closes_block = site.opens_block, site.closes_block
-        self.is_parallel, self.base_is_kept = config.residual == "parallel", place.base_is_kept
-        self.sum = Sum(config, site.stack, site.block) if site.opens_block else None
+        self.is_parallel = config.residual == "parallel"
+        # What a parallel block adds to is its newest source where nothing is summed before it.
+        self.base_is_kept = block not in sums and config.source_norm == "none" and block in read_later(sums, block)
+        self.sum = Sum(config.sum_form(site.stack, block)) if site.opens_block else None
         self.splits_views = config.splits_views(site)
 
-    def read(self, state: BlockOutputs) -> tuple[Views, Any]:
+    def read(self, state: BlockOutputs, layout: Layout = None, cache: Any = None) -> tuple[Views, Any, Any]:
         """Returns the sums in the first sublayer of a block, later what the block has so far or what it began with."""
         if self.sum is not None:
-            ways, sources = self.sum(state.sources, state.stream)
-            return QKV(*ways[:3]) if self.splits_views else ways[0], (sources, ways[-1])
+            ways, sources = self.sum(state)
+            return QKV(*ways[:3]) if self.splits_views else ways[0], (sources, ways[-1]), cache
         if not self.is_parallel:
-            return state.stream, None
-        return state.sources[-1] if self.base_is_kept else state.base[0], None
+            return state.stream, None, cache
+        return state.sources[-1] if self.base_is_kept else state.base[0], None, cache
 
-    def read_sums(self, state: BlockOutputs, views: Views, carry: Any) -> tuple[WeightedSum, ...]:
-        """The sum of each way, where a block opens that reads sums."""
-        if self.sum is None:
-            return ()
-        made = (*views, carry[1]) if isinstance(views, QKV) else (views,)
-        return self.sum.sums(state.sources, state.stream, made)
-
-    def write(self, state: BlockOutputs, update: Float[Tensor, "B T D"], context: Views, carry: Any) -> BlockOutputs:
+    def write(self, state: BlockOutputs, update: Stream, context: Views, carry: Any) -> BlockOutputs:
         """Returns the state with the update added to the residual way."""
         sources, base = carry if self.opens_block else (state.sources, state.stream)
         # Under autocast the update may be narrower than the stream that it joins.
@@ -412,23 +203,29 @@ class MUDDFormer(DepthMixer):
             return BlockOutputs(sources, stream)
         return BlockOutputs(sources, stream, (base,) if self.opens_block else state.base)
 
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the sum of each way, where a block opens that reads sums."""
+        if isinstance(done, Write) or self.sum is None:
+            return Explanation()
+        return self.sum.explain(done.state, (*done.views, done.carry[1]) if self.splits_views else (done.views,))
+
 
 class MUDDFormerEnds(DepthEnds):
     """The embedding is the first source, and the last sum is left."""
 
     def __init__(self, config: MUDDFormerConfig, stack: Stack) -> None:
         super().__init__()
-        self.sum = Sum(config, stack, stack.n_blocks)
+        self.sum = Sum(config.sum_form(stack, stack.n_blocks))
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> BlockOutputs:
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[BlockOutputs, Any]:
         """Returns the embeddings as the newest output."""
-        return BlockOutputs((), embeddings)
+        return BlockOutputs((), embeddings), cache
 
-    def leave(self, state: BlockOutputs) -> Float[Tensor, "B T D"]:
+    def leave(self, state: BlockOutputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the sum after the last block, or its output where nothing is summed."""
-        ways, _ = self.sum(state.sources, state.stream)
-        return ways[-1]
+        ways, _ = self.sum(state)
+        return ways[-1], cache
 
-    def leave_sums(self, state: BlockOutputs, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The last sum, if any."""
-        return self.sum.sums(state.sources, state.stream, (left,))
+    def explain(self, done: Read) -> Explanation:
+        """Returns the last sum, if any."""
+        return self.sum.explain(done.state, (done.views,))

@@ -3,18 +3,21 @@
 Letters: B batch, T position, D width.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
-from jaxtyping import Float
-from torch import Tensor
-
-from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
-from twoaxis.core.views import Views
-from twoaxis.depth.base import DepthConfig, DepthMixer
+from twoaxis.depth.base import (
+    Cost,
+    DepthConfig,
+    DepthMixer,
+    InitEquivalence,
+    MixingDesign,
+    Shape,
+    Site,
+    Stack,
+    Stream,
+    StreamEnds,
+    Views,
+)
 
 
 class ResidualConfig(DepthConfig):
@@ -44,32 +47,18 @@ class ResidualConfig(DepthConfig):
         """Exact, by definition."""
         return InitEquivalence("exact", "it is the plain model")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """One stream."""
-        return (stream(stack.d_model, index),)
-
-    def flow(self, site: Site) -> Flow:
-        """One add."""
-        return Flow(read=Numbers(2 * site.d_model), written=Numbers(site.d_model))
-
     def cost(self, site: Site, shape: Shape) -> Cost:
         """One add."""
         return Cost(elementwise_flops=shape.total_tokens * site.d_model)
 
-    def build(self, site: Site) -> "Residual":
-        """Builds the mixer."""
-        return Residual()
+    def build(self, stack: Stack) -> tuple[list["Residual"], StreamEnds]:
+        """Builds a mixer without parameters for each sublayer."""
+        return [Residual() for _ in stack.sites], StreamEnds()
 
 
-class Residual(DepthMixer):
+class Residual(DepthMixer, config=ResidualConfig):
     """See `ResidualConfig`."""
 
-    def read(self, state: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B T D"], None]:
-        """Returns the stream."""
-        return state, None
-
-    def write(
-        self, state: Float[Tensor, "B T D"], update: Float[Tensor, "B T D"], context: Views, carry: None
-    ) -> Float[Tensor, "B T D"]:
+    def write(self, state: Stream, update: Stream, context: Views, carry: Any) -> Stream:
         """Returns x + update."""
         return state + update

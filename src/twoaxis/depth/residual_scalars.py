@@ -7,18 +7,15 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
 
@@ -70,55 +67,27 @@ class ResidualScalarsConfig(DepthConfig):
             return InitEquivalence("none", "the stream starts as the normalised embedding, and updates are added to that")
         return InitEquivalence("exact", "the stream starts with weight 1 and the embedding with weight 0")
 
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The stream and the embedding as it is added back, which are one tensor at first unless only one is normalised."""
-        if self.embedding == "raw":
-            return stream(stack.d_model, index), stream(stack.d_model, 0)
-        added = Leaf("normalised embedding", Numbers(stack.d_model))
-        return (added if self.embedding == "normalised_start" and index == 0 else stream(stack.d_model, index)), added
-
-    def flow(self, site: Site) -> Flow:
-        """The mixed stream goes to memory for the sublayer, and comes back for the add."""
-        D = site.d_model
-        held = 2 if site.index or self.embedding == "normalised" else 1
-        return Flow(read=Numbers((held + 2) * D), written=Numbers(2 * D), views=Numbers(D))
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The norm of the embedding."""
-        D = Numbers(stack.d_model)
-        if self.embedding == "raw":
-            return Flow()
-        # Elsewhere the first state holds the embedding.
-        return Flow(read=D, written=D, keeps_update=self.embedding == "normalised_start")
-
     def cost(self, site: Site, shape: Shape) -> Cost:
-        """Two scalings and two adds; autograd keeps nothing beyond the state."""
+        """Two scalings and two adds."""
         return Cost(params=2, elementwise_flops=4 * shape.total_tokens * site.d_model)
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
-        """The norm of the embedding, which keeps one number per token."""
-        if self.embedding == "raw":
-            return Cost()
-        N = shape.total_tokens
-        return Cost(elementwise_flops=3 * N * stack.d_model, saved_bytes=N * shape.statistics_bytes)
+        """The norm of the embedding."""
+        return Cost(elementwise_flops=3 * shape.total_tokens * stack.d_model * (self.embedding != "raw"))
 
-    def build(self, site: Site) -> "ResidualScalars":
-        """Builds the mixer."""
-        return ResidualScalars()
-
-    def build_ends(self, stack: Stack) -> "StreamAndEmbeddingEnds":
-        """Builds the ends."""
-        return StreamAndEmbeddingEnds(self)
+    def build(self, stack: Stack) -> "tuple[list[ResidualScalars], StreamAndEmbeddingEnds]":
+        """Builds two scalars for each sublayer."""
+        return [ResidualScalars() for _ in stack.sites], StreamAndEmbeddingEnds(self)
 
 
 class StreamAndEmbedding(NamedTuple):
     """The depth state: the stream, and the embeddings it began with or their norm."""
 
-    stream: Float[Tensor, "B T D"]
-    embedding: Float[Tensor, "B T D"]
+    stream: Stream
+    embedding: Stream
 
 
-class ResidualScalars(DepthMixer):
+class ResidualScalars(DepthMixer, config=ResidualScalarsConfig):
     """See `ResidualScalarsConfig`."""
 
     def __init__(self) -> None:
@@ -126,23 +95,21 @@ class ResidualScalars(DepthMixer):
         self.stream_weight = self.parameter("stream_weight", (1,), Constant(1.0), "mixing")
         self.embedding_weight = self.parameter("embedding_weight", (1,), Constant(0.0), "mixing")
 
-    def read(self, state: StreamAndEmbedding) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
+    def read(self, state: StreamAndEmbedding, layout: Layout = None, cache: Any = None) -> tuple[Stream, Stream, Any]:
         """Returns a x + b x_0, as view and as carry."""
         mixed = state.stream * self.stream_weight + state.embedding * self.embedding_weight
-        return mixed, mixed
+        return mixed, mixed, cache
 
-    def read_sums(
-        self, state: StreamAndEmbedding, views: Float[Tensor, "B T D"], carry: Float[Tensor, "B T D"]
-    ) -> tuple[WeightedSum, ...]:
-        """The sum of stream and embedding."""
-        weights = per_token(torch.cat((self.stream_weight, self.embedding_weight)), views)
-        return (WeightedSum(views, "read", ("stream", "embedding"), (state.stream, state.embedding), weights),)
-
-    def write(
-        self, state: StreamAndEmbedding, update: Float[Tensor, "B T D"], context: Views, carry: Float[Tensor, "B T D"]
-    ) -> StreamAndEmbedding:
-        """Returns the mixed stream plus the update, beside the embedding."""
+    def write(self, state: StreamAndEmbedding, update: Stream, context: Views, carry: Stream) -> StreamAndEmbedding:
+        """Returns the mixed stream plus the update, and the embedding."""
         return StreamAndEmbedding(carry + update, state.embedding)
+
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the sum of stream and embedding."""
+        if isinstance(done, Write):
+            return Explanation()
+        weights = per_token(torch.cat((self.stream_weight, self.embedding_weight)), done.views)
+        return Explanation((WeightedSum(done.views, "read", ("stream", "embedding"), tuple(done.state), weights),))
 
 
 class StreamAndEmbeddingEnds(DepthEnds):
@@ -152,13 +119,13 @@ class StreamAndEmbeddingEnds(DepthEnds):
         super().__init__()
         self.config = config
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> StreamAndEmbedding:
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[StreamAndEmbedding, Any]:
         """Returns the stream at first, and what every sublayer adds back."""
         if self.config.embedding == "raw":
-            return StreamAndEmbedding(embeddings, embeddings)
+            return StreamAndEmbedding(embeddings, embeddings), cache
         added = rms_norm(embeddings, None, torch.finfo(statistics_dtype(embeddings)).eps, self.config.impl)
-        return StreamAndEmbedding(embeddings if self.config.embedding == "normalised" else added, added)
+        return StreamAndEmbedding(embeddings if self.config.embedding == "normalised" else added, added), cache
 
-    def leave(self, state: StreamAndEmbedding) -> Float[Tensor, "B T D"]:
+    def leave(self, state: StreamAndEmbedding, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the stream."""
-        return state.stream
+        return state.stream, cache

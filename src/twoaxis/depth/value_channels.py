@@ -4,36 +4,81 @@ Letters: B batch, T position, D width, C value channels, k taps of a convolution
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
-from twoaxis.core.layout import TokenLayout
+from twoaxis.core.cost import Cost
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
-from twoaxis.depth.base import DepthEnds
+from twoaxis.depth.base import DepthEnds, Layout, Stream, StreamEnds
 from twoaxis.ops.causal_conv import causal_conv, causal_conv_sum, next_history
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 
-Channels = tuple[Float[Tensor, "B T D"], ...]
+Channels = tuple[Stream, ...]
 """The depth state with several value channels."""
 
 Histories = tuple[Float[Tensor, "B _ D"], ...]
 """The last tokens of every channel, or nothing before the first call."""
 
 
+@dataclass(frozen=True)
+class ChannelForm:
+    """How channels are compressed and begun.
+
+    Attributes:
+        compressor: how C channels become the input of a sublayer; `none` with one channel.
+        expansion: how the embedding becomes C channels.
+        channels: C.
+        kernel_size: k.
+        impl: `fused` or `reference`.
+    """
+
+    compressor: Literal["none", "time", "channel"]
+    expansion: Literal["repeat", "embedding_conv"]
+    channels: int
+    kernel_size: int
+    impl: Impl
+
+    def compressor_cost(self, d_model: int, tokens: int, owned: bool = True) -> Cost:
+        """Counts one compression, and its parameters where they are owned."""
+        C, D, N, k = self.channels, d_model, tokens, self.kernel_size
+        if self.compressor == "time":
+            return Cost(params=C * (D * k + 1) * owned, elementwise_flops=2 * C * k * N * D)
+        if self.compressor == "channel":
+            return Cost(params=C * (D + 1) * owned, matmul_flops=2 * C * C * D, elementwise_flops=2 * C * N * D)
+        return Cost()
+
+    def expansion_cost(self, d_model: int, tokens: int) -> Cost:
+        """Counts what makes channels of the embedding."""
+        numbers = self.channels * d_model * self.kernel_size * (self.expansion == "embedding_conv")
+        return Cost(params=numbers, elementwise_flops=2 * tokens * numbers)
+
+    def build_compressor(self, d_model: int) -> "Compressor | None":
+        """Builds one compressor; a single channel has none."""
+        if self.compressor == "time":
+            return TimeCompressor(d_model, self.channels, self.kernel_size, self.impl)
+        return ChannelCompressor(d_model, self.channels, self.impl) if self.compressor == "channel" else None
+
+    def build_ends(self, d_model: int) -> DepthEnds:
+        """Builds the ends, with a compressor of their own for the readout."""
+        readout = self.build_compressor(d_model)
+        if readout is None:
+            return StreamEnds()
+        kernel_size = self.kernel_size if self.expansion == "embedding_conv" else None
+        return ChannelEnds(readout, d_model, self.channels, kernel_size, self.impl)
+
+
 class Compressor(DeclaredModule, ABC):
     """Makes one input of all channels."""
 
     @abstractmethod
-    def forward(self, state: Channels, layout: TokenLayout | None = None, cache: Any = None) -> tuple[Tensor, Any]:
+    def forward(self, state: Channels, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the input and the next cache; without a layout every row is one document."""
-
-    def new_cache(self) -> Any:
-        """What it carries from token to token before the first one."""
 
 
 class TimeCompressor(Compressor):
@@ -46,13 +91,9 @@ class TimeCompressor(Compressor):
         self.weight = self.parameter("weight", (d_model, C, k), Normal(matrix_std(d_model)), "mixing")
         self.read_weight = self.parameter("read_weight", (C,), Constant(1 / C), "mixing")
 
-    def new_cache(self) -> Histories:
-        """No tokens."""
-        return ()
-
     def forward(
-        self, state: Channels, layout: TokenLayout | None = None, cache: Histories | None = None
-    ) -> tuple[Float[Tensor, "B T D"], Histories | None]:
+        self, state: Channels, layout: Layout = None, cache: Histories | None = None
+    ) -> tuple[Stream, Histories | None]:
         """Returns the input, and the last k - 1 tokens of every channel when given those before."""
         dtype, kernel = statistics_dtype(state[0]), self.weight.shape[-1]
         weights = (self.weight.to(dtype) * self.read_weight.to(dtype)[:, None]).transpose(0, 1)
@@ -75,12 +116,10 @@ class ChannelCompressor(Compressor):
         self.weight = self.parameter("weight", (d_model, C), Normal(matrix_std(d_model)), "mixing")
         self.read_weight = self.parameter("read_weight", (C,), Constant(1 / C), "mixing")
 
-    def forward(
-        self, state: Channels, layout: TokenLayout | None = None, cache: None = None
-    ) -> tuple[Float[Tensor, "B T D"], None]:
+    def forward(self, state: Channels, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the input; nothing is carried from token to token."""
         weights = _channel_weights(self.weight, self.read_weight, statistics_dtype(state[0]))
-        return mix(state, weights.unsqueeze(0), self.impl)[0], None
+        return mix(state, weights.unsqueeze(0), self.impl)[0], cache
 
 
 @outside_autocast
@@ -95,10 +134,10 @@ def _channel_weights(weight: Float[Tensor, "D C"], read: Float[Tensor, " C"], dt
 
 
 class EndsCache(NamedTuple):
-    """What the ends carry from token to token: embeddings, and the channels that the readout sees."""
+    """The last embeddings, and the cache of the readout, which the ends carry from token to token."""
 
-    embeddings: Float[Tensor, "B _ D"] | None
-    readout: Any
+    embeddings: Float[Tensor, "B _ D"] | None = None
+    readout: Any = ()
 
 
 class ChannelEnds(DepthEnds):
@@ -122,43 +161,25 @@ class ChannelEnds(DepthEnds):
             last_tap = Values((*(0.0,) * (k - 1), 1.0) * (d_model * C))
             self.embedding_weight = self.parameter("embedding_weight", (d_model, C, k), last_tap, "mixing")
 
-    def new_cache(self) -> EndsCache | None:
-        """No tokens; None where nothing mixes along positions."""
-        readout = self.readout.new_cache()
-        return EndsCache(None, readout) if self.kernel_size is not None or readout is not None else None
-
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> Channels:
-        """Returns the channels."""
-        return self._expand(embeddings, None, None)
-
-    def enter_along(
-        self, embeddings: Float[Tensor, "B T D"], layout: TokenLayout, cache: EndsCache | None
-    ) -> tuple[Channels, EndsCache | None]:
-        """As `enter`, with the tokens of the same document before these."""
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[Channels, Any]:
+        """Returns the channels, made with the tokens of the same document before these."""
         if self.kernel_size is None:
-            return self._expand(embeddings, None, None), cache
-        history = None if cache is None else cache.embeddings
-        past = 0 if history is None else history.shape[1]
-        channels = self._expand(embeddings, history, layout.key_documents(past + embeddings.shape[1]))
-        if cache is None:
-            return channels, None
-        return channels, cache._replace(embeddings=next_history(history, embeddings, self.kernel_size))
-
-    def _expand(self, embeddings: Tensor, history: Tensor | None, documents: Tensor | None) -> Channels:
-        if self.kernel_size is None:
-            return (embeddings,) * self.channels
-        return tuple(
-            causal_conv(embeddings, weight, history=history, documents=documents, impl=self.impl)
+            return (embeddings,) * self.channels, cache
+        kept = cache or EndsCache()
+        past = 0 if kept.embeddings is None else kept.embeddings.shape[1]
+        documents = None if layout is None else layout.key_documents(past + embeddings.shape[1])
+        channels = tuple(
+            causal_conv(embeddings, weight, history=kept.embeddings, documents=documents, impl=self.impl)
             for weight in self.embedding_weight.unbind(1)
         )
+        if cache is None:
+            return channels, None
+        return channels, kept._replace(embeddings=next_history(kept.embeddings, embeddings, self.kernel_size))
 
-    def leave(self, state: Channels) -> Float[Tensor, "B T D"]:
-        """Returns what the channels are compressed to."""
-        return self.readout(state)[0]
-
-    def leave_along(
-        self, state: Channels, layout: TokenLayout, cache: EndsCache | None
-    ) -> tuple[Float[Tensor, "B T D"], EndsCache | None]:
-        """As `leave`, with the tokens of the same document before these."""
-        left, readout = self.readout(state, layout, None if cache is None else cache.readout)
-        return left, None if cache is None else cache._replace(readout=readout)
+    def leave(self, state: Channels, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
+        """Returns the compressed channels, made with the tokens of the same document before these."""
+        if cache is None:
+            return self.readout(state, layout)
+        kept = cache or EndsCache()
+        left, readout = self.readout(state, layout, kept.readout)
+        return left, kept._replace(readout=readout) if readout or cache else cache

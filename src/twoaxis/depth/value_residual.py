@@ -3,24 +3,25 @@
 Letters: B batch, T position, D width, G kv-heads, K key width, N attention layers of a chain.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 import torch
-from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.head_chains import chains, check_chains, place_in_chain, sites_of
+from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Normal, Values, matrix_std
 from twoaxis.core.site import MixedHeads, Site, Slot, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import QKV, Heads, Views
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthMixer
+from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, check_chains, place_in_chain
+from twoaxis.depth.history import StreamWrite
 from twoaxis.ops.blend import blend
 from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.mix import mix
@@ -107,7 +108,7 @@ class ValueResidualConfig(DepthConfig):
         return InitEquivalence("none", "attention in later layers mixes in the values of the first one")
 
     def prepare(self, stack: Stack) -> Stack:
-        """Refuses stacks without heads or with uneven ones, tells sublayers of it, and takes over later values of svformer."""
+        """Refuses stacks without heads or with uneven ones, and takes over later values of svformer."""
         check_chains(stack, self.kind)
         return replace(stack, slots=tuple(self._slot(site) for site in stack.sites))
 
@@ -123,120 +124,55 @@ class ValueResidualConfig(DepthConfig):
 
     def mixes(self, site: Site) -> bool:
         """Whether this sublayer attends with mixed values."""
-        return (
-            site.slot.heads is not None
-            and place_in_chain(site) > 0
-            and (self.layers is None or place_in_chain(site) in self.layers)
-        )
-
-    def shares(self, site: Site) -> bool:
-        """Whether this sublayer owns the weights that the later ones of its chain give to its values."""
-        heads = site.slot.heads is not None
-        return self.variant == "plus" and heads and place_in_chain(site) == 0 and bool(self.mixing(site))
-
-    def sums(self, site: Site) -> bool:
-        """Whether this sublayer attends with a sum of values, and not with the first ones as they are."""
-        return self.mixes(site) and self.variant != "svformer"
+        place = place_in_chain(site)
+        return site.slot.heads is not None and place > 0 and (self.layers is None or place in self.layers)
 
     def mixing(self, site: Site) -> list[int]:
         """The sublayers of the chain of this one that attend with mixed values."""
         return [s.index for s in site.stack.sites if s.slot.kind == site.slot.kind and self.mixes(s)]
 
-    def records(self, site: Site) -> bool:
-        """Whether later layers may read the values of this sublayer."""
-        return site.slot.heads is not None and (self.variant == "dense" or place_in_chain(site) == 0)
-
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The stream, and chain by chain the recorded values and what later layers weigh them with where that is shared."""
-        found = [stream(stack.d_model, index)]
-        for kind, heads in chains(stack).items():
-            for site in (site for site in sites_of(stack, kind) if self.records(site) and site.index < index):
-                values, readers = Numbers(heads.n_kv_heads * heads.head_dim), [i for i in self.mixing(site) if i > site.index]
-                keeper = min(readers, default=None)
-                found.append(Leaf(f"values of sublayer {site.index}", values, kept=bool(readers), keeper=keeper))
-                if self.shares(site):
-                    # Each layer keeps its own share, beside the weight of its own values.
-                    shares = Numbers(statistics=len(self.mixing(site)))
-                    found.append(Leaf(f"shares of sublayer {site.index}", shares, kept=False))
-        return tuple(found)
-
-    def flow(self, site: Site) -> Flow:
-        """One add, and where there are heads a sum of values, and a copy of those to record, which lie between other heads."""
-        D, heads = Numbers(site.d_model), site.slot.heads
-        add = Flow(read=D * 2, written=D)
-        if heads is None:
-            return add
-        own, sums, records = Numbers(heads.n_kv_heads * heads.head_dim), self.sums(site), self.records(site)
-        earlier = place_in_chain(site) if self.variant == "dense" else 1
-        weights = {"gated": D, "plus": Numbers(statistics=1)}.get(self.variant, Numbers())
-        shares = Numbers(statistics=len(self.mixing(site)) if self.shares(site) else 0)
-        read = own * (sums or records) + (own * earlier + weights) * sums
-        return add + Flow(read=read, written=own * (sums + records) + shares)
+    def shares(self, site: Site) -> int:
+        """Weights that this sublayer owns and the later ones of its chain give to its values."""
+        first = site.slot.heads is not None and place_in_chain(site) == 0
+        return len(self.mixing(site)) if first and self.variant == "plus" else 0
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The mixing weights, and one multiply-add per source and number."""
-        N, D = shape.total_tokens, site.d_model
+        N, D, heads = shape.total_tokens, site.d_model, site.slot.heads
         add = Cost(elementwise_flops=N * D)
-        if self.shares(site):
-            layers = len(self.mixing(site))
-            # The softmax, and in half precision the widened scale.
-            saved = (layers + (shape.element_bytes < 4)) * max(4, shape.element_bytes)
-            return add + Cost(params=layers + 1, saved_bytes=saved)
-        if not self.sums(site):
+        if layers := self.shares(site):
+            return add + Cost(params=layers + 1)
+        if heads is None or not self.mixes(site) or self.variant == "svformer":
             return add
-        heads = site.slot.heads
-        assert heads is not None
         G, width = heads.n_kv_heads, heads.n_kv_heads * heads.head_dim
-        wide = max(4, shape.element_bytes)
         if self.variant == "gated":
-            return add + Cost(
-                params=G * (D + 1), matmul_flops=2 * N * D * G, elementwise_flops=3 * N * width, saved_bytes=N * G * wide
-            )
-        sources = (place_in_chain(site) if self.variant == "dense" else 1) + 1
+            return add + Cost(params=G * (D + 1), matmul_flops=2 * N * D * G, elementwise_flops=3 * N * width)
         if self.variant == "plus":
-            return add + Cost(params=1, elementwise_flops=4 * N * width, saved_bytes=2 * N * wide)
-        learned = self.variant != "constant"
-        return add + Cost(
-            params=sources if learned else 0,
-            elementwise_flops=2 * N * sources * width,
-            saved_bytes=0 if learned else sources * wide,
-        )
+            return add + Cost(params=1, elementwise_flops=4 * N * width)
+        sources = (place_in_chain(site) if self.variant == "dense" else 1) + 1
+        return add + Cost(params=sources * (self.variant != "constant"), elementwise_flops=2 * N * sources * width)
 
-    def build(self, site: Site) -> "ValueResidual":
-        """Builds the mixer of one sublayer."""
-        return ValueResidual(self, site)
-
-    def build_ends(self, stack: Stack) -> "ValueResidualEnds":
-        """Builds the ends."""
-        return ValueResidualEnds(len(chains(stack)))
+    def build(self, stack: Stack) -> tuple[Sequence[DepthMixer], HeadsEnds]:
+        """Builds the weights of each layer of attention."""
+        mixers = [StreamWrite() if site.slot.heads is None else ValueResidual(self, site) for site in stack.sites]
+        return mixers, HeadsEnds(stack)
 
 
-class StreamAndValues(NamedTuple):
-    """The depth state: the stream, and for each chain the un-mixed values that later layers may read."""
+class ValueResidual(StreamWrite, config=ValueResidualConfig):
+    """See `ValueResidualConfig`; the state holds the un-mixed values [B T G*K] that later layers may read."""
 
-    stream: Float[Tensor, "B T D"]
-    values: tuple[tuple[Float[Tensor, "B T width"], ...], ...]
-
-
-class ValueResidual(DepthMixer):
-    """See `ValueResidualConfig`."""
+    around = ALONE_IN_ATTENTION
 
     def __init__(self, config: ValueResidualConfig, site: Site) -> None:
         super().__init__()
-        self.config, self.mixes = config, config.mixes(site)
-        heads = site.slot.heads
-        self.mixes_heads = heads is not None
-        if heads is None:
-            return
-        place = place_in_chain(site)
-        self.chain = list(chains(site.stack)).index(site.slot.kind)
-        self.records = config.records(site)
+        self.config, self.mixes, self.chain = config, config.mixes(site), chain_of(site)
+        place, heads = place_in_chain(site), site.slot.heads
+        self.records = config.variant == "dense" or place == 0
         self.shares = config.shares(site)
         if self.shares:
-            layers = len(config.mixing(site))
-            self.logits = self.parameter("logits", (layers,), Constant(0.0), "mixing")
-            self.scale = self.parameter("scale", (1,), Constant(config.first * layers), "mixing")
-        if not self.mixes:
+            self.logits = self.parameter("logits", (self.shares,), Constant(0.0), "mixing")
+            self.scale = self.parameter("scale", (1,), Constant(config.first * self.shares), "mixing")
+        if not self.mixes or heads is None:
             return
         if config.variant == "plus":
             self.rank = config.mixing(site).index(site.index)
@@ -249,32 +185,20 @@ class ValueResidual(DepthMixer):
             start = (config.first, *[0.0] * (place - 1 if config.variant == "dense" else 0), config.own)
             self.weights = self.parameter("weights", (1, len(start)), Values(start), "mixing")
 
-    def read(self, state: StreamAndValues) -> tuple[Float[Tensor, "B T D"], None]:
-        """Returns the stream."""
-        return state.stream, None
-
-    def mix_heads(self, heads: Heads, context: Views, state: StreamAndValues) -> tuple[Heads, StreamAndValues]:
-        """Returns the heads with mixed values, and the state that keeps the un-mixed ones that later layers read."""
-        earlier = state.values[self.chain]
+    def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads) -> tuple[Heads, StreamAndHeads]:
+        """Returns the heads with mixed values, and the state with the un-mixed ones that later layers read."""
         mixed = heads
         if self.mixes:
-            mixed = heads._replace(v=self._mixed(heads.v, context, earlier))
+            mixed = heads._replace(v=self._mixed(heads.v, context, state.heads[self.chain]))
         if self.records:
-            own = (*earlier, heads.v.flatten(2).contiguous())
-            if self.shares:
-                own = (*own, self._shares(heads.v))
-            values = (*state.values[: self.chain], own, *state.values[self.chain + 1 :])
-            state = state._replace(values=values)
+            shares = (self._shares(heads.v),) if self.shares else ()
+            state = state.with_heads(self.chain, heads.v.flatten(2).contiguous(), *shares)
         return mixed, state
 
     def _shares(self, v: Tensor) -> Tensor:
-        """[B T layers]: what each later layer weighs these values with, the same for every token."""
+        """[B T layers]: the weight of these values in each later layer, the same for every token."""
         dtype = statistics_dtype(v)
         return (self.scale.to(dtype) * torch.softmax(self.logits.to(dtype), dim=0)).expand(*v.shape[:2], -1).contiguous()
-
-    def write(self, state: StreamAndValues, update: Float[Tensor, "B T D"], context: Views, carry: None) -> StreamAndValues:
-        """Returns the stream plus the update, beside the values."""
-        return state._replace(stream=state.stream + update)
 
     def _mixed(self, v: Tensor, context: Views, earlier: tuple[Tensor, ...]) -> Tensor:
         config, shape = self.config, v.shape[2:]
@@ -296,19 +220,3 @@ class ValueResidual(DepthMixer):
             weights = self.weights
         (mixed,) = mix((*earlier, v.flatten(2)), weights, config.impl)
         return mixed.unflatten(-1, shape)
-
-
-class ValueResidualEnds(DepthEnds):
-    """The stream starts as the embeddings, and no values are known yet."""
-
-    def __init__(self, n_chains: int) -> None:
-        super().__init__()
-        self.n_chains = n_chains
-
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> StreamAndValues:
-        """Returns the embeddings without values."""
-        return StreamAndValues(embeddings, ((),) * self.n_chains)
-
-    def leave(self, state: StreamAndValues) -> Float[Tensor, "B T D"]:
-        """Returns the stream."""
-        return state.stream

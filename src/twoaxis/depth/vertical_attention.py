@@ -3,8 +3,8 @@
 Letters: B batch, T position, D width, n sources of one read.
 """
 
-from dataclasses import replace
-from typing import Literal, NamedTuple, Self
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float
@@ -15,19 +15,16 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import Constant, DeclaredModule, Values
+from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.core.views import Views
-from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.core.weighted_sum import unit_name
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
+from twoaxis.depth.history import Combination, Granularity, n_units, unit_of
 from twoaxis.ops.depth_read import source_factor
-from twoaxis.ops.mix import mix
 from twoaxis.ops.norm import layer_norm, rms_norm
-from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+from twoaxis.ops.precision import Impl, outside_autocast
 
-Granularity = Literal["block", "sublayer"]
-Normed = Literal["sources", "weights", "sum", "none"]
 NormKind = Literal["rms", "layer", "l2"]
 
 
@@ -73,7 +70,7 @@ class VerticalAttentionConfig(DepthConfig):
     kind: Literal["vertical_attention"] = "vertical_attention"
     source: Literal["delta", "output"] = "delta"
     skip: Literal["none", "added", "gated"] = "none"
-    norm: Normed = "sources"
+    norm: Literal["sources", "weights", "sum", "none"] = "sources"
     norm_kind: NormKind = "rms"
     granularity: Granularity = "block"
     embedding: Literal["source", "first_input"] = "source"
@@ -111,197 +108,48 @@ class VerticalAttentionConfig(DepthConfig):
             return InitEquivalence("exact", "the gates start at 0, and the residual stream is kept")
         return InitEquivalence("none", "layers read a mean of normalised outputs")
 
-    def layers(self, stack: Stack) -> int:
-        """Number of layers that read."""
-        return stack.n_blocks if self.granularity == "block" else stack.n_sublayers
-
-    def place(self, site: Site) -> tuple[int, bool, bool]:
-        """The layer of a sublayer, and whether it opens and closes it."""
-        if self.granularity == "sublayer":
-            return site.index, True, True
-        return site.block, site.opens_block, site.closes_block
-
     def sources(self, layer: int) -> int:
-        """Sources that a layer reads; `layers` itself is the final read."""
+        """Sources that a layer reads; the number of layers itself is the final read."""
         return layer + (self.embedding == "source")
 
     def read_after(self, layer: int, stack: Stack) -> bool:
         """Whether anything reads sources after this layer has."""
-        return self.head == "mixture" or layer + 1 < self.layers(stack)
-
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        """The sources with their norms, the residual stream if kept, and what a layer carries inside."""
-        if index == stack.n_sublayers:
-            layer, opens = self.layers(stack), True
-            n = self.sources(layer) if self.head == "mixture" else 0
-        else:
-            layer, opens, _ = self.place(stack.sites[index])
-            n = self.sources(layer) if opens or self.read_after(layer, stack) else 0
-        rest = () if opens else self._inside(stack, index, layer)
-        if opens and (self.skip != "none" or not n):
-            rest = (replace(stream(stack.d_model, index, self._keeps_stream(stack, index, n)), keeper=self._maker(index, n)),)
-        sources = [self._source(stack, number) for number in range(n)]
-        logs = [
-            Leaf(f"log rms of {leaf.name}", Numbers(statistics=1), kept=False) for leaf in sources if self.norm == "weights"
-        ]
-        return (*sources, *logs, *rest)
-
-    def _source(self, stack: Stack, number: int) -> Leaf:
-        """A source by its number: an output as it is, which may be a stream, or normalised."""
-        unit = number + (self.embedding != "source")
-        D, kept = stack.d_model, self._keeps_source(stack, number)
-        if self.norm == "sources":
-            return Leaf(f"source {unit}", Numbers(D), kept)
-        end = sum(stack.block_lengths[:unit]) if self.granularity == "block" else unit
-        if unit and self.source == "delta":
-            return Leaf(f"delta {unit}", Numbers(D), kept, self._maker(end, number + 1))
-        return replace(stream(D, end, kept), keeper=self._maker(end, number + 1))
-
-    def _maker(self, end: int, n: int) -> int | None:
-        """The sublayer before a boundary if it takes the norm of what it has made, which is the newest of n sources."""
-        return end - 1 if end and n and self.norm in ("sources", "weights") else None
-
-    def kept_by_ends(self, stack: Stack) -> tuple[Leaf, ...]:
-        """The sources of the final read, or the stream; where sources are norms, that was kept for the newest of them."""
-        left = super().kept_by_ends(stack)
-        return left[:-1] if self.head == "mixture" and self.norm == "sources" and self.skip != "none" else left
-
-    def _keeps_source(self, stack: Stack, number: int) -> bool:
-        """Whether autograd keeps a source: not if it is alone in every read and only added to the stream there."""
-        last = self.layers(stack) - (self.head == "last")
-        return number > 0 or self.sources(last) > 1 or self.norm in ("weights", "sum") or self.skip != "added"
-
-    def _keeps_stream(self, stack: Stack, index: int, n: int) -> bool:
-        """Whether autograd keeps the stream where n sources are read: as the view, or as what the newest source is made of."""
-        made = index == 0 or self.source == "output"
-        return n == 0 or (made and (self.norm == "sources" or self._keeps_source(stack, n - 1)))
-
-    def _inside(self, stack: Stack, index: int, layer: int) -> tuple[Leaf, ...]:
-        """What a layer carries: its input and what it has added, which is only a summand of what is read, or their sum."""
-        D, n = Numbers(stack.d_model), self.sources(layer)
-        if self.source == "output":
-            return (stream(stack.d_model, index),)
-        if n == 0:
-            entered = stream(stack.d_model, 0)
-        else:
-            entered = self._source(stack, 0) if self._hands_on(n) else Leaf(f"input of layer {layer}", D)
-        return entered, Leaf(f"added before {index}", D, kept=False)
-
-    def _hands_on(self, n: int) -> bool:
-        """Whether a read of n sources returns a tensor of the state as it is."""
-        return n == 0 or (n == 1 and self.skip == "none" and self.norm != "sum")
-
-    def flow(self, site: Site) -> Flow:
-        """The read where a layer opens, the adds, and the new source with its norm where a layer closes."""
-        D, (layer, opens, closes) = site.d_model, self.place(site)
-        add = Flow(read=Numbers(2 * D), written=Numbers(D))
-        if opens:
-            # Inside its layer the input is part of the state.
-            held = self.source == "delta" and not closes
-            read = self._read_flow(layer, site.stack, held)
-        else:
-            read = add + Flow(views=Numbers(D)) if self.source == "delta" else Flow()
-        if closes:
-            return read + self._closing_flow(site, opens)
-        return read if opens and self.source == "delta" else read + add
-
-    def _read_flow(self, layer: int, stack: Stack, held: bool = False) -> Flow:
-        n, D = self.sources(layer), stack.d_model
-        if self._hands_on(n):
-            return Flow()
-        stream_is_source = self.norm != "sources" and (layer == 0 or self.source == "output")
-        tensors = n + (self.skip != "none" and not stream_is_source)
-        logs = n if self.norm == "weights" and n > 1 else 0
-        return Flow(read=Numbers(tensors * D, statistics=logs), written=Numbers(D), views=Numbers(0 if held else D))
-
-    def _closing_flow(self, site: Site, opens: bool) -> Flow:
-        """The stream, where there is one, the delta, where it is more than the update, and the source made of one of them."""
-        D, delta = site.d_model, self.source == "delta"
-        read_after = self.read_after(self.place(site)[0], site.stack)
-        normalised, weighed = (read_after and self.norm == norm for norm in ("sources", "weights"))
-        sums = not delta or self.skip != "none"
-        # A delta is the update itself in a layer of one sublayer.
-        adds = delta and not opens and (read_after or not sums)
-        takes_update = sums or adds or normalised or weighed
-        writes_stream = sums and (self.skip != "none" or not read_after or not normalised)
-        writes_delta = adds and not normalised
-        written = Numbers(D * (writes_stream + writes_delta + normalised), statistics=int(weighed))
-        keeps_update = normalised and delta and opens
-        return Flow(read=Numbers(D * (takes_update + sums + adds)), written=written, keeps_update=keeps_update)
-
-    def ends_flow(self, stack: Stack) -> Flow:
-        """The embedding as a source, and the final read."""
-        D, enter = stack.d_model, Flow()
-        if self.embedding == "source" and self.norm in ("sources", "weights"):
-            made = Numbers(D) if self.norm == "sources" else Numbers(statistics=1)
-            # Without a stream, the norm keeps what no state holds.
-            enter = Flow(read=Numbers(D), written=made, keeps_update=self.norm == "sources" and self.skip == "none")
-        return enter + self._read_flow(self.layers(stack), stack) if self.head == "mixture" else enter
+        return self.head == "mixture" or layer + 1 < n_units(stack, self.granularity)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The read where a layer opens, the adds, and the new source with its norm where a layer closes."""
         width = shape.total_tokens * site.d_model
-        layer, opens, closes = self.place(site)
+        layer, opens, closes = unit_of(site, self.granularity)
         cost = self._read_cost(layer, site.stack, shape) if opens else Cost(elementwise_flops=2 * width)
         if closes and (self.source == "output" or self.skip != "none"):
             cost += Cost(elementwise_flops=width)
-        if closes and self.read_after(layer, site.stack):
-            # A new source that is nothing but the update is alive anyway, and so is one that the state holds as it is.
-            alive = (
-                self.norm == "weights"
-                or (self.source == "delta" and opens)
-                or (self.source == "output" and self.skip != "none")
-            )
-            cost += self._source_cost(site.stack, shape, alive)
-        return cost
+        return cost + (self._source_cost(site.stack, shape) if closes and self.read_after(layer, site.stack) else Cost())
 
     def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
         """The embedding as a source, and the final read."""
-        cost = self._source_cost(stack, shape, alive=True) if self.embedding == "source" else Cost()
-        return cost + self._read_cost(self.layers(stack), stack, shape) if self.head == "mixture" else cost
+        cost = self._source_cost(stack, shape) if self.embedding == "source" else Cost()
+        layers = n_units(stack, self.granularity)
+        return cost + (self._read_cost(layers, stack, shape) if self.head == "mixture" else Cost())
 
     def _read_cost(self, layer: int, stack: Stack, shape: Shape) -> Cost:
-        n, N, D, element = self.sources(layer), shape.total_tokens, stack.d_model, shape.element_bytes
-        wide = max(4, element)
-        cost = Cost()
+        n, gated = self.sources(layer), self.skip == "gated"
         if not n:
-            return cost
-        if n > 1:
-            weights = n * N if self.norm == "weights" else n
-            cost += Cost(params=n, elementwise_flops=2 * n * N * D, saved_bytes=weights * wide)
-        if self.norm == "sum":
-            cost += _norm_cost(self.norm_kind, N, D, element, alive=n == 1)
-        if self.skip != "none":
-            cost += Cost(elementwise_flops=N * D)
-        if self.skip == "gated":
-            # The gate keeps the mixture that it scales, unless that is a source.
-            cost += Cost(params=1, elementwise_flops=N * D)
-            cost += Cost(saved_bytes=0 if n == 1 and self.norm != "sum" else N * D * element)
-        return cost
+            return Cost()
+        # Operations per number: the sum of more than one source, its norm, the skip and its gate.
+        each = 2 * n * (n > 1) + (self.norm == "sum") * self._norm_flops + (self.skip != "none") + gated
+        return Cost(params=n * (n > 1) + gated, elementwise_flops=each * shape.total_tokens * stack.d_model)
 
-    def _source_cost(self, stack: Stack, shape: Shape, alive: bool) -> Cost:
-        N, D, element = shape.total_tokens, stack.d_model, shape.element_bytes
-        if self.norm == "sources":
-            return _norm_cost(self.norm_kind, N, D, element, alive)
-        if self.norm == "weights":
-            return Cost(elementwise_flops=2 * N * D, saved_bytes=N * max(4, element))
-        return Cost()
+    def _source_cost(self, stack: Stack, shape: Shape) -> Cost:
+        each = {"sources": self._norm_flops, "weights": 2}.get(self.norm, 0)
+        return Cost(elementwise_flops=each * shape.total_tokens * stack.d_model)
 
-    def build(self, site: Site) -> "VerticalAttention":
-        """Builds the mixer of one sublayer."""
-        return VerticalAttention(self, site)
+    @property
+    def _norm_flops(self) -> int:
+        return 6 if self.norm_kind == "layer" else 4
 
-    def build_ends(self, stack: Stack) -> "VerticalAttentionEnds":
-        """Builds the ends."""
-        return VerticalAttentionEnds(self, stack)
-
-
-def _norm_cost(kind: NormKind, N: int, D: int, element: int, alive: bool) -> Cost:
-    wide, kept = max(4, element), 0 if alive else N * D * element
-    if kind == "layer":
-        return Cost(elementwise_flops=6 * N * D, saved_bytes=kept + 2 * N * wide)
-    # What is normalised, the constant gain, and one number per token.
-    return Cost(elementwise_flops=4 * N * D, saved_bytes=kept + D * element + N * wide)
+    def build(self, stack: Stack) -> "tuple[list[VerticalAttention], VerticalAttentionEnds]":
+        """Builds a read where a layer opens, and for the head where it has one."""
+        return [VerticalAttention(self, site) for site in stack.sites], VerticalAttentionEnds(self, stack)
 
 
 class LayerOutputs(NamedTuple):
@@ -311,11 +159,11 @@ class LayerOutputs(NamedTuple):
     is the layer's input and what it has added so far (the sum of both, where nothing needs them apart).
     """
 
-    sources: tuple[Float[Tensor, "B T D"], ...]
+    sources: tuple[Stream, ...]
     log_rms: tuple[Float[Tensor, "B T"], ...]
-    rest: tuple[Float[Tensor, "B T D"], ...]
+    rest: tuple[Stream, ...]
 
-    def and_source(self, h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps: float) -> "LayerOutputs":
+    def and_source(self, h: Stream, config: VerticalAttentionConfig, eps: float) -> "LayerOutputs":
         """Returns the state with one more source."""
         if config.norm == "weights":
             return self._replace(sources=(*self.sources, h), log_rms=(*self.log_rms, _log_rms(h, config, eps)))
@@ -323,45 +171,27 @@ class LayerOutputs(NamedTuple):
         return self._replace(sources=(*self.sources, new))
 
 
-class Mixture(DeclaredModule):
-    """One read: a softmax over the sources, with one logit for each."""
+class Mixture(Combination):
+    """One read: a convex sum of the sources and the residual stream if that is kept."""
 
     def __init__(self, config: VerticalAttentionConfig, n_sources: int, eps: float) -> None:
-        super().__init__()
+        super().__init__(n_sources, config.newest_logit, False, config.impl)
         self.config, self.eps = config, eps
-        self.logits: Tensor | None = None
-        if n_sources > 1:
-            start = (*(0.0 for _ in range(n_sources - 1)), config.newest_logit)
-            self.logits = self.parameter("logits", (n_sources,), Values(start), "mixing")
         if config.skip == "gated":
             self.gate = self.parameter("gate", (1,), Constant(0.0), "gate")
 
-    def forward(self, state: LayerOutputs) -> Float[Tensor, "B T D"]:
-        """Returns what the layer reads: the mixture, added to the residual stream if that is kept."""
-        if self.logits is None:
-            return self._joined(state, state.sources[0])
-        return self._joined(state, mix(state.sources, self._weights(state, self.logits).unsqueeze(0), self.config.impl)[0])
+    def read(self, state: LayerOutputs) -> Stream:
+        """Returns the input of the layer: the mixture, added to the residual stream if that is kept."""
+        return self._joined(state, self(state.sources, state.log_rms))
 
-    def sums(self, state: LayerOutputs, made: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The mixture with its weights, before its norm and the skip; none with one source."""
-        if self.logits is None:
-            return ()
-        what = "block" if self.config.granularity == "block" else "sublayer"
+    def explain_read(self, state: LayerOutputs, made: Stream) -> Explanation:
+        """Returns the mixture with its weights, before its norm and the skip; nothing with one source."""
         first = 0 if self.config.embedding == "source" else 1
-        names = tuple(unit_name(first + n, what) for n in range(len(state.sources)))
-        weights = per_token(self._weights(state, self.logits), made)
-        return (WeightedSum(made, "read", names, state.sources, weights, finish=lambda mixed: self._joined(state, mixed)),)
+        names = tuple(unit_name(first + n, self.config.granularity) for n in range(len(state.sources)))
+        return self.explain(state, made, names, partial(self._joined, state))
 
-    @outside_autocast
-    def _weights(self, state: LayerOutputs, logits: Float[Tensor, " n"]) -> Float[Tensor, "n *each"]:
-        wide = logits.to(statistics_dtype(logits))
-        if self.config.norm == "weights":
-            # softmax(w - log rms) is softmax(w) / rms, normalised again.
-            wide = wide.reshape(-1, 1, 1) - torch.stack(state.log_rms)
-        return torch.softmax(wide, dim=0)
-
-    def _joined(self, state: LayerOutputs, mixed: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """The mixture behind its norm, beside the residual stream if that is kept."""
+    def _joined(self, state: LayerOutputs, mixed: Stream) -> Stream:
+        """The mixture behind its norm, added to the residual stream if that is kept."""
         if self.config.norm == "sum":
             mixed = _normalised(mixed, self.config, self.eps)
         if self.config.skip == "none":
@@ -370,34 +200,26 @@ class Mixture(DeclaredModule):
         return torch.addcmul(stream, mixed, self.gate) if self.config.skip == "gated" else stream + mixed
 
 
-class VerticalAttention(DepthMixer):
+class VerticalAttention(DepthMixer, config=VerticalAttentionConfig):
     """See `VerticalAttentionConfig`."""
 
     def __init__(self, config: VerticalAttentionConfig, site: Site) -> None:
         super().__init__()
         self.config, self.eps = config, site.norm_eps
-        layer, self.opens, self.closes = config.place(site)
+        layer, self.opens, self.closes = unit_of(site, config.granularity)
         self.read_after = config.read_after(layer, site.stack)
         reads = self.opens and config.sources(layer) > 0
         self.mixture = Mixture(config, config.sources(layer), site.norm_eps) if reads else None
 
-    def read(self, state: LayerOutputs) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B T D"]]:
+    def read(self, state: LayerOutputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, Stream, Any]:
         """Returns the input of the layer plus what it has added so far, as view and as carry."""
         if self.opens:
-            view = state.rest[0] if self.mixture is None else self.mixture(state)
+            view = state.rest[0] if self.mixture is None else self.mixture.read(state)
         else:
             view = state.rest[0] if len(state.rest) == 1 else state.rest[0] + state.rest[1]
-        return view, view
+        return view, view, cache
 
-    def read_sums(
-        self, state: LayerOutputs, views: Float[Tensor, "B T D"], carry: Float[Tensor, "B T D"]
-    ) -> tuple[WeightedSum, ...]:
-        """The mixture, where a layer opens that has a choice."""
-        return () if self.mixture is None else self.mixture.sums(state, views)
-
-    def write(
-        self, state: LayerOutputs, update: Float[Tensor, "B T D"], context: Views, carry: Float[Tensor, "B T D"]
-    ) -> LayerOutputs:
+    def write(self, state: LayerOutputs, update: Stream, context: Views, carry: Stream) -> LayerOutputs:
         """Returns the state with the update added, as a new source when it closes the layer."""
         config = self.config
         # Under autocast the update may be narrower than the stream that it joins.
@@ -412,9 +234,15 @@ class VerticalAttention(DepthMixer):
             delta = state.rest[1] + update
         stream = carry + update if config.source == "output" or config.skip != "none" else delta
         h = stream if config.source == "output" else delta
-        following = sources.and_source(h, config, self.eps) if self.read_after else sources
+        next_state = sources.and_source(h, config, self.eps) if self.read_after else sources
         keeps_stream = config.skip != "none" or not self.read_after
-        return following._replace(rest=(stream,) if keeps_stream else ())
+        return next_state._replace(rest=(stream,) if keeps_stream else ())
+
+    def explain(self, done: Read | Write) -> Explanation:
+        """Returns the mixture, where a layer opens that has a choice."""
+        if isinstance(done, Write) or self.mixture is None:
+            return Explanation()
+        return self.mixture.explain_read(done.state, done.views)
 
 
 class VerticalAttentionEnds(DepthEnds):
@@ -423,26 +251,26 @@ class VerticalAttentionEnds(DepthEnds):
     def __init__(self, config: VerticalAttentionConfig, stack: Stack) -> None:
         super().__init__()
         self.config, self.eps = config, stack.norm_eps
-        n_sources = config.sources(config.layers(stack))
+        n_sources = config.sources(n_units(stack, config.granularity))
         self.mixture = Mixture(config, n_sources, stack.norm_eps) if config.head == "mixture" else None
 
-    def enter(self, embeddings: Float[Tensor, "B T D"]) -> LayerOutputs:
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[LayerOutputs, Any]:
         """Returns the embedding as a source, as the residual stream, or as both."""
         config = self.config
         state = LayerOutputs((), (), (embeddings,) if config.skip != "none" or config.embedding == "first_input" else ())
-        return state.and_source(embeddings, config, self.eps) if config.embedding == "source" else state
+        return state.and_source(embeddings, config, self.eps) if config.embedding == "source" else state, cache
 
-    def leave(self, state: LayerOutputs) -> Float[Tensor, "B T D"]:
+    def leave(self, state: LayerOutputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the last output, or the final read."""
-        return state.rest[0] if self.mixture is None else self.mixture(state)
+        return state.rest[0] if self.mixture is None else self.mixture.read(state), cache
 
-    def leave_sums(self, state: LayerOutputs, left: Float[Tensor, "B T D"]) -> tuple[WeightedSum, ...]:
-        """The final mixture, if any."""
-        return () if self.mixture is None else self.mixture.sums(state, left)
+    def explain(self, done: Read) -> Explanation:
+        """Returns the final mixture, if any."""
+        return Explanation() if self.mixture is None else self.mixture.explain_read(done.state, done.views)
 
 
 @outside_autocast
-def _normalised(h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps: float) -> Float[Tensor, "B T D"]:
+def _normalised(h: Stream, config: VerticalAttentionConfig, eps: float) -> Stream:
     if config.norm_kind == "layer":
         return layer_norm(h, eps, config.impl)
     gain = 1.0 if config.norm_kind == "rms" else h.shape[-1] ** -0.5
@@ -450,5 +278,5 @@ def _normalised(h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps:
 
 
 @outside_autocast
-def _log_rms(h: Float[Tensor, "B T D"], config: VerticalAttentionConfig, eps: float) -> Float[Tensor, "B T"]:
+def _log_rms(h: Stream, config: VerticalAttentionConfig, eps: float) -> Float[Tensor, "B T"]:
     return -torch.log(source_factor(h, eps, config.impl))

@@ -2,9 +2,9 @@
 
 from twoaxis.core.table import Row, Table
 from twoaxis.feed_forward.base import FeedForward, FeedForwardConfig
-from twoaxis.feed_forward.gelu import GELUConfig
-from twoaxis.feed_forward.relu2 import ReLU2Config
-from twoaxis.feed_forward.swiglu import SwiGLUConfig
+from twoaxis.feed_forward.gelu import GELU, GELUConfig
+from twoaxis.feed_forward.relu2 import ReLU2, ReLU2Config
+from twoaxis.feed_forward.swiglu import SwiGLU, SwiGLUConfig
 
 FEED_FORWARD: Table[FeedForwardConfig] = Table(
     "feed-forward",
@@ -34,4 +34,14 @@ FEED_FORWARD: Table[FeedForwardConfig] = Table(
     ],
 )
 
-__all__ = ["FEED_FORWARD", "FeedForward", "FeedForwardConfig", "GELUConfig", "ReLU2Config", "SwiGLUConfig"]
+__all__ = [
+    "FEED_FORWARD",
+    "GELU",
+    "FeedForward",
+    "FeedForwardConfig",
+    "GELUConfig",
+    "ReLU2",
+    "ReLU2Config",
+    "SwiGLU",
+    "SwiGLUConfig",
+]

@@ -14,7 +14,8 @@ from torch import Tensor
 from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import DeclaredModule, matrix_std, with_extra
+from twoaxis.core.mixer import Mixer
+from twoaxis.core.parameters import matrix_std, with_extra
 from twoaxis.core.site import Site
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.rope import RotationTable
@@ -44,7 +45,7 @@ class FeedForwardConfig(Config, ABC):
         """Builds the module."""
 
 
-class FeedForward(DeclaredModule, ABC):
+class FeedForward(Mixer):
     """Transforms each token; only local mixers inside it look at tokens before."""
 
     def new_cache(self) -> Any:

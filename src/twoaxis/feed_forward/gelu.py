@@ -7,7 +7,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.feed_forward.plain import PlainConfig
+from twoaxis.core.site import Site
+from twoaxis.feed_forward.plain import Plain, PlainConfig
 
 
 class GELUConfig(PlainConfig):
@@ -38,3 +39,11 @@ class GELUConfig(PlainConfig):
     def activation(self) -> Callable[[Tensor], Tensor]:
         """GELU in the configured form."""
         return functools.partial(F.gelu, approximate="tanh" if self.form == "tanh" else "none")
+
+    def build(self, site: Site) -> Plain:
+        """Builds the module at this site."""
+        return GELU(self, site)
+
+
+class GELU(Plain, config=GELUConfig):
+    """See `GELUConfig`."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from twoaxis.core.site import Site
-from twoaxis.feed_forward.base import FeedForward, HiddenConfig, HiddenFeedForward
+from twoaxis.feed_forward.base import HiddenConfig, HiddenFeedForward
 
 
 class PlainConfig(HiddenConfig):
@@ -23,10 +23,6 @@ class PlainConfig(HiddenConfig):
     @abstractmethod
     def activation(self) -> Callable[[Tensor], Tensor]:
         """The function applied to each hidden number."""
-
-    def build(self, site: Site) -> FeedForward:
-        """Builds the module at this site."""
-        return Plain(self, site)
 
 
 class Plain(HiddenFeedForward):

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from twoaxis.feed_forward.plain import PlainConfig
+from twoaxis.core.site import Site
+from twoaxis.feed_forward.plain import Plain, PlainConfig
 
 
 class ReLU2Config(PlainConfig):
@@ -36,6 +37,14 @@ class ReLU2Config(PlainConfig):
     def activation(self) -> Callable[[Tensor], Tensor]:
         """The squared rectifier."""
         return _squared_relu
+
+    def build(self, site: Site) -> Plain:
+        """Builds the module at this site."""
+        return ReLU2(self, site)
+
+
+class ReLU2(Plain, config=ReLU2Config):
+    """See `ReLU2Config`."""
 
 
 def _squared_relu(x: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class SwiGLUConfig(HiddenConfig):
         return SwiGLU(self, site)
 
 
-class SwiGLU(HiddenFeedForward):
+class SwiGLU(HiddenFeedForward, config=SwiGLUConfig):
     """See `SwiGLUConfig`."""
 
     def __init__(self, config: SwiGLUConfig, site: Site) -> None:

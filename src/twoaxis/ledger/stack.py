@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
@@ -194,9 +193,7 @@ class _Tracer:
         self.depth, self.stack, self.shape, self.parts, self.norm, self.backward = depth, stack, shape, parts, norm, backward
         self.dtype = torch.float32 if mode == "autocast" else DTYPES[shape.element_bytes]
         with torch.device("meta"):
-            starts = (0, *accumulate(stack.block_lengths))
-            ends = depth.build_ends(stack)
-            mixers = [m for a, b in pairwise(starts) for m in depth.build_block(stack.sites[a:b], ends)]
+            mixers, ends = depth.build(stack)
             attend = [self._attention(mixer, site) for mixer, site in zip(mixers, stack.sites, strict=True)]
             known = nn.ModuleList([*mixers, ends, *(module for module in attend if module is not None)])
         placed(known, self.dtype)
@@ -222,11 +219,11 @@ class _Tracer:
             embeddings = leaf(self._normalise(embeddings, -1))
         norm_saved = storage_bytes(tensor for _, tensor in self.saves)
         enter = self._ends(self.ends.enter, embeddings, -1)
-        self.states.append(enter.result)
+        self.states.append(enter.result[0])
         operations = [self._once(mixer, site) for mixer, site in zip(self.mixers, self.stack.sites, strict=True)]
         last = self.states[-1]
         leave = self._ends(self.ends.leave, last, self.stack.n_sublayers)
-        self._normalise(leave.result, self.stack.n_sublayers)
+        self._normalise(leave.result[0], self.stack.n_sublayers)
         return StackTrace(
             self.shape,
             self._state_tensors(),
@@ -275,7 +272,7 @@ class _Tracer:
     def _sublayer(self, mixer: DepthMixer, site: Site) -> DepthOperation:
         index, state = site.index, _leaves(self.states[-1])
         read = watch(mixer.read, state, owned=self.owned, traffic=self.traffic)
-        views, carry = read.result
+        views, carry, _ = read.result
         context = tree_map(lambda view: leaf(self._normalise(view, index)), _as_tuple(views))
         context = QKV(*context) if isinstance(views, QKV) else context[0]
         # Whatever the sublayer is, it maps its input by a matrix, whose gradient asks for it.
@@ -394,19 +391,17 @@ class _Tracer:
         return self.alike[key]
 
     def _cache(self, mixer: DepthMixer, state: Any) -> int:
-        before = mixer.new_cache()
-        if before is None:
+        if not self.depth.design.position:
             return 0
         with torch.no_grad():
-            return held_bytes(mixer.read_along(state, self.layout, before)[2])
+            return held_bytes(mixer.read(state, self.layout, ())[2])
 
     def _ends_cache(self, embeddings: Tensor) -> int:
-        before = self.ends.new_cache()
-        if before is None:
+        if not self.depth.design.position:
             return 0
         with torch.no_grad():
-            _, cache = self.ends.enter_along(embeddings, self.layout, before)
-            return held_bytes(self.ends.leave_along(self.states[-1], self.layout, cache)[1])
+            _, cache = self.ends.enter(embeddings, self.layout, ())
+            return held_bytes(self.ends.leave(self.states[-1], self.layout, cache)[1])
 
     def _state_tensors(self) -> tuple[tuple[StateTensor, ...], ...]:
         saved, numbers = {storage_of(tensor) for _, tensor in self.saves}, dict[Any, int]()

@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from twoaxis.core.table import Row, Table
 from twoaxis.local.base import LocalConfig, LocalMixer
-from twoaxis.local.canon import CanonConfig
-from twoaxis.local.local_swa import LocalSWAConfig
+from twoaxis.local.canon import Canon, CanonConfig
+from twoaxis.local.local_swa import LocalSWA, LocalSWAConfig
 
 LOCAL: Table[LocalConfig] = Table(
     "local mixer",
@@ -52,4 +52,4 @@ def _parse(data: Any) -> LocalConfig | None:
 Local = Annotated[SerializeAsAny[LocalConfig] | None, BeforeValidator(_parse)]
 """The type of a configuration's field that holds a local mixer or none."""
 
-__all__ = ["LOCAL", "CanonConfig", "Local", "LocalConfig", "LocalMixer", "LocalSWAConfig"]
+__all__ = ["LOCAL", "Canon", "CanonConfig", "Local", "LocalConfig", "LocalMixer", "LocalSWA", "LocalSWAConfig"]

@@ -4,17 +4,19 @@ Letters: B batch, T position, C channels.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixer import Mixer, accept_rows
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import DeclaredModule
+from twoaxis.core.site import Site
 from twoaxis.ops.rope import RotationTable
 
 
@@ -53,8 +55,16 @@ class LocalConfig(Config, ABC):
         """Builds the mixer."""
 
 
-class LocalMixer(DeclaredModule, ABC):
+class LocalMixer(Mixer):
     """Mixes tokens within each row and keeps the number of channels; holds nothing between calls."""
+
+    places: ClassVar[tuple[type, ...]] = (int,)
+    around: ClassVar[Mapping[str, Any]] = {}
+
+    @classmethod
+    def build_alone(cls, config: LocalConfig, site: Site) -> nn.Module:
+        """Builds the mixer for as many channels as the model is wide."""
+        return accept_rows(config.build(site.d_model))
 
     @abstractmethod
     def new_cache(self) -> Any:

@@ -5,8 +5,8 @@ from typing import Literal
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.local.base import LocalConfig, LocalMixer
-from twoaxis.local.conv import ConvOptions
+from twoaxis.local.base import LocalConfig
+from twoaxis.local.conv import ConvOptions, DepthwiseConv
 
 
 class CanonConfig(ConvOptions, LocalConfig):
@@ -69,6 +69,10 @@ class CanonConfig(ConvOptions, LocalConfig):
         """That of the convolution."""
         return self.conv_cost(channels, shape)
 
-    def build(self, channels: int) -> LocalMixer:
+    def build(self, channels: int) -> DepthwiseConv:
         """Builds the convolution."""
-        return self.build_conv(channels)
+        return Canon(self, channels)
+
+
+class Canon(DepthwiseConv, config=CanonConfig):
+    """See `CanonConfig`."""

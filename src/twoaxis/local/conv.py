@@ -54,12 +54,12 @@ class ConvOptions(Config):
         """Whether the input can be one more tap on the current token: beside a convolution without an activation."""
         return self.form == "residual" and self.activation == "none"
 
-    def build_conv(self, channels: int) -> "ShortConv":
+    def build_conv(self, channels: int) -> "DepthwiseConv":
         """Builds the convolution."""
-        return ShortConv(self, channels)
+        return DepthwiseConv(self, channels)
 
 
-class ShortConv(LocalMixer):
+class DepthwiseConv(LocalMixer):
     """act(conv(x)), beside x or in its place."""
 
     def __init__(self, options: ConvOptions, channels: int) -> None:

@@ -118,7 +118,7 @@ class LocalSWAConfig(LocalConfig):
         return LocalSWA(self, channels)
 
 
-class LocalSWA(LocalMixer):
+class LocalSWA(LocalMixer, config=LocalSWAConfig):
     """See `LocalSWAConfig`."""
 
     def __init__(self, config: LocalSWAConfig, channels: int) -> None:

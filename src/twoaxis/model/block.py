@@ -13,7 +13,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.site import Site
 from twoaxis.core.views import QKV, Views
-from twoaxis.depth import DepthConfig, DepthEnds, DepthMixer
+from twoaxis.depth import DepthConfig, DepthMixer
 from twoaxis.depth.base import State
 from twoaxis.model.config import SublayerConfig
 from twoaxis.ops.norm import rms_norm
@@ -57,14 +57,14 @@ class Sublayer(nn.Module):
 
     def new_cache(self) -> SublayerCache:
         """The caches before the first token."""
-        return SublayerCache(self.depth.new_cache(), self.mixer.new_cache())
+        return SublayerCache((), self.mixer.new_cache())
 
     def forward(
         self, state: State, layout: TokenLayout, cache: SublayerCache | None = None
     ) -> tuple[State, SublayerCache | None]:
         """Returns the next depth state and the next caches."""
         depth_cache, mixer_cache = cache or (None, None)
-        views, carry, depth_cache = self.depth.read_along(state, layout, depth_cache)
+        views, carry, depth_cache = self.depth.read(state, layout, depth_cache)
         context = self.normalise(views)
         update, state, mixer_cache = self.mix(context, state, layout, mixer_cache)
         state = self.depth.write(state, update, context, carry)
@@ -107,9 +107,10 @@ def sublayer_names(configs: Sequence[SublayerConfig]) -> list[str]:
 class Block(nn.Module):
     """Sublayers in order."""
 
-    def __init__(self, depth: DepthConfig, ends: DepthEnds, configs: Sequence[SublayerConfig], sites: Sequence[Site]) -> None:
+    def __init__(
+        self, depth: DepthConfig, mixers: Sequence[DepthMixer], configs: Sequence[SublayerConfig], sites: Sequence[Site]
+    ) -> None:
         super().__init__()
-        mixers = depth.build_block(sites, ends)
         for name, mixer, config, site in zip(sublayer_names(configs), mixers, configs, sites, strict=True):
             self.add_module(name, Sublayer(mixer, config, site, depth.splits_views(site)))
 

@@ -3,8 +3,10 @@
 Letters: B batch, T position, D width, V vocabulary.
 """
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +24,34 @@ from twoaxis.model.token_ids import check_id_tensor, check_token_ids
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 
 
+class TextTokenizer(Protocol):
+    """What `Decoder.generate` needs to turn text into tokens and back; every tokenizer of `twoaxis.data` has it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids are from 0 to vocab_size - 1."""
+        ...
+
+    @property
+    def end_of_document(self) -> int | None:
+        """The token that ends a text, where there is one."""
+        ...
+
+    def prompt(self, text: str) -> list[int]:
+        """Encodes a text that is to be continued."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decodes tokens."""
+        ...
+
+
 class Decoder(DeclaredModule):
-    """A decoder-only Transformer built from a `DecoderConfig`.
+    """A decoder-only Transformer built from a `DecoderConfig`; its parameters have initial values at once.
+
+    Attributes:
+        tokenizer: with it, `generate` takes and returns text; None until it is set, or the model loaded with one.
+        end_tokens: tokens at which `generate` ends a row, besides the end of a document.
 
     Example:
         >>> config = DecoderConfig(vocab_size=16, d_model=8, n_layers=1)
@@ -34,13 +62,18 @@ class Decoder(DeclaredModule):
     def __init__(self, config: DecoderConfig | Mapping[str, Any]) -> None:
         super().__init__()
         self.config = config = DecoderConfig.parse(config)
+        self.tokenizer: TextTokenizer | None = None
+        self.end_tokens: frozenset[int] = frozenset()
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, device="meta")
         shape, init = (config.vocab_size, config.d_model), Normal(config.initial_embedding_std)
         self.embedding.weight = self.parameter("embedding.weight", shape, init, "embedding")
         self.embedding_norm = RMSNorm(config.d_model, config.stack.norm_eps) if config.embedding_norm == "rms" else None
-        sites = iter(config.stack.sites)
-        ends = config.depth.build_ends(config.stack)
-        self.blocks = nn.ModuleList(Block(config.depth, ends, block, [next(sites) for _ in block]) for block in config.layers)
+        mixers, ends = config.depth.build(config.stack)
+        stops = list(accumulate(config.stack.block_lengths, initial=0))
+        self.blocks = nn.ModuleList(
+            Block(config.depth, mixers[start:stop], block, config.stack.sites[start:stop])
+            for block, start, stop in zip(config.layers, stops, stops[1:], strict=False)
+        )
         self.ends = ends
         self.norm = RMSNorm(config.d_model, config.stack.norm_eps)
         self.head = None if config.tie_embeddings else self.linear("head", config.d_model, config.vocab_size)
@@ -52,6 +85,49 @@ class Decoder(DeclaredModule):
         initialise(model, seed)
         return model
 
+    @staticmethod
+    def from_pretrained(path: Path | str) -> "Decoder":
+        """Reads a model as `twoaxis.load` does."""
+        from twoaxis.api import load
+
+        return load(path)
+
+    def save(self, path: Path | str) -> Path:
+        """Writes the model, and its tokenizer where it has one, into a new folder that `twoaxis.load` reads."""
+        from twoaxis.api import save
+
+        return save(self, path)
+
+    def save_pretrained(self, path: Path | str) -> Path:
+        """Writes the same with the tokenizer files of transformers besides; needs the extra `twoaxis[hf]`."""
+        from twoaxis.api import save_pretrained
+
+        return save_pretrained(self, path)
+
+    def generate(self, prompts: Any, max_new_tokens: int = 100, **options: Any) -> Any:
+        """Continues one prompt or several: token ids, or text where the model has a tokenizer.
+
+        Args:
+            prompts: a text, a list of texts, a list of token ids, or a list of such lists; also a tensor of ids.
+            max_new_tokens: new tokens per row.
+            options: as in `twoaxis.generate`; or `temperature`, `top_k`, `top_p` and `seed` of a `Sampling` themselves.
+
+        Returns:
+            What is new, in the form of the prompts: a text, a list of texts, a list of ids, or a list of such lists.
+
+        Raises:
+            ConfigError: text without a tokenizer, or an unknown option; more in `twoaxis.generate`.
+            DataError: as in `twoaxis.generate`.
+
+        Example:
+            >>> model = Decoder.build({"vocab_size": 8, "d_model": 8, "n_layers": 1})
+            >>> len(model.generate([1, 2, 3], 5)), [len(row) for row in model.generate([[1, 2], [3]], 4, temperature=1.0)]
+            (5, [4, 4])
+        """
+        from twoaxis.model.generate import continue_prompts
+
+        return continue_prompts(self, prompts, max_new_tokens, options)
+
     @property
     def head_weight(self) -> Float[Tensor, "V D"]:
         """The output matrix: the embedding when tied."""
@@ -59,7 +135,7 @@ class Decoder(DeclaredModule):
 
     def new_cache(self) -> DecoderCache:
         """The cache before the first token."""
-        return DecoderCache(tuple(cast(Block, block).new_caches() for block in self.blocks), self.ends.new_cache())
+        return DecoderCache(tuple(cast(Block, block).new_caches() for block in self.blocks), ())
 
     def embed(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Looks up token embeddings, and normalises them where the model says so.
@@ -95,7 +171,7 @@ class Decoder(DeclaredModule):
         layout = self._layout(embeddings, layout, cache)
         # Here and not in each mixer, since weights everywhere learn from products of their inputs with gradients of zero.
         embeddings = layout.without_padding(embeddings)
-        state, ends = self.ends.enter_along(embeddings, layout, None if cache is None else cache.ends)
+        state, ends = self.ends.enter(embeddings, layout, None if cache is None else cache.ends)
         following = []
         for index, block in enumerate(self.blocks):
             if cache is not None:
@@ -105,7 +181,7 @@ class Decoder(DeclaredModule):
                 state, _ = checkpoint(block, state, layout, use_reentrant=False)
             else:
                 state, _ = block(state, layout)
-        left, ends = self.ends.leave_along(state, layout, ends)
+        left, ends = self.ends.leave(state, layout, ends)
         return self.norm(left), None if cache is None else cache.following(tuple(following), ends, layout)
 
     def forward(

@@ -3,13 +3,15 @@
 Letters: B batch, T position.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from twoaxis.core.errors import ConfigError, DataError, problem
+from twoaxis.core.errors import ConfigError, DataError, nearest, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.model.decode_layout import column_major_weights
 from twoaxis.model.decoder import Decoder
@@ -26,7 +28,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     sampling: Sampling = GREEDY,
-    stop_token: int | None = None,
+    stop_token: int | frozenset[int] | None = None,
     prefill_chunk_tokens: int | None = None,
     vocab_size: int | None = None,
 ) -> list[list[int]]:
@@ -39,7 +41,7 @@ def generate(
         prompts: token ids, one sequence per row, of any lengths from 1.
         max_new_tokens: new tokens per row.
         sampling: how tokens are chosen; greedy by default.
-        stop_token: a row ends before this token.
+        stop_token: a row ends before this token, or before any of these.
         prefill_chunk_tokens: process prompts in pieces of this length, to bound memory; None takes them whole.
         vocab_size: only ids below it are chosen: the size of the tokenizer, where the vocabulary of the model is padded
             beyond that; None allows all.
@@ -59,14 +61,44 @@ def generate(
     """
     results: list[list[int]] = [[] for _ in prompts]
     finished = [False] * len(prompts)
+    stops = stop_token if isinstance(stop_token, frozenset) else {stop_token}
     for tokens in stream(model, prompts, max_new_tokens, sampling, prefill_chunk_tokens, vocab_size):
         for row, token in enumerate(tokens):
-            finished[row] = finished[row] or token == stop_token
+            finished[row] = finished[row] or token in stops
             if not finished[row]:
                 results[row].append(token)
         if all(finished):
             break
     return results
+
+
+def continue_prompts(model: Decoder, prompts: Any, max_new_tokens: int, options: dict[str, Any]) -> Any:
+    """Continues one prompt or several, in text or in tokens; see `Decoder.generate`."""
+    prompts = prompts.tolist() if isinstance(prompts, Tensor) else prompts
+    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    rows: list[Any] = [prompts] if single else list(prompts)
+    tokenizer = model.tokenizer
+    texts = bool(rows) and all(isinstance(row, str) for row in rows)
+    if texts and tokenizer is None:
+        raise ConfigError(problem("prompts", rows[0], "token ids, since the model has no tokenizer", "set model.tokenizer"))
+    if tokenizer is not None:
+        end = set() if tokenizer.end_of_document is None else {tokenizer.end_of_document}
+        options = {"stop_token": model.end_tokens | end, "vocab_size": tokenizer.vocab_size, **options}
+        rows = [tokenizer.prompt(row) for row in rows] if texts else rows
+    new = generate(model, rows, max_new_tokens, **_with_sampling(options))
+    results = [tokenizer.decode(row) for row in new] if texts and tokenizer is not None else new
+    return results[0] if single else results
+
+
+def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `generate`, with those of a `Sampling` put into one."""
+    own = {name: value for name, value in options.items() if name in Sampling.model_fields}
+    others = {name: value for name, value in options.items() if name not in own}
+    known = [*inspect.signature(generate).parameters][3:]
+    if unknown := [name for name in others if name not in known]:
+        remedy = nearest(unknown[0], (*known, *Sampling.model_fields))
+        raise ConfigError(f"generate: unknown keyword {unknown[0]!r}; {remedy}")
+    return {**others, "sampling": others.get("sampling", GREEDY).replace(**own)} if own else others
 
 
 def stream(

@@ -28,10 +28,10 @@ def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None
     """
     embeddings = model.embed(tokens)
     layout = TokenLayout.contiguous(tokens.shape[1])
-    state = model.ends.enter(embeddings)
+    state, _ = model.ends.enter(embeddings)
     states, views, contexts, heads, updates = [state], [], [], [], []
     for index, sublayer in enumerate(sublayer_list(model)):
-        view, carry = sublayer.depth.read(state)
+        view, carry, _ = sublayer.depth.read(state)
         views.append([t + 0 for t in tensors(view)])
         context = sublayer.normalise(view)
         heads.append(sublayer.mixer.project(context, layout)[0] if sublayer.depth.mixes_heads else ())
@@ -42,14 +42,14 @@ def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None
         updates.append(update)
         state = sublayer.depth.write(state, update, context, carry)
         states.append(state)
-    left = model.ends.leave(state)
+    left, _ = model.ends.leave(state)
     logits = nn.functional.linear(model.norm(left), model.head_weight)
     return Trace(states, views, contexts, heads, updates, left + 0, logits)
 
 
 def read_and_write(mixer: Any, state: Any, update: Tensor, context: Any, heads: Any) -> tuple[Any, Any, Any]:
     """What one depth mixer makes of a state: the views, the heads if it mixes them, and the next state."""
-    views, carry = mixer.read(state)
+    views, carry, _ = mixer.read(state)
     if heads:
         heads, state = mixer.mix_heads(heads, context, state)
     return views, heads, mixer.write(state, update, context, carry)

@@ -1,11 +1,12 @@
 """The methods that a plan compares: every depth mixer as it is used at scale, and the local mixers of the sequence axis."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from math import ceil
+from functools import partial
 from typing import Any, Literal
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.site import Stack
 from twoaxis.depth import DEPTH
 from twoaxis.feed_forward import FEED_FORWARD
 from twoaxis.local.places import PlacesConfig
@@ -19,9 +20,6 @@ Goal = Literal["control", "shortcut", "local-mixing", "both"]
 
 WINDOW = 128
 """Tokens that a short window sees: the chunk size that the companion text Rethinking-SWA of the paper's author names."""
-
-SOURCE_BLOCKS = 8
-"""Blocks of sources that the report on Attention Residuals settles on, arXiv:2603.15031, section 5."""
 
 
 @dataclass(frozen=True)
@@ -58,38 +56,7 @@ def methods(window: int = WINDOW) -> tuple[Method, ...]:
         window: tokens that ShortSWA sees.
     """
     return (
-        _depth("residual", "residual", goal="control"),
-        _depth("residual scalars", "residual_scalars"),
-        _depth("AttnRes full", "attention_residuals"),
-        _depth("AttnRes blocks", "attention_residuals", lambda m: {"block_size": ceil(len(m.parts) / SOURCE_BLOCKS)}),
-        _depth(
-            "AttnRes blocks, two-phase",
-            "attention_residuals",
-            lambda m: {"block_size": ceil(len(m.parts) / SOURCE_BLOCKS), "schedule": "two_phase"},
-        ),
-        _depth("Delta AttnRes", "delta_attention_residuals"),
-        _depth(
-            "Delta AttnRes blocks", "delta_attention_residuals", lambda m: {"block_size": ceil(len(m.parts) / SOURCE_BLOCKS)}
-        ),
-        _depth("Depth ShortSWA", "depth_attention"),
-        _depth("DCA k=1", "deep_cross_attention", k=1),
-        _depth("DCA", "deep_cross_attention"),
-        _depth("DDL", "deep_delta"),
-        _depth("DDL CC", "deep_delta", value_channels=4, compressor="channel"),
-        _depth("DDL TC", "deep_delta", value_channels=4, compressor="time"),
-        _depth("DenseFormer 1x1", "denseformer"),
-        _depth("DenseFormer 4x5", "denseformer", dilation=4, period=5),
-        _depth("ELC-BERT", "elc_bert"),
-        _depth("Frac-Connections", "frac_connections"),
-        _depth("Hyper-Connections", "hyper_connections"),
-        _depth("mHC", "mhc"),
-        _depth("gated residual", "gated_residual", lambda m: {"rank": min(320, m.d_model)}),
-        _depth("MUDDFormer", "muddformer"),
-        _depth("Vertical Attention", "vertical_attention"),
-        _depth("LAuReL", "laurel"),
-        _depth("LAuReL of Gemma 3n", "laurel_gemma3n"),
-        _depth("LIMe", "lime"),
-        _depth("value residual", "value_residual"),
+        *_depth_methods(),
         Method(f"ShortSWA w={window}", "sequence", "local-mixing", "short_swa", lambda model: _short_swa(model, window)),
         Method("ShortConv", "sequence", "local-mixing", "short_conv", lambda m: m.with_sublayer(SEQUENCE.parse("short_conv"))),
         Method("Canon ABCD", "sequence", "local-mixing", "canon", lambda m: _canon(m, ("input_local", "projected_local"))),
@@ -112,16 +79,18 @@ def fitted(method: Method, model: ModelShape) -> ModelShape | Refusal:
         return Refusal(method, str(error))
 
 
-def _depth(
-    name: str,
-    kind: str,
-    options: Callable[[ModelShape], dict[str, Any]] = lambda model: {},
-    goal: Goal = "shortcut",
-    **fixed: Any,
-) -> Method:
-    return Method(
-        name, "depth", goal, kind, lambda model: model.with_depth(DEPTH.parse({"kind": kind, **fixed, **options(model)}))
-    )
+def _depth_methods() -> Iterator[Method]:
+    """Every depth mixer as its row names it at scale."""
+    for row in DEPTH:
+        goal: Goal = "control" if row.kind == "residual" else "shortcut"
+        for name, options in (row.at_scale or {row.kind.replace("_", " "): {}}).items():
+            yield Method(name, "depth", goal, row.kind, partial(_with_depth, kind=row.kind, options=options))
+
+
+def _with_depth(model: ModelShape, kind: str, options: Mapping[str, Any] | Callable[[Stack], Mapping[str, Any]]) -> ModelShape:
+    if callable(options):
+        options = options(Stack(model.d_model, model.norm_eps, tuple(map(len, model.blocks))))
+    return model.with_depth(DEPTH.parse({"kind": kind, **options}))
 
 
 def _short_swa(model: ModelShape, window: int) -> ModelShape:

@@ -1,11 +1,11 @@
 """Floor 2: the sequence axis. One row per mixer along positions."""
 
 from twoaxis.core.table import Row, Table
-from twoaxis.sequence.attention import AttentionConfig
+from twoaxis.sequence.attention import Attention, AttentionConfig
 from twoaxis.sequence.base import HeadMixer, SequenceConfig, SequenceMixer
-from twoaxis.sequence.gated_delta_net import GatedDeltaNetConfig
-from twoaxis.sequence.kv_shift import KVShiftConfig
-from twoaxis.sequence.short_conv import ShortConvConfig
+from twoaxis.sequence.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from twoaxis.sequence.kv_shift import KVShift, KVShiftConfig
+from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
 from twoaxis.sequence.short_swa import ShortSWA, ShortSWAConfig
 
 SEQUENCE: Table[SequenceConfig] = Table(
@@ -121,12 +121,16 @@ SEQUENCE: Table[SequenceConfig] = Table(
 
 __all__ = [
     "SEQUENCE",
+    "Attention",
     "AttentionConfig",
+    "GatedDeltaNet",
     "GatedDeltaNetConfig",
     "HeadMixer",
+    "KVShift",
     "KVShiftConfig",
     "SequenceConfig",
     "SequenceMixer",
+    "ShortConv",
     "ShortConvConfig",
     "ShortSWA",
     "ShortSWAConfig",

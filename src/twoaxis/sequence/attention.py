@@ -4,7 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from twoaxis.sequence.heads import HeadsConfig
+from twoaxis.core.site import Site
+from twoaxis.sequence.heads import HeadsConfig, SoftmaxAttention
 
 
 class AttentionConfig(HeadsConfig):
@@ -51,3 +52,12 @@ class AttentionConfig(HeadsConfig):
     def span(self) -> int | None:
         """The window."""
         return self.window
+
+    def build(self, site: Site) -> SoftmaxAttention:
+        """Builds the mixer at this site."""
+        self.check(site.d_model)
+        return Attention(self, site)
+
+
+class Attention(SoftmaxAttention, config=AttentionConfig):
+    """See `AttentionConfig`."""

@@ -10,8 +10,8 @@ from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.mixer import Mixer
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import DeclaredModule
 from twoaxis.core.site import HeadShape, Site
 from twoaxis.core.views import Heads, Views
 from twoaxis.ops.rope import RotationTable
@@ -74,7 +74,7 @@ class SequenceConfig(Config, ABC):
         """Builds the mixer."""
 
 
-class SequenceMixer(DeclaredModule, ABC):
+class SequenceMixer(Mixer):
     """Mixes tokens along positions; holds nothing between calls, since its memory is the cache value."""
 
     @abstractmethod

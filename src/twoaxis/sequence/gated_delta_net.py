@@ -142,7 +142,7 @@ class GatedDeltaNetCache(NamedTuple):
     local: Places
 
 
-class GatedDeltaNet(LocalPlaces, SequenceMixer):
+class GatedDeltaNet(LocalPlaces, SequenceMixer, config=GatedDeltaNetConfig):
     """See `GatedDeltaNetConfig`."""
 
     def __init__(self, config: GatedDeltaNetConfig, site: Site) -> None:

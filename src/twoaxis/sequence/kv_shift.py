@@ -117,7 +117,7 @@ class KVShiftCache(AttentionCache):
     last: TokenHistory
 
 
-class KVShift(SoftmaxAttention):
+class KVShift(SoftmaxAttention, config=KVShiftConfig):
     """See `KVShiftConfig`."""
 
     def __init__(self, config: KVShiftConfig, site: Site) -> None:

@@ -81,12 +81,12 @@ class ShortConvConfig(ConvOptions, SequenceConfig):
         extra = site.d_model * site.slot.update_extra
         return self.conv_cost(site.d_model, shape) + Cost(params=extra, matmul_flops=2 * shape.total_tokens * extra)
 
-    def build(self, site: Site) -> "ShortConvSublayer":
+    def build(self, site: Site) -> "ShortConv":
         """Builds the mixer at this site."""
-        return ShortConvSublayer(self, site)
+        return ShortConv(self, site)
 
 
-class ShortConvSublayer(SequenceMixer):
+class ShortConv(SequenceMixer, config=ShortConvConfig):
     """See `ShortConvConfig`."""
 
     def __init__(self, config: ShortConvConfig, site: Site) -> None:

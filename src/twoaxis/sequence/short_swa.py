@@ -3,19 +3,13 @@
 Letters: B batch, T position, E emitted numbers.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
-from jaxtyping import Float
 from pydantic import Field
-from torch import Tensor
 
-from twoaxis.core.errors import ConfigError
-from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.site import Stack
-from twoaxis.core.views import QKV, Views
-from twoaxis.sequence.heads import AttentionCache, HeadsConfig, SoftmaxAttention
+from twoaxis.core.site import Site
+from twoaxis.sequence.heads import HeadsConfig, SoftmaxAttention
 
 
 class ShortSWAConfig(HeadsConfig):
@@ -76,45 +70,19 @@ class ShortSWAConfig(HeadsConfig):
         """The window."""
         return self.window
 
+    def build(self, site: Site) -> SoftmaxAttention:
+        """Builds the mixer at this site."""
+        self.check(site.d_model)
+        return ShortSWA(self, site)
 
-class ShortSWA(SoftmaxAttention):
-    """See `ShortSWAConfig`; the sublayer for a model that is not our decoder, where a layout is only needed for documents.
 
-    Args:
-        config: the options; also as a table or a bare kind.
-        d_model: D, the width of the host.
-        norm_eps: the eps of the norms of queries and keys.
-
-    Raises:
-        ConfigError: heads that do not divide the width.
+class ShortSWA(SoftmaxAttention, config=ShortSWAConfig):
+    """See `ShortSWAConfig`.
 
     Example:
         >>> import torch
-        >>> short_swa = ShortSWA(ShortSWAConfig(window=2, output_init="zero"), d_model=8)
+        >>> short_swa = ShortSWA(d_model=8, window=2, output_init="zero")
         >>> update, _ = short_swa(torch.ones(1, 3, 8))
         >>> update.abs().max().item()
         0.0
     """
-
-    def __init__(self, config: ShortSWAConfig | Mapping[str, Any] | str, d_model: int, norm_eps: float = 1e-6) -> None:
-        config = ShortSWAConfig.parse(config)
-        config.check(d_model)
-        super().__init__(config, Stack(d_model, norm_eps, (1,)).sites[0])
-
-    def forward(
-        self, context: Views, layout: TokenLayout | None = None, cache: AttentionCache | None = None
-    ) -> tuple[Float[Tensor, "B T E"], AttentionCache | None]:
-        """Returns the update and the extended cache; without a layout every row is one document from its first token on.
-
-        Raises:
-            ConfigError: a cache without a layout, which alone knows the positions of what follows.
-        """
-        if layout is None:
-            if cache is not None:
-                raise ConfigError("layout=None: must be given with a cache; pass TokenLayout.contiguous(tokens, start)")
-            tokens = context[0] if isinstance(context, QKV) else context
-            layout = TokenLayout.contiguous(tokens.shape[1], device=tokens.device)
-        # A host may leave anything where its padding is.
-        finite = layout.without_padding
-        context = QKV(*map(finite, context)) if isinstance(context, QKV) else finite(context)
-        return super().forward(context, layout, cache)

@@ -71,7 +71,7 @@ def _parts(config: DepthConfig, dtype: torch.dtype = torch.float64) -> list[tupl
 
     def enter_and_leave() -> list[Tensor]:
         embeddings = model.embed(tokens)
-        ends = (model.ends.enter(embeddings), model.ends.leave(run.states[-1]))
+        ends = (model.ends.enter(embeddings)[0], model.ends.leave(run.states[-1])[0])
         return [*parameters, tokens, embeddings, *tensors((run.states[-1], *ends))]
 
     return [*parts, ("the ends", config.ends_cost(stack, shape), enter_and_leave)]

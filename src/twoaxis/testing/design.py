@@ -146,7 +146,7 @@ def _frame(shape: tuple[int, int], sources: int, name: str) -> Tensor:
 
 def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
     """What the last sublayer sees when these are the updates: its views, and its heads if they are mixed along depth."""
-    state, sublayers = model.ends.enter(inputs.embedding), sublayer_list(model)
+    (state, _), sublayers = model.ends.enter(inputs.embedding), sublayer_list(model)
     seen: list[Tensor] = []
     for index, sublayer in enumerate(sublayers):
         views, carry = sublayer.depth.read(state)

@@ -30,12 +30,12 @@ class _ThroughDepth(nn.Module):
         self.ends = model.ends
 
     def forward(self, embeddings: Tensor, updates: list[Tensor], contexts: list[Any], heads: list[Any]) -> list[Tensor]:
-        state = self.ends.enter(embeddings)
+        state, _ = self.ends.enter(embeddings)
         seen: list[Tensor] = []
         for module, *inputs in zip(self.mixers, updates, contexts, heads, strict=True):
             views, mixed, state = read_and_write(module, state, *inputs)
             seen += tensors((views, mixed))
-        return [*seen, self.ends.leave(state)]
+        return [*seen, self.ends.leave(state)[0]]
 
 
 class _Mix(nn.Module):
@@ -158,6 +158,6 @@ def _kept_and_allowed(model: Decoder, tokens: Tensor) -> tuple[int, int]:
     for hook in hooks:
         hook.remove()
     last = trace(model, tokens).states[-1]
-    enter = saved_bytes(lambda: model.ends.enter(embeddings), lambda first: [*parameters, embeddings, *tensors(first)])
-    leave = saved_bytes(lambda: model.norm(model.ends.leave(last)), lambda _: [*parameters, *tensors(last)])
+    enter = saved_bytes(lambda: model.ends.enter(embeddings)[0], lambda first: [*parameters, embeddings, *tensors(first)])
+    leave = saved_bytes(lambda: model.norm(model.ends.leave(last)[0]), lambda _: [*parameters, *tensors(last)])
     return kept, enter + leave

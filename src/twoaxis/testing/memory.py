@@ -132,7 +132,7 @@ def _kept_between_passes(model: Decoder) -> int:
 def _kept_in_blocks(model: Decoder) -> Iterator[int]:
     tokens = toy_tokens()
     layout = TokenLayout.contiguous(tokens.shape[1])
-    states = [model.ends.enter(model.embed(tokens))]
+    states = [model.ends.enter(model.embed(tokens))[0]]
 
     def run(block: Any) -> None:
         states.append(block(states[-1], layout)[0])

@@ -37,12 +37,12 @@ def keeps_its_states(model: Decoder) -> None:
             exactly(f"in-place writes to state {place} {when}", live._version - version, 0)
 
     tokens = toy_tokens()
-    state = model.ends.enter(model.embed(tokens))
+    state, _ = model.ends.enter(model.embed(tokens))
     keep("0", state)
     for index, sublayer in enumerate(sublayer_list(model)):
         state, _ = sublayer(state, TokenLayout.contiguous(tokens.shape[1]))
         keep(str(index + 1), state)
-    left = model.ends.leave(state)
+    left, _ = model.ends.leave(state)
     compare("after the forward pass")
     (model.norm(left) * noise(tuple(left.shape), "loss")).sum().backward()
     compare("after the backward pass")
@@ -68,7 +68,7 @@ def pipeline_cut(config: DepthConfig) -> None:
 
 def _cut_forward(model: Decoder, tokens: Tensor, boundary: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     layout = TokenLayout.contiguous(tokens.shape[1])
-    state = model.ends.enter(model.embed(tokens))
+    state, _ = model.ends.enter(model.embed(tokens))
     for block in model.blocks[:boundary]:
         state, _ = block(state, layout)
     received = tree_map(lambda t: t.detach().clone().requires_grad_(), state)
@@ -76,7 +76,7 @@ def _cut_forward(model: Decoder, tokens: Tensor, boundary: int) -> tuple[Tensor,
     state = received
     for block in model.blocks[boundary:]:
         state, _ = block(state, layout)
-    hidden = model.norm(model.ends.leave(state))
+    hidden = model.norm(model.ends.leave(state)[0])
     return _loss(torch.nn.functional.linear(hidden, model.head_weight)), sent, arrived
 
 

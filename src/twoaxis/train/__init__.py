@@ -1,7 +1,14 @@
 """Floor 5: one training recipe for every arm, and the loop that runs it.
 
-`train` runs a `TrainConfig` in a run folder and resumes it bit for bit; `load_trained` reads what it has made.
+`train` runs a `TrainConfig` in a run folder and resumes it bit for bit; `load_trained` reads what it has made. The module
+itself may be called: `twoaxis.train(recipe)`.
 """
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from twoaxis.train.loop import train
 from twoaxis.train.metrics import StepRecord, read_metrics
@@ -12,7 +19,7 @@ from twoaxis.train.result import Result
 from twoaxis.train.run_folder import RunFolder
 from twoaxis.train.schedule import SCHEDULES, ConstantConfig, CosineConfig, ScheduleConfig, WSDConfig
 from twoaxis.train.trackers import TRACKERS, TrackedRun, Tracker, TrackerConfig
-from twoaxis.train.trained import Trained, load_trained, new_run, save_trained
+from twoaxis.train.trained import Run, Trained, load_trained, new_run, save_trained, train_recipe
 
 __all__ = [
     "SCHEDULES",
@@ -26,6 +33,7 @@ __all__ = [
     "Progress",
     "Result",
     "RichProgress",
+    "Run",
     "RunFolder",
     "ScheduleConfig",
     "StepRecord",
@@ -42,4 +50,26 @@ __all__ = [
     "read_recipe",
     "save_trained",
     "train",
+    "train_recipe",
 ]
+
+
+class TrainModule(ModuleType):
+    """The module, which can be called.
+
+    `twoaxis.train` is this package whenever anything has imported it, so a function of that name in `twoaxis` would be there
+    or not depending on the order of imports. A module of a class of its own is a module to Python in every other way.
+    """
+
+    def __call__(
+        self,
+        recipe: TrainConfig | Mapping[str, Any] | Path | str,
+        run: Path | str | None = None,
+        overrides: Sequence[str] = (),
+        progress: Progress | None = None,
+    ) -> Run:
+        """Trains a recipe; see `train_recipe`."""
+        return train_recipe(recipe, run, overrides, progress)
+
+
+sys.modules[__name__].__class__ = TrainModule

@@ -1,18 +1,23 @@
 """The model of a run folder, for those who want to use it."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from twoaxis.core.errors import CheckpointError, ConfigError, problem
-from twoaxis.core.folders import check_new_folder, check_utf8, new_folder
+from twoaxis.core.folders import check_new_folder, check_utf8, default_name, new_folder
+from twoaxis.core.overrides import apply_overrides
 from twoaxis.core.parameters import materialize
 from twoaxis.data import Tokenizer
 from twoaxis.data.tokenizer import SubwordTokenizer
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.train.checkpoint import Checkpoint, load_asked, write_checkpoint
-from twoaxis.train.recipe import DataConfig, TrainConfig
+from twoaxis.train.loop import train
+from twoaxis.train.progress import Progress
+from twoaxis.train.recipe import DataConfig, TrainConfig, read_recipe
+from twoaxis.train.result import Result
 from twoaxis.train.run_folder import RunFolder, json_bytes
 from twoaxis.train.training_state import model_tensors, restore_model
 
@@ -34,6 +39,52 @@ class Trained(NamedTuple):
     tokenizer: Tokenizer
     config: TrainConfig
     step: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has been trained, or has stopped on the way.
+
+    Attributes:
+        folder: of the run, for `twoaxis.load` and every verb that takes a run.
+        result: its numbers, such as `validation_loss`.
+    """
+
+    folder: Path
+    result: Result
+
+    @property
+    def model(self) -> Decoder:
+        """The model of the newest checkpoint, read anew, ready to generate text."""
+        model, tokenizer, _, _ = load_trained(self.folder)
+        model.tokenizer = tokenizer
+        return model.eval()
+
+
+def train_recipe(
+    recipe: TrainConfig | Mapping[str, Any] | Path | str,
+    run: Path | str | None = None,
+    overrides: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> Run:
+    """Trains a recipe, or goes on where an earlier call with the same folder stopped.
+
+    Args:
+        recipe: a TOML or JSON file, the same as data, or a configuration.
+        run: the folder of the run; None is one in `runs`, named after the file or by the content of the recipe.
+        overrides: changes to a file as `key=value`.
+        progress: called while the run goes on; None shows nothing. `console_progress()` of twoaxis.train shows a bar.
+
+    Raises:
+        ConfigError: a recipe that cannot be run.
+        DataError: a corpus or tokenizer that cannot be used.
+        CheckpointError: a folder of another run.
+    """
+    config = read_recipe(Path(recipe), overrides) if isinstance(recipe, Path | str) else TrainConfig.parse(recipe)
+    if overrides and not isinstance(recipe, Path | str):
+        config = TrainConfig.from_data(apply_overrides(config.to_data(), overrides))
+    folder = Path("runs") / default_name("train", recipe, config) if run is None else Path(run)
+    return Run(folder, train(config, folder, progress))
 
 
 def load_trained(run_dir: Path | str, step: int | None = None) -> Trained:

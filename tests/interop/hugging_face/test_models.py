@@ -101,9 +101,9 @@ def test_a_vocabulary_can_grow():
 
 
 IMPORTS = {
-    "twoaxis first": "import twoaxis\nassert 'transformers' not in sys.modules\nfrom transformers import AutoModelForCausalLM",
-    "transformers first": "from transformers import AutoModelForCausalLM\nimport twoaxis",
-    "its modules first": "import twoaxis\nimport transformers.generation\nfrom transformers import AutoModelForCausalLM",
+    "twoaxis.hf first": "import twoaxis.hf\nfrom transformers import AutoModelForCausalLM",
+    "transformers first": "from transformers import AutoModelForCausalLM\nimport twoaxis\n"
+    "assert 'transformers.modeling_utils' not in sys.modules",
 }
 
 
@@ -258,9 +258,9 @@ def test_hidden_states_are_what_blocks_read_with_and_without_a_cache(name):
     model = to_hugging_face(decoder)
     whole = model(TOKENS, output_hidden_states=True, use_cache=False)
     assert len(whole.hidden_states) == 3
-    state = decoder.ends.enter_along(decoder.embed(TOKENS), TokenLayout.contiguous(6), None)[0]
+    state = decoder.ends.enter(decoder.embed(TOKENS), TokenLayout.contiguous(6))[0]
     for index, block in enumerate(decoder.blocks):
-        read, _, _ = block.sublayers[0].depth.read_along(state, TokenLayout.contiguous(6), None)
+        read, _, _ = block.sublayers[0].depth.read(state, TokenLayout.contiguous(6))
         assert torch.equal(whole.hidden_states[index], getattr(read, "q", read))
         state, _ = block(state, TokenLayout.contiguous(6))
     first = model(TOKENS[:, :4], use_cache=True, output_hidden_states=True)

@@ -74,7 +74,7 @@ def run_inkling2(golden: Golden) -> Mapping[str, Tensor]:
     n, slots = config["blocks"], (Slot("attention", takes_views=config["num_queries"] == 3), Slot("swiglu"))
     stack = Stack(config["d"], config["eps"], (2,) * (n + 1), slots * (n + 1))
     # With a source per layer the attention of layer n reads the embedding, n - 1 completed sums and the newest one.
-    mixer: Any = AttentionResidualsConfig(form="inkling2", block_size=1, count="layer").build(stack.sites[2 * n])
+    mixer: Any = AttentionResidualsConfig(form="inkling2", block_size=1, count="layer").build(stack)[0][2 * n]
     initialise(mixer, 0)
     queries = dict(mixer.double().named_parameters())
     assert all(not parameter.any() for parameter in queries.values()), "the released queries start at zero"
@@ -83,7 +83,7 @@ def run_inkling2(golden: Golden) -> Mapping[str, Tensor]:
             parameter.copy_(row)
     sources = [v.contiguous().requires_grad_() for v in (*blocks.unbind(-2), partial)]
     factors = tuple(source_factor(v, config["eps"]) for v in sources)
-    views, _ = mixer.read(Sources(tuple(sources), factors))
+    views, _, _ = mixer.read(Sources(tuple(sources), factors))
     mixed = torch.stack(views if isinstance(views, QKV) else [views])
     mixed.backward(golden.take("input/cotangent").view_as(mixed))
     *completed, running = [gradient(v) for v in sources]
@@ -175,7 +175,8 @@ def _reads(model: Decoder, golden: Golden) -> Iterator[tuple[int, Sources, Tenso
 
 
 def _no_key_norm(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention_residuals, "source_factor", lambda v, eps, impl: torch.ones_like(v[..., 0]))
+    for module in (attention_residuals, depth_query):
+        patch.setattr(module, "source_factor", lambda v, eps, impl: torch.ones_like(v[..., 0]))
 
 
 def _no_key_norm_in_operator(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from twoaxis.core.site import Stack
 from twoaxis.depth import DeepCrossAttentionConfig, deep_cross_attention
-from twoaxis.depth.deep_cross_attention import DeepCrossAttention, Deltas
+from twoaxis.depth.deep_cross_attention import DeepCrossAttention
+from twoaxis.depth.history import History
 
 from ..backbones.dca_gpt import EPS, DCABlocks, norm
 from ..golden import Golden, gradient
@@ -55,10 +56,10 @@ def _read(golden: Golden, depth: DeepCrossAttentionConfig) -> tuple[dict[str, Te
     """One read of the stored stack."""
     config = golden.about["config"]
     n = config["n_sources"]
-    reader: Any = depth.build(Stack(config["d"], EPS, (2,) * n).sites[2 * (n - 1)]).double()
+    reader: Any = depth.build(Stack(config["d"], EPS, (2,) * n))[0][2 * (n - 1)].double()
     _place(golden, reader.grn, "")
     stack = [v.requires_grad_() for v in golden.take("input/stack").unbind()]
-    views, _ = reader.read(Deltas(tuple(stack)))
+    views, _, _ = reader.read(History(tuple(stack)))
     output = torch.stack(views) if reader.splits_views else views
     output.backward(golden.take("input/cotangent"))
     return {"output/out": output, "grad/stack": _stacked_gradients(stack), **dict(_gradients(reader.grn, ""))}, reader
@@ -71,8 +72,8 @@ def run_block(golden: Golden) -> Mapping[str, Tensor]:
     grn = cast(Any, blocks.mixers[2 * (n - 1)]).grn
     _place(golden, grn, "qkv_grn.")
     stack = [v.requires_grad_() for v in golden.take("input/stack").unbind()]
-    views, attention, state = blocks.block(n - 1, Deltas(tuple(stack)))
-    delta = state.columns[-1]
+    views, attention, state = blocks.block(n - 1, History(tuple(stack)))
+    delta = state.sources[-1]
     delta.backward(golden.take("input/cotangent"))
     return {
         "output/out": delta,
@@ -99,14 +100,14 @@ def run_decoder(golden: Golden) -> Mapping[str, Tensor]:
     wte = golden.take("param/token_emb.weight").requires_grad_()
     embeddings = F.embedding(golden.take("input/ids"), wte)
     embeddings.retain_grad()
-    state, found = cast(Any, blocks.ends).enter(embeddings), {"output/block.0": embeddings}
+    state, found = cast(Any, blocks.ends).enter(embeddings)[0], {"output/block.0": embeddings}
     for b in range(n_blocks):
-        assert len(state.columns) == config["sources_per_block"][b]
+        assert len(state.sources) == config["sources_per_block"][b]
         views, _, state = blocks.block(b, state)
-        found[f"output/block.{b + 1}"] = state.columns[-1]
+        found[f"output/block.{b + 1}"] = state.sources[-1]
         found[f"output/qkv_in.{b + 1}"] = torch.stack(views)
-    assert len(state.columns) == config["sources_final"]
-    pooled = cast(Any, blocks.ends).leave(state)
+    assert len(state.sources) == config["sources_final"]
+    pooled = cast(Any, blocks.ends).leave(state)[0]
     logits = norm(pooled, golden.take("param/norm.weight")) @ golden.take("param/to_logits.weight").T
     logits.backward(golden.take("input/cotangent"))
     for prefix, grn in grns.items():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.checkpoints.layouts import StateMap, state_map
-from twoaxis.depth import DeepDelta, DeepDeltaConfig, deep_delta, value_channels
+from twoaxis.depth import DeepDelta, DeepDeltaConfig, deep_delta, delta_gate, value_channels
 from twoaxis.feed_forward import SwiGLUConfig
 from twoaxis.model import Decoder, DecoderConfig, block
 from twoaxis.sequence import AttentionConfig, heads
@@ -52,7 +52,7 @@ def run_channels(golden: Golden) -> Mapping[str, Tensor]:
         block, inside = divmod(index, 2)
         computed[f"output/after_attn_{block + 1}" if inside else f"output/state_{block}"] = torch.stack(state, dim=-1)
         if not inside and index:
-            computed[f"output/hidden_{block}"] = model.ends.leave(state)
+            computed[f"output/hidden_{block}"] = model.ends.leave(state)[0]
     computed["output/hidden_0"] = model.embed(golden.take("input/input_ids"))
     return computed
 
@@ -203,8 +203,8 @@ def _padded_on_the_other_side(patch: pytest.MonkeyPatch) -> None:
 
 
 def _half_gate(patch: pytest.MonkeyPatch) -> None:
-    right = deep_delta.Gate.forward
-    patch.setattr(deep_delta.Gate, "forward", lambda self, context: right(self, context) / 2)
+    right = delta_gate.Gate.forward
+    patch.setattr(delta_gate.Gate, "forward", lambda self, context: right(self, context) / 2)
 
 
 def _norm_before_rotation(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from twoaxis.core.views import QKV
 from twoaxis.depth import DeltaAttentionResidualsConfig, delta_attention_residuals
-from twoaxis.depth.delta_attention_residuals import DeltaAttentionResiduals, DeltaEnds, DeltaRead, StreamAndDeltas
+from twoaxis.depth.delta_attention_residuals import DeltaAttentionResiduals, DeltaEnds, StreamAndDeltas
+from twoaxis.depth.depth_query import AddedRead
 from twoaxis.model import Decoder
 from twoaxis.model.trace import sublayer_list
 from twoaxis.sequence import AttentionConfig
@@ -112,7 +113,7 @@ def _input_norm_gradient(model: Decoder, layer: int) -> Tensor:
 
 def _reads(model: Decoder, index: int, state: StreamAndDeltas) -> Iterator[Tensor]:
     if index < len(sublayer_list(model)):
-        views, _ = sublayer_list(model)[index].depth.read(state)
+        views, _, _ = sublayer_list(model)[index].depth.read(state)
         yield from (views.q, views.v) if isinstance(views, QKV) else (views,)
 
 
@@ -145,8 +146,8 @@ def _tiny_places(golden: Golden, model: TinyLM) -> Iterator[tuple[nn.Module | No
 
 
 def _replaces_the_stream(patch: pytest.MonkeyPatch) -> None:
-    right = DeltaRead.forward
-    patch.setattr(DeltaRead, "forward", lambda self, state: right(self, state) - state.stream)
+    right = AddedRead.forward
+    patch.setattr(AddedRead, "forward", lambda self, stream, sources: right(self, stream, sources) - stream)
 
 
 def _no_key_norm(patch: pytest.MonkeyPatch) -> None:
@@ -178,15 +179,15 @@ def _entries_are_streams(patch: pytest.MonkeyPatch) -> None:
 def _routes_swapped(patch: pytest.MonkeyPatch) -> None:
     right = DeltaAttentionResiduals.read
 
-    def read(self: Any, state: StreamAndDeltas) -> tuple[Any, None]:
-        views, carry = right(self, state)
-        return (QKV(views.v, views.v, views.q) if isinstance(views, QKV) else views), carry
+    def read(self: Any, *given: Any) -> tuple[Any, None, Any]:
+        views, carry, cache = right(self, *given)
+        return (QKV(views.v, views.v, views.q) if isinstance(views, QKV) else views), carry, cache
 
     patch.setattr(DeltaAttentionResiduals, "read", read)
 
 
 def _reads_at_the_end(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DeltaEnds, "leave", lambda self, state: 2 * state.stream - state.stream.roll(1, -1))
+    patch.setattr(DeltaEnds, "leave", lambda self, state, *_: (2 * state.stream - state.stream.roll(1, -1), None))
 
 
 ADAPTER = Adapter(

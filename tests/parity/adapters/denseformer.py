@@ -153,7 +153,7 @@ def _sums_of_sums(patch: pytest.MonkeyPatch) -> None:
 
     def write(self: DenseFormer, state: Any, update: Tensor, context: Any, carry: Any) -> Any:
         following = right(self, state, update, context, carry)
-        return (*following[:-2], following[-1], following[-1]) if self.row is not None and len(following) > 1 else following
+        return (*following[:-2], following[-1], following[-1]) if self.row and len(following) > 1 else following
 
     patch.setattr(DenseFormer, "write", write)
 

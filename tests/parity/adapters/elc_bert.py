@@ -11,7 +11,8 @@ from torch import Tensor
 from twoaxis.checkpoints.layouts import denseformer as state_maps
 from twoaxis.core.site import Stack
 from twoaxis.depth import ElcBertConfig, elc_bert
-from twoaxis.depth.elc_bert import BlockOutputs, ElcBert, ElcBertEnds
+from twoaxis.depth.elc_bert import ElcBert, ElcBertEnds
+from twoaxis.depth.history import History
 
 from ..backbones.depth_loop import DepthLoop
 from ..backbones.elc_bert import Encoder, norm
@@ -36,11 +37,11 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
         # One source has weight 1 whatever its logit is.
         assert golden.take(f"{kind}/{layer.format(0)}{LOGITS}").numel() == 1
     passed = loop.run(encoder.rows() if depth.norms_embedding else encoder.embeddings(), encoder.branch)
-    first = passed.states[0].outputs[0]
+    first = passed.states[0].sources[0]
     first.retain_grad()
     logits = _head(golden, encoder, passed.left)
     logits.backward(golden.take("input/cotangent"))
-    hidden = [state.outputs[-1] for state in passed.states[::2]]
+    hidden = [state.sources[-1] for state in passed.states[::2]]
     return {
         "output/logits": logits,
         **{f"output/hidden.{i}": h for i, h in enumerate([*hidden, passed.left])},
@@ -72,12 +73,12 @@ def run_combination(golden: Golden) -> Mapping[str, Tensor]:
     sources = tuple(golden.take(f"input/h.{i}").requires_grad_() for i in range(n))
     if golden.about["variant"] == "op-mix":
         stack = Stack(config["d"], 1e-6, (2,) * n)
-        reader: Any = ElcBertConfig(variant="zero").build(stack.sites[2 * (n - 1)]).double()
-        combination, mixed = reader.combination, lambda: reader.read(BlockOutputs(sources))[0]
+        reader: Any = ElcBertConfig(variant="zero").build(stack)[0][2 * (n - 1)].double()
+        combination, mixed = reader.combination, lambda: reader.read(History(sources))[0]
     else:
         stack = Stack(config["d"], 1e-6, (2,) * config["L"])
-        ends: Any = ElcBertConfig(variant="weighted_output").build_ends(stack).double()
-        combination, mixed = ends.combination, lambda: ends.leave(BlockOutputs(sources))
+        ends: Any = ElcBertConfig(variant="weighted_output").build(stack)[1].double()
+        combination, mixed = ends.combination, lambda: ends.leave(History(sources))[0]
     combination.logits.data = golden.take(f"param/{LOGITS}")
     output = mixed()
     output.backward(golden.take("input/cotangent"))
@@ -93,7 +94,7 @@ def _reads_its_own_input_again(patch: pytest.MonkeyPatch) -> None:
     """A feed-forward that reads U + A in every variant."""
     right = ElcBert.write
 
-    def write(self: ElcBert, state: BlockOutputs, update: Tensor, context: Any, carry: Any) -> BlockOutputs:
+    def write(self: ElcBert, state: History, update: Tensor, context: Any, carry: Any) -> History:
         following = right(self, state, update, context, carry)
         return following if self.closes_block else following._replace(inside=(following.inside[0], *carry))
 
@@ -103,8 +104,8 @@ def _reads_its_own_input_again(patch: pytest.MonkeyPatch) -> None:
 def _reads_only_what_was_added(patch: pytest.MonkeyPatch) -> None:
     right = ElcBert.read
 
-    def read(self: ElcBert, state: BlockOutputs) -> Any:
-        return right(self, state._replace(inside=state.inside[:1]) if not self.opens_block else state)
+    def read(self: ElcBert, state: History, *given: Any) -> Any:
+        return right(self, state._replace(inside=state.inside[:1]) if not self.opens_block else state, *given)
 
     patch.setattr(ElcBert, "read", read)
 
@@ -114,13 +115,13 @@ def _norm_with_another_eps(patch: pytest.MonkeyPatch) -> None:
 
 
 def _embedding_as_it_is(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ElcBertEnds, "enter", lambda self, embeddings: BlockOutputs((embeddings,)))
+    patch.setattr(ElcBertEnds, "enter", lambda self, embeddings, *_: (History((embeddings,)), None))
 
 
 def _returns_the_last_output(patch: pytest.MonkeyPatch) -> None:
-    def leave(self: ElcBertEnds, state: BlockOutputs) -> Tensor:
+    def leave(self: ElcBertEnds, state: History, *_: Any) -> tuple[Tensor, None]:
         combination = cast(torch.nn.Module, self.combination)
-        return state.outputs[-1] + 0 * combination(state.outputs)
+        return state.sources[-1] + 0 * combination(state.sources), None
 
     patch.setattr(ElcBertEnds, "leave", leave)
 

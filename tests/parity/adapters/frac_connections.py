@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from twoaxis.depth import FracConnectionsConfig, frac_connections
+from twoaxis.depth import FracConnectionsConfig
+from twoaxis.depth import streams as depth_streams
 
 from ..golden import Golden
 from . import Adapter, Mistake
@@ -20,21 +21,21 @@ def run_lucidrains(golden: Golden) -> Mapping[str, Tensor]:
 
 
 def _diagonal_write(patch: pytest.MonkeyPatch) -> None:
-    right = frac_connections.mix_pieces
+    right = depth_streams.mix_pieces
 
     def wrong(state: Any, update: Tensor, residual: Tensor, write: Tensor, m: int, impl: Any) -> Any:
         return right(state, update, residual, write.sum(0, keepdim=True), m, impl)
 
-    patch.setattr(frac_connections, "mix_pieces", wrong)
+    patch.setattr(depth_streams, "mix_pieces", wrong)
 
 
 def _transposed(patch: pytest.MonkeyPatch) -> None:
-    right = frac_connections.mix_pieces
+    right = depth_streams.mix_pieces
 
     def wrong(state: Any, update: Tensor, residual: Tensor, write: Tensor, m: int, impl: Any) -> Any:
         return right(state, update, residual.transpose(0, 1), write, m, impl)
 
-    patch.setattr(frac_connections, "mix_pieces", wrong)
+    patch.setattr(depth_streams, "mix_pieces", wrong)
 
 
 ADAPTER = Adapter(

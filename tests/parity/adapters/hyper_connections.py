@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from twoaxis.depth import DepthConfig, HyperConnectionsConfig, base, hyper_connections
+from twoaxis.depth import DepthConfig, HyperConnectionsConfig
+from twoaxis.depth import streams as depth_streams
 from twoaxis.ops import hyper_read, streams
 
 from ..backbones import tinylm
@@ -93,21 +94,21 @@ def _rows(beta_fn: Tensor, m: int) -> Tensor:
 
 
 def _transposed(patch: pytest.MonkeyPatch) -> None:
-    right = hyper_connections.mix_streams
+    right = depth_streams.mix_pieces
 
-    def wrong(state: Any, update: Tensor, residual: Tensor, write: Tensor, impl: Any) -> Any:
-        return right(state, update, residual.transpose(0, 1), write, impl)
+    def wrong(state: Any, update: Tensor, residual: Tensor, write: Tensor, m: int, impl: Any) -> Any:
+        return right(state, update, residual.transpose(0, 1), write, m, impl)
 
-    patch.setattr(hyper_connections, "mix_streams", wrong)
+    patch.setattr(depth_streams, "mix_pieces", wrong)
 
 
 def _unmixed(patch: pytest.MonkeyPatch) -> None:
-    right = hyper_connections.mix_streams
+    right = depth_streams.mix_pieces
 
-    def wrong(state: Any, update: Tensor, residual: Tensor, write: Tensor, impl: Any) -> Any:
-        return right(state, update, None, write + 0 * residual.sum(0), impl)
+    def wrong(state: Any, update: Tensor, residual: Tensor, write: Tensor, m: int, impl: Any) -> Any:
+        return right(state, update, None, write + 0 * residual.sum(0), m, impl)
 
-    patch.setattr(hyper_connections, "mix_streams", wrong)
+    patch.setattr(depth_streams, "mix_pieces", wrong)
 
 
 def _without_tanh(patch: pytest.MonkeyPatch) -> None:
@@ -115,7 +116,7 @@ def _without_tanh(patch: pytest.MonkeyPatch) -> None:
 
 
 def _read_out_by_mean(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(base.ParallelEnds, "leave", lambda self, state: streams.sum_streams(state) / len(state))
+    patch.setattr(depth_streams.ParallelEnds, "leave", lambda self, state, *_: (streams.sum_streams(state) / len(state), None))
 
 
 ADAPTER = Adapter(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.depth import MHCConfig, mhc
+from twoaxis.depth import streams as depth_streams
 from twoaxis.ops.sinkhorn import Sinkhorn
 
 from ..backbones.tinylm import TinyLM, streams
@@ -91,8 +92,8 @@ def _other_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def _unmixed(patch: pytest.MonkeyPatch) -> None:
-    right = mhc.mix_streams
-    patch.setattr(mhc, "mix_streams", lambda state, update, residual, write, impl: right(state, update, None, write, impl))
+    right = depth_streams.mix_pieces
+    patch.setattr(depth_streams, "mix_pieces", lambda state, update, residual, *rest: right(state, update, None, *rest))
 
 
 def _read_out_of(name: str) -> Any:

@@ -12,8 +12,9 @@ from twoaxis.checkpoints.layouts.muddformer import muddformer_sums
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Slot, Stack
 from twoaxis.core.views import QKV
-from twoaxis.depth import MUDDFormerConfig, muddformer
-from twoaxis.depth.muddformer import BlockOutputs, MUDDFormer, MUDDFormerEnds, Sum
+from twoaxis.depth import MUDDFormerConfig, token_sums
+from twoaxis.depth.muddformer import MUDDFormer, MUDDFormerEnds
+from twoaxis.depth.token_sums import BlockOutputs, Sum
 from twoaxis.feed_forward import SwiGLUConfig
 from twoaxis.ops import weight_mlp
 
@@ -33,8 +34,8 @@ class Model(nn.Module):
         slots = (Slot("attention", takes_views=True), Slot("swiglu")) * n_blocks
         stack = self.stack = depth.prepare(Stack(d_model, body.eps, (2,) * n_blocks, slots))
         self.body = body
-        self.mixers = nn.ModuleList(depth.build(site) for site in stack.sites)
-        self.ends = depth.build_ends(stack)
+        mixers, ends = depth.build(stack)
+        self.mixers, self.ends = nn.ModuleList(mixers), ends
         initialise(self, 0)
         self.to(body.golden.tensors["input/cotangent"].dtype)
 
@@ -46,10 +47,10 @@ class Model(nn.Module):
     def forward(self, embeddings: Tensor, cache: Cache | None = None) -> tuple[list[BlockOutputs], list[Any], Tensor]:
         """Returns the states between blocks, what each block reads on its ways, and what is left."""
         ends = cast(MUDDFormerEnds, self.ends)
-        state, states, read = ends.enter(embeddings), [], []
+        state, states, read = ends.enter(embeddings)[0], [], []
         for index, module in enumerate(self.mixers):
             mixer = cast(MUDDFormer, module)
-            views, carry = mixer.read(state)
+            views, carry, _ = mixer.read(state)
             if index % 2 == 0:
                 states.append(state)
                 read.append((views, carry))
@@ -58,7 +59,7 @@ class Model(nn.Module):
             else:
                 update = self.body.feed_forward(index // 2, cast(Tensor, views))
             state = mixer.write(state, update, views, carry)
-        return [*states, state], read, ends.leave(state)
+        return [*states, state], read, ends.leave(state)[0]
 
 
 def run(golden: Golden) -> Mapping[str, Tensor]:
@@ -194,8 +195,8 @@ def _other_gelu(patch: pytest.MonkeyPatch) -> None:
 def _sequential(patch: pytest.MonkeyPatch) -> None:
     right = MUDDFormer.read
 
-    def read(self: MUDDFormer, state: BlockOutputs) -> tuple[Any, Any]:
-        return right(self, state) if self.opens_block else (state.stream, None)
+    def read(self: MUDDFormer, state: BlockOutputs, *given: Any) -> tuple[Any, Any, Any]:
+        return right(self, state, *given) if self.opens_block else (state.stream, None, None)
 
     patch.setattr(MUDDFormer, "read", read)
 
@@ -204,20 +205,20 @@ def _sums_of_sums(patch: pytest.MonkeyPatch) -> None:
     """The residual way, not the block output, becomes a source."""
     right = Sum.forward
 
-    def forward(self: Sum, held: Any, newest: Tensor) -> Any:
-        ways, kept = right(self, held, newest)
-        return ways, (*kept[:-1], ways[-1]) if kept and self.sources else kept
+    def forward(self: Sum, state: BlockOutputs) -> Any:
+        ways, kept = right(self, state)
+        return ways, (*kept[:-1], ways[-1]) if kept and self.form.selection.read else kept
 
     patch.setattr(Sum, "forward", forward)
 
 
 def _no_norm_of_the_last_way(patch: pytest.MonkeyPatch) -> None:
-    right = muddformer.rms_norm
+    right = token_sums.rms_norm
 
     def norm(x: Tensor, gain: Tensor, eps: float, impl: Any) -> Tensor:
         return x * gain if gain.grad_fn is not None else right(x, gain, eps, impl)
 
-    patch.setattr(muddformer, "rms_norm", norm)
+    patch.setattr(token_sums, "rms_norm", norm)
 
 
 ADAPTER = Adapter(

@@ -4,6 +4,7 @@ Scalars per block, as in nanochat, are scalars per sublayer of which the feed-fo
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     for ours, theirs in SCALARS.items():
         scalars = [gradient(getattr(sublayer.depth, ours)) for sublayer in sublayer_list(model)[::step]]
         computed[f"grad/{theirs}"] = torch.cat(scalars)
-    streams = [model.ends.leave(state) for state in states(model, golden)]
+    streams = [model.ends.leave(state)[0] for state in states(model, golden)]
     return {**computed, **{f"output/stream_{index}": stream for index, stream in enumerate(streams)}}
 
 
@@ -69,12 +70,18 @@ def _raw_embedding(patch: pytest.MonkeyPatch) -> None:
 
 def _stream_starts_raw(patch: pytest.MonkeyPatch) -> None:
     right = StreamAndEmbeddingEnds.enter
-    patch.setattr(StreamAndEmbeddingEnds, "enter", lambda self, e: StreamAndEmbedding(e, right(self, e).embedding))
+    patch.setattr(
+        StreamAndEmbeddingEnds, "enter", lambda self, e, *_: (StreamAndEmbedding(e, right(self, e)[0].embedding), None)
+    )
 
 
 def _stream_starts_normalised(patch: pytest.MonkeyPatch) -> None:
     right = StreamAndEmbeddingEnds.enter
-    patch.setattr(StreamAndEmbeddingEnds, "enter", lambda self, e: StreamAndEmbedding(*(right(self, e).embedding,) * 2))
+
+    def enter(self: Any, e: Tensor, *_: Any) -> Any:
+        return StreamAndEmbedding(*(right(self, e)[0].embedding,) * 2), None
+
+    patch.setattr(StreamAndEmbeddingEnds, "enter", enter)
 
 
 def _eps_of_the_model(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twoaxis.core.site import HeadShape, Slot, Stack
 from twoaxis.core.views import Heads
-from twoaxis.depth import ValueResidualConfig
+from twoaxis.depth import DepthMixer, ValueResidualConfig
 from twoaxis.depth.value_residual import ValueResidual
 from twoaxis.sequence import AttentionConfig
 
@@ -57,20 +57,20 @@ class _XTransformers(nn.Module):
         shape = HeadShape(self.heads, self.heads, config["dim_head"])
         slots = (Slot("attention", heads=shape), Slot("gelu")) * self.depth
         stack = depth.prepare(Stack(config["dim"], LAYER_NORM_EPS, (2,) * self.depth, slots))
-        self.mixers = nn.ModuleList(depth.build(site) for site in stack.sites).double()
-        self.ends = depth.build_ends(stack)
+        mixers, ends = depth.build(stack)
+        self.mixers, self.ends = nn.ModuleList(mixers).double(), ends
 
     def forward(self) -> dict[str, Tensor]:
         golden, found = self.golden, {}
         embeddings = F.embedding(golden.take("input/input_ids"), self.weights["token_emb.emb.weight"])
         embeddings.retain_grad()
         ends: Any = self.ends
-        state = ends.enter(embeddings)
+        state = ends.enter(embeddings)[0]
         found["output/embeddings"] = embeddings
         for index, mixer in enumerate(self.mixers):
             found[f"output/layer_hidden_{index}"] = state.stream
-            assert isinstance(mixer, ValueResidual)
-            x, carry = mixer.read(state)
+            assert isinstance(mixer, DepthMixer)
+            x, carry, _ = mixer.read(state)
             name = f"attn_layers.layers.{index}"
             u = self._norm(x, f"{name}.0.0.gamma")
             if index % 2:
@@ -83,7 +83,7 @@ class _XTransformers(nn.Module):
                 y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
                 update = y.transpose(1, 2).flatten(2) @ self.weights[f"{name}.1.to_out.weight"].T
             state = mixer.write(state, update, u, carry)
-        left = found[f"output/layer_hidden_{2 * self.depth}"] = ends.leave(state)
+        left = found[f"output/layer_hidden_{2 * self.depth}"] = ends.leave(state)[0]
         logits = self._norm(left, "attn_layers.final_norm.gamma") @ self.weights["to_logits.weight"].T
         logits.backward(golden.take("input/cotangent"))
         return {**found, "output/logits": logits, "grad/input_embeddings": gradient(embeddings)}
@@ -122,8 +122,8 @@ def _previous_layer_instead_of_the_first(patch: pytest.MonkeyPatch) -> None:
 
     def mix_heads(self: ValueResidual, heads: Heads, context: Any, state: Any) -> Any:
         mixed, after = right(self, heads, context, state)
-        latest = (*after.values[: self.chain], (heads.v.flatten(2),), *after.values[self.chain + 1 :])
-        return mixed, after._replace(values=latest)
+        latest = (*after.heads[: self.chain], (heads.v.flatten(2),), *after.heads[self.chain + 1 :])
+        return mixed, after._replace(heads=latest)
 
     patch.setattr(ValueResidual, "mix_heads", mix_heads)
 

@@ -10,7 +10,8 @@ from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Slot, Stack
 from twoaxis.core.views import QKV
 from twoaxis.depth import DeepCrossAttentionConfig
-from twoaxis.depth.deep_cross_attention import DeepCrossAttention, Deltas
+from twoaxis.depth.deep_cross_attention import DeepCrossAttention
+from twoaxis.depth.history import History
 
 from ..golden import Golden
 
@@ -29,20 +30,20 @@ class DCABlocks(nn.Module):
         n_blocks = len(prefixes)
         slots = (Slot("attention", takes_views=True), Slot("gelu")) * n_blocks
         stack = depth.prepare(Stack(config.get("dim", config.get("d")), EPS, (2,) * n_blocks, slots))
-        self.mixers = nn.ModuleList(depth.build(site) for site in stack.sites)
-        self.ends = depth.build_ends(stack)
+        mixers, ends = depth.build(stack)
+        self.mixers, self.ends = nn.ModuleList(mixers), ends
         initialise(self, 0)
         self.double()
 
-    def block(self, index: int, state: Deltas) -> tuple[QKV, Tensor, Deltas]:
+    def block(self, index: int, state: History) -> tuple[QKV, Tensor, History]:
         """Runs one block; returns what its attention read and gave, and the next state."""
         mixers = cast(Any, self.mixers)
         first, second = mixers[2 * index], mixers[2 * index + 1]
-        views, carry = cast(DeepCrossAttention, first).read(state)
+        views, carry, _ = cast(DeepCrossAttention, first).read(state)
         assert isinstance(views, QKV)
         attention = self.attention(self.prefixes[index], views)
         state = first.write(state, attention, views, carry)
-        view, carry = second.read(state)
+        view, carry, _ = second.read(state)
         update = self.feed_forward(self.prefixes[index], view)
         return views, attention, second.write(state, update, view, carry)
 

@@ -39,27 +39,25 @@ class DepthLoop(nn.Module):
         super().__init__()
         stack = depth.prepare(Stack(d_model, 1e-6, (sublayers,) * n_blocks))
         self.paths = loop_paths(depth, stack)
-        sites = [stack.sites[sublayers * b : sublayers * (b + 1)] for b in range(n_blocks)]
-        ends = depth.build_ends(stack)
-        self.mixers = nn.ModuleList(mixer for block in sites for mixer in depth.build_block(block, ends))
-        self.ends = ends
+        mixers, ends = depth.build(stack)
+        self.mixers, self.ends = nn.ModuleList(mixers), ends
         initialise(self, 0)
         self.double()
 
     def run(self, embeddings: Tensor, branch: Branch) -> Passed:
         """Runs the loop; keeps the gradient of the embeddings."""
         embeddings.retain_grad()
-        state = self.ends.enter(embeddings)  # type: ignore[operator]
+        state = self.ends.enter(embeddings)[0]  # type: ignore[operator]
         passed = Passed(embeddings, [state], [], [], embeddings)
         for index, mixer in enumerate(cast(Iterable[DepthMixer], self.mixers)):
-            view, carry = mixer.read(state)
+            view, carry, _ = mixer.read(state)
             assert isinstance(view, Tensor)
             update = branch(index, view)
             state = mixer.write(state, update, view, carry)
             passed.states.append(state)
             passed.views.append(view)
             passed.updates.append(update)
-        return passed._replace(left=self.ends.leave(state))  # type: ignore[operator]
+        return passed._replace(left=self.ends.leave(state)[0])  # type: ignore[operator]
 
     @torch.no_grad()
     def place(self, values: Mapping[str, Sequence[Tensor]], started: Mapping[str, Sequence[Tensor]]) -> None:

@@ -62,12 +62,12 @@ def run_llama(model: Decoder, golden: Golden) -> dict[str, Tensor]:
     attention: Any = model.config.layers[0][0]
     turn = stored_rotation(golden, tokens)
     layout.shared(shared_key(attention.rotation(model.config.d_model), torch.float64), lambda: turn)
-    state = model.ends.enter(embeddings)
+    state = model.ends.enter(embeddings)[0]
     found = {"output/hidden_0": embeddings}
     for index, block in enumerate(model.blocks):
         state, _ = block(state, layout)
-        found[f"output/hidden_{index + 1}"] = model.ends.leave(state)
-    found["left"] = model.ends.leave(state)
+        found[f"output/hidden_{index + 1}"] = model.ends.leave(state)[0]
+    found["left"] = model.ends.leave(state)[0]
     hidden = model.norm(found["left"])
     found[f"output/hidden_{len(model.blocks)}"] = hidden
     logits = model.logits(hidden)

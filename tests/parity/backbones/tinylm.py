@@ -25,10 +25,8 @@ class TinyLM(nn.Module):
         self.n_heads = config["heads"]
         slots = (Slot("attention"), Slot("feed_forward")) * config["blocks"]
         stack = depth.prepare(Stack(config["d"], NORM_EPS, (2,) * config["blocks"], slots))
-        ends = depth.build_ends(stack)
-        blocks = [depth.build_block(stack.sites[2 * b : 2 * b + 2], ends) for b in range(config["blocks"])]
-        self.mixers = nn.ModuleList(mixer for block in blocks for mixer in block)
-        self.ends = ends
+        mixers, ends = depth.build(stack)
+        self.mixers, self.ends = nn.ModuleList(mixers), ends
         initialise(self.mixers, 0)
         initialise(self.ends, 0)
         self.double()
@@ -40,14 +38,14 @@ class TinyLM(nn.Module):
         embeddings = F.embedding(self.golden.take("input/input_ids"), embed)
         embeddings.retain_grad()
         ends: Any = self.ends
-        state = ends.enter(embeddings)
+        state = ends.enter(embeddings)[0]
         states = [state]
         for index, mixer in enumerate(cast(Iterable[DepthMixer], self.mixers)):
             views: Any
-            views, carry = mixer.read(state)
+            views, carry, _ = mixer.read(state)
             state = mixer.write(state, self.branch(index, views), self.context(index, views), carry)
             states.append(state)
-        collapsed = ends.leave(state)
+        collapsed = ends.leave(state)[0]
         logits = _norm(collapsed) @ self.body["head"].T
         logits.backward(self.golden.take("input/cotangent"))
         return {

@@ -34,11 +34,11 @@ from twoaxis.depth import (
     DEPTH,
     AttentionResidualsConfig,
     DeepCrossAttentionConfig,
-    DeepDeltaConfig,
     DepthAttentionConfig,
     VerticalAttentionConfig,
 )
 from twoaxis.depth import depth_attention as depth_mixer
+from twoaxis.ledger.stack import StackTrace
 from twoaxis.ops import local_attention as engine
 from twoaxis.ops.delta import delta_write, delta_writes
 from twoaxis.ops.depth_attention import depth_attention
@@ -225,7 +225,7 @@ FAULTS: dict[str, tuple[int, Callable[[Patch], object], str]] = {
         "decoder: the power of T",
     ),
     "cache one key too long": (6, lambda m: m.setattr(heads, "KeyValueCache", one_key_more), "cache of ShortSWA"),
-    "undeclared channels": (6, lambda m: m.setattr(DeepDeltaConfig, "state_floats", lambda *_: 8), "payload of deep delta"),
+    "undeclared channels": (6, lambda m: m.setattr(StackTrace, "state_bytes", lambda *_: 8), "payload of deep delta"),
     "three loads": (7, short_chunks, "no key is loaded more than twice"),
     "keys that no query sees": (7, lambda m: m.setattr(chunks, "local_attention", wider), "keys of chunk"),
     "a cache that drops a key": (7, lambda m: m.setattr(chunks, "KeyValueCache", one_key_less), "chunks behind a cache"),

@@ -10,8 +10,8 @@ from twoaxis.checkpoints.layouts import state_map
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
-from twoaxis.core.source_blocks import openings
 from twoaxis.depth import AttentionResidualsConfig
+from twoaxis.depth.history import source_blocks
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import sublayer_list
 from twoaxis.sequence import ShortSWAConfig
@@ -60,28 +60,28 @@ def test_one_head_is_no_head() -> None:
 
 def test_layers_of_different_lengths_open_sources() -> None:
     stack = Stack(8, 1e-6, (1, 3, 2, 2))
-    assert openings(1, "layer", stack) == (0, 1, 4, 6)
-    assert openings((1, 3), "layer", stack) == (0, 1)
-    assert openings(3, "layer", stack) == (0, 6)
-    assert openings(3, "sublayer", stack) == (0, 3, 6)
+    assert source_blocks(1, "layer", stack).openings == (0, 1, 4, 6)
+    assert source_blocks((1, 3), "layer", stack).openings == (0, 1)
+    assert source_blocks(3, "layer", stack).openings == (0, 6)
+    assert source_blocks(3, "sublayer", stack).openings == (0, 3, 6)
     config = AttentionResidualsConfig(block_size=(1, 3), count="layer")
     assert [config.sources(index, stack) for index in (0, 1, 2, 8)] == [1, 2, 3, 3]
-    assert config.counts(8, stack) == (1, 1, 7)
+    assert config.blocks(stack).counts(8) == (1, 1, 7)
 
 
 @pytest.mark.parametrize("impl", ["fused", "reference"])
 def test_a_source_scaled_by_a_hundred_keeps_the_weights_of_the_others(impl: str) -> None:
     config = AttentionResidualsConfig.from_data({"impl": impl})
     stack = Stack(4, 1e-14, (1, 1, 1))
-    mixers = torch.nn.ModuleList(config.build(site) for site in stack.sites)
+    mixers = torch.nn.ModuleList(config.build(stack)[0])
     initialise(mixers, 0)
     perturb(mixers.double())
     first, *updates = [noise((2, 3, 4), f"update {index}") for index in range(3)]
 
     def last_read(scale: float) -> Tensor:
-        state = config.build_ends(stack).enter(first)
+        state = config.build(stack)[1].enter(first)[0]
         for mixer, update in zip(mixers[:2], (scale * updates[0], updates[1]), strict=True):
-            state = mixer.write(state, update, update, None)  # type: ignore[operator]
+            state = mixer.write(state, update, update, ())  # type: ignore[operator]
         return mixers[2].read(state)[0]  # type: ignore[operator]
 
     one, two, hundred = last_read(1.0), last_read(2.0), last_read(100.0)

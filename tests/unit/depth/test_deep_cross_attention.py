@@ -122,10 +122,10 @@ def test_random_scores_of_the_package_are_alive() -> None:
 def test_the_state_keeps_the_embedding_the_middle_and_k_deltas() -> None:
     model = fresh(DeepCrossAttentionConfig(k=2))
     run = trace(model, toy_tokens())
-    assert [len(state.columns) for state in run.states[::2]] == [1, 2, 3, 4, 4, 4]
+    assert [len(state.sources) for state in run.states[::2]] == [1, 2, 3, 4, 4, 4]
     deltas = [a + b for a, b in zip(run.updates[::2], run.updates[1::2], strict=True)]
-    first, middle, *newest = run.states[-1].columns
-    assert torch.equal(first, run.states[0].columns[0])
+    first, middle, *newest = run.states[-1].sources
+    assert torch.equal(first, run.states[0].sources[0])
     same(middle, deltas[0] + deltas[1] + deltas[2])
     assert all(torch.equal(a, b) for a, b in zip(newest, deltas[3:], strict=True))
 

@@ -14,6 +14,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initialise
 from twoaxis.depth import DeepDelta, DeepDeltaConfig
 from twoaxis.depth.deep_delta import PRESETS
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.model import Decoder
 from twoaxis.model.block import RMSNorm
 from twoaxis.testing.decoding import decode
@@ -61,7 +62,7 @@ def errors(made: DeepDelta, state: Any, update: Tensor, target: Tensor) -> Tenso
 def test_a_write_contracts_the_error_by_one_minus_beta(config: DeepDeltaConfig, beta: float) -> None:
     made = mixer(config.replace(direction_eps=1e-150), beta)
     state, update, context = inputs(config)
-    _, carry = made.read(state)
+    _, carry, _ = made.read(state)
     target = made.target(state if carry is None else carry, context)
     before = errors(made, state, update, target)
     written = made.write(state, update, context, carry)
@@ -120,9 +121,9 @@ def test_the_channel_read_by_its_definition() -> None:
 
 def test_embeddings_start_as_equal_channels() -> None:
     embeddings = noise((2, 4, D_MODEL), "embeddings")
-    ends = TIME.build_ends(toy_decoder(TIME).config.stack)
+    ends = TIME.build(toy_decoder(TIME).config.stack)[1]
     initialise(ends, 0)
-    assert all(torch.equal(channel, embeddings) for channel in ends.double().enter(embeddings))
+    assert all(torch.equal(channel, embeddings) for channel in ends.double().enter(embeddings)[0])
 
 
 @pytest.mark.parametrize("blocks", [((ATTENTION,),), ((FEED_FORWARD, ATTENTION, FEED_FORWARD),)], ids=["one", "three"])
@@ -170,11 +171,11 @@ def test_two_continuations_of_one_cache(prompt: int) -> None:
 
 
 def test_a_channel_cache_is_a_copy_of_the_last_tokens() -> None:
-    cost = TIME.cost(MODEL.config.stack.sites[0], Shape(2, 100, 8))
-    assert cost.cache_bytes == 2 * 3 * TIME.value_channels * D_MODEL * 8
-    assert CHANNEL.cost(MODEL.config.stack.sites[0], Shape(2, 100, 8)).cache_bytes == 0
-    attention, feed_forward = (sublayer.depth.new_cache() for sublayer in sublayer_list(MODEL)[:2])
-    assert attention == feed_forward == ()
+    time, channel = (trace_stack(config, MODEL.config.stack, Shape(2, 100)) for config in (TIME, CHANNEL))
+    assert [operation.cache for operation in time.sublayers] == [2 * 3 * TIME.value_channels * D_MODEL * 4] * len(
+        time.sublayers
+    )
+    assert not any(operation.cache for operation in channel.sublayers)
 
 
 def test_parameters_of_the_published_sizes() -> None:

@@ -15,6 +15,7 @@ from twoaxis.core.measure import gradients
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import DepthAttentionConfig, DepthAxis
+from twoaxis.depth.depth_attention import DepthAttention
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import trace
 from twoaxis.ops.local_attention import local_attention
@@ -209,9 +210,10 @@ def own_mixers(window: int | None, mode: str = "add"):  # type: ignore[no-untype
     options = {"window": window, "n_heads": 2, "head_dim": 4, "mode": mode, "projections": "own", "granularity": "sublayer"}
     config = DepthAttentionConfig.from_data(options)
     stack = Stack(D, 1e-6, (1,) * G)
-    built = torch.nn.ModuleList(config.build(site) for site in stack.sites)
+    mixers, ends = config.build(stack)
+    built = torch.nn.ModuleList(mixers)
     initialise(built, 0)
-    return config.build_ends(stack), perturb(built.double())
+    return ends, perturb(built.double())
 
 
 def updates() -> list[Tensor]:
@@ -220,10 +222,10 @@ def updates() -> list[Tensor]:
 
 def read_all(window: int | None, embeddings: Tensor, given: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     ends, built = own_mixers(window)
-    state, streams, views = ends.enter(embeddings), [], []
+    state, streams, views = ends.enter(embeddings)[0], [], []
     for mixer, update in zip(built, given, strict=True):
         streams.append(state.stream)
-        view, carry = mixer.read(state)
+        view, carry, _ = mixer.read(state)
         views.append(view)
         state = mixer.write(state, update, view, carry)
     return streams, views
@@ -237,7 +239,7 @@ def test_own_matrices_read_as_local_attention_along_the_transposed_axis(window: 
     q, k, v = ([], [], [])
     for mixer, x in zip(built, streams, strict=True):
         context = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * mixer.gain
-        heads = list((context @ mixer.projection.T).chunk(mixer.parts, dim=-1))
+        heads = list((context @ mixer.projection.T).chunk(mixer.state_read.parts, dim=-1))
         v.append(heads.pop())
         # A missing key or query meets nothing but itself, so that any value does.
         k.append(heads.pop() if heads else v[-1])
@@ -260,11 +262,11 @@ def test_own_matrices_read_as_local_attention_along_the_transposed_axis(window: 
 def test_a_sublayer_reads_exactly_its_window(window: int | None) -> None:
     """Keys and values of a state outside the window are not kept; inside, each of them changes the read."""
     ends, built = own_mixers(window)
-    state = ends.enter(noise((B, T, D), "embeddings"))
+    state = ends.enter(noise((B, T, D), "embeddings"))[0]
     for index, (mixer, update) in enumerate(zip(built, updates(), strict=True)):
         width = index + 1 if window is None else min(window, index + 1)
         assert len(state.values) == width - 1
-        view, carry = mixer.read(state)
+        view, carry, _ = mixer.read(state)
         for past in range(len(state.values)):
             moved = list(state.values)
             moved[past] = moved[past] + 1
@@ -291,5 +293,5 @@ def test_shared_matrices_are_not_built_without_the_ends_that_own_them() -> None:
     first, second = Stack(D, 1e-6, (2,)).sites
     config = DepthAttentionConfig(n_heads=2)
     with pytest.raises(ConfigError, match=r"projections='shared': must be 'own' for a mixer that is built alone.*DepthAxis"):
-        config.build(first)
-    assert not list(config.build(second).parameters())
+        DepthAttention.build_alone(config, first)
+    assert not list(DepthAttention.build_alone(config, second).parameters())

@@ -4,14 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import ElcBertConfig
+from twoaxis.depth.base import Read
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import sublayer_list
 from twoaxis.ops.norm import layer_norm
-from twoaxis.testing import cost, gradient, state
+from twoaxis.testing import cost, gradient
 from twoaxis.testing.check import Check
 from twoaxis.testing.measure import trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, noise, toy_decoder, toy_tokens
@@ -20,7 +23,7 @@ VARIANTS = ("base", "zero", "normalized", "weighted_output")
 
 
 def logits(variant: Any, block: int) -> Tensor:
-    mixer: Any = ElcBertConfig(variant=variant).build(Stack(2, 1e-6, (2,) * 12).sites[2 * block])
+    mixer: Any = ElcBertConfig(variant=variant).build(Stack(2, 1e-6, (2,) * 12))[0][2 * block]
     initialise(mixer, 0)
     return mixer.combination.logits.detach()
 
@@ -43,27 +46,28 @@ def test_published_initial_weights_of_the_newest() -> None:
 @pytest.mark.parametrize("sublayers", [1, 3])
 @pytest.mark.parametrize(
     "check",
-    [cost.depth_saved_bytes_are_exact, state.state_floats_are_exact, gradient.gradients_reach_parameters],
+    [cost.depth_params_are_exact, cost.depth_flops_are_exact, gradient.gradients_reach_parameters],
     ids=lambda check: check.name,
 )
 def test_blocks_of_any_length_keep_their_promises(
     variant: Any, sublayers: int, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = ((ATTENTION, FEED_FORWARD, ATTENTION)[:sublayers],)
-    for module in (cost, state, gradient):
+    for module in (cost, gradient):
         monkeypatch.setattr(module, "toy_decoder", lambda config, **kw: toy_decoder(config, **{**kw, "blocks": blocks}))
     check.run(ElcBertConfig(variant=variant))
 
 
 def test_one_source_has_no_logit() -> None:
     for config in (ElcBertConfig(), ElcBertConfig(variant="weighted_output")):
-        assert not list(config.build(Stack(2, 1e-6, (2, 2)).sites[0]).parameters())
+        assert not list(config.build(Stack(2, 1e-6, (2, 2)))[0][0].parameters())
 
 
 def test_the_sources_are_dropped_once_the_last_block_has_read_them() -> None:
     stack = Stack(1, 1e-6, (2,) * 3)
-    assert [ElcBertConfig(variant="base").state_floats(stack, i) for i in range(7)] == [1, 2, 2, 3, 3, 1, 1]
-    assert [ElcBertConfig(variant="weighted_output").state_floats(stack, i) for i in range(7)] == [1, 3, 2, 4, 3, 5, 4]
+    base, weighted = (trace_stack(ElcBertConfig(variant=name), stack, Shape(1, 1)) for name in ("base", "weighted_output"))
+    assert [base.state_elements(i) for i in range(7)] == [1, 2, 2, 3, 3, 1, 1]
+    assert [weighted.state_elements(i) for i in range(7)] == [1, 3, 2, 4, 3, 5, 4]
 
 
 def test_normalised_outputs_have_mean_0_and_variance_1() -> None:
@@ -78,13 +82,13 @@ def test_no_source_of_normalized_is_small_beside_another(std: float) -> None:
     embeddings = std * torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     stack = Stack(64, 1e-6, (1, 1))
     config = ElcBertConfig(variant="normalized")
-    state = config.build_ends(stack).enter(embeddings)
-    mixer = config.build(stack.sites[0])
+    state = config.build(stack)[1].enter(embeddings)[0]
+    mixer = config.build(stack)[0][0]
     update = 5 * noise((2, 3, 64), "update")
-    first, second = mixer.write(state, update, update, mixer.read(state)[1]).outputs
+    first, second = mixer.write(state, update, update, mixer.read(state)[1]).sources
     assert float(first.square().mean()) == pytest.approx(float(second.square().mean()), rel=1e-3)
-    raw = ElcBertConfig(variant="normalized", embedding_norm="none").build_ends(stack).enter(embeddings)
-    assert torch.equal(raw.outputs[0], embeddings)
+    raw = ElcBertConfig(variant="normalized", embedding_norm="none").build(stack)[1].enter(embeddings)[0]
+    assert torch.equal(raw.sources[0], embeddings)
 
 
 def test_a_record_without_the_norm_of_the_embedding_means_the_embedding_as_it_is() -> None:
@@ -114,5 +118,5 @@ def test_no_token_changes_a_weight(variant: Any) -> None:
 def read_weights(model: Decoder, tokens: Tensor) -> list[Tensor]:
     run = trace(model, tokens)
     each = zip(sublayer_list(model), run.states, run.views, strict=False)
-    reads = [total for sublayer, state, (view,) in each for total in sublayer.depth.read_sums(state, view, ())]
-    return [total.weights.detach() for total in (*reads, *model.ends.leave_sums(run.states[-1], run.left))]
+    reads = [total for sublayer, state, (view,) in each for total in sublayer.depth.explain(Read(state, view, ())).sums]
+    return [total.weights.detach() for total in (*reads, *model.ends.explain(Read(run.states[-1], run.left)).sums)]

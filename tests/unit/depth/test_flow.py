@@ -1,33 +1,67 @@
-"""What depth mixers declare to move, against published counts and by options that no example of a table has.
+"""Traffic of depth mixers as the meter finds it, against published counts.
 
-Letters: d width, n sources of a read, S sublayers of a source block, N blocks, G sublayers.
+Letters: d width, n sources of a read or streams, S sublayers of a source block, N blocks, G sublayers.
 """
 
 from fractions import Fraction
-from typing import Any
 
 import pytest
 
+from twoaxis.core.cost import Shape
 from twoaxis.core.site import Stack
-from twoaxis.core.state import Flow, Leaf, Numbers
+from twoaxis.core.state import Flow, Numbers
 from twoaxis.depth import (
     AttentionResidualsConfig,
     DeepDeltaConfig,
-    DeltaAttentionResidualsConfig,
-    DenseFormerConfig,
     DepthConfig,
-    ElcBertConfig,
+    FracConnectionsConfig,
+    GatedResidualConfig,
+    HyperConnectionsConfig,
+    LaurelConfig,
+    MHCConfig,
+    MUDDFormerConfig,
     ResidualConfig,
-    VerticalAttentionConfig,
+    ValueResidualConfig,
 )
-from twoaxis.testing.flow import flow_is_exact, state_leaves_are_exact
+from twoaxis.ledger.decoder import decoder_trace
+from twoaxis.ledger.stack import DepthOperation, StackTrace, trace_stack
+from twoaxis.model import DecoderConfig
+from twoaxis.testing.toy import ATTENTION, decoder_config
 
-D = 7168
+D = 64
+STACK = Stack(D, 1e-6, (2,) * 4)
+
+
+def numbers(wide: int, half: int) -> Numbers:
+    """Numbers of the model and statistics, from bytes of one token in float32 and in bfloat16."""
+    model = (wide - half) // 2
+    return Numbers(model, wide // 4 - model)
+
+
+def flow_of(wide: DepthOperation, half: DepthOperation) -> Flow:
+    """The traffic of one operation, from its bytes of one token in float32 and in bfloat16."""
+    parts = (numbers(getattr(wide, name), getattr(half, name)) for name in ("read", "written", "views"))
+    return Flow(*parts, keeps_update=wide.saves_update)
+
+
+def flows(config: DepthConfig, stack: Stack = STACK) -> tuple[list[Flow], Flow]:
+    """The traffic of every sublayer, and of the ends."""
+    wide, half = (trace_stack(config, stack, Shape(1, 1, element_bytes)) for element_bytes in (4, 2))
+    sublayers = [flow_of(*pair) for pair in zip(wide.sublayers, half.sublayers, strict=True)]
+    return sublayers, flow_of(wide.ends, half.ends)
+
+
+def in_widths(moved: int) -> Fraction:
+    """Numbers per token in units of the width."""
+    return Fraction(moved, D)
+
+
+ADD = Flow(read=Numbers(2 * D), written=Numbers(D))
 
 
 def test_the_residual_reads_two_widths_and_writes_one() -> None:
-    for site in Stack(D, 1e-6, (2,) * 3).sites:
-        assert ResidualConfig().flow(site) == Flow(read=Numbers(2 * D), written=Numbers(D))
+    sublayers, ends = flows(ResidualConfig())
+    assert (sublayers, ends) == ([ADD] * 8, Flow())
 
 
 def test_a_full_read_moves_what_the_report_counts_and_the_update_once_more() -> None:
@@ -35,14 +69,13 @@ def test_a_full_read_moves_what_the_report_counts_and_the_update_once_more() -> 
 
     Here each source comes with its inverse rms, and the new source is read once for its own.
     """
-    stack = Stack(D, 1e-6, (2,) * 4)
-    for site in stack.sites[1:]:
-        n = site.index + 1
+    sublayers, _ = flows(AttentionResidualsConfig())
+    for index, flow in enumerate(sublayers[1:], start=1):
+        n = index + 1
         published, update = (n + 1) * D, D
-        moved = AttentionResidualsConfig().flow(site).moved
-        assert moved == Numbers(published + update, statistics=n + 1)
+        assert flow.moved == Numbers(published + update, statistics=n + 1)
     # The only source of the first sublayer is its view as it is.
-    assert AttentionResidualsConfig().flow(stack.sites[0]).moved == Numbers(D, statistics=1)
+    assert sublayers[0].moved == Numbers(D, statistics=1)
 
 
 def test_two_phases_move_seven_widths_where_the_report_counts_five_and_a_half() -> None:
@@ -57,7 +90,7 @@ def test_two_phases_move_seven_widths_where_the_report_counts_five_and_a_half() 
     S, N = 16, 8
     G = S * N
     config, stack = AttentionResidualsConfig(block_size=S, schedule="two_phase"), Stack(D, 1e-6, (S,) * N)
-    moved = sum((config.flow(site).moved for site in stack.sites), Numbers())
+    moved = sum((flow.moved for flow in flows(config, stack)[0]), Numbers())
     sources, later = N * (N + 1) // 2, N * (S - 1)
     views, updates = G - 1, G
     early = Numbers(statistics=2 * later * (D + 1))
@@ -66,69 +99,115 @@ def test_two_phases_move_seven_widths_where_the_report_counts_five_and_a_half() 
     published = N * N + 5 * G
     ours = sources + 5 * later + views + updates
     assert (Fraction(published, G), Fraction(ours, G)) == (Fraction(11, 2), Fraction(891, 128))
-    assert moved.count == ours * D + sources + 3 * later + G
-    # In half precision an early read stays in float32 and counts twice: 8.84 of d.
-    assert moved.bytes(2) / (2 * D * G) == pytest.approx(8.84, abs=0.005)
-    # All of it at once: all sources at every read.
-    at_once = sum((config.replace(schedule="per_read").flow(site).moved for site in stack.sites), Numbers())
-    assert at_once.count / (D * G) == pytest.approx(9.30, abs=0.005)
 
 
-def test_a_delta_write_moves_the_context_beside_a_plain_write() -> None:
-    site = Stack(D, 1e-6, (2, 2)).sites[1]
-    assert DeepDeltaConfig().flow(site).moved == ResidualConfig().flow(site).moved + Numbers(D)
+def test_a_delta_write_moves_the_context_besides_a_plain_write() -> None:
+    one, four = DeepDeltaConfig(), DeepDeltaConfig(value_channels=4, compressor="channel")
+    assert flows(one)[0][1].moved == ADD.moved + Numbers(D)
     # All channels for the read and again for the write, and the compressed input for the norm; the code's target reads it too.
-    channels = DeepDeltaConfig(value_channels=4, compressor="channel")
-    assert channels.flow(site).moved == Numbers((4 + 1) * D + (4 + 2 + 4) * D)
-    assert channels.replace(value_target="code").flow(site).moved == Numbers((4 + 1) * D + (4 + 3 + 4) * D)
+    assert flows(four)[0][1].moved == Numbers((4 + 1) * D + (4 + 2 + 4) * D)
+    assert flows(four.replace(value_target="code"))[0][1].moved == Numbers((4 + 1) * D + (4 + 3 + 4) * D)
 
 
-def new_leaves(config: DepthConfig, stack: Stack) -> list[list[Leaf]]:
-    """The tensors of each state that no earlier state has."""
-    seen: set[str] = set()
+@pytest.mark.parametrize("n", [2, 4, 8])
+@pytest.mark.parametrize("config", [HyperConnectionsConfig, MHCConfig])
+def test_one_kernel_per_call_saves_what_the_unfused_kernels_of_mhc_table_2_pass_to_each_other(
+    config: type[HyperConnectionsConfig] | type[MHCConfig], n: int
+) -> None:
+    """arXiv:2512.24880, table 2, row Hyper-Connections: five kernels, which meet in memory."""
+    unfused_read, unfused_written = (5 * n + 1) * D + n * n + 2 * n, (3 * n + 1) * D + n * n + 2 * n
+    flow = flows(config(n_streams=n))[0][3]
+    # The streams again, of which the weights were made, and the two results that the last kernel adds; the read weights.
+    assert unfused_read - flow.read.count == n * D + 2 * n * D + n
+    # Those two results, and the read weights.
+    assert unfused_written - flow.written.count == 2 * n * D + n
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_the_write_moves_what_the_fused_kernel_of_mhc_moves(n: int) -> None:
+    """arXiv:2512.24880, section 4.3.1: the kernel of H_post, H_res and the merge reads (n + 1) d and writes n d."""
+    weights = Numbers(statistics=n * n + n)
+    read = Flow(read=Numbers(n * D), written=Numbers(D) + weights, views=Numbers(D))
+    fused = Flow(read=Numbers((n + 1) * D) + weights, written=Numbers(n * D), keeps_update=True)
+    assert flows(MHCConfig(n_streams=n))[0][1] == read + fused
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_the_total_that_the_attention_residuals_report_gives_for_mhc_is_that_of_the_unfused_kernels(n: int) -> None:
+    """arXiv:2603.15031: (8 m + 2) d + 2 m^2 + 4 m with m streams; 34 d for 4 of them, and 14 d with one kernel per call."""
+    published = 8 * n + 2 + Fraction(2 * n * n + 4 * n, D)
+    moved = in_widths(flows(MHCConfig(n_streams=n))[0][1].moved.count)
+    assert moved == 3 * n + 2 + Fraction(2 * n * n + 2 * n, D)
+    assert published - moved == 5 * n + Fraction(2 * n, D)
+
+
+@pytest.mark.parametrize(
+    ("config", "weights"),
+    [
+        (HyperConnectionsConfig(n_streams=4, weights="static"), 0),
+        (MHCConfig(preset="hy_v4", n_streams=4), 4),
+        (GatedResidualConfig(n_streams=4), 4),
+        # Between 8 pieces, and from 2 fractions of the update to all of them.
+        (FracConnectionsConfig(form="lucidrains", n_streams=4, n_fractions=2), 8 * 8 + 2 * 8),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_only_the_weights_of_a_token_differ_between_mixers_of_streams(config: DepthConfig, weights: int) -> None:
+    first, second, *_ = flows(config)[0]
+    assert (second.moved.model, second.moved.statistics) == ((3 * 4 + 2) * D, 2 * weights)
+    # The streams of the first sublayer are one tensor, which its read and its write fetch once each.
+    assert first.moved == second.moved - Numbers(2 * 3 * D)
+
+
+def test_fractions_of_one_stream_cost_a_view_more_than_the_plain_sum() -> None:
+    sublayers, ends = flows(FracConnectionsConfig(n_fractions=4))
+    assert sublayers[1].moved == Numbers(5 * D, statistics=2 * (4 * 4 + 4))
+    assert ends == Flow()
+
+
+def test_a_mudd_read_fetches_each_source_once_for_all_ways() -> None:
+    sublayers, ends = flows(MUDDFormerConfig())
+    for block in range(1, 4):
+        S = block + 1
+        assert sublayers[2 * block] == ADD + Flow(read=Numbers(S * D), written=Numbers(4 * D), views=Numbers(3 * D))
+        assert sublayers[2 * block + 1] == ADD
+    assert ends == Flow(read=Numbers(5 * D), written=Numbers(D), views=Numbers(D))
+
+
+def new_tensors(config: DepthConfig) -> list[int]:
+    """Counts the tensors of each state that no earlier state holds."""
+    seen: set[int] = set()
     found = []
-    for index in range(stack.n_sublayers + 1):
-        fresh = [leaf for leaf in config.state(stack, index) if leaf.name not in seen]
-        seen |= {leaf.name for leaf in fresh}
-        found.append(fresh)
+    for state in trace_stack(config, STACK, Shape(1, 1)).states:
+        held = {tensor.number for tensor in state}
+        found.append(len(held - seen))
+        seen |= held
     return found
 
 
-def test_a_history_gains_one_source_and_its_rms_at_every_boundary() -> None:
-    stack = Stack(8, 1e-6, (2,) * 3)
-    for block_size in (1, 2, 6):
-        for fresh in new_leaves(AttentionResidualsConfig(block_size=block_size), stack):
-            assert [leaf.numbers for leaf in fresh] == [Numbers(8), Numbers(statistics=1)]
-    assert [len(fresh) for fresh in new_leaves(ResidualConfig(), stack)] == [1] * 7
+def test_histories_gain_one_tensor_per_sublayer_and_streams_are_new_everywhere() -> None:
+    assert new_tensors(ResidualConfig()) == new_tensors(MUDDFormerConfig()) == [1] * 9
+    # Inside a parallel block the residual stays what it was.
+    assert new_tensors(MUDDFormerConfig(residual="parallel")) == [1, 1, 1, 2, 1, 2, 1, 2, 1]
+    assert new_tensors(MUDDFormerConfig(source_norm="rms")) == [1, 2, 1, 2, 1, 2, 1, 2, 1]
+    assert new_tensors(LaurelConfig(variant="pa")) == [1] * 9
+    assert new_tensors(MHCConfig(n_streams=3)) == [1, *[3] * 8]
+    # A source, and its inverse rms.
+    for block_size in (1, 2, 8):
+        assert new_tensors(AttentionResidualsConfig(block_size=block_size)) == [2] * 9
 
 
-UNUSUAL: list[DepthConfig] = [
-    AttentionResidualsConfig(block_size=3, count="layer", n_heads=1, schedule="two_phase"),
-    AttentionResidualsConfig(block_size=2, query="token", key_rank=7, key_scale="head"),
-    DeltaAttentionResidualsConfig(block_size=2, embedding="never", running_source="included", null_source="learned"),
-    DeltaAttentionResidualsConfig(block_size=3, entries="as_released", null_source="learned"),
-    DenseFormerConfig(dilation=2, stored="groups"),
-    DenseFormerConfig(dilation=3, period=2, granularity="sublayer"),
-    DeepDeltaConfig(value_channels=3, compressor="time", expansion="embedding_conv", value_target="code", gate="two_layer"),
-    ElcBertConfig(variant="normalized"),
-]
-for _options in (
-    {"skip": "added", "norm": "none", "head": "mixture"},
-    {"skip": "added", "source": "output", "embedding": "first_input"},
-    {"skip": "gated", "norm": "weights", "head": "mixture"},
-    {"skip": "gated", "source": "output", "norm": "weights", "embedding": "first_input"},
-    {"norm": "sum", "embedding": "first_input", "granularity": "sublayer"},
-    {"norm_kind": "layer", "granularity": "sublayer", "head": "mixture"},
-):
-    UNUSUAL.append(VerticalAttentionConfig.from_data({"kind": "vertical_attention", **_options}))
+def test_values_are_recorded_once_and_read_by_every_later_layer() -> None:
+    def traced(depth: DepthConfig) -> StackTrace:
+        blocks = decoder_config(ATTENTION).blocks
+        return decoder_trace(DecoderConfig(vocab_size=11, d_model=8, n_layers=3, depth=depth, blocks=blocks), Shape(1, 2))
 
-
-def _name(config: DepthConfig) -> str:
-    changed: dict[str, Any] = config.model_dump(exclude_defaults=True)
-    return "-".join(str(value) for value in (config.kind, *changed.values()))
-
-
-@pytest.mark.parametrize("config", UNUSUAL, ids=_name)
-def test_unusual_options_hold_and_move_what_they_declare(config: DepthConfig) -> None:
-    state_leaves_are_exact.run(config)
-    flow_is_exact.run(config)
+    # Of two tokens, since the values of one lie apart from other heads by themselves.
+    width, add = 2 * 2 * 4 * 4, (2 * 16 * 4, 2 * 8 * 4)
+    learnable, svformer, dense = (traced(ValueResidualConfig(variant=name)) for name in ("learnable", "svformer", "dense"))
+    found = [(one.read - add[0], one.written - add[1]) for one in learnable.sublayers[::2]]
+    assert found == [(width, width), (2 * width, width), (2 * width, width)]
+    found = [(one.read - add[0], one.written - add[1]) for one in svformer.sublayers[::2]]
+    assert found == [(width, width), (0, 0), (0, 0)]
+    # The stream and the values of all layers but the last, which no layer reads.
+    assert [tensor.saved for tensor in dense.states[-1]] == [True, True, True, False]

@@ -17,7 +17,7 @@ MIDDLE = "blocks.1."
 
 
 def mixer(index: int = 1, **options: Any) -> FracConnections:
-    built = FracConnectionsConfig(**options).build(Stack(D, 1e-6, (2,) * 3).sites[index])
+    built = FracConnectionsConfig(**options).build(Stack(D, 1e-6, (2,) * 3))[0][index]
     initialise(built, 0)
     return built.double()
 
@@ -27,7 +27,7 @@ def streams(n: int) -> tuple[Tensor, ...]:
 
 
 def step(built: FracConnections, state: tuple[Tensor, ...], update: Tensor) -> tuple[Tensor, ...]:
-    view, carry = built.read(state)
+    view, carry, _ = built.read(state)
     return view, *built.write(state, update, view, carry)
 
 

@@ -13,11 +13,11 @@ D = 8
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_a_fresh_read_is_half_the_normalised_stream(n: int) -> None:
-    mixer = GatedResidualConfig(n_streams=n, rank=3).build(Stack(D, 1e-20, (2,)).sites[1])
+    mixer = GatedResidualConfig(n_streams=n, rank=3).build(Stack(D, 1e-20, (2,)))[0][1]
     initialise(mixer, 0)
     mixer.double()
     x, update = noise((2, 3, D), "x"), noise((2, 3, D), "update")
-    view, carry = mixer.read((x,) * n)
+    view, carry, _ = mixer.read((x,) * n)
     normalised = x * torch.rsqrt(x.square().mean(-1, keepdim=True))
     torch.testing.assert_close(view, normalised / 2, rtol=1e-6, atol=0)
     for stream in mixer.write((x,) * n, update, view, carry):
@@ -25,11 +25,11 @@ def test_a_fresh_read_is_half_the_normalised_stream(n: int) -> None:
 
 
 def test_streams_are_never_mixed() -> None:
-    mixer = GatedResidualConfig(n_streams=3, rank=2, init="normal").build(Stack(D, 1e-6, (2,)).sites[0])
+    mixer = GatedResidualConfig(n_streams=3, rank=2, init="normal").build(Stack(D, 1e-6, (2,)))[0][0]
     initialise(mixer, 0)
     mixer.double()
     state = tuple(noise((1, 2, D), f"stream {j}") for j in range(3))
-    view, carry = mixer.read(state)
+    view, carry, _ = mixer.read(state)
     for stream, before in zip(mixer.write(state, torch.zeros_like(view), view, carry), state, strict=True):
         assert torch.equal(stream, before)
 
@@ -39,9 +39,9 @@ def test_write_weights_lie_between_zero_and_two() -> None:
     run = trace(model, toy_tokens())
     for block in model.blocks:
         for sublayer in block.sublayers:  # type: ignore[union-attr,operator]
-            _, weights = sublayer.depth.read(run.states[1])
-            assert weights.min() > 0 and weights.max() < 2
-            assert weights.dtype == torch.float64
+            _, mixing, _ = sublayer.depth.read(run.states[1])
+            assert mixing.write.min() > 0 and mixing.write.max() < 2
+            assert mixing.write.dtype == torch.float64
 
 
 def test_streams_part_after_two_steps() -> None:

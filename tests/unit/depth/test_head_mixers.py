@@ -38,15 +38,15 @@ def test_a_gate_of_one_keeps_the_own_values_and_of_zero_takes_the_first(bias: fl
 
 def test_the_first_values_stay_those_of_the_first_layer() -> None:
     run = trace(decoder("value_residual"), toy_tokens())
-    assert all(state.values[0][0] is run.states[1].values[0][0] for state in run.states[1:])
-    assert [len(state.values[0]) for state in run.states] == [0, 1, 1, 1, 1, 1, 1]
+    assert all(state.heads[0][0] is run.states[1].heads[0][0] for state in run.states[1:])
+    assert [len(state.heads[0]) for state in run.states] == [0, 1, 1, 1, 1, 1, 1]
 
 
 def test_chains_of_different_kinds_do_not_meet() -> None:
     short = ShortSWAConfig(n_heads=2, window=3)
     model = decoder("value_residual", blocks=((short, ATTENTION),))
     run = trace(model, toy_tokens())
-    assert [tuple(map(len, state.values)) for state in run.states[:3]] == [(0, 0), (1, 0), (1, 1)]
+    assert [tuple(map(len, state.heads)) for state in run.states[:3]] == [(0, 0), (1, 0), (1, 1)]
 
 
 @pytest.mark.parametrize("kind", ["value_residual", "lime"])

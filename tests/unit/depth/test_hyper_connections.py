@@ -18,7 +18,7 @@ MIDDLE = "blocks.1."
 
 
 def mixer(index: int = 1, **options: Any) -> HyperConnections:
-    built = HyperConnectionsConfig(**options).build(Stack(D, 1e-6, (2,) * 3).sites[index])
+    built = HyperConnectionsConfig(**options).build(Stack(D, 1e-6, (2,) * 3))[0][index]
     initialise(built, 0)
     return built.double()
 
@@ -28,7 +28,7 @@ def streams(n: int, tokens: int = 3) -> tuple[Tensor, ...]:
 
 
 def step(built: HyperConnections, state: tuple[Tensor, ...], update: Tensor) -> tuple[Tensor, ...]:
-    view, carry = built.read(state)
+    view, carry, _ = built.read(state)
     return view, *built.write(state, update, view, carry)
 
 

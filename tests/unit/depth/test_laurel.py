@@ -10,6 +10,7 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.depth import LaurelConfig, LaurelGemma3nConfig, ResidualConfig
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.testing.measure import gradients
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, noise, perturb, toy_decoder, toy_tokens
 
@@ -45,7 +46,7 @@ def test_starts_as_the_residual_with_blocks_of_any_length(options: dict, sublaye
 
 @pytest.mark.parametrize("bound", ["softmax", "sigmoid"])
 def test_residual_weights_do_not_halve_the_stream(bound: Any) -> None:
-    mixer: Any = LaurelConfig(variant="rw", bound=bound).build(Stack(2, 1e-6, (1,)).sites[0])
+    mixer: Any = LaurelConfig(variant="rw", bound=bound).build(Stack(2, 1e-6, (1,)))[0][0]
     initialise(mixer, 0)
     assert mixer._scales(torch.ones(1)).tolist() == [1.0, 1.0]
     perturb(mixer)
@@ -59,7 +60,7 @@ def test_residual_weights_do_not_halve_the_stream(bound: Any) -> None:
 @pytest.mark.parametrize("previous_map", ["shared", "separate"])
 def test_initial_maps(rank: int, width: int, previous_map: Any) -> None:
     config = LaurelConfig(variant="pa", rank=rank, previous_map=previous_map)
-    mixer: Any = config.build(Stack(width, 1e-6, (1,) * 3).sites[2])
+    mixer: Any = config.build(Stack(width, 1e-6, (1,) * 3))[0][2]
     initialise(mixer, 0)
     assert not mixer.up.any()
     maps = mixer.down.chunk(3 if previous_map == "separate" else 1)
@@ -105,7 +106,8 @@ def test_number_of_parameters_is_the_papers() -> None:
 def test_the_state_keeps_the_inputs_that_are_read_again() -> None:
     config = LaurelConfig(variant="pa", rank=1)
     stack = Stack(1, 1e-6, (2,) * 4)
-    assert [config.state_floats(stack, index) for index in range(9)] == [1, 2, 2, 3, 3, 4, 3, 4, 1]
+    found = trace_stack(config, stack, Shape(1, 1))
+    assert [found.state_elements(index) for index in range(9)] == [1, 2, 2, 3, 3, 4, 3, 4, 1]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ RESIDUAL = slice(2 * N, None)
 
 
 def mixer(dtype: torch.dtype = torch.float64, index: int = 1, **options: Any) -> MHC:
-    built = MHCConfig(**options).build(Stack(D, 1e-6, (2,) * 3).sites[index])
+    built = MHCConfig(**options).build(Stack(D, 1e-6, (2,) * 3))[0][index]
     initialise(built, 0)
     return built.to(dtype)
 
@@ -69,7 +69,7 @@ def test_equal_streams_stay_the_plain_residual(base: list[float], tokens: int) -
         built.base[RESIDUAL] = torch.tensor(base, dtype=torch.float64)
     x, update = noise((2, tokens, D), "x"), noise((2, tokens, D), "update")
     state = (x,) * N
-    view, carry = built.read(state)
+    view, carry, _ = built.read(state)
     written = built.write(state, update, view, carry)
     for stream in written:
         torch.testing.assert_close(stream, x + update, rtol=0, atol=1e-13)
@@ -83,7 +83,7 @@ def test_row_is_source_and_column_is_destination() -> None:
         # Stream j goes to stream j + 1.
         built.base[RESIDUAL] = 40 * torch.roll(torch.eye(N, dtype=torch.float64), 1, dims=1).flatten()
     state, update = streams(), torch.zeros(2, 5, D, dtype=torch.float64)
-    view, carry = built.read(state)
+    view, carry, _ = built.read(state)
     written = built.write(state, update, view, carry)
     for j in range(N):
         torch.testing.assert_close(written[(j + 1) % N], state[j], rtol=0, atol=1e-12)
@@ -139,9 +139,8 @@ def test_streams_part_after_two_steps() -> None:
 def test_the_composite_gain_is_bounded(sublayers: int) -> None:
     stack, state = Stack(D, 1e-6, (1,) * sublayers), streams()
     product = torch.eye(N, dtype=torch.float64).expand(2, 5, N, N)
-    for site in stack.sites:
-        built = MHCConfig().build(site)
-        initialise(built, site.index)
+    for index, built in enumerate(MHCConfig().build(stack)[0]):
+        initialise(built, index)
         _, matrix, _ = scatter(built.double(), size=0.5).weights(state)
         assert matrix is not None
         product = product @ matrix.detach().permute(2, 3, 0, 1)

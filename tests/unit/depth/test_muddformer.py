@@ -14,7 +14,10 @@ from twoaxis.core.parameters import initialise
 from twoaxis.core.site import Stack
 from twoaxis.core.views import QKV
 from twoaxis.depth import MUDDFormerConfig, ResidualConfig
-from twoaxis.depth.muddformer import BlockOutputs
+from twoaxis.depth.base import StreamEnds
+from twoaxis.depth.residual import Residual
+from twoaxis.depth.token_sums import BlockOutputs
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.model.cost import decoder_cost
 from twoaxis.testing.measure import trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, toy_decoder, toy_tokens
@@ -54,15 +57,16 @@ def test_is_the_residual_at_first(options: dict[str, Any]) -> None:
 class Parallel(ResidualConfig):
     """A plain stream to which both sublayers of a block add what they make of its input."""
 
-    def build(self, site: Any) -> Any:
-        mixer = super().build(site)
-        mixer.read = lambda state: (state if isinstance(state, Tensor) else state[0], None)  # type: ignore[method-assign]
+    def build(self, stack: Any) -> Any:
+        return [_Parallel() for _ in stack.sites], StreamEnds()
 
-        def write(state: Any, update: Tensor, context: Any, carry: Any) -> Any:
-            return (state, update) if isinstance(state, Tensor) else state[0] + state[1] + update
 
-        mixer.write = write  # type: ignore[method-assign]
-        return mixer
+class _Parallel(Residual):
+    def read(self, state: Any, layout: Any = None, cache: Any = None) -> Any:
+        return state if isinstance(state, Tensor) else state[0], None, cache
+
+    def write(self, state: Any, update: Tensor, context: Any, carry: Any) -> Any:
+        return (state, update) if isinstance(state, Tensor) else state[0] + state[1] + update
 
 
 @pytest.mark.parametrize(
@@ -131,13 +135,14 @@ def test_sources_are_pairwise_distinct(options: dict[str, Any]) -> None:
 def test_the_state_holds_only_what_is_read_again(options: dict[str, Any], held: list[int]) -> None:
     config = MUDDFormerConfig(**options)
     stack = Stack(1, 1e-6, (2,) * 4)
-    assert [config.state_floats(stack, index) for index in range(9)] == held
+    found = trace_stack(config, stack, Shape(1, 1))
+    assert [found.state_elements(index) for index in range(9)] == held
 
 
 def test_biases_start_from_the_post_norm_alone() -> None:
     for source_norm, post_norm in itertools.product(("none", "rms"), ("none", "all", "residual")):
         config = MUDDFormerConfig.from_data({"source_norm": source_norm, "post_norm": post_norm})
-        ends = config.build_ends(Stack(4, 1e-6, (2,) * 3))
+        ends = config.build(Stack(4, 1e-6, (2,) * 3))[1]
         initialise(ends, 0)
         newest = 1.0 if post_norm == "none" else 0.0
         assert ends.get_parameter("sum.static").tolist() == [[0.0, 0.0, 0.0, newest]]
@@ -146,7 +151,7 @@ def test_biases_start_from_the_post_norm_alone() -> None:
 def test_hidden_widths_of_the_released_model() -> None:
     config = MUDDFormerConfig(hidden="round64", expand_last=4)
     stack = Stack(8, 1e-6, (2,) * 32)
-    found = [config.hidden_width(config.n_ways(stack, i) * (i + 1), i == 32) for i in range(1, 33)]
+    found = [config.sum_form(stack, i).hidden for i in range(1, 33)]
     assert [found.count(width) for width in (64, 128, 192)] == [14, 16, 2]
     assert [i for i, width in enumerate(found) if width == 192] == [30, 31]
 
@@ -222,17 +227,17 @@ def test_blocks_of_any_length(B: int, T: int, D: int, lengths: list[int]) -> Non
     """What a block adds is the sum of what its sublayers add; at first every read is the plain stream."""
     stack = Stack(D, 1e-6, tuple(lengths))
     config = MUDDFormerConfig()
-    mixers = [config.build(site).double() for site in stack.sites]
+    mixers = [mixer.double() for mixer in config.build(stack)[0]]
     for mixer in mixers:
         initialise(mixer, 0)
-    ends = config.build_ends(stack).double()
+    ends = config.build(stack)[1].double()
     initialise(ends, 0)
     plain = normal(B, T, D)
-    state = ends.enter(plain)
+    state = ends.enter(plain)[0]
     for index, mixer in enumerate(mixers):
-        views, carry = mixer.read(state)
+        views, carry, _ = mixer.read(state)
         for view in views if isinstance(views, QKV) else (views,):
             torch.testing.assert_close(view, plain)
         update = normal(B, T, D, seed=index + 1)
         state, plain = mixer.write(state, update, views, carry), plain + update
-    torch.testing.assert_close(ends.leave(state), plain)
+    torch.testing.assert_close(ends.leave(state)[0], plain)

@@ -11,19 +11,19 @@ from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
 def test_what_is_added_back_has_root_mean_square_one_whatever_the_scale_of_the_embedding(scale: float) -> None:
     embeddings = scale * noise((2, 3, 8), "embeddings")
     stack = toy_decoder(ResidualConfig()).config.stack
-    state = ResidualScalarsConfig().build_ends(stack).enter(embeddings)
+    state = ResidualScalarsConfig().build(stack)[1].enter(embeddings)[0]
     assert state.stream is embeddings
     root_mean_square = embeddings.square().mean(-1, keepdim=True).sqrt()
     torch.testing.assert_close(state.embedding, embeddings / root_mean_square, rtol=1e-9, atol=0)
-    start = ResidualScalarsConfig(embedding="normalised_start").build_ends(stack).enter(embeddings)
+    start = ResidualScalarsConfig(embedding="normalised_start").build(stack)[1].enter(embeddings)[0]
     assert start.stream is start.embedding and torch.equal(start.embedding, state.embedding)
-    raw = ResidualScalarsConfig(embedding="raw").build_ends(stack).enter(embeddings)
+    raw = ResidualScalarsConfig(embedding="raw").build(stack)[1].enter(embeddings)[0]
     assert raw.stream is raw.embedding is embeddings
 
 
 def test_a_zero_embedding_stays_finite() -> None:
     embeddings = torch.zeros(1, 2, 8, requires_grad=True)
-    state = ResidualScalarsConfig().build_ends(toy_decoder(ResidualConfig()).config.stack).enter(embeddings)
+    state = ResidualScalarsConfig().build(toy_decoder(ResidualConfig()).config.stack)[1].enter(embeddings)[0]
     state.embedding.sum().backward()
     assert not state.embedding.any() and embeddings.grad is not None and embeddings.grad.isfinite().all()
 
@@ -31,8 +31,8 @@ def test_a_zero_embedding_stays_finite() -> None:
 def test_a_normalised_embedding_is_the_same_at_the_start_of_both() -> None:
     """In a model whose stream starts at root mean square 1 the default is nanochat's form."""
     stack = toy_decoder(ResidualConfig()).config.stack
-    once = ResidualScalarsConfig(embedding="normalised_start").build_ends(stack).enter(noise((2, 3, 8), "embeddings"))
-    again = ResidualScalarsConfig().build_ends(stack).enter(once.stream)
+    once = ResidualScalarsConfig(embedding="normalised_start").build(stack)[1].enter(noise((2, 3, 8), "embeddings"))[0]
+    again = ResidualScalarsConfig().build(stack)[1].enter(once.stream)[0]
     torch.testing.assert_close(again.embedding, once.embedding, rtol=1e-14, atol=1e-14)
 
 

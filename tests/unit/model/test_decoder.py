@@ -164,18 +164,18 @@ def test_kinds_repeated_in_a_block_are_separate_sublayers() -> None:
 def test_the_explicit_contract_is_the_decoder(depth: Any) -> None:
     model, text = decoder(depth=depth), tokens(2, 6)
     layout = TokenLayout.contiguous(6)
-    state = model.ends.enter(model.embed(text))
+    state = model.ends.enter(model.embed(text))[0]
     for block in model.blocks:
         for sublayer in sublayers(block):
             kept = copy.deepcopy(_tensors(state))
-            views, carry = sublayer.depth.read(state)
+            views, carry, _ = sublayer.depth.read(state)
             context = sublayer.norm(views)
             update, _ = sublayer.mixer(context, layout)
             after = sublayer.depth.write(state, update, context, carry)
             # Case A10: a stored source is never written in place.
             assert all(torch.equal(a, b) for a, b in zip(_tensors(state), kept, strict=True))
             state = after
-    assert torch.equal(F.linear(model.norm(model.ends.leave(state)), model.head_weight), model(text))
+    assert torch.equal(F.linear(model.norm(model.ends.leave(state)[0]), model.head_weight), model(text))
 
 
 def _tensors(state: Any) -> list[Tensor]:

@@ -88,9 +88,8 @@ def _config(paths: DepthPaths, variant: str, granularity: str) -> DenseFormerCon
 
 
 def _rows(paths: DepthPaths, depth: DenseFormerConfig, names: Mapping[int, str], matrix: bool = True) -> tuple[Entry, ...]:
-    units = depth.units(paths.stack)
-    lengths = paths.stack.block_lengths if depth.granularity == "block" else (1,) * units
-    rows = depth.rows(units)
+    lengths = paths.stack.block_lengths if depth.granularity == "block" else (1,) * paths.stack.n_sublayers
+    rows = depth.rows_of(paths.stack)
     found = []
     for end, name in names.items():
         S, last = len(rows[end]), sum(lengths[:end]) - 1

@@ -51,8 +51,8 @@ def _sums(paths: DepthPaths, depth: MUDDFormerConfig) -> Iterator[Entry]:
     L, D, start = paths.n_blocks, paths.d_model, 0
     for i, sources in depth.sums(L).items():
         start += paths.stack.block_lengths[i - 1]
-        C, S = depth.n_ways(paths.stack, i), len(sources)
-        K, ours = depth.hidden_width(C * S, i == L), f"{paths.prefix(start)}.sum"
+        form, ours = depth.sum_form(paths.stack, i), f"{paths.prefix(start)}.sum"
+        C, S, K = form.n_ways, len(sources), form.hidden
         yield Entry(f"{ours}.static", (Part(f"dense_bs.{i - 1}", (C, S)),))
         yield Entry(f"{ours}.to_hidden", (Part(f"dynamic_dense.{i - 1}.w1.weight", (K, D)),))
         yield Entry(f"{ours}.to_weights", (Part(f"dynamic_dense.{i - 1}.w2.weight", (C * S, K)),))

@@ -9,21 +9,6 @@ from twoaxis.model import DecoderConfig
 from twoaxis.sequence import SEQUENCE
 from twoaxis.sequence.heads import HeadsConfig
 
-DEPTH_PRESETS: dict[str, Mapping[str, Any]] = {
-    "attention_residuals": {"mixture": "sum"},
-    "delta_attention_residuals": {"gate": "alpha"},
-    "lime": {"init": "plain"},
-    "value_residual": {"first": 0.0, "own": 1.0},
-    "vertical_attention": {"skip": "gated"},
-}
-"""By kind; mixers that are not named start as the plain model with their defaults, or never do."""
-
-BLENDS: dict[str, Mapping[str, Any]] = {
-    "deep_delta": {"blend": "annealed"},
-    "elc_bert": {"variant": "weighted_output", "blend": "annealed"},
-}
-"""Mixers that never start as the plain model, and the options with which they are blended in."""
-
 SUBLAYER_PRESETS: dict[str, Mapping[str, Any]] = {
     "short_swa": {"output_init": "zero"},
     "short_conv": {"taps_init": "zero"},
@@ -70,7 +55,7 @@ def target_config(base: DecoderConfig, depth: Options | None = None, sequence: S
     if depth is not None:
         if base.depth.kind != "residual":
             raise ConfigError(problem("depth", base.depth.kind, "'residual' in the model to begin with", "start from its base"))
-        data["depth"] = with_preset(_table(depth), {**DEPTH_PRESETS, **BLENDS})
+        data["depth"] = with_preset(_table(depth), {row.kind: row.retrofit for row in DEPTH})
     return DecoderConfig.from_data(data)
 
 

@@ -49,8 +49,7 @@ def obstacles(decoder: Decoder) -> list[Obstacle]:
     """
     attentions = [attention for block in _attentions(decoder) for attention in block]
     found = list[Obstacle]()
-    places = [sublayer.depth for block in decoder.blocks for sublayer in cast(Block, block).sublayers]
-    if any(_carries(part.new_cache()) for part in (decoder.ends, *places)):
+    if decoder.config.depth.design.position:
         found.append(_history(f"depth mixer {decoder.config.depth.kind!r}"))
     windows = [attention.config.span for attention in attentions if attention.config.span is not None]
     for index, (block, parts) in enumerate(zip(decoder.blocks, decoder.config.layers, strict=True)):

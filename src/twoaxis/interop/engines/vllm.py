@@ -13,8 +13,8 @@ BACKEND = "vllm.model_executor.models.transformers:TransformersForCausalLM"
 def register() -> None:
     """Registers our architecture with vLLM's Transformers backend; the entry point `vllm.general_plugins` names it.
 
-    vLLM calls it in each of its processes. That twoaxis has been imported makes its configuration and its models known to
-    transformers.
+    vLLM calls it in each of its processes, where it also registers our configuration and models with transformers.
     """
+    importlib.import_module("twoaxis.interop.hugging_face.modeling")
     vllm: Any = importlib.import_module("vllm")
     vllm.ModelRegistry.register_model(ARCHITECTURE, BACKEND)

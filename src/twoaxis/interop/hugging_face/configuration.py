@@ -1,8 +1,10 @@
 """A decoder's configuration in the form that transformers saves and loads."""
 
+import importlib
 from typing import Any, Self
 
 from transformers import PreTrainedConfig
+from transformers.models.auto.configuration_auto import AutoConfig
 
 from twoaxis.model import DecoderConfig
 from twoaxis.model.config import SublayerConfig
@@ -63,10 +65,8 @@ class TwoAxisConfig(PreTrainedConfig):
         data = decoder.to_data()
         self.depth, self.blocks = data["depth"], data["blocks"]
         super().__post_init__(**{**kwargs, **_description(decoder)})
-        # Not at the import of transformers, which may not be complete when this class is registered.
-        from twoaxis.interop.registration import register_models
-
-        register_models()
+        # Registers the models, which take seconds to import.
+        importlib.import_module("twoaxis.interop.hugging_face.modeling")
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -119,3 +119,6 @@ def _layer_type(block: tuple[SublayerConfig, ...], d_model: int) -> str:
         return "full_attention"
     # A block that remembers nothing has no name of its own; it is a convolution over one token.
     return "sliding_attention" if attends else "conv"
+
+
+AutoConfig.register(MODEL_TYPE, TwoAxisConfig, exist_ok=True)

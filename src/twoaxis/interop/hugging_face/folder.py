@@ -1,4 +1,4 @@
-"""Folders that `from_pretrained` loads after `import twoaxis`, without code of their own."""
+"""Folders that `from_pretrained` loads after `import twoaxis.hf`, without code of their own."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError
 
-from twoaxis.checkpoints.published_folder import end_of_document, read_json, read_tokenizer
+from twoaxis.checkpoints.decoder_folder import DEFINITION_FILE, tokenizer_of
+from twoaxis.checkpoints.published_folder import read_json
 from twoaxis.checkpoints.source_files import GENERATION_CONFIG, generation_defaults, write_source_files
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.core.folders import check_utf8, new_folder
-from twoaxis.core.text import read_text
-from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
+from twoaxis.data.tokenizer import Tokenizer
 from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_fast_tokenizer, to_hugging_face
 from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM
 from twoaxis.model import Decoder
@@ -26,9 +26,6 @@ from twoaxis.interop.hugging_face import TwoAxisConfig, TwoAxisForCausalLM, TwoA
 """
 
 AUTO_MAP = {"AutoConfig": "TwoAxisConfig", "AutoModel": "TwoAxisModel", "AutoModelForCausalLM": "TwoAxisForCausalLM"}
-
-DEFINITION_FILE = "twoaxis_tokenizer.json"
-"""The tokenizer as this library defines it, beside the files of transformers."""
 
 
 class ImportedFolder(NamedTuple):
@@ -105,16 +102,8 @@ def import_folder(folder: Path | str) -> ImportedFolder:
     wrong = {name: sorted(report[name]) for name in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[name]}
     if wrong:
         raise CheckpointError(f"folder {folder}: weights and config.json differ ({wrong}); export it again")
-    return ImportedFolder(from_hugging_face(model), _tokenizer(folder))
+    return ImportedFolder(from_hugging_face(model), tokenizer_of(folder))
 
 
 def _auto_map() -> dict[str, str]:
     return {auto: f"{CODE_FILE.removesuffix('.py')}.{name}" for auto, name in AUTO_MAP.items()}
-
-
-def _tokenizer(folder: Path) -> Tokenizer | None:
-    if (folder / DEFINITION_FILE).exists():
-        path = folder / DEFINITION_FILE
-        return load_tokenizer(read_text(path, str(path), "export it again", CheckpointError))
-    text = read_tokenizer(folder)
-    return None if text is None else SubwordTokenizer(text, end_of_document(folder), f"tokenizer of {folder}")

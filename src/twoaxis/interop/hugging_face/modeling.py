@@ -9,7 +9,14 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, initialization
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    GenerationConfig,
+    GenerationMixin,
+    PreTrainedModel,
+    initialization,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
@@ -304,3 +311,7 @@ def _restore_buffers(decoder: Decoder) -> None:
             fresh = dict(Decoder(decoder.config).named_buffers())
         for name, buffer in missing.items():
             initialization.copy_(buffer, fresh[name])
+
+
+AutoModel.register(TwoAxisConfig, TwoAxisModel, exist_ok=True)
+AutoModelForCausalLM.register(TwoAxisConfig, TwoAxisForCausalLM, exist_ok=True)

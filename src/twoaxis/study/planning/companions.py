@@ -83,11 +83,11 @@ def unmatched_companions(kinds: Sequence[CompanionKind], recipe: TrainConfig, co
         recipe: of the arm.
         control: what all are compared with.
     """
-    depth = recipe.decoder(vocab_size(recipe)).depth
-    if "static_weights" in kinds and (form := depth.static_form()) is not None:
-        yield Companion("static_weights", WHY["static_weights"], _with_model(recipe, depth=dict(form)))
-    if "write_only" in kinds and (form := depth.write_only_form()) is not None:
-        yield Companion("write_only", WHY["write_only"], _with_model(recipe, depth=dict(form)))
+    controls = recipe.decoder(vocab_size(recipe)).depth.controls()
+    if "static_weights" in kinds and controls.static is not None:
+        yield Companion("static_weights", WHY["static_weights"], _with_model(recipe, depth=dict(controls.static)))
+    if "write_only" in kinds and controls.write_only is not None:
+        yield Companion("write_only", WHY["write_only"], _with_model(recipe, depth=dict(controls.write_only)))
     if "residual_scalars" in kinds:
         yield Companion("residual_scalars", WHY["residual_scalars"], _with_model(control, depth={"kind": "residual_scalars"}))
 
@@ -129,7 +129,7 @@ def sizes_of(kind: CompanionKind, control: TrainConfig) -> list[Sized]:
 
 def applies(kind: CompanionKind, recipe: TrainConfig) -> bool:
     """Whether a matched companion tests anything about an arm."""
-    return kind == "short_swa" or recipe.decoder(vocab_size(recipe)).depth.parallel_streams > 1
+    return kind == "short_swa" or recipe.decoder(vocab_size(recipe)).depth.controls().streams > 1
 
 
 def _swa_sizes(control: TrainConfig) -> Iterator[Sized]:

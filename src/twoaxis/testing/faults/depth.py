@@ -9,11 +9,10 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
 from twoaxis.depth import DepthConfig, ResidualConfig
-from twoaxis.depth.base import StreamEnds
+from twoaxis.depth.base import Layout, StreamEnds
 from twoaxis.depth.residual import Residual
 from twoaxis.testing.check import CheckFailed
 from twoaxis.testing.faults.fault import Fault, TooSteep
@@ -32,16 +31,16 @@ class _Planted(ResidualConfig):
         return InitEquivalence(self.relation, "a planted fault or its twin")
 
     def cost(self, site: Site, shape: Shape) -> Cost:
-        return Cost(params=sum(p.numel() for p in self.build(site).parameters())) + self.misstated
+        return Cost(params=sum(p.numel() for p in self._mixer(site.d_model).parameters())) + self.misstated
 
-    def build(self, site: Site) -> Residual:
+    def build(self, stack: Stack) -> tuple[list[Residual], StreamEnds]:
+        return [self._mixer(stack.d_model) for _ in stack.sites], self.ends()
+
+    def _mixer(self, d_model: int) -> Residual:
         mixer = self.mixer()
         if isinstance(mixer, _WithParameters):
-            mixer.add_parameters(site.d_model)
+            mixer.add_parameters(d_model)
         return mixer
-
-    def build_ends(self, stack: Stack) -> StreamEnds:
-        return self.ends()
 
 
 class _WithParameters(Residual):
@@ -50,25 +49,25 @@ class _WithParameters(Residual):
 
 
 class _PositionLeak(Residual):
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state + 0.1 * state.mean(dim=1, keepdim=True), None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state + 0.1 * state.mean(dim=1, keepdim=True), None, cache
 
 
 class _PastLeak(Residual):
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state + 0.1 * state.cumsum(dim=1), None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state + 0.1 * state.cumsum(dim=1), None, cache
 
 
 class _Gated(Residual):
     """Weighs what it reads by what it reads."""
 
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state * state[..., :1].sigmoid(), None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state * state[..., :1].sigmoid(), None, cache
 
 
 class _BatchLeak(Residual):
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state + 0.1 * state.mean(dim=0, keepdim=True), None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state + 0.1 * state.mean(dim=0, keepdim=True), None, cache
 
 
 class _DepthLeak(Residual):
@@ -76,9 +75,9 @@ class _DepthLeak(Residual):
 
     last: ClassVar[Tensor | None] = None
 
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
         last = _DepthLeak.last
-        return (state if last is None or last.shape != state.shape else state + 0.1 * last), None
+        return (state if last is None or last.shape != state.shape else state + 0.1 * last), None, cache
 
     def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
         _DepthLeak.last = update.detach()
@@ -94,16 +93,16 @@ class _Used(_WithParameters):
     def add_parameters(self, d_model: int) -> None:
         self.offset = self.parameter("offset", (d_model,), Constant(0.0), "gate")
 
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state + self.offset, None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state + self.offset, None, cache
 
 
 class _Scalar(_WithParameters):
     def add_parameters(self, d_model: int) -> None:
         self.weight = self.parameter("weight", (), Constant(1.0), "mixing")
 
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state * self.weight, None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state * self.weight, None, cache
 
 
 class _Linear(_WithParameters):
@@ -112,8 +111,8 @@ class _Linear(_WithParameters):
     def add_parameters(self, d_model: int) -> None:
         self.extra = self.linear("extra", d_model, d_model, std=0.0)
 
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state + self.extra(state), None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state + self.extra(state), None, cache
 
 
 class _Buffer(_WithParameters):
@@ -124,8 +123,8 @@ class _Buffer(_WithParameters):
     def add_parameters(self, d_model: int) -> None:
         self.register_buffer("scale", torch.ones(d_model), persistent=self.persistent)
 
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state * self.get_buffer("scale"), None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state * self.get_buffer("scale"), None, cache
 
 
 class _SavedBuffer(_Buffer):
@@ -133,19 +132,19 @@ class _SavedBuffer(_Buffer):
 
 
 class _Wider(Residual):
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return (state.float() if state.dtype == torch.bfloat16 else state), None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return (state.float() if state.dtype == torch.bfloat16 else state), None, cache
 
 
 class _HalfStatistics(Residual):
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state * torch.rsqrt(state.square().mean(-1, keepdim=True) + 1e-6), None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state * torch.rsqrt(state.square().mean(-1, keepdim=True) + 1e-6), None, cache
 
 
 class _WideStatistics(Residual):
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
         wide = state.double()
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(state.dtype), None
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(state.dtype), None, cache
 
 
 class _InPlace(Residual):
@@ -162,8 +161,8 @@ class _Copies(Residual):
     unseen: ClassVar[bool] = True
     """Whether tensors without memory take another way."""
 
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state if self.unseen and state.is_meta else state.clone(), None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state if self.unseen and state.is_meta else state.clone(), None, cache
 
 
 class _OpenlyCopies(_Copies):
@@ -205,14 +204,14 @@ class _Stash(Residual):
 class _CountsCalls(Residual):
     calls = 0
 
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
         self.calls += 1
-        return state * (1 + 0.01 * self.calls), None
+        return state * (1 + 0.01 * self.calls), None, cache
 
 
 class _EvenOnly(Residual):
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state.unflatten(-1, (-1, 2)).flatten(-2), None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state.unflatten(-1, (-1, 2)).flatten(-2), None, cache
 
 
 class _OneDtype(Residual):
@@ -223,39 +222,36 @@ class _OneDtype(Residual):
 
 
 class _GraphBreak(Residual):
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
         torch._dynamo.graph_break()
-        return state, None
+        return state, None, cache
 
 
 class _WrongGradient(Residual):
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return TooSteep.apply(state), None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return TooSteep.apply(state), None, cache
 
 
 class _Hoards(Residual):
     """Carries every token it has seen, and needs none."""
 
-    def new_cache(self) -> tuple[Tensor, ...]:
-        return ()
-
-    def read_along(self, state: Tensor, layout: TokenLayout, cache: Any) -> tuple[Tensor, None, Any]:
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
         return state, None, None if cache is None else (*cache, state.clone())
 
 
 class _HidingEnds(StreamEnds):
     """Passes the embeddings around the state."""
 
-    def enter(self, embeddings: Tensor) -> Tensor:
+    def enter(self, embeddings: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, Any]:
         _ReadsHidden.hidden = embeddings
-        return embeddings * 1.0
+        return embeddings * 1.0, cache
 
 
 class _ReadsHidden(Residual):
     hidden: ClassVar[Tensor] = torch.zeros(1)
 
-    def read(self, state: Tensor) -> tuple[Tensor, None]:
-        return state + 0.1 * _ReadsHidden.hidden, None
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return state + 0.1 * _ReadsHidden.hidden, None, cache
 
 
 def _planted(mixer: type[Residual] = Residual, **statements: Any) -> DepthConfig:

@@ -11,7 +11,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Values
 from twoaxis.local import CanonConfig, LocalConfig
-from twoaxis.local.conv import ShortConv
+from twoaxis.local.conv import DepthwiseConv
 from twoaxis.local.token_history import TokenHistory
 from twoaxis.testing.faults.fault import Fault
 
@@ -21,7 +21,7 @@ Output = tuple[Tensor, Any]
 class _Planted(CanonConfig):
     """Canon with another module or another statement about itself."""
 
-    module: ClassVar[type[ShortConv]] = ShortConv
+    module: ClassVar[type[DepthwiseConv]] = DepthwiseConv
     misstated: ClassVar[Cost] = Cost()
     relation: ClassVar[Any] = "none"
 
@@ -32,11 +32,11 @@ class _Planted(CanonConfig):
     def cost(self, channels: int, shape: Shape) -> Cost:
         return super().cost(channels, shape) + self.misstated
 
-    def build(self, channels: int) -> ShortConv:
+    def build(self, channels: int) -> DepthwiseConv:
         return self.module(self, channels)
 
 
-class _ForgetsLaterChunks(ShortConv):
+class _ForgetsLaterChunks(DepthwiseConv):
     """Starts every call of several tokens anew, as a cache for single steps only does."""
 
     def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
@@ -46,7 +46,7 @@ class _ForgetsLaterChunks(ShortConv):
         return super().forward(x, layout, cache)
 
 
-class _NewestTapFirst(ShortConv):
+class _NewestTapFirst(DepthwiseConv):
     """Takes the first tap for the current token, so that the identity stands on the oldest one."""
 
     def __init__(self, options: Any, channels: int) -> None:
@@ -55,12 +55,12 @@ class _NewestTapFirst(ShortConv):
         self.declarations["weight"] = replace(self.declarations["weight"], init=oldest)
 
 
-class _AcrossDocuments(ShortConv):
+class _AcrossDocuments(DepthwiseConv):
     def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
         return super().forward(x, TokenLayout(layout.positions), cache)
 
 
-class _SymmetricTaps(ShortConv):
+class _SymmetricTaps(DepthwiseConv):
     """Pads at both ends, so that a tap reaches the next token."""
 
     def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
@@ -68,7 +68,7 @@ class _SymmetricTaps(ShortConv):
         return torch.cat((y[:, :-1] + 0.1 * x[:, 1:], y[:, -1:]), dim=1), cache
 
 
-class _OneTokenTooMany(ShortConv):
+class _OneTokenTooMany(DepthwiseConv):
     """Keeps k tokens where k - 1 are needed."""
 
     def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
@@ -76,7 +76,7 @@ class _OneTokenTooMany(ShortConv):
         return y, None if cache is None else cache.following(x, self.options.kernel + 1)
 
 
-def _planted(module: type[ShortConv] = ShortConv, **options: Any) -> LocalConfig:
+def _planted(module: type[DepthwiseConv] = DepthwiseConv, **options: Any) -> LocalConfig:
     statements = {key: options.pop(key) for key in ("misstated", "relation") if key in options}
     config = type("PlantedConfig", (_Planted,), {"module": module, **statements, "__module__": __name__})
     return config(**options)

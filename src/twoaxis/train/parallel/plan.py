@@ -157,7 +157,7 @@ def make_plan(decoder: DecoderConfig, config: PipelineConfig, rows: int, tokens:
 def _states(model: Decoder, tokens: Tensor, stops: Sequence[int]) -> list[Any]:
     """The state before each of these blocks; all are alive at once, so that equal ids mean the same tensor."""
     layout = TokenLayout.contiguous(tokens.shape[1], device=tokens.device)
-    state, _ = model.ends.enter_along(model.embedding(tokens), layout, None)
+    state, _ = model.ends.enter(model.embedding(tokens), layout)
     found = []
     for start, stop in pairwise([0, *stops]):
         for block in model.blocks[start:stop]:

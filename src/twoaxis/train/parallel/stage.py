@@ -117,7 +117,7 @@ class DecoderStage(nn.Module):
         layout = TokenLayout.contiguous(self.tokens, device=device) if documents is None else TokenLayout.packed(documents)
         entering: dict[int, Tensor] = {}
         if self.is_first:
-            state, _ = model.ends.enter_along(layout.without_padding(model.embed(*received)), layout, None)
+            state, _ = model.ends.enter(layout.without_padding(model.embed(*received)), layout)
         else:
             boundary = self.plan.boundaries[self.index - 1]
             entering = self._gather(received, microbatch)
@@ -129,7 +129,7 @@ class DecoderStage(nn.Module):
             else:
                 state, _ = block(state, layout)
         if self.is_last:
-            hidden, _ = model.ends.leave_along(state, layout, None)
+            hidden, _ = model.ends.leave(state, layout)
             return model.norm(hidden)
         leaving = dict(zip(self.plan.boundaries[self.index].leaves, tree_leaves(state), strict=True))
         for number in self.kept:

@@ -1,0 +1,86 @@
+"""Folders of our own models, without transformers: `config.json`, `model.safetensors` and the tokenizer.
+
+They are the folders that `twoaxis.interop.hugging_face` writes and reads, less the files that only transformers needs.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from twoaxis.checkpoints.layouts.state_map import Entry, Part, StateMap
+from twoaxis.checkpoints.published_folder import SINGLE, end_of_document, read_json, read_tensors, read_tokenizer
+from twoaxis.checkpoints.source_files import GENERATION_CONFIG
+from twoaxis.core.errors import CheckpointError, ConfigError
+from twoaxis.core.folders import check_utf8, new_folder
+from twoaxis.core.parameters import materialize
+from twoaxis.core.text import read_text
+from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.model.config_names import ARCHITECTURES, CONFIG_NAMES, MODEL_TYPE, decoder_fields
+
+DEFINITION_FILE = "twoaxis_tokenizer.json"
+"""The tokenizer as this library defines it."""
+
+
+def write_decoder(model: Decoder, folder: Path, tokenizer: Tokenizer | None = None) -> Path:
+    """Writes a model in its own dtype, and its tokenizer; the folder appears whole or not at all.
+
+    Raises:
+        DataError: the folder holds something, or cannot be written.
+    """
+    data, dtype = model.config.to_data(), str(model.embedding.weight.dtype).removeprefix("torch.")
+    config = {"architectures": [ARCHITECTURES[0]], "model_type": MODEL_TYPE, "dtype": dtype}
+    config |= {theirs: data[ours] for theirs, ours in CONFIG_NAMES.items()}
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in _names(model).save(model).items()}
+    with new_folder(folder) as draft:
+        _write_json(draft / "config.json", config)
+        save_file(tensors, draft / SINGLE, metadata={"format": "pt"})
+        if tokenizer is not None:
+            (draft / DEFINITION_FILE).write_text(tokenizer.definition, encoding="utf-8")
+            if (end := tokenizer.end_of_document) is not None:
+                _write_json(draft / GENERATION_CONFIG, {"eos_token_id": end, "pad_token_id": end})
+    return folder
+
+
+def read_decoder(folder: Path) -> tuple[Decoder, Tokenizer | None]:
+    """Reads a model of ours in float32, whatever the file has, and its tokenizer where there is one.
+
+    Raises:
+        CheckpointError: no folder of such a model, or a damaged one.
+    """
+    folder = check_utf8(folder, "folder")
+    try:
+        config = DecoderConfig.from_record(decoder_fields(read_json(folder / "config.json")))
+    except ConfigError as error:
+        raise CheckpointError(f"folder {folder}: config.json: {error}") from None
+    model = materialize(lambda: Decoder(config))
+    try:
+        _names(model).load(model, read_tensors(folder))
+    except CheckpointError as error:
+        raise CheckpointError(f"folder {folder}: cannot be loaded ({error}); export it again") from None
+    return model.eval(), tokenizer_of(folder)
+
+
+def tokenizer_of(folder: Path) -> Tokenizer | None:
+    """The tokenizer of a folder, ours or another one; None without one."""
+    if (folder / DEFINITION_FILE).exists():
+        path = folder / DEFINITION_FILE
+        return load_tokenizer(read_text(path, str(path), "export it again", CheckpointError))
+    text = read_tokenizer(folder)
+    return None if text is None else SubwordTokenizer(text, end_of_document(folder), f"tokenizer of {folder}")
+
+
+def _names(model: Decoder) -> StateMap:
+    """The names in transformers, where the head stands outside the decoder."""
+    entries = []
+    for ours, parameter in model.named_parameters():
+        name = "lm_head.weight" if ours == "head.weight" else f"model.decoder.{ours}"
+        entries.append(Entry(ours, (Part(name, tuple(parameter.shape)),)))
+    tied = {} if model.head is not None else {"lm_head.weight": "model.decoder.embedding.weight"}
+    return StateMap("twoaxis", tuple(entries), tied=tied)
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,79 @@
+"""Heads that attention layers share along depth: all sublayers of one kind, in order, are one chain.
+
+Letters: B batch, T position, D width.
+"""
+
+from typing import Any, NamedTuple, Self
+
+from torch import Tensor
+
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.site import HeadShape, Site, Stack
+from twoaxis.depth.base import DepthEnds, Layout, Stream
+
+
+def chains(stack: Stack) -> dict[str, HeadShape]:
+    """Returns the kinds of sublayers with heads, in order of appearance, each with the heads of its first layer."""
+    found: dict[str, HeadShape] = {}
+    for slot in stack.slots:
+        if slot.heads is not None:
+            found.setdefault(slot.kind, slot.heads)
+    return found
+
+
+def chain_of(site: Site) -> int:
+    """Returns the number of the chain that a sublayer is part of."""
+    return list(chains(site.stack)).index(site.slot.kind)
+
+
+def place_in_chain(site: Site) -> int:
+    """Counts the sublayers of its chain before a sublayer."""
+    return sum(slot.kind == site.slot.kind for slot in site.stack.slots[: site.index])
+
+
+def check_chains(stack: Stack, mixer: str) -> None:
+    """Refuses stacks whose heads a mixer cannot carry from layer to layer.
+
+    Raises:
+        ConfigError: no sublayer with heads, or kv-heads of different widths in one chain.
+    """
+    firsts = chains(stack)
+    if not firsts:
+        kinds = sorted({slot.kind for slot in stack.slots}) or "unknown sublayers"
+        raise ConfigError(problem("blocks", kinds, "with a sublayer that has heads", f"add 'attention', or drop {mixer!r}"))
+    for slot in stack.slots:
+        if slot.heads is None:
+            continue
+        first = firsts[slot.kind]
+        got, allowed = (f"{heads.n_kv_heads} x {heads.head_dim}" for heads in (slot.heads, first))
+        if got != allowed:
+            what = f"kv-heads of {slot.kind!r} under {mixer!r}"
+            raise ConfigError(problem(what, got, f"{allowed} in every layer", "give them one n_kv_heads and head_dim"))
+
+
+class StreamAndHeads(NamedTuple):
+    """The depth state: the plain stream, and for each chain what its layers so far have left to later ones."""
+
+    stream: Stream
+    heads: tuple[tuple[Tensor, ...], ...]
+
+    def with_heads(self, chain: int, *more: Tensor) -> Self:
+        """Returns the state with more tensors at the end of one chain."""
+        longer = (*self.heads[chain], *more)
+        return self._replace(heads=(*self.heads[:chain], longer, *self.heads[chain + 1 :]))
+
+
+class HeadsEnds(DepthEnds):
+    """The stream starts as the embeddings, with chains that hold nothing yet."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__()
+        self.n_chains = len(chains(stack))
+
+    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[StreamAndHeads, Any]:
+        """Returns the embeddings and empty chains."""
+        return StreamAndHeads(embeddings, ((),) * self.n_chains), cache
+
+    def leave(self, state: StreamAndHeads, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
+        """Returns the stream."""
+        return state.stream, cache

@@ -1,0 +1,156 @@
+"""Attention of a token to its own earlier states, whose keys and values the depth state keeps.
+
+Letters: B batch, T position, D width, H heads, K key width, W numbers in all heads.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from twoaxis.core.cost import Cost
+from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
+from twoaxis.core.weighted_sum import WeightedSum
+from twoaxis.depth.base import Explanation, Stream
+from twoaxis.ops.depth_attention import depth_attention, depth_attention_weights
+from twoaxis.ops.norm import rms_norm
+from twoaxis.ops.precision import Impl
+
+
+class StreamAndMemory(NamedTuple):
+    """The depth state: the stream, and the keys and values of earlier states that later reads can see."""
+
+    stream: Stream
+    keys: tuple[Float[Tensor, "B T H K"], ...]
+    values: tuple[Float[Tensor, "B T H K"], ...]
+
+
+@dataclass(frozen=True)
+class StateRead:
+    """One read.
+
+    Attributes:
+        names: of the states that it sees, its own last.
+        keeps: keys and values that it leaves to later ones, its own included.
+    """
+
+    names: tuple[str, ...] = field(compare=False)
+    keeps: int
+
+    @property
+    def asks(self) -> bool:
+        """Whether it has a query: with one state the softmax is 1 whatever it asks."""
+        return len(self.names) > 1
+
+    @property
+    def parts(self) -> int:
+        """Matrices that it multiplies with: for values, for a key that is ever compared, for a query that asks."""
+        return 1 + (self.asks or self.keeps > 0) + self.asks
+
+
+@dataclass(frozen=True)
+class ReaderForm:
+    """How states are read.
+
+    Attributes:
+        d_model: D.
+        width: W.
+        n_heads: H.
+        output: how W_O starts, a zero or a scaled matrix; None takes the heads as they are.
+        n_blocks: of the model, which scale the start of W_O.
+        adds: whether the read is added to the stream, or takes its place.
+        norm_eps: eps of the norm of a state before it is projected; None reads it raw.
+        impl: `fused` or `reference`.
+    """
+
+    d_model: int
+    width: int
+    n_heads: int
+    output: Literal["zero", "scaled"] | None
+    n_blocks: int
+    adds: bool
+    norm_eps: float | None
+    impl: Impl
+
+    def params(self, parts: int) -> int:
+        """Numbers in a set of this many matrices, an output and a gain where there are such."""
+        return (parts + (self.output is not None)) * self.d_model * self.width + self.d_model * (self.norm_eps is not None)
+
+    def cost(self, read: StateRead, tokens: int, shares: bool) -> Cost:
+        """Counts the projections and the attention of one read, with matrices of its own or shared ones."""
+        D, W, n, params = self.d_model, self.width, len(read.names), self.params(read.parts)
+        return Cost(
+            params=0 if shares else params,
+            shared_params=params if shares else 0,
+            matmul_flops=2 * tokens * D * W * (read.parts + (self.output is not None)),
+            elementwise_flops=tokens * (4 * n * W + D * (1 if self.norm_eps is None else 5)),
+        )
+
+
+class Reader(DeclaredModule):
+    """Reads the stream and its memory, with matrices of its own or with those of a lender."""
+
+    form: ReaderForm
+
+    def declare(self, parts: int) -> None:
+        """Declares the matrices (queries above keys above values; the last `parts` of these three), W_O and the gain."""
+        form, D, W = self.form, self.form.d_model, self.form.width
+        self.projection = self.parameter("projection", (parts * W, D), Normal(matrix_std(D)), "matrix")
+        if form.output is not None:
+            # Not an nn.Linear: a host that fills those anew would end the equivalence with the plain model.
+            scaled = Normal(matrix_std(W) / math.sqrt(2 * form.n_blocks))
+            start = Constant(0.0) if form.output == "zero" else scaled
+            self.output = self.parameter("output", (D, W), start, "matrix")
+        if form.norm_eps is not None:
+            self.gain = self.parameter("gain", (D,), Constant(1.0), "norm")
+
+    def prepare_read(self, read: StateRead, lender: "Reader | None" = None) -> None:
+        """Sets the constants of one read; its matrices are those of the lender, or else its own."""
+        self.state_read = read
+        # In a tuple, a module stays with the one that lends it.
+        self._lender = () if lender is None else (lender,)
+
+    @property
+    def matrices(self) -> "Reader":
+        """The module that owns the matrices."""
+        return self._lender[0] if self._lender else self
+
+    def heads(self, x: Stream) -> list[Float[Tensor, "B T H K"]]:
+        """Returns the query and the key, where there are such, and the value."""
+        form, parts, matrices = self.form, self.state_read.parts, self.matrices
+        context = x if form.norm_eps is None else rms_norm(x, matrices.gain, form.norm_eps)
+        # A read that needs fewer matrices than the set has leaves out the first ones.
+        projected = F.linear(context, matrices.projection[-parts * form.width :]).chunk(parts, dim=-1)
+        return [part.unflatten(-1, (form.n_heads, -1)).contiguous() for part in projected]
+
+    def stream_and_memory(self, state: StreamAndMemory) -> StreamAndMemory:
+        """Returns the stream with what is read, and the keys and values for the next read."""
+        x = state.stream
+        *asking, value = self.heads(x)
+        mixed, keys, values = value, (), ()
+        if asking:
+            keys, values = (*state.keys, asking[-1]), (*state.values, value)
+            if self.state_read.asks:
+                mixed = depth_attention(asking[0], keys, values, self.form.impl)
+            keys, values = (past[len(past) - self.state_read.keeps :] for past in (keys, values))
+        return StreamAndMemory(self.joined(x, mixed.flatten(2)), keys, values)
+
+    def joined(self, x: Stream, mixed: Float[Tensor, "B T W"]) -> Stream:
+        """Returns the stream with what is read."""
+        update = mixed if self.form.output is None else F.linear(mixed, self.matrices.output)
+        update = update.to(x.dtype)
+        return x + update if self.form.adds else update
+
+    def explain_read(self, state: StreamAndMemory, made: Tensor) -> Explanation:
+        """Returns the mixture of values, per head, before its output projection."""
+        if not self.state_read.asks:
+            return Explanation()
+        query, key, value = self.heads(state.stream)
+        weights = depth_attention_weights(query, (*state.keys, key))
+        values = tuple(v.flatten(2) for v in (*state.values, value))
+        finish = partial(self.joined, state.stream)
+        return Explanation((WeightedSum(made, "read", self.state_read.names, values, weights, finish=finish),))
