@@ -137,7 +137,9 @@ def ways(each: Iterable[T]) -> list[T]:
 
 def storage_of(tensor: Tensor) -> int:
     """Identifies the storage behind a tensor, which its views share, with memory or without."""
-    return tensor.untyped_storage()._cdata
+    # Modes that look at every call of torch need not see this one.
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage()._cdata
 
 
 class Elements:

@@ -277,7 +277,7 @@ class _Tracer:
         context = tree_map(lambda view: leaf(self._normalise(view, index)), _as_tuple(views))
         context = QKV(*context) if isinstance(views, QKV) else context[0]
         if self.mode != "autocast":
-            # Whatever the sublayer is, it maps its input by a matrix, whose gradient asks for it; autocast saves a narrower copy.
+            # Every sublayer maps its input by a matrix, whose gradient asks for it; autocast saves a narrow copy instead.
             self._save(index, tensors(context))
         calls, heads, mixed, heads_saved = [read], (), (), 0
         middle, events = state, list[Tensor]()
@@ -414,7 +414,8 @@ class _Tracer:
             number = numbers.setdefault(key, len(numbers))
             return StateTensor(number, tuple(tensor.shape), tensor.dtype, storage_of(tensor) in saved)
 
-        return tuple(tuple(named(tensor) for tensor in tensors(state)) for state in self.states)
+        with torch._C.DisableTorchFunction():
+            return tuple(tuple(named(tensor) for tensor in tensors(state)) for state in self.states)
 
 
 def _storages(value: Any) -> set[int]:
