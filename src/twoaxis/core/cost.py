@@ -34,10 +34,9 @@ class Cost:
         pair_flops: multiply and add in products of queries with the keys they may see, and of the weights
             with the values; a count over exactly the visible pairs.
         elementwise_flops: everything else that grows with tokens times width, a count by formula.
-        saved_bytes: what autograd keeps for the backward pass beyond parameters and the inputs and outputs of the part, as
-            bytes of distinct storages: by the fused engines on a CPU, outside autocast, for rows of one document each.
-            Rotation tables, which all layers share, are declared apart.
-        cache_bytes: what generation carries to the next token, after `Shape.tokens` tokens.
+        saved_bytes: saved for the backward pass beyond parameters, inputs and outputs, by sublayers of other libraries, which
+            cannot be traced; those of this library are measured.
+        cache_bytes: carried to the next token after `Shape.tokens` tokens, by the same sublayers.
         shared_params: parameters that this part uses and another part counts; a sum of parts counts them once for each use.
     """
 

@@ -68,8 +68,6 @@ class HiddenConfig(PlacesConfig, FeedForwardConfig):
     """Maps of the token to the hidden width, side by side."""
     activation_flops: ClassVar[int]
     """Operations per hidden number between the maps."""
-    activation_keeps: ClassVar[Literal["input", "hidden"]] = "input"
-    """What autograd keeps for the activation: its input, or as many numbers as it has hidden ones."""
 
     d_ff: int | None = Field(default=None, ge=1)
     d_ff_by_depth: Literal["equal", "rising"] = "equal"
@@ -100,22 +98,12 @@ class HiddenConfig(PlacesConfig, FeedForwardConfig):
             params=params,
             matmul_flops=2 * N * params,
             elementwise_flops=self.activation_flops * N * F,
-            saved_bytes=self._kept_bytes(site, shape),
         )
         return own + self.local_cost(site, shape)
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Those of the local mixers."""
         return self.local_rotations
-
-    def _kept_bytes(self, site: Site, shape: Shape) -> int:
-        """The hidden numbers, what the activation keeps, and the projections where a local mixer keeps them too."""
-        channels, number = self.local_channels(site).projected, shape.total_tokens * shape.element_bytes
-        hidden, projected = number * self.width_at(site), number * channels
-        kept = self.kept_input_bytes(site, shape) + hidden
-        if self.projected_local is not None:
-            kept, projected = kept + projected, self.projected_local.output_bytes(channels, shape)
-        return kept + (projected if self.activation_keeps == "input" else hidden)
 
 
 class HiddenFeedForward(LocalPlaces, FeedForward):

@@ -1,7 +1,7 @@
 """The squared-ReLU feed-forward of Primer."""
 
 from collections.abc import Callable
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ class ReLU2Config(PlainConfig):
 
     kind: Literal["relu2"] = "relu2"
     # The rectified numbers before they are squared.
-    activation_keeps: ClassVar[Literal["input", "hidden"]] = "hidden"
 
     @property
     def activation(self) -> Callable[[Tensor], Tensor]:

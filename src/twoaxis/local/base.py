@@ -45,10 +45,6 @@ class LocalConfig(Config, ABC):
     def cost(self, channels: int, shape: Shape) -> Cost:
         """What the mixer costs in one forward pass over these channels."""
 
-    def output_bytes(self, channels: int, shape: Shape) -> int:
-        """Bytes of the storage behind the output; those of its numbers unless the engine pads them."""
-        return shape.total_tokens * channels * shape.element_bytes
-
     @property
     def rotations(self) -> frozenset[RotationTable]:
         """The rotation tables that the mixer shares with all layers, which are no part of its cost."""

@@ -69,10 +69,6 @@ class CanonConfig(ConvOptions, LocalConfig):
         """That of the convolution."""
         return self.conv_cost(channels, shape)
 
-    def output_bytes(self, channels: int, shape: Shape) -> int:
-        """That of the convolution."""
-        return self.conv_output_bytes(channels, shape)
-
     def build(self, channels: int) -> DepthwiseConv:
         """Builds the convolution."""
         return Canon(self, channels)

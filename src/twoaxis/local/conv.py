@@ -42,39 +42,17 @@ class ConvOptions(Config):
         return InitEquivalence("none", "the taps change the input")
 
     def conv_cost(self, channels: int, shape: Shape) -> Cost:
-        """One multiplication and one addition per tap and channel, and the last k - 1 inputs as cache.
-
-        Autograd keeps what goes into the activation, or the taps where the input is one more of them.
-        """
+        """One multiplication and one addition per tap and channel."""
         per_channel = 2 * self.kernel + (self.form == "residual") + (self.bias == "channel") + 4 * (self.activation == "silu")
-        cached = shape.batch * min(shape.tokens, self.kernel - 1) * channels
         return Cost(
             params=channels * (self.kernel + (self.bias == "channel")),
             elementwise_flops=per_channel * shape.total_tokens * channels,
-            cache_bytes=cached * shape.element_bytes,
-            saved_bytes=self._saved_bytes(channels, shape),
         )
-
-    def conv_output_bytes(self, channels: int, shape: Shape) -> int:
-        """Bytes of the storage behind the output; that of a convolution holds k - 1 tokens more in each row."""
-        if self.activation == "silu":
-            return shape.total_tokens * channels * shape.element_bytes
-        return self._conv_bytes(channels, shape)
 
     @property
     def folded(self) -> bool:
         """Whether the input can be one more tap on the current token: beside a convolution without an activation."""
         return self.form == "residual" and self.activation == "none"
-
-    def _saved_bytes(self, channels: int, shape: Shape) -> int:
-        if self.activation == "silu":
-            return self._conv_bytes(channels, shape)
-        return channels * self.kernel * shape.statistics_bytes if self.folded else 0
-
-    def _conv_bytes(self, channels: int, shape: Shape) -> int:
-        # In half precision the sums are rounded to storage of their own.
-        added = 0 if shape.element_bytes < shape.statistics_bytes else shape.batch * (self.kernel - 1)
-        return (shape.total_tokens + added) * channels * shape.element_bytes
 
     def build_conv(self, channels: int) -> "DepthwiseConv":
         """Builds the convolution."""

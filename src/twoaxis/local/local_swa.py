@@ -15,9 +15,8 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.site import HeadShape
 from twoaxis.local.base import LocalConfig, LocalMixer
-from twoaxis.ops.local_attention import kept_by_attention, local_attention
+from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.rope import RotationTable, layout_rotation, rotate
 
@@ -104,25 +103,15 @@ class LocalSWAConfig(LocalConfig):
         return frozenset({RotationTable(self.head_dim, self.rope_theta)})
 
     def cost(self, channels: int, shape: Shape) -> Cost:
-        """Two projections, the visible pairs, and what later tokens see."""
+        """Two projections, and the visible pairs."""
         H, G, K = self.n_heads, self.n_kv_heads, self.head_dim
         weights = 2 * channels * (H + G) * K
-        cached = min(shape.tokens, self.window - 1)
         return Cost(
             params=weights,
             matmul_flops=2 * shape.total_tokens * weights,
             pair_flops=4 * K * H * shape.batch * visible_pairs(shape.tokens, self.window),
             elementwise_flops=shape.total_tokens * (3 * (H + G) * K + channels * (self.form == "residual")),
-            cache_bytes=2 * shape.batch * cached * G * K * shape.element_bytes,
-            saved_bytes=self._saved_bytes(shape),
         )
-
-    def _saved_bytes(self, shape: Shape) -> int:
-        """What attention keeps, with all heads behind their rotation and all projections where views of them are kept."""
-        H, G, K = self.n_heads, self.n_kv_heads, self.head_dim
-        kept = kept_by_attention(shape, HeadShape(H, G, K), self.window)
-        channels = (H + G) * kept.keeps_queries + (H + 2 * G) * kept.keeps_keys
-        return kept.copies.bytes(shape.element_bytes) + shape.total_tokens * channels * K * shape.element_bytes
 
     def build(self, channels: int) -> "LocalSWA":
         """Builds the mixer."""

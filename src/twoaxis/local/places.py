@@ -45,14 +45,6 @@ class PlacesConfig(Config, ABC):
         at = zip(self._locals, self.local_channels(site), strict=True)
         return sum((local.cost(channels, shape) for local, channels in at if local is not None), Cost())
 
-    def kept_input_bytes(self, site: Site, shape: Shape) -> int:
-        """What linear maps of the locally mixed input keep; without a local mixer they keep the context, which is no cost."""
-        if self.input_local is None:
-            return 0
-        stored = self.input_local.output_bytes(site.d_model, shape)
-        # A map sees rows and tokens as one axis: it copies what lies padded in several rows of several tokens.
-        return stored if 1 in (shape.batch, shape.tokens) else shape.total_tokens * site.d_model * shape.element_bytes
-
     @property
     def local_rotations(self) -> frozenset[RotationTable]:
         """The rotation tables of the local mixers."""

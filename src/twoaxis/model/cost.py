@@ -7,9 +7,8 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.site import Site, Stack
 from twoaxis.depth import DepthConfig
 
-NORMS = {"rms": (1, 4, 1), "layer": (2, 7, 2)}
-"""(parameters, operations) of a norm per number: square, add, scale, gain; and to centre, subtract, add, and add a bias; and
-the statistics of a token that autograd keeps."""
+NORMS = {"rms": (1, 4), "layer": (2, 7)}
+"""(parameters, operations) of a norm per number: square, add, scale, gain; and to centre, subtract, add, and add a bias."""
 
 
 @runtime_checkable
@@ -70,8 +69,8 @@ def decoder_cost(config: CostedModel, shape: Shape) -> Cost:
     """The cost of one forward pass from tokens to logits.
 
     It holds every sublayer with its norms, its read and its write, both ends of the stack, the final norm, the
-    embedding (parameters only: a lookup computes nothing) and the head. Saved bytes are those of a pass to the loss that the
-    parts declare as their own; `ledger.decoder` adds what passes between them.
+    embedding (parameters only: a lookup computes nothing) and the head. Bytes are measured, see
+    `ledger.decoder`.
 
     Args:
         config: the decoder.
@@ -96,27 +95,18 @@ def decoder_cost(config: CostedModel, shape: Shape) -> Cost:
 
 def norm_cost(norm: Literal["rms", "layer"], d_model: int, shape: Shape) -> Cost:
     """The cost of one norm over the width of a model."""
-    params, flops, statistics = NORMS[norm]
-    return Cost(
-        params=params * d_model,
-        elementwise_flops=flops * shape.total_tokens * d_model,
-        saved_bytes=statistics * shape.total_tokens * shape.statistics_bytes,
-    )
+    params, flops = NORMS[norm]
+    return Cost(params=params * d_model, elementwise_flops=flops * shape.total_tokens * d_model)
 
 
 def embedding_norm_cost(config: CostedModel, shape: Shape) -> Cost:
-    """The cost of the norm behind the embedding, which keeps the vectors that were looked up."""
-    if config.embedding_norm == "none":
-        return Cost()
-    return norm_cost("rms", config.d_model, shape) + Cost(saved_bytes=shape.total_tokens * config.d_model * shape.element_bytes)
+    """The cost of the norm behind the embedding."""
+    return Cost() if config.embedding_norm == "none" else norm_cost("rms", config.d_model, shape)
 
 
 def _embedding_and_head(config: CostedModel, shape: Shape) -> Cost:
     matrix = config.vocab_size * config.d_model
-    hidden = shape.total_tokens * config.d_model
     return Cost(
         params=matrix if config.tie_embeddings else 2 * matrix,
         matmul_flops=2 * shape.total_tokens * matrix,
-        # No logits: the loss keeps the gradients of the hidden numbers and of the head.
-        saved_bytes=hidden * shape.element_bytes + matrix * shape.statistics_bytes,
     )

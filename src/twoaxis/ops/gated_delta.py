@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.precision import Impl, check_impl, outside_autocast, statistics_dtype
 
@@ -70,46 +69,6 @@ def gated_delta(
     engine = _recurrent if impl == "reference" or q.shape[2] == 1 else _chunked
     y, last = engine(inputs, state.to(wide).flatten(0, 1), runs)
     return y.unflatten(0, q.shape[:2]).to(v.dtype), last.unflatten(0, q.shape[:2])
-
-
-def saved_by_gated_delta(shape: Shape, heads: int, key_width: int, value_width: int) -> int:
-    """Bytes that autograd keeps of one call of the fused engine from a zero state, for rows of one document each.
-
-    Equation: for each of N = B*H*n chunks of C tokens: 6 tables of C*C numbers (decay, scores of keys with keys and with
-              queries, and products of these), C*(4*K + 3*V + 3) of what the tokens write and read, 2*K*V of states, and
-              with several chunks K*K + 2*C*K of what goes from one to the next; once K*K, and 2*C*C booleans
-    Deviates: counts queries, keys and values, and beta where it is copied
-
-    Args:
-        shape: the batch.
-        heads: H.
-        key_width: K.
-        value_width: V.
-    """
-    T, K, V, number = shape.tokens, key_width, value_width, shape.statistics_bytes
-    rows = shape.batch * heads
-    # One row or one head needs no copy to bring both to one axis.
-    several = min(shape.batch, heads) > 1
-    if T == 0:
-        return 0
-    if T == 1:
-        # The recurrence: decay, error twice, query, key, and the state before, between and after.
-        return rows * (1 + several + 2 * V + 2 * K + 3 * K * V) * number
-    n = -(-T // LARGEST_CHUNK)
-    C = -(-T // n)
-    N, padded = rows * n, n * C > T
-    of_token = 4 * K + 3 * V + 2 + (padded or several)
-    of_chunk = 6 * C * C + C * of_token + 2 * K * V + (n > 1) * (K * K + 2 * C * K)
-    return (N * of_chunk + K * K) * number + 2 * C * C
-
-
-def read_bytes(shape: Shape, heads: int, value_width: int) -> int:
-    """Bytes of the storage behind what is read: in the precision of statistics the chunks are kept whole."""
-    n = max(1, -(-shape.tokens // LARGEST_CHUNK))
-    tokens = -(-shape.tokens // n) * n
-    if shape.element_bytes < shape.statistics_bytes:
-        tokens = shape.tokens
-    return shape.batch * heads * tokens * value_width * shape.element_bytes
 
 
 class _Inputs(NamedTuple):

@@ -4,7 +4,6 @@ Letters: B batch, H heads, G kv-heads, T queries, S keys, K key width. Query t s
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.site import HeadShape
-from twoaxis.core.state import Numbers
 from twoaxis.ops.precision import Impl, check_impl, statistics_dtype
 
 SMALLEST_CHUNK = 32
@@ -73,64 +69,6 @@ def _sink_key(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The key of the sink in front of the others, with a value of zero."""
     key = F.pad(torch.ones_like(k[..., :1, :1]), (k.shape[-1] - 1, 0))
     return torch.cat((key, k), dim=-2), F.pad(v, (0, 0, 1, 0))
-
-
-@dataclass(frozen=True)
-class KeptByAttention:
-    """What autograd keeps of one call of the fused engine.
-
-    Attributes:
-        copies: tensors that the call makes, all numbers of them.
-        keeps_queries: whether the queries themselves are kept, with whatever lies in the storage around them.
-        keeps_keys: whether keys and values themselves are.
-    """
-
-    copies: Numbers
-    keeps_queries: bool
-    keeps_keys: bool
-
-
-def kept_by_attention(
-    shape: Shape, heads: HeadShape, window: int | None = None, sinks: int = 0, readers: int = 1
-) -> KeptByAttention:
-    """What is kept of attention over whole rows of one document each, and of merging its heads for linear maps behind it.
-
-    Equation: full: B*H*T*K outputs, B*H*T logsumexps; with a sink queries, keys and values are copied, one channel wider, with
-              a row for the sink. Windowed: n chunks of L queries with spans of S = L + w - 1 keys; B*H*n*L queries (as they are
-              where no copy is needed), 2*B*G*n*S keys and values and B*H*n*L outputs of K numbers, B*H*n*L logsumexps, and a
-              mask of n*(H/G)*L*S numbers, which PyTorch makes of booleans
-    Source:   _scaled_dot_product_flash_attention_for_cpu of PyTorch 2.13, which pads nothing and repeats no kv-head
-
-    Args:
-        shape: the batch.
-        heads: H, G and K.
-        window: as in `local_attention`.
-        sinks: 1 with a sink, else 0.
-        readers: linear maps of the merged heads.
-
-    Example:
-        >>> kept_by_attention(Shape(1, 10), HeadShape(4, 4, 16)).copies
-        Numbers(model=640, statistics=40)
-    """
-    B, T, H, G, K = shape.batch, shape.tokens, heads.n_heads, heads.n_kv_heads, heads.head_dim
-    # Outputs lie as the queries do. Where heads stand before tokens they are merged by a copy, and a single one is copied by
-    # each map that cannot see rows and tokens as one axis.
-    merged, apart = B * T * H * K, B * T * K * readers
-    if window is None or window >= T:
-        if not sinks:
-            return KeptByAttention(Numbers(B * H * T * K, B * H * T), keeps_queries=True, keeps_keys=True)
-        rows = T + (T > 1)
-        copies = 2 * B * (H * rows + G * (T + 1)) * (K + 1)
-        copies += merged if H > 1 else 0 if B == 1 or T == 1 else apart
-        return KeptByAttention(Numbers(copies, B * H * rows), keeps_queries=False, keeps_keys=False)
-    chunks, wide = _Chunks.plan(T, T, window), K + sinks
-    rows, span = chunks.n * chunks.length, chunks.span + sinks
-    outputs = B * H * rows * wide
-    copies = outputs + 2 * B * G * chunks.n * span * wide + H // G * rows * span
-    keeps_queries = not sinks and not chunks.queries_added and H == G and (B == 1 or G == 1)
-    if not keeps_queries:
-        copies += outputs + (merged if H > 1 else 0 if B == 1 or rows == T else apart)
-    return KeptByAttention(Numbers(copies, B * H * rows), keeps_queries, keeps_keys=False)
 
 
 def _fused(

@@ -21,7 +21,7 @@ from twoaxis.core.site import Site
 from twoaxis.core.views import Views
 from twoaxis.local import CanonConfig, Local
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
-from twoaxis.ops.gated_delta import gated_delta, read_bytes, saved_by_gated_delta
+from twoaxis.ops.gated_delta import gated_delta
 from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
@@ -113,7 +113,7 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
         return Places(D, self.n_heads * (2 * self.key_width(D) + self.value_width(D)))
 
     def cost(self, site: Site, shape: Shape) -> Cost:
-        """Projections by their weights, the recurrence by its three products per token, cache by the state."""
+        """Projections by their weights, the recurrence by its three products per token."""
         D, H, N = site.d_model, self.n_heads, shape.total_tokens
         K, V = self.key_width(D), self.value_width(D)
         weights = D * H * (2 * K + 2 * V + 2) + H * V * (D + site.slot.update_extra)
@@ -122,23 +122,8 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
             matmul_flops=2 * N * weights,
             pair_flops=6 * K * V * H * N,
             elementwise_flops=N * H * (8 * K + K * V + 9 * V + 8),
-            cache_bytes=shape.batch * H * K * V * shape.statistics_bytes,
-            saved_bytes=self._saved_bytes(site, shape),
         )
         return own + self.local_cost(site, shape)
-
-    def _saved_bytes(self, site: Site, shape: Shape) -> int:
-        """What the recurrence keeps, what scaling, gates and output norm keep, and the channels before all of them."""
-        H, N, K, V = self.n_heads, shape.total_tokens, self.key_width(site.d_model), self.value_width(site.d_model)
-        channels, number = self.local_channels(site).projected, N * shape.element_bytes
-        kept = self.kept_input_bytes(site, shape) + number * channels
-        if self.projected_local is not None:
-            kept += self.projected_local.output_bytes(channels, shape)
-        # The two lengths and three numbers for the gates of each head; output norm, gate before and after SiLU.
-        statistics = N * H * (2 + 3 + 1 + 2 * V) + 2 * H
-        normalised_and_gated = 2 * number * H * V + K * shape.element_bytes
-        read = saved_by_gated_delta(shape, H, K, V) + read_bytes(shape, H, V)
-        return kept + read + normalised_and_gated + statistics * shape.statistics_bytes
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Those of the local mixers."""

@@ -5,7 +5,7 @@ Letters: B batch, T position, D width, E emitted numbers, H heads, G kv-heads, K
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +19,10 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, matrix_std, with_extra
-from twoaxis.core.site import HeadShape, MixedHeads, Site
+from twoaxis.core.site import HeadShape, Site
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
-from twoaxis.ops.local_attention import kept_by_attention, local_attention
+from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.rope import RotationTable, layout_rotation, rotate
@@ -31,13 +31,6 @@ from twoaxis.sequence.base import HeadMixer, SequenceConfig
 
 QKNorm = Literal["none", "before_rope", "after_rope"]
 ProjectionBias = Literal["none", "qkv"]
-
-
-class Stored(NamedTuple):
-    """A storage, by what it holds: views of one tensor lie in one."""
-
-    name: str
-    size_bytes: int
 
 
 class HeadsConfig(PlacesConfig, SequenceConfig):
@@ -138,68 +131,20 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         return HeadShape(self.n_heads, self.kv_heads, self.key_width(d_model))
 
     def cost(self, site: Site, shape: Shape) -> Cost:
-        """Projections by their weights, attention by its visible pairs, cache by what later queries see."""
+        """Projections by their weights, attention by its visible pairs."""
         K, H, G, D, N = self.key_width(site.d_model), self.n_heads, self.kv_heads, site.d_model, shape.total_tokens
         projected = H + (2 if site.slot.projects_values else 1) * G
         weights = D * projected * K + H * K * (D + site.slot.update_extra)
         biases = projected * K if self.bias == "qkv" else 0
         norms = 0 if self.qk_norm == "none" else 2 * K if self.qk_norm_over == "head" else (H + G) * K
         pairs = shape.batch * visible_pairs(shape.tokens, self.span) + N * self.unseen_keys
-        cached = shape.tokens if self.span is None else min(shape.tokens, self.span - 1)
         own = Cost(
             params=weights + biases + norms + H * self.unseen_keys,
             matmul_flops=2 * N * weights,
             pair_flops=4 * (K + self.unseen_keys) * H * pairs,
             elementwise_flops=N * ((H + G) * (3 * self.rotated(D) + (4 * K if norms else 0)) + biases),
-            cache_bytes=2 * shape.batch * cached * G * K * shape.element_bytes,
-            saved_bytes=self.kept_input_bytes(site, shape) + sum(self.kept(site, shape).values()),
         )
         return own + self.local_cost(site, shape)
-
-    def kept(self, site: Site, shape: Shape) -> dict[str, int]:
-        """Bytes of each storage that autograd keeps between the input and the update, but for those inside local mixers."""
-        projected = self.projected(site, shape)
-        if site.slot.mixed_heads is None:
-            return self._kept(site, shape, projected, projected)
-        return self.kept_of_heads(site, shape, projected)
-
-    def kept_of_heads(self, site: Site, shape: Shape, values: Stored) -> dict[str, int]:
-        """The same for queries and keys that are joined anew, and for what a depth mixer may make of these values."""
-        mixed, number = site.slot.mixed_heads or MixedHeads(), shape.total_tokens * shape.element_bytes
-        q_k = Stored("queries and keys", number * (self.n_heads + self.kv_heads) * self.key_width(site.d_model))
-        v = values if mixed.values is None else Stored("mixed values", number * mixed.values)
-        kept = self._kept(site, shape, q_k, v)
-        return kept | dict([values]) if mixed.keeps_projected else kept
-
-    def _kept(self, site: Site, shape: Shape, q_k: Stored, v: Stored) -> dict[str, int]:
-        """Norms and local mixers keep their inputs, rotation nothing but its table, attention what `kept_by_attention` says."""
-        K, heads, number = self.key_width(site.d_model), self.n_heads + self.kv_heads, shape.total_tokens * shape.element_bytes
-        kept, normalised = dict[str, int](), Stored("normalised", number * heads * K)
-        if self.qk_norm == "before_rope":
-            kept |= self._kept_by_norms(q_k, shape)
-            q_k = normalised
-        if self.projected_local is not None:
-            channels = self.local_channels(site).projected
-            kept["before the local mixer"] = number * channels
-            q_k = v = Stored("behind the local mixer", self.projected_local.output_bytes(channels, shape))
-        if self.rotated(site.d_model):
-            q_k = Stored("rotated", number * heads * K)
-        if self.qk_norm == "after_rope":
-            kept |= self._kept_by_norms(q_k, shape)
-            q_k = normalised
-        readers = 1 + (site.slot.update_extra > 0)
-        attention = kept_by_attention(shape, self.head_shape(site.d_model), self.span, self.unseen_keys, readers)
-        kept.update([q_k] * attention.keeps_queries + [q_k, v] * attention.keeps_keys)
-        return kept | {"attention": attention.copies.bytes(shape.element_bytes)}
-
-    def _kept_by_norms(self, before: Stored, shape: Shape) -> dict[str, int]:
-        norms = self.n_heads + self.kv_heads if self.qk_norm_over == "head" else 2
-        return dict([before, ("factors of norms", norms * shape.total_tokens * shape.statistics_bytes)])
-
-    def projected(self, site: Site, shape: Shape) -> Stored:
-        """The projections, of which queries, keys and values are views."""
-        heads = self.n_heads + (2 if site.slot.projects_values else 1) * self.kv_heads
-        return Stored("projected", shape.total_tokens * heads * self.key_width(site.d_model) * shape.element_bytes)
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Its own, and those of the local mixers."""

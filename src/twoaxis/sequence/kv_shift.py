@@ -21,7 +21,7 @@ from twoaxis.local.token_history import TokenHistory
 from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.precision import statistics_dtype
 from twoaxis.ops.previous_token import previous_token
-from twoaxis.sequence.heads import AttentionCache, HeadsConfig, SoftmaxAttention, Stored
+from twoaxis.sequence.heads import AttentionCache, HeadsConfig, SoftmaxAttention
 
 
 class KVShiftConfig(HeadsConfig):
@@ -94,7 +94,7 @@ class KVShiftConfig(HeadsConfig):
         return (2 if site.slot.projects_values else 1) * self.kv_heads
 
     def cost(self, site: Site, shape: Shape) -> Cost:
-        """That of attention, the gates, and one token that the next call starts from."""
+        """That of attention, and the gates."""
         heads, N = self.shifted_heads(site), shape.total_tokens
         mixed = heads * self.key_width(site.d_model)
         gates = heads * site.d_model if self.form == "token" else 0
@@ -102,22 +102,7 @@ class KVShiftConfig(HeadsConfig):
             params=gates or 2 * heads,
             matmul_flops=2 * N * gates,
             elementwise_flops=3 * N * mixed + (N * 4 * heads if gates else 0),
-            cache_bytes=shape.batch * mixed * shape.element_bytes,
         )
-
-    def kept(self, site: Site, shape: Shape) -> dict[str, int]:
-        """What attention keeps, with both tokens of each mixture, and their weights where those are not parameters."""
-        N, K, heads = shape.total_tokens, self.key_width(site.d_model), self.shifted_heads(site)
-        number = N * shape.element_bytes
-        shifted = Stored("shifted", number * heads * K)
-        raw = Stored("unshifted", shifted.size_bytes) if site.slot.projects_values else self.projected(site, shape)
-        kept = self.kept_of_heads(site, shape, shifted) | dict([raw])
-        kept["the token before"] = shifted.size_bytes
-        if self.form == "token":
-            kept["gates"] = 2 * N * heads * shape.statistics_bytes
-        elif shape.element_bytes < shape.statistics_bytes:
-            kept["widened weights"] = 2 * heads * shape.statistics_bytes
-        return kept
 
     def build(self, site: Site) -> "KVShift":
         """Builds the mixer at this site."""

@@ -14,7 +14,7 @@ from twoaxis.local.places import PlacesConfig
 from twoaxis.ops.local_attention import visible
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.check import check, exactly
-from twoaxis.testing.measure import product_flops, read_and_write, saved_bytes, sublayer_list, tensors, trace
+from twoaxis.testing.measure import product_flops, read_and_write, sublayer_list, tensors, trace
 from twoaxis.testing.toy import (
     D_MODEL,
     TOKENS,
@@ -48,14 +48,6 @@ def depth_flops_are_exact(config: DepthConfig) -> None:
     """Reads and writes run exactly the declared multiply-adds in matrix products."""
     for name, declared, run in _parts(config):
         exactly(f"matrix product flops of {name}", product_flops(run)[0], declared.matmul_flops)
-
-
-@check
-def depth_saved_bytes_are_exact(config: DepthConfig) -> None:
-    """Autograd keeps exactly the declared bytes for reads and writes, beyond parameters, inputs and outputs."""
-    for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        for name, declared, run in _parts(config, dtype):
-            exactly(f"bytes saved by {name} in {dtype}", saved_bytes(run, lambda alive: alive), declared.saved_bytes)
 
 
 Run = Callable[[], list[Tensor]]

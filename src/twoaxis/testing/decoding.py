@@ -4,7 +4,6 @@ Letters: B batch, T position.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
@@ -13,6 +12,9 @@ from torch import Tensor
 from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DepthConfig
+from twoaxis.ledger.decoder import decoder_trace
+from twoaxis.ledger.meter import held_bytes
+from twoaxis.ledger.sublayer import sublayer_cache_bytes
 from twoaxis.model import Decoder
 from twoaxis.testing.check import check, close, exactly, require
 from twoaxis.testing.measure import gradients, reachable_tensors, storage_bytes
@@ -22,7 +24,6 @@ from twoaxis.testing.toy import (
     MixerConfig,
     noise,
     toy_context,
-    toy_cost,
     toy_decoder,
     toy_mixer,
     toy_tokens,
@@ -154,18 +155,27 @@ def forked_cache(config: MixerConfig) -> None:
                 close(what, torch.cat(outputs[n], dim=1), whole[:, prompt:], "same_values")
 
 
+METERED = (1, 2, 5, 20, 300)
+"""Tokens behind which the bytes of a cache are measured."""
+
+
 @check
 def cache_size(config: MixerConfig) -> None:
-    """The cache holds exactly the declared bytes after any number of tokens, and a window bounds its storage."""
-    mixer = toy_mixer(config)
+    """The cache holds the bytes that the meter finds after any number of tokens, no more behind a window than within it."""
+    mixer, full, field = toy_mixer(config), set[int](), config.receptive_field
     for first, steps in ((1, 20), (300, 20)):
         with torch.no_grad():
             _, cache = mixer(toy_context(tokens=first), TokenLayout.contiguous(first), mixer.new_cache())
             for length in range(first, first + steps):
-                declared = toy_cost(config, Shape(2, length, element_bytes=8)).cache_bytes
-                exactly(f"cache bytes after {length} tokens", _live_bytes(cache), declared)
+                held = held_bytes(cache)
+                if length in METERED:
+                    metered = sublayer_cache_bytes(config, toy_site(), Shape(2, length, element_bytes=8))
+                    exactly(f"cache bytes after {length} tokens", held, metered)
+                if field is not None and length >= field - 1:
+                    full.add(held)
                 _, cache = mixer(toy_context(tokens=1), TokenLayout.contiguous(1, start=length), cache)
-    if config.receptive_field is not None:
+    if field is not None:
+        exactly(f"sizes of the cache behind {field - 1} tokens or more", len(full), 1)
         sizes = list(_storage_sizes(mixer, 400))
         early, late = max(sizes[:200]), max(sizes[200:])
         require(late <= early, f"cache storage: {late} bytes after token 200, but at most {early} before; must not grow")
@@ -173,9 +183,8 @@ def cache_size(config: MixerConfig) -> None:
 
 @check
 def depth_cache_is_exact(config: DepthConfig) -> None:
-    """The caches of the depth mixers and of the ends hold exactly the declared bytes after any number of tokens."""
-    model = toy_decoder(config)
-    stack = model.config.stack
+    """The caches of the depth mixers and of the ends hold what the meter finds after any number of tokens, and do not grow."""
+    model, far = toy_decoder(config), decoder_trace(toy_decoder(config).config, Shape(2, 200, element_bytes=8))
     for chunks in ((1,) * TOKENS, RAGGED, (TOKENS, 1)):
         cache, length = model.new_cache(), 0
         for tokens in chunks:
@@ -183,23 +192,12 @@ def depth_cache_is_exact(config: DepthConfig) -> None:
                 _, cache = model(toy_tokens(tokens=tokens), None, cache)
             length += tokens
             shape, when = Shape(2, length, element_bytes=8), f"after {length} tokens in chunks {chunks}"
-            caches = (sublayer.depth for block in cache.sublayers for sublayer in block)
-            for site, held in zip(stack.sites, caches, strict=True):
-                declared = config.cost(site, shape).cache_bytes
-                exactly(f"depth cache bytes of sublayer {site.index} {when}", _live_bytes(held), declared)
-            exactly(f"cache bytes of the ends {when}", _live_bytes(cache.ends), config.ends_cost(stack, shape).cache_bytes)
-
-
-def _live_bytes(cache: Any) -> int:
-    """What the parts of the cache say they hold; without such a statement, all the storage they keep."""
-    stated = getattr(cache, "live_bytes", None)
-    if stated is not None:
-        return stated
-    if isinstance(cache, tuple):
-        return sum(map(_live_bytes, cache))
-    if is_dataclass(cache):
-        return sum(_live_bytes(getattr(cache, field.name)) for field in fields(cache))
-    return storage_bytes(reachable_tensors(cache))
+            caches = [held_bytes(sublayer.depth) for block in cache.sublayers for sublayer in block]
+            found = decoder_trace(model.config, shape)
+            exactly(f"depth cache bytes {when}", caches, [operation.cache for operation in found.sublayers])
+            exactly(f"cache bytes of the ends {when}", held_bytes(cache.ends), found.ends.cache)
+    carried = [operation.cache for operation in (*found.sublayers, found.ends)]
+    exactly("depth cache bytes after 200 tokens", [operation.cache for operation in (*far.sublayers, far.ends)], carried)
 
 
 def _storage_sizes(mixer: Any, tokens: int) -> Iterator[int]:

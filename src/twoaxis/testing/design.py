@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from twoaxis.core.cost import Shape
 from twoaxis.core.probe import distance, noise
 from twoaxis.depth import DepthConfig
+from twoaxis.ledger.decoder import decoder_trace
 from twoaxis.model import Decoder
 from twoaxis.sequence import AttentionConfig
 from twoaxis.testing.check import check, exactly, require
@@ -87,10 +89,11 @@ def declared_sharing_is_measured(config: DepthConfig) -> None:
 @check
 def declared_window_is_measured(config: DepthConfig) -> None:
     """The depth state grows with depth exactly where the declared window begins with `all`."""
-    few, many = (decoder_config(config, d_model=WIDTH, n_layers=n).stack for n in (16, 32))
-    floats = [max(config.state_floats(stack, index) for index in range(stack.n_sublayers + 1)) for stack in (few, many)]
+    few, many = (decoder_config(config, d_model=WIDTH, n_layers=n) for n in (16, 32))
+    traces = [decoder_trace(model, Shape(1, 1)) for model in (few, many)]
+    floats = [max(each.state_elements(index) for index in range(len(each.states))) for each in traces]
     # A number for each sublayer may be a weight; a source is as wide as a head at least.
-    grown = floats[1] - floats[0] > many.n_sublayers - few.n_sublayers
+    grown = floats[1] - floats[0] > many.stack.n_sublayers - few.stack.n_sublayers
     exactly("whether more depth means more sources", grown, config.design.grows)
 
 

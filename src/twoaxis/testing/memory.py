@@ -1,4 +1,4 @@
-"""Checks of what autograd keeps, in one mixer and in a whole decoder, against what is declared: equal, not close."""
+"""Checks that the meter finds without memory what autograd saves of real tensors, in one mixer and in a whole decoder."""
 
 import weakref
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ from twoaxis.core.site import Site, Slot
 from twoaxis.depth import DepthConfig
 from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.ledger.decoder import blocks_saved_bytes, decoder_saved_bytes, recomputing_saved_bytes
+from twoaxis.ledger.sublayer import sublayer_saved_bytes
 from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder
 from twoaxis.sequence import SequenceConfig
@@ -29,7 +30,6 @@ from twoaxis.testing.toy import (
     AxisConfig,
     MixerConfig,
     toy_context,
-    toy_cost,
     toy_decoder,
     toy_mixer,
     toy_site,
@@ -47,7 +47,7 @@ EXTRA = 2
 
 @check
 def mixer_saved_bytes_are_exact(config: MixerConfig) -> None:
-    """Autograd keeps exactly the declared bytes, beyond parameters, input, output and shared tables, in every precision."""
+    """Autograd saves the bytes that the meter finds, beyond parameters, input, output and shared tables, in every precision."""
     for dtype in DTYPES:
         mixers = [("", toy_mixer(config, dtype=dtype), toy_site())]
         if not isinstance(config, LocalConfig):
@@ -55,11 +55,10 @@ def mixer_saved_bytes_are_exact(config: MixerConfig) -> None:
         for what, mixer, site in mixers:
             for batch, tokens in SHAPES:
                 shape = Shape(batch, tokens, dtype.itemsize)
-                cost = toy_cost(config, shape) if isinstance(config, LocalConfig) else config.cost(site, shape)
                 rotations = config.rotations if isinstance(config, LocalConfig) else config.rotations(D_MODEL)
-                declared = cost.saved_bytes + sum(table.saved_bytes(shape) for table in rotations)
-                measured = _saved_by(mixer, toy_context(batch, tokens).to(dtype).requires_grad_())
-                exactly(f"bytes saved of {batch} x {tokens} tokens in {dtype}{what}", measured, declared)
+                metered = sublayer_saved_bytes(config, site, shape) + sum(table.saved_bytes(shape) for table in rotations)
+                real = _saved_by(mixer, toy_context(batch, tokens).to(dtype).requires_grad_())
+                exactly(f"bytes saved of {batch} x {tokens} tokens in {dtype}{what}", real, metered)
 
 
 def _with_wider_update(config: SequenceConfig | FeedForwardConfig, dtype: torch.dtype) -> tuple[Any, Site]:
@@ -87,7 +86,7 @@ def _runs(config: AxisConfig) -> Iterator[tuple[str, Decoder, Shape]]:
 
 @check
 def decoder_saved_bytes_are_exact(config: AxisConfig) -> None:
-    """A whole decoder keeps exactly the sum of what its parts and the tensors between them are declared to keep."""
+    """Autograd saves of a whole decoder the bytes that the meter finds."""
     tokens, targets = toy_tokens(), toy_tokens(seed=1)
     for where, model, shape in _runs(config):
         measured = saved_bytes(lambda: model.loss(tokens, targets), lambda _: [tokens, targets, *model.parameters()])  # noqa: B023
@@ -96,10 +95,10 @@ def decoder_saved_bytes_are_exact(config: AxisConfig) -> None:
 
 @check
 def recomputing_bytes_are_exact(config: AxisConfig) -> None:
-    """With blocks recomputed, exactly the declared bytes are kept between the passes, and while each block is recomputed."""
+    """With blocks recomputed, the bytes that the meter finds are kept between passes, and while a block is recomputed."""
     for where, model, shape in _runs(config):
-        declared = recomputing_saved_bytes(model.config, shape)
-        exactly(f"bytes kept between the passes{where}", _kept_between_passes(model), declared)
+        between = recomputing_saved_bytes(model.config, shape)
+        exactly(f"bytes kept between the passes{where}", _kept_between_passes(model), between)
         inside = blocks_saved_bytes(model.config, shape)
         exactly(f"bytes saved while each block is recomputed{where}", list(_kept_in_blocks(model)), inside)
 

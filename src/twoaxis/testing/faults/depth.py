@@ -1,6 +1,5 @@
 """Depth mixers that are a plain residual but for one fault."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -12,7 +11,6 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.parameters import Constant
 from twoaxis.core.site import Site, Stack
-from twoaxis.core.state import Flow, Leaf, Numbers, stream
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.depth.base import Layout, StreamEnds
 from twoaxis.depth.residual import Residual
@@ -27,19 +25,10 @@ class _Planted(ResidualConfig):
     relation: ClassVar[Any] = "exact"
     ends: ClassVar[type[StreamEnds]] = StreamEnds
     misstated: ClassVar[Cost] = Cost()
-    misstated_floats: ClassVar[int] = 0
-    leaf: ClassVar[Callable[[int, int], Leaf]] = stream
-    more: ClassVar[Callable[[int], Flow]] = lambda d_model: Flow()
 
     @property
     def init_equivalence(self) -> InitEquivalence:
         return InitEquivalence(self.relation, "a planted fault or its twin")
-
-    def state(self, stack: Stack, index: int) -> tuple[Leaf, ...]:
-        return (type(self).leaf(stack.d_model + self.misstated_floats, index),)
-
-    def flow(self, site: Site) -> Flow:
-        return super().flow(site) + type(self).more(site.d_model)
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         return Cost(params=sum(p.numel() for p in self._mixer(site.d_model).parameters())) + self.misstated
@@ -168,30 +157,42 @@ class _Halved(Residual):
         return state + 0.5 * update
 
 
-class _LooksBack(Residual):
-    """Uses what the sublayer saw, without effect."""
-
-    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
-        return state + update + 0 * context
-
-
 class _Copies(Residual):
+    unseen: ClassVar[bool] = True
+    """Whether tensors without memory take another way."""
+
     def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
-        return state.clone(), None, cache
+        return state if self.unseen and state.is_meta else state.clone(), None, cache
+
+
+class _OpenlyCopies(_Copies):
+    unseen = False
 
 
 class _Squares(Residual):
     """Needs the update again for its gradient."""
 
+    unseen: ClassVar[bool] = True
+
     def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
-        return state + update * update
+        return state + (update if self.unseen and update.is_meta else update * update)
+
+
+class _OpenlySquares(_Squares):
+    unseen = False
 
 
 class _HandsOn(Residual):
-    """Leaves the state as it was."""
+    """Leaves the state as it was, where it has memory."""
+
+    unseen: ClassVar[bool] = True
 
     def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
-        return state
+        return state + update if self.unseen and state.is_meta else state
+
+
+class _OpenlyHandsOn(_HandsOn):
+    unseen = False
 
 
 class _Stash(Residual):
@@ -253,33 +254,11 @@ class _ReadsHidden(Residual):
         return state + 0.1 * _ReadsHidden.hidden, None, cache
 
 
-def _one_name(d_model: int, index: int) -> Leaf:
-    return Leaf("stream", Numbers(d_model))
-
-
-def _not_kept(d_model: int, index: int) -> Leaf:
-    return stream(d_model, index, kept=False)
-
-
-def _kept_by_its_maker(d_model: int, index: int) -> Leaf:
-    return replace(stream(d_model, index), keeper=index - 1)
-
-
-def _statistic(d_model: int, index: int) -> Leaf:
-    return replace(stream(d_model, index), numbers=Numbers(statistics=d_model))
-
-
-def _copied(d_model: int) -> Flow:
-    copy = Numbers(d_model)
-    return Flow(read=copy, written=copy, views=copy)
-
-
 def _planted(mixer: type[Residual] = Residual, **statements: Any) -> DepthConfig:
     return type("PlantedConfig", (_Planted,), {"mixer": mixer, **statements, "__module__": __name__})()
 
 
-def _growing(width: int, index: int) -> Leaf:
-    return stream(width * (index + 1), index)
+_WITH_HISTORY = property(lambda config: replace(ResidualConfig().design, window="all outputs"))
 
 
 def _fault(
@@ -326,35 +305,16 @@ DEPTH_FAULTS = (
     _fault("wrong parameter count", "depth_params_are_exact", _planted(misstated=Cost(params=1))),
     _fault("wrong flops", "depth_flops_are_exact", _planted(misstated=Cost(matmul_flops=1))),
     _fault(
-        "wrong saved bytes",
-        "depth_saved_bytes_are_exact decoder_saved_bytes_are_exact recomputing_bytes_are_exact",
-        _planted(misstated=Cost(saved_bytes=1)),
+        "tensor saved unawares",
+        "decoder_saved_bytes_are_exact recomputing_bytes_are_exact",
+        _planted(_Squares, relation="none"),
+        _planted(_OpenlySquares, relation="none"),
     ),
-    _fault("tensor kept in another block", "recomputing_bytes_are_exact", _planted(leaf=_kept_by_its_maker)),
-    _fault("wrong state size", "state_floats_are_exact", _planted(misstated_floats=1)),
-    _fault("one name for two tensors", "state_leaves_are_exact", _planted(leaf=_one_name)),
-    _fault("two names for one tensor", "state_leaves_are_exact", _planted(_HandsOn), _planted(_HandsOn, leaf=_one_name)),
-    _fault("tensor kept unawares", "state_leaves_are_exact", _planted(leaf=_not_kept)),
-    _fault("statistic in the precision of the model", "state_leaves_are_exact", _planted(leaf=_statistic)),
-    _fault("wrong traffic", "flow_is_exact", _planted(more=lambda d_model: Flow(written=Numbers(1)))),
-    _fault("traffic in the wrong precision", "flow_is_exact", _planted(more=lambda d_model: Flow(written=Numbers(-1, 1)))),
-    _fault(
-        "undeclared read",
-        "flow_is_exact",
-        _planted(_LooksBack),
-        _planted(_LooksBack, more=lambda d_model: Flow(read=Numbers(d_model))),
-    ),
-    _fault("undeclared copy", "flow_is_exact", _planted(_Copies), _planted(_Copies, more=_copied)),
-    _fault(
-        "update kept unawares",
-        "flow_is_exact",
-        _planted(_Squares),
-        _planted(_Squares, more=lambda d_model: Flow(keeps_update=True)),
-    ),
+    _fault("tensor shared unawares", "metered_states_are_real", _planted(_HandsOn), _planted(_OpenlyHandsOn)),
+    _fault("copy made unawares", "metered_traffic_is_real", _planted(_Copies), _planted(_OpenlyCopies)),
     _fault("undeclared gate", "declared_weights_are_measured", _planted(_Gated)),
     _fault("undeclared parameters", "declared_sharing_is_measured", _planted(_Used)),
-    _fault("undeclared history", "declared_window_is_measured", _planted(leaf=_growing)),
-    _fault("undeclared cache", "depth_cache_is_exact", _planted(_Hoards)),
-    _fault("wrong cache size", "depth_cache_is_exact", _planted(misstated=Cost(cache_bytes=1))),
+    _fault("false claim of history", "declared_window_is_measured", _planted(design=_WITH_HISTORY)),
+    _fault("growing cache", "depth_cache_is_exact", _planted(_Hoards)),
     _fault("graph break", "compiles_once", _planted(_GraphBreak)),
 )

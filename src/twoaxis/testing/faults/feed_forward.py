@@ -35,6 +35,5 @@ def _planted(module: type[Plain] = Plain, **statements: Any) -> FeedForwardConfi
 
 FEED_FORWARD_FAULTS = (
     Fault("tokens mixed", _planted(_TokenLeak), _planted(), ("receptive_field_is_exact", "incremental_decode")),
-    Fault("wrong saved bytes", _planted(misstated=Cost(saved_bytes=1)), _planted(), ("mixer_saved_bytes_are_exact",)),
     Fault("wrong flops", _planted(misstated=Cost(matmul_flops=1)), _planted(), ("mixer_costs_are_exact",)),
 )

@@ -95,6 +95,5 @@ LOCAL_FAULTS = (
     _fault("taps on both sides", "causal_along_positions receptive_field_is_exact", _planted(_SymmetricTaps)),
     _fault("one token too many", "cache_size", _planted(_OneTokenTooMany)),
     _fault("false claim of identity", "local_init_equivalence", _planted(relation="exact")),
-    _fault("wrong saved bytes", "mixer_saved_bytes_are_exact", _planted(misstated=Cost(saved_bytes=1))),
     _fault("wrong parameters", "mixer_costs_are_exact", _planted(misstated=Cost(params=1))),
 )
