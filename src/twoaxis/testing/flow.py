@@ -67,7 +67,7 @@ def _of_sublayer(mixer: Any, run: Trace, index: int) -> tuple[int, int]:
     state, update, context, heads = run.states[index], run.updates[index], run.contexts[index], run.heads[index]
     owned = frozenset(storage_of(parameter) for parameter in mixer.parameters())
     calls = [watch(mixer.read, state, owned=owned)]
-    _, carry = calls[0].result
+    _, carry, _ = calls[0].result
     if heads:
         calls.append(watch(mixer.mix_heads, heads, context, state, owned=owned))
         state = calls[-1].result[1]
