@@ -14,19 +14,6 @@ class HeadShape:
 
 
 @dataclass(frozen=True)
-class MixedHeads:
-    """What a depth mixer hands to attention in the place of the projected heads, as far as memory depends on it.
-
-    Attributes:
-        values: numbers per token in the storage behind new values, 0 where a state holds them; None for the projected ones.
-        keeps_projected: whether autograd keeps the projected heads for the mixing.
-    """
-
-    values: int | None = None
-    keeps_projected: bool = False
-
-
-@dataclass(frozen=True)
 class Slot:
     """What a sublayer is, as far as depth mixers depend on it; the default knows nothing and offers nothing.
 
@@ -36,7 +23,6 @@ class Slot:
         heads: its heads when a depth mixer may mix them, or None.
         projects_values: whether it computes values of its own; a depth mixer may take that over.
         update_extra: numbers per token that it emits after its update, for the depth mixer alone.
-        mixed_heads: what the depth mixer makes of its heads, or None where it lets them be.
         window: keys that one query meets, its own included; None without a bound, or where nothing is known.
     """
 
@@ -45,7 +31,6 @@ class Slot:
     heads: HeadShape | None = None
     projects_values: bool = True
     update_extra: int = 0
-    mixed_heads: MixedHeads | None = None
     window: int | None = None
 
 

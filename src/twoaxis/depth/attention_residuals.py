@@ -99,7 +99,7 @@ class AttentionResidualsConfig(DepthConfig):
 
     @property
     def design(self) -> MixingDesign:
-        """A softmax whose query is a parameter, or asks for each token."""
+        """A softmax whose query is a parameter, alone or with a map of the newest key."""
         inkling2, tokenwise = self.form == "inkling2", self.query == "token"
         value = "f_j, e" if self.block_size == 1 else "sums of f_j over source blocks, e"
         key = f"own {self.key_rank} numbers of f_j" if self.key_rank else "RMSNorm(value), own gain"
@@ -134,7 +134,7 @@ class AttentionResidualsConfig(DepthConfig):
         return self
 
     def prepare(self, stack: Stack) -> Stack:
-        """Refuses blocks and heads that do not fit, and asks each sublayer for its key."""
+        """Refuses blocks and heads that do not fit, and adds the key to what each sublayer emits."""
         check_blocks(self.block_size, self.count, stack)
         if stack.d_model % self.n_heads:
             raise ConfigError(problem("n_heads", self.n_heads, f"a divisor of d_model={stack.d_model}", "change one of them"))
@@ -209,7 +209,7 @@ class AttentionResidualsConfig(DepthConfig):
         return form.cost(D, N) + enter
 
     def build(self, stack: Stack) -> "tuple[list[AttentionResiduals], AttentionResidualsEnds]":
-        """Builds a query for each read; in two phases, the first sublayer of a block asks for all of them."""
+        """Builds a query for each read; in two phases, the first sublayer of a block reads for all of them."""
         mixers = [AttentionResiduals(self, site) for site in stack.sites]
         for site, mixer in zip(stack.sites, mixers, strict=True):
             if self.schedule == "two_phase" and site.opens_block:
@@ -250,9 +250,9 @@ class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
     def _read_in_phases(self, state: Sources) -> tuple[Stream, tuple[EarlyRead, ...]]:
         """Returns the mixture, and the early reads of the later sublayers of the block."""
         config, n, early = self.config, self.completed, state.early
-        asking = (*(() if self.query is None else (self.query,)), *self.later) if self.opens_block else ()
-        if asking:
-            queries = [one.query(state) for one in asking]
+        readers = (*(() if self.query is None else (self.query,)), *self.later) if self.opens_block else ()
+        if readers:
+            queries = [one.query(state) for one in readers]
             early = early_reads(state.values[:n], state.inverse_rms[:n], queries, config.n_heads, config.impl)
         if self.query is None:
             return state.values[0], early

@@ -116,13 +116,13 @@ class ReadForm:
             d_model: D.
             tokens: of the whole batch.
             early: sources that phase 1 reads.
-            queries: that phase 1 asks at this place; 0 where no block opens.
+            queries: of phase 1 at this place; 0 where no block opens.
         """
-        D, H, late, asks = d_model, self.n_heads, len(self.names) - early, len(self.names) > 1
+        D, H, late, reads = d_model, self.n_heads, len(self.names) - early, len(self.names) > 1
         per_query = 2 * D + 5 * H + 2 * D * (H > 1)
-        merging = (late * (4 * D + 5 * H) + 2 * D) * (asks and late > 0) + D * (asks and self.read_scale > 1)
+        merging = (late * (4 * D + 5 * H) + 2 * D) * (reads and late > 0) + D * (reads and self.read_scale > 1)
         return Cost(
-            params=asks * self.params,
+            params=reads * self.params,
             matmul_flops=2 * tokens * early * queries * D * (H == 1),
             elementwise_flops=tokens * (early * queries * per_query + merging),
         )

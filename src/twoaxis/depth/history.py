@@ -22,7 +22,7 @@ from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 
 Granularity = Literal["block", "sublayer"]
-"""What counts as one unit of depth."""
+"""One unit of depth."""
 
 
 class Unit(NamedTuple):
@@ -182,7 +182,7 @@ BlockSize = Size | Annotated[tuple[Size, ...], Field(min_length=1)]
 """One size for all source blocks, of which the last may be shorter, or the size of each."""
 
 Count = Literal["sublayer", "layer"]
-"""What a block size counts."""
+"""The unit of a block size."""
 
 
 class SourceBlocks(NamedTuple):

@@ -5,7 +5,6 @@ Letters: B batch, T position, D width, G kv-heads, K key width, n layers of the 
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -15,7 +14,7 @@ from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Uniform, Values
-from twoaxis.core.site import MixedHeads, Site, Slot, Stack
+from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Heads, Views
 from twoaxis.depth.base import DepthConfig, DepthMixer
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, check_chains, place_in_chain
@@ -68,9 +67,9 @@ class LimeConfig(DepthConfig):
         return InitEquivalence("none", "the weights of other layers start at random")
 
     def prepare(self, stack: Stack) -> Stack:
-        """Refuses stacks without heads or with uneven ones, and notes which keys and values attend, side by side."""
+        """Refuses stacks without heads or with uneven ones."""
         check_chains(stack, self.kind)
-        return replace(stack, slots=tuple(_slot(site) for site in stack.sites))
+        return stack
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The router, and one multiply-add per weight and number."""
@@ -85,14 +84,6 @@ class LimeConfig(DepthConfig):
         """Builds a router for each layer of attention."""
         mixers = [StreamWrite() if site.slot.heads is None else Lime(self, site) for site in stack.sites]
         return mixers, HeadsEnds(stack)
-
-
-def _slot(site: Site) -> Slot:
-    heads = site.slot.heads
-    if heads is None:
-        return site.slot
-    routed = None if place_in_chain(site) == 0 else 2 * heads.n_kv_heads * heads.head_dim
-    return replace(site.slot, mixed_heads=MixedHeads(routed))
 
 
 class Lime(StreamWrite, config=LimeConfig):

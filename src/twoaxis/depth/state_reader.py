@@ -42,14 +42,14 @@ class StateRead:
     keeps: int
 
     @property
-    def asks(self) -> bool:
-        """Whether it has a query: with one state the softmax is 1 whatever it asks."""
+    def has_query(self) -> bool:
+        """Whether it has a query: over one state the softmax is 1 with any query."""
         return len(self.names) > 1
 
     @property
     def parts(self) -> int:
-        """Matrices that it multiplies with: for values, for a key that is ever compared, for a query that asks."""
-        return 1 + (self.asks or self.keeps > 0) + self.asks
+        """Matrices that it multiplies with: for values, for a key that is ever compared, for a query."""
+        return 1 + (self.has_query or self.keeps > 0) + self.has_query
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,12 @@ class Reader(DeclaredModule):
     def stream_and_memory(self, state: StreamAndMemory) -> StreamAndMemory:
         """Returns the stream with what is read, and the keys and values for the next read."""
         x = state.stream
-        *asking, value = self.heads(x)
+        *rest, value = self.heads(x)
         mixed, keys, values = value, (), ()
-        if asking:
-            keys, values = (*state.keys, asking[-1]), (*state.values, value)
-            if self.state_read.asks:
-                mixed = depth_attention(asking[0], keys, values, self.form.impl)
+        if rest:
+            keys, values = (*state.keys, rest[-1]), (*state.values, value)
+            if self.state_read.has_query:
+                mixed = depth_attention(rest[0], keys, values, self.form.impl)
             keys, values = (past[len(past) - self.state_read.keeps :] for past in (keys, values))
         return StreamAndMemory(self.joined(x, mixed.flatten(2)), keys, values)
 
@@ -147,7 +147,7 @@ class Reader(DeclaredModule):
 
     def explain_read(self, state: StreamAndMemory, made: Tensor) -> Explanation:
         """Returns the mixture of values, per head, before its output projection."""
-        if not self.state_read.asks:
+        if not self.state_read.has_query:
             return Explanation()
         query, key, value = self.heads(state.stream)
         weights = depth_attention_weights(query, (*state.keys, key))

@@ -19,7 +19,7 @@ Streams = tuple[Stream, ...]
 
 
 class Mixing(NamedTuple):
-    """What a read hands to its write.
+    """The streams and weights that a read hands to its write.
 
     Attributes:
         streams: as they were read.

@@ -17,7 +17,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Normal, Values, matrix_std
-from twoaxis.core.site import MixedHeads, Site, Slot, Stack
+from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.depth.base import DepthConfig, DepthMixer
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, check_chains, place_in_chain
@@ -110,17 +110,9 @@ class ValueResidualConfig(DepthConfig):
     def prepare(self, stack: Stack) -> Stack:
         """Refuses stacks without heads or with uneven ones, and takes over later values of svformer."""
         check_chains(stack, self.kind)
-        return replace(stack, slots=tuple(self._slot(site) for site in stack.sites))
-
-    def _slot(self, site: Site) -> Slot:
-        slot, heads = site.slot, site.slot.heads
-        if heads is None:
-            return slot
-        if not self.mixes(site):
-            return replace(slot, mixed_heads=MixedHeads())
-        if self.variant == "svformer":
-            return replace(slot, projects_values=False, mixed_heads=MixedHeads(values=0))
-        return replace(slot, mixed_heads=MixedHeads(heads.n_kv_heads * heads.head_dim, keeps_projected=True))
+        shared = [self.variant == "svformer" and self.mixes(site) for site in stack.sites]
+        slots = zip(stack.slots, shared, strict=True)
+        return replace(stack, slots=tuple(replace(slot, projects_values=False) if one else slot for slot, one in slots))
 
     def mixes(self, site: Site) -> bool:
         """Whether this sublayer attends with mixed values."""

@@ -33,12 +33,5 @@ def annealed(plain: Float[Tensor, "*n D"], other: Float[Tensor, "*n D"], weight:
 
 
 def blend_cost(shape: Shape, width: int) -> Cost:
-    """What a blend of two states costs, the plain sum included."""
-    numbers = shape.total_tokens * width
-    return Cost(params=1, elementwise_flops=4 * numbers, saved_bytes=blend_saved_bytes(shape, numbers))
-
-
-def blend_saved_bytes(shape: Shape, numbers: int) -> int:
-    """Bytes that autograd keeps for a blend of this many numbers: what to add of the other, and a widened weight."""
-    narrow = shape.element_bytes < shape.statistics_bytes
-    return (numbers + narrow) * shape.statistics_bytes
+    """Counts a blend of two states, the plain sum included."""
+    return Cost(params=1, elementwise_flops=4 * shape.total_tokens * width)

@@ -149,7 +149,7 @@ def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
     (state, _), sublayers = model.ends.enter(inputs.embedding), sublayer_list(model)
     seen: list[Tensor] = []
     for index, sublayer in enumerate(sublayers):
-        views, carry = sublayer.depth.read(state)
+        views, carry, _ = sublayer.depth.read(state)
         context, seen = sublayer.normalise(views), tensors(views)
         if heads := inputs.heads[index]:
             mixed, state = sublayer.depth.mix_heads(heads, context, state)

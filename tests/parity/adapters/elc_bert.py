@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twoaxis.checkpoints.layouts import denseformer as state_maps
 from twoaxis.core.site import Stack
-from twoaxis.depth import ElcBertConfig, elc_bert
+from twoaxis.depth import ElcBertConfig, elc_bert, history
 from twoaxis.depth.elc_bert import ElcBert, ElcBertEnds
 from twoaxis.depth.history import History
 
@@ -87,7 +87,7 @@ def run_combination(golden: Golden) -> Mapping[str, Tensor]:
 
 
 def _weights_without_softmax(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(elc_bert.torch, "softmax", lambda logits, dim, dtype: logits)
+    patch.setattr(history.torch, "softmax", lambda logits, dim: logits)
 
 
 def _reads_its_own_input_again(patch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,12 @@ Letters: d width, n sources of a read or streams, S sublayers of a source block,
 """
 
 from fractions import Fraction
+from typing import NamedTuple
 
 import pytest
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.site import Stack
-from twoaxis.core.state import Flow, Numbers
 from twoaxis.depth import (
     AttentionResidualsConfig,
     DeepDeltaConfig,
@@ -29,6 +29,43 @@ from twoaxis.model import DecoderConfig
 from twoaxis.testing.toy import ATTENTION, decoder_config
 
 D = 64
+
+
+class Numbers(NamedTuple):
+    """Numbers per token: those in the dtype of the model, and statistics, which are in float32."""
+
+    model: int = 0
+    statistics: int = 0
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return sum(self)
+
+    def plus(self, *others: "Numbers") -> "Numbers":
+        """Adds others."""
+        return Numbers(*map(sum, zip(self, *others, strict=True)))
+
+
+class Flow(NamedTuple):
+    """Traffic of one operation: what it reads and writes, its views for the sublayer, and whether the update is saved."""
+
+    read: Numbers = Numbers()
+    written: Numbers = Numbers()
+    views: Numbers = Numbers()
+    saves_update: bool = False
+
+    @property
+    def moved(self) -> Numbers:
+        """Read or written."""
+        return self.read.plus(self.written)
+
+    def plus(self, other: "Flow") -> "Flow":
+        """Traffic of both operations."""
+        pairs = zip(self[:3], other[:3], strict=True)
+        return Flow(*(a.plus(b) for a, b in pairs), self.saves_update or other.saves_update)
+
+
 STACK = Stack(D, 1e-6, (2,) * 4)
 
 
@@ -41,7 +78,7 @@ def numbers(wide: int, half: int) -> Numbers:
 def flow_of(wide: DepthOperation, half: DepthOperation) -> Flow:
     """The traffic of one operation, from its bytes of one token in float32 and in bfloat16."""
     parts = (numbers(getattr(wide, name), getattr(half, name)) for name in ("read", "written", "views"))
-    return Flow(*parts, keeps_update=wide.saves_update)
+    return Flow(*parts, saves_update=wide.saves_update)
 
 
 def flows(config: DepthConfig, stack: Stack = STACK) -> tuple[list[Flow], Flow]:
@@ -90,12 +127,12 @@ def test_two_phases_move_seven_widths_where_the_report_counts_five_and_a_half() 
     S, N = 16, 8
     G = S * N
     config, stack = AttentionResidualsConfig(block_size=S, schedule="two_phase"), Stack(D, 1e-6, (S,) * N)
-    moved = sum((flow.moved for flow in flows(config, stack)[0]), Numbers())
+    moved = Numbers().plus(*(flow.moved for flow in flows(config, stack)[0]))
     sources, later = N * (N + 1) // 2, N * (S - 1)
     views, updates = G - 1, G
     early = Numbers(statistics=2 * later * (D + 1))
     running_sum = Numbers(3 * later * D, statistics=later)
-    assert moved == early + running_sum + Numbers((sources + views + updates) * D, statistics=sources + G)
+    assert moved == early.plus(running_sum, Numbers((sources + views + updates) * D, statistics=sources + G))
     published = N * N + 5 * G
     ours = sources + 5 * later + views + updates
     assert (Fraction(published, G), Fraction(ours, G)) == (Fraction(11, 2), Fraction(891, 128))
@@ -103,7 +140,7 @@ def test_two_phases_move_seven_widths_where_the_report_counts_five_and_a_half() 
 
 def test_a_delta_write_moves_the_context_besides_a_plain_write() -> None:
     one, four = DeepDeltaConfig(), DeepDeltaConfig(value_channels=4, compressor="channel")
-    assert flows(one)[0][1].moved == ADD.moved + Numbers(D)
+    assert flows(one)[0][1].moved == ADD.moved.plus(Numbers(D))
     # All channels for the read and again for the write, and the compressed input for the norm; the code's target reads it too.
     assert flows(four)[0][1].moved == Numbers((4 + 1) * D + (4 + 2 + 4) * D)
     assert flows(four.replace(value_target="code"))[0][1].moved == Numbers((4 + 1) * D + (4 + 3 + 4) * D)
@@ -127,9 +164,9 @@ def test_one_kernel_per_call_saves_what_the_unfused_kernels_of_mhc_table_2_pass_
 def test_the_write_moves_what_the_fused_kernel_of_mhc_moves(n: int) -> None:
     """arXiv:2512.24880, section 4.3.1: the kernel of H_post, H_res and the merge reads (n + 1) d and writes n d."""
     weights = Numbers(statistics=n * n + n)
-    read = Flow(read=Numbers(n * D), written=Numbers(D) + weights, views=Numbers(D))
-    fused = Flow(read=Numbers((n + 1) * D) + weights, written=Numbers(n * D), keeps_update=True)
-    assert flows(MHCConfig(n_streams=n))[0][1] == read + fused
+    read = Flow(read=Numbers(n * D), written=weights.plus(Numbers(D)), views=Numbers(D))
+    fused = Flow(read=weights.plus(Numbers((n + 1) * D)), written=Numbers(n * D), saves_update=True)
+    assert flows(MHCConfig(n_streams=n))[0][1] == read.plus(fused)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -156,7 +193,7 @@ def test_only_the_weights_of_a_token_differ_between_mixers_of_streams(config: De
     first, second, *_ = flows(config)[0]
     assert (second.moved.model, second.moved.statistics) == ((3 * 4 + 2) * D, 2 * weights)
     # The streams of the first sublayer are one tensor, which its read and its write fetch once each.
-    assert first.moved == second.moved - Numbers(2 * 3 * D)
+    assert first.moved.plus(Numbers(2 * 3 * D)) == second.moved
 
 
 def test_fractions_of_one_stream_cost_a_view_more_than_the_plain_sum() -> None:
@@ -169,7 +206,8 @@ def test_a_mudd_read_fetches_each_source_once_for_all_ways() -> None:
     sublayers, ends = flows(MUDDFormerConfig())
     for block in range(1, 4):
         S = block + 1
-        assert sublayers[2 * block] == ADD + Flow(read=Numbers(S * D), written=Numbers(4 * D), views=Numbers(3 * D))
+        sums = Flow(read=Numbers(S * D), written=Numbers(4 * D), views=Numbers(3 * D))
+        assert sublayers[2 * block] == ADD.plus(sums)
         assert sublayers[2 * block + 1] == ADD
     assert ends == Flow(read=Numbers(5 * D), written=Numbers(D), views=Numbers(D))
 
