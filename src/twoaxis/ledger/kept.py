@@ -40,9 +40,8 @@ def read_or_measure(key: tuple[Any, ...], measure: Callable[[], Data]) -> Data:
         announce(f"measures memory and traffic of depth mixers, once for this version; keeps them in {path.parent}")
         _ANNOUNCE.set(None)
     found = measure()
-    with suppress(OSError, DataError):
-        with replacing(path) as file:
-            file.write(json.dumps(found).encode())
+    with suppress(OSError, DataError), replacing(path) as file:
+        file.write(json.dumps(found).encode())
     return found
 
 
