@@ -134,9 +134,9 @@ class DepthConfig(Config, ABC):
 
 
 class DepthMixer(Mixer):
-    """What one sublayer does to the depth state.
+    """Reads and writes the depth state at one sublayer.
 
-    One with parts that the ends own, or that belong to several sublayers, needs a `DepthAxis`; others may be built alone.
+    A mixer with parts that the ends own, or that several sublayers share, needs a `DepthAxis`; others may be built alone.
     """
 
     mixes_heads = False
@@ -245,10 +245,10 @@ class DepthEnds(DeclaredModule, ABC):
 
 
 def outside_decoder(config: DepthConfig, stack: Stack) -> Stack:
-    """The stack as this mixer wants it, in a model whose sublayers return their update and nothing else.
+    """Prepares the stack for a model whose sublayers return their update and nothing else.
 
     Raises:
-        ConfigError: a mixer that takes more than that.
+        ConfigError: a mixer that takes more than the update.
     """
     stack = config.prepare(stack)
     if any(slot.update_extra for slot in stack.slots):
