@@ -22,7 +22,7 @@ from twoaxis.display import numbers as words
 from twoaxis.display.html import POLICY, breakable
 from twoaxis.display.theme import ARMS
 from twoaxis.study.figures import Figure, study_figures
-from twoaxis.study.figures.labels import Frame, beside_points, spread
+from twoaxis.study.figures.labels import Frame, place_labels, spread
 from twoaxis.study.page import render_page
 from twoaxis.study.report import write_report_files
 from twoaxis.study.report.tables import csv_tables
@@ -340,7 +340,7 @@ def test_labels_at_the_end_of_lines_stay_apart_and_in_order(wanted: list[float])
 
 @given(st.lists(st.tuples(st.floats(0, 400), st.floats(0, 300)), min_size=1, max_size=20))
 def test_labels_beside_points_cover_nothing(points: list[tuple[float, float]]) -> None:
-    placed = [place for place in beside_points(points, ["block_attnres"] * len(points), FRAME) if place is not None]
+    placed = [place for place in place_labels(points, ["block_attnres"] * len(points), FRAME) if place is not None]
     length, half = 0.56 * 11 * len("block_attnres"), 0.55 * 11
     boxes = [(place.x, place.y - half, place.x + length, place.y + half) for place in placed]
     for at, one in enumerate(boxes):

@@ -259,7 +259,7 @@ class Audit(Config):
         """Every source that anything reads, oldest first: the columns of a heat map of what is read."""
         return tuple(dict.fromkeys(name for one in self.routing if one.role == "read" for name in one.sources))
 
-    def place_name(self, index: int) -> str:
+    def sublayer_name(self, index: int) -> str:
         """What a sublayer is called for readers; the head stands behind the last."""
         return f"{index} {self.sublayers[index].kind}" if index < len(self.sublayers) else "head"
 

@@ -144,7 +144,21 @@ def panel_title(text: str, width: int, labels: int) -> Any:
 
 
 def side_by_side(panels: Sequence[Any], width: int, columns: int) -> Any:
-    """Panels in columns, or one below the other where it is narrow."""
+    """Panels in columns; one below the other on a narrow screen."""
     if len(panels) == 1:
         return panels[0]
     return alt.concat(*panels, columns=columns if width > NARROW else 1)
+
+
+def shared_rows(panels: Sequence[Callable[[int, int], Any]], width: int, labels: int) -> Any:
+    """Panels with the same rows, labelled in the first only; on a narrow screen one below the other, all labelled.
+
+    Args:
+        panels: each draws itself, given its width and the room for its labels.
+        width: total, in pixels.
+        labels: room for the labels.
+    """
+    if width <= NARROW:
+        return alt.vconcat(*(panel(width, labels) for panel in panels))
+    each = (width - labels - STYLE["concat"]["spacing"] * (len(panels) - 1)) // len(panels)
+    return alt.hconcat(*(panel(each if at else each + labels, 0 if at else labels) for at, panel in enumerate(panels)))

@@ -1,4 +1,4 @@
-"""What the arms cost: the front of loss against cost, the ledger beside what was measured, and the learning rates."""
+"""The costs of the arms: front of loss against cost, counted and measured costs, and learning rates."""
 
 import statistics
 
@@ -22,18 +22,18 @@ COLUMNS = (
     "tokens per s",
     "to control   ",
 )
-"""Names that differ by blanks only look the same to a reader."""
+"""Trailing blanks make names unique."""
 
 GROUPS = (("", 1), ("by the ledger, before the runs", 4), ("measured, in turns", 3), ("measured, in the runs", 4))
 
 
 def trade_off(figures: Figures) -> str:
-    """The fronts."""
+    """The section of the Pareto fronts."""
     return section("trade-off", "Loss against cost", figure(figures.get("pareto"), heading="none"))
 
 
 def costs(data: ReportData, figures: Figures) -> str:
-    """The ledger beside the measurements."""
+    """The section of counted and measured costs."""
     control = data.arms[data.control].training_flops_per_token
     rows: list[tuple[Cell, ...]] = []
     for name, arm in data.arms.items():
@@ -159,7 +159,7 @@ def _tuning(data: ReportData) -> str:
 
 
 def setting(value: object) -> str:
-    """A setting for readers, who know no Python."""
+    """Formats a setting without Python notation."""
     if value is None:
         return "not set"
     if isinstance(value, bool):

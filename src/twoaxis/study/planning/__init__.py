@@ -1,4 +1,4 @@
-"""From the design of a study to its plan: sizes and steps are matched, companions generated, and all arms timed together."""
+"""Plans a study: matches sizes and steps, generates companions, and times all arms together."""
 
 from collections.abc import Mapping
 
@@ -25,11 +25,11 @@ MATCHED_KINDS: tuple[CompanionKind, ...] = ("wider_stream", "short_swa")
 
 
 def plan_study(study: StudyConfig, timer: Timer | None = None) -> StudyPlan:
-    """Plans what a study will run; a byte-pair vocabulary is taken to be as large as asked for.
+    """Plans the runs of a study; a byte-pair vocabulary is taken to have its configured size.
 
     Args:
         study: the design.
-        timer: measures seconds of steps; None measures nothing, and leaves out whatever rests on seconds.
+        timer: measures seconds of steps; None leaves out everything that needs seconds.
 
     Raises:
         ConfigError: arms that cannot be matched, or a budget in seconds without a timer.
@@ -76,7 +76,7 @@ def _match_sizes(study: StudyConfig, recipes: dict[str, TrainConfig], costs: Cos
 
 
 def _spend_budget(study: StudyConfig, recipes: dict[str, TrainConfig], costs: Costs) -> None:
-    """Gives every arm the steps that it can afford, where the budget is not in steps or tokens."""
+    """Sets the steps of every arm from a budget in FLOPs or seconds."""
     budget = study.budget
     if budget.flops is None and budget.seconds is None:
         return
@@ -98,14 +98,14 @@ def _match_steps(study: StudyConfig, recipes: dict[str, TrainConfig], costs: Cos
 
 
 class CompanionPlanner:
-    """Plans the companions of all arms; an arm that is there already is not generated twice."""
+    """Plans the companions of all arms; an equal arm is not generated twice."""
 
     def __init__(self, study: StudyConfig, recipes: Mapping[str, TrainConfig], costs: Costs) -> None:
         self.known = dict(recipes)
         self.recipes: dict[str, TrainConfig] = {}
         self.why: dict[str, str] = {}
         self.changes: Changes = {}
-        self.contrasts = [_asked(one, recipes) for one in study.contrasts]
+        self.contrasts = [_planned_contrast(one, recipes) for one in study.contrasts]
         self.notes: list[str] = []
         control = recipes[study.control]
         # A companion tests the depth axis, so only arms that differ there get one.
@@ -126,10 +126,9 @@ class CompanionPlanner:
         sizes = sizes_of(kind, control)
         of = "seconds" if unit == "seconds" else "flops"
         cost: CostOfStep = costs.per_step(of, [control, *(self.known[name] for name in arms)], [size.recipe for size in sizes])
-        # Counted once, not once for each arm.
-        priced = [(cost(size.recipe), size) for size in sizes]
+        sizes_by_cost = [(cost(size.recipe), size) for size in sizes]
         for name in arms:
-            found = matched_companion(kind, self.known[name], control, priced, cost, of)
+            found = matched_companion(kind, self.known[name], control, sizes_by_cost, cost, of)
             if isinstance(found, str):
                 self.notes.append(f"{name}: {found}")
             else:
@@ -146,8 +145,8 @@ class CompanionPlanner:
             self.recipes[name], self.why[name], self.changes[name] = companion.recipe, companion.why, changes
 
 
-def _asked(contrast: ContrastConfig, recipes: Mapping[str, TrainConfig]) -> PlannedContrast:
-    """A contrast of the design, at equal FLOPs where both runs take as many to within what counts as matched."""
+def _planned_contrast(contrast: ContrastConfig, recipes: Mapping[str, TrainConfig]) -> PlannedContrast:
+    """A contrast of the design; matched by FLOPs where both runs take as many within the tolerance."""
     spent = [recipes[name].steps * flops_per_step(recipes[name]) for name in (contrast.arm, contrast.against)]
     tolerance = MatchConfig(on="flops").tolerance
     matched = "flops" if abs(spent[0] / spent[1] - 1) <= tolerance else ""
@@ -170,7 +169,7 @@ def _planned(study: StudyConfig, name: str, recipe: TrainConfig, why: str, chang
 
 
 def _control_at_budget_multiples(study: StudyConfig, control: PlannedArm) -> list[PlannedArm]:
-    """The control at its other budgets, whose role is called `rung` in the files of a study."""
+    """The control at its other budgets; files of a study call this role `rung`."""
     recipe = control.train_config(control.seeds[0])
     return [
         control.replace(
@@ -184,7 +183,7 @@ def _control_at_budget_multiples(study: StudyConfig, control: PlannedArm) -> lis
 
 
 def _trials(study: StudyConfig, arms: list[PlannedArm]) -> list[PlannedArm]:
-    """One run per learning rate of every arm that has a learning rate of its own."""
+    """One run per arm and learning rate of its grid."""
     tuning = study.tuning
     if tuning is None:
         return []
