@@ -56,9 +56,9 @@ class Collector(Probe):
         return views, carry
 
     def written(self, index: int, written: Written) -> Any:
-        _, state, update, _, carry, following = written
-        self.add(index, self.sublayers[index].depth.write_sums(state, update, carry, following), following)
-        return following
+        _, state, update, _, carry, next_state = written
+        self.add(index, self.sublayers[index].depth.write_sums(state, update, carry, next_state), next_state)
+        return next_state
 
     def left(self, state: Any, left: Any) -> Any:
         self.add(len(self.sublayers), self.decoder.ends.leave_sums(state, left), left)
