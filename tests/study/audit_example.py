@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from twoaxis.audit.result import Ablation, Audit, ClassRouting, Effort, Gain, Gates, Norms, AuditedSublayer, Routing, Streams
+from twoaxis.audit.result import Ablation, Audit, AuditedSublayer, ClassRouting, Effort, Gain, Gates, Norms, Routing, Streams
 
 AUDITED = {
     "residual": "residual",

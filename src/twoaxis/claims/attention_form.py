@@ -14,7 +14,7 @@ from twoaxis.core.probe import distance, noise
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth import DepthMixer
 
-TOLERANCE = 1e-8
+RELATIVE = 1e-8
 """Threshold between rounding, near 1e-13, and the measured changes, which are far larger."""
 
 ROWS = 64
@@ -55,7 +55,7 @@ def read_sum(mixer: DepthMixer, state: Any) -> WeightedSum | None:
     """The weighted sum that a mixer reads; None without one, or if it differs from the declared one."""
     views, carry = mixer.read(state)
     found = next((one for one in mixer.read_sums(state, views, carry) if one.role == "read"), None)
-    if found is None or distance(found.finished(found.total()), found.made) > TOLERANCE:
+    if found is None or distance(found.finished(found.total()), found.made) > RELATIVE:
         return None
     return found
 
@@ -65,7 +65,7 @@ def shares(found: WeightedSum | None) -> Float[Tensor, "S B T P"] | None:
     if found is None or not found.weights.min() > 0:
         return None
     total = found.weights.sum(0)
-    return found.weights / total if distance(total, total[:1, :1].expand_as(total)) <= TOLERANCE else None
+    return found.weights / total if distance(total, total[:1, :1].expand_as(total)) <= RELATIVE else None
 
 
 def find_roles(mixer: DepthMixer, state: Any) -> Roles:
@@ -92,7 +92,7 @@ def find_roles(mixer: DepthMixer, state: Any) -> Roles:
 def _moved_odds(before: Tensor, after: Tensor) -> Tensor:
     """[S, S]: whether the log odds of two sources have changed anywhere."""
     change = (after.log() - before.log()).flatten(1)
-    return (change[:, None] - change[None]).abs().amax(-1) > TOLERANCE
+    return (change[:, None] - change[None]).abs().amax(-1) > RELATIVE
 
 
 def _without(odds: Tensor, source: int) -> Tensor:
@@ -115,7 +115,7 @@ def is_product(mixer: DepthMixer, state: Any, roles: Roles) -> bool:
     # Subtracts the part that depends on the query alone.
     odds = torch.stack(table, dim=1)
     singular = torch.linalg.svdvals((odds - odds.mean(1, keepdim=True)).movedim(-1, 0))
-    rank = (singular > TOLERANCE * singular[:, :1]).sum(-1)
+    rank = (singular > RELATIVE * singular[:, :1]).sum(-1)
     return bool((rank < ROWS - 1).all())
 
 

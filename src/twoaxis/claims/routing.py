@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from twoaxis.claims.attention_form import ATTENTION, LEARNED_QUERY, NO_ATTENTION, attention_form
+from twoaxis.claims.attention_form import ATTENTION, LEARNED_QUERY, NO_ATTENTION, RELATIVE, attention_form
 from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding
 from twoaxis.claims.toy import decoder, tokens
 from twoaxis.core.measure import tensors
@@ -28,9 +28,6 @@ BLOCK = ({"kind": "attention", "n_heads": 4, "head_dim": 12}, {"kind": "swiglu",
 
 READER = 2 * LAYERS - 2
 """The measured sublayer: the first of the last block, where every method has mixed."""
-
-RELATIVE = 1e-8
-"""Threshold between rounding, near 1e-13, and the measured changes, which are far larger."""
 
 STATIC, CONTENT, ROUTED = "static", "by content", "by content and reader"
 

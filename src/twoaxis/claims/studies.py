@@ -30,12 +30,7 @@ GOOD: tuple[Outcome, ...] = ("better", "as good")
 
 
 class Rival(NamedTuple):
-    """A baseline that an arm has to beat.
-
-    Attributes:
-        name: for readers.
-        is_rival: of (arm, other), whether the other is this baseline of the arm.
-    """
+    """A baseline that an arm has to beat; `is_rival(arm, other)` tests whether the other is this baseline of the arm."""
 
     name: str
     is_rival: Callable[[Arm, Arm], bool]
@@ -63,15 +58,7 @@ class Question:
 
 
 class Pair(NamedTuple):
-    """A comparison of an arm with a rival.
-
-    Attributes:
-        arm: name of the arm.
-        rival: name of the baseline.
-        against: name of the rival arm, or empty where the study has none.
-        outcome: for the claim.
-        detail: the difference, or the reason for having none.
-    """
+    """A comparison of an arm with a baseline, by name; `against` is the rival arm, or empty where the study has none."""
 
     arm: str
     rival: str
@@ -81,14 +68,7 @@ class Pair(NamedTuple):
 
 
 class StudyEvidence(NamedTuple):
-    """The evidence of one study on a claim.
-
-    Attributes:
-        kept: the report of the study.
-        pairs: comparisons that decide.
-        reported: other comparisons.
-        outcome: for the claim, if the study counts.
-    """
+    """The evidence of one study on a claim: comparisons that decide (`pairs`), other ones, and the outcome if it counts."""
 
     kept: KeptReport
     pairs: tuple[Pair, ...]

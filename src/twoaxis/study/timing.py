@@ -111,15 +111,13 @@ class Timing(Config):
 
 
 def disagreement(before: Timing, after: Timing, control: str) -> dict[str, float]:
-    """Finds arms whose ratio to the control changed by more than the errors of both timings; returns the factors.
+    """Finds arms whose ratio to the control changed from before to after the runs by more than their errors.
+
+    Returns:
+        The factors of change, by arm.
 
     Equation: |r_after - r_before| > t sqrt(e_before^2 + e_after^2) with r the logarithm of the ratio, e its standard error, and
     t the quantile of Student's t at 1 - 0.05 / (2 m) for m arms, with one degree of freedom fewer than rounds.
-
-    Args:
-        before: timing before the first run.
-        after: timing after the last run.
-        control: the arm in the denominator.
     """
     arms = [arm for arm in before.seconds if arm != control and arm in after.seconds]
     found = {}

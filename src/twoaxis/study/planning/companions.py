@@ -75,13 +75,7 @@ WHY: Mapping[CompanionKind, str] = {
 
 
 def unmatched_companions(kinds: Sequence[CompanionKind], recipe: TrainConfig, control: TrainConfig) -> Iterator[Companion]:
-    """Generates the companions of an arm that are not matched by cost.
-
-    Args:
-        kinds: to generate.
-        recipe: of the arm.
-        control: the recipe with which all are compared.
-    """
+    """Generates the companions of an arm that are not matched by cost."""
     depth = recipe.decoder(vocab_size(recipe)).depth
     if "static_weights" in kinds and (form := depth.static_form()) is not None:
         yield Companion("static_weights", WHY["static_weights"], _with_model(recipe, depth=dict(form)))
@@ -99,16 +93,7 @@ def matched_companion(
     cost: CostOfStep,
     unit: str,
 ) -> Companion | str:
-    """Returns the companion whose size costs as much as an arm, or the reason why there is none.
-
-    Args:
-        kind: of the companion.
-        arm: to match.
-        control: the recipe with which both are compared.
-        sizes: candidates with their costs.
-        cost: of a step, in the unit.
-        unit: `flops` or `seconds`.
-    """
+    """Returns the companion that costs as much as an arm, or the reason why none of the sizes (with their costs) does."""
     extra = cost(arm) - cost(control)
     spent, best = closest(sizes, lambda size: size[0], cost(arm))
     got = spent - cost(control)

@@ -96,31 +96,15 @@ def write_report(folder: Path | str) -> Report:
         raise StudyError(
             f"{path}: holds no study and no report; must be a folder that `twoaxis study` has made; check the path"
         )
-    made = write_report_files(data, path)
-    return Report(data, made.html, path / "report.json", (made.html, made.schema, *made.figures, *made.tables))
+    files = write_report_files(data, path)
+    return Report(data, files[0], path / "report.json", files)
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class ReportFiles(NamedTuple):
-    """The written files of a report.
-
-    Attributes:
-        html: the page.
-        schema: of `report.json`.
-        figures: as SVG and as PNG.
-        tables: as CSV.
-    """
-
-    html: Path
-    schema: Path
-    figures: tuple[Path, ...]
-    tables: tuple[Path, ...]
-
-
-def write_report_files(data: ReportData, folder: Path | str) -> ReportFiles:
-    """Writes the page, figures, tables and schema of a report, each file whole or not at all.
+def write_report_files(data: ReportData, folder: Path | str) -> tuple[Path, ...]:
+    """Writes the page, schema, figures (SVG, PNG) and tables (CSV) of a report, each file whole or not at all.
 
     Raises:
         DataError: the folder cannot be written.
@@ -129,23 +113,16 @@ def write_report_files(data: ReportData, folder: Path | str) -> ReportFiles:
     from twoaxis.study.figures import study_figures
     from twoaxis.study.page import render_page
 
-    path = Path(folder)
     figures = study_figures(data)
-    drawn = []
-    for figure in figures:
-        drawn.append(_write(path / "figures" / f"{figure.name}.svg", figure.svg().encode()))
-        drawn.append(_write(path / "figures" / f"{figure.name}.png", figure.png()))
-    made = [_write(path / "tables" / f"{name}.csv", text.encode()) for name, text in csv_tables(data).items()]
     schema = {"$schema": DIALECT, **ReportData.model_json_schema()}
-    return ReportFiles(
-        html=_write(path / "report.html", render_page(data, figures).encode()),
-        schema=_write(path / "report.schema.json", json.dumps(schema, indent=1).encode()),
-        figures=tuple(drawn),
-        tables=tuple(made),
-    )
-
-
-def _write(path: Path, content: bytes) -> Path:
-    with replacing(path) as file:
-        file.write(content)
-    return path
+    contents = {
+        "report.html": render_page(data, figures).encode(),
+        "report.schema.json": json.dumps(schema, indent=1).encode(),
+        **{f"figures/{figure.name}.svg": figure.svg().encode() for figure in figures},
+        **{f"figures/{figure.name}.png": figure.png() for figure in figures},
+        **{f"tables/{name}.csv": text.encode() for name, text in csv_tables(data).items()},
+    }
+    for name, content in contents.items():
+        with replacing(Path(folder) / name) as file:
+            file.write(content)
+    return tuple(Path(folder) / name for name in contents)

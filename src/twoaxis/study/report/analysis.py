@@ -55,16 +55,6 @@ def analyse(
 
     An arm gets no comparison while a replicate of it or of the control is missing, or when its runs are not paired with the
     control's. It gets no verdict when the control was not trained, see `judge`.
-
-    Args:
-        study: the design.
-        plan: made before the first run.
-        records: of every run.
-        baselines: losses of count models on the same tokens.
-        timing_after: seconds of steps measured after the last run, if any.
-        learning_rates: tuned, by arm.
-        audits: of one run, by arm.
-        command: that repeats the study.
     """
     first, (agree, words) = plan.timing, timing_words(plan.timing, timing_after, plan.control.name)
     plan = plan.replace(timing=pooled(first, timing_after)) if first and timing_after else plan

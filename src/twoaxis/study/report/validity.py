@@ -46,7 +46,7 @@ def judge(
         losses: of the control's finished runs by seed.
         accuracies: of the same runs on the answers, for a synthetic task.
         planned: number of replicates.
-        untrained: paired differences of the arms that equal the control at step 0 and end worse in every replicate.
+        untrained: see `untrained_arms`.
         recipe: of the control, for advice.
     """
     found = {seed: baselines.by_seed[seed] for seed in losses if seed in baselines.by_seed}
@@ -137,13 +137,10 @@ def obstacle(gate: GateData, arm: str) -> str:
 def untrained_arms(
     losses: Mapping[str, Mapping[int, float]], control: str, seeds: Sequence[int], equal: Sequence[str]
 ) -> dict[str, list[float]]:
-    """Finds arms that equal the control at step 0 and end worse in every replicate; returns their paired differences.
+    """Finds the arms of `equal`, which equal the control at step 0, that end worse in every replicate.
 
-    Args:
-        losses: of finished runs, by arm and seed.
-        control: its name.
-        seeds: the replicates.
-        equal: arms that equal the control at step 0.
+    Returns:
+        Their paired differences.
 
     Example:
         >>> untrained_arms({"c": {0: 1.0, 1: 1.0}, "a": {0: 1.5, 1: 1.25}, "b": {0: 0.5, 1: 2.0}}, "c", (0, 1), ("a", "b"))
@@ -201,14 +198,10 @@ NOT_KEPT = "the report kept no interval of the verdict"
 
 
 def with_gate(report: ReportData, baselines: Baselines | None = None) -> ReportData:
-    """Adds the validity gate and the intervals of verdicts to an old report, and withholds verdicts.
+    """Adds the validity gate and the intervals of verdicts to an old report, measuring baselines unless given.
 
     Comparisons at equal FLOPs and seconds lose their verdicts: old reports lack the error of the control's curve and the
     second timing.
-
-    Args:
-        report: without a gate.
-        baselines: of its control's runs; None measures them.
     """
     runs = [run for run in report.runs if run.role == "control" and run.status == "finished"]
     recipes = {run.seed: TrainConfig.from_record(run.recipe) for run in runs}

@@ -35,15 +35,7 @@ def decision_rule(study: StudyConfig, plan: StudyPlan) -> str:
 def verdict_sentence(
     study: StudyConfig, name: str, comparison: ComparisonData | None, no_verdict: str, so_far: Sequence[float] = ()
 ) -> str:
-    """States the result of one arm against the control, at the equal cost of the verdicts.
-
-    Args:
-        study: the design.
-        name: of the arm.
-        comparison: with the control, if there is one.
-        no_verdict: reason for no verdict.
-        so_far: paired differences of finished replicates, for an arm without a comparison.
-    """
+    """States the result of one arm against the control; `so_far` are paired differences of an arm without comparison."""
     if comparison is None:
         each = ", ".join(map(words.signed, so_far))
         numbers = f" Differences so far: {each} nats per token." if each else ""

@@ -55,12 +55,7 @@ class Baselines(Config):
 
 
 def measure_baselines(recipes: Mapping[int, TrainConfig], recorded: Mapping[int, Mapping[str, Any]]) -> Baselines:
-    """Measures the baselines of the control's runs, which takes seconds for each.
-
-    Args:
-        recipes: of the control, by seed.
-        recorded: data as recorded by finished runs, by seed; other tokens are refused.
-    """
+    """Measures the baselines of the control's runs by seed, in seconds each; refuses other tokens than `recorded` ones."""
     found: dict[int, SeedBaselines] = {}
     try:
         for seed, recipe in recipes.items():

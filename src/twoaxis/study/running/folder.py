@@ -120,8 +120,7 @@ class StudyFolder:
     @property
     def learning_rates(self) -> dict[str, float]:
         """The tuned learning rate of each arm; empty without trials or before they have run."""
-        path = self.path / "tuned.json"
-        return self._read(path, "learning rates by arm", _learning_rates) if path.exists() else {}
+        return self._read_if_exists(self.path / "tuned.json", "learning rates by arm", _learning_rates) or {}
 
     @property
     def timing_after(self) -> Timing | None:
@@ -131,7 +130,7 @@ class StudyFolder:
             StudyError: the file is damaged.
         """
         path = self.path / "timing_after.json"
-        return self._read(path, "the seconds of steps after the last run", Timing.from_data) if path.exists() else None
+        return self._read_if_exists(path, "the seconds of steps after the last run", Timing.from_data)
 
     def keep_timing_after(self, timing: Timing) -> None:
         """Writes the timing after the last run; the first one is part of the plan."""
@@ -179,10 +178,9 @@ class StudyFolder:
         with replacing(self.path / "command.txt") as file:
             file.write(os.fsencode(command) + b"\n")
 
-    def audit(self, key: "RunKey") -> dict[str, Any] | None:
+    def audit(self, key: RunKey) -> dict[str, Any] | None:
         """The result of `twoaxis audit` on a run; None without one."""
-        path = self.run(key).path / "audit.json"
-        return self._read(path, "the audit of a run", _table) if path.exists() else None
+        return self._read_if_exists(self.run(key).path / "audit.json", "the audit of a run", _table)
 
     def keep_plan(self, plan: StudyPlan) -> None:
         """Writes the plan with its timing, which later calls reuse."""
@@ -196,7 +194,7 @@ class StudyFolder:
         """The recipe of one run, with the tuned learning rate of its arm if there is one."""
         return arm.train_config(seed, self.learning_rates.get(arm.tuned_as) if arm.role != "trial" else None)
 
-    def check(self, keys: "list[RunKey]") -> None:
+    def check(self, keys: list[RunKey]) -> None:
         """Compares the recipes of started runs with the plan.
 
         Raises:
@@ -208,6 +206,9 @@ class StudyFolder:
                 self.run(key).check(self.recipe_of(plan.arm(key.arm), key.seed))
             except CheckpointError as error:
                 raise StudyError(f"{key}: {error}") from None
+
+    def _read_if_exists(self, path: Path, content: str, parse: Callable[[Any], Any]) -> Any:
+        return self._read(path, content, parse) if path.exists() else None
 
     def _read(self, path: Path, content: str, parse: Callable[[Any], Any]) -> Any:
         try:
@@ -265,8 +266,9 @@ class StudyFolder:
     def _status(self, key: RunKey, result: Result | None) -> tuple[RunStatus, str]:
         if result is not None:
             return ("finished" if result.status == "finished" else "diverged"), result.message
-        if self.failure(key).exists():
-            return "failed", str(self._read(self.failure(key), "how a run has failed", _table).get("message"))
+        failure = self._read_if_exists(self.failure(key), "how a run has failed", _table)
+        if failure is not None:
+            return "failed", str(failure.get("message"))
         if self.run(key).path.exists():
             steps = len(read_metrics(self.run(key).metrics))
             return "partial", f"stopped after step {steps}; run the study again to go on"

@@ -115,15 +115,7 @@ class InputsAtEqualCost:
 def inputs_at_equal_cost(
     plan: StudyPlan, losses: Losses, reasons: Mapping[str, str], arms: Sequence[PlannedArm], control: ControlCosts
 ) -> InputsAtEqualCost:
-    """Prepares the comparison of some arms with the control at equal cost.
-
-    Args:
-        plan: of the study.
-        losses: of finished runs.
-        reasons: by arm, why it cannot be compared, or "".
-        arms: to compare.
-        control: its losses at all budgets.
-    """
+    """Prepares the comparison of arms with the control at equal cost; `reasons` say why an arm cannot be compared, or ""."""
     inputs = InputsAtEqualCost({}, {}, {})
     for arm in arms:
         cost = cost_of(plan, arm, control.charge)
@@ -253,12 +245,7 @@ def decide(
 ) -> Comparisons:
     """Makes all comparisons, with a verdict for each planned one without an obstacle.
 
-    Args:
-        plan: of the study.
-        losses: of finished runs.
-        obstacles: to comparisons and verdicts.
-        curves: the control at its budgets, by kind of cost.
-        rule: the decision rule; contrasts are corrected in the family of its kind of cost.
+    Contrasts are corrected in the family of the kind of cost that the rule names.
     """
     size, charged = family_size(plan), {arm.name: {} for arm in plan.of_role("treatment", "companion")}
     differences = _contrasts(plan, losses, obstacles)
