@@ -13,7 +13,15 @@ from twoaxis.core.config import Config
 from twoaxis.core.config_file import read_config_file
 from twoaxis.core.errors import ConfigError, StudyError, nearest, problem
 from twoaxis.core.overrides import apply_overrides
-from twoaxis.study.design.rules import BudgetConfig, CompanionKind, DecisionConfig, MatchConfig, MatchField, TuningConfig
+from twoaxis.study.design.rules import (
+    BudgetConfig,
+    CompanionKind,
+    DecisionConfig,
+    MatchConfig,
+    Matched,
+    MatchField,
+    TuningConfig,
+)
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import first_difference
 
@@ -107,7 +115,7 @@ class StudyConfig(Config):
     match: MatchField = None
     contrasts: tuple[ContrastConfig, ...] = ()
     controls: Annotated[tuple[CompanionKind, ...], BeforeValidator(_companions)] = ()
-    controls_match: tuple[Literal["flops", "seconds"], ...] = ("flops",)
+    controls_match: tuple[Matched, ...] = ("flops",)
     tuning: TuningConfig | None = None
     metric: Literal["validation_loss"] = "validation_loss"
     decision: DecisionConfig

@@ -10,6 +10,9 @@ from twoaxis.core.errors import ConfigError, problem
 Unit = Literal["tokens", "flops", "params", "seconds"]
 """The units in which arms can be matched."""
 
+Matched = Literal["flops", "seconds"]
+"""The costs at which a companion can equal its arm."""
+
 CompanionKind = Literal["static_weights", "write_only", "wider_stream", "residual_scalars", "short_swa"]
 """Kinds of generated arms, each ruling out another explanation of a difference."""
 

@@ -5,10 +5,10 @@ of streams, residual scalars everything beyond two learned scalars, ShortSWA at 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from twoaxis.model import DecoderConfig
-from twoaxis.study.design.rules import CompanionKind
+from twoaxis.study.design.rules import CompanionKind, Matched
 from twoaxis.study.planning.costs import CostOfStep, closest, flops_per_step, vocab_size
 from twoaxis.study.report_data import ChangeData
 from twoaxis.train.recipe import TrainConfig
@@ -40,7 +40,7 @@ class Companion(NamedTuple):
     kind: CompanionKind
     why: str
     recipe: TrainConfig
-    matched: str = ""
+    matched: Matched | Literal[""] = ""
     size: tuple[str, Any, Any] = ("", None, None)
 
     def name(self, arm: str) -> str:
@@ -52,8 +52,7 @@ class Companion(NamedTuple):
         if not self.matched:
             return ()
         path, before, after = self.size
-        of: Any = self.matched
-        return (ChangeData(path=path, before=before, after=after, of=of, to=arm, wanted=wanted, got=got),)
+        return (ChangeData(path=path, before=before, after=after, of=self.matched, to=arm, wanted=wanted, got=got),)
 
 
 class Sized(NamedTuple):
@@ -91,7 +90,7 @@ def matched_companion(
     control: TrainConfig,
     sizes: Sequence[tuple[float, Sized]],
     cost: CostOfStep,
-    unit: str,
+    unit: Matched,
 ) -> Companion | str:
     """Returns the companion that costs as much as an arm, or the reason why none of the sizes (with their costs) does."""
     extra = cost(arm) - cost(control)

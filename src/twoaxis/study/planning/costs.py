@@ -56,42 +56,30 @@ def vocab_size(recipe: TrainConfig) -> int:
     return prepare(recipe.data.corpus, tokenizer).tokenizer.vocab_size
 
 
-class Costs:
-    """Costs of steps.
+def cost_per_step(
+    unit: Unit, timer: Timer | None, arms: Sequence[TrainConfig], sizes: Sequence[TrainConfig] = ()
+) -> CostOfStep:
+    """Returns a function from these recipes to the cost of a step, or of the model for `params`.
 
     Args:
+        unit: of the cost.
         timer: measures seconds; None refuses them.
+        arms: recipes to time when the unit is seconds; times are relative to the first.
+        sizes: of one arm; a few of them are timed, the others interpolated linearly in FLOPs.
+
+    Raises:
+        ConfigError: seconds without a timer.
     """
-
-    def __init__(self, timer: Timer | None) -> None:
-        self.timer = timer
-
-    def per_step(self, unit: Unit, arms: Sequence[TrainConfig], sizes: Sequence[TrainConfig] = ()) -> CostOfStep:
-        """Returns a function from these recipes to the cost of a step, or of the model for `params`.
-
-        Args:
-            unit: of the cost.
-            arms: recipes to time when the unit is seconds; times are relative to the first.
-            sizes: of one arm; a few of them are timed, the others interpolated linearly in FLOPs.
-
-        Raises:
-            ConfigError: seconds without a timer.
-        """
-        if unit == "seconds":
-            return self._seconds(arms, sizes)
+    if unit != "seconds":
         return {"tokens": tokens_per_step, "flops": flops_per_step, "params": parameters}[unit]
-
-    def _seconds(self, arms: Sequence[TrainConfig], sizes: Sequence[TrainConfig]) -> CostOfStep:
-        if self.timer is None:
-            raise ConfigError(
-                "seconds: must be measured before they are matched or budgeted; match FLOPs, or let them be measured"
-            )
-        timed = spread_over(sizes)
-        recipes = {str(number): recipe for number, recipe in enumerate([*arms, *timed])}
-        timing = self.timer(recipes)
-        measured = {_key(recipe): timing.step_seconds(name, "0") for name, recipe in recipes.items()}
-        line = straight_line([(flops_per_step(recipe), measured[_key(recipe)]) for recipe in timed or arms])
-        return lambda recipe: measured.get(_key(recipe)) or line(flops_per_step(recipe))
+    if timer is None:
+        raise ConfigError("seconds: must be measured before they are matched or budgeted; match FLOPs, or let them be measured")
+    timed = spread_over(sizes)
+    recipes = {str(number): recipe for number, recipe in enumerate([*arms, *timed])}
+    timing = timer(recipes)
+    measured = {_key(recipe): timing.step_seconds(name, "0") for name, recipe in recipes.items()}
+    line = straight_line([(flops_per_step(recipe), measured[_key(recipe)]) for recipe in timed or arms])
+    return lambda recipe: measured.get(_key(recipe)) or line(flops_per_step(recipe))
 
 
 def spread_over(items: Sequence[C], n: int = TIMED_SIZES) -> list[C]:
@@ -122,32 +110,24 @@ LARGEST_MULTIPLE = 4
 """The largest value tried, as a multiple of the present one."""
 
 
-def resized(
-    arm: str, recipe: TrainConfig, match: MatchConfig, to: TrainConfig, costs: Costs
-) -> tuple[TrainConfig, list[ChangeData]]:
-    """Returns the recipe resized to cost as much as another, and the changes.
+def match_cost(
+    arm: str, recipe: TrainConfig, match: MatchConfig, to: TrainConfig, timer: Timer | None
+) -> tuple[TrainConfig, tuple[ChangeData, ...]]:
+    """Returns the recipe with the size or the steps at which it costs as much as another, and the changes.
 
     Raises:
-        ConfigError: no size is within the tolerance, or the recipe has no such size.
+        ConfigError: no size or number of steps is within the tolerance, or the recipe has no such size.
     """
     data = recipe.to_data()
+    if STEPS in match.by:
+        cost = cost_per_step(match.on, timer, [to, recipe])
+        wanted = to.steps * cost(to)
+        best = with_steps(recipe, affordable_steps(wanted, cost(recipe)))
+        return best, _changes(arm, data, match, best.steps, wanted, best.steps * cost(best))
     sizes = _sizes(arm, data, match)
-    cost = costs.per_step(match.on, [to], [one for _, one in sizes])
+    cost = cost_per_step(match.on, timer, [to], [one for _, one in sizes])
     value, best = closest(sizes, lambda one: cost(one[1]), cost(to))
     return best, _changes(arm, data, match, value, cost(to), cost(best))
-
-
-def with_matched_steps(
-    arm: str, recipe: TrainConfig, match: MatchConfig, to: TrainConfig, cost: CostOfStep
-) -> tuple[TrainConfig, list[ChangeData]]:
-    """Returns the recipe with the steps at which a run costs as much as another, and the changes.
-
-    Raises:
-        ConfigError: no whole number of steps is within the tolerance.
-    """
-    wanted = to.steps * cost(to)
-    best = with_steps(recipe, affordable_steps(wanted, cost(recipe)))
-    return best, _changes(arm, recipe.to_data(), match, best.steps, wanted, best.steps * cost(best))
 
 
 def closest(candidates: Iterable[C], cost: Callable[[C], float], wanted: float) -> C:
@@ -192,25 +172,26 @@ def _sizes(arm: str, data: dict[str, Any], match: MatchConfig) -> list[tuple[int
     return found
 
 
-def _changes(arm: str, data: dict[str, Any], match: MatchConfig, value: int, wanted: float, got: float) -> list[ChangeData]:
+def _changes(
+    arm: str, data: dict[str, Any], match: MatchConfig, value: int, wanted: float, got: float
+) -> tuple[ChangeData, ...]:
     if abs(got / wanted - 1) > match.tolerance:
         raise ConfigError(
             f"arm {arm!r}: {match.on} matched by {', '.join(match.by)} come to {got / wanted:.3f} of the arm to match: must be "
             f"within {match.tolerance:g} of 1; raise match.at_most or match.tolerance, or match by another key"
         )
-    to = match.to or "the control"
-    return [
+    return tuple(
         ChangeData(
             path=path,
             before=None if path == STEPS else _value(data, path),
             after=value,
             of=match.on,
-            to=to,
+            to=match.to or "the control",
             wanted=wanted,
             got=got,
         )
         for path in match.by
-    ]
+    )
 
 
 def _value(data: dict[str, Any], path: str) -> int:

@@ -3,6 +3,7 @@
 from typing import Any, Literal
 
 from twoaxis.core.config import Config
+from twoaxis.study.design.rules import Matched
 from twoaxis.study.planning.costs import tokens_per_step, with_steps
 from twoaxis.study.report_data import ChangeData, Role
 from twoaxis.study.timing import Timing
@@ -81,7 +82,7 @@ class PlannedContrast(Config):
 
     arm: str
     against: str
-    matched: Literal["", "flops", "seconds"] = ""
+    matched: Matched | Literal[""] = ""
     why: str = ""
 
 
