@@ -26,7 +26,7 @@ from twoaxis.study.figures.labels import Frame, place_labels, spread
 from twoaxis.study.page import render_page
 from twoaxis.study.report import write_report_files
 from twoaxis.study.report.tables import csv_tables
-from twoaxis.study.report_data import GateData, PairingData, ReportData
+from twoaxis.study.report_data import GateData, PairingData, ReportData, TuningData
 
 from .report_example import CONTROL, DIVERGED, example, example_page
 
@@ -241,6 +241,13 @@ def test_tables_hold_all_digits() -> None:
                 assert found.comparison.ci95 and float(row["ci95_low"]) == found.comparison.ci95[0]
     assert len(list(csv.DictReader(io.StringIO(made["curves"])))) == sum(len(run.curve) for run in data.runs)
     assert not re.search(r"\b(None|nan)\b", "".join(made.values()))
+
+
+def test_chosen_rate_with_many_digits_is_marked() -> None:
+    tuning = TuningData(seed=9, losses={"a": {"0.00123457": 3.0, "0.01": 4.0}}, chosen={"a": 0.0012345678}, tokens=10)
+    assert [tuning.is_chosen("a", rate) for rate in tuning.rates] == [True, False]
+    rows = list(csv.DictReader(io.StringIO(csv_tables(example().replace(tuning=tuning))["tuning"])))
+    assert [row["chosen"] for row in rows] == ["true", "false"]
 
 
 def test_all_files_are_written(tmp_path: Path) -> None:

@@ -295,6 +295,15 @@ class TuningData(Config):
     tokens_each: int | None = None
     at_edge: tuple[str, ...] = ()
 
+    @property
+    def rates(self) -> list[str]:
+        """All tried rates, as keys of `losses`, in ascending order."""
+        return sorted({rate for losses in self.losses.values() for rate in losses}, key=float)
+
+    def is_chosen(self, arm: str, rate: str) -> bool:
+        """Whether a rate, as a key of `losses`, is the one chosen for the arm."""
+        return arm in self.chosen and f"{self.chosen[arm]:g}" == rate
+
 
 class TimingData(Config):
     """Seconds of a step, measured in rounds in which every arm takes a turn.

@@ -91,7 +91,7 @@ def _paths(data: Any) -> Any:
 
 
 class MatchConfig(Config):
-    """How an arm is changed until it costs as much as another.
+    """The matching of an arm: a setting that is changed until it costs as much as another.
 
     Args:
         on: the matched cost: tokens, FLOPs of a run, parameters, or seconds of a run.

@@ -79,7 +79,7 @@ def _caption(audit: Audit) -> str:
     if _reads(audit):
         sentences.append(
             "Heat map: the share of each source in what a sublayer reads, the stronger the colour the larger; framed: its "
-            "favourite. A large share need not be a large effect, so the next panel takes sources away."
+            "favourite. A large share need not be a large effect, so the next panel removes sources."
         )
     sentences.append(
         "Bars: loss change in nats per token, with two standard errors; grey bars: a random change of the same size."
@@ -234,7 +234,7 @@ def _streams(audit: Audit, names: Sequence[str]) -> tuple[float, Panel] | None:
         return None
     # The row of a sublayer shows the state after it.
     rows = [
-        {"row": names[index - 1], "x": spread, "description": f"spread of the streams behind {names[index - 1]}: {spread:.3g}"}
+        {"row": names[index - 1], "x": spread, "description": f"spread of the streams after {names[index - 1]}: {spread:.3g}"}
         for index, spread in enumerate(audit.streams.spread)
         if index
     ]

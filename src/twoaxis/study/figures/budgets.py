@@ -42,9 +42,8 @@ def speedup(data: ReportData) -> Figure | None:
         return shared_rows(drawn, width, label_width(names, width))
 
     caption = (
-        f"What {data.control} would need for the loss of an arm, over what the arm took; right of 1 the arm is the cheaper "
-        "way. Line: 95 % interval; an arrow: its end lies outside the measured budgets of the control, and nothing is "
-        "extrapolated."
+        f"Cost at which {data.control} reaches the loss of an arm, over the cost of the arm; right of 1 the arm is cheaper. "
+        "Line: 95 % interval; an arrow: its end lies outside the measured budgets of the control, and nothing is extrapolated."
     )
     description = " ".join(f"By {UNITS[by]}: {'; '.join(row.description for row in rows)}." for by, rows in panels.items())
     return Figure("speedup", "Effective speedup", caption, description, draw)
@@ -61,9 +60,8 @@ def control_curve(data: ReportData) -> Figure | None:
         return side_by_side([_fit(data, by, curve, each) for by, curve in panels], width, 2)
 
     caption = (
-        f"Rings: runs of {data.control} at several budgets and the fitted curve; coloured: the mean of each arm at what it "
-        "took. An arm below the curve is the cheaper way to its loss. Beneath: what the fit leaves unexplained, with the "
-        "offset of each seed taken out."
+        f"Rings: runs of {data.control} at several budgets, with the fitted curve; coloured: the mean of each arm at its cost. "
+        "An arm below the curve is the cheaper way to its loss. Beneath: residuals of the fit, without the offset of each seed."
     )
     description = " ".join(f"By {UNITS[by]} of training: {curve.sentence}" for by, curve in panels)
     return Figure("control-curve", f"What {data.control} needs for a loss", caption, description, draw)

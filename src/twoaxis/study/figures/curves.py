@@ -45,9 +45,8 @@ def losses(data: ReportData) -> Figure | None:
         return _labelled(data, lines, labelled, width, height, _late(lines, 0.25))
 
     caption = (
-        "Line: mean over seeds; shaded: from the least to the greatest of the seeds, for the control and the arms that the "
-        "study asks about. Dashed grey: companions, "
-        "labelled where there is room. The first quarter of training may leave the frame."
+        "Line: mean over seeds; shaded: range over seeds, for all but companions. Dashed grey: companions, labelled where "
+        "there is room. The first quarter of training may leave the frame."
     )
     description = (
         "At the end: " + "; ".join(f"{line.arm} {words.loss(line.last)}" for line in _sorted(lines)) + " nats per token."

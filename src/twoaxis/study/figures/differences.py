@@ -32,7 +32,7 @@ def differences(data: ReportData) -> Figure | None:
         "Left of zero is better. "
         + _marks(data, data.charge)
         + _band_in_words(data)
-        + " Companions are grey, below the arms that the study asks about; both groups are sorted by their mean."
+        + " Companions are grey, below the other arms; both groups are sorted by their mean."
     )
     title = f"Difference to {data.control} at equal {UNITS[data.charge]}"
     return Figure("differences", title, caption, _describe(rows), draw)
@@ -84,8 +84,9 @@ def contrasts(data: ReportData) -> Figure | None:
         return forest(one_line, scale, width, labels, texts=262)
 
     caption = (
-        "Each arm minus one of its companions, in pairs; left of zero means that the arm is better than what was put in its "
-        "place. " + _marks(data, data.charge) + _band_in_words(data)
+        "Each arm minus one of its companions, in pairs; left of zero the arm is better. "
+        + _marks(data, data.charge)
+        + _band_in_words(data)
     )
     return Figure("contrasts", "Against companions", caption, _describe(one_line), draw)
 

@@ -43,7 +43,7 @@ def verdicts(data: ReportData) -> Markup:
     arms = sorted(
         ((name, arm) for name, arm in data.arms.items() if arm.role == "treatment"), key=lambda item: _rank(data, item[1])
     )
-    asked = [_chip(name, _comparison(data, arm), arm.no_verdict, arm.sentence, scale) for name, arm in arms]
+    chips = [_chip(name, _comparison(data, arm), arm.no_verdict, arm.sentence, scale) for name, arm in arms]
     contrasts = [
         _chip(f"{one.arm} {words.MINUS} {one.against}", one.comparison, one.no_verdict, one.sentence, scale)
         for one in data.contrasts
@@ -51,15 +51,15 @@ def verdicts(data: ReportData) -> Markup:
     kinds = [(one.comparison.verdict if one.comparison else None) or "no verdict" for one in data.contrasts]
     said = ", ".join(f"{kinds.count(word)} {word}" for word in ("better", "worse", "undecided", "no verdict") if word in kinds)
     noun = "contrast between arms, which rules" if len(contrasts) == 1 else "contrasts between arms, which rule"
-    return part(TEMPLATE, "chips", "treatment", asked) + details(
+    return part(TEMPLATE, "chips", "treatment", chips) + details(
         f"{len(contrasts)} {noun} out other explanations: {said}", part(TEMPLATE, "chips", "companion", contrasts)
     )
 
 
 def _facts(data: ReportData) -> list[tuple[str, str]]:
     control = data.arms[data.control]
-    asked, companions = (sum(arm.role == role for arm in data.arms.values()) for role in ("treatment", "companion"))
-    arms = f"{asked} + {companions} companions" if companions else str(asked)
+    treatments, companions = (sum(arm.role == role for arm in data.arms.values()) for role in ("treatment", "companion"))
+    arms = f"{treatments} + {companions} companions" if companions else str(treatments)
     found = [
         ("control", data.control),
         ("arms compared with it", arms),

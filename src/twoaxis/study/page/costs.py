@@ -131,19 +131,17 @@ def _tuning(data: ReportData) -> str:
     tuning = data.tuning
     if tuning is None:
         return ""
-    rates = sorted({rate for losses in tuning.losses.values() for rate in losses}, key=float)
     rows: list[tuple[Cell, ...]] = []
     for name, losses in tuning.losses.items():
         cells: list[Cell] = []
-        for rate in rates:
+        for rate in tuning.rates:
             loss = losses.get(rate)
-            chosen = name in tuning.chosen and float(rate) == tuning.chosen[name]
             if loss is None:
                 cells.append("diverged" if rate in losses else None)
+            elif tuning.is_chosen(name, rate):
+                cells.append(Markup("<strong>{}</strong> ✓").format(words.loss(loss)))
             else:
-                cells.append(
-                    Markup("<strong>{}</strong> ✓").format(words.loss(loss)) if chosen else Number(words.loss(loss), loss)
-                )
+                cells.append(Number(words.loss(loss), loss))
         rows.append((name, *cells))
     each = f"A trial reads {words.count(tuning.tokens_each)} tokens. " if tuning.tokens_each else ""
     edge = (
@@ -155,7 +153,7 @@ def _tuning(data: ReportData) -> str:
         f"Validation loss of one trial for each learning rate, with seed {tuning.seed}, which is none of the replicates; ✓ was "
         f"chosen. {each}All trials together read {words.count(tuning.tokens)} tokens.{edge}"
     )
-    return table(caption, ("arm", *(f"lr {float(rate):g}" for rate in rates)), rows)
+    return table(caption, ("arm", *(f"lr {float(rate):g}" for rate in tuning.rates)), rows)
 
 
 def setting(value: object) -> str:

@@ -53,7 +53,7 @@ def runs(data: ReportData) -> str:
         "runs",
         "Runs",
         table("Runs that did not finish", columns, map(_run, lost), text=text) if lost else "",
-        details(summary, table("Runs, with rungs and trials; losses in nats per token", columns, rows, text=text)),
+        details(summary, table("All runs, including trials; losses in nats per token", columns, rows, text=text)),
     )
 
 

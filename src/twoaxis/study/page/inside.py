@@ -30,7 +30,7 @@ def inside(data: ReportData, figures: Figures) -> str:
                 summary, drawn, paragraph(note, "note"), details("All ablations", _ablations(audit)), state=state, kind="card"
             )
         )
-    lead = "Correlation is not cause: what a sublayer reads most is shown beside what the loss does when it is taken away."
+    lead = "A large weight need not be a large effect, so sources are also removed and the loss change is shown."
     return section("inside", "Inside the arms", *parts, lead=lead if any(parts) else "")
 
 
@@ -47,8 +47,8 @@ def _summary(audit: Audit) -> str:
 def _ablations(audit: Audit) -> str:
     rows = [_ablation(audit, one) for one in audit.ablations]
     caption = (
-        f"Loss change in nats per token when something is taken away, over {audit.sequences} sequences; the random change has "
-        "the same size at every token."
+        f"Loss change in nats per token when a component is removed, over {audit.sequences} sequences; the random change has "
+        "the same norm at every token."
     )
     return table(caption, COLUMNS, rows, text=("in", "replaced by")) if rows else ""
 

@@ -70,7 +70,7 @@ def speedups(data: ReportData, figures: Figures) -> str:
     columns = ("arm", "speedup", "95 % interval", "bootstrap", "speedup ", "95 % interval ", "bootstrap ")
     words_in = [column for column in columns if "interval" in column or "bootstrap" in column]
     caption = (
-        f"Effective speedup: what {data.control} would need for the loss of an arm, over what the arm took. "
+        f"Effective speedup: the cost at which {data.control} reaches the loss of an arm, over the cost of the arm. "
         "Nothing outside the measured budgets is extrapolated."
     )
     groups = (("", 1), ("by FLOPs", 3), ("by seconds", 3))
@@ -100,10 +100,10 @@ def companions(data: ReportData, figures: Figures) -> str:
         rows.append((pair, why, _matched(found.matched), *compared))
     columns = ("difference of", "what the companion is for", "matched", *COMPARED)
     caption = "Arms minus their companions, nats per token; below zero means that the arm is better than the companion."
-    lead = "Each companion lacks the one thing that an arm is said to win by, or spends the same cost in another way."
+    lead = "Each companion isolates one explanation: it lacks the feature in question, or spends the same cost in another way."
     return section(
         "companions",
-        "What it is that helps",
+        "Against companions",
         figure(figures.get("contrasts"), heading="none"),
         table(caption, columns, rows, text=("matched", "verdict"), long=("what the companion is for",)) if rows else "",
         bullets(found.sentence for found in data.contrasts if found.comparison is None),
@@ -171,8 +171,5 @@ def _accuracies(data: ReportData) -> str:
         for name, arm in data.arms.items()
         if arm.accuracies
     ]
-    note = (
-        "Part of the answers that were the most likely token, after the last step. It is shown beside the loss, and "
-        "decides nothing."
-    )
+    note = "Share of the answers that were the most likely token, after the last step. It does not affect the verdicts."
     return paragraph(note, "note") + table("Accuracy by arm", ACCURACY_COLUMNS, rows) if rows else ""

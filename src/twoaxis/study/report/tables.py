@@ -112,13 +112,12 @@ def tuning_table(data: ReportData) -> tuple[list[str], list[list[str]]]:
     tuning = data.tuning
     if tuning is None:
         return [], []
-    rates = sorted({rate for losses in tuning.losses.values() for rate in losses}, key=float)
     rows = []
     for name, losses in tuning.losses.items():
-        chosen = f"{tuning.chosen[name]:g}" if name in tuning.chosen else ""
-        rows.append([name, *(_trial(losses, rate, rate == chosen) for rate in rates)])
-        rows[-1].append("at the end of its grid" if name in tuning.at_edge else "inside its grid" if chosen else "none trained")
-    return ["arm", *(f"lr {rate}" for rate in rates), "chosen rate"], rows
+        where = "at the end of its grid" if name in tuning.at_edge else "inside its grid"
+        trials = [_trial(losses, rate, tuning.is_chosen(name, rate)) for rate in tuning.rates]
+        rows.append([name, *trials, where if name in tuning.chosen else "none trained"])
+    return ["arm", *(f"lr {rate}" for rate in tuning.rates), "chosen rate"], rows
 
 
 def _trial(losses: Mapping[str, float | None], rate: str, chosen: bool) -> str:
@@ -264,9 +263,7 @@ SPEEDUP = ("arm", "by", "speedup", "ci95_low", "ci95_high", "bootstrap95_low", "
 def csv_tables(data: ReportData) -> dict[str, str]:
     """CSV text by name; a table without rows is left out."""
     arms = data.arms.items()
-    losses = data.tuning.losses if data.tuning else {}
-    chosen = data.tuning.chosen if data.tuning else {}
-    rounds = data.timing.seconds if data.timing else {}
+    tuning, rounds = data.tuning, data.timing.seconds if data.timing else {}
     made: dict[str, tuple[Sequence[str], list[Sequence[Any]]]] = {
         "arms": (ARMS, [(name, *_fields(arm, ARMS[1:])) for name, arm in arms]),
         "losses": (("arm", "seed", "loss"), [(name, *one) for name, arm in arms for one in arm.losses.items()]),
@@ -302,7 +299,13 @@ def csv_tables(data: ReportData) -> dict[str, str]:
         ),
         "tuning": (
             ("arm", "lr", "loss", "chosen"),
-            [(name, lr, loss, chosen.get(name) == float(lr)) for name, trials in losses.items() for lr, loss in trials.items()],
+            []
+            if tuning is None
+            else [
+                (name, lr, loss, tuning.is_chosen(name, lr))
+                for name, trials in tuning.losses.items()
+                for lr, loss in trials.items()
+            ],
         ),
         "runs": (RUNS, [_fields(run, RUNS) for run in data.runs]),
     }

@@ -168,7 +168,7 @@ class _Session:
             return False
         added = wider_trials(self.plan, tuning, [self.folder.record(key) for key in self._trials])
         for arm in added:
-            self.progress.note(f"{arm.tuned_as}: the best learning rate so far lies at the end of its grid; {arm.why} is added")
+            self.progress.note(f"{arm.tuned_as}: the best learning rate so far is at the end of its grid; adds {arm.why}")
         self.plan = self.plan.replace(arms=(*self.plan.arms, *added))
         self.folder.keep_plan(self.plan)
         self.order = run_keys(self.plan)
@@ -181,7 +181,7 @@ class _Session:
             noted = False
             while self.folder.run(key).is_locked:
                 if not noted:
-                    self.progress.note(f"{key}: still trains since an earlier call, and is waited for")
+                    self.progress.note(f"{key}: is still training from an earlier call; waiting for it")
                 noted = True
                 time.sleep(WAIT_SECONDS)
 
@@ -209,7 +209,7 @@ class _Session:
             recipe = self.folder.recipe_of(arm, key.seed)
             if found := self.cache.lookup(recipe, key):
                 self.progress.begin(key, recipe.steps, recipe.steps)
-                self.progress.end(key, f"the same run is in {found}, which is used")
+                self.progress.end(key, f"reuses the same run in {found}")
                 continue
             tasks.append(self._task(key, recipe))
             self.by_name[str(key)] = key
@@ -252,7 +252,7 @@ class _Session:
             self.progress.end(key, result.message + loss)
         else:
             write_json(self.folder.failure(key), {"exit_code": code, "message": message})
-            self.progress.end(key, f"failed, the others go on: {message}")
+            self.progress.end(key, f"failed, other runs continue: {message}")
 
 
 def choose_learning_rates(plan: StudyPlan, trials: Iterable[RunRecord]) -> dict[str, float]:

@@ -271,7 +271,7 @@ class StudyFolder:
             return "failed", str(failure.get("message"))
         if self.run(key).path.exists():
             steps = len(read_metrics(self.run(key).metrics))
-            return "partial", f"stopped after step {steps}; run the study again to go on"
+            return "partial", f"stopped after step {steps}; run the study again to continue"
         return "not started", "not started"
 
 

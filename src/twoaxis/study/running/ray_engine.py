@@ -214,7 +214,7 @@ def _run(task: Task, environment: dict[str, str]) -> int:
     while RunFolder(task.run).is_locked:
         if not waited:
             with open(task.log, "ab") as log:
-                log.write(b"still trains since an earlier call, and is waited for\n")
+                log.write(b"is still training from an earlier call; waiting for it\n")
         waited = True
         time.sleep(POLL_SECONDS)
     return run_process(task.command, task.log, lambda: None, {**environment, **task.environment})
