@@ -131,7 +131,7 @@ def test_without_a_stream_is_a_stream_that_nobody_uses() -> None:
         depth.read_weights[1].zero_()
         depth.residual_weights[1].zero_()
 
-    assert_as_if(decoder, StreamRemoval(2, "stream 1", (1, slice(0, 8))), edit)
+    assert_as_if(decoder, StreamRemoval(2, "stream 1", 1, slice(0, 8)), edit)
 
 
 def test_without_a_fraction_is_a_fraction_that_nobody_uses() -> None:
@@ -142,7 +142,7 @@ def test_without_a_fraction_is_a_fraction_that_nobody_uses() -> None:
         depth.read_weights[1].zero_()
         depth.residual_weights[1].zero_()
 
-    assert_as_if(decoder, StreamRemoval(2, "fraction 1", (0, slice(4, 8))), edit)
+    assert_as_if(decoder, StreamRemoval(2, "fraction 1", 0, slice(4, 8)), edit)
 
 
 def test_without_a_local_mixer_is_without_its_taps() -> None:

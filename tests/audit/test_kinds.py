@@ -54,7 +54,7 @@ def test_every_sequence_kind_is_audited(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["attention_residuals", "muddformer", "hyper_connections", "frac_connections"])
 def test_an_audit_of_24_sublayers_is_a_small_file(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def outcomes(model: Decoder, batches: Any, taken: Sequence[Removal], seed: int, told: Any) -> tuple[Ablation, ...]:
+    def outcomes(model: Decoder, batches: Any, taken: Sequence[Removal], seed: int, progress: Any) -> tuple[Ablation, ...]:
         changes = ("loss_change", "standard_error", "control_loss_change", "control_standard_error")
         numbers = dict.fromkeys(changes, -0.000123456)
         common = ("what", "sublayer", "target", "replacement", "choice")

@@ -44,8 +44,8 @@ class Collector(Probe):
 
     def written(self, index: int, written: Written) -> Any:
         done = Write(*written[1:])
-        self.add(index, self.sublayers[index].depth.explain(done).sums, written.following)
-        return written.following
+        self.add(index, self.sublayers[index].depth.explain(done).sums, written.next_state)
+        return written.next_state
 
     def left(self, state: Any, left: Any) -> Any:
         self.add(len(self.sublayers), self.decoder.ends.explain(Read(state, left)).sums, left)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from twoaxis.audit.result import Ablation, Audit, ClassRouting, Effort, Gain, Gates, Norms, Place, Routing, Streams
+from twoaxis.audit.result import Ablation, Audit, AuditedSublayer, ClassRouting, Effort, Gain, Gates, Norms, Routing, Streams
 
 AUDITED = {
     "residual": "residual",
@@ -22,7 +22,9 @@ KINDS = ("attention", "swiglu")
 def example_audit(arm: str) -> Audit:
     """The audit of one arm."""
     depth, noise = AUDITED[arm], np.random.default_rng(list(arm.encode()))
-    places = tuple(Place(index=2 * block + at, block=block, kind=KINDS[at]) for block in range(N_BLOCKS) for at in range(2))
+    places = tuple(
+        AuditedSublayer(index=2 * block + at, block=block, kind=KINDS[at]) for block in range(N_BLOCKS) for at in range(2)
+    )
     n = len(places)
     routing = (
         tuple(_routing(index, noise) for index in range(1, n + 1)) if depth in ("attention_residuals", "muddformer") else ()

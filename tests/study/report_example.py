@@ -18,10 +18,10 @@ from twoaxis.study.report_data import (
     ArmData,
     ChangeData,
     Charge,
-    ChargedData,
     ComparisonData,
     ContrastData,
     CurveData,
+    EqualCostData,
     GateData,
     PairingData,
     PointData,
@@ -208,7 +208,7 @@ def _arm(name: str, effect: tuple[float, float, float, float], losses: Any, seed
         found = _against(name, CONTROL, losses, seeds, 0.75 * (1 - ratio**-0.34))
         if found is not None and name in COMPANIONS:
             found = found.withheld().replace(family=0, simultaneous=None)
-        charged[charge] = ChargedData(cost=cost, cost_ratio=ratio, comparison=found, unavailable="" if found else reason)
+        charged[charge] = EqualCostData(cost=cost, cost_ratio=ratio, comparison=found, unavailable="" if found else reason)
     comparison = None if control else charged["tokens"].comparison
     role = "control" if control else "companion" if name in COMPANIONS else "treatment"
     companion = COMPANIONS.get(name)

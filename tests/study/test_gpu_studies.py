@@ -78,7 +78,7 @@ def test_short_study_reads_its_report(short_study: ModuleType, trainer: FakeTrai
     [
         ("import sys; sys.exit('no such corpus')", 60.0, "ended with exit code 1: no such corpus"),
         ("import time; time.sleep(60)", 0.0, "took more than 0 s and was stopped"),
-        ("", 60.0, "ended with exit code 0 without a word"),
+        ("", 60.0, "ended with exit code 0 without output"),
     ],
     ids=["fails", "takes too long", "writes no report"],
 )

@@ -22,11 +22,11 @@ from twoaxis.display import numbers as words
 from twoaxis.display.html import POLICY, breakable
 from twoaxis.display.theme import ARMS
 from twoaxis.study.figures import Figure, study_figures
-from twoaxis.study.figures.labels import Frame, beside_points, spread
+from twoaxis.study.figures.labels import Frame, place_labels, spread
 from twoaxis.study.page import render_page
 from twoaxis.study.report import write_report_files
 from twoaxis.study.report.tables import csv_tables
-from twoaxis.study.report_data import GateData, PairingData, ReportData
+from twoaxis.study.report_data import GateData, PairingData, ReportData, TuningData
 
 from .report_example import CONTROL, DIVERGED, example, example_page
 
@@ -243,19 +243,27 @@ def test_tables_hold_all_digits() -> None:
     assert not re.search(r"\b(None|nan)\b", "".join(made.values()))
 
 
+def test_chosen_rate_with_many_digits_is_marked() -> None:
+    tuning = TuningData(seed=9, losses={"a": {"0.00123457": 3.0, "0.01": 4.0}}, chosen={"a": 0.0012345678}, tokens=10)
+    assert [tuning.is_chosen("a", rate) for rate in tuning.rates] == [True, False]
+    rows = list(csv.DictReader(io.StringIO(csv_tables(example().replace(tuning=tuning))["tuning"])))
+    assert [row["chosen"] for row in rows] == ["true", "false"]
+
+
 def test_all_files_are_written(tmp_path: Path) -> None:
     data = example(2, ("muddformer", "muddformer~static"))
     files = write_report_files(data, tmp_path)
-    schema = json.loads(files.schema.read_text())
+    figures = [path for path in files if path.parent.name == "figures"]
+    schema = json.loads((tmp_path / "report.schema.json").read_text())
     jsonschema.validate(json.loads(json.dumps(data.to_data())), schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(data.to_data() | {"complete": "perhaps"}, schema)
     drawn = {figure.name: figure for figure in study_figures(data)}
     first = next(iter(drawn.values()))
-    assert f">{first.title}</h3>" in files.html.read_text()
+    assert f">{first.title}</h3>" in files[0].read_text()
     assert first.inline("wide") == first.inline("wide"), "the same data make the same page"
-    assert sorted(path.name for path in files.figures) == sorted(f"{name}.{kind}" for name in drawn for kind in ("png", "svg"))
-    for path in files.figures:
+    assert sorted(path.name for path in figures) == sorted(f"{name}.{kind}" for name in drawn for kind in ("png", "svg"))
+    for path in figures:
         if path.suffix == ".svg":
             assert drawn[path.stem].title in "".join(ElementTree.parse(path).getroot().itertext())
         else:
@@ -263,7 +271,7 @@ def test_all_files_are_written(tmp_path: Path) -> None:
             assert content.startswith(b"\x89PNG")
             assert min(int.from_bytes(content[at : at + 4], "big") for at in (16, 20)) > 200
     written = {path for path in tmp_path.rglob("*") if path.is_file()}
-    assert written == {files.html, files.schema, *files.figures, *files.tables}
+    assert written == set(files)
 
 
 def test_a_report_before_any_run_has_finished() -> None:
@@ -340,7 +348,7 @@ def test_labels_at_the_end_of_lines_stay_apart_and_in_order(wanted: list[float])
 
 @given(st.lists(st.tuples(st.floats(0, 400), st.floats(0, 300)), min_size=1, max_size=20))
 def test_labels_beside_points_cover_nothing(points: list[tuple[float, float]]) -> None:
-    placed = [place for place in beside_points(points, ["block_attnres"] * len(points), FRAME) if place is not None]
+    placed = [place for place in place_labels(points, ["block_attnres"] * len(points), FRAME) if place is not None]
     length, half = 0.56 * 11 * len("block_attnres"), 0.55 * 11
     boxes = [(place.x, place.y - half, place.x + length, place.y + half) for place in placed]
     for at, one in enumerate(boxes):

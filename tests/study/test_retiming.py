@@ -11,7 +11,7 @@ from twoaxis.study import StudyConfig
 from twoaxis.study.report import read_study_folder
 from twoaxis.study.report.analysis import analyse
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.running import time_again
+from twoaxis.study.running import measure_again
 from twoaxis.study.running.folder import RunKey, RunRecord, StudyFolder
 from twoaxis.study.timing import Timing, disagreement, pooled
 
@@ -134,10 +134,10 @@ def test_seconds_are_measured_again_once_all_runs_have_ended(trainer: FakeTraine
     trainer.spread()
     trainer.actions["delta/1"] = ["kill"]
     trainer.run()
-    assert folder.timing_after is None and not time_again(folder, fake_timer)
+    assert folder.timing_after is None and not measure_again(folder, fake_timer)
     first = folder.plan.timing
     trainer.run()
     assert folder.timing_after == first == folder.plan.timing, "the same machine; each is kept where it was"
-    assert not time_again(folder, fake_timer), "once"
+    assert not measure_again(folder, fake_timer), "once"
     report = read_study_folder(trainer.folder)
     assert report.timing is not None and report.timing.agree

@@ -1,4 +1,4 @@
-"""What a trained model does along both axes, and what of it matters: measurements and ablations of one run."""
+"""The audit of a trained model along both axes: measurements and ablations of one run."""
 
 from twoaxis.audit.result import Audit
 from twoaxis.audit.run import audit_model, audit_run, read_audit

@@ -1,6 +1,6 @@
-"""What matters: passes with one thing taken away, or changed at random by as much.
+"""Ablations: passes with one component removed, or as a control perturbed at random by the same norm.
 
-Letters: B batch, T position, D width, E width of what is changed, C channels of a local mixer.
+Letters: B batch, T position, D width, E width of the changed value, C channels of a local mixer.
 """
 
 import random
@@ -29,17 +29,18 @@ EMBEDDING = "embedding"
 
 
 class Removal(Probe):
-    """Takes something away in a pass, or as its control changes the same thing in a random direction by the same norm.
+    """Removes a component in a pass, or as a control perturbs it in a random direction by the same norm.
 
     Args:
-        what: the sort of thing.
-        sublayer: where it stands.
+        sublayer: its position.
         target: its name.
-        mean: what takes its place; None is zero.
+        mean: its replacement; None is zero.
 
     Attributes:
+        what: the kind of component.
+        choice: of a source: `favourite` or `random`.
         sizes: the norm of the change of each token.
-        direction: names the random direction of a control; None takes the thing away.
+        direction: seed of the random direction of a control; None removes the component.
     """
 
     what: What
@@ -53,15 +54,15 @@ class Removal(Probe):
 
     @property
     def replacement(self) -> Replacement:
-        """What takes the place of the thing."""
+        """The kind of replacement."""
         return "zero" if self.mean is None else "mean"
 
     def instead(self, value: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
-        """What takes the place of a value."""
+        """The replacement of a value."""
         return torch.zeros_like(value) if self.mean is None else self.mean.to(value.dtype).expand_as(value)
 
     def changed(self, before: Float[Tensor, "B T E"], after: Float[Tensor, "B T E"], where: str = "") -> Tensor:
-        """The value to go on with: without the thing, or changed at random as much."""
+        """Returns the removed value `after`, or as a control `before` with a random change of the same norm."""
         size = torch.linalg.vector_norm(after - before, dim=-1, keepdim=True)
         if self.direction is None:
             self.sizes["change"].add(size)
@@ -71,12 +72,12 @@ class Removal(Probe):
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Lets the removal reach into modules, for the length of a pass."""
+        """Hooks into modules for one pass."""
         yield
 
 
 class UpdateRemoval(Removal):
-    """Takes away what one sublayer writes; what it emits beside that for the depth mixer stays."""
+    """Removes the update of one sublayer; extra channels for the depth mixer stay."""
 
     what = "sublayer"
 
@@ -94,13 +95,13 @@ class UpdateRemoval(Removal):
 
 
 class StreamRemoval(Removal):
-    """Takes away one stream, or one fraction of a stream, of the state that enters a sublayer or the final read."""
+    """Removes one stream, or one fraction of a stream, from the state before a sublayer or the final read."""
 
     what = "stream"
 
-    def __init__(self, sublayer: int, target: str, place: tuple[int, slice], mean: Tensor | None = None) -> None:
+    def __init__(self, sublayer: int, target: str, stream: int, channels: slice, mean: Tensor | None = None) -> None:
         super().__init__(sublayer, target, mean)
-        self.stream, self.channels = place
+        self.stream, self.channels = stream, channels
 
     def state(self, index: int, state: Any) -> Any:
         """Changes the state before the sublayer."""
@@ -114,7 +115,7 @@ class StreamRemoval(Removal):
 
 
 class LocalRemoval(Removal):
-    """Lets the channels pass a local mixer as they are, or moved by the mean of what it does to them."""
+    """Replaces a local mixer by the identity, or by the identity plus its mean change."""
 
     what = "local"
 
@@ -124,13 +125,13 @@ class LocalRemoval(Removal):
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """Puts itself behind the local mixer."""
+        """Hooks into the local mixer."""
 
-        def instead(module: nn.Module, given: tuple[Any, ...], result: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        def replace_output(module: nn.Module, given: tuple[Any, ...], result: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
             x, (y, cache) = given[0], result
             return self.changed(y, x + self.instead(x)), cache
 
-        handle = self.mixer.register_forward_hook(instead)
+        handle = self.mixer.register_forward_hook(replace_output)
         try:
             yield
         finally:
@@ -138,7 +139,7 @@ class LocalRemoval(Removal):
 
 
 class SourceRemoval(Removal):
-    """Takes one source out of every weighted sum that one sublayer reads or writes, all other weights as they are."""
+    """Removes one source from every weighted sum that one sublayer reads or writes; other weights are unchanged."""
 
     what = "source"
 
@@ -148,24 +149,24 @@ class SourceRemoval(Removal):
         self.sublayers = sublayer_list(model)
 
     def applies(self, index: int) -> bool:
-        """Whether the sums of a sublayer are changed."""
+        """Whether sums of a sublayer are changed."""
         return index == self.sublayer
 
     def read(self, index: int, state: Any, views: Views, carry: Any) -> tuple[Views, Any]:
-        """Changes what the sublayer reads."""
+        """Changes the read of the sublayer."""
         if not self.applies(index):
             return views, carry
         return self._without((views, carry), self.sublayers[index].depth.explain(Read(state, views, carry)).sums, index)
 
     def written(self, index: int, written: Written) -> Any:
-        """Changes what the sublayer leaves."""
+        """Changes the state after the sublayer."""
         if not self.applies(index):
-            return written.following
+            return written.next_state
         done = Write(*written[1:])
-        return self._without(written.following, self.sublayers[index].depth.explain(done).sums, index)
+        return self._without(written.next_state, self.sublayers[index].depth.explain(done).sums, index)
 
     def left(self, state: Any, left: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Changes what the head reads."""
+        """Changes the final read."""
         end = len(self.sublayers)
         return self._without(left, self.model.ends.explain(Read(state, left)).sums, end) if self.applies(end) else left
 
@@ -184,7 +185,7 @@ class SourceRemoval(Removal):
 
 
 class EmbeddingRemoval(SourceRemoval):
-    """Takes the embedding out of all weighted sums with several sources; what else the model knows of it stays."""
+    """Removes the embedding from all weighted sums with several sources."""
 
     what = "embedding"
 
@@ -192,12 +193,12 @@ class EmbeddingRemoval(SourceRemoval):
         super().__init__(model, first, EMBEDDING, "")
 
     def applies(self, index: int) -> bool:
-        """Everywhere."""
+        """All sublayers are changed."""
         return True
 
 
 def removals(observer: Observer, routing: tuple[Routing, ...], seed: int) -> list[Removal]:
-    """Everything that an audit takes away, in the order of depth within each sort."""
+    """All removals of an audit, in order of depth within each kind."""
     model = observer.model
     return [
         *_updates(observer),
@@ -215,7 +216,7 @@ def _updates(observer: Observer) -> Iterator[Removal]:
 
 
 def _streams(observer: Observer) -> Iterator[Removal]:
-    """Every stream before each block but the first, whose streams are the embedding still, and before the final read."""
+    """Every stream before each block but the first, which starts from the embedding, and before the final read."""
     model, (n, m) = observer.model, n_pieces(observer.model)
     if n * m == 1 or not isinstance(model.ends, ParallelEnds):
         return
@@ -226,7 +227,7 @@ def _streams(observer: Observer) -> Iterator[Removal]:
         for piece, name in enumerate(piece_names(n, m)):
             first = piece % m * width
             for mean in (None, means[piece]):
-                yield StreamRemoval(index, name, (piece // m, slice(first, first + width)), mean)
+                yield StreamRemoval(index, name, piece // m, slice(first, first + width), mean)
 
 
 def _locals(observer: Observer) -> Iterator[Removal]:
@@ -236,7 +237,7 @@ def _locals(observer: Observer) -> Iterator[Removal]:
 
 
 def _sources(model: Decoder, routing: tuple[Routing, ...], seed: int) -> Iterator[Removal]:
-    """The embedding where it is a source, and at each sublayer its favourite source and a random other one."""
+    """The embedding if it is a source, and at each sublayer its favourite source and a random other one."""
     read = [one for one in routing if one.role == "read" and len(one.sources) > 1]
     holders = [one.sublayer for one in read if EMBEDDING in one.sources]
     if holders:

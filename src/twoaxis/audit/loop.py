@@ -1,4 +1,4 @@
-"""The contract loop, open at every step: a pass that can be watched, changed, and begun at any sublayer.
+"""The read/write loop of the depth contract with callbacks: a pass that can be observed, changed, and started at any sublayer.
 
 Letters: B batch, T position, D width.
 """
@@ -21,15 +21,15 @@ from twoaxis.ops.cross_entropy import linear_cross_entropy
 
 
 class Written(NamedTuple):
-    """What one sublayer has done.
+    """The values of one sublayer after its write.
 
     Attributes:
-        before: the state that it read from.
-        state: the same, with what its attention has added to it, which it wrote to.
-        update: what it wrote.
-        context: what the update was made from.
-        carry: what its read handed to its write.
-        following: the state that it left.
+        before: the state that it read.
+        state: the state that it wrote to, which includes changes by head mixing.
+        update: of its mixer.
+        context: input of its mixer.
+        carry: from its read to its write.
+        next_state: result of its write.
     """
 
     before: Any
@@ -37,61 +37,61 @@ class Written(NamedTuple):
     update: Tensor
     context: Views
     carry: Any
-    following: Any
+    next_state: Any
 
 
 class Probe:
-    """What watches or changes a pass; this base does neither.
+    """Callbacks that observe or change a pass; the base class does neither.
 
     Attributes:
-        first: the first sublayer that it may change something at.
+        first: the first sublayer at which it may change something.
     """
 
     first = 0
 
     def state(self, index: int, state: Any) -> Any:
-        """Before a sublayer, or before the final read: returns the state to go on with."""
+        """Called before a sublayer and before the final read; returns the state to continue with."""
         return state
 
     def read(self, index: int, state: Any, views: Views, carry: Any) -> tuple[Views, Any]:
-        """Behind a read: returns what the sublayer sees, and the carry."""
+        """Called after a read; returns views and carry to continue with."""
         return views, carry
 
     def update(self, index: int, update: Tensor) -> Tensor:
-        """Behind a mixer: returns the update to write."""
+        """Called after a mixer; returns the update to write."""
         return update
 
     def written(self, index: int, written: Written) -> Any:
-        """Behind a write: returns the state to go on with."""
-        return written.following
+        """Called after a write; returns the state to continue with."""
+        return written.next_state
 
     def left(self, state: Any, left: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Behind the final read: returns what the final norm sees."""
+        """Called after the final read; returns the input of the final norm."""
         return left
 
 
 class Sample(NamedTuple):
-    """A batch with the layout that its passes share."""
+    """A batch with its token layout."""
 
     batch: Batch
     layout: TokenLayout
 
     @staticmethod
     def of(batch: Batch) -> "Sample":
-        """Lays out the documents of a batch."""
+        """Makes the layout from the documents of a batch."""
         if batch.documents is None:
             return Sample(batch, TokenLayout.contiguous(batch.tokens.shape[1]))
         return Sample(batch, TokenLayout.packed(batch.documents))
 
 
 def run_pass(model: Decoder, sample: Sample, probe: Probe, states: list[Any] | None = None) -> Float[Tensor, "B T D"]:
-    """Runs a model by its contract and returns what its head sees.
+    """Runs a model by the depth contract, and returns the input of its head.
 
     Args:
         model: any decoder.
-        sample: what to read.
-        probe: watches or changes the pass.
-        states: before each sublayer, from an earlier pass; the pass then begins at `probe.first`.
+        sample: the input.
+        probe: observes or changes the pass.
+        states: before each sublayer, from an earlier pass; the pass then starts at `probe.first`.
     """
     layout = sample.layout
     begin, state, ends = 0, None, None
@@ -108,8 +108,8 @@ def run_pass(model: Decoder, sample: Sample, probe: Probe, states: list[Any] | N
         context = sublayer.normalise(views)
         update, mixed, _ = sublayer.mix(context, state, layout)
         update = probe.update(index, update)
-        following = sublayer.depth.write(mixed, update, context, carry)
-        state = probe.written(index, Written(state, mixed, update, context, carry, following))
+        next_state = sublayer.depth.write(mixed, update, context, carry)
+        state = probe.written(index, Written(state, mixed, update, context, carry, next_state))
     state = probe.state(len(sublayers), state)
     left, _ = model.ends.leave(state, layout, ends)
     return model.norm(probe.left(state, left))
@@ -124,10 +124,10 @@ def sequence_losses(model: Decoder, hidden: Float[Tensor, "B T D"], batch: Batch
 
 @torch.no_grad()
 def check_loop(model: Decoder, sample: Sample) -> None:
-    """Verifies that an untouched pass is the model itself, bit for bit.
+    """Verifies that an unchanged pass equals the model bit for bit.
 
     Raises:
-        ConfigError: a model that does not follow the contract, so that no ablation of it would mean anything.
+        ConfigError: the model does not follow the contract, so that ablations would be meaningless.
     """
     tokens, targets, documents = sample.batch
     own, _ = model.loss(tokens, targets, None if documents is None else TokenLayout.packed(documents))
@@ -143,7 +143,7 @@ def check_loop(model: Decoder, sample: Sample) -> None:
 
 
 def replace_tensor(tree: Any, old: Tensor, make: Callable[[], Tensor]) -> tuple[Any, bool]:
-    """Puts a tensor in the place of this very one wherever a nested value holds it, and says whether it does."""
+    """Replaces a tensor, by identity, in a nested value; returns also whether it was found."""
     new: list[Tensor] = []
 
     def swap(leaf: Any) -> Any:

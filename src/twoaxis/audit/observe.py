@@ -1,4 +1,4 @@
-"""One pass through a model that changes nothing: everything that is measured on the way, as running sums.
+"""Measurements during an unchanged pass, as running sums.
 
 Letters: B batch, H heads, G kv-heads, T queries and keys, K key width, C queries at once.
 """
@@ -30,14 +30,14 @@ from twoaxis.ops.streams import pieces_of
 from twoaxis.sequence.heads import SoftmaxAttention
 
 QUERIES_AT_ONCE = 64
-"""So that scores take B*H*64*window numbers, whatever the length of the text."""
+"""Bounds scores to B*H*64*window numbers for any length of text."""
 
 
 class Distances:
-    """The attention of one place, added up by distance over batches.
+    """The attention of one mixer by distance, summed over batches.
 
     Args:
-        window: keys that a query sees, its own included; None is all of them.
+        window: keys visible to a query, including its own; None is all.
     """
 
     def __init__(self, window: int | None) -> None:
@@ -53,7 +53,7 @@ class Distances:
         layout: TokenLayout,
         sink: Float[Tensor, " H"] | None = None,
     ) -> None:
-        """Counts the attention of one batch."""
+        """Adds one batch."""
         T, dtype = q.shape[2], statistics_dtype(q)
         if len(self.mass) < T:
             self.mass = torch.nn.functional.pad(self.mass, (0, T - len(self.mass)))
@@ -81,12 +81,12 @@ class Distances:
 
     @property
     def mean(self) -> float:
-        """The mean distance of the attended token, without the sink."""
+        """The mean distance of attended tokens, without the sink."""
         distance = torch.arange(len(self.mass), dtype=torch.float64)
         return float((self.mass * distance).sum() / self.mass.sum().clamp(min=torch.finfo(torch.float64).tiny))
 
     def bins(self) -> tuple[tuple[int, ...], Tensor]:
-        """Where bins of doubling width begin, as far as anything was attended to, and the part of the mass in each."""
+        """The starts of bins of doubling width up to the largest attended distance, and the share of the mass in each."""
         reach = int(torch.nonzero(self.mass).max()) + 1 if bool(self.mass.any()) else 1
         begins = (0, *(2**power for power in range((reach - 1).bit_length())))
         ends = (*begins[1:], len(self.mass))
@@ -95,10 +95,10 @@ class Distances:
 
 
 PLACES = ("input_local", "projected_local")
-"""Where a sublayer may hold a local mixer."""
+"""Attributes of a sublayer that may hold a local mixer."""
 
 NEAR = 0.1
-"""How near a gate is to 0 or 1 to count as such."""
+"""Tolerance for a gate to count as 0 or 1."""
 
 
 class Mean:
@@ -109,7 +109,7 @@ class Mean:
         self.tokens = 0
 
     def add(self, values: Float[Tensor, "B T *each"]) -> None:
-        """Counts the tokens of one batch."""
+        """Adds one batch."""
         self.total = self.total + values.flatten(0, 1).double().sum(0)
         self.tokens += values.shape[0] * values.shape[1]
 
@@ -120,14 +120,14 @@ class Mean:
 
 
 class Means(dict[Any, Mean]):
-    """Means by key, made as they are asked for."""
+    """Means by key, created on first access."""
 
     def __missing__(self, key: Any) -> Mean:
         self[key] = Mean()
         return self[key]
 
     def number(self, key: Any) -> float:
-        """One mean that is a single number, rounded for a report."""
+        """A scalar mean, rounded for a report."""
         return rounded(self[key].value.reshape(1))[0]
 
 
@@ -136,13 +136,13 @@ def _rms(x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
 
 
 def n_pieces(model: Decoder) -> tuple[int, int]:
-    """Streams of the state, and fractions of each; (1, 1) unless the state is made of such."""
+    """Numbers of streams and of fractions of each; (1, 1) without parallel streams."""
     ends = model.ends
     return (ends.n_streams, ends.n_fractions) if isinstance(ends, ParallelEnds) else (1, 1)
 
 
 def local_mixers(model: Decoder) -> Iterator[tuple[int, str, str, LocalMixer]]:
-    """Every local mixer inside a sublayer, with the sublayer, its place and its kind."""
+    """Every local mixer inside a sublayer: index of the sublayer, attribute name, kind, and module."""
     configs = [config for block in model.config.layers for config in block]
     for index, (sublayer, config) in enumerate(zip(sublayer_list(model), configs, strict=True)):
         if isinstance(sublayer.mixer, LocalPlaces):
@@ -153,11 +153,11 @@ def local_mixers(model: Decoder) -> Iterator[tuple[int, str, str, LocalMixer]]:
 
 
 class Observer(Probe):
-    """Measures every pass that it watches.
+    """Measures passes of a model.
 
     Args:
-        model: what runs.
-        classes: of tokens, by which routing is told apart.
+        model: to run.
+        classes: of tokens, by which routing is reported.
     """
 
     def __init__(self, model: Decoder, classes: TokenClasses) -> None:
@@ -173,7 +173,7 @@ class Observer(Probe):
 
     @torch.no_grad()
     def observe(self, sample: Sample) -> Float[Tensor, " B"]:
-        """Runs one batch, and returns the loss of each sequence."""
+        """Runs one batch and returns the loss of each sequence."""
         self._sample, self._composite = sample, None
         self._masks = self.classes.masks(sample.batch.tokens, sample.layout)
         for name, mask in zip(self.classes.names, self._masks, strict=True):
@@ -204,23 +204,23 @@ class Observer(Probe):
         return state
 
     def read(self, index: int, state: Any, views: Views, carry: Any) -> tuple[Views, Any]:
-        """Measures what is read, and with which weights."""
+        """Measures the read and its weights."""
         self.means["read", index].add(torch.stack([_rms(view) for view in tensors(views)]).mean(0))
         self.routing.add(index, self.sublayers[index].depth.explain(Read(state, views, carry)).sums, self._masks)
         return views, carry
 
     def update(self, index: int, update: Tensor) -> Tensor:
-        """Measures the update, and adds it up for its mean."""
+        """Measures the update and adds it to its mean."""
         own = update[..., : self.model.config.d_model]
         self.means["update", index].add(_rms(own))
         self.means["mean update", index].add(own)
         return update
 
     def written(self, index: int, written: Written) -> Any:
-        """Measures how the write works, and how far attention looks back."""
+        """Measures the write, and the distances of attention."""
         sublayer = self.sublayers[index]
-        before, state, update, context, carry, following = written
-        sums, gauges = sublayer.depth.explain(Write(state, update, context, carry, following))
+        before, state, update, context, carry, next_state = written
+        sums, gauges = sublayer.depth.explain(Write(state, update, context, carry, next_state))
         self.routing.add(index, sums, self._masks)
         n, m = n_pieces(self.model)
         if n * m > 1 and any(one.role == "mix" for one in sums):
@@ -239,10 +239,10 @@ class Observer(Probe):
                     self.means[regime, index].add(members)
         if isinstance(sublayer.mixer, SoftmaxAttention) and self._sample is not None:
             self._look_back(index, before, context, self._sample)
-        return following
+        return next_state
 
     def left(self, state: Any, left: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Measures with which weights the head reads."""
+        """Measures the weights of the final read."""
         self.routing.add(len(self.sublayers), self.model.ends.explain(Read(state, left)).sums, self._masks)
         return left
 
@@ -260,7 +260,7 @@ class Observer(Probe):
 
     @contextmanager
     def _local_inputs(self) -> Iterator[dict[nn.Module, Tensor]]:
-        """What every local mixer sees during a pass, and what it adds, for its mean."""
+        """Records the input of every local mixer during a pass, and adds its change to a mean."""
         seen: dict[nn.Module, Tensor] = {}
 
         def keep(module: nn.Module, given: tuple[Any, ...], result: Any) -> None:

@@ -1,6 +1,6 @@
-"""What an audit finds, as plain frozen data: `audit.json` of a run folder.
+"""The data of an audit, `audit.json` of a run folder.
 
-A sublayer is named by its index along depth; the index `n_sublayers`, one behind the last, is the final read before the head.
+Sublayers are numbered along depth; the index `n_sublayers` is the final read before the head.
 """
 
 from typing import Literal
@@ -12,7 +12,7 @@ FORMAT = 1
 """The version of the fields below."""
 
 
-class Place(Config):
+class AuditedSublayer(Config):
     """A sublayer.
 
     Attributes:
@@ -27,11 +27,11 @@ class Place(Config):
 
 
 class ClassRouting(Config):
-    """How the tokens of one class weigh the sources of one sum.
+    """The weights of the sources of one sum, over the tokens of one class.
 
     Attributes:
         weight: the mean weight of each source, signed, in the order of `Routing.sources`.
-        entropy: of the absolute weights of a token over their sum, in nats; the mean over tokens.
+        entropy: of the normalised absolute weights of a token, in nats; the mean over tokens.
         favourite: the source with the largest mean absolute weight.
     """
 
@@ -44,14 +44,14 @@ class Routing(Config):
     """One weighted sum that the depth mixer forms.
 
     Attributes:
-        sublayer: the sublayer that reads it, or that writes it into the stream or streams.
-        result: what the sum is: `read`, `q`, `k`, `v`, `residual`, `stream` or `stream 0`.
-        part: the fraction of the width, where fractions have weights of their own; else empty.
+        sublayer: that reads the sum, or writes it into the streams.
+        result: of the sum: `read`, `q`, `k`, `v`, `residual`, `stream` or `stream 0`.
+        part: the fraction of the width with separate weights, or empty.
         role: `read`, or `mix` for a sum that only mixes parallel streams.
-        sources: names of the sources, oldest first; names mean the same at every sublayer.
-        share: the mean over tokens of the absolute weight over the sum of absolute weights; adds up to 1.
-        deviation: the standard deviation of each weight over tokens; 0 for static weights.
-        classes: by token class; `all` is every token, and the only class of a sum that mixes streams or that makes a fraction.
+        sources: names, oldest first, the same at every sublayer.
+        share: mean over tokens of the normalised absolute weights; sums to 1.
+        deviation: standard deviation of each weight over tokens; 0 for static weights.
+        classes: by token class; `all` is every token, and the only class of sums that mix streams or make a fraction.
     """
 
     sublayer: int
@@ -65,17 +65,17 @@ class Routing(Config):
 
 
 class Gates(Config):
-    """How the delta writes of one sublayer work.
+    """The gates of the delta writes of one sublayer.
 
     Attributes:
-        sublayer: which.
+        sublayer: its index.
         mean: of the gate beta, in (0, 2).
-        near_0: part of the tokens with beta below 0.1: nothing is written.
-        between: part with beta from 0.1 to 0.9: the component moves part of the way to its target.
-        near_1: part with beta from 0.9 to 1.1: the component is replaced by its target.
-        above_1: part with beta above 1.1: the component moves beyond its target.
+        near_0: share of the tokens with beta below 0.1: nothing is written.
+        between: share with beta from 0.1 to 0.9: the component moves part of the way to its target.
+        near_1: share with beta from 0.9 to 1.1: the component is replaced by its target.
+        above_1: share with beta above 1.1: the component moves past its target.
         before: mean distance of the component k^T X from its target before the write.
-        after: the same after the write.
+        after: mean distance after the write.
     """
 
     sublayer: int
@@ -93,8 +93,8 @@ class Gain(Config):
 
     Attributes:
         sublayer: the last sublayer of the product.
-        row: the largest sum of absolute values of a row: how much a new stream may hold of the first ones.
-        column: that of a column: the same for gradients.
+        row: the largest absolute row sum, which bounds the gain of streams.
+        column: the largest absolute column sum, which bounds the gain of gradients.
         spectral: the largest singular value.
     """
 
@@ -105,12 +105,12 @@ class Gain(Config):
 
 
 class Streams(Config):
-    """What becomes of parallel streams, or of the fractions of one stream.
+    """Parallel streams, or the fractions of one stream, along depth.
 
     Attributes:
         names: of the streams or fractions.
-        spread: at every boundary, 0 to n_sublayers: the root mean square distance of the streams from their mean, over their
-            own root mean square; a mean over tokens. 0 means that all are equal.
+        spread: before each sublayer and after the last: root mean square distance of the streams from their mean, over their
+            root mean square; a mean over tokens. 0 means that all are equal.
         gain: of the composite mixing matrix, by sublayer.
     """
 
@@ -120,14 +120,14 @@ class Streams(Config):
 
 
 class Norms(Config):
-    """How large things are at one sublayer; means over tokens.
+    """Sizes of tensors at one sublayer, as means over tokens.
 
     Attributes:
-        sublayer: which.
-        read: root mean square of what it reads, before its norm, over all views.
-        update: root mean square of what it writes.
-        state: root mean square of the tensors of the depth state it reads from.
-        gradient: the Euclidean norm of the gradient of the summed loss with respect to the update, in nats per unit.
+        sublayer: its index.
+        read: root mean square of its views before the norm.
+        update: root mean square of its update.
+        state: root mean square of the tensors of the depth state before it.
+        gradient: Euclidean norm of the gradient of the summed loss with respect to the update, in nats per unit.
     """
 
     sublayer: int
@@ -138,17 +138,17 @@ class Norms(Config):
 
 
 class Attention(Config):
-    """How far one softmax attention looks back.
+    """The distances of one softmax attention.
 
     Attributes:
-        sublayer: where it is.
+        sublayer: its index.
         place: `mixer`, or `input_local` or `projected_local` inside it.
         kind: of the mixer, such as `short_swa`.
-        window: tokens it can see, itself included; None is all.
-        mean_distance: of the attended token, in tokens, without the sink.
-        distances: where bins begin: 0, 1, 2, 4, 8 and so on.
-        mass: the part of the attention in each bin, the sink included in the whole.
-        sink: the part on the sink; 0 without one.
+        window: visible tokens, including the query's; None is all.
+        mean_distance: of attended tokens, without the sink.
+        distances: starts of the bins: 0, 1, 2, 4, 8 and so on.
+        mass: share of the attention in each bin, out of a total that includes the sink.
+        sink: share of the sink; 0 without one.
     """
 
     sublayer: int
@@ -167,20 +167,20 @@ Choice = Literal["favourite", "random", ""]
 
 
 class Ablation(Config):
-    """What the loss does when something is taken away, beside a random change of the same size.
+    """The change of the loss when a component is removed, with a random change of the same norm as control.
 
     Attributes:
-        what: the update of a `sublayer`; the `embedding` in all weighted sums that hold it; a `stream` of the state that enters
-            a sublayer; the mixing of a `local` mixer inside a sublayer; or one `source` of what one sublayer reads.
-        sublayer: where; for the embedding the first sum that holds it.
-        target: the kind of the sublayer, or the name of the stream, the place, or the source.
-        replacement: by `zero`, or by its `mean` over all tokens.
-        choice: of a source: the `favourite` one of its sublayer, or a `random` other one.
-        change_norm: the mean Euclidean norm of the change, per token.
-        loss_change: in nats per token; positive when the model needs what was taken. None if not finite.
-        standard_error: of the change, over sequences and paired; None with one sequence.
+        what: the removed component: the update of a `sublayer`; the `embedding` in all weighted sums; a `stream` of the state
+            before a sublayer; a `local` mixer inside a sublayer; or one `source` of the read of a sublayer.
+        sublayer: its index; for the embedding that of the first sum.
+        target: kind of the sublayer, or name of the stream, the local mixer, or the source.
+        replacement: `zero`, or its `mean` over all tokens.
+        choice: of a source: the `favourite` of its sublayer, or a `random` other one.
+        change_norm: mean Euclidean norm of the change, per token.
+        loss_change: in nats per token; positive when the model needs the component. None if not finite.
+        standard_error: of the loss change, paired over sequences; None with one sequence.
         control_loss_change: of a random change with the same norm at every token.
-        control_standard_error: of that.
+        control_standard_error: of the control's loss change.
     """
 
     what: What
@@ -196,13 +196,13 @@ class Ablation(Config):
 
 
 class Effort(Config):
-    """What the audit itself took.
+    """The cost of the audit.
 
     Attributes:
-        observe_seconds: of measuring, without changing anything.
+        observe_seconds: of the measurements.
         gradient_seconds: of the backward passes.
         ablation_seconds: of the ablations and their controls.
-        passes: forward passes over the whole sample that the ablations began, from the sublayer that they change.
+        passes: forward passes of the ablations over the whole sample, each from the sublayer that it changes.
     """
 
     observe_seconds: float
@@ -212,27 +212,27 @@ class Effort(Config):
 
 
 class Audit(Config):
-    """What a model does along both axes, measured on validation text in float32.
+    """The audit of a model along both axes, on validation text in float32.
 
     Attributes:
         format: version of these fields.
-        step: optimizer steps that the model has taken.
-        depth: the kind of its depth mixer.
+        step: of the optimizer.
+        depth: the kind of the depth mixer.
         seed: of random changes and choices.
         tokens: read.
-        targets: tokens that carry a loss.
+        targets: tokens with a loss.
         sequences: windows, over which standard errors are taken.
-        loss: of the untouched model, in nats per token.
-        sublayers: all of them in order.
-        class_tokens: how many tokens each token class has; classes overlap.
+        loss: of the unchanged model, in nats per token.
+        sublayers: in order of depth.
+        class_tokens: number of tokens by class; classes overlap.
         routing: the weighted sums of the depth mixer.
-        routing_note: in words, what they are, or that there are none.
+        routing_note: describes them, or says that there are none.
         gates: of delta writes; empty for other mixers.
         streams: of a state with parallel streams; None for other states.
         norms: by sublayer.
         attention: every softmax attention.
-        ablations: all of them.
-        effort: what it took.
+        ablations: all ablations.
+        effort: cost of the audit.
     """
 
     format: Literal[1] = FORMAT
@@ -243,7 +243,7 @@ class Audit(Config):
     targets: int
     sequences: int
     loss: float
-    sublayers: tuple[Place, ...]
+    sublayers: tuple[AuditedSublayer, ...]
     class_tokens: dict[str, int]
     routing: tuple[Routing, ...]
     routing_note: str
@@ -256,15 +256,15 @@ class Audit(Config):
 
     @property
     def source_names(self) -> tuple[str, ...]:
-        """Every source that anything reads, oldest first: the columns of a heat map of what is read."""
+        """All sources of reads, oldest first: the columns of the heat map of shares."""
         return tuple(dict.fromkeys(name for one in self.routing if one.role == "read" for name in one.sources))
 
-    def place_name(self, index: int) -> str:
-        """What a sublayer is called for readers; the head stands behind the last."""
+    def sublayer_name(self, index: int) -> str:
+        """The name of a sublayer for readers; the head follows the last."""
         return f"{index} {self.sublayers[index].kind}" if index < len(self.sublayers) else "head"
 
     def shares(self) -> dict[int, dict[str, float]]:
-        """By reading sublayer, the share of each source in what is read, over all ways and parts: the rows of that heat map."""
+        """By sublayer, the share of each source in its read, averaged over all sums: the rows of the heat map."""
         found: dict[int, dict[str, float]] = {}
         for sublayer in dict.fromkeys(one.sublayer for one in self.routing if one.role == "read"):
             sums = [one for one in self.routing if one.sublayer == sublayer and one.role == "read"]

@@ -1,4 +1,4 @@
-"""Running sums of the weights with which a depth mixer reads its sources.
+"""Running sums of the weights of depth sources.
 
 Letters: B batch, T position, S sources, P parts of the width, K token classes, N = B T tokens.
 """
@@ -12,10 +12,10 @@ from twoaxis.core.weighted_sum import Role, WeightedSum
 
 
 class RoutingTotals:
-    """The weights of one sum, added up over batches; nothing of a token is kept.
+    """The weights of one sum, accumulated over batches.
 
     Args:
-        sublayer: where the sum is formed.
+        sublayer: its index.
         like: the sum in the first batch.
         part: of its width, or None for the mean over all parts.
         n_classes: token classes.
@@ -33,7 +33,7 @@ class RoutingTotals:
         self.shares, self.squares = (torch.zeros(S, dtype=torch.float64) for _ in range(2))
 
     def add(self, weights: Float[Tensor, "S B T P"], classes: Bool[Tensor, "K B T"]) -> None:
-        """Counts the tokens of one batch."""
+        """Adds one batch."""
         if self.part is not None:
             weights = weights[..., self.part : self.part + 1]
         size = weights.abs()
@@ -51,7 +51,7 @@ class RoutingTotals:
 
     def result_of(self, names: tuple[str, ...]) -> Routing:
         """The means, by the names of the token classes."""
-        # Sums that only mix streams, and those of fractions, are many, and tell little by class.
+        # Sums that only mix streams, and those of fractions, are many and vary little by class.
         names = names if self.role == "read" and not self.part_name else names[:1]
         tokens = self.tokens.clamp(min=1)
         weights, entropies = self.weights / tokens[:, None], self.entropies / tokens
@@ -64,7 +64,7 @@ class RoutingTotals:
             for k, name in enumerate(names)
         }
         variance = (self.squares / tokens[0] - weights[0].square()).clamp(min=0)
-        # Below what the cancellation of two rounded means leaves, weights are static.
+        # A variance within the rounding error of the two means is 0.
         variance[variance < 1e-13 * weights[0].square()] = 0
         return Routing(
             sublayer=self.sublayer,
@@ -86,7 +86,7 @@ class RoutingTable:
         self._totals: dict[tuple[int, str, int | None], RoutingTotals] = {}
 
     def add(self, sublayer: int, sums: tuple[WeightedSum, ...], classes: Bool[Tensor, "K B T"]) -> None:
-        """Counts the sums of one sublayer in one batch."""
+        """Adds the sums of one sublayer in one batch."""
         for one in sums:
             for part in range(len(one.parts)) if one.parts else (None,):
                 key = sublayer, one.result, part
@@ -100,7 +100,7 @@ class RoutingTable:
 
 
 def rounded(values: Tensor, digits: int = 6) -> tuple[float, ...]:
-    """Numbers with as many digits as a reader can use, so that files stay small.
+    """Rounds to a number of significant digits, so that files stay small.
 
     Example:
         >>> rounded(torch.tensor([1 / 3, 2e-9], dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""The audit of a run: a sample of its validation text, three ways to look at it, and one file."""
+"""The audit of a run: measures a sample of its validation text and writes one file."""
 
 import math
 import time
@@ -12,7 +12,7 @@ from torch import Tensor
 from twoaxis.audit.ablation import Removal, removals
 from twoaxis.audit.loop import Probe, Sample, check_loop, run_pass, sequence_losses
 from twoaxis.audit.observe import Observer
-from twoaxis.audit.result import Ablation, Audit, Effort, Place, Routing
+from twoaxis.audit.result import Ablation, Audit, AuditedSublayer, Effort, Routing
 from twoaxis.audit.routing import rounded
 from twoaxis.audit.summary import attention_of, gates_of, norms_of, routing_note, streams_of
 from twoaxis.audit.token_classes import token_classes
@@ -27,13 +27,13 @@ TOKENS = 8192
 """The default size of a sample."""
 
 TOKENS_AT_ONCE = 1024
-"""What bounds the memory: the depth states of one batch of this size, or of one longer window, are all that is held."""
+"""Bounds the memory to the depth states of one batch of this size, or of one longer window."""
 
 FILE = "audit"
-"""The name of the file in a run folder, without its ending."""
+"""The name of the file in a run folder, without its suffix."""
 
-Told = Callable[[str, int, int], None]
-"""Called with a stage in words, what of it is done, and all of it."""
+OnProgress = Callable[[str, int, int], None]
+"""Progress callback: stage, done, total."""
 
 
 def audit_run(
@@ -45,13 +45,13 @@ def audit_run(
         run: the folder of a run.
         tokens: to read, rounded up to whole windows.
         seed: of random changes and of the random sources.
-        progress: told how far it is.
+        progress: progress callbacks, optional.
         step: of the checkpoint; None audits the newest.
 
     Raises:
-        CheckpointError: no run folder, a checkpoint that is missing or damaged, or a run that has diverged.
-        DataError: the corpus of the run cannot be read, or is another one by now.
-        ConfigError: fewer than one token, or a model that does not follow the contract.
+        CheckpointError: no run folder, a missing or damaged checkpoint, or a diverged run.
+        DataError: the corpus of the run cannot be read, or has changed.
+        ConfigError: fewer than one token, or a model that does not follow the depth contract.
     """
     if tokens < 1:
         raise ConfigError(problem("tokens", tokens, "at least 1", "leave it out to read a few thousand"))
@@ -66,7 +66,7 @@ def audit_run(
     _check_corpus(folder, prepared.to_data())
     rows = max(1, TOKENS_AT_ONCE // data.seq_len)
     batches = validation_batches(prepared.validation, rows, data.seq_len, tokens, data.packing, prepared.answer_cues)
-    found = audit_model(trained.model, batches, trained.tokenizer, step=trained.step, seed=seed, told=progress.preparing)
+    found = audit_model(trained.model, batches, trained.tokenizer, step=trained.step, seed=seed, progress=progress.preparing)
     folder.write(FILE, found.to_data())
     return found
 
@@ -89,23 +89,23 @@ def audit_model(
     *,
     step: int = 0,
     seed: int = 0,
-    told: Told | None = None,
+    progress: OnProgress | None = None,
 ) -> Audit:
-    """Audits a model on given batches: one look, one backward pass, and one pass for each thing taken away and its control.
+    """Audits a model on given batches: a measured pass, a backward pass, and one pass per removal and control.
 
     Args:
         model: on the CPU; it is not changed.
-        batches: of validation text; one at a time is held with its depth states.
-        tokenizer: says what text tokens stand for.
+        batches: of validation text; the depth states of one at a time are kept.
+        tokenizer: decodes tokens.
         step: recorded in the audit.
-        seed: of random changes and of the random sources.
-        told: called as it goes on.
+        seed: of random changes and of random sources.
+        progress: progress callback, optional.
 
     Raises:
-        ConfigError: a loss that is not finite, or a model that is not what its depth mixers read and write.
-        DataError: no token carries a loss.
+        ConfigError: a loss that is not finite, or a model that does not follow the depth contract.
+        DataError: no token has a loss.
     """
-    told = told or (lambda stage, done, total: None)
+    progress = progress or (lambda stage, done, total: None)
     targets = sum(batch.n_targets for batch in batches)
     if not targets:
         raise DataError("the sample holds no target; must hold one; read more tokens")
@@ -116,19 +116,19 @@ def audit_model(
     losses = []
     for number, batch in enumerate(batches):
         losses.append(observer.observe(Sample.of(batch)))
-        told("measuring", number + 1, len(batches))
+        progress("measuring", number + 1, len(batches))
     observe_seconds = clock.lap()
     for batch in batches:
         _add_gradients(observer, Sample.of(batch))
     gradient_seconds = clock.lap()
     routing = observer.routing.result()
-    taken = removals(observer, routing, seed)
-    ablations = _ablate(model, batches, taken, seed, told)
+    removed = removals(observer, routing, seed)
+    ablations = _ablate(model, batches, removed, seed, progress)
     effort = Effort(
         observe_seconds=observe_seconds,
         gradient_seconds=gradient_seconds,
         ablation_seconds=clock.lap(),
-        passes=2 * len(taken),
+        passes=2 * len(removed),
     )
     return _audit(observer, routing, ablations, effort, torch.cat(losses), batches, step, seed)
 
@@ -153,7 +153,7 @@ def _audit(
         targets=targets,
         sequences=len(losses),
         loss=float(losses.sum()) / targets,
-        sublayers=tuple(Place(index=s.index, block=s.block, kind=s.slot.kind) for s in config.stack.sites),
+        sublayers=tuple(AuditedSublayer(index=s.index, block=s.block, kind=s.slot.kind) for s in config.stack.sites),
         class_tokens={name: int(observer.means["class", name].total) for name in observer.classes.names},
         routing=routing,
         routing_note=routing_note(config.depth, routing),
@@ -177,7 +177,7 @@ class _Clock:
 
 
 class _Updates(Probe):
-    """Keeps the updates of a pass."""
+    """Records the updates of a pass."""
 
     def __init__(self) -> None:
         self.updates: list[Tensor] = []
@@ -188,7 +188,7 @@ class _Updates(Probe):
 
 
 class _States(Probe):
-    """Keeps the states of a pass."""
+    """Records the states of a pass."""
 
     def __init__(self) -> None:
         self.states: list[Any] = []
@@ -199,7 +199,7 @@ class _States(Probe):
 
 
 def _add_gradients(observer: Observer, sample: Sample) -> None:
-    """Measures how strongly the loss depends on each update, by one backward pass."""
+    """Measures the gradient of the loss with respect to each update, by one backward pass."""
     model, probe = observer.model, _Updates()
     with torch.enable_grad():
         hidden = run_pass(model, sample, probe)
@@ -211,9 +211,11 @@ def _add_gradients(observer: Observer, sample: Sample) -> None:
 
 
 @torch.no_grad()
-def _ablate(model: Decoder, batches: Sequence[Batch], taken: Sequence[Removal], seed: int, told: Told) -> tuple[Ablation, ...]:
-    """The loss of every sequence with each thing taken away, and with each control."""
-    changes = torch.zeros(len(taken), 2, sum(len(batch.tokens) for batch in batches), dtype=torch.float64)
+def _ablate(
+    model: Decoder, batches: Sequence[Batch], removed: Sequence[Removal], seed: int, progress: OnProgress
+) -> tuple[Ablation, ...]:
+    """Measures the loss of every sequence under each removal and each control."""
+    changes = torch.zeros(len(removed), 2, sum(len(batch.tokens) for batch in batches), dtype=torch.float64)
     counts = torch.cat([(batch.targets >= 0).sum(1) for batch in batches])
     first = 0
     for number, batch in enumerate(batches):
@@ -221,15 +223,15 @@ def _ablate(model: Decoder, batches: Sequence[Batch], taken: Sequence[Removal], 
         loss = sequence_losses(model, run_pass(model, sample, states), batch)
         rows = slice(first, first + len(loss))
         first += len(loss)
-        for row, removal in enumerate(taken):
+        for row, removal in enumerate(removed):
             for control in (False, True):
                 name = f"audit/{seed}/{removal.what}/{removal.sublayer}/{removal.target}/{removal.replacement}/{number}"
                 removal.direction = name if control else None
                 with removal.attached():
                     hidden = run_pass(model, sample, removal, states.states)
                 changes[row, int(control), rows] = sequence_losses(model, hidden, batch) - loss
-            told("ablating", number * len(taken) + row + 1, len(batches) * len(taken))
-    return tuple(_outcome(removal, pair, counts) for removal, pair in zip(taken, changes, strict=True))
+            progress("ablating", number * len(removed) + row + 1, len(batches) * len(removed))
+    return tuple(_outcome(removal, pair, counts) for removal, pair in zip(removed, changes, strict=True))
 
 
 def _outcome(removal: Removal, changes: Tensor, counts: Tensor) -> Ablation:
@@ -250,7 +252,7 @@ def _outcome(removal: Removal, changes: Tensor, counts: Tensor) -> Ablation:
 
 
 def mean_change(changes: Tensor, counts: Tensor) -> tuple[float | None, float | None]:
-    """The change per token over sequences of different lengths, and its standard error as a ratio of two sums.
+    """The loss change per token over sequences of different lengths, and its standard error as a ratio of two sums.
 
     Equation: r = sum_s d_s / N,  se = sqrt(n / (n - 1) * sum_s (d_s - r n_s)^2) / N,  N = sum_s n_s, over n sequences
 

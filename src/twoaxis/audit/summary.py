@@ -1,4 +1,4 @@
-"""From running sums to the parts of an `Audit`."""
+"""Converts running sums to the parts of an `Audit`."""
 
 from twoaxis.audit.observe import Observer, n_pieces
 from twoaxis.audit.result import Attention, Gain, Gates, Norms, Routing, Streams
@@ -8,7 +8,7 @@ from twoaxis.ops.streams import piece_names
 
 
 def routing_note(config: DepthConfig, routing: tuple[Routing, ...]) -> str:
-    """Says in words what is summed, or that the depth mixer has no such weights."""
+    """Describes the weighted sums of the depth mixer, or states that there are none."""
     kind = config.kind
     what = f"{kind} {DEPTH[kind].summary}" if kind in DEPTH else kind
     reads = {one.sublayer for one in routing if one.role == "read"}
@@ -28,7 +28,7 @@ def _counted(places: set[int]) -> str:
 
 
 def norms_of(observer: Observer) -> tuple[Norms, ...]:
-    """The sizes at every sublayer."""
+    """The norms at every sublayer."""
     means = observer.means
     names = ("read", "update", "state", "gradient")
     return tuple(
@@ -38,7 +38,7 @@ def norms_of(observer: Observer) -> tuple[Norms, ...]:
 
 
 def gates_of(observer: Observer) -> tuple[Gates, ...]:
-    """The delta writes, where there are such."""
+    """The gates of all delta writes."""
     means, found = observer.means, []
     for index in range(len(observer.sublayers)):
         if ("beta", index) not in means:
@@ -60,7 +60,7 @@ def gates_of(observer: Observer) -> tuple[Gates, ...]:
 
 
 def streams_of(observer: Observer) -> Streams | None:
-    """Spread and composite gain of parallel streams; None where there is one whole stream, or another state."""
+    """Spread and composite gain of parallel streams; None without them."""
     n, m = n_pieces(observer.model)
     if n * m == 1:
         return None
@@ -75,7 +75,7 @@ def streams_of(observer: Observer) -> Streams | None:
 
 
 def attention_of(observer: Observer) -> tuple[Attention, ...]:
-    """How far every softmax attention looks back."""
+    """The distances of every softmax attention."""
     kinds = {(index, "mixer"): site.slot.kind for index, site in enumerate(observer.model.config.stack.sites)}
     kinds |= {(index, place): kind for index, place, kind, _ in observer.locals}
     found = []

@@ -1,4 +1,4 @@
-"""Classes of tokens that any tokenizer has and that a reader understands.
+"""Classes of tokens by position, frequency and text, for any tokenizer.
 
 Letters: B batch, T position, K classes, V vocabulary.
 """
@@ -15,36 +15,36 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.data import Tokenizer
 
 FREQUENT, RARE = 0.5, 0.1
-"""The part of all tokens that the most frequent ids, and the rarest ids, make up."""
+"""Shares of all tokens covered by the most frequent ids, and by the rarest."""
 
 TEXT = ("space", "letters", "digits", "punctuation", "other")
 
 
 class TokenClasses(NamedTuple):
-    """Which ids belong to each class.
+    """The ids of each class.
 
-    `all` and `first` (the first token of a document or of a window) depend on the place; `frequent` and `rare` are the ids that
-    together make up half of the sample, and a tenth from its rare end; the others go by the text of the id.
+    `first` is the first token of a document or window. `frequent` ids cover half of the sample, `rare` ids the rarest tenth.
+    The other classes depend on the text of the id.
 
     Attributes:
-        by_id: for every class that depends on the id alone, which ids belong to it.
+        by_id: members of every class that depends on the id alone.
     """
 
     by_id: dict[str, Bool[Tensor, " V"]]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All classes, of which those without a token in the sample are left out."""
+        """All classes with a token in the sample."""
         return ("all", "first", *self.by_id)
 
     def masks(self, tokens: Int[Tensor, "B T"], layout: TokenLayout) -> Bool[Tensor, "K B T"]:
-        """Which tokens of a batch belong to each class."""
+        """The members of each class in a batch."""
         first = (layout.positions == 0).expand_as(tokens)
         return torch.stack([torch.ones_like(first), first, *(ids[tokens] for ids in self.by_id.values())])
 
 
 def token_classes(batches: Iterable[Int[Tensor, "B T"]], tokenizer: Tokenizer, vocab_size: int) -> TokenClasses:
-    """Sorts the ids that occur in a sample."""
+    """Classifies the ids of a sample."""
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for tokens in batches:
         counts += torch.bincount(tokens.flatten(), minlength=vocab_size)
@@ -52,7 +52,6 @@ def token_classes(batches: Iterable[Int[Tensor, "B T"]], tokenizer: Tokenizer, v
     below = counts[order].cumsum(0)
     total = int(below[-1])
     by_id = {name: torch.zeros(vocab_size, dtype=torch.bool) for name in ("frequent", "rare", *TEXT)}
-    # The ids before which less than half is reached, and those behind which at most a tenth is left.
     by_id["frequent"][order] = below - counts[order] < FREQUENT * total
     by_id["rare"][order] = below - counts[order] >= (1 - RARE) * total
     for token in torch.nonzero(counts).flatten().tolist():

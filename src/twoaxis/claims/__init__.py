@@ -1,4 +1,4 @@
-"""Floor 6: the paper this library follows (arXiv:2603.16039) claim by claim, each computed anew whenever it is asked for."""
+"""Floor 6: the claims of the paper this library follows (arXiv:2603.16039), each recomputed on request."""
 
 from collections.abc import Iterable
 

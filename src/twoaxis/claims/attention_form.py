@@ -1,4 +1,4 @@
-"""Whether the weights of a depth read are attention: a softmax over products of a query and keys that are made of states.
+"""Tests whether the weights of a depth read are attention: a softmax over products of a query with keys made from states.
 
 Letters: B batch, T position, S sources of a read, P parts of the width, R rows of a test of rank.
 """
@@ -15,21 +15,21 @@ from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth import DepthMixer
 from twoaxis.depth.base import Read
 
-TOLERANCE = 1e-8
-"""Between rounding, near 1e-13, and the changes looked for, which are far larger."""
+RELATIVE = 1e-8
+"""Threshold between rounding, near 1e-13, and the measured changes, which are far larger."""
 
 ROWS = 64
-"""More than any key is wide here, so that a product of queries and keys shows as a deficient rank."""
+"""Larger than the width of any key here, so that a product of queries and keys has a deficient rank."""
 
 ATTENTION, LEARNED_QUERY, NO_ATTENTION = "softmax of query-key products", "softmax over keys, learned query", "no"
 
 
 class Roles(NamedTuple):
-    """What the tensors of a depth state do to the odds between two sources of a read.
+    """The tensors of a depth state by their effect on the odds between sources.
 
     Attributes:
-        keys: by source, the tensor that moves the odds of this source alone.
-        queries: tensors that move odds between several sources.
+        keys: by source, the tensor that changes the odds of this source alone.
+        queries: tensors that change odds between several sources.
     """
 
     keys: dict[int, int]
@@ -38,12 +38,12 @@ class Roles(NamedTuple):
 
 @torch.no_grad()
 def attention_form(mixer: DepthMixer, state: Any) -> str:
-    """The form of the weights with which a mixer reads a state that is away from any special value."""
+    """The form of the weights with which a mixer reads a generic state."""
     found = read_sum(mixer, state)
     if found is None or len(found.sources) < 3 or shares(found) is None:
         return NO_ATTENTION
     roles = find_roles(mixer, state)
-    # The newest source may be the reader itself, whose tensor is key and query at once; a learned source has no tensor.
+    # The newest source may be key and query at once; a learned source has no tensor.
     states = {index for index, source in enumerate(found.sources[:-1]) if (source != source[:1, :1]).any()}
     if not states <= set(roles.keys):
         return NO_ATTENTION
@@ -53,24 +53,24 @@ def attention_form(mixer: DepthMixer, state: Any) -> str:
 
 
 def read_sum(mixer: DepthMixer, state: Any) -> WeightedSum | None:
-    """The sum that a mixer reads; None where it forms none, or not the one it names."""
+    """The weighted sum that a mixer reads; None without one, or if it differs from the declared one."""
     views, carry, _ = mixer.read(state)
     found = next((one for one in mixer.explain(Read(state, views, carry)).sums if one.role == "read"), None)
-    if found is None or distance(found.finished(found.total()), found.made) > TOLERANCE:
+    if found is None or distance(found.finished(found.total()), found.made) > RELATIVE:
         return None
     return found
 
 
 def shares(found: WeightedSum | None) -> Float[Tensor, "S B T P"] | None:
-    """Weights that are positive and sum to one, up to a factor that is the same for all tokens; None where they are not."""
+    """Weights normalised to sum to one; None unless they are positive with the same sum for all tokens."""
     if found is None or not found.weights.min() > 0:
         return None
     total = found.weights.sum(0)
-    return found.weights / total if distance(total, total[:1, :1].expand_as(total)) <= TOLERANCE else None
+    return found.weights / total if distance(total, total[:1, :1].expand_as(total)) <= RELATIVE else None
 
 
 def find_roles(mixer: DepthMixer, state: Any) -> Roles:
-    """Replaces one tensor of the state after another and sees between which sources the odds move."""
+    """Replaces each tensor of the state in turn and finds the sources whose odds change."""
     before, keys, queries = shares(read_sum(mixer, state)), {}, []
     for index, leaf in enumerate(tree_flatten(state)[0]):
         if leaf.ndim < 3 or leaf.shape[-1] == 1:
@@ -91,9 +91,9 @@ def find_roles(mixer: DepthMixer, state: Any) -> Roles:
 
 
 def _moved_odds(before: Tensor, after: Tensor) -> Tensor:
-    """[S, S]: whether the log odds of two sources have moved anywhere."""
+    """[S, S]: whether the log odds of two sources have changed anywhere."""
     change = (after.log() - before.log()).flatten(1)
-    return (change[:, None] - change[None]).abs().amax(-1) > TOLERANCE
+    return (change[:, None] - change[None]).abs().amax(-1) > RELATIVE
 
 
 def _without(odds: Tensor, source: int) -> Tensor:
@@ -102,21 +102,21 @@ def _without(odds: Tensor, source: int) -> Tensor:
 
 
 def is_product(mixer: DepthMixer, state: Any, roles: Roles) -> bool:
-    """Whether log odds, as a table of queries by keys, have the rank of a product of vectors narrower than the table."""
+    """Whether log odds, as a matrix of queries by keys, have a deficient rank, as products of narrow vectors do."""
     source, key = next(iter(roles.keys.items()))
     other = next(i for i in roles.keys if i != source)
     rows = _rows_of_one_token(state)
     table = []
-    asked = replaced(rows, roles.queries[0], "query")
+    queried = replaced(rows, roles.queries[0], "query")
     for column in range(ROWS):
-        found = shares(read_sum(mixer, replaced(asked, key, f"key {column}", same=True)))
+        found = shares(read_sum(mixer, replaced(queried, key, f"key {column}", same=True)))
         if found is None:
             return False
         table.append((found[source].log() - found[other].log())[:, 0])
-    # What depends on the query alone is the key that the source is compared with.
+    # Subtracts the part that depends on the query alone.
     odds = torch.stack(table, dim=1)
     singular = torch.linalg.svdvals((odds - odds.mean(1, keepdim=True)).movedim(-1, 0))
-    rank = (singular > TOLERANCE * singular[:, :1]).sum(-1)
+    rank = (singular > RELATIVE * singular[:, :1]).sum(-1)
     return bool((rank < ROWS - 1).all())
 
 
@@ -126,7 +126,7 @@ def _rows_of_one_token(state: Any) -> Any:
 
 
 def replaced(state: Any, index: int, name: str = "other", same: bool = False) -> Any:
-    """The state with one of its tensors replaced by noise of the same norm, which is the same in every row if asked."""
+    """The state with one tensor replaced by noise of the same norm, equal in every row if `same`."""
     leaves, tree = tree_flatten(state)
     shape = tuple(leaves[index].shape)
     fresh = noise((1, *shape[1:]) if same else shape, f"claims/form {name} {index}").expand(shape)

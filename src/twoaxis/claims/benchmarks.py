@@ -1,4 +1,4 @@
-"""The benchmark results that ship with the package; `docs/kept_benchmarks.py` writes the data file, and a test holds it."""
+"""The benchmark results that ship with the package, written by `docs/kept_benchmarks.py`."""
 
 import json
 import re
@@ -12,7 +12,7 @@ KEPT = Path(__file__).with_name("kept_benchmarks.json")
 
 
 class Ratio(NamedTuple):
-    """How long something took against something else in one run: the median of the rounds, and their range."""
+    """A ratio of times in one run: the median over rounds, and their range."""
 
     middle: float
     lowest: float
@@ -20,7 +20,7 @@ class Ratio(NamedTuple):
 
     @staticmethod
     def parse(cell: str) -> "Ratio":
-        """Reads a cell of a result.
+        """Parses a cell of a result.
 
         Example:
             >>> Ratio.parse("1.22 (1.15..1.31)")
@@ -39,10 +39,10 @@ class KeptTable:
 
     Attributes:
         path: of the result, in the repository.
-        machine: where it was measured: `machine`, `torch`, `threads` and so on.
-        title: the heading it stands under.
-        columns: their names.
-        rows: their cells.
+        machine: environment of the measurement: `machine`, `torch`, `threads` and so on.
+        title: its heading.
+        columns: names.
+        rows: cells.
     """
 
     path: str
@@ -64,7 +64,7 @@ class KeptTable:
 
 @lru_cache(maxsize=4)
 def kept_tables(path: Path = KEPT) -> tuple[KeptTable, ...]:
-    """Every kept table, in the order of the results.
+    """All stored tables, in the order of the results.
 
     Example:
         >>> kept_tables()[0].path
@@ -74,7 +74,7 @@ def kept_tables(path: Path = KEPT) -> tuple[KeptTable, ...]:
 
 
 def kept_table(title: str, path: str = "") -> KeptTable | None:
-    """The first kept table whose heading begins like this, in a result if one is named; None if there is none to read."""
+    """The first stored table whose heading begins like this, in the named result if any; None without one."""
     try:
         tables = kept_tables(KEPT)
     except (OSError, ValueError):

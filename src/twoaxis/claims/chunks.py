@@ -19,21 +19,21 @@ from twoaxis.core.probe import noise
 from twoaxis.ops.local_attention import SMALLEST_CHUNK, local_attention
 
 CASES = ((7, 1), (16, 4), (40, 5), (70, 32), (260, 65), (512, 128), (700, 128))
-"""T, w: a single chunk, chunks that are longer than the window and as long, whole ones and ragged last ones."""
+"""T, w: a single chunk, chunks longer than the window or as long, whole and ragged last chunks."""
 
 BATCH, HEADS, KV_HEADS, KEY_WIDTH = 2, 4, 2, 6
 GRADIENTS = 1e-11
 
 TIMES = "training, w=128: time at T=8192 / at T=2048"
-"""The row of the kept benchmarks that says how time grows with the length."""
+"""The row of the stored benchmarks with the growth of time with length."""
 
 
 class Loads(NamedTuple):
-    """What one call of the engine hands to the attention kernel.
+    """The inputs of the attention kernel in one call of the engine.
 
     Attributes:
         queries: rows of queries in each chunk.
-        spans: which keys each chunk is given, by position; padding is left out.
+        spans: positions of the keys of each chunk, without padding.
     """
 
     queries: int
@@ -41,12 +41,12 @@ class Loads(NamedTuple):
 
     @property
     def by_key(self) -> Counter[int]:
-        """How often each key is loaded."""
+        """The number of loads of each key."""
         return Counter(key for span in self.spans for key in span)
 
 
-class Watch(TorchFunctionMode):
-    """Records the keys of every call of the attention kernel, which know their position by their first channel."""
+class KeyRecorder(TorchFunctionMode):
+    """Records the keys of every call of the attention kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,18 +59,18 @@ class Watch(TorchFunctionMode):
 
 
 def engine_loads(attend: Callable[..., Tensor], queries: int, keys: int, window: int) -> Loads:
-    """Runs the engine on keys that hold their own position, counted from 1, and reads off which of them each chunk is given."""
+    """Runs the engine on keys that contain their position, counted from 1, and finds the keys of each chunk."""
     q = torch.zeros(1, 1, queries, KEY_WIDTH, dtype=torch.float64)
     k = torch.arange(1, keys + 1, dtype=torch.float64).view(1, 1, keys, 1).expand(1, 1, keys, KEY_WIDTH)
-    with Watch() as watch:
+    with KeyRecorder() as recorder:
         attend(q, k, k, window=window, impl="fused")
-    (seen,) = watch.keys
+    (seen,) = recorder.keys
     spans = [tuple(int(key) - 1 for key in span if key > 0) for span in seen[..., 0].flatten(0, -2).tolist()]
     return Loads(-(-queries // len(spans)), tuple(spans))
 
 
 def with_cache(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """Runs chunks as long as the window one call after another, each behind the cache of the calls before it."""
+    """Runs chunks as long as the window in separate calls, with the cache of the calls before."""
     cache, results = KeyValueCache(window), []
     for queries, keys, values in zip(*(x.split(window, dim=2) for x in (q, k, v)), strict=True):
         keys, values, cache = cache.extend(keys, values)
@@ -79,7 +79,7 @@ def with_cache(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 
 
 def compute() -> Finding:
-    """Compares the engine with the definition, and counts what it loads."""
+    """Compares the engine with the definition, and counts its loads."""
     found, rows = Evidence(), []
     for T, window in CASES:
         compare(found, T, window)
@@ -89,7 +89,7 @@ def compute() -> Finding:
         found.exactly(f"keys that are loaded, {case}", sorted(loads.by_key), list(range(T)))
         found.true(f"no key is loaded more than twice, {case}; one is loaded {most} times", most <= 2)
         for chunk, span in enumerate(loads.spans):
-            # The chunk's own keys, and those of the one before that its first query still sees.
+            # The chunk's own keys, and earlier keys visible to its first query.
             own = range(max(0, chunk * length - window + 1), min(T, (chunk + 1) * length))
             found.exactly(f"keys of chunk {chunk}, {case}", span, tuple(own))
         token = engine_loads(local_attention, 1, T, window)
@@ -112,7 +112,7 @@ def compute() -> Finding:
 
 
 def compare(found: Evidence, T: int, window: int) -> None:
-    """Holds the engine, and the engine behind a cache, against the definition."""
+    """Compares the engine, and the engine with a cache, with the definition."""
     shapes = {"q": (BATCH, HEADS, T, KEY_WIDTH), "k": (BATCH, KV_HEADS, T, KEY_WIDTH), "v": (BATCH, KV_HEADS, T, KEY_WIDTH)}
     inputs = [noise(shape, f"claims/{name} {T}").requires_grad_() for name, shape in shapes.items()]
     whole = local_attention(*inputs, window=window, impl="reference")
@@ -131,7 +131,7 @@ def compare(found: Evidence, T: int, window: int) -> None:
 
 
 def growth() -> str:
-    """How time grows with the length, by the kept benchmarks."""
+    """States the growth of time with length from the stored benchmarks."""
     table = kept_table("Windowed attention")
     bounds = kept_table("Bounds", path=table.path) if table else None
     row = next((row for row in bounds.rows if row[0].startswith(TIMES)), None) if bounds else None

@@ -1,4 +1,4 @@
-"""A claim of the paper, what a computation finds about it, and how the finding is collected."""
+"""A claim of the paper, the finding of its computation, and a collector of evidence."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,11 +21,11 @@ Verdict = Literal[
     "undecided",
     "no study yet",
 ]
-"""The first two and `does not hold` are for what is computed. A claim about training holds, does not hold at this scale, or
-is undecided by the studies that count; there is `no study yet` where none counts."""
+"""The first two and `does not hold` are for computed claims, the others for claims about training; `no study yet` where no
+study counts."""
 
 ROUNDING = 1e-12
-"""In float64: about 1e-15 per operation, over a few hundred of them."""
+"""Bound in float64: about 1e-15 per operation, over a few hundred operations."""
 
 
 @dataclass(frozen=True)
@@ -38,15 +38,15 @@ class EvidenceTable:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a computation says about a claim.
+    """The result of the computation of a claim.
 
     Attributes:
         verdict: one of seven.
-        bound: what it holds within, or where it holds, or empty.
-        evidence: sentences that read the same on every machine.
+        bound: of the verdict, such as a tolerance or a list of studies, or empty.
+        evidence: sentences that are the same on every machine.
         table: rows of evidence, if there are many.
-        links: files of the repository that belong to it.
-        measured: the largest differences found on this machine.
+        links: related files of the repository.
+        measured: the largest differences on this machine.
     """
 
     verdict: Verdict
@@ -68,7 +68,7 @@ class Finding:
 
     @property
     def negative(self) -> bool:
-        """Whether the claim came out against.
+        """Whether the claim is refuted.
 
         Example:
             >>> Finding("does not hold at this scale").negative, Finding("no study yet").negative
@@ -82,13 +82,13 @@ class Claim:
     """One claim, stated in our own words.
 
     Attributes:
-        number: its place in the list.
+        number: in the list.
         title: a few words.
-        statement: what is claimed, with the quantifier of its source.
-        source: where the claim is made.
-        tested: how it is tested.
-        compute: does so.
-        rule: when each verdict is given, where judgement is needed, and since when that is fixed.
+        statement: of the claim, with the quantifier of its source.
+        source: of the claim.
+        tested: describes the test.
+        compute: runs the test.
+        rule: for the verdict, where judgement is needed, with the date it was fixed.
     """
 
     number: int
@@ -100,7 +100,7 @@ class Claim:
     rule: str = ""
 
     def find(self) -> Finding:
-        """Computes the finding; a computation that cannot be carried out refutes the claim as it is stated here."""
+        """Computes the finding; an error refutes the claim."""
         try:
             return self.compute()
         except Exception as error:
@@ -115,7 +115,7 @@ class Claim:
 
 
 class Evidence:
-    """Collects comparisons: a failure is reported with its number, a success in the sentences given for it.
+    """Collects comparisons, and reports failures with their numbers or success in given sentences.
 
     Example:
         >>> found = Evidence()
@@ -130,7 +130,7 @@ class Evidence:
         self.loosest = 0.0
 
     def close(self, what: str, got: Tensor, expected: Tensor, bound: float = ROUNDING) -> None:
-        """Notes the largest difference of two tensors; a bound of 0 asks for the same bits."""
+        """Compares two tensors and records the largest difference; a bound of 0 requires equal bits."""
         if got.shape != expected.shape:
             self.failures.append(f"{what}: shape {tuple(got.shape)}, not {tuple(expected.shape)}")
             return
@@ -141,28 +141,28 @@ class Evidence:
             self.failures.append(f"{what}: differs by {error:.1e}, more than {bound:.0e}")
 
     def all_close(self, what: str, got: Sequence[Tensor], expected: Sequence[Tensor], bound: float = ROUNDING) -> None:
-        """As `close`, pair by pair."""
+        """Applies `close` to pairs of tensors."""
         for one, other in zip(got, expected, strict=True):
             self.close(what, one, other, bound)
 
     def apart(self, what: str, got: Tensor, other: Tensor, at_least: float) -> None:
-        """Notes that two tensors differ by at least this much, so that equality elsewhere means something."""
+        """Requires two tensors to differ by at least this much, to show that a test of equality is sensitive."""
         change = distance(got, other)
         if not change >= at_least:
             self.failures.append(f"{what}: differs by {change:.1e}, less than {at_least:.0e}")
 
     def exactly(self, what: str, got: object, expected: object) -> None:
-        """Notes that two values are equal."""
+        """Requires two values to be equal."""
         if got != expected:
             self.failures.append(f"{what}: {got}, not {expected}")
 
     def true(self, what: str, holds: bool) -> None:
-        """Notes that something holds."""
+        """Requires a condition."""
         if not holds:
             self.failures.append(f"not so: {what}")
 
     def finding(self, *evidence: str, table: EvidenceTable | None = None, bound: str = "") -> Finding:
-        """The finding: exact when every bound was 0, and refuted by any failure, of which the first few are listed."""
+        """Makes the finding: exact when every bound was 0; refuted by any failure, of which the first few are listed."""
         if self.failures:
             listed = (*self.failures[:8], *(["..."] if len(self.failures) > 8 else []))
             return Finding("does not hold", evidence=listed, table=table, measured=self.measured)
@@ -172,6 +172,6 @@ class Evidence:
 
 
 def gradients_of(outputs: Sequence[Tensor], cotangents: Sequence[Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The gradients of several outputs together with respect to several inputs."""
+    """The gradients of several outputs with respect to several inputs."""
     total = sum(((y * c).sum() for y, c in zip(outputs, cotangents, strict=True)), torch.zeros((), dtype=torch.float64))
     return torch.autograd.grad(total, inputs)

@@ -1,4 +1,4 @@
-"""Claim 5: what local mixing costs on either axis, by the operator, by the ledger and in running decoders.
+"""Claim 5: the cost of local mixing on either axis, by the operator, by the ledger and in running decoders.
 
 Letters: T tokens, d width of all heads, w window along positions, K window along depth, L layers.
 """
@@ -22,7 +22,7 @@ from twoaxis.sequence import ShortSWAConfig
 HEADS = 2
 
 SLOPE = 0.05
-"""What the first w tokens, or K layers, move an exponent by: they see fewer keys than the rest."""
+"""Tolerance of exponents, since the first w tokens, or K layers, see fewer keys than the rest."""
 
 Count = Callable[..., int]
 Grid = Mapping[str, Sequence[int]]
@@ -34,38 +34,38 @@ FULL_GRID: Grid = {"T": (8, 64), "L": (16, 32, 64), "d": (16, 64)}
 MODEL_SEQUENCE_GRID: Grid = {"T": (512, 1024), "w": (32, 64, 128), "d": (16, 64)}
 MODEL_WINDOW_GRID: Grid = {"T": (4, 8), "K": (2, 4), "L": (24, 48)}
 MODEL_FULL_GRID: Grid = {"T": (4, 8), "L": (16, 32), "d": (16, 32)}
-"""Of running decoders. A shorter window would be masked in chunks of 32 queries."""
+"""Grids of running decoders. A shorter window would be masked in chunks of 32 queries."""
 
 
 def counted_along_positions(T: int, w: int, d: int) -> int:
-    """Multiply-adds of ShortSWA token by token, as it runs in generation, so that no pair outside the window is computed."""
+    """Multiply-adds of ShortSWA token by token, as in generation, so that no pair outside the window is computed."""
     # Every token with a full window costs the same.
     return sum(_one_query(t, w, d, rows=1) for t in range(1, w)) + (T - w + 1) * _one_query(T, w, d, rows=1)
 
 
 def declared_along_positions(T: int, w: int, d: int) -> int:
-    """What the ledger charges for scores and values of ShortSWA."""
+    """Declared FLOPs of scores and values of ShortSWA."""
     site = Stack(d, 1e-6, (1,)).sites[0]
     return ShortSWAConfig(window=w, n_heads=HEADS, n_kv_heads=HEADS).cost(site, Shape(1, T)).pair_flops
 
 
 def counted_along_depth(T: int, L: int, d: int, K: int | None = None) -> int:
-    """Multiply-adds of the same operator layer by layer, each token being a row of the batch."""
+    """Multiply-adds of the same operator layer by layer, with tokens as rows of the batch."""
     seen = [layer + 1 if K is None else min(layer + 1, K) for layer in range(L)]
     return sum(seen.count(n) * _one_query(n, n, d, rows=T) for n in set(seen))
 
 
 def declared_along_depth(T: int, L: int, d: int, K: int | None = None) -> int:
-    """What the ledger charges for scores and values of the depth mixer `depth_attention`."""
+    """Declared FLOPs of scores and values of the depth mixer `depth_attention`."""
     shape, stack = Shape(1, T), Stack(d, 1e-6, (1,) * L)
     reads, alone = (DepthAttentionConfig(window=window, n_heads=HEADS) for window in (K, 1))
-    # A read of the own state alone costs all that does not grow with the window, and one source.
-    beyond = [[config.cost(site, shape).elementwise_flops for site in stack.sites] for config in (reads, alone)]
-    return sum(beyond[0]) - sum(beyond[1]) + L * _one_query(1, 1, d, rows=T)
+    # Subtracts costs that do not grow with the window, by a read of the own state alone, which has one source.
+    flops = [sum(config.cost(site, shape).elementwise_flops for site in stack.sites) for config in (reads, alone)]
+    return flops[0] - flops[1] + L * _one_query(1, 1, d, rows=T)
 
 
 def _one_query(keys: int, window: int, d: int, rows: int) -> int:
-    """Multiply-adds of one query in each row, counted by torch; nothing is computed on the meta device."""
+    """Multiply-adds of one query per row, counted by torch on the meta device."""
     q, k, v = (torch.empty(rows, HEADS, n, d // HEADS, device="meta") for n in (1, keys, keys))
     with sdpa_kernel(SDPBackend.MATH):
         return product_flops(lambda: local_attention(q, k, v, window=window))[0]
@@ -77,7 +77,7 @@ def points(grid: Grid) -> list[dict[str, int]]:
 
 
 def exponents(counts: Sequence[int], grid: Grid) -> dict[str, float]:
-    """The power of each size that fits the counts at the points of a grid best, by least squares of logarithms."""
+    """Fits a power of each size to counts at the points of a grid, by least squares of logarithms."""
     rows = [[1.0, *(math.log(size) for size in point.values())] for point in points(grid)]
     logs = [[math.log(count)] for count in counts]
     fitted = torch.linalg.lstsq(torch.tensor(rows, dtype=torch.float64), torch.tensor(logs, dtype=torch.float64)).solution
@@ -102,11 +102,11 @@ RUNNING = (
     ),
     ("full depth", depth_attention_adds, MODEL_FULL_GRID, {"T": 1, "L": 2, "d": 1}, {"T": 1, "L": 1, "d": 2}),
 )
-"""What each placement adds to a plain decoder, its grid, and the powers of scores and values and of projections."""
+"""The additions of each placement to a plain decoder, its grid, and the powers of scores and values and of projections."""
 
 
 def compute() -> Finding:
-    """Counts and declares each case over its grid, counts running decoders, and fits all of them."""
+    """Compares counted and declared operations over the grids, counts running decoders, and fits all exponents."""
     found, rows = Evidence(), []
     for name, counted, declared, grid, expected in CASES:
         counts = {
@@ -136,7 +136,7 @@ def compute() -> Finding:
 def fit(
     found: Evidence, what: str, how: str, counts: Sequence[int], grid: Grid, expected: Mapping[str, int]
 ) -> tuple[str, str, str, str]:
-    """Holds the exponents of some counts to the expected ones, and returns the row of evidence."""
+    """Tests the exponents of counts, and returns the row of evidence."""
     slopes = exponents(counts, grid)
     for size, slope in slopes.items():
         close = abs(slope - expected[size]) <= SLOPE

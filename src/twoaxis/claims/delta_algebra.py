@@ -18,20 +18,20 @@ ROWS = 5
 
 
 def write(x: Tensor, u: Tensor, target: Tensor | float, beta: float, rule: UpdateRule = "delta") -> Tensor:
-    """A delta write of each row along the direction u, without eps, so that the direction has length one."""
+    """Writes each row along the direction u, without eps."""
     direction = u.expand_as(x)
     column = torch.ones(*x.shape[:-1], 1, dtype=x.dtype)
     return delta_write(x, direction, target * column, beta * column, 0.0, rule)
 
 
 def compute() -> Finding:
-    """Checks the spectrum, the overwrite, the contraction, the control without erasing, and the gate's range."""
+    """Tests the spectrum, the overwrite, the contraction, the write-only control, and the range of the gate."""
     found = Evidence()
     for D in WIDTHS:
         x, u, target = (noise(shape, f"claims/delta {D}") for shape in ((ROWS, D), (D,), (ROWS, 1)))
         k = u / u.norm()
         for beta in BETAS:
-            # Rows of the identity under a target of zero are the rows of the shortcut's matrix, which is symmetric.
+            # Writing zero to the identity gives the matrix of the shortcut.
             shortcut = write(torch.eye(D, dtype=torch.float64), u, 0.0, beta)
             spectrum = torch.linalg.eigvalsh(shortcut)
             expected = torch.tensor([1.0] * (D - 1) + [1.0 - beta], dtype=torch.float64).sort().values
@@ -58,7 +58,7 @@ def compute() -> Finding:
 
 
 def check_gate(found: Evidence) -> None:
-    """The mixer's gate cannot leave the interval in which the error shrinks."""
+    """Tests that the mixer's gate stays in the interval in which the error shrinks."""
     mixer = DeepDelta(DeepDeltaConfig(), d_model=8)
     initialise(mixer, 0)
     beta = perturb(mixer.double()).gate(3 * noise((4, 64, 8), "claims/gate")).detach()

@@ -29,14 +29,14 @@ FORMS: dict[str, DeepDeltaConfig] = {
         value_channels=3, compressor="channel", expansion="embedding_conv", value_target="code_linear"
     ),
 }
-"""Every compressor, target, gate and expansion of the authors at least once."""
+"""Forms that cover every compressor, target, gate and expansion of the authors."""
 
 ENGINES: tuple[Impl, ...] = ("reference", "fused")
 OUTPUTS, GRADIENTS, VISIBLE = 1e-12, 1e-11, 1e-3
 
 
 class Writes(NamedTuple):
-    """All writes of one pass, each token being a row of its own, as both axes name them.
+    """All writes of one pass, with tokens as rows.
 
     Attributes:
         states: [R D C] before the first sublayer and after each.
@@ -52,7 +52,7 @@ class Writes(NamedTuple):
 
     @property
     def times(self) -> int:
-        """G, the length of the sequence that sublayers make."""
+        """G, the number of sublayers."""
         return self.keys.shape[1]
 
 
@@ -86,7 +86,7 @@ def unit(direction: Float[Tensor, "*n D"], eps: float) -> Float[Tensor, "*n D"]:
 
 
 def over_depth(writes: Writes, upto: int, impl: Impl, decay_log: float = 0.0) -> Float[Tensor, "R D C"]:
-    """The state after some sublayers by the sequence operator of Gated DeltaNet, with one head and the sublayer as time."""
+    """The state after some sublayers by the operator of Gated DeltaNet, with one head and sublayers as time."""
     k, v, beta = (part[:, None, :upto] for part in (writes.keys, writes.targets, writes.gates))
     start = writes.states[0].transpose(1, 2)[:, None]
     _, last = gated_delta(k, k, v, torch.full_like(beta, decay_log), beta, state=start, impl=impl)
@@ -112,19 +112,19 @@ def products(writes: Writes) -> list[Float[Tensor, "R D D"]]:
 
 
 def path_logits(writes: Writes, q: Float[Tensor, "R D"]) -> Float[Tensor, "R G"]:
-    """The logits q^T A_(G-1) ... A_(j+1) k_j of a linear read of the last state, which are those of PaTH with w = k."""
+    """The logits q^T A_(G-1) ... A_(j+1) k_j of a linear read of the last state, those of PaTH with w = k."""
     after = zip(products(writes)[1:], writes.keys.unbind(1), strict=True)
     return torch.stack([torch.einsum("ri,rij,rj->r", q, A, k) for A, k in after], dim=1)
 
 
 def linear_read(writes: Writes, q: Float[Tensor, "R D"]) -> Float[Tensor, "R C"]:
-    """The read q^T X_G by its logits: what is left of the first state, and each target by logit and gate."""
+    """The read q^T X_G by its logits: the remainder of the first state, plus each target times logit and gate."""
     left = torch.einsum("ri,rij,rjc->rc", q, products(writes)[0], writes.states[0])
     return left + torch.einsum("rg,rgc->rc", writes.gates * path_logits(writes, q), writes.targets)
 
 
 def compute() -> Finding:
-    """Captures the writes of each form and holds them against the sequence operator and its closed forms."""
+    """Captures the writes of each form and compares them with the sequence operator and its closed forms."""
     found, most, largest = Evidence(), 0, 0.0
     for name, config in FORMS.items():
         model = decoder(config)
@@ -149,7 +149,7 @@ def compute() -> Finding:
 
 
 def compare_states(found: Evidence, name: str, writes: Writes) -> None:
-    """Holds the state after every sublayer against the sequence operator."""
+    """Compares the state after every sublayer with the sequence operator."""
     for upto in range(1, writes.times + 1):
         for impl in ENGINES:
             found.close(f"state after a write, {name}, {impl}", over_depth(writes, upto, impl), writes.states[upto], OUTPUTS)
@@ -158,7 +158,7 @@ def compare_states(found: Evidence, name: str, writes: Writes) -> None:
 
 
 def compare_closed_forms(found: Evidence, name: str, writes: Writes) -> None:
-    """Holds the last state, the predictions inside writes and a linear read against their closed forms."""
+    """Compares the last state, the predictions inside writes and a linear read with their closed forms."""
     first, last, keys = writes.states[0], writes.states[-1], writes.keys
     U = corrected_targets(writes)
     found.close(f"WY form, {name}", first + keys.transpose(1, 2) @ U, last, OUTPUTS)
@@ -171,8 +171,8 @@ def compare_closed_forms(found: Evidence, name: str, writes: Writes) -> None:
 
 
 def compare_gradients(found: Evidence, name: str, writes: Writes, eps: float) -> None:
-    """Differentiates a chain of writes and the sequence operator with respect to everything that enters."""
-    # Directions of another length than one, so that their norm takes part.
+    """Compares gradients of a chain of writes and of the sequence operator with respect to all inputs."""
+    # Directions that are not unit vectors, so that gradients include their norm.
     leaves = [t.clone().requires_grad_() for t in (writes.states[0], 3 * writes.keys, writes.gates, writes.targets)]
     first, directions, gates, targets = leaves
     channels = first.unbind(-1)
@@ -188,7 +188,7 @@ def compare_gradients(found: Evidence, name: str, writes: Writes, eps: float) ->
 
 
 def check_limits(found: Evidence) -> None:
-    """The control without the erasure is no delta rule, and keys over depth depend on the first state."""
+    """Tests that the write-only form is no delta rule, and that keys depend on the first state."""
     control = captured(decoder(DeepDeltaConfig(value_target="paper", update_rule="write_only")))
     found.apart("state of the write-only form", over_depth(control, control.times, "reference"), control.states[-1], VISIBLE)
     model = decoder(DeepDeltaConfig(value_target="paper"))

@@ -21,7 +21,7 @@ from twoaxis.ops.local_attention import local_attention
 from twoaxis.sequence import ShortSWAConfig
 
 EDGES = ((1, 1, 2, 1, 2, 3), (5, 1, 4, 2, 2, 7), (70, 1, 2, 2, 4, 6))
-"""L, B, T, H, K, D: a single layer, a width below that of all heads, more layers than one chunk of the windowed engine."""
+"""L, B, T, H, K, D: a single layer, a width smaller than that of all heads, more layers than a chunk of the engine."""
 
 
 def _sizes(drawn: int) -> tuple[tuple[int, ...], ...]:
@@ -39,7 +39,7 @@ SIZES = _sizes(drawn=7)
 
 
 class DepthRead(NamedTuple):
-    """States of L layers and the projections that read them: one set of matrices for all layers.
+    """States of L layers and one set of projections for all their reads.
 
     Attributes:
         states: [B T D] for each layer.
@@ -55,7 +55,7 @@ class DepthRead(NamedTuple):
 
     @property
     def leaves(self) -> tuple[Tensor, ...]:
-        """What gradients are compared for."""
+        """Tensors whose gradients are compared."""
         return (*self.states, self.project, self.output)
 
 
@@ -68,21 +68,21 @@ def random_read(case: int) -> DepthRead:
 
 
 def cotangents(read: DepthRead) -> list[Tensor]:
-    """One for the result of each layer."""
+    """Cotangents of the results of all layers."""
     return [noise(tuple(x.shape), f"claims/cotangent {layer}") for layer, x in enumerate(read.states)]
 
 
 def windows(layers: int) -> list[int | None]:
-    """From a layer's own state only to all states."""
+    """Windows from a layer's own state only to all states."""
     return [*sorted({1, 2, min(3, layers), max(1, layers // 2), layers}), None]
 
 
 def layer_by_layer(read: DepthRead, window: int | None) -> list[Tensor]:
-    """Each layer's query attends to the states of the layers up to it, which stand along depth: one call per layer."""
+    """Attends from each layer to the states up to it, with one call per layer."""
     queries, keys, values = _heads(read)
     results = []
     for layer, q in enumerate(queries):
-        # Every token is a row of the batch, and its layers are the keys.
+        # Tokens are rows of the batch, and layers are keys.
         along = [torch.stack(part[: layer + 1], dim=2).flatten(0, 1) for part in ([q], keys, values)]
         q, k, v = along[0][:, -1:], along[1], along[2]
         y = local_attention(*(part.transpose(1, 2) for part in (q, k, v)), window=window)
@@ -91,7 +91,7 @@ def layer_by_layer(read: DepthRead, window: int | None) -> list[Tensor]:
 
 
 def depth_kernel(read: DepthRead, window: int | None) -> list[Tensor]:
-    """As `layer_by_layer`, with the operator of the depth mixer `depth_attention`, which copies no history."""
+    """As `layer_by_layer`, with the operator of the depth mixer `depth_attention`."""
     queries, keys, values = _heads(read)
     results = []
     for layer, q in enumerate(queries):
@@ -102,7 +102,7 @@ def depth_kernel(read: DepthRead, window: int | None) -> list[Tensor]:
 
 
 def transposed_short_swa(read: DepthRead, window: int | None) -> list[Tensor]:
-    """The sequence mixer `short_swa` itself, without rotation, on the stack with layers in the place of positions."""
+    """Runs the sequence mixer `short_swa`, without rotation, on the stack with layers as positions."""
     L, (B, T, D) = len(read.states), read.states[0].shape
     H, W = read.n_heads, read.output.shape[1]
     config = ShortSWAConfig(window=window or L, rope_dim=0, n_heads=H, n_kv_heads=H, head_dim=W // H)
@@ -114,7 +114,7 @@ def transposed_short_swa(read: DepthRead, window: int | None) -> list[Tensor]:
 
 
 def plain_loops(read: DepthRead, window: int | None) -> list[Tensor]:
-    """One number of the softmax at a time, with no operator of this library."""
+    """Computes the softmax in plain loops, with no operator of this library."""
     H, W = read.n_heads, read.output.shape[1]
     K = W // H
     rows = [x.reshape(-1, x.shape[-1]) for x in read.states]

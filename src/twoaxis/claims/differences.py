@@ -1,4 +1,4 @@
-"""The difference of two arms of a kept report, as the study found it or as its shared seeds give it, and what that comes to."""
+"""The difference of two arms of a stored report, as planned by the study or computed from shared seeds, and its outcome."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -6,18 +6,18 @@ from typing import Any, Literal, NamedTuple
 from twoaxis.statistics import half_width, paired_test
 
 ALPHA = 0.05
-"""Of one false verdict among the comparisons of a claim in one study."""
+"""Probability of a false verdict among the comparisons of a claim in one study."""
 
 Outcome = Literal["better", "as good", "no better", "undecided", "not compared"]
 Wanted = Literal["better", "as good"]
 
 
 class Arm(NamedTuple):
-    """An arm of a kept report.
+    """An arm of a stored report.
 
     Attributes:
         name: in the report.
-        data: what is kept of it.
+        data: its stored data.
     """
 
     name: str
@@ -30,11 +30,11 @@ class Arm(NamedTuple):
 
     @property
     def mixers(self) -> Mapping[str, int]:
-        """In how many sublayers each mixer stands."""
+        """The number of sublayers of each mixer."""
         return self.data.get("mixers") or {}
 
     def has(self, mixer: str) -> bool:
-        """Whether a mixer stands anywhere in its blocks."""
+        """Whether any sublayer has this mixer."""
         return mixer in self.mixers
 
 
@@ -43,7 +43,7 @@ class Difference(NamedTuple):
 
     Attributes:
         mean: nats per token.
-        low: lower end of the interval of this comparison alone.
+        low: lower end of the uncorrected interval.
         high: upper end.
         n: replicates.
         verdict: `better`, `worse` or `undecided`.
@@ -64,7 +64,7 @@ class Difference(NamedTuple):
 
 
 def judge(found: Difference, smallest: float, wanted: Wanted) -> Outcome:
-    """What a difference comes to, given the smallest effect that matters.
+    """The outcome of a difference, given the smallest effect that matters.
 
     Example:
         >>> judge(Difference(-0.001, -0.01, 0.008, 5, "undecided", True), 0.02, "better")
@@ -80,23 +80,23 @@ def judge(found: Difference, smallest: float, wanted: Wanted) -> Outcome:
 
 
 def planned(report: Mapping[str, Any], arm: Arm, other: Arm) -> Difference | None:
-    """The comparison that the study made itself: with its control, or of a treatment with a companion, in either order."""
+    """The comparison planned by the study: with its control, or a contrast, in either order."""
     if other.data.get("control"):
         charged = arm.data.get("charged", {}).get(report.get("charge", "tokens")) or {}
         found = _difference(charged.get("comparison"), arm.data.get("verdict"))
         if found is None and "charged" not in arm.data and (own := paired(arm, other, 1)):
-            # Reports of the first form hold the verdict without its comparison.
+            # Reports of the first version contain the verdict without its comparison.
             return own._replace(verdict=arm.data.get("verdict") or "undecided", planned=True)
         return found
     if arm.data.get("control"):
-        turned = planned(report, other, arm)
-        return turned and _turned(turned)
+        reverse = planned(report, other, arm)
+        return reverse and _reversed(reverse)
     for contrast in report.get("contrasts", ()):
         names = contrast["arm"], contrast["against"]
         comparison = contrast["comparison"]
         found = _difference(comparison, comparison and not contrast.get("no_verdict") and comparison["verdict"])
         if found is not None and names in ((arm.name, other.name), (other.name, arm.name)):
-            return found if names[0] == arm.name else _turned(found)
+            return found if names[0] == arm.name else _reversed(found)
     return None
 
 
@@ -108,13 +108,13 @@ def _difference(comparison: Mapping[str, Any] | None, verdict: str | Literal[Fal
     return Difference(comparison["mean_difference"], low, high, n, verdict or "undecided", True)
 
 
-def _turned(found: Difference) -> Difference:
+def _reversed(found: Difference) -> Difference:
     verdict = {"better": "worse", "worse": "better"}.get(found.verdict, found.verdict)
     return found._replace(mean=-found.mean, low=-found.high, high=-found.low, verdict=verdict)
 
 
 def paired(arm: Arm, other: Arm, comparisons: int) -> Difference | None:
-    """Student's interval of the paired difference; the verdict is corrected for the number of such comparisons."""
+    """Student's interval of the paired difference, with a verdict corrected for the number of such comparisons."""
     losses, rivals = arm.data["losses"], other.data["losses"]
     differences = [losses[seed] - rivals[seed] for seed in losses if seed in rivals]
     if len(differences) < 2:

@@ -1,4 +1,4 @@
-"""Claim 1: a depth read over a window is ShortSWA with layers in the place of positions."""
+"""Claim 1: a depth read over a window is ShortSWA with layers as positions."""
 
 from twoaxis.claims.claim import PAPER, Claim, Evidence, Finding, gradients_of
 from twoaxis.claims.depth_as_position import (
@@ -13,10 +13,10 @@ from twoaxis.claims.depth_as_position import (
 )
 
 LOOPED_LAYERS = 7
-"""The loops take one number at a time, so they visit the smaller stacks only."""
+"""Limit of the plain loops, which are slow."""
 
 GRADIENTS = 1e-11
-"""They sum over layers and tokens what outputs hold once."""
+"""Looser than for outputs, since gradients are sums over layers and tokens."""
 
 
 def compute() -> Finding:

@@ -34,16 +34,16 @@ FORMS: dict[str, dict[str, Any]] = {
     "added without a matrix": {"output": "none"},
     "in place of the stream": {"mode": "replace"},
 }
-"""What the paper leaves open: where the read goes, the norm of what is read, and whether the head reads."""
+"""Choices that the paper leaves open: use of the read, norm of the states, and a read by the head."""
 
 VISIBLE = 1e-3
 
 Run = tuple[Tensor, list[Tensor], list[Tensor]]
-"""Logits, the states that were read, and the reads."""
+"""Logits, states, and reads."""
 
 
 def transposed(model: Decoder, ids: Tensor) -> Run:
-    """Runs the blocks of a decoder; each read is made by the sequence mixer `short_swa` on the states so far."""
+    """Runs the blocks of a decoder, with each read made by the sequence mixer `short_swa` on the states so far."""
     config: Any = model.config.depth
     layout, h, states, reads = TokenLayout.contiguous(TOKENS), model.embed(ids), list[Tensor](), list[Tensor]()
 
@@ -61,7 +61,7 @@ def transposed(model: Decoder, ids: Tensor) -> Run:
 
 
 def short_swa_over(model: Decoder, states: Sequence[Float[Tensor, "B T D"]]) -> list[Float[Tensor, "B T D"]]:
-    """ShortSWA with the weights of the model's reads, its positions being depth and every token a row; one result a state."""
+    """Runs ShortSWA with the weights of the model's reads, depth as positions and tokens as rows; one result per state."""
     config, N = model.config.depth, len(states)
     matrices: Any = model.ends
     assert isinstance(config, DepthAttentionConfig)
@@ -75,7 +75,7 @@ def short_swa_over(model: Decoder, states: Sequence[Float[Tensor, "B T D"]]) -> 
     }
     mixer = ShortSWAConfig(window=config.window or N, **options).build(Stack(D, 1e-6, (1,)).sites[0])
     projection = matrices.projection
-    # A window of one state has no query and no key, and so any would do.
+    # A window of one state has no query and no key; their values do not matter.
     missing = projection.new_zeros(3 * width - projection.shape[0], D)
     output = matrices.output if config.output == "matrix" else torch.eye(D, dtype=projection.dtype)
     weights: Any = {"qkv.weight": torch.cat((missing, projection)), "output.weight": output}
@@ -86,12 +86,12 @@ def short_swa_over(model: Decoder, states: Sequence[Float[Tensor, "B T D"]]) -> 
 
 
 def build(seed: int, **options: Any) -> Decoder:
-    """A decoder of four blocks with the mixer `depth_attention`, away from its initial values."""
+    """Builds a perturbed decoder of four blocks with the mixer `depth_attention`."""
     return perturb(decoder(DepthAttentionConfig(**options), n_layers=BLOCKS, moved=False), seed)
 
 
 def compare(found: Evidence, what: str, model: Decoder) -> int:
-    """Holds logits and gradients of both decoders together; returns the number of parameter tensors."""
+    """Compares logits and gradients of both decoders; returns the number of parameter tensors."""
     logits, (expected, states, reads) = model(tokens()), transposed(model, tokens())
     found.close(f"logits, {what}", logits, expected, ROUNDING)
     found.all_close(f"all reads by one call, {what}", short_swa_over(model, states), reads, ROUNDING)
@@ -104,7 +104,7 @@ def compare(found: Evidence, what: str, model: Decoder) -> int:
 
 
 def compute() -> Finding:
-    """Compares both decoders over seeds, windows, heads and forms, and shows that matrices per reader are another operator."""
+    """Compares both decoders over seeds, windows, heads and forms, and tests that matrices per reader break the duality."""
     found, cases, tensors = Evidence(), 0, set[int]()
     for seed, window, heads in itertools.product(SEEDS, WINDOWS, HEAD_COUNTS):
         model = build(seed, window=window, n_heads=heads)
@@ -132,7 +132,7 @@ def compute() -> Finding:
 
 @torch.no_grad()
 def check_own_matrices(found: Evidence) -> None:
-    """Two windows of the same two states, at different depths, under each of the three operators."""
+    """Compares two windows of the same two states at different depths, under each of the three operators."""
     before, older, newer = (noise((1, TOKENS, D_MODEL), f"claims/own {name}") for name in ("before", "older", "newer"))
     shared = build(0, window=2, n_heads=2)
     swa = short_swa_over(shared, (before, older, newer, older, newer))
@@ -146,7 +146,7 @@ def check_own_matrices(found: Evidence) -> None:
 
 
 def read_at(model: Decoder, block: int, *states: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-    """The stream after the read before a block, when these are the states before it and before the blocks below."""
+    """The stream after the read before a block, given the states before it and before the blocks below."""
     memory = StreamAndMemory(states[0], (), ())
     for index, x in enumerate(states, block + 1 - len(states)):
         reader: Any = next(iter(model.blocks[index].sublayers)).depth  # type: ignore[operator,union-attr,arg-type]

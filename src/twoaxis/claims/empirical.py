@@ -1,4 +1,4 @@
-"""Claims 13 to 18: one for each sentence of the paper and of its companion texts that only training can decide."""
+"""Claims 13 to 18 of the paper and its companion texts, which only training can decide."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ AGGREGATION = frozenset(
 """Depth mixers that read earlier states or outputs by learned weights."""
 
 EQUAL = 0.02
-"""How far costs may differ that are called equal, as a fraction."""
+"""Largest relative difference of equal costs."""
 
 
 def _aggregates(arm: Arm) -> bool:
@@ -29,12 +29,12 @@ def _aggregates(arm: Arm) -> bool:
 
 
 def _erases(arm: Arm) -> bool:
-    # What is erased is the state's own component; the write-only form has the same kind.
+    # The write-only form has the same kind.
     return arm.depth.get("kind") == "deep_delta" and arm.depth.get("update_rule", "delta") == "delta"
 
 
 def _of_kind(kind: str, arm: Arm, other: Arm) -> bool:
-    """Whether the other differs along depth alone, where it has this kind."""
+    """Whether the other has this depth mixer and the same sublayers."""
     return other.depth.get("kind") == kind and other.mixers == arm.mixers
 
 
@@ -55,12 +55,12 @@ def _has_canon(arm: Arm) -> bool:
 
 
 def _has_table(arm: Arm) -> bool:
-    """Whether it looks n-grams up: `engram`, `bigram` and `ngram` tables by any of their names."""
+    """Whether the arm has an n-gram table: `engram`, `bigram` or `ngram`."""
     return any("gram" in mixer for mixer in arm.mixers)
 
 
 def unequal(costs: tuple[str, ...], arm: Arm, other: Arm) -> str:
-    """Which cost differs by more than 2 %, or is not known; "" when all are equal."""
+    """Returns the cost that differs by more than 2 % or is unknown, or ""."""
     for cost in costs:
         one, two = arm.data.get(cost), other.data.get(cost)
         name = cost.replace("training_flops_per_token", "FLOPs")
@@ -79,7 +79,7 @@ def _not_smaller(arm: Arm, other: Arm) -> str:
 PLAIN = Rival("the plain residual stream", partial(_of_kind, "residual"))
 SCALARS = Rival("two scalars", partial(_of_kind, "residual_scalars"))
 
-AGGREGATES = Question(_aggregates, (PLAIN,), beyond=(SCALARS,))
+AGGREGATES = Question(_aggregates, (PLAIN,), reported=(SCALARS,))
 DELTA = Question(_erases, (PLAIN, Rival("writing only", _writes_only), SCALARS))
 LOCAL = Question(
     _swa_along_positions,
@@ -87,7 +87,7 @@ LOCAL = Question(
         Rival("ShortConv", lambda arm, other: other.has("short_conv") and not other.has("short_swa")),
         Rival("Canon", lambda arm, other: _has_canon(other) and not other.has("short_swa")),
     ),
-    beyond=(Rival("KV shift", lambda arm, other: other.has("kv_shift") and not other.has("short_swa")),),
+    reported=(Rival("KV shift", lambda arm, other: other.has("kv_shift") and not other.has("short_swa")),),
     unfair=partial(unequal, ("parameters", "training_flops_per_token")),
 )
 PLACED = Question(

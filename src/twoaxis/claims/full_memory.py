@@ -1,4 +1,4 @@
-"""Claim 2: reading every state is the window that reaches back to the first one."""
+"""Claim 2: reading every state equals a window that reaches back to the first one."""
 
 from torch import Tensor
 
@@ -14,11 +14,11 @@ from twoaxis.claims.depth_as_position import (
 from twoaxis.claims.duality import GRADIENTS
 
 VISIBLE = 1e-6
-"""Leaving out one state of size 1 moves a softmax mixture by far more."""
+"""Far below the effect of omitting one state of size 1 from a softmax mixture."""
 
 
 def compute() -> Finding:
-    """Compares windows of l + 1 with the unlimited read at every layer, and windows one shorter with neither."""
+    """Tests at every layer that a window of l + 1 equals the unlimited read, and that a window of l differs."""
     found, layers_seen = Evidence(), 0
     for case, (layers, *_) in enumerate(SIZES):
         read = random_read(case)
@@ -42,7 +42,7 @@ def compute() -> Finding:
 
 
 def layer_by_layer_at(case: int, layer: int, window: int) -> Tensor:
-    """The result of one layer with a window of its own, read over the states up to it."""
+    """The result of one layer with a separate window, read over the states up to it."""
     read = random_read(case)
     return layer_by_layer(read._replace(states=read.states[: layer + 1]), window)[-1]
 

@@ -16,7 +16,7 @@ from twoaxis.core.probe import distance
 
 WINDOW, LAYERS, THETA, EPS = 4, 3, 10_000.0, 1e-6
 HEADS: dict[str, tuple[int, int, int]] = {"short_swa": (2, 1, 4), "attention": (4, 2, 2)}
-"""H, G, K of either attention."""
+"""H, G, K of both attentions."""
 
 BLOCK: tuple[dict[str, Any], ...] = (
     {"kind": "short_swa", "window": WINDOW, "n_heads": 2, "n_kv_heads": 1, "head_dim": 4},
@@ -29,10 +29,10 @@ Weights = dict[str, Tensor]
 
 
 class Transcription:
-    """Algorithm 1 line by line on given weights, each of which it takes by name exactly once per layer.
+    """Transcribes Algorithm 1 line by line on given weights.
 
     Attributes:
-        taken: the names that were taken.
+        taken: names of the weights that were used.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -79,7 +79,7 @@ class Transcription:
 
 
 def _turned(x: Float[Tensor, "B T N K"]) -> Float[Tensor, "B T N K"]:
-    """Channels i and i + K/2 as a complex number, turned by position times theta^(-2i/K)."""
+    """Rotates channels i and i + K/2, as a complex number, by position times theta^(-2i/K)."""
     T, K = x.shape[1], x.shape[-1]
     speed = THETA ** (-torch.arange(0, K, 2, dtype=x.dtype) / K)
     angle = torch.arange(T, dtype=x.dtype)[:, None] * speed
@@ -88,7 +88,7 @@ def _turned(x: Float[Tensor, "B T N K"]) -> Float[Tensor, "B T N K"]:
 
 
 def names() -> list[str]:
-    """The parameters of the algorithm: a norm and an operator for each of three writes, an embedding and a last norm."""
+    """The parameter names of the algorithm."""
     attention = ("norm.gain", "mixer.qkv.weight", "mixer.output.weight")
     parts = {
         "short_swa": attention,
@@ -100,7 +100,7 @@ def names() -> list[str]:
 
 
 def compute() -> Finding:
-    """Compares the decoder of three-sublayer blocks with the transcription on its state dict."""
+    """Compares the decoder of three-sublayer blocks with the transcription on the same state dict."""
     found = Evidence()
     model = decoder(block=BLOCK, n_layers=LAYERS)
     weights = {name: value.clone().requires_grad_() for name, value in model.state_dict().items()}

@@ -34,25 +34,25 @@ from twoaxis.ops.mix import mix
 
 GRADIENTS = 1e-11
 NO_EPS = 1e-20
-"""A norm eps that is nothing beside any mean square here, so that norms remove scale entirely."""
+"""A norm eps negligible against every mean square here, so that norms remove scale entirely."""
 BEHIND_A_NORM, VISIBLE = 1e-10, 1e-4
 
 Outputs = tuple[Float[Tensor, "B T D"], ...]
 
 
 class UnitReadConfig(DepthConfig):
-    """Keeps every sublayer's output and reads their sum, all weights being one."""
+    """Stores every sublayer's output and reads their sum with weights of one."""
 
     kind: Literal["unit_read"] = "unit_read"
 
     @property
     def design(self) -> MixingDesign:
-        """Every output with weight 1."""
+        """Reads every output with weight 1."""
         return MixingDesign("none", "none", "f_j, e", "none: weight 1", "all", "none", "is the stream")
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """Exact: that is the claim."""
+        """Exact, which is the claim."""
         return InitEquivalence("exact", "the sum of all outputs is the stream")
 
     def cost(self, site: Site, shape: Shape) -> Cost:
@@ -82,7 +82,7 @@ class UnitRead(DepthMixer):
 
 
 class UnitReadEnds(DepthEnds):
-    """The embedding is the first output, and the head reads as every sublayer does."""
+    """The embedding is the first output, and the head reads like a sublayer."""
 
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[Outputs, Any]:
         """Returns the embedding alone."""
@@ -106,11 +106,11 @@ READS: tuple[tuple[str, DepthConfig, str], ...] = (
         "no",
     ),
 )
-"""Softmax reads as they start, and how each of them relates to the plain decoder."""
+"""Softmax reads at initialisation, and their relation to the plain decoder."""
 
 
 def compute() -> Finding:
-    """Compares the decoder with unit reads, and the decoders with softmax reads, with the plain one."""
+    """Compares decoders with unit reads and with softmax reads with the plain one."""
     found = Evidence()
     plain, built = decoder(), decoder(UnitReadConfig())
     compare(found, "unit reads", built, plain, ROUNDING, GRADIENTS)
@@ -140,8 +140,8 @@ def compare(found: Evidence, what: str, got: Decoder, plain: Decoder, outputs: f
 
 
 def row(found: Evidence, what: str, depth: DepthConfig, relation: str) -> tuple[str, str]:
-    """Holds one softmax read, as it starts, against its stated relation to the plain decoder."""
-    # Parameters of the same name have the same initial value, so that the reads alone differ.
+    """Tests the stated relation of one softmax read at initialisation to the plain decoder."""
+    # Parameters of the same name have the same initial value, so that only the reads differ.
     plain, built = decoder(moved=False, norm_eps=NO_EPS), decoder(depth, moved=False, norm_eps=NO_EPS)
     if relation == "no":
         found.apart(what, built(tokens()), plain(tokens()), VISIBLE)
@@ -157,7 +157,7 @@ def row(found: Evidence, what: str, depth: DepthConfig, relation: str) -> tuple[
 
 
 def check_means(found: Evidence) -> None:
-    """A softmax over equal sources returns the source, whatever its logits; a unit read returns their number times it."""
+    """Tests that a softmax over n equal sources returns the source, and a unit read n times the source."""
     source = noise((2, 3, D_MODEL), "claims/source")
     for n in (1, 2, 5):
         logits = 3 * noise((n, 2, 3, 1), f"claims/logits {n}")

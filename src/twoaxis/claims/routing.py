@@ -1,4 +1,4 @@
-"""Claim 4: where each depth mixer stands between static weights and routing, measured.
+"""Claim 4: depth mixers between static weights and routing, measured.
 
 Letters: B batch, T position, D width, H heads, S sources.
 """
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from twoaxis.claims.attention_form import ATTENTION, LEARNED_QUERY, NO_ATTENTION, attention_form
+from twoaxis.claims.attention_form import ATTENTION, LEARNED_QUERY, NO_ATTENTION, RELATIVE, attention_form
 from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding
 from twoaxis.claims.toy import decoder, tokens
 from twoaxis.core.measure import tensors
@@ -22,15 +22,12 @@ from twoaxis.model import Decoder
 from twoaxis.model.trace import Trace, sublayer_list, trace
 
 WIDTH, LAYERS, HEADS = 48, 4, 2
-"""Within a head, all sources of the reader are linearly independent."""
+"""Sizes at which all sources of the reader are linearly independent within a head."""
 
 BLOCK = ({"kind": "attention", "n_heads": 4, "head_dim": 12}, {"kind": "swiglu", "d_ff": 16})
 
 READER = 2 * LAYERS - 2
-"""The sublayer whose read is looked at: it opens the last block, where every method has mixed."""
-
-RELATIVE = 1e-8
-"""Between rounding, near 1e-13, and the changes looked for, which are far larger."""
+"""The measured sublayer: the first of the last block, where every method has mixed."""
 
 STATIC, CONTENT, ROUTED = "static", "by content", "by content and reader"
 
@@ -43,7 +40,7 @@ PLACED = {
     "muddformer": {CONTENT, ROUTED},
     "attention_residuals": {CONTENT, ROUTED},
 }
-"""The methods that the paper places, and where it places their published form, which is the first example."""
+"""The paper's classification of the published form of each method, which is its first example."""
 
 FORMS = {
     "attention_residuals": LEARNED_QUERY,
@@ -51,14 +48,14 @@ FORMS = {
     "muddformer": NO_ATTENTION,
     "depth_attention": ATTENTION,
 }
-"""Which of them are attention in the strict sense, as the evidence says."""
+"""The form of weights of each method, as stated in the evidence."""
 
 RECONSTRUCTED = {"vertical_attention": "Vertical Attention"}
-"""Methods without public text or code, whose place here is that of a reconstruction and decides nothing."""
+"""Methods without public text or code; the reconstruction here decides nothing."""
 
 
 class Inputs(NamedTuple):
-    """Everything that reads depend on besides parameters: the embedding, all updates, and projected heads."""
+    """The inputs of reads other than parameters: the embedding, all updates, and projected heads."""
 
     embedding: Tensor
     updates: list[Tensor]
@@ -66,7 +63,7 @@ class Inputs(NamedTuple):
 
 
 class Dependence(NamedTuple):
-    """What the weight of a source in a read depends on."""
+    """The variables on which the weight of a source depends, and its form."""
 
     input: bool
     reader: bool
@@ -75,12 +72,12 @@ class Dependence(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where on the scale it stands."""
+        """The class of the weights."""
         return ROUTED if self.reader else CONTENT if self.input else STATIC
 
 
 def compute() -> Finding:
-    """Measures every example of every depth mixer, and holds the methods that the paper names to its placing."""
+    """Measures every example of every depth mixer, and compares with the paper's classification."""
     found, rows, doubtful = Evidence(), [], []
     for row in DEPTH:
         measured = {name: measure(row.example(name)) for name in row.examples}
@@ -116,22 +113,21 @@ def compute() -> Finding:
 
 
 def _rows(row: Row[DepthConfig], measured: dict[str, Dependence]) -> Iterator[tuple[str, ...]]:
-    """One row for all examples that behave alike."""
+    """One row per distinct result."""
     for one in dict.fromkeys(measured.values()):
         examples = ", ".join(name for name, other in measured.items() if other == one)
         yield row.kind, examples, f"{one.place} and position" if one.position else one.place, one.form
 
 
 def measure(config: DepthConfig) -> Dependence:
-    """Measures one configuration on inputs that are noise.
+    """Measures one configuration on noise.
 
-    Input: another input changes the derivative of the read with respect to its sources, and the read does more than norms
-    and static weights do: it does not turn with all of its inputs.
-    Reader: another newest update changes the derivative with respect to older sources, and does more than compete with them.
-    Position: the same token everywhere is read differently at different positions.
+    Weights depend on the input if another input changes the derivative of the read with respect to its sources, by more than
+    norms and static weights can. They depend on the reader if another newest update changes that derivative by more than
+    competition in a softmax can. They depend on the position if equal tokens are read differently at different positions.
     """
     if isinstance(config, DepthAttentionConfig) and config.window == 1:
-        # A softmax over one state is 1, and what is left is a map of the stream, which has no weights to depend on anything.
+        # A softmax over one state is 1.
         return Dependence(False, False, False, NO_ATTENTION)
     model = decoder(config, block=BLOCK, d_model=WIDTH, n_layers=LAYERS)
     run = trace(model, tokens())
@@ -146,7 +142,7 @@ def measure(config: DepthConfig) -> Dependence:
 
 
 def _form(config: DepthConfig, model: Decoder, run: Trace) -> str:
-    """The form of the weights of a read that sees at least three sources, between which there are odds."""
+    """The form of the weights of a read with at least three sources."""
     if isinstance(config, DepthAttentionConfig) and config.window == 2:
         model = decoder(config.replace(window=3), block=BLOCK, d_model=WIDTH, n_layers=LAYERS)
         run = trace(model, tokens())
@@ -155,10 +151,10 @@ def _form(config: DepthConfig, model: Decoder, run: Trace) -> str:
 
 @torch.no_grad()
 def turns_with_inputs(model: Decoder, run: Trace) -> bool:
-    """Whether flipping the signs of channels in every input flips those of the read and does nothing else.
+    """Whether the read is equivariant to sign flips of channels in all inputs.
 
-    That keeps every norm and every mean (channels stand in opposite pairs), and commutes with static weights of sources, of
-    heads and of channels, so that only what compares contents with anything learned is left.
+    Flips keep every norm and mean (channels come in opposite pairs) and commute with static weights of sources, heads and
+    channels, so only comparisons of contents with learned vectors break the equivariance.
     """
     inputs = tree_map(_paired, _inputs(run, "paired"))
     flipped = tree_map(_flipped, inputs)
@@ -166,19 +162,19 @@ def turns_with_inputs(model: Decoder, run: Trace) -> bool:
 
 
 def _paired(x: Tensor) -> Tensor:
-    """Every odd channel is the one before it with the other sign; a last one without a partner is zero."""
+    """Makes every odd channel the negative of the one before; an unpaired last channel is zero."""
     half = x[..., : x.shape[-1] - x.shape[-1] % 2 : 2]
     return torch.nn.functional.pad(torch.stack((half, -half), dim=-1).flatten(-2), (0, x.shape[-1] % 2))
 
 
 def _flipped(x: Tensor) -> Tensor:
-    """Flips some pairs of channels, the same in every slice of twelve, and so in every head and part."""
+    """Flips the signs of some pairs of channels, the same in every slice of twelve and so in every head and part."""
     signs = torch.tensor([1.0, -1.0, -1.0, 1.0, -1.0, 1.0], dtype=x.dtype).repeat_interleave(2)
     return x * signs.repeat(-(-x.shape[-1] // 12))[: x.shape[-1]]
 
 
 def _inputs(run: Trace, name: str, same_tokens: bool = False) -> Inputs:
-    """Noise in the shape of everything that a pass holds."""
+    """Noise in the shapes of all inputs of a pass."""
     count = 0
 
     def fresh(like: Tensor) -> Tensor:
@@ -194,7 +190,7 @@ def _inputs(run: Trace, name: str, same_tokens: bool = False) -> Inputs:
 
 
 def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
-    """What the reader sees when these are the updates: its views, and its heads if they are mixed along depth."""
+    """The views of the reader for given updates, or its heads if they are mixed along depth."""
     state, _ = model.ends.enter(inputs.embedding)
     for index, sublayer in enumerate(sublayer_list(model)):
         views, carry, _ = sublayer.depth.read(state)
@@ -209,12 +205,12 @@ def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
 
 
 def _sources(inputs: Inputs) -> list[Tensor]:
-    """What is older than the reader's newest update."""
+    """The sources older than the newest update."""
     return [inputs.embedding, *inputs.updates[: READER - 1], *tensors(inputs.heads[:READER])]
 
 
 def _derivatives(model: Decoder, inputs: Inputs) -> list[Tensor]:
-    """A fixed combination of what is read, differentiated with respect to each older source."""
+    """The derivatives of a fixed combination of the read with respect to each older source."""
     leaves = tree_map(lambda t: t.clone().requires_grad_(), inputs)
     seen = _read(model, leaves)
     total = sum(
@@ -228,7 +224,7 @@ def _derivatives(model: Decoder, inputs: Inputs) -> list[Tensor]:
 def _only_competes(model: Decoder, one: Inputs, newest: Inputs) -> bool:
     """Whether the newest update changes the weights of older sources by a common factor and offset only.
 
-    That is what happens in a softmax whose query is the same for all inputs: all weights shrink when a rival grows.
+    So it is in a softmax with a learned query: all weights shrink when another grows.
     """
     before, after = (_combination(model, inputs) for inputs in (one, newest))
     if before is None or after is None or not _differ(before, after):
@@ -237,7 +233,7 @@ def _only_competes(model: Decoder, one: Inputs, newest: Inputs) -> bool:
 
 
 def _shape(weights: Tensor) -> Tensor:
-    """Weights up to a common factor and offset."""
+    """Normalises weights up to a common factor and offset."""
     centred = weights - weights.mean(-1, keepdim=True)
     return centred / centred.norm(dim=-1, keepdim=True).clamp(min=RELATIVE)
 
@@ -248,7 +244,7 @@ def _combination(model: Decoder, inputs: Inputs) -> list[Tensor] | None:
     views = _read(model, inputs)
     if any(view.shape != inputs.embedding.shape for view in views):
         return None
-    # A mixer may also read vectors that it has learned, such as a null source.
+    # A mixer may also read learned vectors, such as a null source.
     mixer = sublayer_list(model)[READER].depth
     learned = [p.expand_as(inputs.embedding) for p in mixer.parameters() if p.shape == (WIDTH,)]
     sources = [inputs.embedding, *(update[..., :WIDTH] for update in inputs.updates[:READER])]
@@ -260,14 +256,14 @@ def _combination(model: Decoder, inputs: Inputs) -> list[Tensor] | None:
         if distance(basis @ weights, target) > RELATIVE:
             return None
         older, own = weights[..., :READER, 0], weights[..., READER : READER + 1, 0]
-        # What has the newest update's own weight is summed into one source with it.
+        # Sources with the weight of the newest update are part of the same sum.
         apart = (older - own).abs().flatten(0, -2).amax(0) > RELATIVE
         found.append(older[..., apart] if apart.any() else older)
     return found
 
 
 def _differ(one: list[Tensor], other: list[Tensor]) -> bool:
-    """Whether any of them differ by more than rounding can."""
+    """Whether any pair differs by more than rounding."""
     largest = max(float(t.detach().abs().max()) for t in one)
     return max(distance(a, b) for a, b in zip(one, other, strict=True)) > RELATIVE * largest
 

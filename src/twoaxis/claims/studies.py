@@ -1,4 +1,4 @@
-"""How a claim about training is decided: by the kept studies that bear on it, under a rule fixed before their results."""
+"""Decides claims about training from the stored studies, by a rule fixed before their results."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,53 +30,35 @@ GOOD: tuple[Outcome, ...] = ("better", "as good")
 
 
 class Rival(NamedTuple):
-    """A baseline that an arm has to beat.
-
-    Attributes:
-        name: in words.
-        is_rival: of (arm, other), whether the other is such a baseline of the arm.
-    """
+    """A baseline that an arm has to beat; `is_rival(arm, other)` tests whether the other is this baseline of the arm."""
 
     name: str
     is_rival: Callable[[Arm, Arm], bool]
 
 
-def any_cost(arm: Arm, other: Arm) -> str:
-    """Fair whatever both cost."""
-    return ""
-
-
 @dataclass(frozen=True)
 class Question:
-    """What a claim asks of a study.
+    """The comparisons that test a claim.
 
     Attributes:
-        arms: which arms speak for the claim.
-        rivals: what each of them has to beat.
-        beyond: baselines that are reported but decide nothing.
-        unfair: why a pair cannot be compared, such as unequal cost; "" where it can.
+        arms: selects the arms of the claim.
+        rivals: baselines that each of them has to beat.
+        reported: baselines that are reported but do not decide.
+        unfair: reason why a pair cannot be compared, such as unequal cost, or "".
         every: whether all arms of a study have to win, or some.
         wanted: `better`, or `as good`: not worse by the smallest effect that matters.
     """
 
     arms: Callable[[Arm], bool]
     rivals: tuple[Rival, ...]
-    beyond: tuple[Rival, ...] = ()
-    unfair: Callable[[Arm, Arm], str] = any_cost
+    reported: tuple[Rival, ...] = ()
+    unfair: Callable[[Arm, Arm], str] = lambda arm, other: ""
     every: bool = False
     wanted: Wanted = "better"
 
 
 class Pair(NamedTuple):
-    """An arm, one of its rivals, and what came out.
-
-    Attributes:
-        arm: the name of the arm.
-        rival: the name of the rival's kind.
-        against: the name of the rival, or empty where the study has none.
-        outcome: for the claim.
-        detail: the difference, or why there is none.
-    """
+    """A comparison of an arm with a baseline, by name; `against` is the rival arm, or empty where the study has none."""
 
     arm: str
     rival: str
@@ -85,115 +67,102 @@ class Pair(NamedTuple):
     detail: str
 
 
-class Hearing(NamedTuple):
-    """What one study says about a question.
-
-    Attributes:
-        kept: the study.
-        pairs: comparisons that decide.
-        beyond: comparisons that are reported.
-        outcome: whether it speaks for the claim, against it, or is undecided, if it counts.
-    """
+class StudyEvidence(NamedTuple):
+    """The evidence of one study on a claim: comparisons that decide (`pairs`), other ones, and the outcome if it counts."""
 
     kept: KeptReport
     pairs: tuple[Pair, ...]
-    beyond: tuple[Pair, ...]
+    reported: tuple[Pair, ...]
     outcome: Literal["for", "against", "undecided"]
 
 
 def decide(question: Question) -> Finding:
-    """The verdict of all kept studies, with a row for every comparison that bears on the question."""
+    """Decides a claim from all stored studies, with a row of evidence for every comparison."""
     try:
         kept = kept_reports()
     except (OSError, ValueError) as error:
         return Finding("no study yet", evidence=(f"The kept reports cannot be read: {KEPT} ({type(error).__name__}).",))
-    hearings, damaged = [], []
+    found, damaged = [], []
     for one in kept:
         try:
-            hearings += [hearing] if (hearing := hear(question, one)) else []
+            found += [study] if (study := evidence_of(question, one)) else []
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             damaged.append(f"{one.path} cannot be read ({type(error).__name__}: {error}); write it anew.")
-    count = [hearing for hearing in hearings if not hearing.kept.withdrawn]
-    said = [hearing.outcome for hearing in count]
-    rows = tuple(row for hearing in hearings for row in _rows(hearing))
+    count = [study for study in found if not study.kept.withdrawn]
+    outcomes = {study.outcome for study in count}
+    rows = tuple(row for study in found for row in _rows(study))
     columns = ("study", "counts", "comparison", "outcome", "difference in nats per token")
     table = EvidenceTable(columns, rows) if rows else None
-    links = tuple(hearing.kept.path for hearing in hearings)
-    evidence = (*_census(hearings, len(kept)), *damaged)
-    if "for" in said:
-        bound = "in " + ", ".join(hearing.kept.name for hearing in count if hearing.outcome == "for") + _beyond(count)
+    links = tuple(study.kept.path for study in found)
+    evidence = (*_census(found, len(kept)), *damaged)
+    if "for" in outcomes:
+        bound = "in " + ", ".join(study.kept.name for study in count if study.outcome == "for") + _reported(count)
         return Finding("holds", bound, evidence, table, links)
     if not count:
         return Finding("no study yet", "", evidence, table, links)
-    verdict = "does not hold at this scale" if set(said) == {"against"} else "undecided"
+    verdict = "does not hold at this scale" if outcomes == {"against"} else "undecided"
     return Finding(verdict, "", evidence, table, links)
 
 
-def _census(hearings: Sequence[Hearing], known: int) -> Iterator[str]:
+def _census(studies: Sequence[StudyEvidence], known: int) -> Iterator[str]:
     withdrawn: dict[str, list[str]] = {}
-    for kept in (hearing.kept for hearing in hearings):
+    for kept in (study.kept for study in studies):
         if kept.withdrawn:
             withdrawn.setdefault(kept.withdrawn, []).append(kept.name)
-    counting = len(hearings) - sum(map(len, withdrawn.values()))
-    yield f"Of {known} reports that ship with twoaxis, {len(hearings)} bear on this claim, and {counting} of these count."
+    counting = len(studies) - sum(map(len, withdrawn.values()))
+    yield f"Of {known} reports that ship with twoaxis, {len(studies)} bear on this claim, and {counting} of these count."
     if withdrawn:
         reasons = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in withdrawn.items())
         yield f"Shown for the record, and no evidence either way: {reasons}."
 
 
-def _beyond(hearings: Sequence[Hearing]) -> str:
-    """What the reported baselines come to in the studies that decide; a gain over one of them in any arm is a gain."""
+def _reported(studies: Sequence[StudyEvidence]) -> str:
+    """The best outcome against each baseline that does not decide, over the arms of studies in favour."""
     found: dict[str, list[Outcome]] = {}
-    for pair in (pair for hearing in hearings if hearing.outcome == "for" for pair in hearing.beyond):
+    for pair in (pair for study in studies if study.outcome == "for" for pair in study.reported):
         found.setdefault(pair.rival, []).append(pair.outcome)
     order: tuple[Outcome, ...] = ("better", "as good", "undecided", "no better", "not compared")
     return "".join(f"; against {rival}: {min(outcomes, key=order.index)}" for rival, outcomes in found.items())
 
 
-def _rows(hearing: Hearing) -> Iterator[tuple[str, ...]]:
-    if not hearing.kept.withdrawn:
-        counts, pairs = "yes", (*hearing.pairs, *hearing.beyond)
+def _rows(study: StudyEvidence) -> Iterator[tuple[str, ...]]:
+    if not study.kept.withdrawn:
+        counts, pairs = "yes", (*study.pairs, *study.reported)
     else:
-        counts, pairs = "no", tuple(pair for pair in hearing.pairs if pair.against)
+        counts, pairs = "no", tuple(pair for pair in study.pairs if pair.against)
     for pair in pairs:
-        yield (
-            hearing.kept.name,
-            counts,
-            f"{pair.arm} against {pair.against or f'{pair.rival}: no such arm'}",
-            pair.outcome,
-            pair.detail,
-        )
+        compared = f"{pair.arm} against {pair.against or f'{pair.rival}: no such arm'}"
+        yield study.kept.name, counts, compared, pair.outcome, pair.detail
 
 
-def hear(question: Question, kept: KeptReport) -> Hearing | None:
-    """What a study says; None where it has no arm of the claim, or no rival of one."""
+def evidence_of(question: Question, kept: KeptReport) -> StudyEvidence | None:
+    """The evidence of a study; None without an arm of the claim and one of its rivals."""
     report = kept.report
     arms = [Arm(name, data) for name, data in report["arms"].items() if data.get("role") not in ("rung", "trial")]
 
-    def met(arm: Arm, rivals: Sequence[Rival]) -> list[tuple[Rival, list[Arm]]]:
+    def opponents(arm: Arm, rivals: Sequence[Rival]) -> list[tuple[Rival, list[Arm]]]:
         return [(rival, _to_compare(question, report, arm, rival, arms)) for rival in rivals]
 
-    # An arm without any of its rivals has nothing to say here.
-    speakers = [arm for arm in arms if question.arms(arm) and any(others for _, others in met(arm, question.rivals))]
-    if not speakers:
+    tested = [arm for arm in arms if question.arms(arm) and any(others for _, others in opponents(arm, question.rivals))]
+    if not tested:
         return None
-    tests = [(arm, other) for arm in speakers for _, others in met(arm, question.rivals) for other in others]
+    tests = [(arm, other) for arm in tested for _, others in opponents(arm, question.rivals) for other in others]
     unplanned = sum(not question.unfair(*test) and planned(report, *test) is None for test in tests)
 
     def pairs(arm: Arm, rivals: Sequence[Rival]) -> tuple[Pair, ...]:
-        absent = [Pair(arm.name, rival.name, "", "not compared", "") for rival, others in met(arm, rivals) if not others]
-        found = [(rival, other) for rival, others in met(arm, rivals) for other in others]
+        absent = [Pair(arm.name, rival.name, "", "not compared", "") for rival, others in opponents(arm, rivals) if not others]
+        found = [(rival, other) for rival, others in opponents(arm, rivals) for other in others]
         return (*(_pair(question, report, arm, rival, other, unplanned) for rival, other in found), *absent)
 
-    decisive = [pairs(arm, question.rivals) for arm in speakers]
-    beyond = tuple(pair for arm in speakers for pair in pairs(arm, question.beyond))
-    return Hearing(kept, tuple(pair for one in decisive for pair in one), beyond, _outcome(question, decisive))
+    decisive = [pairs(arm, question.rivals) for arm in tested]
+    reported = tuple(pair for arm in tested for pair in pairs(arm, question.reported))
+    return StudyEvidence(kept, tuple(pair for one in decisive for pair in one), reported, _outcome(question, decisive))
 
 
 def _to_compare(question: Question, report: Mapping[str, Any], arm: Arm, rival: Rival, arms: Sequence[Arm]) -> list[Arm]:
-    """The rivals of one kind: those that the study planned to compare, else all that can be compared fairly, else all.
+    """The rivals of one kind: those of planned comparisons, else those with fair comparisons, else all.
 
-    A companion was generated for one comparison, and takes part in no other.
+    A companion takes part only in the comparison it was generated for.
     """
     others = [other for other in arms if other is not arm and rival.is_rival(arm, other)]
     made = [other for other in others if planned(report, arm, other) is not None]

@@ -1,4 +1,4 @@
-"""The small float64 decoders that claims are tested on."""
+"""Small float64 decoders on which claims are tested."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,17 +19,17 @@ BLOCK: tuple[dict[str, Any], ...] = ({"kind": "attention", "n_heads": 2, "head_d
 def decoder(
     depth: DepthConfig | None = None, *, block: Sequence[dict[str, Any]] = BLOCK, moved: bool = True, **changes: Any
 ) -> Decoder:
-    """A decoder of three blocks, by default moved away from its initial values so that no zero hides a difference."""
+    """Builds a decoder of three blocks, by default perturbed so that no zero hides a difference."""
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "d_model": D_MODEL, "n_layers": N_LAYERS, "blocks": (tuple(block),)}
     model = Decoder.build(DecoderConfig.from_data({**sizes, "depth": depth or ResidualConfig(), **changes})).double()
     return perturb(model) if moved else model
 
 
 def tokens(batch: int = 2, length: int = TOKENS) -> Int[Tensor, "B T"]:
-    """The same token ids every time."""
+    """Fixed random token ids."""
     return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(0))
 
 
 def weighted_sum(logits: Tensor) -> Tensor:
-    """A loss that every logit enters with a weight of its own."""
+    """A loss with a different weight for every logit."""
     return (logits * noise(tuple(logits.shape), "claims/loss")).sum()

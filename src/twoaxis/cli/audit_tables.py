@@ -49,7 +49,7 @@ def _sublayers(audit: Audit) -> AuditTable:
     for norms in audit.norms:
         cells = (significant(norms.read), significant(norms.update), significant(norms.state), significant(norms.gradient))
         zero, mean = _change(by[norms.sublayer, "zero"]), _change(by[norms.sublayer, "mean"])
-        rows.append((audit.place_name(norms.sublayer), *cells, *zero, *mean))
+        rows.append((audit.sublayer_name(norms.sublayer), *cells, *zero, *mean))
     title = "sublayers: what is read, written and held (rms), its gradient, and the loss change without the update"
     return AuditTable(title, columns, rows, columns[1:])
 
@@ -59,7 +59,7 @@ def _removed(audit: Audit, title: str, sorts: tuple[str, ...]) -> AuditTable:
     rows = []
     for one in audit.ablations:
         if one.what in sorts:
-            where = "everywhere" if one.what == "embedding" else audit.place_name(one.sublayer)
+            where = "everywhere" if one.what == "embedding" else audit.sublayer_name(one.sublayer)
             target = f"{one.target} ({one.choice})" if one.choice else one.target
             rows.append((where, target, one.replacement, significant(one.change_norm), *_change(one)))
     return AuditTable(title, columns, rows, columns[3:])
@@ -74,7 +74,7 @@ def _routing(audit: Audit) -> AuditTable:
             share = one.share[one.sources.index(every.favourite)]
             name = f"{one.result} {one.part}".strip()
             cells = (significant(share), significant(every.entropy), significant(math.log(n)), str(n))
-            rows.append((audit.place_name(one.sublayer), name, every.favourite, *cells))
+            rows.append((audit.sublayer_name(one.sublayer), name, every.favourite, *cells))
     return AuditTable("what is read, by mean weights", columns, rows, columns[3:])
 
 
@@ -84,7 +84,7 @@ def _gates(audit: Audit) -> AuditTable:
     for one in audit.gates:
         parts = (f"{part:.0%}" for part in (one.near_0, one.between, one.near_1, one.above_1))
         cells = (significant(one.mean), *parts, significant(one.before), significant(one.after))
-        rows.append((audit.place_name(one.sublayer), *cells))
+        rows.append((audit.sublayer_name(one.sublayer), *cells))
     return AuditTable("delta writes: gates, and the distance of the component from its target", columns, rows, columns[1:])
 
 
@@ -94,7 +94,7 @@ def _streams(audit: Audit) -> AuditTable:
     if audit.streams is not None:
         for one in audit.streams.gain:
             cells = (audit.streams.spread[one.sublayer + 1], one.row, one.column, one.spectral)
-            rows.append((audit.place_name(one.sublayer), *map(significant, cells)))
+            rows.append((audit.sublayer_name(one.sublayer), *map(significant, cells)))
     return AuditTable("streams: relative spread, and gain of all residual matrices so far", columns, rows, columns[1:])
 
 
@@ -106,7 +106,7 @@ def _attention(audit: Audit) -> AuditTable:
         inside = "" if one.place == "mixer" else f" {one.place} ({one.kind})"
         mass = [f"{part:.0%}" for part in one.mass] + [""] * (len(bins) - len(one.mass))
         window = "all" if one.window is None else str(one.window)
-        rows.append((audit.place_name(one.sublayer) + inside, window, f"{one.mean_distance:.1f}", *mass))
+        rows.append((audit.sublayer_name(one.sublayer) + inside, window, f"{one.mean_distance:.1f}", *mass))
     return AuditTable("attention by distance in tokens", columns, rows, columns[1:])
 
 

@@ -1,1 +1,1 @@
-"""Numbers, tables, figures and pages: how results are shown. Knows nothing of what they mean; computing never imports it."""
+"""Formats results: numbers, tables, figures and pages. Independent of their meaning; computing never imports it."""

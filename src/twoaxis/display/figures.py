@@ -1,4 +1,4 @@
-"""Figures with their words, from one specification to SVG, page and PNG; and the parts that charts are put together from."""
+"""Figures with captions, rendered to SVG, PNG and pages from one specification; and helpers to build charts."""
 
 import json
 import re
@@ -19,14 +19,14 @@ Width = Literal["wide", "narrow"]
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure, drawn anew for each width.
+    """One figure, drawn separately for each width.
 
     Attributes:
         name: of its files.
-        title: what it shows.
-        caption: how to read it.
-        alternative: what it shows in words and numbers, for those who cannot see it.
-        draw: its specification for a width in CSS pixels.
+        title: a heading.
+        caption: explains how to read it.
+        alternative: its content in words and numbers, for readers who cannot see it.
+        draw: makes the specification for a width in CSS pixels.
     """
 
     name: str
@@ -36,30 +36,30 @@ class Figure:
     draw: Callable[[int], Any]
 
     def svg(self) -> str:
-        """The figure as a file that stands alone, with its title and a white ground."""
+        """The figure as a self-contained file, with its title and a white background."""
         return _renumbered(vl_convert.vegalite_to_svg(self._alone), self.name)
 
     def png(self) -> bytes:
-        """The same as a picture."""
+        """The self-contained figure as a PNG image."""
         return vl_convert.vegalite_to_png(self._alone, scale=PNG_SCALE)
 
     def inline(self, width: Width) -> str:
-        """The figure as a part of a page, which gives it a heading, its font and its colours."""
+        """The figure as part of a page, which provides heading, font and colours."""
         svg = vl_convert.vegalite_to_svg(json.dumps(self.wide if width == "wide" else self.narrow))
         return _compact(_renumbered(svg, f"{self.name}-{width}"))
 
     @cached_property
     def wide(self) -> dict[str, Any]:
-        """The specification for screens and paper, with the look of all figures."""
+        """The specification for screens and paper, with the common style."""
         return self._spec(WIDE)
 
     @cached_property
     def narrow(self) -> dict[str, Any]:
-        """The same for phones."""
+        """The specification for phones."""
         return self._spec(NARROW)
 
     def _spec(self, width: int) -> dict[str, Any]:
-        # Checking every part of a chart when it is made takes longer than all the rest; tests check the whole.
+        # Validation of every part dominates the time; tests validate the whole.
         with debug_mode(False):
             return {**self.draw(width).to_dict(validate=False), "config": STYLE, "padding": 4}
 
@@ -82,14 +82,14 @@ _OPAQUE = re.compile(r' opacity="1"')
 
 
 def _compact(svg: str) -> str:
-    """The drawing without what a page says once for all."""
+    """Removes attributes that a page sets once, and digits of coordinates."""
     for pattern in (_WORDLESS, _ROLES, _EMPTY, _OPAQUE):
         svg = pattern.sub("", svg)
     return _PLACES.sub(lambda found: _DIGITS.sub(r"\1", found[0]), svg)
 
 
 def _renumbered(svg: str, prefix: str) -> str:
-    """The drawing with ids of its own that do not depend on what was drawn before."""
+    """Makes ids unique and independent of earlier drawings."""
     numbers = {name: f"{prefix}-{number}" for number, name in enumerate(dict.fromkeys(_IDS.findall(svg)))}
     svg = _IDS.sub(lambda found: f'id="{numbers[found[1]]}"', svg)
     return _REFERENCES.sub(lambda found: f"url(#{numbers[found[1]]})", svg)
@@ -97,33 +97,30 @@ def _renumbered(svg: str, prefix: str) -> str:
 
 def values(rows: Sequence[dict[str, Any]]) -> Any:
     """Rows as the data of a chart."""
-    # A tuple, since altair copies lists each time that charts are put together.
+    # A tuple, since altair copies lists whenever charts are combined.
     return alt.Chart(alt.Data(values=tuple(rows)))
 
 
 def own_color(name: str = "color") -> Any:
-    """The colour that a row names itself."""
+    """The colour given in a field of each row."""
     return alt.Color(f"{name}:N", scale=None, legend=None)
 
 
 def padded(found: Sequence[float], part: float) -> tuple[float, float]:
-    """From the least to the greatest with a margin."""
+    """The range of values with a margin."""
     margin = part * (max(found) - min(found)) or 0.1 * abs(max(found)) or 1.0
     return min(found) - margin, max(found) + margin
 
 
 def labels(rows: Sequence[dict[str, Any]], x: Any, y: Any) -> tuple[Any, Any]:
-    """Labels whose left end and middle are at a place, below them a rim that keeps them legible where a line crosses."""
+    """Left-aligned labels at points, with a rim below that keeps them legible over lines."""
     drawn = values(rows).encode(x=x, y=y, text=alt.Text("text:N"))
     rim = drawn.mark_text(align="left", fontSize=11, color=PAPER, stroke=PAPER, strokeWidth=3.5, strokeJoin="round", aria=False)
     return rim, drawn.mark_text(align="left", fontSize=11, aria=False).encode(color=own_color())
 
 
 def row_axis(labels: int, width: int) -> Any:
-    """An axis that names rows in a given room at the left of a panel; without labels where that is 0.
-
-    Names may have several lines.
-    """
+    """An axis with row names of one or several lines, of a width in pixels; 0 omits them."""
     return alt.Axis(
         ticks=False,
         domain=False,
@@ -139,12 +136,26 @@ def row_axis(labels: int, width: int) -> Any:
 
 
 def panel_title(text: str, width: int, labels: int) -> Any:
-    """The title of a panel, which on a phone begins at the left of its labels."""
+    """The title of a panel, which on a phone starts at the left of its labels."""
     return alt.TitleParams(text, fontSize=12, dx=-labels if width <= NARROW else 0)
 
 
 def side_by_side(panels: Sequence[Any], width: int, columns: int) -> Any:
-    """Panels in columns, or one below the other where it is narrow."""
+    """Panels in columns; one below the other on a narrow screen."""
     if len(panels) == 1:
         return panels[0]
     return alt.concat(*panels, columns=columns if width > NARROW else 1)
+
+
+def shared_rows(panels: Sequence[Callable[[int, int], Any]], width: int, labels: int) -> Any:
+    """Panels with the same rows, labelled in the first only; on a narrow screen one below the other, all labelled.
+
+    Args:
+        panels: each draws itself, given its width and the room for its labels.
+        width: total, in pixels.
+        labels: room for the labels.
+    """
+    if width <= NARROW:
+        return alt.vconcat(*(panel(width, labels) for panel in panels))
+    each = (width - labels - STYLE["concat"]["spacing"] * (len(panels) - 1)) // len(panels)
+    return alt.hconcat(*(panel(each if at else each + labels, 0 if at else labels) for at, panel in enumerate(panels)))

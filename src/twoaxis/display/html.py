@@ -1,6 +1,6 @@
-"""Pages of HTML from templates, in which every text is escaped and which need nothing beside themselves.
+"""Self-contained HTML pages from templates, with every text escaped.
 
-A template is named by the package that it lies in and its file. `static/parts.html` holds what pages are made of.
+A template is named by its package and file. `static/parts.html` contains the components of pages.
 """
 
 import json
@@ -18,36 +18,36 @@ from twoaxis.display.figures import Figure
 from twoaxis.display.numbers import MISSING
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""What a browser may load for a page: nothing that is not in it."""
+"""The content security policy of a page: nothing is loaded."""
 
 
 class Reason(str):
-    """Why a cell holds no word or number, in a sentence."""
+    """A cell with the reason for having no value, in a sentence."""
 
 
 class Number(NamedTuple):
-    """A cell with a number: how it is written, and its value, by which a reader may sort."""
+    """A cell with a number: formatted, and as a value for sorting."""
 
     text: str
     value: float
 
 
 Cell = str | Number | Markup | Reason | None
-"""A cell of a table; None is nothing to report."""
+"""A cell of a table; None is a missing value."""
 
 
 def render(template: str, **values: Any) -> str:
-    """A page.
+    """Renders a page.
 
     Args:
         template: package and file, such as "twoaxis.study.page/report.html".
-        values: what it shows.
+        values: variables of the template.
     """
     return _environment().get_template(template).render(values)
 
 
 def number(value: float | None, written: Callable[[Any], str]) -> Cell:
-    """A cell with a number, or with nothing to report."""
+    """A cell with a number, or a missing value."""
     return None if value is None else Number(written(value), float(value))
 
 
@@ -59,42 +59,42 @@ def table(
     long: Sequence[str] = (),
     groups: Sequence[tuple[str, int]] = (),
 ) -> Markup:
-    """A table that scrolls inside its box, whose first column names the rows.
+    """A scrollable table, whose first column names the rows.
 
     Args:
-        caption: what it holds.
-        columns: their names.
-        rows: cells; the first of each is its name.
-        text: the columns that hold a few words; the others hold numbers.
-        long: those that hold sentences.
-        groups: names above the columns with how many each spans.
+        caption: above the table.
+        columns: names.
+        rows: of cells; the first is the name of the row.
+        text: columns with a few words; others have numbers.
+        long: columns with sentences.
+        groups: names above the columns, with the number of columns of each.
     """
     kinds = ["long" if name in long else "text" if at == 0 or name in text else "number" for at, name in enumerate(columns)]
     return _part("table", caption, list(zip(columns, kinds, strict=True)), list(rows), groups)
 
 
 def figure(drawn: Figure | None, heading: str = "own") -> Markup:
-    """A figure for wide and for narrow screens, with its words for those who cannot see it.
+    """A figure for wide and narrow screens with its text alternative; nothing for None.
 
     Args:
-        drawn: the figure; nothing for None.
-        heading: its `own` title, or `none` where the section says it.
+        drawn: the figure.
+        heading: its `own` title, or `none`.
     """
     return Markup() if drawn is None else _part("figure", drawn, heading)
 
 
 def section(name: str, title: str, *parts: str, lead: str = "") -> Markup:
-    """A section with a heading that links lead to; nothing when it has no parts."""
+    """A section with a linkable heading; nothing without parts."""
     return _part("section", name, title, lead, parts)
 
 
 def details(summary: str, *parts: str, state: str = "closed", kind: str = "") -> Markup:
-    """Parts that a reader may open; nothing when there are none."""
+    """Parts that a reader may open; nothing without parts."""
     return _part("details", summary, parts, state, kind)
 
 
 def alternatives(label: str, parts: Iterable[tuple[str, str]]) -> Markup:
-    """Parts of which a reader sees one at a time; without scripts, all of them one below the other."""
+    """Parts shown one at a time; without scripts, all of them one below the other."""
     return _part("alternatives", label, list(parts))
 
 
@@ -114,23 +114,17 @@ def bullets(texts: Iterable[str]) -> Markup:
 
 
 def code(text: str) -> Markup:
-    """Text as it stands, which a reader can scroll."""
+    """Preformatted, scrollable text."""
     return Markup('<pre tabindex="0">{}</pre>').format(text)
 
 
 def breakable(name: str) -> Markup:
-    """The name of an arm, which may break where its parts meet."""
+    """The name of an arm, with line breaks allowed at punctuation."""
     return name if isinstance(name, Markup) else Markup(re.sub(r"([~@._-])", r"<wbr>\1", str(escape(name))))
 
 
 def part(template: str, name: str, *values: Any) -> Markup:
-    """What a macro of a template makes.
-
-    Args:
-        template: package and file.
-        name: of the macro.
-        values: its arguments.
-    """
+    """Calls a macro of a template (package and file) with positional values."""
     return getattr(_environment().get_template(template).module, name)(*values)
 
 
@@ -157,5 +151,5 @@ def _file(name: str) -> str:
 
 
 def _data(value: Any) -> Markup:
-    """JSON that may stand in a page: nothing in it ends the script."""
+    """JSON for a script element, with `<` escaped so that it cannot end the script."""
     return Markup(json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"))

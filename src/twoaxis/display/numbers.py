@@ -1,6 +1,6 @@
-"""Numbers for readers: with a sign, a unit, and no more digits than they deserve.
+"""Formats numbers for readers, with sign, unit, and few digits.
 
-Amounts in units are written by the code that the planner's page runs in a browser, so that both say the same.
+Amounts with units use the code that the planner's page runs in a browser, so that both agree.
 """
 
 from collections.abc import Callable
@@ -9,19 +9,19 @@ from twoaxis.planner.formulas import written
 from twoaxis.planner.formulas.written import BYTES, COUNTS, SECONDS, amount
 
 percent = written.percent
-"""A share in percent, whole from 100 % on."""
+"""Formats a share in percent, whole from 100 % on."""
 
 MINUS, TIMES = "\u2212", "\u00d7"
-"""The signs of typography, which no font mistakes for a hyphen or a letter."""
+"""Typographic minus and multiplication signs."""
 
 MISSING = "\u2014"
-"""Stands where there is nothing to report."""
+"""Mark of a missing value."""
 
 _LARGE = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def count(value: float) -> str:
-    """A count with three digits and a unit prefix.
+    """Formats a count with three digits and a unit prefix.
 
     Example:
         >>> count(2_359_296), count(950)
@@ -35,7 +35,7 @@ def count(value: float) -> str:
 
 
 def loss(value: float) -> str:
-    """A loss in nats per token.
+    """Formats a loss in nats per token.
 
     Example:
         >>> loss(4.56789)
@@ -45,7 +45,7 @@ def loss(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """A difference of losses with its sign.
+    """Formats a difference of losses with its sign.
 
     Example:
         >>> signed(-0.0312), signed(0.5), signed(-0.00001)
@@ -56,7 +56,7 @@ def signed(value: float) -> str:
 
 
 def interval(low: float, high: float) -> str:
-    """An interval of differences.
+    """Formats an interval of differences.
 
     Example:
         >>> interval(-0.05, 0.01)
@@ -66,7 +66,7 @@ def interval(low: float, high: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """A ratio to the control.
+    """Formats a ratio to the control.
 
     Example:
         >>> ratio(0.8765)
@@ -76,7 +76,7 @@ def ratio(value: float) -> str:
 
 
 def probability(value: float) -> str:
-    """A p value or a power.
+    """Formats a p value or a power.
 
     Example:
         >>> probability(0.0004), probability(0.25), probability(0.99996)
@@ -88,7 +88,7 @@ def probability(value: float) -> str:
 
 
 def percentage(value: float) -> str:
-    """A part of a whole.
+    """Formats a fraction in percent.
 
     Example:
         >>> percentage(0.98765), percentage(1)
@@ -98,7 +98,7 @@ def percentage(value: float) -> str:
 
 
 def memory(n_bytes: float) -> str:
-    """Bytes in MiB or GiB.
+    """Formats bytes in MiB or GiB.
 
     Example:
         >>> memory(512 * 2**20), memory(3 * 2**30)
@@ -108,7 +108,7 @@ def memory(n_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes or hours.
+    """Formats a duration in seconds, minutes or hours.
 
     Example:
         >>> duration(0.01234), duration(26.4), duration(754), duration(9000)
@@ -122,7 +122,7 @@ def duration(seconds: float) -> str:
 
 
 def replicates(n: int) -> str:
-    """A number of replicates in words.
+    """Formats a number of replicates.
 
     Example:
         >>> replicates(1), replicates(12)
@@ -132,7 +132,7 @@ def replicates(n: int) -> str:
 
 
 def bytes_text(value: float) -> str:
-    """Bytes in the largest decimal unit that they reach.
+    """Formats bytes in the largest decimal unit not above them.
 
     Example:
         >>> bytes_text(8192)
@@ -142,7 +142,7 @@ def bytes_text(value: float) -> str:
 
 
 def count_text(value: float) -> str:
-    """A count of parameters or FLOPs: whole below 1000, else in thousands, millions, billions or trillions.
+    """Formats a count: whole below 1000, else in thousands, millions, billions or trillions.
 
     Example:
         >>> count_text(30), count_text(67_112_960)
@@ -152,7 +152,7 @@ def count_text(value: float) -> str:
 
 
 def short_count(value: float) -> str:
-    """A count in a sentence, with no digits that say nothing.
+    """Formats a count for a sentence, without trailing zeros.
 
     Example:
         >>> short_count(1_000_000), short_count(1_250_000), short_count(30)
@@ -165,7 +165,7 @@ def short_count(value: float) -> str:
 
 
 def seconds_text(value: float) -> str:
-    """Seconds in the largest of s, ms and µs that they reach.
+    """Formats seconds in the largest of s, ms and µs not above them.
 
     Example:
         >>> seconds_text(0.0123)
@@ -175,7 +175,7 @@ def seconds_text(value: float) -> str:
 
 
 def change(ratio: float) -> str:
-    """A relative change as a signed percentage.
+    """Formats a relative change as a signed percentage.
 
     Example:
         >>> change(0.0123), change(-0.5), change(-0.00001), change(12.5)
@@ -185,7 +185,7 @@ def change(ratio: float) -> str:
 
 
 def significant(value: float) -> str:
-    """A number with three significant digits.
+    """Formats a number with three significant digits.
 
     Example:
         >>> significant(0.012345), significant(1e-7)
@@ -195,7 +195,7 @@ def significant(value: float) -> str:
 
 
 def decimal(value: float) -> str:
-    """A measured number: with four digits behind the point, or whole from 1000 on.
+    """Formats a measured number with four decimals, or whole from 1000 on.
 
     Example:
         >>> decimal(4.56789), decimal(12345.6)
@@ -205,11 +205,7 @@ def decimal(value: float) -> str:
 
 
 def plain(value: object, fraction: Callable[[float], str] = significant) -> str:
-    """A value of any kind: whole numbers with separators, text as it is.
-
-    Args:
-        value: what is written.
-        fraction: writes numbers that are not whole.
+    """Formats a value of any type: integers with separators, floats by `fraction`, text unchanged.
 
     Example:
         >>> plain(12345), plain(0.012345), plain("none")

@@ -1,4 +1,4 @@
-"""Tables and paragraphs for terminals: they fit a line, and no number and no word in them is broken."""
+"""Tables and paragraphs for terminals, wrapped to the width of a line without breaking numbers or words."""
 
 import re
 import shutil
@@ -9,14 +9,14 @@ GAP = "  "
 """Between two columns of a table."""
 
 READABLE = 18
-"""Characters to which a column of text may be narrowed before another table takes what does not fit."""
+"""Smallest width of a column of text, before remaining columns move to another table."""
 
 UNIT = re.compile(r"(?<=\d) (?=(?:[A-Za-zµ]{1,3}|%)(?!\w))")
 """The space between a number and its unit."""
 
 
 def line_width() -> int:
-    """Characters of a line: as COLUMNS says, else those of the terminal, else 80, also in a file or a pipe."""
+    """Characters of a line: COLUMNS, else the width of the terminal, else 80."""
     return shutil.get_terminal_size((80, 24)).columns
 
 
@@ -28,17 +28,17 @@ def print_table(
     width: int | None = None,
     whole: Sequence[str] = (),
 ) -> None:
-    """Prints a table within the width of a line, in which no number and no word is broken.
+    """Prints a table within the width of a line, without breaking numbers or words.
 
-    Columns that do not fit follow as another table, behind the columns that name the rows.
+    Columns that do not fit follow as another table, which repeats the columns that name the rows.
 
     Args:
         title: above it, or empty.
-        columns: their names.
-        rows: their cells.
-        numbers: names of columns that are aligned to the right, in one piece.
+        columns: names.
+        rows: cells.
+        numbers: columns that are right-aligned and not wrapped.
         width: in characters; `line_width` by default.
-        whole: names of columns whose cells stay in one piece.
+        whole: other columns that are not wrapped.
     """
     width = width or line_width()
     table = [_Column(name, [str(row[at]) for row in rows], name in numbers, name in whole) for at, name in enumerate(columns)]
@@ -53,10 +53,10 @@ def print_table(
 
 
 class _Column:
-    """A column of a table; without a line, its name is meant."""
+    """A column of a table; row None is its name."""
 
     def __init__(self, name: str, cells: Sequence[str], number: bool, whole: bool) -> None:
-        # Only what may be wrapped is wrapped at spaces.
+        # No break between a number and its unit.
         self.name, self.number = name, number
         self._cells = [cell if number or whole else UNIT.sub("\N{NO-BREAK SPACE}", cell) for cell in cells]
         words = max(len(word) for text in (name, *([] if number or whole else self._cells)) for word in text.split(" "))
@@ -66,7 +66,7 @@ class _Column:
         self._whole = number or whole
 
     def lines(self, row: int | None, width: int) -> list[str]:
-        """A cell, or the name, in lines of this width."""
+        """Wraps a cell, or the name, to this width."""
         text = self.name if row is None else self._cells[row]
         if row is not None and self._whole:
             return [text]
@@ -75,9 +75,9 @@ class _Column:
 
 
 def _parts(table: Sequence[_Column], width: int) -> Iterator[list[_Column]]:
-    """The columns of each table that is printed: all of them where they fit."""
+    """The columns of each printed table."""
     names = next((at for at, column in enumerate(table) if column.number), 1) or 1
-    # Text before the numbers says what a row is about, where it leaves room for them.
+    # Text columns before the numbers name the rows, if they leave room.
     if _least(table[:names]) > width // 2:
         names = 1
     named, part = list(table[:names]), list(table[:names])
@@ -94,7 +94,7 @@ def _least(part: Sequence[_Column]) -> int:
 
 
 def _widths(part: Sequence[_Column], width: int) -> list[int]:
-    """Of each column: what is left over goes to the narrowest of those that want more."""
+    """The widths of all columns; spare room goes to the narrowest column that needs more."""
     found, spare = [column.least for column in part], width - _least(part)
     while spare > 0 and (wanting := [at for at, column in enumerate(part) if found[at] < column.most]):
         found[min(wanting, key=found.__getitem__)] += 1
@@ -115,7 +115,7 @@ def _print_row(part: Sequence[_Column], widths: Sequence[int], row: int | None) 
 
 def print_item(text: str, indent: str = "* ", width: int | None = None) -> None:
     """Prints a paragraph with a hanging indent, as wide as a table."""
-    # Paths and names with hyphens stay whole, so that they can be copied.
+    # Paths and names with hyphens are not broken, so that they can be copied.
     print(
         textwrap.fill(
             text,

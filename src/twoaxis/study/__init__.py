@@ -1,4 +1,4 @@
-"""Floor 6: comparisons of arms with a control, run in pairs, decided by a rule that is written down first.
+"""Floor 6: comparisons of arms with a control, run in pairs, decided by a rule fixed before the first run.
 
 `read_study` reads a study file; `twoaxis.study.running.run_study` runs it; `twoaxis.study.report.write_report` reports it. The
 module itself may be called: `twoaxis.study(file)` does all three. Statistics, tables and figures import their libraries, so

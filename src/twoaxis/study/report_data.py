@@ -1,6 +1,6 @@
-"""The one data file of a report: `report.json`, from which the page, the figures and the tables are all made.
+"""The data of a report, `report.json`, from which the page, figures and tables are made.
 
-Losses and differences are nats per token; what is not known is null. `report.schema.json` beside a report describes it.
+Losses and differences are in nats per token; unknown values are null. `report.schema.json` in the same folder describes it.
 """
 
 from pathlib import Path
@@ -13,38 +13,40 @@ from twoaxis.core.errors import ConfigError, StudyError
 from twoaxis.core.text import json_value
 
 VERSION = "twoaxis.report/2"
-"""Of the form of the file; it changes when a field changes its meaning."""
+"""Version of the file format; it changes when a field changes its meaning."""
 
 Charge = Literal["tokens", "flops", "seconds"]
-"""What two arms are given equally much of when their losses are compared."""
+"""The kind of cost at which two arms are compared."""
+
+UNITS: dict[Charge, str] = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
+"""Names of the kinds of cost in text."""
 
 Role = Literal["control", "treatment", "companion", "rung", "trial"]
-"""Why an arm is in a study: compared with (`control`), asked about (`treatment`), generated to rule out another explanation
-(`companion`), the control at another budget (`rung`), or a try of a learning rate (`trial`)."""
-
+"""The role of an arm: the `control`; a `treatment` that the study is about; a `companion` that rules out another explanation;
+the control at another budget (`rung`); or a `trial` of a learning rate."""
 
 Word = Literal["better", "worse", "undecided"]
-"""A verdict; where there is none, it is null."""
+"""A verdict."""
 
 
 class ComparisonData(Config):
     """One arm against another over all replicates.
 
     Attributes:
-        paired_differences: arm minus the other by replicate, in the order of the seeds.
-        mean_difference: their mean; below zero is better.
-        sd_difference: their standard deviation with n - 1.
-        ci95: its own Student interval of the mean, uncorrected; null when the replicates do not vary.
-        bootstrap95: the bootstrap interval, to be read with its own.
-        p: two-sided, before any correction.
-        p_holm: after Holm's correction over its family.
-        power: chance to find the smallest effect that matters with this n.
-        replicates_needed: pairs that would find it with power 0.8.
-        verdict: by the decision rule; null when none may be given.
-        family: comparisons that are corrected together; 0 for one that no question of the study asks for, and in old reports.
-        simultaneous: the interval of the verdict: all those of a family hold their means together; null in old reports, and
-            when the replicates do not vary.
-        suggestive: whether its own interval excludes zero and the verdict is undecided.
+        paired_differences: arm minus the other, in the order of the seeds.
+        mean_difference: over replicates; below zero is better.
+        sd_difference: standard deviation with n - 1.
+        ci95: uncorrected Student interval of the mean; null when the replicates do not vary.
+        bootstrap95: bootstrap interval of the mean, uncorrected.
+        p: two-sided, uncorrected.
+        p_holm: after Holm's correction over the family.
+        power: probability of finding the smallest effect that matters with this n.
+        replicates_needed: for power 0.8.
+        verdict: by the decision rule; null without one.
+        family: number of comparisons corrected together; 0 for a comparison without a verdict by design, and in old reports.
+        simultaneous: the interval of the verdict, simultaneous over the family; null in old reports, and when the replicates
+            do not vary.
+        suggestive: whether the uncorrected interval excludes zero but the verdict is undecided.
     """
 
     paired_differences: tuple[float, ...]
@@ -63,7 +65,7 @@ class ComparisonData(Config):
 
     @property
     def remark(self) -> str:
-        """The verdict with `suggestive` where it applies; "" without a verdict."""
+        """The verdict, with `suggestive` where it applies; "" without a verdict."""
         return f"{self.verdict} (suggestive)" if self.suggestive else self.verdict or ""
 
     def withheld(self) -> "ComparisonData":
@@ -71,14 +73,14 @@ class ComparisonData(Config):
         return self.replace(verdict=None, suggestive=False)
 
 
-class ChargedData(Config):
-    """What a comparison with the control comes to when both are given equally much of one thing.
+class EqualCostData(Config):
+    """A comparison with the control at equal cost of one kind.
 
     Attributes:
-        cost: what a run of the arm takes, in tokens, FLOPs or seconds.
-        cost_ratio: to the control's.
-        comparison: null when it cannot be made without guessing.
-        unavailable: why there is no comparison or no verdict, in words; "" when there is.
+        cost: of a run of the arm, in tokens, FLOPs or seconds.
+        cost_ratio: to the control.
+        comparison: null when the data do not allow it.
+        unavailable: reason for no comparison or no verdict, or "".
     """
 
     cost: float | None
@@ -88,16 +90,16 @@ class ChargedData(Config):
 
 
 class SpeedupData(Config):
-    """What the control would need for the loss of an arm, over what the arm took; above 1 the arm is the cheaper way.
+    """The cost at which the control reaches an arm's loss, over the arm's cost; above 1 the arm is cheaper.
 
-    An end that lies outside the measured budgets of the control is null and worded in `sentence`, never extrapolated.
+    Ends outside the measured budgets of the control are null, bounded in `sentence`, and never extrapolated.
 
     Attributes:
         value: of the mean difference.
         low: lower end of the interval.
         high: upper end of the interval.
-        bootstrap95: the interval of a bootstrap over seeds that fits the curve anew each time.
-        sentence: the same in words.
+        bootstrap95: interval of a bootstrap over seeds that refits the curve.
+        sentence: summary.
     """
 
     value: float | None
@@ -108,16 +110,16 @@ class SpeedupData(Config):
 
 
 class ChangeData(Config):
-    """What the planner changed in an arm so that it matches another.
+    """A change of an arm by the planner, to match another arm.
 
     Attributes:
-        path: the keys of the recipe that were changed.
-        before: their value before.
-        after: and now.
-        of: what was matched.
-        to: the arm that was matched.
-        wanted: the cost of that arm.
-        got: the cost of this arm now.
+        path: the changed key of the recipe.
+        before: its former value.
+        after: its new value.
+        of: the matched kind of cost.
+        to: the matched arm.
+        wanted: cost of the matched arm.
+        got: cost of this arm after the change.
     """
 
     path: str
@@ -130,10 +132,10 @@ class ChangeData(Config):
 
 
 class RatesData(Config):
-    """How one group of parameters is optimised.
+    """The optimizer settings of one group of parameters.
 
     Attributes:
-        what: what its parameters declare themselves to be, such as `matrix` or `mixing`.
+        what: the declared kind of its parameters, such as `matrix` or `mixing`.
         lr: learning rate after the warm-up.
         weight_decay: times the learning rate per step.
         tensors: a count.
@@ -151,40 +153,40 @@ class ArmData(Config):
     """One arm.
 
     Attributes:
-        role: why it is here.
+        role: in the study.
         control: whether it is the control.
-        why: one line on what it is for; "" when the design says nothing.
-        to: the arm that it is a companion of; "" otherwise.
-        changes: what the planner changed.
-        replicates: that have finished.
-        replicates_planned: that were decided.
+        why: its purpose in one line, or "".
+        to: for a companion its arm, else "".
+        changes: by the planner.
+        replicates: finished.
+        replicates_planned: by the design.
         losses: validation loss of every finished run by seed.
         mean_loss: over all planned replicates; null while one is missing.
         accuracies: on the answers of a probe, by seed.
         steps: of every run.
-        tokens: that every run reads.
+        tokens: of every run.
         lr: learning rate.
         rates: learning rate and weight decay of every group of parameters.
         parameters: a count.
         training_flops_per_token: by the declared costs (the ledger), forward and backward.
         training_flops: of a whole run.
         step_seconds: median over interleaved segments after a warm-up, without telemetry.
-        step_seconds_ratio: to the control, by the medians over the rounds.
-        step_seconds_ratio_error: standard error of its logarithm, so of the ratio as a fraction.
+        step_seconds_ratio: to the control, by medians over rounds.
+        step_seconds_ratio_error: standard error of its logarithm, so the relative error of the ratio.
         seconds: steps times step_seconds.
         predicted_memory_bytes: parameters, gradients, optimizer and saved activations, counted before the runs.
-        peak_memory_bytes: measured, of the process or of the GPU where one was used; median over the replicates.
+        peak_memory_bytes: measured, of the GPU or else the process; median over replicates.
         peak_memory_ratio: to the control of the same seed.
-        tokens_per_second: in the runs themselves, median over the replicates.
+        tokens_per_second: in the runs, median over replicates.
         tokens_per_second_ratio: to the control of the same seed.
         front_seconds: whether no other arm has both a lower mean loss and fewer seconds.
         front_memory: the same with memory.
-        verdict: of the comparison that the design declared to decide; null for the control and while runs are missing.
-        no_verdict: why there is none.
-        sentence: what was found, in words.
-        charged: by what both are given equally much of.
+        verdict: at the equal cost that the design declares decisive; null for the control and while runs are missing.
+        no_verdict: reason for no verdict, or "".
+        sentence: the result in words.
+        charged: comparisons by kind of equal cost.
         speedup: effective speedup by FLOPs and by seconds.
-        audit: what `twoaxis audit` found in the run of the first seed, as it wrote it.
+        audit: result of `twoaxis audit` on the run of the first seed.
     """
 
     role: Role
@@ -218,22 +220,22 @@ class ArmData(Config):
     verdict: Word | None = None
     no_verdict: str = ""
     sentence: str = ""
-    charged: dict[Charge, ChargedData] = Field(default_factory=dict)
+    charged: dict[Charge, EqualCostData] = Field(default_factory=dict)
     speedup: dict[Literal["flops", "seconds"], SpeedupData] = Field(default_factory=dict)
     audit: dict[str, Any] | None = None
 
 
 class ContrastData(Config):
-    """A treatment against one of its companions: whether what it is said to do is what it pays by.
+    """A treatment against one of its companions, or another arm.
 
     Attributes:
         arm: the treatment.
-        against: its companion.
-        why: what the companion is to rule out.
-        matched: what the companion was given as much of as the treatment; "" when nothing was matched.
+        against: the other.
+        why: which other explanation is ruled out.
+        matched: the cost made equal, or "".
         comparison: null while runs are missing.
-        no_verdict: why there is none.
-        sentence: what was found, in words.
+        no_verdict: reason for no verdict, or "".
+        sentence: the result in words.
     """
 
     arm: str
@@ -246,7 +248,7 @@ class ContrastData(Config):
 
 
 class PointData(Config):
-    """One run of the control at one budget, its loss, and what the fitted curve leaves unexplained of it."""
+    """One run of the control at one budget: loss, and residual from the fitted curve."""
 
     seed: int
     cost: float
@@ -255,15 +257,15 @@ class PointData(Config):
 
 
 class CurveData(Config):
-    """How the control's loss falls with what is spent: L_s(C) = b_s + A (C / C_0)^-alpha.
+    """The control's loss over cost: L_s(C) = b_s + A (C / C_0)^-alpha.
 
     Attributes:
-        points: the runs of the control at all of its budgets.
+        points: runs of the control at all of its budgets.
         amplitude: A; null without a fit, like the next two.
         exponent: alpha.
-        residual_sd: standard deviation of what the fit leaves.
+        residual_sd: standard deviation of the residuals.
         line: the curve with the mean offset, as (cost, loss), over the measured range only.
-        sentence: how good it is, or why there is none.
+        sentence: quality of the fit, or the reason for having none.
     """
 
     points: tuple[PointData, ...]
@@ -275,15 +277,15 @@ class CurveData(Config):
 
 
 class TuningData(Config):
-    """What the trials of learning rates found and took.
+    """Results and cost of the trials of learning rates.
 
     Attributes:
-        seed: of all trials, which is none of the replicates.
-        losses: by arm and learning rate; null for a trial that diverged.
+        seed: of all trials; no replicate has it.
+        losses: by arm and learning rate; null for a diverged trial.
         chosen: learning rate by arm.
-        tokens: that all trials read.
-        tokens_each: that one trial reads; null in old reports.
-        at_edge: arms whose chosen rate is the least or the largest that was tried, so that a better one may lie outside.
+        tokens: of all trials.
+        tokens_each: of one trial; null in old reports.
+        at_edge: arms whose chosen rate is the least or the largest tried, so that a better one may lie outside.
     """
 
     seed: int
@@ -293,18 +295,27 @@ class TuningData(Config):
     tokens_each: int | None = None
     at_edge: tuple[str, ...] = ()
 
+    @property
+    def rates(self) -> list[str]:
+        """All tried rates, as keys of `losses`, in ascending order."""
+        return sorted({rate for losses in self.losses.values() for rate in losses}, key=float)
+
+    def is_chosen(self, arm: str, rate: str) -> bool:
+        """Whether a rate, as a key of `losses`, is the one chosen for the arm."""
+        return arm in self.chosen and f"{self.chosen[arm]:g}" == rate
+
 
 class TimingData(Config):
-    """Seconds of a step, measured in rounds in which every arm has its turn.
+    """Seconds of a step, measured in rounds in which every arm takes a turn.
 
     Attributes:
-        warmup_steps: of every arm, which are not counted.
+        warmup_steps: of every arm, not counted.
         steps_in_a_turn: steps timed together.
         seconds: of a step, by arm and round, before the first run.
-        environment: where they were measured.
-        seconds_after: the same after the last run; null until then.
-        agree: whether both timings agree within their errors; null with one of them.
-        sentence: the same in words.
+        environment: in which they were measured.
+        seconds_after: after the last run; null until then.
+        agree: whether both timings agree within their errors; null with one timing.
+        sentence: summary of the agreement.
     """
 
     warmup_steps: int
@@ -317,25 +328,25 @@ class TimingData(Config):
 
 
 class GateData(Config):
-    """Whether the control was trained, without which no difference to it says anything about a method.
+    """The validity gate: whether the control was trained; without it, differences say nothing about methods.
 
-    Losses are means over the replicates that have finished, in nats per token, or per answer for a synthetic task.
+    Losses are means over finished replicates, in nats per token, or per answer for a synthetic task.
 
     Attributes:
-        passed: whether the control beats the bigram (a synthetic task: chance and majority) in every replicate; null while that
-            is not known.
-        sentence: the same in one line with the numbers.
-        reasons: why verdicts are withheld, of the control and of single arms.
-        change: what to change so that there are verdicts; "" when nothing is withheld.
+        passed: whether the control beats the bigram (a synthetic task: chance and majority) in every replicate; null while
+            unknown.
+        sentence: the result with its numbers.
+        reasons: for withholding verdicts, of the control and of single arms.
+        change: advice on how to obtain verdicts; "" when none is withheld.
         control: loss of the control.
         unigram: loss of token frequencies, counted in the training tokens of the control's runs; null for a synthetic task.
         bigram: loss of the count model of order 2.
         trigram: loss of the count model of order 3.
-        chance: loss of guessing by how often each answer is right; null for text.
+        chance: loss of guessing by the frequency of answers; null for text.
         majority: accuracy of the most frequent answer.
-        in_context: loss of guessing among the possible answers that the sample shows.
+        in_context: loss of guessing among the possible answers in the sample.
         control_accuracy: of the control on the answers.
-        counted: targets that were counted for one replicate.
+        counted: counted targets of one replicate.
         not_trained: arms that equal the control at step 0 and end worse in every replicate.
     """
 
@@ -356,12 +367,12 @@ class GateData(Config):
 
 
 class PairingData(Config):
-    """Whether the runs that were compared are pairs.
+    """Verification that compared runs are pairs.
 
     Attributes:
-        verified: every pair that has finished is one.
-        sentence: the same in words.
-        pairs: what each pair shares.
+        verified: whether all finished pairs are.
+        sentence: summary.
+        pairs: shared parameters and problems of each pair.
     """
 
     verified: bool
@@ -377,14 +388,14 @@ class RunData(Config):
         seed: its seed.
         role: of its arm.
         status: `finished`, `diverged`, `failed`, `partial` or `not started`.
-        message: what happened.
-        reused_from: the run of another study that was the same, seen from the folder of the studies; "" for a run of this.
+        message: the outcome.
+        reused_from: path of the equal run of another study, below the folder of studies; "" for a run of this study.
         loss: validation loss after the last step.
         curve: validation losses as (tokens read, loss).
-        result: as the run wrote it.
-        recipe: all of its settings.
+        result: as recorded by the run.
+        recipe: all settings.
         data: corpus and tokenizer.
-        environment: where it was made.
+        environment: as recorded by the run.
     """
 
     arm: str
@@ -402,30 +413,30 @@ class RunData(Config):
 
 
 class ReportData(Config):
-    """Everything a report says.
+    """The whole content of a report.
 
     Attributes:
-        version: of the form of the file.
-        made: when, in UTC.
-        question: what was asked.
-        answer: what came out, in one short sentence.
-        gate: whether the control was trained; null in old reports, whose verdicts are not to be relied on.
-        findings: the same in more sentences, with intervals.
-        complete: whether every planned run has finished and every pair is one.
-        design: the study as it was decided.
-        command: what reproduces it.
+        version: of the file format.
+        made: time of writing, in UTC.
+        question: of the study.
+        answer: one short sentence.
+        gate: whether the control was trained; null in old reports, whose verdicts are not reliable.
+        findings: the answer in detail, with intervals.
+        complete: whether every planned run has finished and all pairs are verified.
+        design: of the study.
+        command: that reproduces it.
         decision_rule: in words.
-        charge: what the verdicts are charged by.
+        charge: the kind of equal cost of the verdicts.
         arms: control, treatments and companions, in order.
-        contrasts: treatments against their companions.
-        curves: of the control, by what is spent.
-        tuning: of the learning rates, if the design asked for it.
-        timing: of the steps, once it was measured.
-        pairing: whether pairs are pairs.
-        spent: what all runs and trials took together: runs, tokens, training_flops, train_seconds.
-        overturn: what would change the verdicts.
-        limits: what the evidence does not reach.
-        runs: all of them, rungs and trials too.
+        contrasts: treatments against companions or each other.
+        curves: of the control, by kind of cost.
+        tuning: of learning rates, if any.
+        timing: of steps, once measured.
+        pairing: verification of the pairs.
+        spent: totals of all runs and trials: runs, tokens, training_flops, train_seconds.
+        overturn: evidence that would change the verdicts.
+        limits: of the evidence.
+        runs: all, including rungs and trials.
     """
 
     version: Literal["twoaxis.report/2"] = VERSION
@@ -457,10 +468,10 @@ class ReportData(Config):
 
 
 def read_report(path: Path | str) -> ReportData:
-    """Reads a `report.json`, or that of a study folder.
+    """Reads a `report.json`, given its path or its folder.
 
     Raises:
-        StudyError: there is none, or it is not one of this version.
+        StudyError: it is missing, or of another version.
     """
     path = Path(path)
     path = path / "report.json" if path.is_dir() else path

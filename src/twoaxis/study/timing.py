@@ -1,9 +1,9 @@
-"""Seconds of a step of every arm, measured in rounds in which each arm has its turn, before the first run of a study.
+"""Measures seconds of a step of every arm, in rounds in which each arm takes a turn.
 
-A machine that becomes slower or faster meets every arm of a round alike, so ratios within a round are what is kept. Nothing
-else happens in these steps: no validation, no checkpoint, no metrics, no tracker.
+Drift of the machine affects all arms of a round alike, so only ratios within a round are used. The timed steps run no
+validation, checkpoints, metrics or trackers.
 
-Run as `python -m twoaxis.study.timing RECIPES OUT`, it measures in a process of its own, whose memory ends with it.
+`python -m twoaxis.study.timing RECIPES OUT` measures in a separate process, so that its memory is freed.
 """
 
 import json
@@ -34,14 +34,13 @@ STEPS_IN_A_TURN = 2
 ROUNDS = 15
 
 NORMAL_MAD, NORMAL_MEDIAN = 1.4826, 1.2533
-"""Of normal noise: its standard deviation over its median deviation, and the error of a median over that of a mean."""
+"""For normal noise: standard deviation over median deviation, and standard error of a median over that of a mean."""
 
 STATE_BYTES_PER_PARAMETER = 16
 """Weights, gradients and the two moments of AdamW, in float32."""
 
-
 DISAGREE = 0.05
-"""The chance that two timings of the same arms are found to disagree although nothing but their error differs."""
+"""Probability that two timings of the same arms disagree by chance alone."""
 
 SAME_MACHINE = ("platform", "device", "device_name", "threads")
 
@@ -49,15 +48,15 @@ _ROUNDING = 1e-9
 
 
 class Timing(Config):
-    """What was measured.
+    """Measured seconds and memory of all arms.
 
     Attributes:
-        warmup_steps: of every arm, which are not counted.
+        warmup_steps: of every arm, not counted.
         steps_in_a_turn: steps timed together.
         seconds: of a step, by arm and round.
         state_bytes: parameters, gradients and optimizer state, by arm.
-        saved_bytes: what the backward pass of one micro-batch keeps, by arm.
-        environment: where it was measured.
+        saved_bytes: saved for backward by one micro-batch, by arm.
+        environment: in which they were measured.
     """
 
     warmup_steps: int
@@ -73,11 +72,10 @@ class Timing(Config):
         return len(next(iter(self.seconds.values())))
 
     def log_ratio(self, arm: str, to: str) -> tuple[float, float]:
-        """The logarithm of the seconds of one arm over those of another, and its standard error.
+        """The logarithm of the ratio of seconds of two arms, and its standard error.
 
         Equation: e_a = median_r (log t_ar - median_b log t_br); e_arm - e_to, with 1.2533 * 1.4826 * MAD / sqrt(rounds) as the
-        standard error of either median. What slows a whole round down is subtracted from all of its arms, and a single turn
-        that was disturbed moves a median little.
+        standard error of either median. The median over arms removes drift, the median over rounds disturbed turns.
 
         Example:
             >>> timing = Timing(warmup_steps=1, steps_in_a_turn=1, state_bytes={}, saved_bytes={}, environment={},
@@ -96,11 +94,11 @@ class Timing(Config):
         return math.exp(self.log_ratio(arm, to)[0])
 
     def step_seconds(self, arm: str, control: str) -> float:
-        """Seconds of a step: the control's median times the ratio to it, which a drift of the machine leaves alone."""
+        """Seconds of a step: the control's median times the ratio to it, which drift does not affect."""
         return statistics.median(self.seconds[control]) * self.ratio(arm, control)
 
     def _effect(self, arm: str) -> tuple[float, float]:
-        """How much longer an arm takes than the middle arm of its round, as a logarithm, and the error of that."""
+        """The logarithm of an arm's seconds over the median arm of each round: median over rounds, and its standard error."""
         middles = [statistics.median(map(math.log, times)) for times in zip(*self.seconds.values(), strict=True)]
         logs = [math.log(own) - middle for own, middle in zip(self.seconds[arm], middles, strict=True)]
         effect = statistics.median(logs)
@@ -108,20 +106,18 @@ class Timing(Config):
         return effect, NORMAL_MEDIAN * NORMAL_MAD * spread / math.sqrt(len(logs))
 
     def memory_bytes(self, arm: str) -> int:
-        """What training holds: state and saved activations; the libraries themselves not counted."""
+        """Bytes of training state and saved activations, without those of the libraries."""
         return self.state_bytes[arm] + self.saved_bytes[arm]
 
 
 def disagreement(before: Timing, after: Timing, control: str) -> dict[str, float]:
-    """The arms whose seconds over the control's changed by more than the errors of both timings, with the factor.
+    """Finds arms whose ratio to the control changed from before to after the runs by more than their errors.
+
+    Returns:
+        The factors of change, by arm.
 
     Equation: |r_after - r_before| > t sqrt(e_before^2 + e_after^2) with r the logarithm of the ratio, e its standard error, and
     t the quantile of Student's t at 1 - 0.05 / (2 m) for m arms, with one degree of freedom fewer than rounds.
-
-    Args:
-        before: the first runs.
-        after: the last one.
-        control: the arm that seconds are divided by.
     """
     arms = [arm for arm in before.seconds if arm != control and arm in after.seconds]
     found = {}
@@ -135,19 +131,13 @@ def disagreement(before: Timing, after: Timing, control: str) -> dict[str, float
 
 
 def pooled(before: Timing, after: Timing) -> Timing:
-    """Both timings as one with the rounds of both."""
+    """Joins the rounds of both timings."""
     seconds = {arm: (*times, *after.seconds.get(arm, ())) for arm, times in before.seconds.items()}
     return before.replace(seconds=seconds)
 
 
 def timing_words(before: Timing | None, after: Timing | None, control: str) -> tuple[bool | None, str]:
-    """Whether the timings before and after the runs agree, and the same in words; None while there is only one.
-
-    Args:
-        before: the first runs; None where nothing was measured.
-        after: the last one.
-        control: the arm that seconds are divided by.
-    """
+    """Whether the timings before and after the runs agree, with a sentence; None while there is only one."""
     if before is None:
         return None, "seconds were not measured"
     if after is None:
@@ -167,11 +157,11 @@ Timer = Callable[[Mapping[str, TrainConfig]], Timing]
 
 
 def measure(recipes: Mapping[str, TrainConfig]) -> Timing:
-    """Measures in this process; every recipe is held in memory at once.
+    """Measures in this process, with all models in memory.
 
     Raises:
-        ConfigError: a recipe that cannot be run here.
-        DataError: a corpus that cannot be used.
+        ConfigError: a recipe cannot be run here.
+        DataError: a corpus cannot be used.
     """
     data: dict[str, PreparedData] = {}
     arms = {name: _Arm(recipe, data) for name, recipe in recipes.items()}
@@ -197,7 +187,7 @@ def measure(recipes: Mapping[str, TrainConfig]) -> Timing:
 
 
 class _Arm:
-    """One recipe with its model, ready to take steps."""
+    """The model, data and optimizer of one recipe."""
 
     def __init__(self, recipe: TrainConfig, prepared: dict[str, PreparedData]) -> None:
         key = json.dumps(recipe.data.to_data(), sort_keys=True)
@@ -215,7 +205,7 @@ class _Arm:
 
     @property
     def state_bytes(self) -> int:
-        """Of parameters, gradients and optimizer."""
+        """Bytes of parameters, gradients and optimizer."""
         return STATE_BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in self.model.parameters())
 
     def step(self) -> None:
@@ -230,18 +220,18 @@ class _Arm:
         )
 
     def warm_up(self) -> int:
-        """Takes the first steps, and returns the bytes that autograd keeps in one micro-batch."""
+        """Takes the first steps, and returns the bytes saved for backward by one micro-batch."""
         for _ in range(WARMUP_STEPS):
             self.step()
         part = next(iter(self.sampler.next().micro_batches(self.rows)))
         parameters = list(self.model.parameters())
-        # Eager, since a compiled graph decides for itself what it keeps, and then keeps less.
+        # Eager, since a compiled graph may recompute and save less.
         with torch.compiler.set_stance("force_eager"):
             return saved_bytes(lambda: self.token_loss(part), lambda loss: [*parameters, loss])
 
 
 def main(recipes: Path, out: Path) -> None:
-    """Measures the recipes in a file of JSON and writes the timing."""
+    """Measures the recipes of a JSON file and writes the timing."""
     data = json.loads(recipes.read_text(encoding="utf-8"))
     timing = measure({name: TrainConfig.from_data(recipe) for name, recipe in data.items()})
     with replacing(out) as file:

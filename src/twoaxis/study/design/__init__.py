@@ -13,7 +13,15 @@ from twoaxis.core.config import Config
 from twoaxis.core.config_file import read_config_file
 from twoaxis.core.errors import ConfigError, StudyError, nearest, problem
 from twoaxis.core.overrides import apply_overrides
-from twoaxis.study.design.rules import BudgetConfig, CompanionKind, DecisionConfig, MatchConfig, MatchField, TuningConfig
+from twoaxis.study.design.rules import (
+    BudgetConfig,
+    CompanionKind,
+    DecisionConfig,
+    MatchConfig,
+    Matched,
+    MatchField,
+    TuningConfig,
+)
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import first_difference
 
@@ -21,13 +29,13 @@ DECIDED_BY_THE_STUDY = ("steps", "seed")
 """Keys of a recipe that no arm may set."""
 
 EQUAL_IN_ALL_ARMS = ("data", "batch_size", "validation_tokens", "validate_every")
-"""Keys of a recipe without whose equality losses could not be compared in pairs."""
+"""Keys of a recipe that must be equal in all arms, so that losses can be compared in pairs."""
 
 OF_THE_ARM = ("why", "match")
-"""Keys of an arm that belong to the study and not to its recipe."""
+"""Keys of an arm that configure the study, not the recipe."""
 
 UNDECIDED_STEPS = 10**9
-"""Stands in for a number of steps that only the plan knows; no warm-up is found too long for it."""
+"""Placeholder for the number of steps until it is planned; long enough for every warm-up."""
 
 _ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+.-]*")
 
@@ -52,9 +60,9 @@ class ContrastConfig(Config):
     """One arm against another that is not the control, corrected in the same family.
 
     Args:
-        arm: below zero, it is the better one.
-        against: what is subtracted.
-        why: one line on what the contrast rules out.
+        arm: whose loss is compared; it is better when the difference is negative.
+        against: the arm whose loss is subtracted.
+        why: which other explanation the contrast rules out, in one line.
     """
 
     arm: str
@@ -66,23 +74,23 @@ class StudyConfig(Config):
     """A comparison of arms with one control at an equal budget.
 
     Args:
-        question: what the study is to answer, in a sentence.
+        question: the question of the study, in a sentence.
         control: the arm that all others are compared with.
-        arms: by name, what each changes in the base recipe: a table, or a list of `key=value`. An empty table is the
-            base itself. Two keys of the table belong to the study: `why`, one line on what the arm is for, and `match`.
+        arms: changes of the base recipe by arm: a table, or a list of `key=value`. An empty table is the base itself. Two
+            keys configure the study: `why`, the purpose of the arm in one line, and `match`.
         base: the recipe that all arms share, as a table or the path of a file.
-        replicates: the seeds, or how many (0, 1, ...). A seed sets the order of the data and the initial values.
+        replicates: the seeds, or their number (0, 1, ...). A seed sets the order of the data and the initial values.
         budget: of every run.
-        match: how every arm but the control is changed until it costs as much as the control, unless the arm says otherwise.
-        contrasts: further comparisons of arms with each other; each makes the family of comparisons larger.
-        controls: companions to generate for every arm they apply to; true means all kinds.
-        controls_match: what generated ShortSWA and wider streams are given as much of as the arm they are generated for.
-        tuning: a learning rate for each arm from a grid; without it all use that of the base.
+        match: how arms are changed until they cost as much as the control; an arm may override it.
+        contrasts: further comparisons of arms with each other; each enlarges the family of comparisons.
+        controls: kinds of companions to generate for every arm they apply to; true means all.
+        controls_match: the cost at which generated ShortSWA and wider streams equal their arm.
+        tuning: a search of the learning rate for each arm; without it all use that of the base.
         metric: `validation_loss` after the last step, in nats per token.
         decision: the decision rule.
 
     Raises:
-        ConfigError: anything that could not be run or decided, at once and in one line.
+        ConfigError: the study could not be run or decided.
 
     Example:
         >>> study = StudyConfig(
@@ -107,7 +115,7 @@ class StudyConfig(Config):
     match: MatchField = None
     contrasts: tuple[ContrastConfig, ...] = ()
     controls: Annotated[tuple[CompanionKind, ...], BeforeValidator(_companions)] = ()
-    controls_match: tuple[Literal["flops", "seconds"], ...] = ("flops",)
+    controls_match: tuple[Matched, ...] = ("flops",)
     tuning: TuningConfig | None = None
     metric: Literal["validation_loss"] = "validation_loss"
     decision: DecisionConfig
@@ -173,17 +181,17 @@ class StudyConfig(Config):
         return config if steps is None else config.replace(steps=steps)
 
     def changes(self, arm: str) -> dict[str, Any] | list[str]:
-        """What an arm changes in the base recipe."""
+        """The changes of the base recipe by an arm."""
         changes = self.arms[arm]
         return {k: v for k, v in changes.items() if k not in OF_THE_ARM} if isinstance(changes, dict) else changes
 
     def why(self, arm: str) -> str:
-        """One line on what an arm is for; "" when the design says nothing."""
+        """The purpose of an arm in one line; "" without one."""
         changes = self.arms[arm]
         return str(changes.get("why", "")) if isinstance(changes, dict) else ""
 
     def match_of(self, arm: str) -> MatchConfig | None:
-        """How an arm is matched; None for the control and for one that is not."""
+        """The matching of an arm; None for the control and for an unmatched arm."""
         changes = self.arms[arm]
         own = changes.get("match") if isinstance(changes, dict) else None
         if own is not None:
@@ -247,7 +255,7 @@ class StudyConfig(Config):
 
 
 class _OwnMatch(Config):
-    """Reads the `match` of one arm in the same forms as that of the study."""
+    """Parses the `match` of one arm, in the forms allowed for that of the study."""
 
     match: MatchField
 

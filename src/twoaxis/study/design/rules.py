@@ -1,4 +1,4 @@
-"""What a study fixes before its first run: budget, decision rule, matching, companions and the search for learning rates."""
+"""Rules that a study fixes before its first run: budget, decision, matching, companions, search of learning rates."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -8,28 +8,30 @@ from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, problem
 
 Unit = Literal["tokens", "flops", "params", "seconds"]
-"""What arms can be given equally much of."""
+"""The units in which arms can be matched."""
+
+Matched = Literal["flops", "seconds"]
+"""The costs at which a companion can equal its arm."""
 
 CompanionKind = Literal["static_weights", "write_only", "wider_stream", "residual_scalars", "short_swa"]
-"""The generated arms that rule out another explanation of a difference."""
+"""Kinds of generated arms, each ruling out another explanation of a difference."""
 
 STEPS = "steps"
-"""The key of a recipe that needs no search: dividing what may be spent by what a step costs gives it."""
+"""The key of a recipe that needs no search: it is the budget over the cost of a step."""
 
 
 class BudgetConfig(Config):
-    """What a run of the control may spend, in exactly one unit, rounded up to whole steps.
+    """The budget of a run of the control, in exactly one unit, rounded up to whole steps.
 
-    Steps and tokens give every arm the same number of steps. FLOPs and seconds give every arm the steps that it can
-    afford, so a more expensive arm reads fewer tokens.
+    With steps or tokens, all arms take the same number of steps. With FLOPs or seconds, an expensive arm takes fewer.
 
     Args:
         steps: optimizer steps.
         tokens: tokens read.
         flops: of training, by the declared costs.
         seconds: of training steps, measured before the first run.
-        ladder: other budgets of the control, as multiples of its own; each is a whole schedule of its own. At least two
-            of them let the control be compared at any cost between, which equal FLOPs and seconds need.
+        ladder: further budgets of the control, as multiples of its own; each run has a whole schedule. At least two are
+            needed to compare arms with the control at equal FLOPs and seconds.
     """
 
     steps: int | None = Field(default=None, ge=1)
@@ -56,7 +58,7 @@ class BudgetConfig(Config):
         return self
 
     def in_steps(self, tokens_per_step: int) -> int | None:
-        """The budget in optimizer steps, the same for every arm; None when each arm has its own.
+        """Converts the budget to optimizer steps; None when they differ between arms.
 
         Example:
             >>> BudgetConfig(tokens=1_000_000).in_steps(4096)
@@ -66,13 +68,13 @@ class BudgetConfig(Config):
 
 
 class DecisionConfig(Config):
-    """How the verdict is reached; written before the first run and stored with the study.
+    """The decision rule, written before the first run and stored with the study.
 
     Args:
         smallest_effect: the smallest mean difference that would matter, in nats per token; power is computed for it.
-        alpha: the accepted chance of any false verdict in a family: the arms against the control, or against companions.
-        charge: what the control is given as much of as the arm: `tokens`, `flops` or `seconds`. The other two are
-            reported beside it.
+        alpha: accepted probability of any false verdict in the family of comparisons.
+        charge: the cost at which arm and control are compared: `tokens`, `flops` or `seconds`. The other two are reported
+            too.
         test: `paired_t`, Student's t test of the paired differences.
         correction: `holm`, over the family.
     """
@@ -89,16 +91,16 @@ def _paths(data: Any) -> Any:
 
 
 class MatchConfig(Config):
-    """How an arm is changed until it costs as much as another.
+    """The matching of an arm: a setting that is changed until it costs as much as another.
 
     Args:
-        on: what both have equally much of: tokens, FLOPs of a run, parameters, or seconds of a run.
-        by: the key of the recipe that is changed, or several that get the same value: `steps`, or a dotted path to a
-            whole number such as `model.d_model` or `model.blocks.0.0.window`.
+        on: the matched cost: tokens, FLOPs of a run, parameters, or seconds of a run.
+        by: the key of the recipe to change, or several that get the same value: `steps`, or a dotted path to a whole
+            number such as `model.d_model` or `model.blocks.0.0.window`.
         to: the arm to match; None is the control.
-        multiple_of: values that are tried are multiples of it.
-        at_most: the largest value that is tried; None is four times the present one.
-        tolerance: the largest relative difference that still counts as matched.
+        multiple_of: step between the values tried.
+        at_most: the largest value tried; None is four times the present one.
+        tolerance: the largest relative difference that counts as matched.
     """
 
     on: Unit
@@ -128,17 +130,17 @@ MatchField = Annotated[MatchConfig | None, BeforeValidator(_match)]
 
 
 class TuningConfig(Config):
-    """A learning rate for every arm from a grid, with equally many trials for each and with a seed that is no replicate.
+    """A search of the learning rate of every arm, with equally many trials and a seed that is no replicate.
 
-    An arm whose best rate is the first or the last of its grid gets further trials beyond that end, each by the ratio of the
-    two rates at that end, until the best rate has a worse one on either side.
+    While the best rate of an arm is the first or last of its grid, further trials extend the grid at that end, by the ratio
+    of the two rates there.
 
     Args:
-        lr: the learning rates that are tried.
+        lr: the grid of learning rates.
         seed: of the trials.
-        tokens: that a trial reads, with a whole schedule of its own; None is what a run of the arm reads.
-        widen: most further trials of an arm.
-        arms: for an arm, a grid of its own of the same length.
+        tokens: per trial, with a whole schedule; None is as many as a run of the arm.
+        widen: the largest number of further trials of an arm.
+        arms: grids of single arms, of the same length.
     """
 
     lr: tuple[float, ...]
@@ -158,5 +160,5 @@ class TuningConfig(Config):
         return self
 
     def grid(self, arm: str) -> tuple[float, ...]:
-        """The learning rates that are tried for an arm."""
+        """The grid of learning rates of an arm."""
         return self.arms.get(arm, self.lr)

@@ -1,4 +1,4 @@
-"""The figures of a report, as specifications that render to SVG and PNG without a browser or the network."""
+"""The figures of a report, rendered to SVG and PNG without a browser or the network."""
 
 from twoaxis.display.figures import Figure
 from twoaxis.study.figures.audits import audits
@@ -14,5 +14,5 @@ _MAKERS = (differences, charged, speedup, control_curve, pareto, costs, losses, 
 
 
 def study_figures(data: ReportData) -> list[Figure]:
-    """The figures for which there are results yet, in the order of the page."""
+    """The figures for which there are results, in the order of the page."""
     return [*(figure for make in _MAKERS if (figure := make(data)) is not None), *audits(data)]

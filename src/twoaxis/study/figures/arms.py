@@ -1,4 +1,4 @@
-"""How every arm of a study is drawn, the same in all its figures."""
+"""Colours and strokes of arms, the same in all figures of a study."""
 
 from typing import Literal
 
@@ -21,11 +21,11 @@ def colors(data: ReportData) -> dict[str, str]:
 
 
 Stroke = Literal["thin", "broken", "full"]
-"""How the line of an arm is drawn: of companions, of treatments beyond the number of colours, and of all others."""
+"""The stroke of companions, of treatments whose colour is used a second time, and of all others."""
 
 
 def stroke(data: ReportData, name: str) -> Stroke:
-    """How the line of an arm is drawn."""
+    """The stroke of an arm."""
     if data.arms[name].role == "companion":
         return "thin"
     treatments = [arm for arm, of in data.arms.items() if of.role == "treatment"]

@@ -1,4 +1,4 @@
-"""The figure of one audit: what each sublayer reads, beside what the loss does when that is taken away."""
+"""The figure of one audit: sources that each sublayer reads, and loss changes under ablation."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ ROW = 20
 """Pixels from sublayer to sublayer."""
 
 LEAST_SHARE = 0.005
-"""Cells of a heat map that hold less are left empty."""
+"""Smallest share that a heat map shows."""
 
 REGIMES = {
     "near_0": ("near 0 (nothing is written)", 0.15),
@@ -25,13 +25,13 @@ REGIMES = {
     "near_1": ("near 1 (the target replaces it)", 0.7),
     "above_1": ("above 1 (beyond the target)", 1.0),
 }
-"""Of the gates of delta writes, with the opacity they are drawn with."""
+"""Regimes of the gates of delta writes, with the opacity of their bars."""
 
 Panel = Callable[[int], Any]
 
 
 def read_audit(arm: ArmData) -> Audit | None:
-    """The audit of an arm; None without one, and when its form is of another version."""
+    """The audit of an arm; None without one, or of another version."""
     try:
         return Audit.from_data(arm.audit) if arm.audit else None
     except ConfigError:
@@ -39,7 +39,7 @@ def read_audit(arm: ArmData) -> Audit | None:
 
 
 def audit_name(name: str) -> str:
-    """The name of the figure of an audit, of characters that any file system takes."""
+    """The name of the figure of an audit, valid as a file name everywhere."""
     return "audit-" + name.replace("~", "-").replace("@", "-")
 
 
@@ -51,7 +51,7 @@ def audits(data: ReportData) -> list[Figure]:
 
 def audit_figure(name: str, audit: Audit) -> Figure:
     """The figure of one audit; its rows are sublayers in order of depth."""
-    names = [audit.place_name(index) for index in range(len(audit.sublayers) + 1)]
+    names = [audit.sublayer_name(index) for index in range(len(audit.sublayers) + 1)]
     panels = [
         panel for make in (_routing, _favourites, _sublayers, _gates, _streams) if (panel := make(audit, names)) is not None
     ]
@@ -68,7 +68,7 @@ def audit_figure(name: str, audit: Audit) -> Figure:
         ]
         return alt.hconcat(*drawn)
 
-    return Figure(audit_name(name), f"Inside {name}", _caption(audit), _told(audit, names), draw)
+    return Figure(audit_name(name), f"Inside {name}", _caption(audit), _describe(audit, names), draw)
 
 
 def _caption(audit: Audit) -> str:
@@ -79,7 +79,7 @@ def _caption(audit: Audit) -> str:
     if _reads(audit):
         sentences.append(
             "Heat map: the share of each source in what a sublayer reads, the stronger the colour the larger; framed: its "
-            "favourite. A large share need not be a large effect, so the next panel takes sources away."
+            "favourite. A large share need not be a large effect, so the next panel removes sources."
         )
     sentences.append(
         "Bars: loss change in nats per token, with two standard errors; grey bars: a random change of the same size."
@@ -90,7 +90,7 @@ def _caption(audit: Audit) -> str:
     return " ".join(sentences)
 
 
-def _told(audit: Audit, names: Sequence[str]) -> str:
+def _describe(audit: Audit, names: Sequence[str]) -> str:
     sentences = []
     for sublayer, row in audit.shares().items():
         favourite = max(row, key=lambda source: row[source])
@@ -106,7 +106,7 @@ def _reads(audit: Audit) -> bool:
 
 
 def _with_rows(chart: Any, names: Sequence[str], labels: int) -> Any:
-    """The panel with the names of the sublayers at its left, or without."""
+    """Adds the rows to a panel, named at the left where there is room."""
     y = alt.Y("row:N", title=None, sort=list(names), scale=alt.Scale(domain=list(names)), axis=row_axis(labels, WIDE))
     return alt.layer(*(layer.encode(y=y) for layer in chart["layers"])).properties(
         width=chart["width"], height=alt.Step(ROW), title=chart["title"]
@@ -127,7 +127,7 @@ def _routing(audit: Audit, names: Sequence[str]) -> tuple[float, Panel] | None:
             "row": names[sublayer],
             "source": source,
             "share": share,
-            "told": f"{names[sublayer]} reads {words.percentage(share)} of {source}",
+            "description": f"{names[sublayer]} reads {words.percentage(share)} of {source}",
             "favourite": share == max(row.values()),
         }
         for sublayer, row in shares.items()
@@ -141,7 +141,7 @@ def _routing(audit: Audit, names: Sequence[str]) -> tuple[float, Panel] | None:
         )
         x = alt.X("source:N", title="source", sort=sources, scale=alt.Scale(domain=sources, padding=0.04), axis=axis)
         opacity = alt.Opacity("share:Q", scale=alt.Scale(domain=[0, 1], range=[0.06, 1]), legend=None)
-        grid = values(cells).encode(x=x, description=alt.Description("told:N"))
+        grid = values(cells).encode(x=x, description=alt.Description("description:N"))
         frame = values([cell for cell in cells if cell["favourite"]]).encode(x=x)
         layers = [
             grid.mark_rect(color=HEAT).encode(opacity=opacity),
@@ -167,9 +167,15 @@ def _changes(found: Sequence[Ablation], names: Sequence[str], title: str) -> tup
     for one in found:
         if one.loss_change is not None:
             error, random = 2 * (one.standard_error or 0.0), one.control_loss_change
-            told = f"{names[one.sublayer]} without {one.target}: {words.signed(one.loss_change)}"
-            told += "" if random is None else f", a random change of the same size {words.signed(random)}"
-            row = {"row": names[one.sublayer], "zero": 0.0, "change": one.loss_change, "told": told, "random": random}
+            description = f"{names[one.sublayer]} without {one.target}: {words.signed(one.loss_change)}"
+            description += "" if random is None else f", a random change of the same size {words.signed(random)}"
+            row = {
+                "row": names[one.sublayer],
+                "zero": 0.0,
+                "change": one.loss_change,
+                "description": description,
+                "random": random,
+            }
             rows.append(row | {"low": one.loss_change - error, "high": one.loss_change + error})
     if not rows:
         return None
@@ -179,7 +185,9 @@ def _changes(found: Sequence[Ablation], names: Sequence[str], title: str) -> tup
         drawn = values(rows)
         random = values([row for row in rows if row["random"] is not None])
         layers = [
-            drawn.mark_bar(height=9, color=HEAT, opacity=0.85, yOffset=-3).encode(x=x, description=alt.Description("told:N")),
+            drawn.mark_bar(height=9, color=HEAT, opacity=0.85, yOffset=-3).encode(
+                x=x, description=alt.Description("description:N")
+            ),
             random.mark_bar(height=4, color=MUTED, opacity=0.7, yOffset=4, aria=False).encode(
                 x=alt.X("random:Q", title="nats per token")
             ),
@@ -199,8 +207,10 @@ def _gates(audit: Audit, names: Sequence[str]) -> tuple[float, Panel] | None:
         begin = 0.0
         for key, (meaning, opacity) in REGIMES.items():
             part = getattr(one, key)
-            told = f"{names[one.sublayer]}: {words.percentage(part)} of the gates {meaning}"
-            rows.append({"row": names[one.sublayer], "from": begin, "to": begin + part, "opacity": opacity, "told": told})
+            description = f"{names[one.sublayer]}: {words.percentage(part)} of the gates {meaning}"
+            rows.append(
+                {"row": names[one.sublayer], "from": begin, "to": begin + part, "opacity": opacity, "description": description}
+            )
             begin += part
     if not rows:
         return None
@@ -211,7 +221,7 @@ def _gates(audit: Audit, names: Sequence[str]) -> tuple[float, Panel] | None:
         opacity = alt.Opacity("opacity:Q", scale=None, legend=None)
         bars = values(rows).mark_bar(height=12, color=HEAT, stroke=PAPER, strokeWidth=1)
         return _panel(
-            [bars.encode(x=x, x2=alt.X2("to"), opacity=opacity, description=alt.Description("told:N"))],
+            [bars.encode(x=x, x2=alt.X2("to"), opacity=opacity, description=alt.Description("description:N"))],
             width,
             "gates of the delta writes",
         )
@@ -222,9 +232,9 @@ def _gates(audit: Audit, names: Sequence[str]) -> tuple[float, Panel] | None:
 def _streams(audit: Audit, names: Sequence[str]) -> tuple[float, Panel] | None:
     if audit.streams is None:
         return None
-    # What is behind a sublayer stands in its row.
+    # The row of a sublayer shows the state after it.
     rows = [
-        {"row": names[index - 1], "x": spread, "told": f"spread of the streams behind {names[index - 1]}: {spread:.3g}"}
+        {"row": names[index - 1], "x": spread, "description": f"spread of the streams after {names[index - 1]}: {spread:.3g}"}
         for index, spread in enumerate(audit.streams.spread)
         if index
     ]
@@ -232,7 +242,7 @@ def _streams(audit: Audit, names: Sequence[str]) -> tuple[float, Panel] | None:
         {
             "row": names[one.sublayer],
             "x": one.spectral,
-            "told": f"composite gain up to {names[one.sublayer]}: {one.spectral:.3g}",
+            "description": f"composite gain up to {names[one.sublayer]}: {one.spectral:.3g}",
         }
         for one in audit.streams.gain
     ]
@@ -242,8 +252,8 @@ def _streams(audit: Audit, names: Sequence[str]) -> tuple[float, Panel] | None:
         layers = [
             values(rows)
             .mark_point(filled=True, color=HEAT, size=50, opacity=1)
-            .encode(x=x, description=alt.Description("told:N")),
-            values(gains).mark_point(color=INK, size=50).encode(x=x, description=alt.Description("told:N")),
+            .encode(x=x, description=alt.Description("description:N")),
+            values(gains).mark_point(color=INK, size=50).encode(x=x, description=alt.Description("description:N")),
         ]
         return _panel(layers, width, "streams")
 

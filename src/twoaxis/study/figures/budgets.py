@@ -1,24 +1,25 @@
-"""Figures of the control at several budgets: its fitted curve with what that leaves, and the speedups read from it."""
+"""Figures of the control at several budgets: its fitted curve with residuals, and effective speedups."""
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import altair as alt
 
 from twoaxis.display import numbers as words
-from twoaxis.display.figures import Figure, labels, own_color, padded, side_by_side, values
+from twoaxis.display.figures import Figure, labels, own_color, padded, shared_rows, side_by_side, values
 from twoaxis.display.theme import CONTROL, INK, NARROW, SIGNED
 from twoaxis.study.figures.arms import colors
 from twoaxis.study.figures.forest import Interval, Scale, forest, label_width
-from twoaxis.study.figures.labels import Frame, beside_points
-from twoaxis.study.report_data import ArmData, CurveData, ReportData, SpeedupData
+from twoaxis.study.figures.labels import Frame, place_labels
+from twoaxis.study.report_data import UNITS, ArmData, CurveData, ReportData, SpeedupData
 
 By = Literal["flops", "seconds"]
 
-FIT_HEIGHT = 260
+BY: tuple[By, ...] = ("flops", "seconds")
 
-SPENT: dict[By, str] = {"flops": "FLOPs of training", "seconds": "seconds of training"}
+FIT_HEIGHT = 260
 
 
 def speedup(data: ReportData) -> Figure | None:
@@ -30,34 +31,26 @@ def speedup(data: ReportData) -> Figure | None:
     color = colors(data)
     panels: dict[By, list[Interval]] = {
         by: [_row(name, color[name], data.arms[name].speedup.get(by)) for name in names]
-        for by in SPENT
+        for by in BY
         if any(by in data.arms[name].speedup for name in names)
     }
     found = [1.0, *(end for rows in panels.values() for row in rows for end in row[2:5] if end is not None)]
     scale = Scale("effective speedup", 1.0, None, (min(found) / 1.08, max(found) * 1.08), "log")
 
     def draw(width: int) -> Any:
-        labels = label_width(names, width)
-        if width <= NARROW:
-            return alt.vconcat(*(forest(rows, scale, width, labels, heading=f"by {by}") for by, rows in _titled(panels)))
-        each = (width - labels - 22 * (len(panels) - 1)) // len(panels)
-        drawn = [
-            forest(rows, scale, each + (0 if at else labels), 0 if at else labels, heading=f"by {by}")
-            for at, (by, rows) in enumerate(_titled(panels))
-        ]
-        return alt.hconcat(*drawn)
+        drawn = [partial(forest, rows, scale, heading=f"by {UNITS[by]}") for by, rows in panels.items()]
+        return shared_rows(drawn, width, label_width(names, width))
 
     caption = (
-        f"What {data.control} would need for the loss of an arm, over what the arm took; right of 1 the arm is the cheaper "
-        "way. Line: 95 % interval; an arrow: its end lies outside the measured budgets of the control, and nothing is "
-        "extrapolated."
+        f"Cost at which {data.control} reaches the loss of an arm, over the cost of the arm; right of 1 the arm is cheaper. "
+        "Line: 95 % interval; an arrow: its end lies outside the measured budgets of the control, and nothing is extrapolated."
     )
-    told = " ".join(f"By {by}: {'; '.join(row.told for row in rows)}." for by, rows in _titled(panels))
-    return Figure("speedup", "Effective speedup", caption, told, draw)
+    description = " ".join(f"By {UNITS[by]}: {'; '.join(row.description for row in rows)}." for by, rows in panels.items())
+    return Figure("speedup", "Effective speedup", caption, description, draw)
 
 
 def control_curve(data: ReportData) -> Figure | None:
-    """The loss of the control against what is spent, its fit, and what that leaves."""
+    """The loss of the control over cost, with its fit and residuals."""
     panels: list[tuple[By, CurveData]] = [(by, curve) for by, curve in data.curves.items() if len(curve.points) > 1]
     if not panels:
         return None
@@ -67,34 +60,29 @@ def control_curve(data: ReportData) -> Figure | None:
         return side_by_side([_fit(data, by, curve, each) for by, curve in panels], width, 2)
 
     caption = (
-        f"Rings: runs of {data.control} at several budgets and the fitted curve; coloured: the mean of each arm at what it "
-        "took. An arm below the curve is the cheaper way to its loss. Beneath: what the fit leaves unexplained, with the "
-        "offset of each seed taken out."
+        f"Rings: runs of {data.control} at several budgets, with the fitted curve; coloured: the mean of each arm at its cost. "
+        "An arm below the curve is the cheaper way to its loss. Beneath: residuals of the fit, without the offset of each seed."
     )
-    told = " ".join(f"By {SPENT[by]}: {curve.sentence}" for by, curve in panels)
-    return Figure("control-curve", f"What {data.control} needs for a loss", caption, told, draw)
+    description = " ".join(f"By {UNITS[by]} of training: {curve.sentence}" for by, curve in panels)
+    return Figure("control-curve", f"What {data.control} needs for a loss", caption, description, draw)
 
 
 def _known(arm: ArmData) -> float:
-    """What rows are sorted by: the value, or what is known of the interval."""
+    """The sort key of a row: the speedup, or a known end of its interval."""
     found = next(iter(arm.speedup.values()))
     return next((end for end in (found.value, found.low, found.high) if end is not None), 0.0)
 
 
-def _titled(panels: dict[By, list[Interval]]) -> list[tuple[str, list[Interval]]]:
-    return [({"flops": "FLOPs", "seconds": "seconds"}[by], rows) for by, rows in panels.items()]
-
-
 def _row(name: str, color: str, found: SpeedupData | None) -> Interval:
     if found is None:
-        return Interval(name, color, None, None, None, text="not known", told=f"{name}: not known")
+        return Interval(name, color, None, None, None, text="not known", description=f"{name}: not known")
     if found.value is None:
-        # One end may be known nevertheless: the arm then stands for at least, or at most, that.
+        # One known end is still a bound.
         where = "outside the measured budgets"
-        return Interval(name, color, None, found.low, found.high, text=where, told=f"{name}: {found.sentence}")
+        return Interval(name, color, None, found.low, found.high, text=where, description=f"{name}: {found.sentence}")
     ends = [words.ratio(end) if end is not None else "outside the measured budgets" for end in (found.low, found.high)]
-    told = f"{name}: {words.ratio(found.value)}, {ends[0]} to {ends[1]}"
-    return Interval(name, color, found.value, found.low, found.high, told=told)
+    description = f"{name}: {words.ratio(found.value)}, {ends[0]} to {ends[1]}"
+    return Interval(name, color, found.value, found.low, found.high, description=description)
 
 
 def _fit(data: ReportData, by: By, curve: CurveData, width: int) -> Any:
@@ -106,12 +94,13 @@ def _fit(data: ReportData, by: By, curve: CurveData, width: int) -> Any:
     axis = alt.Axis(format="~s", values=_ticks(costs), grid=False)
     left = [point for point in points if point["residual"] is not None]
     hidden = alt.Axis(labels=False, ticks=False, grid=False) if left else axis
-    x = alt.X("cost:Q", title=None if left else SPENT[by], scale=scale, axis=hidden)
+    title = f"{UNITS[by]} of training"
+    x = alt.X("cost:Q", title=None if left else title, scale=scale, axis=hidden)
     ticks = alt.Axis(tickCount=5, format=".2f")
     y = alt.Y("loss:Q", title="validation loss, nats per token", scale=alt.Scale(domain=list(y_range), nice=False), axis=ticks)
     line = values([{"cost": cost, "loss": loss} for cost, loss in curve.line])
     places = [frame.pixel(row["cost"], row["loss"]) for row in [*arms, *points]]
-    placed = beside_points(places, [row.get("arm", "") for row in [*arms, *points]], frame)
+    placed = place_labels(places, [row.get("arm", "") for row in [*arms, *points]], frame)
     texts = [
         {"text": row["arm"], "color": row["color"]} | dict(zip(("cost", "loss"), frame.value(*at), strict=True))
         for row, at in zip(arms, placed, strict=False)
@@ -121,16 +110,18 @@ def _fit(data: ReportData, by: By, curve: CurveData, width: int) -> Any:
     top = alt.layer(
         line.mark_line(color=CONTROL, strokeWidth=1.6, aria=False).encode(x=x, y=y),
         rim,
-        values(points).mark_point(size=24, color=CONTROL, opacity=0.9).encode(x=x, y=y, description=alt.Description("told:N")),
+        values(points)
+        .mark_point(size=24, color=CONTROL, opacity=0.9)
+        .encode(x=x, y=y, description=alt.Description("description:N")),
         values(arms)
         .mark_point(filled=True, size=60, opacity=1)
-        .encode(x=x, y=y, color=own_color(), description=alt.Description("told:N")),
+        .encode(x=x, y=y, color=own_color(), description=alt.Description("description:N")),
         named,
     ).properties(width=width, height=FIT_HEIGHT)
     if not left:
         return top
     reach = 1.15 * max(abs(point["residual"]) for point in left) or 1e-3
-    below = alt.X("cost:Q", title=SPENT[by], scale=scale, axis=axis)
+    below = alt.X("cost:Q", title=title, scale=scale, axis=axis)
     ends = alt.Scale(domain=[-reach, reach], nice=False)
     rest = alt.Y("residual:Q", title="residual", scale=ends, axis=alt.Axis(tickCount=3, labelExpr=SIGNED))
     bottom = alt.layer(
@@ -141,13 +132,13 @@ def _fit(data: ReportData, by: By, curve: CurveData, width: int) -> Any:
 
 
 def _arms(data: ReportData, by: By) -> list[dict[str, Any]]:
-    """The arms that the study asks about, at what they took."""
+    """The treatments at their costs."""
     color, found = colors(data), []
     for name, arm in data.arms.items():
         cost = arm.training_flops if by == "flops" else arm.seconds
         if arm.role == "treatment" and cost is not None and arm.mean_loss is not None:
-            told = f"{name}: {words.loss(arm.mean_loss)} nats per token, {written(by, cost)}"
-            found.append({"arm": name, "cost": cost, "loss": arm.mean_loss, "color": color[name], "told": told})
+            description = f"{name}: {words.loss(arm.mean_loss)} nats per token, {written(by, cost)}"
+            found.append({"arm": name, "cost": cost, "loss": arm.mean_loss, "color": color[name], "description": description})
     return found
 
 
@@ -158,19 +149,20 @@ def _runs(data: ReportData, by: By, curve: CurveData) -> list[dict[str, Any]]:
             "cost": point.cost,
             "loss": point.loss,
             "residual": point.residual,
-            "told": f"{data.control}, seed {point.seed}: {words.loss(point.loss)} nats per token, {written(by, point.cost)}",
+            "description": f"{data.control}, seed {point.seed}: {words.loss(point.loss)} nats per token, "
+            f"{written(by, point.cost)}",
         }
         for point in curve.points
     ]
 
 
 def written(by: By, cost: float) -> str:
-    """What was spent, with its unit."""
+    """Formats a cost with its unit."""
     return f"{words.count(cost)} FLOPs" if by == "flops" else words.duration(cost)
 
 
 def _ticks(costs: Sequence[float]) -> list[float]:
-    """A few round places between the least and the greatest."""
+    """A few round values between the least and the greatest cost."""
     low, high = min(costs), max(costs)
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found = [step * 10.0**decade for decade in decades for step in (1, 1.5, 2, 3, 5, 7) if low <= step * 10.0**decade <= high]

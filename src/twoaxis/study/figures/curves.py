@@ -18,11 +18,11 @@ STROKES: dict[Stroke, dict[str, Any]] = {
     "broken": {"strokeWidth": 2, "strokeDash": [7, 3]},
     "full": {"strokeWidth": 2},
 }
-"""What is drawn later lies above."""
+"""Styles of lines, in drawing order."""
 
 
 class Line(NamedTuple):
-    """The mean of an arm over its seeds with the least and the greatest, by tokens read."""
+    """Mean, minimum and maximum of an arm over its seeds, by tokens read."""
 
     arm: str
     points: tuple[tuple[int, float, float, float], ...]
@@ -45,12 +45,13 @@ def losses(data: ReportData) -> Figure | None:
         return _labelled(data, lines, labelled, width, height, _late(lines, 0.25))
 
     caption = (
-        "Line: mean over seeds; shaded: from the least to the greatest of the seeds, for the control and the arms that the "
-        "study asks about. Dashed grey: companions, "
-        "labelled where there is room. The first quarter of training may leave the frame."
+        "Line: mean over seeds; shaded: range over seeds, for all but companions. Dashed grey: companions, labelled where "
+        "there is room. The first quarter of training may leave the frame."
     )
-    told = "At the end: " + "; ".join(f"{line.arm} {words.loss(line.last)}" for line in _sorted(lines)) + " nats per token."
-    return Figure("losses", "Validation loss along training", caption, told, draw)
+    description = (
+        "At the end: " + "; ".join(f"{line.arm} {words.loss(line.last)}" for line in _sorted(lines)) + " nats per token."
+    )
+    return Figure("losses", "Validation loss along training", caption, description, draw)
 
 
 def paired(data: ReportData) -> Figure | None:
@@ -79,8 +80,8 @@ def paired(data: ReportData) -> Figure | None:
         "Line: mean over seeds; shaded: from the least to the greatest. All panels share one scale, that of the second half of "
         "training, and are sorted by the difference at the end, companions last."
     )
-    told = "At the end: " + "; ".join(f"{line.arm} {words.signed(line.last)}" for line in order) + " nats per token."
-    return Figure("paired", f"Difference to {data.control} along training", caption, told, draw)
+    description = "At the end: " + "; ".join(f"{line.arm} {words.signed(line.last)}" for line in order) + " nats per token."
+    return Figure("paired", f"Difference to {data.control} along training", caption, description, draw)
 
 
 Curves = Mapping[str, Mapping[int, Mapping[int, float]]]
@@ -114,7 +115,7 @@ def _sorted(lines: Sequence[Line]) -> list[Line]:
 
 
 def _late(lines: Sequence[Line], begin: float) -> tuple[float, float]:
-    """The range of what comes after a part of training: early values are large and say little."""
+    """The range of values after a fraction of training; early values are large."""
     last = max(point[0] for line in lines for point in line.points)
     found = [end for line in lines for at, _, low, high in line.points if at >= begin * last for end in (low, high)]
     margin = 0.06 * (max(found) - min(found)) or 0.01
@@ -122,9 +123,9 @@ def _late(lines: Sequence[Line], begin: float) -> tuple[float, float]:
 
 
 def _table(line: Line, color: str) -> list[dict[str, Any]]:
-    told = f"{line.arm}: {line.last:.4f} at the end".replace("-", words.MINUS)
+    description = f"{line.arm}: {line.last:.4f} at the end".replace("-", words.MINUS)
     return [
-        {"arm": line.arm, "x": at, "y": mean, "low": low, "high": high, "color": color, "told": told}
+        {"arm": line.arm, "x": at, "y": mean, "low": low, "high": high, "color": color, "description": description}
         for at, mean, low, high in line.points
     ]
 
@@ -150,7 +151,11 @@ def _labelled(
         mean = drawn.mark_line(clip=True, **mark)
         layers.append(
             mean.encode(
-                x=x, y=alt.Y("y:Q", **y), color=own_color(), detail=alt.Detail("arm:N"), description=alt.Description("told:N")
+                x=x,
+                y=alt.Y("y:Q", **y),
+                color=own_color(),
+                detail=alt.Detail("arm:N"),
+                description=alt.Description("description:N"),
             )
         )
     frame = Frame((0.0, 1.0), y_range, inner, height)
@@ -178,7 +183,7 @@ def _panel(data: ReportData, line: Line, width: int, y_range: tuple[float, float
     x = alt.X("x:Q", title=None, axis=tokens, scale=alt.Scale(nice=False))
     title = alt.TitleParams(line.arm, fontSize=11, fontWeight="normal", color=color, limit=width, offset=4)
     band = drawn.mark_area(opacity=0.18, clip=True, aria=False, color=color)
-    # Where the line does not run.
+    # Away from the line.
     top = line.last < (low + high) / 2
     end = values([{"text": words.signed(line.last)}]).mark_text(
         align="right", baseline="top" if top else "bottom", fontSize=11, color=INK, aria=False
@@ -187,7 +192,7 @@ def _panel(data: ReportData, line: Line, width: int, y_range: tuple[float, float
         values([{"y": 0.0}]).mark_rule(color=INK, strokeWidth=0.8).encode(y=alt.Y("y:Q", **y)),
         band.encode(x=x, y=alt.Y("low:Q", **y), y2=alt.Y2("high")),
         drawn.mark_line(strokeWidth=1.8, clip=True, color=color).encode(
-            x=x, y=alt.Y("y:Q", **y), description=alt.Description("told:N")
+            x=x, y=alt.Y("y:Q", **y), description=alt.Description("description:N")
         ),
         end.encode(x=alt.XValue(width - 2), y=alt.YValue(3 if top else 81), text=alt.Text("text:N")),
     ).properties(width=width, height=84, title=title, view=alt.ViewConfig(stroke=GRID))

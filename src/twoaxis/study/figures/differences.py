@@ -1,25 +1,22 @@
 """Figures of paired differences: by the rule of the study, at equal tokens, FLOPs and seconds, and against companions."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-import altair as alt
-
 from twoaxis.display import numbers as words
-from twoaxis.display.figures import Figure
+from twoaxis.display.figures import Figure, shared_rows
 from twoaxis.display.theme import NARROW
 from twoaxis.study.figures.arms import colors
 from twoaxis.study.figures.forest import Interval, Scale, domain, forest, label_width
-from twoaxis.study.report_data import Charge, ComparisonData, ReportData
+from twoaxis.study.report_data import UNITS, Charge, ComparisonData, ReportData
 
 SHORT = "difference, nats per token"
-"""Of an axis where there is no room for more."""
-
-CHARGES: dict[Charge, str] = {"tokens": "equal tokens", "flops": "equal FLOPs", "seconds": "equal seconds"}
+"""Title of a short axis."""
 
 
 def differences(data: ReportData) -> Figure | None:
-    """The paired difference of every arm by which it is judged."""
+    """Paired differences of all arms at the equal cost of the verdicts."""
     rows = _rows(data, data.charge)
     if not any(row.mean is not None for row in rows):
         return None
@@ -35,16 +32,17 @@ def differences(data: ReportData) -> Figure | None:
         "Left of zero is better. "
         + _marks(data, data.charge)
         + _band_in_words(data)
-        + " Companions are grey, below the arms that the study asks about; both groups are sorted by their mean."
+        + " Companions are grey, below the other arms; both groups are sorted by their mean."
     )
-    return Figure("differences", f"Difference to {data.control} at {CHARGES[data.charge]}", caption, _told(rows), draw)
+    title = f"Difference to {data.control} at equal {UNITS[data.charge]}"
+    return Figure("differences", title, caption, _describe(rows), draw)
 
 
 def charged(data: ReportData) -> Figure | None:
-    """The paired difference of every arm at equal tokens, FLOPs and seconds."""
+    """Paired differences of all arms at equal tokens, FLOPs and seconds."""
     order = [row.label for row in _rows(data, data.charge)]
     panels: dict[Charge, list[Interval]] = {}
-    for charge in CHARGES:
+    for charge in UNITS:
         rows = sorted(_rows(data, charge), key=lambda row: order.index(row.label))
         if any(row.mean is not None for row in rows):
             panels[charge] = rows
@@ -53,26 +51,19 @@ def charged(data: ReportData) -> Figure | None:
     scale = _scale([row for rows in panels.values() for row in rows], data, SHORT)
 
     def draw(width: int) -> Any:
-        labels = label_width(order, width)
-        if width <= NARROW:
-            return alt.vconcat(*(forest(rows, scale, width, labels, heading=CHARGES[at]) for at, rows in panels.items()))
-        each = (width - labels - 22 * (len(panels) - 1)) // len(panels)
-        drawn = [
-            forest(rows, scale, each + (0 if at else labels), 0 if at else labels, heading=CHARGES[charge])
-            for at, (charge, rows) in enumerate(panels.items())
-        ]
-        return alt.hconcat(*drawn)
+        drawn = [partial(forest, rows, scale, heading=f"equal {UNITS[charge]}") for charge, rows in panels.items()]
+        return shared_rows(drawn, width, label_width(order, width))
 
     caption = (
         f"The same arms in the same order, given as much as {data.control} of one thing after the other; left of zero is "
         "better. " + _marks(data, data.charge) + _band_in_words(data)
     )
-    told = " ".join(f"At {CHARGES[charge]}: {_told(rows)}" for charge, rows in panels.items())
-    return Figure("charged", "Equal tokens, equal FLOPs, equal seconds", caption, told, draw)
+    description = " ".join(f"At equal {UNITS[charge]}: {_describe(rows)}" for charge, rows in panels.items())
+    return Figure("charged", "Equal tokens, equal FLOPs, equal seconds", caption, description, draw)
 
 
 def contrasts(data: ReportData) -> Figure | None:
-    """Treatments against their companions."""
+    """Differences of contrasts: arms against companions or each other."""
     color = colors(data)
     one_line, two_lines = (
         [
@@ -93,10 +84,11 @@ def contrasts(data: ReportData) -> Figure | None:
         return forest(one_line, scale, width, labels, texts=262)
 
     caption = (
-        "Each arm minus one of its companions, in pairs; left of zero means that the arm is better than what was put in its "
-        "place. " + _marks(data, data.charge) + _band_in_words(data)
+        "Each arm minus one of its companions, in pairs; left of zero the arm is better. "
+        + _marks(data, data.charge)
+        + _band_in_words(data)
     )
-    return Figure("contrasts", "Against companions", caption, _told(one_line), draw)
+    return Figure("contrasts", "Against companions", caption, _describe(one_line), draw)
 
 
 def smallest_effect(data: ReportData) -> float | None:
@@ -121,19 +113,19 @@ def _rows(data: ReportData, charge: Charge) -> list[Interval]:
 
 def _interval(label: str, color: str, comparison: ComparisonData | None, why: str) -> Interval:
     if comparison is None:
-        return Interval(label, color, None, None, None, verdict="no verdict", told=f"{label}: no verdict, {why}")
+        return Interval(label, color, None, None, None, verdict="no verdict", description=f"{label}: no verdict, {why}")
     own = comparison.ci95
     mean = (comparison.mean_difference, comparison.mean_difference)
-    # Without a verdict there is no interval of one; reports of before have only their own, drawn as theirs was.
+    # Old reports have only the uncorrected interval.
     thick = comparison.simultaneous or (own if comparison.verdict else None)
     low, high = thick or mean
-    # Short, since it stands at the end of a row; the caption explains it.
+    # Short, at the end of a row; the caption explains it.
     verdict = "suggestive" if comparison.suggestive else comparison.verdict or "no verdict"
     text = f"{words.signed(comparison.mean_difference)}  ({words.interval(*(thick or own or mean))})"
-    told = f"{label}: {words.signed(comparison.mean_difference)}, {words.interval(*(thick or own or mean))}, {verdict}"
+    description = f"{label}: {words.signed(comparison.mean_difference)}, {words.interval(*(thick or own or mean))}, {verdict}"
     thin = own if thick is not own else None
     each = comparison.paired_differences
-    return Interval(label, color, comparison.mean_difference, low, high, each, text, verdict, told, thin)
+    return Interval(label, color, comparison.mean_difference, low, high, each, text, verdict, description, thin)
 
 
 def _scale(rows: Sequence[Interval], data: ReportData, title: str) -> Scale:
@@ -148,7 +140,7 @@ def _band_in_words(data: ReportData) -> str:
 
 
 def _marks(data: ReportData, charge: Charge) -> str:
-    """What the marks of a row stand for."""
+    """Explains the marks of a row."""
     families = {
         found.comparison.family
         for arm in data.arms.values()
@@ -163,5 +155,5 @@ def _marks(data: ReportData, charge: Charge) -> str:
     )
 
 
-def _told(rows: Sequence[Interval]) -> str:
-    return "; ".join(row.told for row in rows) + "."
+def _describe(rows: Sequence[Interval]) -> str:
+    return "; ".join(row.description for row in rows) + "."

@@ -1,4 +1,4 @@
-"""Rows of means with their intervals on one scale: differences, contrasts and speedups are drawn this way."""
+"""Forest plots: rows of means with intervals on one scale, for differences, contrasts and speedups."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
@@ -18,14 +18,14 @@ class Interval(NamedTuple):
     Attributes:
         label: at the left.
         color: of its marks.
-        mean: its point; None draws `text` in its place.
-        low: lower end; None where it is not known.
+        mean: its point; None draws `text` instead.
+        low: lower end; None if unknown.
         high: upper end.
         each: the replicates.
         text: at the right.
         verdict: at the far right.
-        told: the row in words, for a pointer or a screen reader.
-        own: ends of a thin line below, the interval of this row alone; None for none.
+        description: in words, for a pointer or a screen reader.
+        own: ends of a thin line below, the uncorrected interval; None for none.
     """
 
     label: str
@@ -36,18 +36,18 @@ class Interval(NamedTuple):
     each: tuple[float, ...] = ()
     text: str = ""
     verdict: str = ""
-    told: str = ""
+    description: str = ""
     own: tuple[float, float] | None = None
 
 
 class Scale(NamedTuple):
-    """What the rows are drawn against.
+    """The scale of the rows.
 
     Attributes:
         title: of the axis.
-        zero: where nothing differs.
-        band: ends of what would not matter; None for none.
-        domain: what is shown.
+        zero: value of no difference.
+        band: ends of negligible differences; None for none.
+        domain: shown range.
         kind: `linear` or `log`.
     """
 
@@ -59,7 +59,7 @@ class Scale(NamedTuple):
 
 
 def domain(rows: Sequence[Interval], *more: float) -> tuple[float, float]:
-    """From the least to the greatest end, but not further than 4 times as far as any replicate lies."""
+    """The range of all ends, limited to 4 times the largest replicate."""
     found = [
         0.0,
         *more,
@@ -77,14 +77,14 @@ def domain(rows: Sequence[Interval], *more: float) -> tuple[float, float]:
 def forest(
     rows: Sequence[Interval], scale: Scale, width: int, labels: int, texts: int = 0, heading: str = "", row_height: int = ROW
 ) -> Any:
-    """The chart.
+    """Draws the chart.
 
     Args:
         rows: from top to bottom.
-        scale: what they are drawn against.
-        width: of everything, in pixels.
-        labels: of it, for the labels at the left; 0 leaves them out.
-        texts: of it, for the words at the right.
+        scale: of the rows.
+        width: total, in pixels.
+        labels: width of the labels at the left; 0 omits them.
+        texts: width of the words at the right.
         heading: above it.
         row_height: from row to row; labels may have several lines.
     """
@@ -100,11 +100,11 @@ def forest(
 
 
 def _ground(rows: Sequence[Interval], scale: Scale, x: Any, y: Any) -> Iterator[Any]:
-    """What the rows are drawn on."""
+    """Band, zero line, and an invisible mark per row."""
     if scale.band:
         yield values([{"x": scale.band[0], "end": scale.band[1]}]).mark_rect(color=BAND).encode(x=x, x2=alt.X2("end"))
     yield values([{"x": scale.zero}]).mark_rule(color=CONTROL, strokeWidth=1).encode(x=x)
-    # Keeps every row in its place, also one without a result.
+    # Reserves rows without a result.
     places = values([{"label": row.label, "x": scale.zero} for row in rows])
     yield places.mark_point(opacity=0, color=INK, aria=False).encode(x=x, y=y)
 
@@ -115,7 +115,7 @@ def _intervals(rows: Sequence[Interval], scale: Scale, x: Any, y: Any) -> Iterat
     ticks = each.mark_tick(thickness=1.2, size=10, opacity=0.7, aria=False, clip=True)
     yield ticks.encode(x=x, y=y, color=own_color())
     data = [row._asdict() | _ends(row, scale) for row in rows if _is_known(row)]
-    said: dict[str, Any] = {"y": y, "color": own_color(), "description": alt.Description("told:N")}
+    said: dict[str, Any] = {"y": y, "color": own_color(), "description": alt.Description("description:N")}
     lines = values([row | {"x": row["from"]} for row in data]).mark_rule(strokeWidth=2, clip=True)
     yield lines.encode(x=x, x2=alt.X2("to"), **said)
     low, high = scale.domain
@@ -134,7 +134,7 @@ def _intervals(rows: Sequence[Interval], scale: Scale, x: Any, y: Any) -> Iterat
 
 
 def _words(rows: Sequence[Interval], inner: int, texts: int, y: Any) -> Iterator[Any]:
-    """At the right where there is room for words, else in the rows that have nothing else."""
+    """Words at the right where there is room, else in rows without a result."""
     if not texts:
         missing = values([row._asdict() | {"missing": row.text or row.verdict} for row in rows if not _is_known(row)])
         text = missing.mark_text(fontSize=10.5, color=MUTED, fontStyle="italic")
@@ -146,7 +146,7 @@ def _words(rows: Sequence[Interval], inner: int, texts: int, y: Any) -> Iterator
 
 
 def label_width(labels: Sequence[str], width: int) -> int:
-    """Room for the longest label, but not all of the width."""
+    """Width of the longest label, limited to a part of the total."""
     return int(min(6.3 * max(map(len, labels), default=0) + 18, 0.48 * width if width <= NARROW else 240))
 
 

@@ -1,4 +1,4 @@
-"""Where labels go so that none covers another."""
+"""Placement of labels without overlap."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Places as near to the wanted ones as can be, in the same order, at least `gap` apart and within the ends.
+    """Moves positions at least `gap` apart and within the ends, keeping their order and staying near.
 
     Example:
         >>> spread([10, 11, 50], gap=10, low=0, high=100)
@@ -29,7 +29,7 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
 
 
 class Frame(NamedTuple):
-    """What a drawing shows, and its size in pixels.
+    """The axes of a drawing and its size in pixels.
 
     Attributes:
         x: ends of the horizontal axis.
@@ -51,13 +51,13 @@ class Frame(NamedTuple):
     kind: Literal["linear", "log"] = "linear"
 
     def pixel(self, x: float, y: float) -> tuple[float, float]:
-        """Where a value is drawn."""
+        """Converts a value to pixels."""
         low, high = map(self._scaled, self.x)
         across = (self._scaled(x) - low) / (high - low)
         return self.width * across, self.height * (self.y[1] - y) / (self.y[1] - self.y[0])
 
     def value(self, left: float, top: float) -> tuple[float, float]:
-        """What is drawn at a place."""
+        """Converts pixels to a value."""
         low, high = map(self._scaled, self.x)
         across = low + (high - low) * left / self.width
         x = math.exp(across) if self.kind == "log" else across
@@ -67,30 +67,30 @@ class Frame(NamedTuple):
         return math.log(x) if self.kind == "log" else x
 
 
-class Placed(NamedTuple):
+class LabelPosition(NamedTuple):
     """The left end of a label and the height of its middle, in pixels."""
 
     x: float
     y: float
 
 
-def beside_points(
+def place_labels(
     points: Sequence[tuple[float, float]], texts: Sequence[str], frame: Frame, size: float = 11
-) -> list[Placed | None]:
-    """A place for the label of each point that covers neither a point nor an earlier label; None where there is none.
+) -> list[LabelPosition | None]:
+    """Positions the label of each point so that it covers neither a point nor an earlier label; None where impossible.
 
     Args:
         points: in pixels, the most important first.
         texts: their labels.
-        frame: the drawing, which no label leaves.
+        frame: the drawing that contains all labels.
         size: of the letters.
     """
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in points]
-    found: list[Placed | None] = []
+    found: list[LabelPosition | None] = []
     for (x, y), text in zip(points, texts, strict=True):
         length, half = 0.56 * size * len(text), 0.55 * size
         places = [
-            Placed(left, middle)
+            LabelPosition(left, middle)
             for away in (8.0, 13.0, 20.0)
             for left, middle in (
                 (x + away, y),
@@ -109,7 +109,9 @@ def beside_points(
     return found
 
 
-def _is_free(at: Placed, length: float, half: float, frame: Frame, taken: Sequence[tuple[float, float, float, float]]) -> bool:
+def _is_free(
+    at: LabelPosition, length: float, half: float, frame: Frame, taken: Sequence[tuple[float, float, float, float]]
+) -> bool:
     left, top, right, bottom = at.x, at.y - half, at.x + length, at.y + half
     if left < 0 or right > frame.width or top < 0 or bottom > frame.height:
         return False

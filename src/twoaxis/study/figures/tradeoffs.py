@@ -1,16 +1,27 @@
-"""Figures of loss against cost: the Pareto fronts, and what each arm costs in the control's measure."""
+"""Figures of loss against cost: Pareto fronts, and costs relative to the control."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import altair as alt
 
 from twoaxis.display import numbers as words
-from twoaxis.display.figures import Figure, labels, own_color, padded, panel_title, row_axis, side_by_side, values
+from twoaxis.display.figures import (
+    Figure,
+    labels,
+    own_color,
+    padded,
+    panel_title,
+    row_axis,
+    shared_rows,
+    side_by_side,
+    values,
+)
 from twoaxis.display.theme import CONTROL, INK, MUTED, NARROW
 from twoaxis.study.figures.arms import colors
 from twoaxis.study.figures.forest import label_width
-from twoaxis.study.figures.labels import Frame, beside_points
+from twoaxis.study.figures.labels import Frame, place_labels
 from twoaxis.study.report_data import ArmData, ReportData
 
 HEIGHT = 330
@@ -23,8 +34,8 @@ class Cost(NamedTuple):
         title: of its axis.
         of: the cost of an arm.
         front: whether an arm is on the front.
-        unit: what one unit of the axis is.
-        written: a cost in words.
+        unit: of the axis.
+        written: formats a cost.
     """
 
     title: str
@@ -51,7 +62,7 @@ class Point(NamedTuple):
     front: bool
     rank: int
     color: str
-    told: str
+    description: str
 
 
 def pareto(data: ReportData) -> Figure | None:
@@ -69,11 +80,11 @@ def pareto(data: ReportData) -> Figure | None:
         "Point: mean loss; vertical line: own 95 % interval of its paired difference to the control. "
         "Companions are small and grey; a label that would cover another is left out, and the table of costs has every number."
     )
-    told = " ".join(
-        f"On the front of loss against {cost.title}: {', '.join(point.told for point in points if point.front) or 'no arm'}."
+    description = " ".join(
+        f"On the front of loss against {cost.title}: {', '.join(one.description for one in points if one.front) or 'no arm'}."
         for cost, points in panels
     )
-    return Figure("pareto", "Loss against seconds and memory", caption, told, draw)
+    return Figure("pareto", "Loss against seconds and memory", caption, description, draw)
 
 
 def costs(data: ReportData) -> Figure | None:
@@ -94,29 +105,22 @@ def costs(data: ReportData) -> Figure | None:
     order = [name for name, _ in sorted(data.arms.items(), key=lambda arm: _rank(arm[1]))]
 
     def draw(width: int) -> Any:
-        labels = label_width(order, width)
-        if width <= NARROW:
-            return alt.vconcat(*(_bars(data, order, *measure, width, labels) for measure in known))
-        each = (width - labels - 22 * (len(known) - 1)) // len(known)
-        drawn = [
-            _bars(data, order, *measure, each if at else each + labels, 0 if at else labels) for at, measure in enumerate(known)
-        ]
-        return alt.hconcat(*drawn)
+        return shared_rows([partial(_bars, data, order, *measure) for measure in known], width, label_width(order, width))
 
     caption = (
         f"As multiples of {data.control}; bars begin at zero, the line is at 1. FLOPs are counted from the declared costs, "
         "seconds and memory were measured. Small bars: each round of the timing, in which every arm had its turn."
     )
-    told = "; ".join(
+    description = "; ".join(
         f"{name}: "
         + ", ".join(f"{title} {words.ratio(value)}" for title, of, _ in known if (value := of(data.arms[name])) is not None)
         for name in order
     )
-    return Figure("costs", f"What each arm costs, as a multiple of {data.control}", caption, told + ".", draw)
+    return Figure("costs", f"What each arm costs, as a multiple of {data.control}", caption, description + ".", draw)
 
 
 def _interval(data: ReportData, arm: ArmData) -> tuple[float, float]:
-    """Of the loss of an arm, given that of the control: the spread that seeds have in common would hide the difference."""
+    """The interval of an arm's loss given the control's, without the spread common to all arms."""
     assert arm.mean_loss is not None
     found = arm.charged.get("tokens")
     if found is None or found.comparison is None or found.comparison.ci95 is None:
@@ -146,10 +150,10 @@ def _points(data: ReportData, cost: Cost) -> list[Point]:
         x = cost.of(arm)
         if x is None or arm.mean_loss is None:
             continue
-        told = f"{name}, {words.loss(arm.mean_loss)} nats per token, {cost.written(x)}"
+        description = f"{name}, {words.loss(arm.mean_loss)} nats per token, {cost.written(x)}"
         low, high = _interval(data, arm)
         points.append(
-            Point(name, x / cost.unit, arm.mean_loss, low, high, bool(cost.front(arm)), _rank(arm), color[name], told)
+            Point(name, x / cost.unit, arm.mean_loss, low, high, bool(cost.front(arm)), _rank(arm), color[name], description)
         )
     return points
 
@@ -159,7 +163,7 @@ def _plane(cost: Cost, points: Sequence[Point], width: int) -> Any:
     ys = padded([end for point in points for end in (point.loss, point.low, point.high)], 0.04)
     frame = Frame(xs, ys, width, HEIGHT)
     important = sorted(points, key=lambda point: (not point.front, point.rank, point.loss))
-    placed = beside_points([frame.pixel(point.x, point.loss) for point in important], [point.arm for point in important], frame)
+    placed = place_labels([frame.pixel(point.x, point.loss) for point in important], [point.arm for point in important], frame)
     texts = [
         {"text": point.arm, "color": point.color} | dict(zip(("x", "loss"), frame.value(*at), strict=True))
         for point, at in zip(important, placed, strict=True)
@@ -187,7 +191,7 @@ def _plane(cost: Cost, points: Sequence[Point], width: int) -> Any:
             color=own_color(),
             size=alt.condition("datum.rank == 2", alt.value(32), alt.value(70)),
             shape=alt.condition("datum.rank == 0", alt.value("square"), alt.value("circle")),
-            description=alt.Description("told:N"),
+            description=alt.Description("description:N"),
         ),
         named,
     ]
@@ -210,7 +214,7 @@ def _bars(
             "x": value,
             "text": words.ratio(value),
             "color": color[name],
-            "told": f"{name}: {title} {words.ratio(value)}",
+            "description": f"{name}: {title} {words.ratio(value)}",
         }
         for name in order
         if (value := of(data.arms[name])) is not None
@@ -222,7 +226,7 @@ def _bars(
     x = alt.X("x:Q", title=None, axis=None, scale=alt.Scale(domain=[0, top * inner / (inner - 46)], nice=False))
     bars = values(rows)
     return alt.layer(
-        bars.mark_bar(height=9, opacity=0.85).encode(x=x, y=y, color=own_color(), description=alt.Description("told:N")),
+        bars.mark_bar(height=9, opacity=0.85).encode(x=x, y=y, color=own_color(), description=alt.Description("description:N")),
         values(ticks).mark_tick(thickness=1, size=14, color=INK, opacity=0.55, aria=False).encode(x=x, y=y),
         values([{"x": 1.0}]).mark_rule(color=CONTROL, strokeWidth=0.8, strokeDash=[3, 2]).encode(x=x),
         bars.mark_text(align="right", fontSize=11, color=INK, aria=False).encode(

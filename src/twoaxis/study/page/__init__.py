@@ -1,4 +1,4 @@
-"""The report of a study as one page of HTML that needs nothing else: no file, no font, no network."""
+"""The report of a study as one self-contained HTML page."""
 
 from collections.abc import Sequence
 
@@ -15,12 +15,7 @@ __all__ = ["render_page"]
 
 
 def render_page(data: ReportData, figures: Sequence[Figure]) -> str:
-    """Writes the page.
-
-    Args:
-        data: what it says.
-        figures: of the same data.
-    """
+    """Renders the page of a report with its figures."""
     drawn = {figure.name: figure for figure in figures}
     sections = (
         ("verdicts", "Verdicts", section("verdicts", "Verdicts", verdicts(data))),

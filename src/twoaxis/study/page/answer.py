@@ -1,4 +1,4 @@
-"""The head of a report: the question, the answer, and the verdict on every arm."""
+"""The head of a report: question, answer, and the verdict on every arm."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ from twoaxis.study.report_data import ArmData, ComparisonData, ReportData
 TEMPLATE = "twoaxis.study.page/answer.html"
 
 SIGNS = {"better": "▼", "worse": "▲", "undecided": "◆", "none": "○"}
-"""Beside the word of a verdict, so that colour is never alone; down is a lower loss."""
+"""Signs of the verdicts, so that colour is not the only cue; down is a lower loss."""
 
 STRIP = 120
 """Width of the interval on a chip, in pixels."""
 
 
 def header(data: ReportData) -> Markup:
-    """The question, the answer, and what it rests on: among it whether the control was trained, or what to change."""
+    """The question, the answer, the validity gate, and the main facts."""
     gate = None if data.gate is None else {True: "passed", False: "failed", None: "unknown"}[data.gate.passed]
     state = "complete" if data.complete else "incomplete"
     return part(TEMPLATE, "header", data, state, gate, problems(data), _facts(data))
 
 
 def problems(data: ReportData) -> list[str]:
-    """What a reader has to know before the verdicts: runs that are missing, pairs that are none."""
+    """Warnings before the verdicts: missing runs and broken pairs."""
     found = []
     wanted = [run for run in data.runs if run.role != "trial"]
     finished = sum(run.status == "finished" for run in wanted)
@@ -38,12 +38,12 @@ def problems(data: ReportData) -> list[str]:
 
 
 def verdicts(data: ReportData) -> Markup:
-    """One chip for each arm: what the study asks about first, then the companions."""
+    """One chip per treatment, then one per contrast."""
     scale = _reach(data)
     arms = sorted(
         ((name, arm) for name, arm in data.arms.items() if arm.role == "treatment"), key=lambda item: _rank(data, item[1])
     )
-    asked = [_chip(name, _comparison(data, arm), arm.no_verdict, arm.sentence, scale) for name, arm in arms]
+    chips = [_chip(name, _comparison(data, arm), arm.no_verdict, arm.sentence, scale) for name, arm in arms]
     contrasts = [
         _chip(f"{one.arm} {words.MINUS} {one.against}", one.comparison, one.no_verdict, one.sentence, scale)
         for one in data.contrasts
@@ -51,15 +51,15 @@ def verdicts(data: ReportData) -> Markup:
     kinds = [(one.comparison.verdict if one.comparison else None) or "no verdict" for one in data.contrasts]
     said = ", ".join(f"{kinds.count(word)} {word}" for word in ("better", "worse", "undecided", "no verdict") if word in kinds)
     noun = "contrast between arms, which rules" if len(contrasts) == 1 else "contrasts between arms, which rule"
-    return part(TEMPLATE, "chips", "treatment", asked) + details(
+    return part(TEMPLATE, "chips", "treatment", chips) + details(
         f"{len(contrasts)} {noun} out other explanations: {said}", part(TEMPLATE, "chips", "companion", contrasts)
     )
 
 
 def _facts(data: ReportData) -> list[tuple[str, str]]:
     control = data.arms[data.control]
-    asked, companions = (sum(arm.role == role for arm in data.arms.values()) for role in ("treatment", "companion"))
-    arms = f"{asked} + {companions} companions" if companions else str(asked)
+    treatments, companions = (sum(arm.role == role for arm in data.arms.values()) for role in ("treatment", "companion"))
+    arms = f"{treatments} + {companions} companions" if companions else str(treatments)
     found = [
         ("control", data.control),
         ("arms compared with it", arms),
@@ -85,7 +85,7 @@ def _rank(data: ReportData, arm: ArmData) -> float:
 
 
 def _reach(data: ReportData) -> tuple[float, float]:
-    """The range that the strips show: zero and all means, and of the intervals what is not further than three times that."""
+    """The range of the strips: zero, all means, and intervals up to three times the largest mean."""
     found = [comparison for arm in data.arms.values() if (comparison := _comparison(data, arm))]
     found += [one.comparison for one in data.contrasts if one.comparison is not None]
     most = 3 * max((abs(comparison.mean_difference) for comparison in found), default=1.0)
@@ -111,7 +111,7 @@ def _chip(name: str, comparison: ComparisonData | None, why: str, sentence: str,
 
 
 def _strip(mean: float, low: float, high: float, reach: tuple[float, float]) -> list[float]:
-    """Where zero, both ends and the mean lie on a chip, in pixels."""
+    """Positions of zero, both ends and the mean on a chip, in pixels."""
     span = reach[1] - reach[0] or 1.0
     ends = (0.0, low, mean, high)
     return [round(5 + (STRIP - 10) * (min(max(end, reach[0]), reach[1]) - reach[0]) / span, 1) for end in ends]

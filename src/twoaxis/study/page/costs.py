@@ -1,4 +1,4 @@
-"""What the arms cost: the front of loss against cost, the ledger beside what was measured, and the learning rates."""
+"""The costs of the arms: front of loss against cost, counted and measured costs, and learning rates."""
 
 import statistics
 
@@ -22,18 +22,18 @@ COLUMNS = (
     "tokens per s",
     "to control   ",
 )
-"""Names that differ by blanks only look the same to a reader."""
+"""Trailing blanks make names unique."""
 
 GROUPS = (("", 1), ("by the ledger, before the runs", 4), ("measured, in turns", 3), ("measured, in the runs", 4))
 
 
 def trade_off(figures: Figures) -> str:
-    """The fronts."""
+    """The section of the Pareto fronts."""
     return section("trade-off", "Loss against cost", figure(figures.get("pareto"), heading="none"))
 
 
 def costs(data: ReportData, figures: Figures) -> str:
-    """The ledger beside the measurements."""
+    """The section of counted and measured costs."""
     control = data.arms[data.control].training_flops_per_token
     rows: list[tuple[Cell, ...]] = []
     for name, arm in data.arms.items():
@@ -131,19 +131,17 @@ def _tuning(data: ReportData) -> str:
     tuning = data.tuning
     if tuning is None:
         return ""
-    rates = sorted({rate for losses in tuning.losses.values() for rate in losses}, key=float)
     rows: list[tuple[Cell, ...]] = []
     for name, losses in tuning.losses.items():
         cells: list[Cell] = []
-        for rate in rates:
+        for rate in tuning.rates:
             loss = losses.get(rate)
-            chosen = name in tuning.chosen and float(rate) == tuning.chosen[name]
             if loss is None:
                 cells.append("diverged" if rate in losses else None)
+            elif tuning.is_chosen(name, rate):
+                cells.append(Markup("<strong>{}</strong> ✓").format(words.loss(loss)))
             else:
-                cells.append(
-                    Markup("<strong>{}</strong> ✓").format(words.loss(loss)) if chosen else Number(words.loss(loss), loss)
-                )
+                cells.append(Number(words.loss(loss), loss))
         rows.append((name, *cells))
     each = f"A trial reads {words.count(tuning.tokens_each)} tokens. " if tuning.tokens_each else ""
     edge = (
@@ -155,11 +153,11 @@ def _tuning(data: ReportData) -> str:
         f"Validation loss of one trial for each learning rate, with seed {tuning.seed}, which is none of the replicates; ✓ was "
         f"chosen. {each}All trials together read {words.count(tuning.tokens)} tokens.{edge}"
     )
-    return table(caption, ("arm", *(f"lr {float(rate):g}" for rate in rates)), rows)
+    return table(caption, ("arm", *(f"lr {float(rate):g}" for rate in tuning.rates)), rows)
 
 
 def setting(value: object) -> str:
-    """A setting for readers, who know no Python."""
+    """Formats a setting without Python notation."""
     if value is None:
         return "not set"
     if isinstance(value, bool):

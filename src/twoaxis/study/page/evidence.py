@@ -1,4 +1,4 @@
-"""How far the evidence reaches, how to reproduce it, and every setting and run behind it."""
+"""Limits of the evidence, how to reproduce it, and all settings and runs."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from twoaxis.study.report_data import ReportData, RunData
 
 
 def evidence(data: ReportData) -> str:
-    """The rule, the pairing, what would overturn the verdicts, and the limits."""
+    """The decision rule, the pairing, evidence that would overturn the verdicts, and limits."""
     broken = "error" if any(pair.get("problems") for pair in data.pairing.pairs) else ""
     return section(
         "evidence",
@@ -28,7 +28,7 @@ def evidence(data: ReportData) -> str:
 
 
 def reproduce(data: ReportData) -> str:
-    """The command, where the runs were made, and every setting."""
+    """The command, the environment, and every setting."""
     return section(
         "reproduce",
         "Reproduce it",
@@ -39,7 +39,7 @@ def reproduce(data: ReportData) -> str:
 
 
 def runs(data: ReportData) -> str:
-    """All runs; those that did not finish are never hidden."""
+    """All runs; unfinished ones are always visible."""
     lost = [run for run in data.runs if run.status not in ("finished", "not started")]
     finished = sum(run.status == "finished" for run in data.runs)
     reused = sum(bool(run.reused_from) for run in data.runs)
@@ -53,12 +53,12 @@ def runs(data: ReportData) -> str:
         "runs",
         "Runs",
         table("Runs that did not finish", columns, map(_run, lost), text=text) if lost else "",
-        details(summary, table("Runs, with rungs and trials; losses in nats per token", columns, rows, text=text)),
+        details(summary, table("All runs, including trials; losses in nats per token", columns, rows, text=text)),
     )
 
 
 def design(data: ReportData) -> str:
-    """The design as it was decided, in the form of its file."""
+    """The design, as in its file."""
     text = json.dumps(data.design, indent=1, ensure_ascii=False)
     return section("design", "Design", details("study.json", code(text)))
 
@@ -82,7 +82,7 @@ def _run(run: RunData) -> tuple[Cell, ...]:
 
 
 def _environments(data: ReportData) -> str:
-    """Where the first run was made, and on what text."""
+    """Data and environment of the first run."""
     run = next((run for run in data.runs if run.environment and run.data), None)
     if run is None:
         return paragraph("No run has begun.")

@@ -1,4 +1,4 @@
-"""What the audits found inside the arms: routing, gates and streams, beside what the loss does without them."""
+"""Audits of the arms: routing, gates and streams, with loss changes under ablation."""
 
 from twoaxis.audit.result import Ablation, Audit
 from twoaxis.display import numbers as words
@@ -11,9 +11,8 @@ COLUMNS = ("without", "in", "replaced by", "loss change", "standard error", "ran
 
 
 def inside(data: ReportData, figures: Figures) -> str:
-    """One part for each audited arm, the first of which is open."""
+    """One part per audited arm, the control last; the first is open."""
     parts = []
-    # The control last: it is what the others are seen beside.
     for name, arm in sorted(data.arms.items(), key=lambda item: item[1].control):
         audit = read_audit(arm)
         if audit is None:
@@ -31,32 +30,32 @@ def inside(data: ReportData, figures: Figures) -> str:
                 summary, drawn, paragraph(note, "note"), details("All ablations", _ablations(audit)), state=state, kind="card"
             )
         )
-    lead = "Correlation is not cause: what a sublayer reads most is shown beside what the loss does when it is taken away."
+    lead = "A large weight need not be a large effect, so sources are also removed and the loss change is shown."
     return section("inside", "Inside the arms", *parts, lead=lead if any(parts) else "")
 
 
 def _summary(audit: Audit) -> str:
-    """The ablation that the loss minds most."""
+    """Names the ablation with the largest loss change."""
     zeroed = [one for one in audit.ablations if one.what == "sublayer" and one.replacement == "zero"]
     found = [one for one in zeroed if one.loss_change is not None]
     if not found:
         return f"{words.count(audit.tokens)} tokens"
     most = max(found, key=lambda one: one.loss_change or 0.0)
-    return f"most needs {audit.place_name(most.sublayer)}, {words.signed(most.loss_change or 0.0)} nats per token without it"
+    return f"most needs {audit.sublayer_name(most.sublayer)}, {words.signed(most.loss_change or 0.0)} nats per token without it"
 
 
 def _ablations(audit: Audit) -> str:
     rows = [_ablation(audit, one) for one in audit.ablations]
     caption = (
-        f"Loss change in nats per token when something is taken away, over {audit.sequences} sequences; the random change has "
-        "the same size at every token."
+        f"Loss change in nats per token when a component is removed, over {audit.sequences} sequences; the random change has "
+        "the same norm at every token."
     )
     return table(caption, COLUMNS, rows, text=("in", "replaced by")) if rows else ""
 
 
 def _ablation(audit: Audit, one: Ablation) -> tuple[Cell, ...]:
     target = f"{one.what} {one.target}" + (f" ({one.choice})" if one.choice else "")
-    where = "all sums" if one.what == "embedding" else audit.place_name(one.sublayer)
+    where = "all sums" if one.what == "embedding" else audit.sublayer_name(one.sublayer)
     change: Cell = "not finite" if one.loss_change is None else Number(words.signed(one.loss_change), one.loss_change)
     random = number(one.control_loss_change, words.signed)
     errors = (number(one.standard_error, words.loss), number(one.control_standard_error, words.loss))

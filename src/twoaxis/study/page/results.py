@@ -1,4 +1,4 @@
-"""What was found: differences by arm, at equal cost, speedups, companions, and the loss along training."""
+"""Results: differences by arm, at equal cost, speedups, companions, and losses along training."""
 
 from collections.abc import Mapping
 
@@ -19,9 +19,8 @@ from twoaxis.display.html import (
     table,
 )
 from twoaxis.study.figures import Figure
-from twoaxis.study.figures.budgets import SPENT
-from twoaxis.study.figures.differences import CHARGES
-from twoaxis.study.report_data import Charge, ComparisonData, ReportData, SpeedupData
+from twoaxis.study.report.tables import ACCURACY_COLUMNS
+from twoaxis.study.report_data import UNITS, Charge, ComparisonData, ReportData, SpeedupData
 
 COMPARED = ("difference", "simultaneous interval", "verdict", "family", "own 95 %", "bootstrap", "p, corrected", "power")
 """The columns of a comparison."""
@@ -30,7 +29,7 @@ Figures = Mapping[str, Figure]
 
 
 def result(data: ReportData, figures: Figures) -> str:
-    """Every arm against the control by the rule of the study."""
+    """Every arm against the control, by the decision rule."""
     rows = []
     for name, arm in data.arms.items():
         found = arm.charged.get(data.charge)
@@ -39,8 +38,8 @@ def result(data: ReportData, figures: Figures) -> str:
         rows.append((name, number(arm.mean_loss, words.loss), Number(replicates, arm.replicates), *compared))
     columns = ("arm", "validation loss", "replicates", *COMPARED)
     caption = (
-        f"Result by arm at {CHARGES[data.charge]}. Losses and differences in nats per token; difference: mean over replicates "
-        "of the arm's loss minus the control's with the same seed, below zero is better."
+        f"Result by arm at equal {UNITS[data.charge]}. Losses and differences in nats per token; difference: mean over "
+        "replicates of the arm's loss minus the control's with the same seed, below zero is better."
     )
     sentences = [arm.sentence for arm in data.arms.values() if arm.sentence]
     return section(
@@ -54,15 +53,15 @@ def result(data: ReportData, figures: Figures) -> str:
 
 
 def equal(data: ReportData, figures: Figures) -> str:
-    """The same at equal tokens, FLOPs and seconds."""
-    parts = [(title, _charged(data, charge)) for charge, title in CHARGES.items()]
+    """Every arm against the control at equal tokens, FLOPs and seconds."""
+    parts = [(f"equal {name}", _charged(data, charge)) for charge, name in UNITS.items()]
     lead = "An arm that takes more per token is here given fewer tokens, or the control more: which differences outlast that?"
     inner = (figure(figures.get("charged"), heading="none"), alternatives("charged at", parts))
     return section("equal", "At equal tokens, FLOPs and seconds", *inner, lead=lead if any(part for _, part in parts) else "")
 
 
 def speedups(data: ReportData, figures: Figures) -> str:
-    """Effective speedup, and the curve it is read from."""
+    """Effective speedups, and the control's curve."""
     rows = []
     for name, arm in data.arms.items():
         if arm.speedup:
@@ -71,11 +70,11 @@ def speedups(data: ReportData, figures: Figures) -> str:
     columns = ("arm", "speedup", "95 % interval", "bootstrap", "speedup ", "95 % interval ", "bootstrap ")
     words_in = [column for column in columns if "interval" in column or "bootstrap" in column]
     caption = (
-        f"Effective speedup: what {data.control} would need for the loss of an arm, over what the arm took. "
+        f"Effective speedup: the cost at which {data.control} reaches the loss of an arm, over the cost of the arm. "
         "Nothing outside the measured budgets is extrapolated."
     )
     groups = (("", 1), ("by FLOPs", 3), ("by seconds", 3))
-    fits = [f"By {SPENT[by]}: {curve.sentence}" for by, curve in data.curves.items()]
+    fits = [f"By {UNITS[by]} of training: {curve.sentence}" for by, curve in data.curves.items()]
     return section(
         "speedup",
         "Effective speedup",
@@ -92,7 +91,7 @@ def training(figures: Figures) -> str:
 
 
 def companions(data: ReportData, figures: Figures) -> str:
-    """Treatments against what was generated to rule out other explanations."""
+    """Contrasts: treatments against companions or each other."""
     rows = []
     for found in data.contrasts:
         why = data.arms[found.against].why if found.against in data.arms else ""
@@ -101,10 +100,10 @@ def companions(data: ReportData, figures: Figures) -> str:
         rows.append((pair, why, _matched(found.matched), *compared))
     columns = ("difference of", "what the companion is for", "matched", *COMPARED)
     caption = "Arms minus their companions, nats per token; below zero means that the arm is better than the companion."
-    lead = "Each companion lacks the one thing that an arm is said to win by, or spends the same cost in another way."
+    lead = "Each companion isolates one explanation: it lacks the feature in question, or spends the same cost in another way."
     return section(
         "companions",
-        "What it is that helps",
+        "Against companions",
         figure(figures.get("contrasts"), heading="none"),
         table(caption, columns, rows, text=("matched", "verdict"), long=("what the companion is for",)) if rows else "",
         bullets(found.sentence for found in data.contrasts if found.comparison is None),
@@ -140,13 +139,8 @@ def _charged(data: ReportData, charge: Charge) -> str:
         if found is not None:
             cost = (number(found.cost, written), number(found.cost_ratio, words.ratio))
             rows.append((name, *cost, *_compared(found.comparison, found.unavailable or arm.no_verdict or "no verdict")))
-    columns = (
-        "arm",
-        {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}[charge] + " of a run",
-        "to control",
-        *COMPARED,
-    )
-    caption = f"Every arm against {data.control} at {CHARGES[charge]}; differences in nats per token, below zero is better."
+    columns = ("arm", f"{UNITS[charge]} of a run", "to control", *COMPARED)
+    caption = f"Every arm against {data.control} at equal {UNITS[charge]}; differences in nats per token, below zero is better."
     return table(caption, columns, rows, text=("verdict",)) if rows else ""
 
 
@@ -177,9 +171,5 @@ def _accuracies(data: ReportData) -> str:
         for name, arm in data.arms.items()
         if arm.accuracies
     ]
-    note = (
-        "Part of the answers that were the most likely token, after the last step. It is shown beside the loss, and "
-        "decides nothing."
-    )
-    columns = ("arm", "validation accuracy", "of the replicates")
-    return paragraph(note, "note") + table("Accuracy by arm", columns, rows) if rows else ""
+    note = "Share of the answers that were the most likely token, after the last step. It does not affect the verdicts."
+    return paragraph(note, "note") + table("Accuracy by arm", ACCURACY_COLUMNS, rows) if rows else ""

@@ -1,19 +1,17 @@
-"""From the design of a study to its plan: sizes and steps are matched, companions generated, and all arms timed together."""
+"""Plans a study: matches sizes and steps, generates companions, and times all arms together."""
 
 from collections.abc import Mapping
 
 from twoaxis.study.design import ContrastConfig, StudyConfig
-from twoaxis.study.design.rules import STEPS, CompanionKind, MatchConfig
+from twoaxis.study.design.rules import STEPS, CompanionKind, MatchConfig, Matched
 from twoaxis.study.planning.companions import Companion, applies, matched_companion, sizes_of, unmatched_companions
 from twoaxis.study.planning.costs import (
-    CostOfStep,
-    Costs,
     affordable_steps,
+    cost_per_step,
     flops_per_step,
     flops_per_token,
+    match_cost,
     parameters,
-    resized,
-    with_matched_steps,
     with_steps,
 )
 from twoaxis.study.planning.plan import PlannedArm, PlannedContrast, StudyPlan
@@ -25,11 +23,11 @@ MATCHED_KINDS: tuple[CompanionKind, ...] = ("wider_stream", "short_swa")
 
 
 def plan_study(study: StudyConfig, timer: Timer | None = None) -> StudyPlan:
-    """Plans what a study will run; a byte-pair vocabulary is taken to be as large as asked for.
+    """Plans the runs of a study; a byte-pair vocabulary is taken to have its configured size.
 
     Args:
         study: the design.
-        timer: measures seconds of steps; None measures nothing, and leaves out whatever rests on seconds.
+        timer: measures seconds of steps; None leaves out everything that needs seconds.
 
     Raises:
         ConfigError: arms that cannot be matched, or a budget in seconds without a timer.
@@ -42,12 +40,11 @@ def plan_study(study: StudyConfig, timer: Timer | None = None) -> StudyPlan:
         >>> [arm.parameters for arm in plan_study(study).arms]
         [117056, 117572]
     """
-    costs = Costs(timer)
     recipes = {name: study.recipe(name, study.replicates[0]) for name in study.arms}
-    changes = _match_sizes(study, recipes, costs)
-    _spend_budget(study, recipes, costs)
-    changes |= _match_steps(study, recipes, costs)
-    companions = CompanionPlanner(study, recipes, costs)
+    changes = _match(study, recipes, timer, by_steps=False)
+    _spend_budget(study, recipes, timer)
+    changes |= _match(study, recipes, timer, by_steps=True)
+    companions = CompanionPlanner(study, recipes, timer)
     recipes |= companions.recipes
     for name, recipe in recipes.items():
         study.check_comparable(name, recipe.to_data())
@@ -65,47 +62,37 @@ def plan_study(study: StudyConfig, timer: Timer | None = None) -> StudyPlan:
 Changes = dict[str, tuple[ChangeData, ...]]
 
 
-def _match_sizes(study: StudyConfig, recipes: dict[str, TrainConfig], costs: Costs) -> Changes:
+def _match(study: StudyConfig, recipes: dict[str, TrainConfig], timer: Timer | None, by_steps: bool) -> Changes:
+    """Replaces the recipes that are matched by steps, or those matched by a size."""
     changes: Changes = {}
     for name in study.arms:
         match = study.match_of(name)
-        if match is not None and STEPS not in match.by:
-            recipes[name], found = resized(name, recipes[name], match, recipes[match.to or study.control], costs)
-            changes[name] = tuple(found)
+        if match is not None and (STEPS in match.by) is by_steps:
+            to = recipes[match.to or study.control]
+            recipes[name], changes[name] = match_cost(name, recipes[name], match, to, timer)
     return changes
 
 
-def _spend_budget(study: StudyConfig, recipes: dict[str, TrainConfig], costs: Costs) -> None:
-    """Gives every arm the steps that it can afford, where the budget is not in steps or tokens."""
+def _spend_budget(study: StudyConfig, recipes: dict[str, TrainConfig], timer: Timer | None) -> None:
+    """Sets the steps of every arm from a budget in FLOPs or seconds."""
     budget = study.budget
     if budget.flops is None and budget.seconds is None:
         return
-    cost = costs.per_step("flops" if budget.flops is not None else "seconds", [recipes[study.control], *recipes.values()])
+    unit = "flops" if budget.flops is not None else "seconds"
+    cost = cost_per_step(unit, timer, [recipes[study.control], *recipes.values()])
     for name, recipe in recipes.items():
         recipes[name] = with_steps(recipe, affordable_steps(budget.flops or budget.seconds or 0.0, cost(recipe)))
 
 
-def _match_steps(study: StudyConfig, recipes: dict[str, TrainConfig], costs: Costs) -> Changes:
-    changes: Changes = {}
-    for name in study.arms:
-        match = study.match_of(name)
-        if match is not None and STEPS in match.by:
-            to = recipes[match.to or study.control]
-            cost = costs.per_step(match.on, [to, recipes[name]])
-            recipes[name], found = with_matched_steps(name, recipes[name], match, to, cost)
-            changes[name] = tuple(found)
-    return changes
-
-
 class CompanionPlanner:
-    """Plans the companions of all arms; an arm that is there already is not generated twice."""
+    """Plans the companions of all arms; an equal arm is not generated twice."""
 
-    def __init__(self, study: StudyConfig, recipes: Mapping[str, TrainConfig], costs: Costs) -> None:
-        self.known = dict(recipes)
+    def __init__(self, study: StudyConfig, recipes: Mapping[str, TrainConfig], timer: Timer | None) -> None:
+        self.known, self.timer = dict(recipes), timer
         self.recipes: dict[str, TrainConfig] = {}
         self.why: dict[str, str] = {}
         self.changes: Changes = {}
-        self.contrasts = [_asked(one, recipes) for one in study.contrasts]
+        self.contrasts = [_planned_contrast(one, recipes) for one in study.contrasts]
         self.notes: list[str] = []
         control = recipes[study.control]
         # A companion tests the depth axis, so only arms that differ there get one.
@@ -117,19 +104,18 @@ class CompanionPlanner:
         for kind in MATCHED_KINDS:
             if kind in study.controls:
                 for unit in study.controls_match:
-                    self._add_matched(kind, unit, [name for name in arms if applies(kind, recipes[name])], control, costs)
+                    self._add_matched(kind, unit, [name for name in arms if applies(kind, recipes[name])], control)
 
-    def _add_matched(self, kind: CompanionKind, unit: str, arms: list[str], control: TrainConfig, costs: Costs) -> None:
-        if unit == "seconds" and costs.timer is None:
+    def _add_matched(self, kind: CompanionKind, unit: Matched, arms: list[str], control: TrainConfig) -> None:
+        if unit == "seconds" and self.timer is None:
             self.notes += [f"{name}: {kind} at equal seconds is planned only once seconds are measured" for name in arms]
             return
         sizes = sizes_of(kind, control)
-        of = "seconds" if unit == "seconds" else "flops"
-        cost: CostOfStep = costs.per_step(of, [control, *(self.known[name] for name in arms)], [size.recipe for size in sizes])
-        # Counted once, not once for each arm.
-        priced = [(cost(size.recipe), size) for size in sizes]
+        recipes = [control, *(self.known[name] for name in arms)]
+        cost = cost_per_step(unit, self.timer, recipes, [size.recipe for size in sizes])
+        sizes_by_cost = [(cost(size.recipe), size) for size in sizes]
         for name in arms:
-            found = matched_companion(kind, self.known[name], control, priced, cost, of)
+            found = matched_companion(kind, self.known[name], control, sizes_by_cost, cost, unit)
             if isinstance(found, str):
                 self.notes.append(f"{name}: {found}")
             else:
@@ -140,14 +126,13 @@ class CompanionPlanner:
         name = same or companion.name(stem)
         if name == arm:
             return
-        matched = "flops" if companion.matched == "flops" else "seconds" if companion.matched else ""
-        self.contrasts.append(PlannedContrast(arm=arm, against=name, matched=matched, why=companion.why))
+        self.contrasts.append(PlannedContrast(arm=arm, against=name, matched=companion.matched, why=companion.why))
         if same is None:
             self.recipes[name], self.why[name], self.changes[name] = companion.recipe, companion.why, changes
 
 
-def _asked(contrast: ContrastConfig, recipes: Mapping[str, TrainConfig]) -> PlannedContrast:
-    """A contrast of the design, at equal FLOPs where both runs take as many to within what counts as matched."""
+def _planned_contrast(contrast: ContrastConfig, recipes: Mapping[str, TrainConfig]) -> PlannedContrast:
+    """A contrast of the design; matched by FLOPs where both runs take as many within the tolerance."""
     spent = [recipes[name].steps * flops_per_step(recipes[name]) for name in (contrast.arm, contrast.against)]
     tolerance = MatchConfig(on="flops").tolerance
     matched = "flops" if abs(spent[0] / spent[1] - 1) <= tolerance else ""
@@ -170,7 +155,7 @@ def _planned(study: StudyConfig, name: str, recipe: TrainConfig, why: str, chang
 
 
 def _control_at_budget_multiples(study: StudyConfig, control: PlannedArm) -> list[PlannedArm]:
-    """The control at its other budgets, whose role is called `rung` in the files of a study."""
+    """The control at its other budgets; files of a study call this role `rung`."""
     recipe = control.train_config(control.seeds[0])
     return [
         control.replace(
@@ -184,7 +169,7 @@ def _control_at_budget_multiples(study: StudyConfig, control: PlannedArm) -> lis
 
 
 def _trials(study: StudyConfig, arms: list[PlannedArm]) -> list[PlannedArm]:
-    """One run per learning rate of every arm that has a learning rate of its own."""
+    """One run per arm and learning rate of its grid."""
     tuning = study.tuning
     if tuning is None:
         return []

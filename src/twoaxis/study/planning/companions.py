@@ -1,64 +1,62 @@
-"""Arms that a study generates, each to rule out another explanation of a difference.
+"""Companions: arms generated to rule out other explanations of a difference.
 
-static weights: does the dependence on the input pay, or would any learned weights? write-only: does the erasure pay? a wider
-plain stream: does the mixing of streams pay, or their width? residual scalars: would two cheap scalars do? ShortSWA at the
-same cost: would the same cost spent along positions do more?
+Each isolates one cause: static weights the dependence on the input, write-only the erasure, a wider plain stream the mixing
+of streams, residual scalars everything beyond two learned scalars, ShortSWA at equal cost the axis along which it is spent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from twoaxis.model import DecoderConfig
-from twoaxis.study.design.rules import CompanionKind
+from twoaxis.study.design.rules import CompanionKind, Matched
 from twoaxis.study.planning.costs import CostOfStep, closest, flops_per_step, vocab_size
 from twoaxis.study.report_data import ChangeData
 from twoaxis.train.recipe import TrainConfig
 
 SWA_WINDOW = 16
-"""Tokens that a generated ShortSWA sees: short, as in the note that proposes it."""
+"""Window of a generated ShortSWA in tokens: short, as in the note that proposes it."""
 
 SWA_HEADS = (1, 2, 4)
 SWA_HEAD_DIMS = (4, 8, 16, 32, 64)
 
 WIDTHS = range(2, 257, 2)
-"""By how much a wider plain stream may be wider than that of the control."""
+"""Channels that a wider plain stream may add to the control's."""
 
-MOST_ERROR = 0.5
-"""By which part of the cost that is to be spent a companion may miss it."""
+LARGEST_ERROR = 0.5
+"""Largest deviation of a companion's extra cost from the arm's, as a fraction."""
 
 
 class Companion(NamedTuple):
     """A generated arm.
 
     Attributes:
-        kind: what it rules out.
-        why: the same in one line.
-        recipe: with the steps of the arm that it is generated for.
-        matched: what it has as much of as that arm; "" when nothing was matched.
-        size: the key of the size that was chosen, what it was in the control, and what it is.
+        kind: of companion.
+        why: its purpose in one line.
+        recipe: with the steps of its arm.
+        matched: the cost that equals the arm's; "" for none.
+        size: key of the chosen size, its value in the control, and its value here.
     """
 
     kind: CompanionKind
     why: str
     recipe: TrainConfig
-    matched: str = ""
+    matched: Matched | Literal[""] = ""
     size: tuple[str, Any, Any] = ("", None, None)
 
     def name(self, arm: str) -> str:
-        """A name that no arm of a design can have; "" stands for all arms."""
+        """A name that no arm of a design can have; the arm "" means all arms."""
         return f"{arm}~{self.kind}" + (f"@{self.matched}" if self.matched else "")
 
     def changes(self, arm: str, wanted: float, got: float) -> tuple[ChangeData, ...]:
-        """What was chosen so that it matches the arm."""
+        """The choice of the size that matches the arm, for the report."""
         if not self.matched:
             return ()
         path, before, after = self.size
-        of: Any = self.matched
-        return (ChangeData(path=path, before=before, after=after, of=of, to=arm, wanted=wanted, got=got),)
+        return (ChangeData(path=path, before=before, after=after, of=self.matched, to=arm, wanted=wanted, got=got),)
 
 
 class Sized(NamedTuple):
-    """A candidate for a companion, with the key of its size, what that is in the control, and what it is."""
+    """A candidate for a companion: key of its size, value in the control, value here, recipe."""
 
     path: str
     before: Any
@@ -76,13 +74,7 @@ WHY: Mapping[CompanionKind, str] = {
 
 
 def unmatched_companions(kinds: Sequence[CompanionKind], recipe: TrainConfig, control: TrainConfig) -> Iterator[Companion]:
-    """The companions of an arm that follow from its depth mixer alone.
-
-    Args:
-        kinds: that are asked for.
-        recipe: of the arm.
-        control: what all are compared with.
-    """
+    """Generates the companions of an arm that are not matched by cost."""
     controls = recipe.decoder(vocab_size(recipe)).depth.controls()
     if "static_weights" in kinds and controls.static is not None:
         yield Companion("static_weights", WHY["static_weights"], _with_model(recipe, depth=dict(controls.static)))
@@ -98,22 +90,13 @@ def matched_companion(
     control: TrainConfig,
     sizes: Sequence[tuple[float, Sized]],
     cost: CostOfStep,
-    unit: str,
+    unit: Matched,
 ) -> Companion | str:
-    """The size that costs as much as an arm, or why there is none.
-
-    Args:
-        kind: of the companion.
-        arm: what is to be matched.
-        control: what both are compared with.
-        sizes: to choose from, each behind its cost.
-        cost: of a step, in the unit.
-        unit: `flops` or `seconds`.
-    """
+    """Returns the companion that costs as much as an arm, or the reason why none of the sizes (with their costs) does."""
     extra = cost(arm) - cost(control)
     spent, best = closest(sizes, lambda size: size[0], cost(arm))
     got = spent - cost(control)
-    if extra <= 0 or abs(got - extra) > MOST_ERROR * extra:
+    if extra <= 0 or abs(got - extra) > LARGEST_ERROR * extra:
         return (
             f"no {kind} at equal {unit}: the arm takes {100 * extra / cost(control):+.2f} % to the control, and the nearest "
             f"size that was tried {100 * got / cost(control):+.2f} %"
@@ -122,13 +105,13 @@ def matched_companion(
 
 
 def sizes_of(kind: CompanionKind, control: TrainConfig) -> list[Sized]:
-    """The sizes of a companion that can be matched, the cheapest first."""
+    """The candidate sizes of a companion, cheapest first."""
     found = _swa_sizes(control) if kind == "short_swa" else _wider_sizes(control)
     return sorted(found, key=lambda size: flops_per_step(size.recipe))
 
 
 def applies(kind: CompanionKind, recipe: TrainConfig) -> bool:
-    """Whether a matched companion tests anything about an arm."""
+    """Whether a matched companion isolates a cause of an arm's difference."""
     return kind == "short_swa" or recipe.decoder(vocab_size(recipe)).depth.controls().streams > 1
 
 
@@ -162,7 +145,7 @@ def _blocks_with(model: DecoderConfig, swa: dict[str, Any], n_blocks: int) -> li
 
 
 def _with_inner_widths(sublayer: Any, d_model: int) -> dict[str, Any]:
-    """The data of a sublayer with the widths written out that would else follow from the model's."""
+    """The data of a sublayer, with default widths made explicit so that they do not follow the model's."""
     data = sublayer.to_data()
     if "head_dim" in data:
         data["head_dim"] = sublayer.head_shape(d_model).head_dim

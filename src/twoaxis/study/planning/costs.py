@@ -1,4 +1,4 @@
-"""What a step of a recipe costs in any unit, and the steps or the size at which an arm costs as much as another."""
+"""The cost of a training step in any unit, and the steps or the size at which two arms cost the same."""
 
 import json
 import math
@@ -17,8 +17,8 @@ from twoaxis.study.report_data import ChangeData
 from twoaxis.study.timing import Timer
 from twoaxis.train.recipe import TrainConfig
 
-MEASURED = 5
-"""Sizes of one arm that are timed; between them seconds are taken to be linear in FLOPs."""
+TIMED_SIZES = 5
+"""Sizes of one arm that are timed; seconds of the others are interpolated linearly in FLOPs."""
 
 CostOfStep = Callable[[TrainConfig], float]
 
@@ -37,7 +37,7 @@ def flops_per_token(recipe: TrainConfig) -> float:
 
 
 def tokens_per_step(recipe: TrainConfig) -> int:
-    """Tokens that one step of a recipe reads."""
+    """Tokens of one step of a recipe."""
     return recipe.batch_size * recipe.data.seq_len
 
 
@@ -47,7 +47,7 @@ def flops_per_step(recipe: TrainConfig) -> float:
 
 
 def vocab_size(recipe: TrainConfig) -> int:
-    """Tokens in the vocabulary; a byte-pair vocabulary is taken to be as large as asked for."""
+    """Size of the vocabulary; for byte-pair encoding, the configured one."""
     tokenizer = recipe.data.tokenizer
     if isinstance(tokenizer, ByteConfig):
         return ByteTokenizer().vocab_size
@@ -56,53 +56,41 @@ def vocab_size(recipe: TrainConfig) -> int:
     return prepare(recipe.data.corpus, tokenizer).tokenizer.vocab_size
 
 
-class Costs:
-    """Costs of steps, with a timer for those in seconds.
+def cost_per_step(
+    unit: Unit, timer: Timer | None, arms: Sequence[TrainConfig], sizes: Sequence[TrainConfig] = ()
+) -> CostOfStep:
+    """Returns a function from these recipes to the cost of a step, or of the model for `params`.
 
     Args:
-        timer: measures recipes; None refuses seconds.
+        unit: of the cost.
+        timer: measures seconds; None refuses them.
+        arms: recipes to time when the unit is seconds; times are relative to the first.
+        sizes: of one arm; a few of them are timed, the others interpolated linearly in FLOPs.
+
+    Raises:
+        ConfigError: seconds without a timer.
     """
-
-    def __init__(self, timer: Timer | None) -> None:
-        self.timer = timer
-
-    def per_step(self, unit: Unit, arms: Sequence[TrainConfig], sizes: Sequence[TrainConfig] = ()) -> CostOfStep:
-        """The cost of a step, or of a model for `params`, of any of these recipes.
-
-        Args:
-            unit: of the cost.
-            arms: recipes that are timed themselves when the unit is seconds; the first is the one to compare with.
-            sizes: of one arm; a few of them are timed, and the others lie on a straight line in FLOPs through these.
-
-        Raises:
-            ConfigError: seconds without a timer.
-        """
-        if unit == "seconds":
-            return self._seconds(arms, sizes)
+    if unit != "seconds":
         return {"tokens": tokens_per_step, "flops": flops_per_step, "params": parameters}[unit]
-
-    def _seconds(self, arms: Sequence[TrainConfig], sizes: Sequence[TrainConfig]) -> CostOfStep:
-        if self.timer is None:
-            raise ConfigError(
-                "seconds: must be measured before they are matched or budgeted; match FLOPs, or let them be measured"
-            )
-        timed = spread_over(sizes)
-        recipes = {str(number): recipe for number, recipe in enumerate([*arms, *timed])}
-        timing = self.timer(recipes)
-        measured = {_key(recipe): timing.step_seconds(name, "0") for name, recipe in recipes.items()}
-        line = straight_line([(flops_per_step(recipe), measured[_key(recipe)]) for recipe in timed or arms])
-        return lambda recipe: measured.get(_key(recipe)) or line(flops_per_step(recipe))
+    if timer is None:
+        raise ConfigError("seconds: must be measured before they are matched or budgeted; match FLOPs, or let them be measured")
+    timed = spread_over(sizes)
+    recipes = {str(number): recipe for number, recipe in enumerate([*arms, *timed])}
+    timing = timer(recipes)
+    measured = {_key(recipe): timing.step_seconds(name, "0") for name, recipe in recipes.items()}
+    line = straight_line([(flops_per_step(recipe), measured[_key(recipe)]) for recipe in timed or arms])
+    return lambda recipe: measured.get(_key(recipe)) or line(flops_per_step(recipe))
 
 
-def spread_over(items: Sequence[C], n: int = MEASURED) -> list[C]:
-    """At most n of the items: the first, the last, and evenly spaced ones between."""
+def spread_over(items: Sequence[C], n: int = TIMED_SIZES) -> list[C]:
+    """Selects at most n items: the first, the last, and evenly spaced ones between."""
     if len(items) <= n:
         return list(items)
     return [items[round(i * (len(items) - 1) / (n - 1))] for i in range(n)]
 
 
 def straight_line(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
-    """The line of least squares through some points; level when all stand at one place.
+    """Fits a line by least squares; constant when all points have the same x.
 
     Example:
         >>> round(straight_line([(1.0, 0.3), (2.0, 0.4), (3.0, 0.5)])(4.0), 6)
@@ -114,49 +102,41 @@ def straight_line(points: Sequence[tuple[float, float]]) -> Callable[[float], fl
 
 
 def _key(recipe: TrainConfig) -> str:
-    """What the seconds of a step depend on."""
+    """Serialises the settings that seconds of a step depend on."""
     return json.dumps({k: v for k, v in recipe.to_data().items() if k not in ("steps", "seed")}, sort_keys=True)
 
 
-MOST_TIMES = 4
-"""How many times the present value is the largest that is tried."""
+LARGEST_MULTIPLE = 4
+"""The largest value tried, as a multiple of the present one."""
 
 
-def resized(
-    arm: str, recipe: TrainConfig, match: MatchConfig, to: TrainConfig, costs: Costs
-) -> tuple[TrainConfig, list[ChangeData]]:
-    """The recipe with the size at which it costs as much as another, and what changed.
+def match_cost(
+    arm: str, recipe: TrainConfig, match: MatchConfig, to: TrainConfig, timer: Timer | None
+) -> tuple[TrainConfig, tuple[ChangeData, ...]]:
+    """Returns the recipe with the size or the steps at which it costs as much as another, and the changes.
 
     Raises:
-        ConfigError: no size comes near enough, or the recipe has no such size.
+        ConfigError: no size or number of steps is within the tolerance, or the recipe has no such size.
     """
     data = recipe.to_data()
+    if STEPS in match.by:
+        cost = cost_per_step(match.on, timer, [to, recipe])
+        wanted = to.steps * cost(to)
+        best = with_steps(recipe, affordable_steps(wanted, cost(recipe)))
+        return best, _changes(arm, data, match, best.steps, wanted, best.steps * cost(best))
     sizes = _sizes(arm, data, match)
-    cost = costs.per_step(match.on, [to], [one for _, one in sizes])
+    cost = cost_per_step(match.on, timer, [to], [one for _, one in sizes])
     value, best = closest(sizes, lambda one: cost(one[1]), cost(to))
     return best, _changes(arm, data, match, value, cost(to), cost(best))
 
 
-def with_matched_steps(
-    arm: str, recipe: TrainConfig, match: MatchConfig, to: TrainConfig, cost: CostOfStep
-) -> tuple[TrainConfig, list[ChangeData]]:
-    """The recipe with the steps after which it has cost as much as another, and what changed.
-
-    Raises:
-        ConfigError: whole steps do not come near enough.
-    """
-    wanted = to.steps * cost(to)
-    best = with_steps(recipe, affordable_steps(wanted, cost(recipe)))
-    return best, _changes(arm, recipe.to_data(), match, best.steps, wanted, best.steps * cost(best))
-
-
 def closest(candidates: Iterable[C], cost: Callable[[C], float], wanted: float) -> C:
-    """The candidate whose cost is nearest to the wanted one; of equally near ones the first."""
+    """Returns the first candidate whose cost is nearest to the wanted one."""
     return min(candidates, key=lambda candidate: abs(cost(candidate) - wanted))
 
 
 def affordable_steps(budget: float, cost_of_step: float) -> int:
-    """Whole steps nearest to a budget, at least one.
+    """The whole number of steps nearest to a budget, at least 1.
 
     Example:
         >>> affordable_steps(10.0, 3.0), affordable_steps(1.0, 3.0)
@@ -166,7 +146,7 @@ def affordable_steps(budget: float, cost_of_step: float) -> int:
 
 
 def with_steps(recipe: TrainConfig, steps: int) -> TrainConfig:
-    """The recipe with other steps.
+    """Returns the recipe with other steps.
 
     Raises:
         ConfigError: they are too few for its warm-up.
@@ -178,39 +158,40 @@ def with_steps(recipe: TrainConfig, steps: int) -> TrainConfig:
 
 
 def _sizes(arm: str, data: dict[str, Any], match: MatchConfig) -> list[tuple[int, TrainConfig]]:
-    """Every recipe to choose from with its value, smallest first."""
-    most = match.at_most or MOST_TIMES * max(_value(data, path) for path in match.by)
+    """The candidate recipes with their values, smallest first."""
+    most = match.at_most or LARGEST_MULTIPLE * max(_value(data, path) for path in match.by)
     found = []
     for value in range(match.multiple_of, most + 1, match.multiple_of):
         try:
             found.append((value, TrainConfig.from_data(apply_overrides(data, [f"{path}={value}" for path in match.by]))))
         except ConfigError:
-            # A width that no head divides, for example, is no candidate.
+            # For example a width that is no multiple of the heads.
             continue
     if not found:
         raise ConfigError(f"arm {arm!r}: match.by={match.by[0]!r}: no value up to {most} can be built; raise match.at_most")
     return found
 
 
-def _changes(arm: str, data: dict[str, Any], match: MatchConfig, value: int, wanted: float, got: float) -> list[ChangeData]:
+def _changes(
+    arm: str, data: dict[str, Any], match: MatchConfig, value: int, wanted: float, got: float
+) -> tuple[ChangeData, ...]:
     if abs(got / wanted - 1) > match.tolerance:
         raise ConfigError(
             f"arm {arm!r}: {match.on} matched by {', '.join(match.by)} come to {got / wanted:.3f} of the arm to match: must be "
             f"within {match.tolerance:g} of 1; raise match.at_most or match.tolerance, or match by another key"
         )
-    to = match.to or "the control"
-    return [
+    return tuple(
         ChangeData(
             path=path,
             before=None if path == STEPS else _value(data, path),
             after=value,
             of=match.on,
-            to=to,
+            to=match.to or "the control",
             wanted=wanted,
             got=got,
         )
         for path in match.by
-    ]
+    )
 
 
 def _value(data: dict[str, Any], path: str) -> int:

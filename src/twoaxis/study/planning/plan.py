@@ -1,8 +1,9 @@
-"""What a study will run and cost, before anything runs: every arm with its full recipe."""
+"""The plan of a study: every arm with its full recipe and costs, made before the first run."""
 
 from typing import Any, Literal
 
 from twoaxis.core.config import Config
+from twoaxis.study.design.rules import Matched
 from twoaxis.study.planning.costs import tokens_per_step, with_steps
 from twoaxis.study.report_data import ChangeData, Role
 from twoaxis.study.timing import Timing
@@ -10,16 +11,16 @@ from twoaxis.train.recipe import TrainConfig
 
 
 class PlannedArm(Config):
-    """One arm with everything that its runs need.
+    """One arm with the recipe of its runs.
 
     Attributes:
-        name: the arm; generated names hold a `~` or an `@`, which no arm of a design may.
-        role: why it is in the study.
-        why: one line on what it is for.
+        name: generated names contain `~` or `@`, which designs may not use.
+        role: in the study.
+        why: its purpose in one line.
         recipe: of the first seed.
         seeds: one run each.
-        changes: what was changed so that it matches another.
-        tuned_as: the arm whose learning rate it takes once the trials have run; "" when nothing is tuned.
+        changes: made to match another arm.
+        tuned_as: the arm whose tuned learning rate it takes; "" when nothing is tuned.
         parameters: a count.
         training_flops_per_token: by the declared costs.
     """
@@ -35,13 +36,13 @@ class PlannedArm(Config):
     training_flops_per_token: float
 
     def train_config(self, seed: int, lr: float | None = None) -> TrainConfig:
-        """The recipe of one run, with a learning rate that trials have found."""
-        # A plan that an older version has written is a record; a new one is complete.
+        """The recipe of one run, with a tuned learning rate if there is one."""
+        # A plan written by an older version may lack keys.
         recipe = TrainConfig.from_record({**self.recipe, "seed": seed})
         return recipe if lr is None else recipe.replace(optimizer=recipe.optimizer.replace(lr=lr))
 
     def as_trial(self, lr: float, seed: int, tokens: int | None) -> "PlannedArm":
-        """One trial of a learning rate, over so many tokens or over as many as a run of this arm reads."""
+        """A trial of a learning rate, over these tokens; None is as many as a run of this arm."""
         recipe = self.train_config(seed, lr)
         if tokens is not None:
             recipe = with_steps(recipe, -(-tokens // tokens_per_step(recipe)))
@@ -60,7 +61,7 @@ class PlannedArm(Config):
 
     @property
     def tokens(self) -> int:
-        """Tokens that a run reads."""
+        """Tokens of a run."""
         return self.steps * tokens_per_step(self.train_config(self.seeds[0]))
 
     @property
@@ -70,18 +71,18 @@ class PlannedArm(Config):
 
 
 class PlannedContrast(Config):
-    """An arm that is compared with one of its companions, or with another arm.
+    """A comparison of an arm with one of its companions, or with another arm.
 
     Attributes:
-        arm: below zero, it is the better one.
+        arm: whose loss is compared; it is better when the difference is negative.
         against: the other.
-        matched: what they have equally much of by design; "" when nothing was matched.
-        why: what it rules out.
+        matched: the cost made equal by design; "" for none.
+        why: which other explanation it rules out.
     """
 
     arm: str
     against: str
-    matched: Literal["", "flops", "seconds"] = ""
+    matched: Matched | Literal[""] = ""
     why: str = ""
 
 
@@ -89,10 +90,10 @@ class StudyPlan(Config):
     """All arms of a study, in this order: control and treatments, companions, the control at other budgets, trials.
 
     Attributes:
-        arms: what runs.
-        contrasts: which treatment is compared with which companion.
-        notes: what was left out, and why.
-        timing: what the seconds rest on; None when nothing was measured.
+        arms: to run.
+        contrasts: of treatments with companions or each other.
+        notes: on what was left out.
+        timing: measured seconds of steps; None when nothing was measured.
     """
 
     arms: tuple[PlannedArm, ...]
@@ -110,27 +111,27 @@ class StudyPlan(Config):
 
     @property
     def control(self) -> PlannedArm:
-        """The control."""
+        """The arm with which all are compared."""
         return self.of_role("control")[0]
 
     @property
     def runs(self) -> int:
-        """All runs."""
+        """Number of all runs."""
         return sum(len(arm.seeds) for arm in self.arms)
 
     @property
     def tokens(self) -> int:
-        """That all runs read."""
+        """Tokens of all runs."""
         return sum(len(arm.seeds) * arm.tokens for arm in self.arms)
 
     @property
     def flops(self) -> float:
-        """Of all training, validation not counted."""
+        """Training FLOPs of all runs, without validation."""
         return sum(len(arm.seeds) * arm.flops for arm in self.arms)
 
     @property
     def seconds(self) -> float | None:
-        """Of all training steps, one run after another; None without a timing."""
+        """Seconds of all training steps, one run after another; None without a timing."""
         if self.timing is None:
             return None
         return sum(len(arm.seeds) * (self.seconds_of(arm) or 0.0) for arm in self.arms)
@@ -153,5 +154,5 @@ class StudyPlan(Config):
         return 0.0 if self.timing is None else self.timing.log_ratio(self._timed_as(arm), self.control.name)[1]
 
     def _timed_as(self, arm: PlannedArm) -> str:
-        """The arm whose steps take as long: at another budget the control, for a trial its arm."""
+        """The timed arm with the same steps: the control for its other budgets, the arm for its trials."""
         return {"rung": self.control.name, "trial": arm.tuned_as}.get(arm.role, arm.name)

@@ -1,4 +1,4 @@
-"""The report of a study folder: `report.json` with every number, and all that is made from it."""
+"""Writes the report of a study folder: `report.json`, and the page, figures and tables made from it."""
 
 import json
 from collections.abc import Mapping
@@ -17,10 +17,10 @@ from twoaxis.study.running.folder import RunKey, RunRecord, StudyFolder, run_key
 
 
 class Report(NamedTuple):
-    """A report that has been written.
+    """A written report.
 
     Attributes:
-        data: what it says, as in `report.json`.
+        data: the content of `report.json`.
         html: the page.
         json: the numbers.
         files: the page, its figures and tables, and the schema of the numbers.
@@ -33,9 +33,9 @@ class Report(NamedTuple):
 
 
 def read_study_folder(folder: Path | str) -> ReportData:
-    """Analyses what a study folder holds, complete or not.
+    """Analyses a study folder, complete or not.
 
-    Losses of count models are measured, and kept in the folder, unless they are there already.
+    Measures losses of count models and stores them in the folder, unless they are there already.
 
     Raises:
         StudyError: the folder holds no study, or a damaged one.
@@ -64,7 +64,7 @@ def _baselines(folder: StudyFolder, plan: StudyPlan, records: Mapping[RunKey, Ru
         return kept
     finished = {seed: record for seed in control.seeds if (record := records[RunKey(control.name, seed)]).status == "finished"}
     if not finished:
-        # Nothing to compare with yet; a report must not wait for a tokenizer.
+        # Nothing to compare with yet; do not wait for a tokenizer.
         return Baselines()
     recipes = {seed: control.train_config(seed) for seed in control.seeds}
     measured = measure_baselines(recipes, {seed: record.data for seed, record in finished.items()})
@@ -76,8 +76,8 @@ def _baselines(folder: StudyFolder, plan: StudyPlan, records: Mapping[RunKey, Ru
 def write_report(folder: Path | str) -> Report:
     """Writes the report of a study folder into it, each file whole or not at all.
 
-    A folder that holds a `report.json` and no study gets its page, figures and tables from that, and its gate where the report
-    has none and its text is at hand.
+    A folder with only a `report.json` gets its page, figures and tables from that. An old report without a validity gate gets
+    one if its corpus is available.
 
     Raises:
         StudyError: the folder holds neither, or a damaged study.
@@ -96,56 +96,33 @@ def write_report(folder: Path | str) -> Report:
         raise StudyError(
             f"{path}: holds no study and no report; must be a folder that `twoaxis study` has made; check the path"
         )
-    made = write_report_files(data, path)
-    return Report(data, made.html, path / "report.json", (made.html, made.schema, *made.figures, *made.tables))
+    files = write_report_files(data, path)
+    return Report(data, files[0], path / "report.json", files)
 
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class ReportFiles(NamedTuple):
-    """The files of a report that have been written.
-
-    Attributes:
-        html: the page.
-        schema: that `report.json` keeps to.
-        figures: as SVG and as PNG.
-        tables: as CSV.
-    """
-
-    html: Path
-    schema: Path
-    figures: tuple[Path, ...]
-    tables: tuple[Path, ...]
-
-
-def write_report_files(data: ReportData, folder: Path | str) -> ReportFiles:
-    """Writes everything that is made of `report.json` beside it, each file whole or not at all.
+def write_report_files(data: ReportData, folder: Path | str) -> tuple[Path, ...]:
+    """Writes the page, schema, figures (SVG, PNG) and tables (CSV) of a report, each file whole or not at all.
 
     Raises:
         DataError: the folder cannot be written.
     """
-    # Figures need a library that nothing else here does; and the page reads tables from this package.
+    # Only figures need the plotting library, and the page imports tables from this package.
     from twoaxis.study.figures import study_figures
     from twoaxis.study.page import render_page
 
-    path = Path(folder)
     figures = study_figures(data)
-    drawn = []
-    for figure in figures:
-        drawn.append(_write(path / "figures" / f"{figure.name}.svg", figure.svg().encode()))
-        drawn.append(_write(path / "figures" / f"{figure.name}.png", figure.png()))
-    made = [_write(path / "tables" / f"{name}.csv", text.encode()) for name, text in csv_tables(data).items()]
     schema = {"$schema": DIALECT, **ReportData.model_json_schema()}
-    return ReportFiles(
-        html=_write(path / "report.html", render_page(data, figures).encode()),
-        schema=_write(path / "report.schema.json", json.dumps(schema, indent=1).encode()),
-        figures=tuple(drawn),
-        tables=tuple(made),
-    )
-
-
-def _write(path: Path, content: bytes) -> Path:
-    with replacing(path) as file:
-        file.write(content)
-    return path
+    contents = {
+        "report.html": render_page(data, figures).encode(),
+        "report.schema.json": json.dumps(schema, indent=1).encode(),
+        **{f"figures/{figure.name}.svg": figure.svg().encode() for figure in figures},
+        **{f"figures/{figure.name}.png": figure.png() for figure in figures},
+        **{f"tables/{name}.csv": text.encode() for name, text in csv_tables(data).items()},
+    }
+    for name, content in contents.items():
+        with replacing(Path(folder) / name) as file:
+            file.write(content)
+    return tuple(Path(folder) / name for name in contents)

@@ -14,8 +14,9 @@ from twoaxis.study.planning.costs import vocab_size
 from twoaxis.study.planning.plan import PlannedArm, StudyPlan
 from twoaxis.study.report import verdicts
 from twoaxis.study.report.answer import answer, findings
-from twoaxis.study.report.validity import Pair, equals_at_start, fallen_arms, judge, obstacle, verify_pairs
+from twoaxis.study.report.validity import Pair, equals_at_start, judge, obstacle, untrained_arms, verify_pairs
 from twoaxis.study.report_data import (
+    UNITS,
     ArmData,
     Charge,
     ContrastData,
@@ -29,14 +30,12 @@ from twoaxis.study.report_data import (
 )
 from twoaxis.study.running.baselines import Baselines
 from twoaxis.study.running.folder import RunKey, RunRecord
-from twoaxis.study.statistics import ControlCosts, Decided, Losses, Obstacles, contrast_obstacle, control_costs, decide
+from twoaxis.study.statistics import Comparisons, ControlCosts, Losses, Obstacles, contrast_obstacle, control_costs, decide
 from twoaxis.study.statistics.speedup import speedup
 from twoaxis.study.timing import Timing, pooled, timing_words
 from twoaxis.train.optim import parameter_groups
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.result import Result
-
-CHARGES: tuple[Charge, ...] = ("tokens", "flops", "seconds")
 
 Records = Mapping[RunKey, RunRecord]
 
@@ -54,18 +53,8 @@ def analyse(
 ) -> ReportData:
     """Compares every arm with the control by the decision rule of the study, at equal tokens, FLOPs and seconds.
 
-    An arm gets no difference, interval or verdict while a replicate of it or of the control is missing, or when its
-    runs turn out not to be pairs with the control's. It gets no verdict when the control was not trained, see `judge`.
-
-    Args:
-        study: the design.
-        plan: made before the first run.
-        records: of every run.
-        baselines: losses of count models on the same tokens.
-        timing_after: seconds of steps measured after the last run; None while there are none.
-        learning_rates: that trials have found, by arm.
-        audits: what was found in one run of an arm.
-        command: that makes the study again.
+    An arm gets no comparison while a replicate of it or of the control is missing, or when its runs are not paired with the
+    control's. It gets no verdict when the control was not trained, see `judge`.
     """
     first, (agree, words) = plan.timing, timing_words(plan.timing, timing_after, plan.control.name)
     plan = plan.replace(timing=pooled(first, timing_after)) if first and timing_after else plan
@@ -73,7 +62,7 @@ def analyse(
     losses = {arm.name: _losses(arm, records) for arm in plan.arms}
     gate = _gate(plan, records, losses, baselines)
     obstacles = _obstacles(plan, records, pairs, gate, "" if agree else words)
-    curves: dict[Charge, ControlCosts] = {charge: control_costs(plan, losses, charge) for charge in CHARGES}
+    curves: dict[Charge, ControlCosts] = {charge: control_costs(plan, losses, charge) for charge in UNITS}
     found = decide(plan, losses, obstacles, curves, study.decision)
     arms = {arm.name: _arm(plan, arm, records, losses, rates) for arm in plan.of_role("control", "treatment", "companion")}
     for arm in plan.of_role("treatment", "companion"):
@@ -129,8 +118,8 @@ def _gate(plan: StudyPlan, records: Records, losses: Losses, baselines: Baseline
         for seed, result in results.items()
         if result is not None and result.validation_accuracy is not None
     }
-    fallen = fallen_arms(losses, control.name, seeds, equal)
-    return judge(baselines, losses[control.name], accuracies, len(seeds), fallen, recipe)
+    untrained = untrained_arms(losses, control.name, seeds, equal)
+    return judge(baselines, losses[control.name], accuracies, len(seeds), untrained, recipe)
 
 
 def _no_verdict(plan: StudyPlan, arm: PlannedArm, records: Records, pairs: list[Pair]) -> str:
@@ -193,7 +182,7 @@ def _with_verdict(
     plan: StudyPlan,
     data: ArmData,
     arm: PlannedArm,
-    found: Decided,
+    found: Comparisons,
     obstacles: Obstacles,
     losses: Losses,
     curves: Mapping[Charge, ControlCosts],
@@ -216,7 +205,7 @@ def _with_verdict(
 
 
 def _with_fronts(arms: dict[str, ArmData]) -> dict[str, ArmData]:
-    """Marks the arms that no other beats in both loss and what it takes."""
+    """Marks arms that no other beats in both loss and cost."""
 
     def on_front(name: str, of: Callable[[ArmData], float | None]) -> bool | None:
         loss, cost = arms[name].mean_loss, of(arms[name])
@@ -237,7 +226,7 @@ def _with_fronts(arms: dict[str, ArmData]) -> dict[str, ArmData]:
     }
 
 
-def _contrasts(study: StudyConfig, plan: StudyPlan, decided: Decided, obstacles: Obstacles) -> tuple[ContrastData, ...]:
+def _contrasts(study: StudyConfig, plan: StudyPlan, decided: Comparisons, obstacles: Obstacles) -> tuple[ContrastData, ...]:
     found = []
     for contrast in plan.contrasts:
         comparison = decided.contrasts.get((contrast.arm, contrast.against))
@@ -309,7 +298,7 @@ def _pairing(pairs: list[Pair]) -> PairingData:
 
 
 def _spent(records: Records) -> dict[str, float]:
-    """What this study's own runs took; those of another study are not counted twice."""
+    """The totals of this study's runs, without those reused from another study."""
     results = [record.result for record in records.values() if record.result is not None and not record.reused_from]
     return {
         "runs": float(len(results)),
@@ -338,7 +327,7 @@ def _run(plan: StudyPlan, run: RunRecord) -> RunData:
 
 
 def peak_memory(result: Result) -> float:
-    """The memory of a run: that of the GPU where one was used, else that of the process, in bytes."""
+    """The peak memory of the GPU, or else of the process, in bytes."""
     return result.peak_device_memory_bytes or result.peak_memory_bytes
 
 
@@ -358,7 +347,7 @@ def _median(values: list[float] | list[float | None]) -> float | None:
 
 
 def rates_of(recipe: TrainConfig) -> tuple[RatesData, ...]:
-    """Learning rate and weight decay of the parameters of a recipe, by group and declared kind.
+    """The optimizer settings of the parameters of a recipe, by group and declared kind.
 
     Example:
         >>> recipe = TrainConfig(model={"d_model": 8, "n_layers": 1, "depth": "residual_scalars",

@@ -1,53 +1,61 @@
-"""The answer of a study: one sentence of about 20 words, and the findings that it rests on."""
+"""The answer of a study in one sentence of about 20 words, and its findings in detail."""
 
 from collections.abc import Mapping, Sequence
 
 from twoaxis.display import numbers as words
-from twoaxis.study.report_data import ArmData, Charge, ComparisonData, ReportData
-
-EQUALLY: dict[Charge, str] = {"tokens": "at equal tokens", "flops": "at equal FLOPs", "seconds": "at equal seconds"}
+from twoaxis.study.report_data import UNITS, ArmData, Charge, ComparisonData, ReportData
 
 NAMED = 3
-"""Arms that a finding names of each verdict; more are counted."""
+"""Arms of each verdict named by a finding; more are counted."""
 
 MOST_WORDS = 20
-"""Of an answer that names every arm; a longer one counts them instead."""
+"""Length limit of an answer that names every arm; else arms are counted."""
 
 Compared = Mapping[str, ComparisonData]
 
 
 def answer(report: ReportData) -> str:
-    """What came out, in one short sentence."""
-    gate, arms = report.gate, _asked(report)
+    """The result in one short sentence."""
+    gate, arms = report.gate, _treatments(report)
     if gate is not None and gate.passed is False:
         return _untrained(report)
     if all(arm.verdict is None for arm in arms.values()) and not _decided_contrasts(report):
         return _nothing_yet(report, arms)
-    if _asks_about_companions(report):
+    if _is_about_companions(report):
         return _by_contrasts(report)
     return _by_arms(report, arms)
 
 
 def findings(report: ReportData) -> tuple[str, ...]:
-    """What came out, in sentences with intervals: by every charge, and against companions."""
-    arms = _asked(report)
+    """The results in sentences with intervals: at equal cost of every kind, and against companions."""
+    arms = _treatments(report)
     if all(arm.verdict is None for arm in arms.values()) and not _decided_contrasts(report):
         return ()
-    others: list[Charge] = [charge for charge in EQUALLY if charge != report.charge]
+    others: list[Charge] = [charge for charge in UNITS if charge != report.charge]
     said = [_with_numbers(report, arms), *(_in_words(arms, charge) for charge in others), *_against_companions(report)]
     without = [f"{name} ({arm.no_verdict})" for name, arm in arms.items() if arm.verdict is None]
     return tuple(filter(None, [*said, f"No verdict on {', '.join(without)}." if without else ""]))
 
 
 def finished_replicates(report: ReportData) -> tuple[int, int]:
-    """Replicates of which every run has finished, and all that are planned."""
+    """The numbers of complete and of planned replicates."""
     planned = report.arms[report.control].replicates_planned
     open_seeds = {run.seed for run in report.runs if run.role != "trial" and run.status != "finished"}
     seeds = {run.seed for run in report.runs if run.role == "control"}
     return len(seeds - open_seeds), planned
 
 
-def _asked(report: ReportData) -> dict[str, ArmData]:
+def at_equal(charge: Charge) -> str:
+    """The condition of a comparison in words.
+
+    Example:
+        >>> at_equal("flops")
+        'at equal FLOPs'
+    """
+    return f"at equal {UNITS[charge]}"
+
+
+def _treatments(report: ReportData) -> dict[str, ArmData]:
     return {name: arm for name, arm in report.arms.items() if arm.role == "treatment"}
 
 
@@ -55,8 +63,8 @@ def _decided_contrasts(report: ReportData) -> bool:
     return any(one.comparison is not None and one.comparison.verdict for one in report.contrasts)
 
 
-def _asks_about_companions(report: ReportData) -> bool:
-    """A study with one kind of companion asks about it, and not about the control."""
+def _is_about_companions(report: ReportData) -> bool:
+    """A study with one kind of companion is about that comparison, not about the control."""
     generated = {one.against for one in report.contrasts} <= {n for n, arm in report.arms.items() if arm.role == "companion"}
     return generated and len({one.why for one in report.contrasts}) == 1
 
@@ -84,7 +92,7 @@ def _nothing_yet(report: ReportData, arms: Mapping[str, ArmData]) -> str:
 
 
 def _by_arms(report: ReportData, arms: Mapping[str, ArmData]) -> str:
-    found, equal = _compared(arms, report.charge), EQUALLY[report.charge]
+    found, equal = _compared(arms, report.charge), at_equal(report.charge)
     by = _by_verdict(found)
     without = [name for name in arms if name not in found or found[name].verdict is None]
     if not by["better"] and not by["worse"]:
@@ -101,7 +109,7 @@ def _by_arms(report: ReportData, arms: Mapping[str, ArmData]) -> str:
     parts = [f"{word} for {_listed([_named(name, found[name]) for name in by[kind]])}" for kind, word in _WORDS if by[kind]]
     parts += [f"undecided for {_listed(by['undecided'])}"] if by["undecided"] else []
     parts += [f"no verdict on {_listed(without)}"] if without else []
-    # The unit once, with the first number.
+    # Writes the unit once, with the first number.
     found_so = "the loss is" if by["better"] else f"{_NONE_LOWERS}: it is"
     full = f"{_capital(equal)} {found_so} {', '.join(parts)}.".replace(")", " nats)", 1)
     return full if len(full.split()) <= MOST_WORDS else _counted(found, by, len(arms), len(without), equal)
@@ -147,7 +155,7 @@ def _with_numbers(report: ReportData, arms: Mapping[str, ArmData]) -> str:
             named = "; ".join(f"{name} ({_numbers(found[name])})" for name in by[kind][:NAMED])
             more = f"; and {len(by[kind]) - NAMED} more" if len(by[kind]) > NAMED else ""
             parts.append(f"{word} for {named}{more}")
-    start, suggestive = f"{_capital(EQUALLY[report.charge])}, ", [name for name, one in found.items() if one.suggestive]
+    start, suggestive = f"{_capital(at_equal(report.charge))}, ", [name for name, one in found.items() if one.suggestive]
     tail = f" Suggestive: {', '.join(suggestive)}, whose own 95 % interval excludes zero." if suggestive else ""
     if not parts:
         if not by["undecided"]:
@@ -162,11 +170,11 @@ def _with_numbers(report: ReportData, arms: Mapping[str, ArmData]) -> str:
 def _in_words(arms: Mapping[str, ArmData], charge: Charge) -> str:
     by = _by_verdict(_compared(arms, charge))
     said = [f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {kind}" for kind, names in by.items() if names]
-    return f"{_capital(EQUALLY[charge])}, {'; '.join(said)}." if said else ""
+    return f"{_capital(at_equal(charge))}, {'; '.join(said)}." if said else ""
 
 
 def _against_companions(report: ReportData) -> list[str]:
-    """What the arms come to against their companions, by what was matched."""
+    """The results against companions, by matched cost."""
     found = []
     for matched in dict.fromkeys(one.matched for one in report.contrasts):
         by: dict[str, list[str]] = {"better": [], "worse": [], "undecided": []}
@@ -176,7 +184,7 @@ def _against_companions(report: ReportData) -> list[str]:
                 by[one.comparison.verdict].append(f"{one.arm} against {one.against}{numbers}")
         said = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in by.items() if names)
         if said:
-            equal = {"flops": " at equal FLOPs", "seconds": " at equal seconds"}.get(matched, "")
+            equal = next((f" {at_equal(charge)}" for charge in UNITS if charge == matched), "")
             found.append(f"Arm against arm{equal}: {said}.")
     return found
 

@@ -1,9 +1,9 @@
-"""The tables of a study as rows of text for terminals: its results by arm, its contrasts, and its plan."""
+"""The tables of a study, as rows of text for terminals and as CSV: results, costs, contrasts, tuning, and the plan."""
 
 import csv
 import io
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from twoaxis.display import numbers as words
@@ -18,8 +18,8 @@ RESULT_COLUMNS = (
     "own 95 % interval",
     "verdict",
 )
-"""The difference is the mean over replicates of arm minus control by the charge that decides, in nats per token; below zero
-is better. The simultaneous interval is that of the verdict; the size of its family stands with the verdict."""
+"""The difference is the mean over replicates of arm minus control, at the equal cost of the verdicts, in nats per token; below
+zero is better. The simultaneous interval is that of the verdict, which names the size of its family."""
 
 COST_COLUMNS = (
     "arm",
@@ -30,12 +30,12 @@ COST_COLUMNS = (
     "seconds to control",
     "peak memory to control",
 )
-"""Differences at equal FLOPs and seconds with their verdicts, and what an arm costs."""
+"""Differences at equal FLOPs and seconds with their verdicts, and the costs of an arm."""
 
 CONTRAST_COLUMNS = ("arm", "against", "matched by", "difference", "simultaneous interval", "own 95 % interval", "verdict")
 
 RATE_COLUMNS = ("arm", "parameters of", "learning rate", "weight decay", "tensors", "count")
-"""One row per arm and group of parameters; groups of an arm that are optimised as those of the control are left out."""
+"""One row per arm and group of parameters; groups optimised as in the control are left out."""
 
 ACCURACY_COLUMNS = ("arm", "validation accuracy", "of the replicates")
 """The mean over the replicates, and each of them in the order of the seeds."""
@@ -92,7 +92,7 @@ def contrast_rows(data: ReportData) -> list[list[str]]:
 
 
 def accuracy_rows(data: ReportData) -> list[list[str]]:
-    """One row per arm with finished runs, for a corpus that asks for answers; else none."""
+    """One row per arm with finished runs, for a corpus with answers; else none."""
     return [
         [name, words.percentage(statistics.fmean(values)), ", ".join(map(words.percentage, values))]
         for name, arm in data.arms.items()
@@ -101,24 +101,23 @@ def accuracy_rows(data: ReportData) -> list[list[str]]:
 
 
 def verdict_cell(comparison: ComparisonData | None, no_verdict: str) -> str:
-    """The verdict with the size of its family, or why there is none."""
+    """The verdict with the size of its family, or the reason for having none."""
     if comparison is None or comparison.verdict is None:
         return f"{no_verdict}: no verdict"
     return f"{comparison.remark}, family of {comparison.family}" if comparison.family else comparison.remark
 
 
 def tuning_table(data: ReportData) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of the trials of learning rates: the loss of each, the chosen one marked; no rows without trials."""
+    """Columns and rows of the trials of learning rates: losses, with the chosen one marked; empty without trials."""
     tuning = data.tuning
     if tuning is None:
         return [], []
-    rates = sorted({rate for losses in tuning.losses.values() for rate in losses}, key=float)
     rows = []
     for name, losses in tuning.losses.items():
-        chosen = f"{tuning.chosen[name]:g}" if name in tuning.chosen else ""
-        rows.append([name, *(_trial(losses, rate, rate == chosen) for rate in rates)])
-        rows[-1].append("at the end of its grid" if name in tuning.at_edge else "inside its grid" if chosen else "none trained")
-    return ["arm", *(f"lr {rate}" for rate in rates), "chosen rate"], rows
+        where = "at the end of its grid" if name in tuning.at_edge else "inside its grid"
+        trials = [_trial(losses, rate, tuning.is_chosen(name, rate)) for rate in tuning.rates]
+        rows.append([name, *trials, where if name in tuning.chosen else "none trained"])
+    return ["arm", *(f"lr {rate}" for rate in tuning.rates), "chosen rate"], rows
 
 
 def _trial(losses: Mapping[str, float | None], rate: str, chosen: bool) -> str:
@@ -129,7 +128,7 @@ def _trial(losses: Mapping[str, float | None], rate: str, chosen: bool) -> str:
 
 
 def rate_rows(data: ReportData) -> list[list[str]]:
-    """Learning rate and weight decay of every group of the control, and of the groups in which an arm differs from it."""
+    """Optimizer settings of every group of the control, and of groups in which an arm differs."""
     usual = {(one.what, one.lr, one.weight_decay) for one in data.arms[data.control].rates}
     return [
         [name, one.what, f"{one.lr:g}", f"{one.weight_decay:g}", str(one.tensors), words.count(one.parameters)]
@@ -145,7 +144,7 @@ def plan_rows(plan: StudyPlan) -> list[list[str]]:
 
 
 def plan_title(plan: StudyPlan) -> str:
-    """What all runs of a study come to."""
+    """The totals of all runs of a study."""
     hours = "" if plan.seconds is None else f", {_hours(plan.seconds)} of training steps one run after another"
     return f"{plan.runs} runs, {words.count(plan.tokens)} tokens, {words.count(plan.flops)} FLOPs of training in all{hours}"
 
@@ -208,7 +207,7 @@ def _difference(comparison: ComparisonData | None) -> list[str]:
 
 
 def or_missing(value: float | None, written: Callable[[float], str]) -> str:
-    """The value as it is written, or what stands where there is none."""
+    """The formatted value, or the mark of a missing one."""
     return words.MISSING if value is None else written(value)
 
 
@@ -225,28 +224,6 @@ COMPARED = (
     "replicates_needed",
     "verdict",
 )
-
-Rows = Iterator[Sequence[Any]]
-
-
-def csv_tables(data: ReportData) -> dict[str, str]:
-    """CSV text by name; a table without rows is left out."""
-    made: dict[str, tuple[Sequence[str], Callable[[ReportData], Rows]]] = {
-        "arms": (ARMS, _arms),
-        "losses": (("arm", "seed", "loss"), _losses),
-        "charged": (("arm", "charge", "cost", "cost_ratio", *COMPARED, "unavailable"), _equal_cost),
-        "contrasts": (("arm", "against", "matched", *COMPARED, "no_verdict"), _contrasts),
-        "speedup": (SPEEDUP, _speedup),
-        "control_curve": (("by", "seed", "cost", "loss", "residual"), _control_curve),
-        "curves": (("arm", "seed", "tokens", "loss"), _curves),
-        "changes": (("arm", "path", "before", "after", "of", "to", "wanted", "got"), _changes),
-        "timing": (("arm", "round", "step_seconds"), _timing),
-        "tuning": (("arm", "lr", "loss", "chosen"), _tuning),
-        "runs": (("arm", "seed", "role", "status", "message", "reused_from", "loss"), _runs),
-    }
-    found = {name: (columns, list(of(data))) for name, (columns, of) in made.items()}
-    return {name: _csv(columns, rows) for name, (columns, rows) in found.items() if rows}
-
 
 ARMS = (
     "arm",
@@ -277,70 +254,66 @@ ARMS = (
 )
 """Fields of an arm, by their names in the data."""
 
+CHANGES = ("path", "before", "after", "of", "to", "wanted", "got")
+POINTS = ("seed", "cost", "loss", "residual")
+RUNS = ("arm", "seed", "role", "status", "message", "reused_from", "loss")
 SPEEDUP = ("arm", "by", "speedup", "ci95_low", "ci95_high", "bootstrap95_low", "bootstrap95_high", "sentence")
 
 
-def _arms(data: ReportData) -> Rows:
-    for name, arm in data.arms.items():
-        yield name, *(getattr(arm, field) for field in ARMS[1:])
+def csv_tables(data: ReportData) -> dict[str, str]:
+    """CSV text by name; a table without rows is left out."""
+    arms = data.arms.items()
+    tuning, rounds = data.tuning, data.timing.seconds if data.timing else {}
+    made: dict[str, tuple[Sequence[str], list[Sequence[Any]]]] = {
+        "arms": (ARMS, [(name, *_fields(arm, ARMS[1:])) for name, arm in arms]),
+        "losses": (("arm", "seed", "loss"), [(name, *one) for name, arm in arms for one in arm.losses.items()]),
+        "charged": (
+            ("arm", "charge", "cost", "cost_ratio", *COMPARED, "unavailable"),
+            [
+                (name, charge, one.cost, one.cost_ratio, *_compared(one.comparison), one.unavailable)
+                for name, arm in arms
+                for charge, one in arm.charged.items()
+            ],
+        ),
+        "contrasts": (
+            ("arm", "against", "matched", *COMPARED, "no_verdict"),
+            [(one.arm, one.against, one.matched, *_compared(one.comparison), one.no_verdict) for one in data.contrasts],
+        ),
+        "speedup": (
+            SPEEDUP,
+            [
+                (name, by, one.value, one.low, one.high, *(one.bootstrap95 or (None, None)), one.sentence)
+                for name, arm in arms
+                for by, one in arm.speedup.items()
+            ],
+        ),
+        "control_curve": (
+            ("by", *POINTS),
+            [(by, *_fields(point, POINTS)) for by, curve in data.curves.items() for point in curve.points],
+        ),
+        "curves": (("arm", "seed", "tokens", "loss"), [(run.arm, run.seed, *at) for run in data.runs for at in run.curve]),
+        "changes": (("arm", *CHANGES), [(name, *_fields(one, CHANGES)) for name, arm in arms for one in arm.changes]),
+        "timing": (
+            ("arm", "round", "step_seconds"),
+            [(name, turn, seconds) for name, times in rounds.items() for turn, seconds in enumerate(times)],
+        ),
+        "tuning": (
+            ("arm", "lr", "loss", "chosen"),
+            []
+            if tuning is None
+            else [
+                (name, lr, loss, tuning.is_chosen(name, lr))
+                for name, trials in tuning.losses.items()
+                for lr, loss in trials.items()
+            ],
+        ),
+        "runs": (RUNS, [_fields(run, RUNS) for run in data.runs]),
+    }
+    return {name: _csv(columns, rows) for name, (columns, rows) in made.items() if rows}
 
 
-def _losses(data: ReportData) -> Rows:
-    for name, arm in data.arms.items():
-        for seed, loss in arm.losses.items():
-            yield name, seed, loss
-
-
-def _equal_cost(data: ReportData) -> Rows:
-    for name, arm in data.arms.items():
-        for charge, found in arm.charged.items():
-            yield name, charge, found.cost, found.cost_ratio, *_compared(found.comparison), found.unavailable
-
-
-def _contrasts(data: ReportData) -> Rows:
-    for found in data.contrasts:
-        yield found.arm, found.against, found.matched, *_compared(found.comparison), found.no_verdict
-
-
-def _speedup(data: ReportData) -> Rows:
-    for name, arm in data.arms.items():
-        for by, found in arm.speedup.items():
-            yield name, by, found.value, found.low, found.high, *(found.bootstrap95 or (None, None)), found.sentence
-
-
-def _control_curve(data: ReportData) -> Rows:
-    for by, curve in data.curves.items():
-        for point in curve.points:
-            yield by, point.seed, point.cost, point.loss, point.residual
-
-
-def _curves(data: ReportData) -> Rows:
-    for run in data.runs:
-        for tokens, loss in run.curve:
-            yield run.arm, run.seed, tokens, loss
-
-
-def _changes(data: ReportData) -> Rows:
-    for name, arm in data.arms.items():
-        for change in arm.changes:
-            yield name, change.path, change.before, change.after, change.of, change.to, change.wanted, change.got
-
-
-def _timing(data: ReportData) -> Rows:
-    for name, rounds in data.timing.seconds.items() if data.timing else ():
-        for turn, seconds in enumerate(rounds):
-            yield name, turn, seconds
-
-
-def _tuning(data: ReportData) -> Rows:
-    for name, losses in data.tuning.losses.items() if data.tuning else ():
-        for rate, loss in losses.items():
-            yield name, rate, loss, data.tuning is not None and data.tuning.chosen.get(name) == float(rate)
-
-
-def _runs(data: ReportData) -> Rows:
-    for run in data.runs:
-        yield run.arm, run.seed, run.role, run.status, run.message, run.reused_from, run.loss
+def _fields(one: Any, names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(getattr(one, name) for name in names)
 
 
 def _compared(found: ComparisonData | None) -> Sequence[Any]:
@@ -359,13 +332,9 @@ def _compared(found: ComparisonData | None) -> Sequence[Any]:
     )
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def _csv(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows([_plain(cell) for cell in row] for row in rows)
+    writer.writerows([str(cell).lower() if isinstance(cell, bool) else cell for cell in row] for row in rows)
     return file.getvalue()
-
-
-def _plain(cell: Any) -> Any:
-    return {True: "true", False: "false"}[cell] if isinstance(cell, bool) else cell

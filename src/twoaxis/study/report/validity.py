@@ -1,4 +1,4 @@
-"""Whether a report may give a verdict: the control was trained, no arm fell behind it, and runs that are compared are pairs."""
+"""Conditions of a verdict: the control was trained, the arm did not fall behind it, and compared runs are pairs."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import first_difference
 
 UNTRAINED_CONTROL = "the control was not trained"
-"""Why no arm has a verdict."""
+"""Reason for no verdict on any arm."""
 
 UNKNOWN_GATE = "whether the control was trained is not known"
 
 NOT_TRAINED = "not trained"
-"""Why a single arm has none."""
+"""Reason for no verdict on a single arm."""
 
 
 def judge(
@@ -36,7 +36,7 @@ def judge(
     losses: Mapping[int, float],
     accuracies: Mapping[int, float],
     planned: int,
-    fallen: Mapping[str, Sequence[float]],
+    untrained: Mapping[str, Sequence[float]],
     recipe: TrainConfig,
 ) -> GateData:
     """Compares the control with the baselines in every replicate.
@@ -45,13 +45,13 @@ def judge(
         baselines: by seed.
         losses: of the control's finished runs by seed.
         accuracies: of the same runs on the answers, for a synthetic task.
-        planned: replicates.
-        fallen: paired differences to the control of the arms that equal it at step 0 and end worse in every replicate.
-        recipe: of the control, for what to change.
+        planned: number of replicates.
+        untrained: see `untrained_arms`.
+        recipe: of the control, for advice.
     """
     found = {seed: baselines.by_seed[seed] for seed in losses if seed in baselines.by_seed}
-    arms = tuple(_fallen(name, differences) for name, differences in fallen.items())
-    data = GateData(passed=None, sentence="", reasons=arms, not_trained=tuple(fallen))
+    arms = tuple(_arm_reason(name, differences) for name, differences in untrained.items())
+    data = GateData(passed=None, sentence="", reasons=arms, not_trained=tuple(untrained))
     if not found:
         why = baselines.missing or ("no run of the control has finished" if not losses else "no baselines were measured")
         return data.replace(sentence=f"Gate not decided: {why}.", change=_change(recipe) if arms else "")
@@ -65,7 +65,7 @@ def judge(
     if accuracies and set(found) <= set(accuracies):
         data = data.replace(control_accuracy=statistics.fmean(accuracies[seed] for seed in found))
     failed = [seed for seed, one in found.items() if not _beats(one, losses[seed], accuracies.get(seed))]
-    reasons = (_untrained(data, failed, len(found)),) if failed else ()
+    reasons = (_control_reason(data, failed, len(found)),) if failed else ()
     return data.replace(
         passed=not failed,
         sentence=_sentence(data, failed, len(found), planned),
@@ -102,12 +102,12 @@ def _side(loss: float, baseline: float | None, name: str) -> str:
     return f"{'below' if loss < baseline else 'above'} {name} {baseline:.{digits}f}"
 
 
-def _untrained(data: GateData, failed: Sequence[int], n: int) -> str:
+def _control_reason(data: GateData, failed: Sequence[int], n: int) -> str:
     what = "the bigram counted in its own training tokens" if data.bigram is not None else "a guess by chance or majority"
     return f"the control does not beat {what} in {len(failed)} of {words.replicates(n)}"
 
 
-def _fallen(name: str, differences: Sequence[float]) -> str:
+def _arm_reason(name: str, differences: Sequence[float]) -> str:
     n = len(differences)
     return (
         f"{name} equals the control at step 0 and ends worse in all {words.replicates(n)}, by "
@@ -116,7 +116,7 @@ def _fallen(name: str, differences: Sequence[float]) -> str:
 
 
 def _change(recipe: TrainConfig) -> str:
-    """Settings that leave the plateau sooner, with their present values."""
+    """Advises on settings to leave the plateau sooner, with their present values."""
     warmup = recipe.schedule.warmup(recipe.steps)
     tokens = words.count(recipe.steps * recipe.batch_size * recipe.data.seq_len)
     return (
@@ -126,7 +126,7 @@ def _change(recipe: TrainConfig) -> str:
 
 
 def obstacle(gate: GateData, arm: str) -> str:
-    """Why an arm gets no verdict although its runs are there; "" where it does."""
+    """The reason for no verdict on an arm whose runs have finished, or ""."""
     if gate.passed is None:
         return UNKNOWN_GATE
     if not gate.passed:
@@ -134,19 +134,16 @@ def obstacle(gate: GateData, arm: str) -> str:
     return NOT_TRAINED if arm in gate.not_trained else ""
 
 
-def fallen_arms(
+def untrained_arms(
     losses: Mapping[str, Mapping[int, float]], control: str, seeds: Sequence[int], equal: Sequence[str]
 ) -> dict[str, list[float]]:
-    """Paired differences of the arms that equal the control at step 0 and end worse than it in every replicate.
+    """Finds the arms of `equal`, which equal the control at step 0, that end worse in every replicate.
 
-    Args:
-        losses: of finished runs, by arm and seed.
-        control: the arm that all are compared with.
-        seeds: the replicates.
-        equal: arms that equal the control at step 0.
+    Returns:
+        Their paired differences.
 
     Example:
-        >>> fallen_arms({"c": {0: 1.0, 1: 1.0}, "a": {0: 1.5, 1: 1.25}, "b": {0: 0.5, 1: 2.0}}, "c", (0, 1), ("a", "b"))
+        >>> untrained_arms({"c": {0: 1.0, 1: 1.0}, "a": {0: 1.5, 1: 1.25}, "b": {0: 0.5, 1: 2.0}}, "c", (0, 1), ("a", "b"))
         {'a': [0.5, 0.25]}
     """
     found = {}
@@ -160,7 +157,7 @@ def fallen_arms(
 
 
 def equals_at_start(arm: DecoderConfig, control: DecoderConfig) -> bool:
-    """Whether both compute the same at step 0: declared exact along depth, and equal but for sublayers that add nothing yet.
+    """Whether both compute the same at step 0: exact along depth, and equal except for sublayers that add nothing yet.
 
     Example:
         >>> blocks = [[{"kind": "attention", "n_heads": 1}, "swiglu"]]
@@ -176,7 +173,7 @@ def equals_at_start(arm: DecoderConfig, control: DecoderConfig) -> bool:
 
 
 def _at_start(config: DecoderConfig) -> dict[str, Any]:
-    """The data of a decoder without its depth mixer and without what adds nothing at step 0, every block written out."""
+    """The data of a decoder without its depth mixer and without sublayers that add nothing at step 0, block by block."""
     layers = [[_sublayer(part) for part in block if not _adds_nothing(part)] for block in config.layers]
     return {**config.to_data(), "depth": None, "blocks": layers}
 
@@ -186,7 +183,7 @@ def _adds_nothing(sublayer: Any) -> bool:
 
 
 def _sublayer(config: Any) -> dict[str, Any]:
-    """The data of a sublayer without the local mixers that begin as the identity."""
+    """The data of a sublayer without local mixers that start as the identity."""
     identities = [
         name
         for name in type(config).model_fields
@@ -201,14 +198,10 @@ NOT_KEPT = "the report kept no interval of the verdict"
 
 
 def with_gate(report: ReportData, baselines: Baselines | None = None) -> ReportData:
-    """A report with its gate, the intervals of its verdicts, and no verdict that the gate withholds.
+    """Adds the validity gate and the intervals of verdicts to an old report, measuring baselines unless given.
 
-    Comparisons at equal FLOPs and seconds lose their verdicts: a report of then kept neither the error of the control's curve,
-    which their intervals need, nor a second timing.
-
-    Args:
-        report: that has no gate.
-        baselines: of its control's runs; None measures them.
+    Comparisons at equal FLOPs and seconds lose their verdicts: old reports lack the error of the control's curve and the
+    second timing.
     """
     runs = [run for run in report.runs if run.role == "control" and run.status == "finished"]
     recipes = {run.seed: TrainConfig.from_record(run.recipe) for run in runs}
@@ -229,10 +222,10 @@ def _gate(report: ReportData, recipes: Mapping[int, TrainConfig], baselines: Bas
     seeds = sorted(losses[report.control])
     models = {run.arm: run.recipe["model"] for run in report.runs if run.recipe}
     equal = [name for name in models if name in losses and name != report.control and _equal(models, name, report.control)]
-    fallen = fallen_arms(losses, report.control, seeds, equal)
+    untrained = untrained_arms(losses, report.control, seeds, equal)
     accuracies = {int(seed): accuracy for seed, accuracy in control.accuracies.items()}
     first = recipes[min(recipes)] if recipes else TrainConfig.from_record(report.runs[0].recipe)
-    return judge(baselines, losses[report.control], accuracies, control.replicates_planned, fallen, first)
+    return judge(baselines, losses[report.control], accuracies, control.replicates_planned, untrained, first)
 
 
 def _equal(models: Mapping[str, Mapping[str, Any]], arm: str, control: str) -> bool:
@@ -241,12 +234,12 @@ def _equal(models: Mapping[str, Mapping[str, Any]], arm: str, control: str) -> b
 
 
 def _family(report: ReportData) -> dict[str, ComparisonData]:
-    """All comparisons at equal tokens that the report asks about, decided as one family; a contrast by both names."""
-    asked = {name: arm for name, arm in report.arms.items() if arm.role == "treatment"}
-    found = {name: one.comparison for name, arm in asked.items() if (one := arm.charged.get("tokens")) and one.comparison}
+    """Decides all treatments and contrasts at equal tokens as one family; contrasts are keyed by both names."""
+    treatments = {name: arm for name, arm in report.arms.items() if arm.role == "treatment"}
+    found = {name: one.comparison for name, arm in treatments.items() if (one := arm.charged.get("tokens")) and one.comparison}
     found |= {f"{one.arm} {one.against}": one.comparison for one in report.contrasts if one.comparison is not None}
     rule = report.design["decision"]
-    size = len(asked) + len({(one.arm, one.against) for one in report.contrasts})
+    size = len(treatments) + len({(one.arm, one.against) for one in report.contrasts})
     differences = {name: one.paired_differences for name, one in found.items()}
     compared = compare(differences, rule.get("alpha", 0.05), rule["smallest_effect"], size) if differences else {}
     return {name: comparison_data(one) for name, one in compared.items()}
@@ -279,7 +272,7 @@ def _contrast(one: ContrastData, gate: GateData, family: Mapping[str, Comparison
 
 
 ORDER_OF_DATA = ("seed", "batch_size", "data")
-"""Keys of a recipe that, with the tokens themselves, fix the order in which they are read."""
+"""Keys of a recipe that fix the order of the tokens."""
 
 
 @dataclass(frozen=True)
@@ -288,9 +281,9 @@ class Pair:
 
     Attributes:
         key: the run.
-        shared: parameters that both have, with the same name, shape and declared initial value.
-        equal: how many of them started at the same values.
-        problems: what breaks the pairing, one sentence each; none in a pair.
+        shared: number of parameters with the same name, shape and declared initial value in both.
+        equal: how many of them had the same initial values.
+        problems: reasons why the runs are no pair.
     """
 
     key: RunKey
@@ -300,7 +293,7 @@ class Pair:
 
 
 def verify_pairs(plan: StudyPlan, records: Mapping[RunKey, RunRecord]) -> list[Pair]:
-    """Verifies every finished run against the finished control of its seed, from what both recorded; trials are no pairs."""
+    """Verifies every finished run against the finished control of its seed; trials are no pairs."""
     found = []
     for arm in plan.of_role("treatment", "companion", "rung"):
         for seed in arm.seeds:
@@ -332,7 +325,7 @@ def _verify(run: RunRecord, control: RunRecord) -> Pair:
 
 
 def initial_values(config: DecoderConfig) -> dict[str, tuple[tuple[int, ...], Init]]:
-    """Shape and declared initial value of every parameter by name; no memory is used for the values."""
+    """Shape and declared initial value of every parameter by name, found on the meta device."""
     with torch.device("meta"):
         model = Decoder(config)
     return {name: (tuple(parameter.shape), declaration.init) for name, parameter, declaration in declarations(model)}

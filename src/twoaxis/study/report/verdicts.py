@@ -1,4 +1,4 @@
-"""What a study has found, in sentences for a reader who has not seen the design."""
+"""Sentences on the results of a study, for a reader who has not seen the design."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from twoaxis.display import numbers as words
 from twoaxis.statistics import MOST_REPLICATES, TARGET_POWER
 from twoaxis.study.design import StudyConfig
 from twoaxis.study.planning.plan import PlannedContrast, StudyPlan
-from twoaxis.study.report.answer import EQUALLY
+from twoaxis.study.report.answer import at_equal
 from twoaxis.study.report.validity import Pair
 from twoaxis.study.report_data import ComparisonData
 from twoaxis.study.running.folder import RunRecord
@@ -14,12 +14,12 @@ from twoaxis.study.statistics import family_size
 
 
 def decision_rule(study: StudyConfig, plan: StudyPlan) -> str:
-    """The rule by which the verdicts are reached, as it was fixed before the first run."""
+    """States the decision rule, which was fixed before the first run."""
     rule, n, arms, size = study.decision, len(study.replicates), len(study.treatments), family_size(plan)
     contrasts = f" and {size - arms} contrasts" if size > arms else ""
     level = f"{100 * (1 - rule.alpha):g} %"
     return (
-        f"An arm is better (worse) than {study.control} when, {EQUALLY[rule.charge]}, the mean over {n} paired replicates of "
+        f"An arm is better (worse) than {study.control} when, {at_equal(rule.charge)}, the mean over {n} paired replicates of "
         f"its validation loss minus the control's is below (above) zero and a two-sided paired t test rejects a zero mean at "
         f"alpha = {rule.alpha:g} after Holm's correction over one family of {size}: {arms} arm{'s' if arms > 1 else ''} "
         f"against the control{contrasts}; otherwise it is undecided, and suggestive where its own 95 % interval excludes zero. "
@@ -35,27 +35,19 @@ def decision_rule(study: StudyConfig, plan: StudyPlan) -> str:
 def verdict_sentence(
     study: StudyConfig, name: str, comparison: ComparisonData | None, no_verdict: str, so_far: Sequence[float] = ()
 ) -> str:
-    """What was found about one arm against the control, by the charge that decides.
-
-    Args:
-        study: the design.
-        name: of the arm.
-        comparison: with the control; None while it cannot be made.
-        no_verdict: why there is none.
-        so_far: paired differences of the replicates that have finished, for an arm without a comparison.
-    """
+    """States the result of one arm against the control; `so_far` are paired differences of an arm without comparison."""
     if comparison is None:
         each = ", ".join(map(words.signed, so_far))
         numbers = f" Differences so far: {each} nats per token." if each else ""
         return f"{name}: no verdict, {no_verdict}.{numbers}"
     if comparison.verdict is None:
         difference = f"mean difference {words.signed(comparison.mean_difference)} nats per token"
-        return f"{name}: no verdict, {no_verdict} ({EQUALLY[study.decision.charge]}, {difference})."
-    return f"{name}: {_found(study, study.control, comparison, f'{EQUALLY[study.decision.charge]}, ')}"
+        return f"{name}: no verdict, {no_verdict} ({at_equal(study.decision.charge)}, {difference})."
+    return f"{name}: {_found(study, study.control, comparison, f'{at_equal(study.decision.charge)}, ')}"
 
 
 def contrast_sentence(study: StudyConfig, contrast: PlannedContrast, comparison: ComparisonData | None, no_verdict: str) -> str:
-    """What was found about an arm against one of its companions."""
+    """States the result of one contrast."""
     if comparison is None or comparison.verdict is None:
         return f"{contrast.arm} against {contrast.against}: no verdict, {no_verdict}."
     return f"{contrast.arm}: {_found(study, contrast.against, comparison, '')}"
@@ -114,7 +106,7 @@ def _what_would_decide(study: StudyConfig, comparison: ComparisonData) -> str:
 
 
 def pairing_sentence(pairs: Sequence[Pair]) -> str:
-    """Whether the runs that were compared are pairs."""
+    """States whether compared runs are pairs."""
     broken = [pair for pair in pairs if pair.problems]
     if broken:
         problems = "; ".join(f"{pair.key}: {', '.join(pair.problems)}" for pair in broken)
@@ -130,7 +122,7 @@ def pairing_sentence(pairs: Sequence[Pair]) -> str:
 
 
 def limits(study: StudyConfig, plan: StudyPlan, records: Sequence[RunRecord]) -> list[str]:
-    """What the evidence does not reach."""
+    """Lists the limits of the evidence."""
     recipe = plan.control.train_config(plan.control.seeds[0])
     kinds = recipe.to_data()
     corpus, schedule = kinds["data"]["corpus"]["kind"], kinds["schedule"]["kind"]
@@ -173,7 +165,7 @@ def _learning_rates(study: StudyConfig, lr: float, schedule: str) -> str:
 
 
 def overturn(study: StudyConfig) -> str:
-    """What would change the conclusions."""
+    """States which evidence would change the conclusions."""
     tuned = (
         "a finer search of the learning rate"
         if study.tuning

@@ -1,4 +1,4 @@
-"""Running a study: every arm and replicate in a process of its own, resumable at any moment."""
+"""Runs a study: every arm and replicate in a separate process, resumable at any time."""
 
 import json
 import sys
@@ -22,13 +22,13 @@ from twoaxis.study.timing import Timer, Timing
 from twoaxis.train.recipe import TrainConfig
 
 Command = Callable[[Path, Path], list[str]]
-"""Makes the command that trains the recipe in a file in a run folder."""
+"""Makes the command that trains a recipe file into a run folder."""
 
 WAIT_SECONDS = 0.5
-"""Seconds between looks at a run that an earlier call has left behind."""
+"""Seconds between checks of a run that an earlier call started."""
 
 DONE = ("finished", "diverged")
-"""How runs end that are not run again."""
+"""Statuses of runs that are not run again."""
 
 
 def train_command(recipe: Path, run_dir: Path) -> list[str]:
@@ -51,20 +51,19 @@ def run_study(
     timer: Timer | None = None,
     command_line: str = "",
 ) -> dict[RunKey, RunRecord]:
-    """Runs what the folder does not hold yet, and returns the record of every run.
+    """Makes the runs that the folder lacks, and returns the records of all.
 
-    Runs that have finished or diverged are kept, runs that were stopped or killed are resumed. A run whose process
-    fails is recorded with the last line of its log and the others go on; the next call tries it again. An interrupt (SIGINT or
-    SIGTERM) is passed on to the runs, which save a checkpoint; everything can be resumed afterwards.
+    Stopped and killed runs are resumed. A failed run is recorded with the last line of its log, and tried again by the next
+    call. SIGINT and SIGTERM are forwarded to the runs, which save a checkpoint.
 
     Args:
         study: the design.
-        folder: of the study, made if it does not exist.
-        progress: progress callbacks, optional.
-        engine: where runs are made; None makes them one after another on this machine.
+        folder: of the study, created if missing.
+        progress: callbacks.
+        engine: executes the runs; None runs them one after another on this machine.
         command: makes the command of one run.
-        timer: measures the seconds of steps before the first run and after the last; None measures in a process of its own.
-        command_line: what the user typed, for the report.
+        timer: measures seconds of steps before the first run and after the last; None measures in a separate process.
+        command_line: recorded for the report.
 
     Raises:
         StudyError: the folder holds another study, or another process runs it.
@@ -82,14 +81,14 @@ def run_study(
                 study_folder.keep_plan(measured_plan(study, study_folder.path, progress, timer))
             plan = study_folder.plan
             _Session(plan, study_folder, progress, engine, command).run()
-            time_again(study_folder, timer or _process_timer(study_folder.path, progress))
+            measure_again(study_folder, timer or _process_timer(study_folder.path, progress))
             return {key: study_folder.record(key) for key in run_keys(study_folder.plan)}
     finally:
         progress.stop()
 
 
 def measured_plan(study: StudyConfig, folder: Path, progress: StudyProgress, timer: Timer | None = None) -> StudyPlan:
-    """Plans a study with measured seconds; what is measured is written into the folder.
+    """Plans a study with measured seconds, and writes the timing into the folder.
 
     Raises:
         ConfigError: arms that cannot be matched.
@@ -97,17 +96,13 @@ def measured_plan(study: StudyConfig, folder: Path, progress: StudyProgress, tim
         StudyError: an arm cannot be measured.
     """
     recipe = study.recipe(study.control, study.replicates[0])
-    # Here rather than in the first run, whose peak memory would else be that of training a tokenizer.
+    # Before the first run, so that its peak memory does not include training a tokenizer.
     prepare(recipe.data.corpus, recipe.data.tokenizer, progress=progress.preparing)
     return plan_study(study, timer or _process_timer(folder, progress))
 
 
 def _process_timer(folder: Path, progress: StudyProgress) -> Timer:
-    """A timer that measures in a process of its own, which leaves its memory behind.
-
-    Raises (when it is called):
-        StudyError: the process failed, with the last line of its log.
-    """
+    """Makes a timer that measures in a separate process; StudyError if that fails."""
 
     def measure(recipes: Mapping[str, TrainConfig]) -> Timing:
         progress.note(f"measuring the seconds of a step of {len(recipes)} arms, in turns")
@@ -122,13 +117,8 @@ def _process_timer(folder: Path, progress: StudyProgress) -> Timer:
     return measure
 
 
-def time_again(folder: StudyFolder, timer: Timer) -> bool:
-    """Measures the seconds of a study again once all its runs have ended; returns whether it did.
-
-    Args:
-        folder: of a study whose plan holds the first timing.
-        timer: measures recipes in rounds, as before the first run.
-    """
+def measure_again(folder: StudyFolder, timer: Timer) -> bool:
+    """Measures seconds a second time once all runs have ended; returns whether it did."""
     plan = folder.plan
     if plan.timing is None or folder.timing_after is not None:
         return False
@@ -140,7 +130,7 @@ def time_again(folder: StudyFolder, timer: Timer) -> bool:
 
 
 class _Session:
-    """One call of `run_study`: runs what is left, and reports progress."""
+    """One call of `run_study`; the listener of its engine."""
 
     def __init__(self, plan: StudyPlan, folder: StudyFolder, progress: StudyProgress, engine: Engine, command: Command) -> None:
         self.plan, self.folder, self.progress, self.engine, self.command = plan, folder, progress, engine, command
@@ -150,7 +140,7 @@ class _Session:
         self.logs: dict[str, int] = {}
 
     def run(self) -> None:
-        """Trials, then the choice of learning rates, then everything else."""
+        """Runs trials, chooses learning rates, and runs everything else."""
         self.folder.check([key for key in self.order if self._role(key) == "trial" or self._tuned])
         done = [key for key in self.order if self._is_done(key)]
         steps = sum(self.plan.arm(key.arm).steps for key in self.order)
@@ -172,13 +162,13 @@ class _Session:
         return [key for key in self.order if self._role(key) == "trial"]
 
     def _widen(self) -> bool:
-        """Adds to the plan the trials that reach beyond a grid; returns whether there are any."""
+        """Adds trials outside the grid to the plan; returns whether there are any."""
         tuning = self.folder.study.tuning
         if tuning is None:
             return False
         added = wider_trials(self.plan, tuning, [self.folder.record(key) for key in self._trials])
         for arm in added:
-            self.progress.note(f"{arm.tuned_as}: the best learning rate so far lies at the end of its grid; {arm.why} is added")
+            self.progress.note(f"{arm.tuned_as}: the best learning rate so far is at the end of its grid; adds {arm.why}")
         self.plan = self.plan.replace(arms=(*self.plan.arms, *added))
         self.folder.keep_plan(self.plan)
         self.order = run_keys(self.plan)
@@ -186,12 +176,12 @@ class _Session:
         return bool(added)
 
     def _wait_for_earlier_runs(self, order: Sequence[RunKey]) -> None:
-        """Waits for runs that a killed runner has left behind: they go on by themselves, and nothing of them is lost."""
+        """Waits for runs that outlived a killed call."""
         for key in order:
             noted = False
             while self.folder.run(key).is_locked:
                 if not noted:
-                    self.progress.note(f"{key}: still trains since an earlier call, and is waited for")
+                    self.progress.note(f"{key}: is still training from an earlier call; waiting for it")
                 noted = True
                 time.sleep(WAIT_SECONDS)
 
@@ -213,13 +203,13 @@ class _Session:
             if self._is_done(key):
                 continue
             if arm.role != "trial" and arm.tuned_as and arm.tuned_as not in self.folder.learning_rates:
-                message = f"none of the learning rates of {arm.tuned_as} trained; the trials are its last word"
+                message = f"no learning rate of {arm.tuned_as} trained; the trials are not repeated"
                 write_json(self.folder.failure(key), {"exit_code": None, "message": message})
                 continue
             recipe = self.folder.recipe_of(arm, key.seed)
             if found := self.cache.lookup(recipe, key):
                 self.progress.begin(key, recipe.steps, recipe.steps)
-                self.progress.end(key, f"the same run is in {found}, which is used")
+                self.progress.end(key, f"reuses the same run in {found}")
                 continue
             tasks.append(self._task(key, recipe))
             self.by_name[str(key)] = key
@@ -233,7 +223,7 @@ class _Session:
         return Task(str(key), command, run, self.folder.log(key).resolve(), {})
 
     def began(self, task: Task) -> None:
-        """A run begins."""
+        """Records the start of a run."""
         key = self.by_name[task.name]
         self.folder.failure(key).unlink(missing_ok=True)
         self.logs[task.name] = task.log.stat().st_size if task.log.exists() else 0
@@ -241,16 +231,16 @@ class _Session:
         self.progress.begin(key, self.plan.arm(key.arm).steps, self.counts[task.name].count())
 
     def watch(self) -> None:
-        """Reports how far the runs are."""
+        """Reports the steps of all runs."""
         for name, count in self.counts.items():
             self.progress.step(self.by_name[name], count.count())
 
     def note(self, text: str) -> None:
-        """Passes a note on."""
+        """Forwards a note."""
         self.progress.note(text)
 
     def ended(self, task: Task, code: int) -> None:
-        """A run has ended in some way, which is written down when it left no result."""
+        """Reports the end of a run, and records the failure if it left no result."""
         key, count = self.by_name[task.name], self.counts.pop(task.name)
         self.progress.step(key, count.count())
         try:
@@ -262,13 +252,13 @@ class _Session:
             self.progress.end(key, result.message + loss)
         else:
             write_json(self.folder.failure(key), {"exit_code": code, "message": message})
-            self.progress.end(key, f"failed, the others go on: {message}")
+            self.progress.end(key, f"failed, other runs continue: {message}")
 
 
 def choose_learning_rates(plan: StudyPlan, trials: Iterable[RunRecord]) -> dict[str, float]:
-    """For every arm the learning rate with the lowest validation loss of its trials; of equal ones the smallest.
+    """Chooses for every arm the learning rate with the lowest validation loss; of equal ones the smallest.
 
-    A trial that diverged is out of the choice; an arm none of whose trials trained is left out.
+    Diverged trials are ignored; an arm with no other trial is left out.
 
     Raises:
         StudyError: a trial has neither finished nor diverged.
@@ -278,23 +268,21 @@ def choose_learning_rates(plan: StudyPlan, trials: Iterable[RunRecord]) -> dict[
 
 
 def wider_trials(plan: StudyPlan, tuning: TuningConfig, trials: Iterable[RunRecord]) -> list[PlannedArm]:
-    """One further trial of each arm whose best learning rate is the first or the last that was tried.
-
-    An arm gets none where all its trials diverged, or when it has had `tuning.widen` of them.
+    """Adds a trial for each arm whose best learning rate is at the end of its grid, at most `tuning.widen` per arm.
 
     Raises:
         StudyError: a trial has neither finished nor diverged.
     """
     found = []
     for name, losses in trial_losses(plan, trials).items():
-        beyond = rate_beyond(losses)
-        if beyond is not None and len(losses) < len(tuning.lr) + tuning.widen:
-            found.append(plan.arm(name).as_trial(beyond, tuning.seed, tuning.tokens))
+        lr = next_rate(losses)
+        if lr is not None and len(losses) < len(tuning.lr) + tuning.widen:
+            found.append(plan.arm(name).as_trial(lr, tuning.seed, tuning.tokens))
     return found
 
 
 def best_rate(losses: Mapping[float, float | None]) -> float | None:
-    """The learning rate with the lowest loss, of equal ones the smallest; None where all diverged.
+    """Returns the learning rate with the lowest loss, of equal ones the smallest; None where all diverged.
 
     Example:
         >>> best_rate({0.001: 3.2, 0.003: 3.1, 0.01: None})
@@ -304,13 +292,13 @@ def best_rate(losses: Mapping[float, float | None]) -> float | None:
     return min(trained)[1] if trained else None
 
 
-def rate_beyond(losses: Mapping[float, float | None]) -> float | None:
-    """The next learning rate beyond the end of a grid at which the best one lies; None when it lies inside.
+def next_rate(losses: Mapping[float, float | None]) -> float | None:
+    """Returns the rate that extends a grid at the end where the best one lies; None when that is inside.
 
-    A rate that diverged counts as worse than any that trained.
+    A diverged rate counts as worse than any other.
 
     Example:
-        >>> rate_beyond({0.001: 3.2, 0.002: 3.1, 0.004: 3.0}), rate_beyond({0.001: 3.2, 0.002: 3.1, 0.004: None})
+        >>> next_rate({0.001: 3.2, 0.002: 3.1, 0.004: 3.0}), next_rate({0.001: 3.2, 0.002: 3.1, 0.004: None})
         (0.008, None)
     """
     rates, best = sorted(losses), best_rate(losses)
@@ -328,7 +316,7 @@ def trial_losses(plan: StudyPlan, trials: Iterable[RunRecord]) -> dict[str, dict
     """
     losses: dict[str, dict[float, float | None]] = {}
     for record in trials:
-        if record.status not in ("finished", "diverged"):
+        if record.status not in DONE:
             raise StudyError(
                 f"{record.key}: {record.message}: every trial must have run before learning rates are chosen; run the study "
                 "again"

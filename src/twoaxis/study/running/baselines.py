@@ -1,4 +1,4 @@
-"""What count models and guesses reach on the validation tokens, from the training tokens that the control's runs read."""
+"""Baselines of the control: count models and guesses, fitted to its training tokens and scored on validation tokens."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -14,14 +14,14 @@ from twoaxis.data.ngram import ngram_losses
 from twoaxis.train.recipe import TrainConfig
 
 MOST_TOKENS = 20_000_000
-"""Training tokens that are counted at most; memory grows with the different trigrams among them."""
+"""Limit of counted training tokens; memory grows with their distinct trigrams."""
 
 ROWS = 256
-"""Windows that are read at once."""
+"""Windows read at once."""
 
 
 class SeedBaselines(Config):
-    """Baselines from the training tokens of one seed; those of text are null for a synthetic task, and the other way round.
+    """Baselines of one seed: the first three for text, the next three for a synthetic task, the others null.
 
     Attributes:
         unigram: loss, nats per token.
@@ -29,7 +29,7 @@ class SeedBaselines(Config):
         trigram: loss, nats per token.
         chance: loss of guessing by frequency, nats per answer.
         majority: accuracy of the most frequent answer.
-        in_context: loss of guessing among the possible answers that the sample shows, nats per answer.
+        in_context: loss of guessing among the possible answers in the sample, nats per answer.
         counted: training targets that were counted.
     """
 
@@ -46,8 +46,8 @@ class Baselines(Config):
     """Baselines of a study.
 
     Attributes:
-        by_seed: by the seed of the control's run.
-        missing: why there are none; "" when there are.
+        by_seed: of the control's runs.
+        missing: reason when there are none, else "".
     """
 
     by_seed: dict[int, SeedBaselines] = Field(default_factory=dict)
@@ -55,12 +55,7 @@ class Baselines(Config):
 
 
 def measure_baselines(recipes: Mapping[int, TrainConfig], recorded: Mapping[int, Mapping[str, Any]]) -> Baselines:
-    """Measures the baselines of the control's runs; takes seconds for each.
-
-    Args:
-        recipes: of the control, by seed.
-        recorded: what finished runs recorded about their data, by seed; other tokens than theirs would be no baseline.
-    """
+    """Measures the baselines of the control's runs by seed, in seconds each; refuses other tokens than `recorded` ones."""
     found: dict[int, SeedBaselines] = {}
     try:
         for seed, recipe in recipes.items():
@@ -89,7 +84,7 @@ def _of_run(recipe: TrainConfig, data: PreparedData) -> SeedBaselines:
 
 
 def _batches(sampler: PackedSampler, steps: int) -> Iterator[Batch]:
-    """The windows of the first steps, each once: a second epoch adds no new counts."""
+    """The windows of the first steps, without repeated epochs."""
     windows = sampler.windows(steps)
     for at in range(0, len(windows), ROWS):
         yield read_batch(sampler.shard, windows[at : at + ROWS], sampler.seq_len, sampler.packing, sampler.answer_cues)

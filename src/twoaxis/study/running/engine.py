@@ -1,4 +1,4 @@
-"""Where the runs of a study are made: processes on this machine, or on whatever an engine reaches."""
+"""Engines that execute the runs of a study: the interface, and processes on this machine."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 
 POLL_SECONDS = 0.2
-"""Seconds between looks at what runs."""
+"""Seconds between checks of running tasks."""
 
 F = TypeVar("F")
 
@@ -23,10 +23,10 @@ class Task(NamedTuple):
 
     Attributes:
         name: of the run, for messages.
-        command: what to run.
-        run: the folder that it works in.
-        log: where its standard error goes.
-        environment: variables that it gets beside those of this process.
+        command: to run.
+        run: its run folder.
+        log: the file that receives its standard error.
+        environment: variables added to those of this process.
     """
 
     name: str
@@ -37,42 +37,42 @@ class Task(NamedTuple):
 
 
 class Listener(Protocol):
-    """Callbacks about tasks, always from the thread that runs the engine.
+    """Callbacks about tasks, called from the thread that runs the engine.
 
-    An exception in it, an interrupt among them, stops what runs gently (each run saves a checkpoint) and is raised again.
+    An exception in a callback, including an interrupt, stops the running tasks (each saves a checkpoint) and is raised again.
     """
 
     def began(self, task: Task) -> None:
-        """A task begins."""
+        """A task starts."""
 
     def watch(self) -> None:
-        """Some time has passed."""
+        """Called periodically."""
 
     def note(self, text: str) -> None:
         """A line for the user."""
 
     def ended(self, task: Task, code: int) -> None:
-        """A task has ended with this exit code, negative for a signal."""
+        """A task has ended with an exit code, negative for a signal."""
 
 
 class Engine(Protocol):
-    """Runs tasks until all have ended, whatever they end with.
+    """Runs tasks until all have ended, successfully or not.
 
     Attributes:
-        threads: that a run computes with, since they may change its last digits; None when only a run itself will know.
+        threads: per run, since they may change its last digits; None when unknown before it starts.
     """
 
     threads: int | None
 
     def run(self, tasks: Sequence[Task], listener: Listener) -> None:
-        """Runs the tasks in this order, as many at once as the engine has room for."""
+        """Starts the tasks in this order, as many at once as the engine allows."""
 
 
 class LocalEngine:
     """Runs processes on this machine.
 
     Args:
-        jobs: how many at once; the processor's cores are shared out between them.
+        jobs: number of tasks at once, which share the cores equally.
     """
 
     def __init__(self, jobs: int = 1) -> None:
@@ -80,17 +80,17 @@ class LocalEngine:
         self.threads: int | None = torch.get_num_threads() if jobs == 1 else max(1, (os.cpu_count() or 1) // jobs)
 
     def run(self, tasks: Sequence[Task], listener: Listener) -> None:
-        """Runs the tasks in threads that each wait for one process."""
+        """Runs each task as a process that one thread waits for."""
         stop = threading.Event()
         threads = {} if self.jobs == 1 else {"OMP_NUM_THREADS": str(self.threads)}
 
-        def stop_when_asked() -> None:
+        def raise_if_stopped() -> None:
             if stop.is_set():
                 raise KeyboardInterrupt
 
         def start(task: Task) -> "Future[int]":
             environment = {**threads, **task.environment}
-            return pool.submit(run_process, task.command, task.log, stop_when_asked, environment)
+            return pool.submit(run_process, task.command, task.log, raise_if_stopped, environment)
 
         def wait_some(running: Collection["Future[int]"]) -> Iterable["Future[int]"]:
             return wait(running, POLL_SECONDS, return_when="FIRST_COMPLETED").done
@@ -111,7 +111,7 @@ def keep_busy(
     code_of: Callable[[F], int],
     listener: Listener,
 ) -> None:
-    """Keeps `jobs` tasks running until all have ended; what stands for a running task is the engine's own."""
+    """Keeps `jobs` tasks running until all have ended; `F` is the engine's handle of a running task."""
     waiting, running = list(tasks), {}
     while waiting or running:
         while waiting and len(running) < jobs:
@@ -124,24 +124,23 @@ def keep_busy(
             listener.ended(running.pop(one), code_of(one))
 
 
-PATIENCE_SECONDS = 60.0
-"""How long a process that was asked to stop may take to save its checkpoint."""
+STOP_SECONDS = 60.0
+"""Time for a terminated process to save its checkpoint."""
 
 
 def run_process(
     command: Sequence[str], log: Path, watch: Callable[[], None], environment: Mapping[str, str] | None = None
 ) -> int:
-    """Runs a command until it ends, with its standard error in `log` and some variables beside those of this process.
+    """Runs a command until it ends, with its standard error in `log`; `environment` extends that of this process.
 
-    An interrupt of this process is passed on: the command is asked to stop, may save what it has, and the interrupt is
-    raised again after its end.
+    An exception in `watch`, including an interrupt, terminates the command and is raised again after its end.
 
     Returns:
         The exit code, negative for a signal.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with open(log, "ab") as file:
-        # In a session of its own, so that Ctrl-C reaches it once, from here, and not also from the terminal.
+        # In a new session, so that Ctrl-C reaches it only from here, and not also from the terminal.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -162,17 +161,17 @@ def run_process(
 
 
 def log_tail(log: Path, code: int, begin: int = 0) -> str:
-    """How a command ended, with the last line it wrote after the first `begin` bytes of the log.
+    """Describes how a command ended, with its last line after the first `begin` bytes of the log.
 
     Example:
         >>> log_tail(Path("/nowhere"), -9)
-        'killed by SIGKILL without a word'
+        'killed by SIGKILL without output'
     """
     how = f"ended with exit code {code}" if code >= 0 else f"killed by {_signal_name(-code)}"
     text = log.read_bytes()[begin:].decode("utf-8", "replace") if log.exists() else ""
     lines = [line.strip() for line in text.splitlines()]
     last = next((line for line in reversed(lines) if line), None)
-    return f"{how}: {last[:500]}" if last else f"{how} without a word"
+    return f"{how}: {last[:500]}" if last else f"{how} without output"
 
 
 def _signal_name(number: int) -> str:
@@ -185,11 +184,11 @@ def _signal_name(number: int) -> str:
 def _stop(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is not None:
         return
-    # Not SIGINT, which everything that a shell starts in the background ignores.
+    # Not SIGINT, which background processes of a shell ignore.
     process.terminate()
     try:
-        process.wait(PATIENCE_SECONDS)
+        process.wait(STOP_SECONDS)
     except BaseException:
-        # Too slow, or interrupted a second time: its last checkpoint is safe whatever happens now.
+        # Too slow, or interrupted a second time; its last checkpoint is complete.
         process.kill()
         process.wait()

@@ -1,4 +1,4 @@
-"""The folder of a study: the design as it was decided, and one run folder per arm and replicate."""
+"""The folder of a study: its design and plan, and one run folder per arm and replicate."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -36,19 +36,19 @@ class RunKey(NamedTuple):
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the folder of one run holds.
+    """The content of one run folder.
 
     Attributes:
         key: arm and seed.
         status: `finished`; `diverged`; `failed` (its process ended otherwise); `partial` (can be resumed); `not started`.
-        message: what happened, in one line.
+        message: the outcome, in one line.
         result: the result, when finished or diverged.
         curve: validation losses as (tokens read, nats per token).
         parameters: checksum of every initial value by name.
         recipe: as recorded by the run.
         data: corpus and tokenizer as recorded by the run.
         environment: as recorded by the run.
-        reused_from: the run of another study that was the same, seen from the folder of the studies; "" for a run of this.
+        reused_from: path of the equal run of another study, below the folder of studies; "" for a run of this study.
     """
 
     key: RunKey
@@ -83,15 +83,15 @@ class StudyFolder:
         return RunFolder(self.path / "runs" / key.arm / f"seed-{key.seed}")
 
     def recipe(self, key: RunKey) -> Path:
-        """The file with the recipe of one run, beside its folder."""
+        """The file with the recipe of one run."""
         return self.path / "runs" / key.arm / f"seed-{key.seed}.recipe.json"
 
     def log(self, key: RunKey) -> Path:
-        """The file with what the processes of one run wrote to standard error."""
+        """The file with the standard error of one run."""
         return self.path / "runs" / key.arm / f"seed-{key.seed}.log"
 
     def failure(self, key: RunKey) -> Path:
-        """The file that says how the process of one run ended badly; removed when the run starts again."""
+        """The file that records a failure; removed when the run starts again."""
         return self.path / "runs" / key.arm / f"seed-{key.seed}.failure.json"
 
     @property
@@ -119,9 +119,8 @@ class StudyFolder:
 
     @property
     def learning_rates(self) -> dict[str, float]:
-        """The learning rate that the trials have found for each arm; empty before they have run, or without any."""
-        path = self.path / "tuned.json"
-        return self._read(path, "learning rates by arm", _learning_rates) if path.exists() else {}
+        """The tuned learning rate of each arm; empty without trials or before they have run."""
+        return self._read_if_exists(self.path / "tuned.json", "learning rates by arm", _learning_rates) or {}
 
     @property
     def timing_after(self) -> Timing | None:
@@ -131,26 +130,26 @@ class StudyFolder:
             StudyError: the file is damaged.
         """
         path = self.path / "timing_after.json"
-        return self._read(path, "the seconds of steps after the last run", Timing.from_data) if path.exists() else None
+        return self._read_if_exists(path, "the seconds of steps after the last run", Timing.from_data)
 
     def keep_timing_after(self, timing: Timing) -> None:
-        """Writes down what was measured after the last run; the first timing stays in the plan."""
+        """Writes the timing after the last run; the first one is part of the plan."""
         write_json(self.path / "timing_after.json", timing.to_data())
 
     @property
     def baselines(self) -> Baselines | None:
-        """Losses of count models on the tokens of the runs; None before they were measured, or when they cannot be read."""
+        """Losses of count models; None when not measured yet, or unreadable."""
         try:
             return self._read(self.path / "baselines.json", "losses of count models", Baselines.from_data)
         except StudyError:
             return None
 
     def keep_baselines(self, baselines: Baselines) -> None:
-        """Writes the losses of the count models down."""
+        """Writes the losses of the count models."""
         write_json(self.path / "baselines.json", baselines.to_data())
 
     def decide(self, study: StudyConfig) -> None:
-        """Writes the design down, or compares it with the one that was.
+        """Writes the design, or compares it with the one in the folder.
 
         Raises:
             StudyError: they differ; the message names the first key that does.
@@ -168,36 +167,35 @@ class StudyFolder:
 
     @property
     def command(self) -> str:
-        """The command that made the study; without a record of it, one that makes it again from its design."""
+        """The recorded command that made the study, or else one that repeats it from its design."""
         path = self.path / "command.txt"
         if not path.exists():
             return f"twoaxis study {self.path / 'study.json'} --out NEW"
         return path.read_bytes().decode(errors="backslashreplace").strip()
 
     def keep_command(self, command: str) -> None:
-        """Writes the command down."""
+        """Writes the command."""
         with replacing(self.path / "command.txt") as file:
             file.write(os.fsencode(command) + b"\n")
 
-    def audit(self, key: "RunKey") -> dict[str, Any] | None:
-        """What `twoaxis audit` has found in a run; None before it was called."""
-        path = self.run(key).path / "audit.json"
-        return self._read(path, "the audit of a run", _table) if path.exists() else None
+    def audit(self, key: RunKey) -> dict[str, Any] | None:
+        """The result of `twoaxis audit` on a run; None without one."""
+        return self._read_if_exists(self.run(key).path / "audit.json", "the audit of a run", _table)
 
     def keep_plan(self, plan: StudyPlan) -> None:
-        """Writes the plan down; from then on it is the one that counts, timing included."""
+        """Writes the plan with its timing, which later calls reuse."""
         write_json(self.path / "plan.json", plan.to_data())
 
     def keep_learning_rates(self, chosen: dict[str, float]) -> None:
-        """Writes down what the trials have found; from then on it is what counts."""
+        """Writes the tuned learning rates, which later calls reuse."""
         write_json(self.path / "tuned.json", chosen)
 
     def recipe_of(self, arm: PlannedArm, seed: int) -> TrainConfig:
-        """The recipe of one run, with the learning rate of its arm if trials have found one."""
+        """The recipe of one run, with the tuned learning rate of its arm if there is one."""
         return arm.train_config(seed, self.learning_rates.get(arm.tuned_as) if arm.role != "trial" else None)
 
-    def check(self, keys: "list[RunKey]") -> None:
-        """Compares the recipes of runs that have begun with those of the plan.
+    def check(self, keys: list[RunKey]) -> None:
+        """Compares the recipes of started runs with the plan.
 
         Raises:
             StudyError: a folder holds another run.
@@ -209,18 +207,21 @@ class StudyFolder:
             except CheckpointError as error:
                 raise StudyError(f"{key}: {error}") from None
 
-    def _read(self, path: Path, what: str, parse: Callable[[Any], Any]) -> Any:
+    def _read_if_exists(self, path: Path, content: str, parse: Callable[[Any], Any]) -> Any:
+        return self._read(path, content, parse) if path.exists() else None
+
+    def _read(self, path: Path, content: str, parse: Callable[[Any], Any]) -> Any:
         try:
             return parse(json_value(path.read_bytes()))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise StudyError(
-                f"{path}: cannot be read ({reason}); must be {what}; name a folder that `twoaxis study` has made"
+                f"{path}: cannot be read ({reason}); must be {content}; name a folder that `twoaxis study` has made"
             ) from None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes from running the same study; a killed process lets go by itself.
+        """Locks the study against other processes; the lock of a killed process is released.
 
         Raises:
             StudyError: another process runs it, the folder cannot be made, or it holds something else.
@@ -235,7 +236,7 @@ class StudyFolder:
             yield
 
     def record(self, key: RunKey) -> RunRecord:
-        """Reads what one run has come to.
+        """Reads the record of one run.
 
         Raises:
             StudyError: a file of the run is damaged.
@@ -265,11 +266,12 @@ class StudyFolder:
     def _status(self, key: RunKey, result: Result | None) -> tuple[RunStatus, str]:
         if result is not None:
             return ("finished" if result.status == "finished" else "diverged"), result.message
-        if self.failure(key).exists():
-            return "failed", str(self._read(self.failure(key), "how a run has failed", _table).get("message"))
+        failure = self._read_if_exists(self.failure(key), "how a run has failed", _table)
+        if failure is not None:
+            return "failed", str(failure.get("message"))
         if self.run(key).path.exists():
             steps = len(read_metrics(self.run(key).metrics))
-            return "partial", f"stopped after step {steps}; run the study again to go on"
+            return "partial", f"stopped after step {steps}; run the study again to continue"
         return "not started", "not started"
 
 
@@ -286,10 +288,10 @@ def _learning_rates(data: Any) -> dict[str, float]:
 
 
 def run_keys(plan: StudyPlan) -> list[RunKey]:
-    """All runs in the order they are made: trials first, since the others take their learning rates from them.
+    """All runs in order: trials first, since they set the learning rates of the others.
 
-    Replicates come one after another, so that an interrupted study has complete pairs, and the order of the arms
-    rotates from replicate to replicate, so that a machine that becomes slower or faster meets every arm alike.
+    Then one replicate after another, so that an interrupted study has complete pairs. The order of the arms rotates between
+    replicates, so that drift of the machine affects all arms alike.
     """
     order = [RunKey(arm.name, seed) for arm in plan.of_role("trial") for seed in arm.seeds]
     arms = [arm.name for arm in plan.arms if arm.role != "trial"]
@@ -300,7 +302,7 @@ def run_keys(plan: StudyPlan) -> list[RunKey]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Writes a file of JSON, whole or not at all."""
+    """Writes a JSON file, whole or not at all."""
     with replacing(path) as file:
         file.write(json_bytes(data))
 

@@ -14,35 +14,35 @@ LINE_SECONDS = 30.0
 
 
 class StudyProgress:
-    """Callbacks of a running study; the base class does nothing, derive from it."""
+    """Progress callbacks of a study; the base class does nothing."""
 
     def start(self, total_runs: int, finished_runs: int, total_steps: int, finished_steps: int, tokens_per_step: int) -> None:
-        """The study begins with some of its runs finished already."""
+        """The study starts, with some runs finished before."""
 
     def more(self, runs: int, steps: int) -> None:
-        """The study has more runs than were planned, with so many steps in all."""
+        """Runs were added to the plan, with this number of steps in all."""
 
     def preparing(self, stage: str, done: int, total: int) -> None:
         """The corpus is being tokenised; `done` of `total` bytes."""
 
     def begin(self, key: RunKey, steps: int, step: int) -> None:
-        """A run of so many steps begins, or goes on after some."""
+        """A run starts, or resumes at a step."""
 
     def step(self, key: RunKey, step: int) -> None:
-        """A run has taken this many steps."""
+        """A run has reached a step."""
 
     def end(self, key: RunKey, words: str) -> None:
-        """A run has ended in some way."""
+        """A run has ended."""
 
     def note(self, text: str) -> None:
         """A line for the user."""
 
     def stop(self) -> None:
-        """The study has ended, or has been stopped."""
+        """The study has ended or was stopped."""
 
 
 class Forecast:
-    """Rate and time left, from the pace of this session alone: seconds per step, start-up of runs included."""
+    """Estimates rate and time left from the steps of this call, start-up of runs included."""
 
     def __init__(
         self, total_runs: int, finished_runs: int, total_steps: int, finished_steps: int, tokens_per_step: int
@@ -54,16 +54,16 @@ class Forecast:
         self.running: dict[RunKey, tuple[int, int, int]] = {}
 
     def begin(self, key: RunKey, steps: int, step: int) -> None:
-        """A run begins after some steps, which are not of this session."""
+        """Starts counting a run that resumes at a step."""
         self.running[key] = (steps, step, step)
 
     def step(self, key: RunKey, step: int) -> None:
-        """A run has taken this many steps."""
+        """Sets the step of a run."""
         steps, begin, _ = self.running[key]
         self.running[key] = (steps, begin, step)
 
     def end(self, key: RunKey) -> None:
-        """A run has ended."""
+        """Moves a run to the finished ones."""
         steps, begin, now = self.running.pop(key)
         self.finished += 1
         self.finished_steps += steps
@@ -75,7 +75,7 @@ class Forecast:
         return self.finished_steps + sum(now for _, _, now in self.running.values())
 
     def words(self) -> str:
-        """Rate of this session and time left for the study."""
+        """Formats the rate and the time left."""
         seconds = time.monotonic() - self.begun
         taken = self.taken + sum(now - begin for _, begin, now in self.running.values())
         if not taken:
@@ -86,12 +86,7 @@ class Forecast:
 
 
 class PlainStudyProgress(StudyProgress):
-    """Writes a line when a run begins and ends, and now and then between.
-
-    Args:
-        stream: where to; None is standard error.
-        every_seconds: between lines.
-    """
+    """Writes lines to a stream (standard error by default): at the start and end of runs, and every few seconds."""
 
     def __init__(self, stream: IO[str] | None = None, every_seconds: float = LINE_SECONDS) -> None:
         self._stream = stream or sys.stderr
@@ -100,33 +95,33 @@ class PlainStudyProgress(StudyProgress):
         self._forecast = Forecast(0, 0, 1, 0, 1)
 
     def start(self, total_runs: int, finished_runs: int, total_steps: int, finished_steps: int, tokens_per_step: int) -> None:
-        """Says how much there is to do."""
+        """Writes the number of runs."""
         self._forecast = Forecast(total_runs, finished_runs, total_steps, finished_steps, tokens_per_step)
         self.note(f"study: {finished_runs} of {total_runs} runs are finished")
 
     def more(self, runs: int, steps: int) -> None:
-        """Adds to what is left."""
+        """Adds to the forecast."""
         self._forecast.total += runs
         self._forecast.total_steps += steps
 
     def preparing(self, stage: str, done: int, total: int) -> None:
-        """Says how far the preparation is."""
+        """Writes the progress of the preparation."""
         if self._due():
             self.note(f"{stage}: {done / max(total, 1):.0%}")
 
     def begin(self, key: RunKey, steps: int, step: int) -> None:
-        """Says which run begins."""
+        """Writes the name of the run."""
         self._forecast.begin(key, steps, step)
         self.note(f"run {self._number()}: {key}, {steps} steps" + (f", after step {step}" if step else ""))
 
     def step(self, key: RunKey, step: int) -> None:
-        """Says how the run goes, when a line is due."""
+        """Writes the step when a line is due."""
         self._forecast.step(key, step)
         if self._due():
             self.note(f"{self._running()}  {self._forecast.words()}")
 
     def end(self, key: RunKey, words: str) -> None:
-        """Says how a run has ended."""
+        """Writes the outcome of the run."""
         self._forecast.end(key)
         self.note(f"{self._forecast.finished} of {self._forecast.total} runs: {key}: {words}")
 
@@ -150,7 +145,7 @@ class PlainStudyProgress(StudyProgress):
 
 
 class RichStudyProgress(PlainStudyProgress):
-    """Draws one bar for the whole study on standard error, with the ends of runs as lines above it."""
+    """Draws one bar for the study on standard error, with lines about runs above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -173,7 +168,7 @@ class RichStudyProgress(PlainStudyProgress):
         self._bar.update(self._task, total=self._forecast.total_steps)
 
     def preparing(self, stage: str, done: int, total: int) -> None:
-        """Draws how far the preparation is."""
+        """Draws the progress of the preparation."""
         self._bar.update(self._task, description=stage, words=f"{done / max(total, 1):.0%}")
 
     def step(self, key: RunKey, step: int) -> None:
@@ -197,13 +192,13 @@ class RichStudyProgress(PlainStudyProgress):
 
 
 class LineCount:
-    """Counts the lines of a growing file without reading any of it twice."""
+    """Counts the lines of a growing file, reading each byte once."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._at, self._lines = path, 0, 0
 
     def count(self) -> int:
-        """Lines so far; counts anew when the file became shorter."""
+        """Returns the number of lines; starts anew when the file became shorter."""
         with contextlib.suppress(OSError), open(self.path, "rb") as file:
             if file.seek(0, 2) < self._at:
                 self._at = self._lines = 0
@@ -216,5 +211,5 @@ class LineCount:
 
 
 def console_study_progress() -> StudyProgress:
-    """A bar when standard error is a terminal, else plain lines."""
+    """Returns a bar when standard error is a terminal, else plain lines."""
     return RichStudyProgress() if sys.stderr.isatty() else PlainStudyProgress()

@@ -1,4 +1,4 @@
-"""Runs of a study on a Ray cluster whose machines share the folder of the study; needs the extra `twoaxis[ray]`."""
+"""An engine for a Ray cluster whose machines share the folder of the study; needs the extra `twoaxis[ray]`."""
 
 import os
 import signal
@@ -11,23 +11,23 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from twoaxis.core.errors import StudyError
-from twoaxis.study.running.engine import PATIENCE_SECONDS, POLL_SECONDS, Listener, Task, keep_busy, run_process
+from twoaxis.study.running.engine import POLL_SECONDS, STOP_SECONDS, Listener, Task, keep_busy, run_process
 from twoaxis.train.run_folder import RunFolder
 
 RETRIES = 3
-"""How often a run starts again whose worker or machine was lost."""
+"""Restarts of a run whose worker or machine was lost."""
 
 CONNECT_SECONDS = 5.0
-"""How long the cluster of an address may take to accept a connection."""
+"""Time limit for connecting to a cluster."""
 
 
 class Share(NamedTuple):
-    """What every run gets of the cluster.
+    """The resources of every run.
 
     Attributes:
-        jobs: runs that fit at once.
-        cpus: processors, on one machine.
-        gpus: whole, or the same part of one for each run.
+        jobs: number of runs at once.
+        cpus: processors per run, on one machine.
+        gpus: per run, a whole number or a fraction of one.
     """
 
     jobs: int
@@ -36,11 +36,11 @@ class Share(NamedTuple):
 
 
 def share_out(machines: Sequence[Mapping[str, float]], jobs: int) -> Share:
-    """The largest share of which so many fit at once, GPUs before processors; fewer runs where not even the smallest one does.
+    """Finds the largest share at which `jobs` runs fit at once, GPUs before processors; fewer runs if none fits.
 
     Args:
-        machines: what each has, under the keys CPU and GPU; a run is on one of them.
-        jobs: runs at once that are asked for.
+        machines: resources of each, by CPU and GPU; a run is on one of them.
+        jobs: requested number of runs at once.
 
     Raises:
         StudyError: no machine has a processor to give.
@@ -50,29 +50,28 @@ def share_out(machines: Sequence[Mapping[str, float]], jobs: int) -> Share:
         (Share(jobs=1, cpus=1, gpus=0), Share(jobs=2, cpus=8, gpus=1))
     """
 
-    def places(cpus: int, gpus: float) -> int:
+    def capacity(cpus: int, gpus: float) -> int:
         found = [int(one.get("CPU", 0) // cpus) for one in machines]
         if gpus:
-            # Quotients of parts are rounded up where only the last digits miss.
+            # Tolerates rounding of fractions.
             found = [min(n, int(one.get("GPU", 0) / gpus + 1e-6)) for n, one in zip(found, machines, strict=True)]
         return sum(found)
 
     most_gpus, most_cpus = (int(max((one.get(name, 0) for one in machines), default=0)) for name in ("GPU", "CPU"))
-    # Ray keeps four digits, and a part must not be rounded up.
-    parts = [1e4 // number / 1e4 for number in range(2, jobs + 1)]
-    choices: list[float] = [*range(most_gpus, 0, -1), *parts] if most_gpus else [0]
-    # As many as fit with the smallest share, if not all do.
-    jobs = min(jobs, places(1, choices[-1])) or jobs
-    gpus = next((one for one in choices if places(1, one) >= jobs), choices[-1])
-    cpus = next((one for one in range(most_cpus, 1, -1) if places(one, gpus) >= jobs), 1)
-    if not places(cpus, gpus):
+    # Ray keeps four digits, and a fraction must not be rounded up.
+    fractions = [1e4 // number / 1e4 for number in range(2, jobs + 1)]
+    choices: list[float] = [*range(most_gpus, 0, -1), *fractions] if most_gpus else [0]
+    jobs = min(jobs, capacity(1, choices[-1])) or jobs
+    gpus = next((one for one in choices if capacity(1, one) >= jobs), choices[-1])
+    cpus = next((one for one in range(most_cpus, 1, -1) if capacity(one, gpus) >= jobs), 1)
+    if not capacity(cpus, gpus):
         raise StudyError("engine 'ray': no machine of the cluster has a processor to give; start one with `ray start`")
-    return Share(min(jobs, places(cpus, gpus)), cpus, gpus)
+    return Share(min(jobs, capacity(cpus, gpus)), cpus, gpus)
 
 
 @dataclass(eq=False)
 class _Started:
-    """A run on the cluster; another one takes its place there when it is lost."""
+    """A run on the cluster, with the reference of its latest start."""
 
     task: Task
     reference: Any
@@ -81,14 +80,13 @@ class _Started:
 
 
 class RayEngine:
-    """Spreads processes over a Ray cluster: that of RAY_ADDRESS, or one of this machine alone.
+    """Spreads processes over the Ray cluster of RAY_ADDRESS, or one on this machine.
 
-    The files are those of the local engine, since every run writes its own folder: all machines must see the folder of the
-    study under the same path, and have the same Python at the same place. A run whose worker or machine is lost starts again,
-    up to three times, and goes on from its checkpoint.
+    All machines must see the folder of the study and the Python interpreter under the same paths. A run whose worker or
+    machine is lost restarts from its checkpoint, up to three times.
 
     Args:
-        jobs: runs at once; each gets an equal share of processors, and of GPUs where there are any, that fits on a machine.
+        jobs: runs at once, with equal shares of processors and GPUs.
 
     Raises:
         StudyError: Ray is not installed.
@@ -100,14 +98,13 @@ class RayEngine:
         except ImportError:
             raise StudyError("engine 'ray': needs the package ray; install it with `pip install 'twoaxis[ray]'`") from None
         self.jobs, self._ray = jobs, ray
-        # What a machine of the cluster has is known once it is reached.
         self.threads: int | None = None
 
     def run(self, tasks: Sequence[Task], listener: Listener) -> None:
         """Keeps `jobs` tasks on the cluster until all have ended.
 
         Raises:
-            StudyError: no cluster is reached, or none of its machines can run anything.
+            StudyError: no cluster is reached, or no machine has a free processor.
         """
         address = self._connect()
         share = self._share()
@@ -133,15 +130,15 @@ class RayEngine:
             raise
 
     def _connect(self) -> str:
-        """Reaches the cluster, and leaves the signals of this process as they are; returns the address."""
-        # Without one Ray would take the address that it last knew, of a cluster that may be gone or of somebody else.
+        """Connects to the cluster without changing signal handlers; returns its address."""
+        # Without an address Ray would reuse the last one, of a cluster that may be gone or not ours.
         address = os.environ.get("RAY_ADDRESS") or "local"
         if self._ray.is_initialized():
             return address
         _check_address(address)
         handler = signal.getsignal(signal.SIGTERM)
         try:
-            # Usage statistics would be sent to others, and nobody has asked for that.
+            # No dashboard, hence no usage statistics sent to others.
             self._ray.init(address=address, include_dashboard=False, log_to_driver=False, configure_logging=False)
         except Exception as error:
             reason = " ".join(str(error).split())[:200]
@@ -159,12 +156,12 @@ class RayEngine:
         return remote.remote(task, {"OMP_NUM_THREADS": str(share.cpus)})
 
     def _ended(self, one: _Started, listener: Listener) -> bool:
-        """Whether a run that Ray has done with has ended; starts it again where it was lost."""
+        """Whether a run has ended; restarts it if it was lost."""
         lost = self._ray.exceptions
         try:
             one.code = self._ray.get(one.reference)
         except lost.RayTaskError as error:
-            # The run did not start; the message is read from its log.
+            # The run did not start; its message is read from the log.
             with open(one.task.log, "ab") as log:
                 log.write(f"{getattr(error, 'cause', error)}\n".encode(errors="backslashreplace"))
             one.code = 1
@@ -174,22 +171,22 @@ class RayEngine:
                 return True
             one.losses += 1
             listener.note(f"{one.task.name}: lost ({type(error).__name__}); starts again, {one.losses} of {RETRIES} times")
-            # What is left of the cluster may have no place for the share of before.
+            # The rest of the cluster may be too small for the former share.
             one.reference = self._submit(one.task, self._share())
             return False
         return True
 
     def _stop(self, started: list[_Started]) -> None:
-        """Asks what still runs to save and end, and waits for it."""
+        """Cancels running tasks and waits until they have saved and ended."""
         references = [one.reference for one in started]
         for reference in references:
             self._ray.cancel(reference, force=False)
         if references:
-            self._ray.wait(references, num_returns=len(references), timeout=PATIENCE_SECONDS)
+            self._ray.wait(references, num_returns=len(references), timeout=STOP_SECONDS)
 
 
 def _check_address(address: str) -> None:
-    """Refuses an address where nobody listens, for which Ray would wait more than a minute.
+    """Refuses an address without a listener, for which Ray would wait more than a minute.
 
     Raises:
         StudyError: naming it.
@@ -209,15 +206,15 @@ def _remedy(address: str) -> str:
 
 
 def _run(task: Task, environment: dict[str, str]) -> int:
-    """Runs on a worker; a cancellation arrives as an interrupt, which `run_process` passes on."""
+    """Runs on a worker; a cancellation arrives as an interrupt, which `run_process` forwards."""
     if not task.log.parent.is_dir():
         raise FileNotFoundError(f"{task.log.parent}: is not shared with this machine")
-    # The process that a lost worker has left behind goes on by itself; then there is nothing left to do here.
+    # The process of a lost worker may still run.
     waited = False
     while RunFolder(task.run).is_locked:
         if not waited:
             with open(task.log, "ab") as log:
-                log.write(b"still trains since an earlier call, and is waited for\n")
+                log.write(b"is still training from an earlier call; waiting for it\n")
         waited = True
         time.sleep(POLL_SECONDS)
     return run_process(task.command, task.log, lambda: None, {**environment, **task.environment})

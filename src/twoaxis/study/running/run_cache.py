@@ -1,4 +1,4 @@
-"""Runs that another study has already made: the same recipe and seed, the same code, the same kind of machine."""
+"""Reuse of runs that another study has made with the same recipe, seed, code and kind of machine."""
 
 import contextlib
 import os
@@ -16,15 +16,15 @@ from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import RunFolder, json_bytes
 
 SAME = ("code", "versions", "platform", "threads", "device", "device_name", "precision")
-"""What must be equal where two runs are made, since it may change the last digits of a loss."""
+"""Keys of the environment that may change the last digits of a loss, and so must be equal."""
 
 
 class RunCache:
-    """Finished runs of the other studies in the same folder, read once, at the first lookup.
+    """Finished runs of the other studies in the parent folder, read at the first lookup.
 
     Args:
         folder: of the study itself.
-        threads: that its runs compute with; nothing is reused while they are not known.
+        threads: of its runs; nothing is reused while unknown.
     """
 
     def __init__(self, folder: StudyFolder, threads: int | None) -> None:
@@ -32,13 +32,9 @@ class RunCache:
         self._described: dict[tuple[str, str], dict[str, Any]] = {}
 
     def lookup(self, recipe: TrainConfig, key: RunKey) -> str:
-        """Links the same run of another study into this one; returns its path below the studies' folder, or "" without one.
+        """Links an equal run of another study into this one; returns its relative path, or "" without one.
 
         Files are copied where the file system has no hard links. A finished run never changes.
-
-        Args:
-            recipe: of the run, complete.
-            key: where it belongs.
         """
         if self.threads is None or self.folder.run(key).path.exists():
             return ""
@@ -56,20 +52,20 @@ class RunCache:
 
     @cached_property
     def _finished(self) -> list[tuple[Path, dict[str, Any], dict[str, Any]]]:
-        """Folder, recipe and environment of each, in order of their names."""
+        """Folder, recipe and environment of each run, sorted by name."""
         found = []
         for study in sorted(self._studies.glob("*/study.json")):
             if study.parent != self.folder.path.resolve():
                 for result in sorted(study.parent.glob("runs/*/seed-*/result.json")):
                     run = RunFolder(result.parent)
-                    # A damaged study next door is no reason to stop; the run is made anew.
+                    # A damaged run of another study is ignored.
                     with contextlib.suppress(TwoAxisError):
                         if run.result is not None and run.result.status == "finished":
                             found.append((run.path, run.config.to_data(), run.read("env")))
         return found
 
     def _here(self, recipe: TrainConfig) -> dict[str, Any]:
-        """The environment that the run would record; kept, since describing it runs git."""
+        """The environment that the run would record; cached, since describing it runs git."""
         device = choose_device(recipe.device)
         dtype = choose_dtype(recipe.precision, device)
         key = str(device), str(dtype)

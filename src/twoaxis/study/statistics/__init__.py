@@ -1,6 +1,6 @@
 """The comparisons of a study: arms with the control at equal tokens, FLOPs or seconds, and contrasts, decided as one family.
 
-A companion against the control is no question of a study, so it gets numbers and no verdict; its contrast is one.
+A companion is compared with its arm (a contrast); against the control it gets numbers and no verdict.
 """
 
 import math
@@ -12,39 +12,33 @@ from twoaxis.display import numbers as words
 from twoaxis.statistics import Comparison, SharedError, compare
 from twoaxis.study.design.rules import DecisionConfig
 from twoaxis.study.planning.plan import PlannedArm, StudyPlan
-from twoaxis.study.report_data import (
-    Charge,
-    ChargedData,
-    ComparisonData,
-    CurveData,
-    PointData,
-)
+from twoaxis.study.report_data import UNITS, Charge, ComparisonData, CurveData, EqualCostData, PointData
 from twoaxis.study.statistics.control_curve import ControlCurve, OutOfRange, differences_at_equal_cost, fit_control_curve
 
 EQUAL = 1e-9
-"""Costs that differ by less than this fraction are equal, and losses are then compared as they are."""
+"""Costs that differ by less than this fraction count as equal, so that losses are compared directly."""
 
 LINE_POINTS = 40
-"""Points of the fitted curve that are kept for drawing."""
+"""Points of the fitted curve in the report, for drawing."""
 
 Losses = Mapping[str, Mapping[int, float]]
 """Validation losses of finished runs, by arm and seed."""
 
 
 def cost_of(plan: StudyPlan, arm: PlannedArm, charge: Charge) -> float | None:
-    """What one run of an arm takes; None for seconds that were not measured."""
+    """The cost of one run of an arm; None for seconds that were not measured."""
     return {"tokens": float(arm.tokens), "flops": arm.flops, "seconds": plan.seconds_of(arm)}[charge]
 
 
 @dataclass(frozen=True)
 class ControlCosts:
-    """The control at all of its budgets, by one charge.
+    """The losses of the control at all of its budgets, by one kind of cost.
 
     Attributes:
-        charge: the unit.
-        budget: what the control itself takes; None for seconds that were not measured.
+        charge: the kind of cost.
+        budget: cost of the control itself; None for seconds that were not measured.
         curve: fitted to its losses; None with one budget, or while it cannot be fitted.
-        why: there is no curve, in words; "" with one.
+        why: reason for having no curve, or "".
         points: loss by seed and cost.
     """
 
@@ -55,7 +49,7 @@ class ControlCosts:
     points: dict[int, dict[float, float]] = field(default_factory=dict)
 
     def data(self) -> CurveData:
-        """The same for the report."""
+        """Converts to the form of the report."""
         found = [(seed, cost, loss) for seed, losses in self.points.items() for cost, loss in sorted(losses.items())]
         if self.curve is None:
             bare = tuple(PointData(seed=seed, cost=cost, loss=loss) for seed, cost, loss in found)
@@ -64,7 +58,7 @@ class ControlCosts:
         residuals = {(point.seed, point.cost): point.residual for point in curve.points}
         low, high = math.log(curve.low), math.log(curve.high)
         costs = [math.exp(low + (high - low) * i / (LINE_POINTS - 1)) for i in range(LINE_POINTS)]
-        # Rounding must not carry the ends outside the measured range, where the curve says nothing.
+        # Rounding must not move the ends outside the measured range.
         means = [(cost, curve.mean_loss(min(max(cost, curve.low), curve.high))) for cost in costs]
         return CurveData(
             points=tuple(
@@ -79,7 +73,7 @@ class ControlCosts:
 
 
 def control_costs(plan: StudyPlan, losses: Losses, charge: Charge) -> ControlCosts:
-    """Fits the loss of the control to what it was given, where the design gave it several budgets."""
+    """Fits the loss of the control over its cost, where the design has several budgets."""
     budget = cost_of(plan, plan.control, charge)
     budgets = (plan.control, *plan.of_role("rung"))
     if budget is None:
@@ -105,15 +99,15 @@ def control_costs(plan: StudyPlan, losses: Losses, charge: Charge) -> ControlCos
 
 @dataclass(frozen=True)
 class InputsAtEqualCost:
-    """What a comparison with the control at equal cost rests on.
+    """Inputs of the comparison of arms with the control at equal cost.
 
     Attributes:
-        found: cost of each arm, and why it cannot be compared.
-        differences: of the arms that can be, arm minus control in the order of the seeds.
-        shared: the error that all replicates of an arm have in common, where there is one.
+        found: cost of each arm, with the reason if it cannot be compared.
+        differences: arm minus control by seed, of arms that can be compared.
+        shared: error common to all replicates of an arm, where there is one.
     """
 
-    found: dict[str, ChargedData]
+    found: dict[str, EqualCostData]
     differences: dict[str, list[float]]
     shared: dict[str, SharedError]
 
@@ -121,15 +115,7 @@ class InputsAtEqualCost:
 def inputs_at_equal_cost(
     plan: StudyPlan, losses: Losses, reasons: Mapping[str, str], arms: Sequence[PlannedArm], control: ControlCosts
 ) -> InputsAtEqualCost:
-    """Prepares the comparison of some arms with the control at equal cost.
-
-    Args:
-        plan: of the study.
-        losses: of finished runs.
-        reasons: why an arm cannot be compared at all, by name; "" where it can.
-        arms: to compare.
-        control: its budgets, by the charge.
-    """
+    """Prepares the comparison of arms with the control at equal cost; `reasons` say why an arm cannot be compared, or ""."""
     inputs = InputsAtEqualCost({}, {}, {})
     for arm in arms:
         cost = cost_of(plan, arm, control.charge)
@@ -139,7 +125,7 @@ def inputs_at_equal_cost(
             why, values, error = _differences(losses[arm.name], losses[plan.control.name], cost, ratio, control)
             if error is not None and control.charge == "seconds" and control.curve is not None and cost is not None:
                 error = _with_timing_error(plan, arm, control.curve, cost, error)
-        inputs.found[arm.name] = ChargedData(cost=cost, cost_ratio=ratio, unavailable=why)
+        inputs.found[arm.name] = EqualCostData(cost=cost, cost_ratio=ratio, unavailable=why)
         if not why:
             inputs.differences[arm.name] = [values[seed] for seed in arm.seeds]
         if error is not None:
@@ -159,7 +145,7 @@ def _differences(
     found = differences_at_equal_cost(control.curve, arm, other, cost)
     if isinstance(found, OutOfRange):
         return (
-            f"takes {words.ratio(ratio)} the {unit(control.charge)} of the control, {times(found)}, outside the "
+            f"takes {words.ratio(ratio)} the {UNITS[control.charge]} of the control, {multiple_text(found)}, outside the "
             "budgets that the control was run at; nothing is extrapolated",
             {},
             None,
@@ -168,7 +154,7 @@ def _differences(
 
 
 def _with_timing_error(plan: StudyPlan, arm: PlannedArm, curve: ControlCurve, cost: float, error: SharedError) -> SharedError:
-    """The error of the curve together with that of the arm's seconds, which all replicates have in common too.
+    """Adds the error of the arm's seconds to that of the curve; both are common to all replicates.
 
     Equation: (dL/dlog C)^2 se^2 with dL/dlog C = -A alpha (C / C_0)^-alpha, and Satterthwaite's degrees of freedom.
     """
@@ -181,7 +167,7 @@ def _with_timing_error(plan: StudyPlan, arm: PlannedArm, curve: ControlCurve, co
 
 
 def comparison_data(comparison: Comparison) -> ComparisonData:
-    """A comparison of a family for the report."""
+    """Converts a comparison to the form of the report."""
     test = comparison.test
     return ComparisonData(
         paired_differences=test.differences,
@@ -200,14 +186,9 @@ def comparison_data(comparison: Comparison) -> ComparisonData:
     )
 
 
-def times(value: float | OutOfRange) -> str:
-    """A multiple of a cost in words."""
+def multiple_text(value: float | OutOfRange) -> str:
+    """Formats a multiple of a cost."""
     return str(value).replace("x", words.TIMES) if isinstance(value, OutOfRange) else words.ratio(value)
-
-
-def unit(charge: Charge) -> str:
-    """The unit of a cost in words."""
-    return {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}[charge]
 
 
 def _fit_words(curve: ControlCurve, charge: Charge) -> str:
@@ -216,24 +197,24 @@ def _fit_words(curve: ControlCurve, charge: Charge) -> str:
         ", an end of the range that was searched, so that it describes this range only" if curve.exponent_at_bound else ""
     )
     return (
-        f"The control at {budgets} budgets of {unit(charge)}, each a whole schedule of its own, {len(curve.offsets)} seeds "
+        f"The control at {budgets} budgets of {UNITS[charge]}, each a whole schedule of its own, {len(curve.offsets)} seeds "
         f"each: one falling power law ({exponent}) with an offset per seed leaves {words.loss(curve.residual_sd)} nats per "
         f"token (standard deviation of the residuals, {curve.df} degrees of freedom)."
     )
 
 
-NOT_ASKED = "a companion is compared with its arm"
-"""Why a companion has no verdict against the control."""
+COMPANION = "a companion is compared with its arm"
+"""Reason for no verdict of a companion against the control."""
 
 
 @dataclass(frozen=True)
 class Obstacles:
-    """What stands between numbers and a verdict.
+    """Reasons for having no comparison or no verdict; each is "" where there is none.
 
     Attributes:
-        missing: why an arm cannot be compared at all, by name; "" where it can.
-        untrained: why an arm gets no verdict although its runs are there, by name; "" where it does.
-        seconds: why there is no verdict at equal seconds; "" where there is.
+        missing: by arm, why it cannot be compared.
+        untrained: by arm, why it gets no verdict although its runs have finished.
+        seconds: why there is no verdict at equal seconds.
     """
 
     missing: Mapping[str, str]
@@ -242,34 +223,29 @@ class Obstacles:
 
 
 @dataclass(frozen=True)
-class Decided:
+class Comparisons:
     """The comparisons of a study.
 
     Attributes:
-        charged: of every arm with the control, by what both are given equally much of.
-        contrasts: of an arm with another, by both names.
+        charged: of every arm with the control, by arm and kind of equal cost.
+        contrasts: of two arms, by both names.
     """
 
-    charged: dict[str, dict[Charge, ChargedData]]
+    charged: dict[str, dict[Charge, EqualCostData]]
     contrasts: dict[tuple[str, str], ComparisonData]
 
 
 def family_size(plan: StudyPlan) -> int:
-    """Comparisons that a study corrects together."""
+    """The number of comparisons corrected together."""
     return len(plan.of_role("treatment")) + len({(one.arm, one.against) for one in plan.contrasts})
 
 
 def decide(
     plan: StudyPlan, losses: Losses, obstacles: Obstacles, curves: Mapping[Charge, ControlCosts], rule: DecisionConfig
-) -> Decided:
-    """Makes all comparisons, with a verdict for each that the study asks for and nothing stands against.
+) -> Comparisons:
+    """Makes all comparisons, with a verdict for each planned one without an obstacle.
 
-    Args:
-        plan: of the study.
-        losses: of finished runs.
-        obstacles: what stands against a comparison or a verdict.
-        curves: the control at its budgets, by charge.
-        rule: the decision rule; contrasts are those of the charge that decides.
+    Contrasts are corrected in the family of the kind of cost that the rule names.
     """
     size, charged = family_size(plan), {arm.name: {} for arm in plan.of_role("treatment", "companion")}
     differences = _contrasts(plan, losses, obstacles)
@@ -278,24 +254,24 @@ def decide(
         treatments = inputs_at_equal_cost(plan, losses, obstacles.missing, plan.of_role("treatment"), curve)
         companions = inputs_at_equal_cost(plan, losses, obstacles.missing, plan.of_role("companion"), curve)
         family = {**treatments.differences, **{f"{arm} {against}": d for (arm, against), d in differences.items()}}
-        asked = compare(family, rule.alpha, rule.smallest_effect, size, treatments.shared) if family else {}
+        decided = compare(family, rule.alpha, rule.smallest_effect, size, treatments.shared) if family else {}
         alone = companions.differences
-        unasked = compare(alone, rule.alpha, rule.smallest_effect, len(alone), companions.shared) if alone else {}
+        descriptive = compare(alone, rule.alpha, rule.smallest_effect, len(alone), companions.shared) if alone else {}
         for name, one in {**treatments.found, **companions.found}.items():
-            if name in asked:
-                charged[name][charge] = _with_verdict(one, comparison_data(asked[name]), charge, obstacles, name)
-            elif name in unasked:
-                data = comparison_data(unasked[name]).withheld().replace(family=0, simultaneous=None)
-                charged[name][charge] = one.replace(comparison=data, unavailable=NOT_ASKED)
+            if name in decided:
+                charged[name][charge] = _with_verdict(one, comparison_data(decided[name]), charge, obstacles, name)
+            elif name in descriptive:
+                data = comparison_data(descriptive[name]).withheld().replace(family=0, simultaneous=None)
+                charged[name][charge] = one.replace(comparison=data, unavailable=COMPANION)
             else:
                 charged[name][charge] = one
         if charge == rule.charge:
-            contrasts = {pair: comparison_data(asked[f"{pair[0]} {pair[1]}"]) for pair in differences}
-    return Decided(charged, contrasts)
+            contrasts = {pair: comparison_data(decided[f"{pair[0]} {pair[1]}"]) for pair in differences}
+    return Comparisons(charged, contrasts)
 
 
 def contrast_obstacle(obstacles: Obstacles, arm: str, against: str, matched: str) -> str:
-    """Why a contrast gets no verdict; "" where it does."""
+    """The reason for no verdict of a contrast, or ""."""
     for name in (arm, against):
         for why in (obstacles.missing.get(name, ""), obstacles.untrained.get(name, "")):
             if why:
@@ -303,7 +279,7 @@ def contrast_obstacle(obstacles: Obstacles, arm: str, against: str, matched: str
     return obstacles.seconds if matched == "seconds" else ""
 
 
-def _with_verdict(one: ChargedData, found: ComparisonData, charge: Charge, obstacles: Obstacles, name: str) -> ChargedData:
+def _with_verdict(one: EqualCostData, found: ComparisonData, charge: Charge, obstacles: Obstacles, name: str) -> EqualCostData:
     why = obstacles.untrained.get(name, "") or (obstacles.seconds if charge == "seconds" else "")
     return one.replace(comparison=found.withheld() if why else found, unavailable=why)
 

@@ -1,8 +1,8 @@
-"""How the loss of the control falls with what it may spend, so that arms can be compared with it at equal cost.
+"""The loss of the control as a function of cost, fitted so that arms can be compared with it at equal cost.
 
-The control is trained with the seeds of the study at several budgets, each a whole schedule of its own. A cost is in FLOPs
-or seconds, the same unit throughout; inside, x is a cost over the control's own budget. Nothing is ever said about a cost
-outside the measured range: there the answer is an `OutOfRange`.
+The control is trained with the seeds of the study at several budgets, each with a whole schedule. A cost is in FLOPs or
+seconds, the same unit throughout; x is a cost over the control's own budget. Nothing is extrapolated: outside the measured
+range, results are `OutOfRange`.
 
 Letters: P runs of the control.
 """
@@ -17,32 +17,29 @@ from jaxtyping import Float, Int
 from scipy.optimize import minimize_scalar
 
 from twoaxis.core.errors import StudyError, problem
-from twoaxis.statistics import (
-    SharedError,
-)
+from twoaxis.statistics import SharedError
 
 FEWEST_COSTS = 3
-"""Two budgets fix an amplitude for every exponent, so the third is the first that says anything."""
+"""With two budgets, every exponent fits; the third determines it."""
 
-# Seconds are measured, so that runs of one budget differ by a little; budgets are meant to differ by more than this.
+# Measured seconds of one budget vary a little; different budgets differ by more than this factor.
 _SAME_BUDGET = 1.1
 
 _ROUNDING = 1e-9
 
-
 LEAST_EXPONENT, LARGEST_EXPONENT = 0.02, 3.0
-"""The exponents that are tried. The least one is a straight line in log x for all that a few budgets can show."""
+"""Range of the search. At the least exponent, the curve is nearly a straight line in log x."""
 
 _EXPONENTS = np.geomspace(LEAST_EXPONENT, LARGEST_EXPONENT, 400)
 
 
 @dataclass(frozen=True)
 class OutOfRange:
-    """An answer outside what was measured; as a string, it can be printed as it is.
+    """A result outside the measured range; prints as a bound.
 
     Attributes:
-        side: of the range on which the answer lies.
-        multiple: the end of the range on that side, as a multiple of what is asked for.
+        side: of the range on which the result lies.
+        multiple: the end of the range on that side, as a multiple of the control's budget or of an arm's cost.
 
     Example:
         >>> print(OutOfRange("more", 2.0))
@@ -57,7 +54,7 @@ class OutOfRange:
 
 
 class CurvePoint(NamedTuple):
-    """One run of the control, and what the curve leaves unexplained of it, in nats per token."""
+    """One run of the control, with its residual from the curve in nats per token."""
 
     seed: int
     cost: float
@@ -69,21 +66,20 @@ class CurvePoint(NamedTuple):
 class ControlCurve:
     """The fitted loss of the control over cost.
 
-    Equation: L_s(C) = b_s + A (C / C_0)^-alpha: a seed moves the curve up or down and leaves its shape. The loss that no
-    budget would reach is part of every b_s.
+    Equation: L_s(C) = b_s + A (C / C_0)^-alpha: seeds shift the curve without changing its shape. The irreducible loss is
+    part of every b_s.
 
     Attributes:
-        budget: C_0, what the control is given in the study itself.
+        budget: C_0, the cost of the control in the study itself.
         amplitude: A > 0, nats per token.
         exponent: alpha.
-        exponent_at_bound: whether the search ended at its least or largest exponent; the curve then describes the
-            measured range, and its exponent means nothing.
+        exponent_at_bound: whether the search ended at its least or largest exponent, which then has no meaning.
         offsets: b_s by seed, nats per token.
-        points: the runs it was fitted to, with their residuals.
+        points: the fitted runs, with residuals.
         residual_sd: standard deviation of the residuals with `df`, nats per token.
-        df: points less the parameters of the fit.
-        low: the least cost that was measured.
-        high: the largest.
+        df: degrees of freedom.
+        low: the least measured cost.
+        high: the largest measured cost.
         covariance: of (A, alpha), by least squares around the fit.
     """
 
@@ -100,8 +96,7 @@ class ControlCurve:
     covariance: tuple[tuple[float, float], tuple[float, float]]
 
     def outside(self, cost: float) -> OutOfRange | None:
-        """On which side of the measured range a cost lies, in multiples of the control's budget; None inside."""
-        # Twice the budget is twice the budget, however it was computed.
+        """Returns OutOfRange for a cost outside the measured range, in multiples of the control's budget; else None."""
         if cost < self.low * (1 - _ROUNDING):
             return OutOfRange("less", self.low / self.budget)
         return OutOfRange("more", self.high / self.budget) if cost > self.high * (1 + _ROUNDING) else None
@@ -112,24 +107,22 @@ class ControlCurve:
         return self.outside(cost) or level + self.amplitude * (cost / self.budget) ** -self.exponent
 
     def drop(self, cost: float) -> float | OutOfRange:
-        """By how much the control's loss is expected to change from its own budget to this cost, nats per token.
+        """The expected change of the control's loss from its own budget to this cost, nats per token.
 
-        Equation: A ((C / C_0)^-alpha - 1), which is 0 at its own budget whatever the fit: what the control did there is
-        measured, and the curve only carries it elsewhere.
+        Equation: A ((C / C_0)^-alpha - 1), which is 0 at its own budget for every fit.
         """
         return self.outside(cost) or self.amplitude * ((cost / self.budget) ** -self.exponent - 1)
 
     def drop_error(self, cost: float) -> SharedError:
-        """The error of `drop` that comes from fitting the curve, by the delta method.
+        """The error of `drop` from fitting the curve, by the delta method.
 
-        Equation: g^T cov(A, alpha) g with the gradient g of the drop. All replicates are compared by the same curve, so
-        the spread of their differences does not show this error and it has to be added to theirs. Nothing is subtracted
-        for the runs at the control's own budget, which are both in the curve and in the differences: how much noise they
-        share with an arm is not known, and leaving them out errs to the wide side.
+        Equation: g^T cov(A, alpha) g with the gradient g of the drop. The error is common to all replicates, so their spread
+        does not show it and it has to be added. Runs at the control's own budget are in the curve and in the differences;
+        their unknown covariance is not subtracted, which makes intervals wider.
 
         In simulation (4000 studies each, n = 3 to 10, arms of 0.7 to 1.9 times the control's cost), intervals without this
-        error cover the difference at equal cost in 94% to 95% of studies when arm and control share no more than the seed's
-        offset, but in 53% to 91% when 90% of a run's own noise is common to both; with it they cover 95% to 97% in all.
+        error cover 94% to 95% when arm and control share only the seed's offset, but 53% to 91% when 90% of a run's noise is
+        common to both; with it they cover 95% to 97%.
         """
         x = cost / self.budget
         by_amplitude, by_exponent = x**-self.exponent - 1, -self.amplitude * x**-self.exponent * math.log(x)
@@ -138,7 +131,7 @@ class ControlCurve:
         return SharedError(max(variance, 0.0), self.df)
 
     def inverse(self, difference: float) -> float | OutOfRange:
-        """The cost at which the control would have a loss that differs by this from the one at its own budget.
+        """The cost at which the control's loss differs by this from the loss at its own budget.
 
         Equation: C = C_0 (1 + difference / A)^(-1 / alpha)
         """
@@ -152,16 +145,16 @@ class ControlCurve:
 def fit_control_curve(points: Mapping[int, Mapping[float, float]], budget: float) -> ControlCurve:
     """Fits the loss of the control over cost, with one shape for all seeds and an offset for each.
 
-    Equation: least squares of L_s(C) = b_s + A (C / C_0)^-alpha. For a given alpha it is linear, and the seeds' offsets
-    drop out when every seed's mean is subtracted, so only alpha is searched: on a grid, then between its neighbours.
+    Equation: least squares of L_s(C) = b_s + A (C / C_0)^-alpha. It is linear for a given alpha, and offsets vanish when every
+    seed's mean is subtracted, so only alpha is searched: on a grid, then between its neighbours.
 
     Args:
         points: loss in nats per token, by seed and cost.
-        budget: what the control is given in the study itself, in the unit of the costs.
+        budget: cost of the control in the study itself.
 
     Raises:
-        StudyError: too few budgets or runs for a curve, a budget outside the measured range, a number that is not
-            finite, or a loss that does not fall with cost.
+        StudyError: too few budgets or runs, a budget outside the measured range, a number that is not finite, or a loss that
+            does not fall with cost.
 
     Example:
         >>> losses = {seed: {cost: 3 + seed / 50 + 0.5 * cost**-0.3 for cost in (0.5, 1, 2)} for seed in (0, 1)}
@@ -212,13 +205,12 @@ def fit_control_curve(points: Mapping[int, Mapping[float, float]], budget: float
 
 @dataclass(frozen=True)
 class EqualCostDifferences:
-    """Differences to the control at what an arm costs.
+    """Differences between arm and control at the cost of the arm.
 
     Attributes:
         differences: arm minus control at the arm's cost, by seed, nats per token.
-        drop: what the control's loss was changed by, nats per token.
-        shared: the error of `drop`, for `paired_test` and `compare`: it is common to all replicates, so an interval from
-            the differences alone is too narrow.
+        drop: correction of the control's loss, nats per token.
+        shared: the error of `drop`, which is common to all replicates; `paired_test` and `compare` need it.
     """
 
     differences: dict[int, float]
@@ -229,21 +221,21 @@ class EqualCostDifferences:
 def differences_at_equal_cost(
     curve: ControlCurve, losses_arm: Mapping[int, float], losses_control: Mapping[int, float], cost_of_arm: float
 ) -> EqualCostDifferences | OutOfRange:
-    """Compares an arm with what the control would reach for the same cost.
+    """Compares an arm with the control at the cost of the arm.
 
     Equation: d_s = L_arm,s - (L_control,s + drop(C_arm)), over the seeds of the arm.
 
     Args:
-        curve: of the control, over the kind of cost that is equal.
+        curve: of the control, over the same kind of cost.
         losses_arm: final loss by seed, nats per token.
         losses_control: of the control at its own budget, by seed.
-        cost_of_arm: what one run of the arm took.
+        cost_of_arm: of one run.
 
     Returns:
-        The differences, or `OutOfRange` when the arm cost less or more than any run of the control.
+        The differences, or `OutOfRange` when the cost is outside the measured range.
 
     Raises:
-        StudyError: a seed of the arm that the control has no loss for.
+        StudyError: the control has no loss for a seed of the arm.
 
     Example:
         >>> losses = {seed: {cost: 3 + 0.5 * cost**-0.3 for cost in (0.5, 1, 2)} for seed in (0, 1)}
@@ -313,19 +305,19 @@ def _check(
 
 
 def _distinct(costs: list[float]) -> int:
-    """How many budgets stand behind the ascending costs of one seed."""
+    """Counts the different budgets among the ascending costs of one seed."""
     return sum(i == 0 or cost > _SAME_BUDGET * costs[i - 1] for i, cost in enumerate(costs))
 
 
 def centred(values: Float[np.ndarray, "*E P"], index: Int[np.ndarray, " P"]) -> Float[np.ndarray, "*E P"]:
-    """Subtracts from every value the mean over its seed, which is what a free offset for each seed does to a fit."""
+    """Subtracts from every value the mean over its seed, which eliminates free offsets of seeds from a fit."""
     member = (index == np.unique(index)[:, None]).astype(np.float64)
     means = (values @ member.T) / member.sum(axis=1)
     return values - means @ member
 
 
 def gradient(x: Float[np.ndarray, " P"], amplitude: float, exponent: float) -> Float[np.ndarray, "2 P"]:
-    """Of A x^-alpha by A and alpha."""
+    """The gradient of A x^-alpha with respect to A and alpha."""
     power = x**-exponent
     return np.stack([power, -amplitude * power * np.log(x)])
 
@@ -333,14 +325,14 @@ def gradient(x: Float[np.ndarray, " P"], amplitude: float, exponent: float) -> F
 def profile(
     x: Float[np.ndarray, " P"], y: Float[np.ndarray, " P"], index: Int[np.ndarray, " P"], exponents: Float[np.ndarray, " E"]
 ) -> tuple[Float[np.ndarray, " E"], Float[np.ndarray, " E"]]:
-    """The best amplitude for each exponent, and the sum of squares it leaves; y is centred."""
+    """The best amplitude for each exponent, and its residual sum of squares; y is centred."""
     z = centred(x ** -exponents[:, None], index)
     amplitudes = (z @ y) / (z * z).sum(axis=1)
     return amplitudes, ((y - amplitudes[:, None] * z) ** 2).sum(axis=1)
 
 
 def best_exponent(x: Float[np.ndarray, " P"], y: Float[np.ndarray, " P"], index: Int[np.ndarray, " P"]) -> tuple[float, bool]:
-    """The exponent with the least sum of squares, and whether it is an end of the searched range."""
+    """The exponent with the least sum of squares, and whether it is at an end of the search."""
 
     def remainder(exponent: float) -> float:
         return float(profile(x, y, index, np.array([exponent]))[1][0])
@@ -360,12 +352,12 @@ def refits(
     index: Int[np.ndarray, " P"],
     weights: Float[np.ndarray, "R N"],
 ) -> tuple[Float[np.ndarray, " R"], Float[np.ndarray, " R"]]:
-    """Exponent, to the grid, and amplitude of the fit to each of R weighings of the seeds; the amplitude is 0 where none is."""
+    """Fits each of R weightings of the seeds: exponents on the grid, and amplitudes, which are 0 without a fit."""
     y, z = centred(y, index), centred(x ** -_EXPONENTS[:, None], index)
     member = (index[:, None] == np.arange(weights.shape[1])).astype(np.float64)
-    # A seed that is drawn twice counts twice, so sums over a resample are weighted sums over the seeds.
+    # A seed drawn twice counts twice, so sums over a resample are weighted sums over the seeds.
     zz, zy = weights @ ((z * z) @ member).T, weights @ ((z * y) @ member).T
-    # Seeds with one run each say nothing about the shape: amplitude 0.
+    # Seeds with one run each do not determine the shape: amplitude 0.
     zz = np.where(zz > 0, zz, np.inf)
     best = (zy * zy / zz).argmax(axis=1)
     rows = np.arange(len(best))

@@ -1,4 +1,4 @@
-"""The effective speedup of an arm: what the control would need for the loss of the arm, over what the arm took."""
+"""The effective speedup of an arm: the cost at which the control reaches the loss of the arm, over the cost of the arm."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,18 +11,18 @@ from scipy.optimize import brentq
 from twoaxis.core.errors import StudyError, problem
 from twoaxis.statistics import RESAMPLES, PairedTest, expanded_percentiles, half_width, paired_test, resampling_weights
 from twoaxis.study.planning.plan import PlannedArm, StudyPlan
-from twoaxis.study.report_data import SpeedupData
-from twoaxis.study.statistics import ControlCosts, Losses, cost_of, times, unit
+from twoaxis.study.report_data import UNITS, SpeedupData
+from twoaxis.study.statistics import ControlCosts, Losses, cost_of, multiple_text
 from twoaxis.study.statistics.control_curve import ControlCurve, OutOfRange, refits
 
-# Costs over the measured range at which the ends of an interval are looked for, before they are found exactly.
+# Grid of costs over the measured range on which the ends of an interval are bracketed.
 _STEPS = 33
 
 
 def speedup(plan: StudyPlan, arm: PlannedArm, losses: Losses, control: ControlCosts) -> SpeedupData | None:
-    """The effective speedup of an arm all of whose runs have finished; None without a curve of the control.
+    """The effective speedup of a finished arm; None without a curve of the control.
 
-    By seconds, two standard errors of the arm's seconds are added to either end of the interval.
+    By seconds, either end of the interval is extended by two standard errors of the arm's seconds.
     """
     cost, curve = cost_of(plan, arm, control.charge), control.curve
     if curve is None or cost is None:
@@ -35,19 +35,19 @@ def speedup(plan: StudyPlan, arm: PlannedArm, losses: Losses, control: ControlCo
     low, high = bootstrap_speedup(curve, differences, cost)
     wider = math.exp(2 * plan.log_seconds_error(arm)) if control.charge == "seconds" else 1.0
     ends = [_scaled(found.low, 1 / wider), _scaled(found.high, wider)]
-    interval = f"{times(ends[0])} to {times(ends[1])}"
+    interval = f"{multiple_text(ends[0])} to {multiple_text(ends[1])}"
     return SpeedupData(
         value=_known(found.value),
         low=_known(ends[0]),
         high=_known(ends[1]),
         bootstrap95=(_known(low), _known(high)),
-        sentence=f"{times(found.value)} by {unit(control.charge)}, 95 % interval {interval}",
+        sentence=f"{multiple_text(found.value)} by {UNITS[control.charge]}, 95 % interval {interval}",
     )
 
 
 @dataclass(frozen=True)
 class EffectiveSpeedup:
-    """What the control would need for the loss of an arm, over what the arm took; above 1 the arm is the cheaper way.
+    """The cost at which the control reaches an arm's loss, over the arm's cost; above 1 the arm is cheaper.
 
     Attributes:
         value: of the mean difference.
@@ -61,18 +61,17 @@ class EffectiveSpeedup:
 
 
 def effective_speedup(curve: ControlCurve, test: PairedTest, cost: float, confidence: float = 0.95) -> EffectiveSpeedup:
-    """Turns a difference in loss into the factor in cost that would buy it for the control.
+    """Converts a difference in loss to the factor in cost that the control needs for it.
 
-    Equation: S = C(d) / cost with the inverse C(d) of the drop; the interval holds every C / cost at which the control, if
-    given C, could have the arm's loss: |d - drop(C)| <= t e(C), with the standard error e of differences at equal cost and its
-    degrees of freedom. So it holds 1 exactly when the interval of the difference at the arm's cost holds 0.
-    Without the error of the curve, e would be that of the differences and the ends C(d +- t e) / cost; where most noise is
-    common to arm and control these cover 67% to 88% in simulation, and the ends that are given 95% to 96%.
+    Equation: S = C(d) / cost with the inverse C(d) of the drop. The interval contains every C / cost at which the control
+    could have the arm's loss: |d - drop(C)| <= t e(C), with the standard error e of differences at equal cost. So it contains
+    1 exactly when the interval of the difference at the arm's cost contains 0. Where most noise is common to arm and control,
+    it covers 95% to 96% in simulation; without the error of the curve it would cover 67% to 88%.
 
     Args:
-        curve: of the control, over the kind of cost that is equal.
+        curve: of the control, over the same kind of cost.
         test: of arm minus control, the control at its own budget.
-        cost: what one run of the arm took.
+        cost: of one run of the arm.
         confidence: of the interval.
 
     Raises:
@@ -114,22 +113,22 @@ def bootstrap_speedup(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> tuple[float | OutOfRange, float | OutOfRange]:
-    """A bootstrap interval of the effective speedup: seeds are resampled with all their runs, and the curve is fitted anew.
+    """A bootstrap interval of the effective speedup: seeds are resampled with all their runs, and the curve is refitted.
 
-    It assumes neither normal noise nor the same noise in all runs, and it holds the error of the curve. Over few seeds it is
-    too narrow: in simulation it covers 73% with 3, 92% with 5 and 94% with 10, see `bootstrap_interval`. A resample in which
-    the control's loss does not fall with cost counts as beyond the range on the side of its mean difference.
+    It assumes neither normal nor equal noise, and includes the error of the curve. With few seeds it is too narrow: in
+    simulation it covers 73% with 3, 92% with 5 and 94% with 10, see `bootstrap_interval`. A resample in which the control's
+    loss does not fall with cost counts as out of range, on the side of its mean difference.
 
     Args:
-        curve: of the control, over the kind of cost that is equal.
+        curve: of the control, over the same kind of cost.
         differences: arm minus control by seed, the control at its own budget.
-        cost: what one run of the arm took.
-        confidence: that would be reached with many replicates.
+        cost: of one run of the arm.
+        confidence: reached with many replicates.
         resamples: of the seeds, with replacement.
         seed: of the resampling.
 
     Raises:
-        StudyError: seeds that are not those of the curve, or fewer than 2.
+        StudyError: the seeds differ from those of the curve, or are fewer than 2.
     """
     seeds = list(curve.offsets)
     if set(differences) != set(seeds) or len(seeds) < 2:
@@ -154,19 +153,19 @@ def bootstrap_speedup(
 
 
 def _first_reached(curve: ControlCurve, costs: Sequence[float], margin: Callable[[float], float]) -> float | OutOfRange:
-    """The first cost at which a margin is 0 or above; where to look further when no crossing is in the measured range."""
+    """The first cost at which a margin is 0 or above; OutOfRange when no crossing is in the measured range."""
     margins = [margin(cost) for cost in costs]
     first = next((i for i, value in enumerate(margins) if value >= 0), None)
     if first:
         crossing: Any = brentq(margin, costs[first - 1], costs[first])
         return float(crossing)
-    # Reached at once, the first cost lies further out than where the search began; never reached, behind its other end.
+    # Reached at once: the crossing lies before the start of the search. Never reached: behind its end.
     side: Literal["less", "more"] = "less" if (first == 0) == (costs[0] < costs[-1]) else "more"
     return OutOfRange(side, (curve.low if side == "less" else curve.high) / curve.budget)
 
 
 def _over(end: float | OutOfRange, curve: ControlCurve, cost: float) -> float | OutOfRange:
-    """A cost on the curve as a multiple of another cost."""
+    """Converts a cost on the curve to a multiple of another cost."""
     return OutOfRange(end.side, end.multiple * curve.budget / cost) if isinstance(end, OutOfRange) else end / cost
 
 
