@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from .shape_checks import checked_if_of_tensors
+from .shape_checks import checked_if_of_shapes
 
 CHECKED_PACKAGES = ["core", "ops", "depth", "sequence", "feed_forward", "local", "model"]
 PARITY = Path(__file__).with_name("parity").resolve()
@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "compile: uses torch.compile, so runs only in a session of its own: -m compile.")
     if not _only_compile_tests(config):
         # Has to come before the first import of these packages, hence no import of twoaxis in this file.
-        jaxtyping.jaxtyped = checked_if_of_tensors
+        jaxtyping.jaxtyped = checked_if_of_shapes
         jaxtyping.install_import_hook([f"twoaxis.{name}" for name in CHECKED_PACKAGES], TYPE_CHECKER)
 
 
