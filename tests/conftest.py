@@ -13,10 +13,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-from .shape_checks import checked_if_of_tensors
+from .shape_checks import checked_if_of_shapes
 
 CHECKED_PACKAGES = ["core", "ops", "depth", "sequence", "feed_forward", "local", "model"]
 PARITY = Path(__file__).with_name("parity").resolve()
+# A session of tests that compile collects nothing else.
+COMPILING = ("conformance", "interop/engines/test_contract.py", "study/test_timing.py", "training/test_compile.py")
 QUARANTINE = Path(__file__).with_name("QUARANTINE.md")
 
 # An int is a float here, as for every type checker; `Self` can only be judged with the whole class at hand.
@@ -60,12 +62,20 @@ def _only_compile_tests(config: pytest.Config) -> bool:
     return config.option.markexpr == "compile"
 
 
+def _may_compile(path: Path) -> bool:
+    return any(path.is_relative_to(Path(__file__).parent / place) for place in COMPILING)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    return True if _only_compile_tests(config) and collection_path.is_file() and not _may_compile(collection_path) else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Checks shapes at run time, except in a session of tests that compile, which would trace the checks too."""
     config.addinivalue_line("markers", "compile: uses torch.compile, so runs only in a session of its own: -m compile.")
     if not _only_compile_tests(config):
         # Has to come before the first import of these packages, hence no import of twoaxis in this file.
-        jaxtyping.jaxtyped = checked_if_of_tensors
+        jaxtyping.jaxtyped = checked_if_of_shapes
         jaxtyping.install_import_hook([f"twoaxis.{name}" for name in CHECKED_PACKAGES], TYPE_CHECKER)
 
 
@@ -136,7 +146,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if test and file in whole_files:
                 raise pytest.UsageError(f"QUARANTINE.md: no test is called {row}; remove the row")
     if not _only_compile_tests(config):
-        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("compile")])
+        compiling = [item for item in items if item.get_closest_marker("compile")]
+        for item in compiling:
+            if not _may_compile(item.path):
+                raise pytest.UsageError(f"{item.nodeid}: compiles, so its file must be in COMPILING of tests/conftest.py")
+        config.hook.pytest_deselected(items=compiling)
         items[:] = [item for item in items if not item.get_closest_marker("compile")]
 
 

@@ -68,13 +68,22 @@ def pipeline(**data: Any) -> PipelineConfig:
     return PipelineConfig.from_data({"microbatches": 4, **data})
 
 
+EVERY_ORDER = ("residual", "deep_delta", "attention_residuals", "mhc", "muddformer", "value_residual")
+"""One stream, weights of the input, a history, several streams, views apart, and heads that are carried."""
+
+
 def cases() -> dict[str, Case]:
-    """Every depth mixer in every order, and what is special, by name."""
+    """Every depth mixer in two orders that differ in all, one of every kind in all orders, and what is special, by name."""
     depths = {row.kind: row.example(next(iter(row.examples))) for row in DEPTH}
     more = {"attention_residuals": ("block2", "two_phase"), "mhc": ("deepseek_v4",), "muddformer": ("qkvr",)}
     for kind, names in more.items():
         depths |= {f"{kind} {name}": DEPTH[kind].example(name) for name in names}
-    ordered = [(f"{name} {order}", depth, data) for name, depth in depths.items() for order, data in ORDERS.items()]
+    ordered = [
+        (f"{name} {order}", depth, data)
+        for name, depth in depths.items()
+        for order, data in ORDERS.items()
+        if order in ("1f1b", "cached_own") or name in EVERY_ORDER
+    ]
     usual = [Case(name, decoder(depth), pipeline(**data)) for name, depth, data in ordered]
     return {case.name: case for case in [*usual, *looped_cases(), *special_cases()]}
 

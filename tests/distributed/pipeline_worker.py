@@ -186,6 +186,8 @@ def work(folder: Path, rank: int, ranks: int) -> None:
     groups: dict[int, Any] = {n: None if n == ranks else dist.new_group(range(n)) for n in range(1, ranks + 1)}
     traffic = Traffic()
     reports, found = {}, {}
+    # So that a collection after a step need not walk through all that was imported.
+    gc.freeze()
     # The most ranks first: those that are then left out wait at the end only.
     for case in sorted(json.loads((folder / "cases.json").read_text()), key=lambda case: -case["pipeline"]["ranks"]):
         needed = case["pipeline"]["ranks"]

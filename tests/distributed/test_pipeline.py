@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from ..made_once import made_once
 from . import pipeline_worker
 from .pipeline_cases import Case, cases, planned_bytes, undivided
 from .processes import run_processes
@@ -21,12 +22,15 @@ TOLERANCE: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-11}
 Outcome = tuple[dict[str, dict[str, Any]], dict[str, torch.Tensor]]
 
 
-@pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
-    """What every rank reports, and its gradients."""
-    folder = tmp_path_factory.mktemp("pipelines")
+def _run(folder: Path) -> None:
     (folder / "cases.json").write_text(json.dumps([case.data() for case in CASES.values()]))
     run_processes(Path(pipeline_worker.__file__), folder, RANKS, timeout_seconds=pipeline_worker.PATIENCE_SECONDS)
+
+
+@pytest.fixture(scope="session")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
+    """What every rank reports, and its gradients."""
+    folder = made_once(tmp_path_factory, "pipelines", _run)
     return [
         (json.loads((folder / f"report{rank}.json").read_text()), load_file(folder / f"gradients{rank}.safetensors"))
         for rank in range(RANKS)

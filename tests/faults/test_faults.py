@@ -64,9 +64,11 @@ def test_output_is_whole_or_absent(verb: Verb, forks: Forks, given: Path, tmp_pa
             assert (said[-1].startswith("twoaxis: ") or not ended.status) and "Traceback" not in ended.said, ended.said
         left = contents(out)
         check_left(verb, left, before, expected, fault)
-        again = forks.run(verb.words(given, out), out)
-        assert again.status == 0, f"after {fault} at {at} of {whole.count}: {again.said}"
-        check_same(contents(out), expected)
+        # With nothing left behind, the next start is the first one again.
+        if left != before:
+            again = forks.run(verb.words(given, out), out)
+            assert again.status == 0, f"after {fault} at {at} of {whole.count}: {again.said}"
+            check_same(contents(out), expected)
         shutil.rmtree(out)
 
 

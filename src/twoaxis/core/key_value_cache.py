@@ -1,6 +1,6 @@
 """The key-value cache: an immutable value on top of a buffer that grows in place while nobody can notice.
 
-Letters: B batch, N rows of it, G kv-heads, S cached keys, K key width.
+Letters: B batch, N rows of it, G kv-heads, S new keys, C all keys that a query may see, K key width.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 Keys = Float[Tensor, "B G S K"]
+AllKeys = Float[Tensor, "B G C K"]
 
 
 class _Buffer:
@@ -61,7 +62,7 @@ class KeyValueCache:
         keys = self._buffer.keys
         return 2 * keys.shape[0] * keys.shape[1] * self.length * keys.shape[3] * keys.element_size()
 
-    def extend(self, keys: Keys, values: Keys) -> tuple[Keys, Keys, "KeyValueCache"]:
+    def extend(self, keys: Keys, values: Keys) -> tuple[AllKeys, AllKeys, "KeyValueCache"]:
         """Returns all keys and values that the new tokens may see, and the cache after them."""
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             buffer, start = self._copied(keys, values, room=0), 0

@@ -49,7 +49,8 @@ def causal_along_depth(config: DepthConfig) -> None:
         later = [*zip(disturbed.views[index + 1 :], base.views[index + 1 :], strict=True), ([disturbed.left], [base.left])]
         moved = max(distance(a, b) for got, expected in later for a, b in zip(got, expected, strict=True))
         require(moved > 0, f"no read after sublayer {index} changes when it is disturbed, some must")
-        _reads_until(len(base.updates) - 1, trace(model, tokens), base, f"after a pass with sublayer {index} disturbed")
+    # Whatever a pass leaves behind shows in the next one.
+    _reads_until(len(base.updates) - 1, trace(model, tokens), base, "after passes with disturbed sublayers")
     _gradients_go_down_only(model, tokens, base.updates)
 
 

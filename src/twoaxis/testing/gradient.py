@@ -66,21 +66,30 @@ def gradcheck_mixer(config: MixerConfig) -> None:
 
 def _gradcheck(what: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
     leaves, structure = tree_flatten(inputs)
-    names, parameters = zip(*module.named_parameters(), strict=True) if list(module.parameters()) else ((), ())
+    parameters = dict(module.named_parameters())
 
-    def function(*flat: Tensor) -> tuple[Tensor, ...]:
-        values, given = flat[: len(leaves)], flat[len(leaves) :]
-        arguments = tree_unflatten(list(values), structure)
-        outputs = functional_call(module, dict(zip(names, given, strict=True)), arguments)
-        return tuple(y for y in outputs if y.requires_grad)
+    # Two vectors, because finite differences take two passes for every input.
+    def function(values: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        arguments = tree_unflatten(_split(values, leaves), structure)
+        given = dict(zip(parameters, _split(weights, list(parameters.values())), strict=True))
+        return tuple(y for y in functional_call(module, given, arguments) if y.requires_grad)
 
-    flat = [leaf.detach().clone().requires_grad_() for leaf in (*leaves, *parameters)]
+    flat = [_joined(leaves), _joined(list(parameters.values()))]
     atol, rtol = bound("gradcheck_absolute"), bound("gradcheck_relative")
     try:
         torch.autograd.gradcheck(function, flat, eps=1e-6, fast_mode=True, atol=atol, rtol=rtol)
     except GradcheckError as error:
         lines = str(error).splitlines()
         raise CheckFailed(f"gradcheck of {what}: {lines[0].strip(' ,')}; {lines[-1].strip()} Bound {atol:.0e}") from None
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return torch.cat([torch.zeros(1, dtype=torch.float64), *(part.detach().reshape(-1) for part in parts)]).requires_grad_()
+
+
+def _split(joined: Tensor, parts: list[Tensor]) -> list[Tensor]:
+    pieces = joined[1:].split([part.numel() for part in parts]) if parts else ()
+    return [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
 
 
 @check

@@ -9,7 +9,8 @@ from twoaxis import DEPTH, ConfigError, DataError, Decoder, DecoderConfig, Sampl
 from twoaxis.model.generate import stream
 
 WINDOW, NEW = 4, 6
-MIXERS = [(row.kind, example) for row in DEPTH for example in row.examples]
+# Conformance decodes left-padded rows with every other example.
+MIXERS = [(row.kind, next(iter(row.examples))) for row in DEPTH]
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7, 8, 9, 10, 11], [12, 13]]
 
 
