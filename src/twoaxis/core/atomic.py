@@ -104,10 +104,16 @@ def _remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes a rename in the folder durable; systems that cannot open a folder need no sync."""
-    with suppress(OSError), _opened(folder) as descriptor:
+def sync(path: Path) -> None:
+    """Flushes a file or a folder to disk; systems that cannot open a folder need no flush."""
+    with suppress(PermissionError), _opened(path) as descriptor:
         os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename in the folder durable, if the file system can."""
+    with suppress(OSError):
+        sync(folder)
 
 
 @contextmanager
@@ -119,8 +125,8 @@ def _durable(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         yield descriptor
     finally:
