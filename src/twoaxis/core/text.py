@@ -78,6 +78,19 @@ def decode_text(content: bytes, where: str, error: type[TwoAxisError] = DataErro
         raise error(f"{where}: {byte} is not UTF-8; convert the text, for example with iconv -t UTF-8") from None
 
 
+def encode_text(text: str, where: str = "text", remedy: str = "remove it") -> bytes:
+    """Encodes text as UTF-8.
+
+    Raises:
+        DataError: half of a surrogate pair, which is not Unicode text.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = f"character {error.start} is half of a surrogate pair"
+        raise DataError(f"{where}: {half}; must be Unicode text; {remedy}") from None
+
+
 def read_text(path: Path, what: str, remedy: str, error: type[TwoAxisError] = DataError) -> str:
     """Reads a text that somebody wrote; see `decode_text`.
 

@@ -1,4 +1,4 @@
-"""The folder that keeps what is expensive to make again: trained tokenizers and token shards."""
+"""The cache folder of trained tokenizers and token shards."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ CACHE_VARIABLE = "TWOAXIS_CACHE"
 """The environment variable that names the cache folder."""
 
 CACHE_REMEDY = f"free space there or set {CACHE_VARIABLE} to another folder"
-"""What to do when the cache cannot be written."""
+"""The remedy when the cache cannot be written."""
 
 
 def cache_folder(path: str | os.PathLike[str] | None = None) -> Path:
