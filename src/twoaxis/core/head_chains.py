@@ -1,11 +1,11 @@
-"""Which attention layers share heads along depth: all sublayers of one kind, in order, are one chain."""
+"""Chains of attention layers that share heads along depth: all sublayers of one kind, in order."""
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.site import HeadShape, Site, Stack
 
 
 def chains(stack: Stack) -> dict[str, HeadShape]:
-    """The kinds of sublayers with heads, in order of appearance, each with the heads of its first layer."""
+    """The kinds of sublayers with heads, in order, each with the heads of its first layer."""
     found: dict[str, HeadShape] = {}
     for slot in stack.slots:
         if slot.heads is not None:
@@ -19,12 +19,12 @@ def sites_of(stack: Stack, kind: str) -> list[Site]:
 
 
 def place_in_chain(site: Site) -> int:
-    """The place of a sublayer within its chain, counted from 0."""
+    """The index of a sublayer within its chain, counted from 0."""
     return sum(slot.kind == site.slot.kind for slot in site.stack.slots[: site.index])
 
 
 def check_chains(stack: Stack, mixer: str) -> None:
-    """Refuses stacks whose heads a mixer cannot carry from layer to layer.
+    """Refuses stacks whose heads cannot be shared along depth.
 
     Raises:
         ConfigError: no sublayer with heads, or kv-heads of different widths in one chain.

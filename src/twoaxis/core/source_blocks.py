@@ -1,4 +1,4 @@
-"""How sublayers group into depth sources: equal or uneven blocks, counted by sublayer or by layer."""
+"""Blocks of sublayers as depth sources: equal or uneven, counted by sublayer or by layer."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -12,10 +12,10 @@ from twoaxis.core.weighted_sum import span_name
 
 Size = Annotated[int, Field(ge=1)]
 BlockSize = Size | Annotated[tuple[Size, ...], Field(min_length=1)]
-"""One size for all blocks, of which the last may be shorter, or the size of each."""
+"""One size for all blocks (the last may be shorter), or the size of each."""
 
 Count = Literal["sublayer", "layer"]
-"""What a block size counts."""
+"""The unit of a block size."""
 
 
 def openings(size: int | Sequence[int], count: Count, stack: Stack) -> tuple[int, ...]:
@@ -35,7 +35,7 @@ def openings(size: int | Sequence[int], count: Count, stack: Stack) -> tuple[int
 
 
 def block_names(starts: Sequence[int], stack: Stack) -> tuple[str, ...]:
-    """The names of source blocks that begin at these sublayers, each by all of its sublayers, also while it still runs.
+    """The names of source blocks that begin at these sublayers, each by all of its sublayers.
 
     Example:
         >>> block_names((0, 2), Stack(8, 1e-6, (2, 1)))
@@ -46,7 +46,7 @@ def block_names(starts: Sequence[int], stack: Stack) -> tuple[str, ...]:
 
 
 def check_blocks(size: int | Sequence[int], count: Count, stack: Stack) -> None:
-    """Raises ConfigError when sizes that are given one by one do not add up to the depth of the stack."""
+    """Raises a ConfigError if individual sizes do not add up to the depth of the stack."""
     depth = stack.n_sublayers if count == "sublayer" else stack.n_blocks
     if not isinstance(size, int) and sum(size) != depth:
         allowed = f"sizes that add up to the {depth} {count}s of the model"
