@@ -131,7 +131,7 @@ def held_out(run: Path) -> float:
     """The held-out loss of the newest weights of a run."""
     trained = load_trained(run)
     config, source = trained.config, trained.config.data
-    data = prepare(source.corpus, source.tokenizer.beside(run))
+    data = prepare(source.corpus, source.tokenizer.in_run_folder(run))
     rows, settings = rows_at_once(config), source
     batches = validation_batches(data.validation, rows, settings.seq_len, config.validation_tokens, settings.packing)
     return evaluate(TokenLoss(trained.model, config).evaluate, batches, data).loss

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+import uuid
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -176,7 +177,7 @@ def test_a_run_recovers_from_a_full_disk_and_from_damage(recipe: Recipe, tmp_pat
 
 def test_drafts_of_killed_runs_are_removed(recipe: Recipe, tmp_path: Path) -> None:
     train(recipe(steps=4), tmp_path / "run", should_stop=lambda: True)
-    draft = tmp_path / "run" / "checkpoints" / ".step-00000002.abc.tmp"
+    draft = tmp_path / "run" / "checkpoints" / f".step-00000002.{uuid.uuid4().hex}.tmp"
     draft.mkdir()
     (draft / "model.safetensors").write_bytes(b"half")
     train(recipe(steps=4), tmp_path / "run")

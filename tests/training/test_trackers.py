@@ -19,8 +19,10 @@ import torch
 from twoaxis import ConfigError
 from twoaxis.cli import main
 from twoaxis.train import TRACKERS, Progress, StepRecord, TrackedRun, TrainConfig, read_metrics, train
-from twoaxis.train.trackers import WandbConfig, build_trackers, series
-from twoaxis.train.trackers.tracking import ToldSteps
+from twoaxis.train.trackers import build_trackers
+from twoaxis.train.trackers.base import series
+from twoaxis.train.trackers.tracking import LoggedSteps
+from twoaxis.train.trackers.wandb import WandbConfig
 
 Recipe = Callable[..., TrainConfig]
 LAST_STEP = 20
@@ -111,7 +113,7 @@ class StopAfter:
 def test_a_tracker_of_your_own_is_told_every_step_by_name(recipe: Recipe, tmp_path: Path) -> None:
     config, recorder = recipe(steps=6), Recorder()
     result = train(config, tmp_path / "run", trackers=[recorder])
-    assert recorder.run is not None and recorder.run.told_steps is None and recorder.run.folder == tmp_path / "run"
+    assert recorder.run is not None and recorder.run.logged_steps is None and recorder.run.folder == tmp_path / "run"
     assert recorder.run.config == config.to_data() and recorder.run.id.isalnum() and len(recorder.run.id) == 16
     assert recorder.steps == [1, 2, 3, 4, 5, 6] and recorder.tokens == [48 * step for step in recorder.steps]
     always = ["train/loss", "train/grad_norm", "train/lr", "train/tokens_per_second"]
@@ -193,7 +195,7 @@ def test_a_resumed_run_goes_on_in_every_tracker_and_repeats_no_step(recipe: Reci
     result = train(config, tmp_path / "run", trackers=[third])
     assert third.steps == list(range(13, 21)) and third.ends == [result.to_data()]
     runs = [tracker.run for tracker in (first, second, third, late) if tracker.run is not None]
-    assert [run.told_steps for run in runs] == [None, 8, 12, None] and len({run.id for run in runs}) == 1
+    assert [run.logged_steps for run in runs] == [None, 8, 12, None] and len({run.id for run in runs}) == 1
     assert first.values + second.values + third.values == [
         values | {"train/tokens_per_second": again["train/tokens_per_second"]}
         for values, again in zip(
@@ -209,7 +211,7 @@ def test_what_a_broken_tracker_missed_is_told_when_the_run_goes_on(recipe: Recip
     train(config, tmp_path / "run", should_stop=StopAfter(10), trackers=[FailsAt(4)])
     again = FailsAt(0)
     train(config, tmp_path / "run", trackers=[again])
-    assert again.run is not None and again.run.told_steps == 3
+    assert again.run is not None and again.run.logged_steps == 3
     assert again.steps == list(range(4, 21))
 
 
@@ -221,16 +223,16 @@ def test_a_kill_while_a_step_is_told_never_tells_it_twice(recipe: Recipe, tmp_pa
     assert again.steps == [8]
 
 
-def test_the_count_of_told_steps_survives_and_a_damaged_one_is_none(tmp_path: Path) -> None:
-    told = ToldSteps(tmp_path / "trackers" / "one")
+def test_the_count_of_logged_steps_survives_and_a_damaged_one_is_none(tmp_path: Path) -> None:
+    told = LoggedSteps(tmp_path / "trackers" / "one")
     assert told.steps == 0
     for steps in (10**6, 9):
         told.write(steps)
         # Readable after every write, though the file is still open.
-        assert ToldSteps(told.path).steps == steps
+        assert LoggedSteps(told.path).steps == steps
     told.close()
     told.path.write_bytes(b"")
-    assert ToldSteps(told.path).steps == 0
+    assert LoggedSteps(told.path).steps == 0
 
 
 def test_two_folders_are_two_runs(recipe: Recipe, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def audit_run(
     progress = progress or Progress()
     trained = load_trained(run, step)
     data = trained.config.data
-    prepared = prepare(data.corpus, data.tokenizer.beside(folder.path), progress=progress.preparing)
+    prepared = prepare(data.corpus, data.tokenizer.in_run_folder(folder.path), progress=progress.preparing)
     _check_corpus(folder, prepared.to_data())
     rows = max(1, TOKENS_AT_ONCE // data.seq_len)
     batches = validation_batches(prepared.validation, rows, data.seq_len, tokens, data.packing, prepared.answer_cues)

@@ -20,39 +20,39 @@ LAYOUT_OF_TYPE = {
 """The layout of the tensors, by `model_type`; SmolLM, SmolLM2 and many others are of type llama."""
 
 LENGTH = "original_max_position_embeddings"
-"""Tokens of the first training."""
+"""The key of the context length before scaling."""
 
 SCALINGS = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor"),
 }
-"""Options that are called the same here, by type."""
+"""Options with the same name here, by rope type."""
 
 YARN = ("mscale", "mscale_all_dim", "truncate")
-"""Keys of YaRN from which options of ours follow."""
+"""Keys of YaRN that are converted to other options."""
 
 EVERYWHERE = ("rope_type", "type", "rope_theta", "partial_rotary_factor", LENGTH)
-"""Keys of every type."""
+"""Keys of every rope type."""
 
 
 def layout_of(data: Mapping[str, Any]) -> str:
-    """The published layout of the tensors beside a `config.json`.
+    """The published layout of the tensors of a `config.json`.
 
     Raises:
-        ConfigError: a `model_type` that our decoder cannot be.
+        ConfigError: an unsupported `model_type`.
     """
     planned = "it can be planned, but is no model of this decoder; " if data.get("model_type") in tuple(FAMILIES) else ""
     return LAYOUT_OF_TYPE[known_type(data, LAYOUT_OF_TYPE, f"{planned}choose a model of such a type")]
 
 
 def decoder_config(data: Mapping[str, Any]) -> DecoderConfig:
-    """Our configuration, from the table of a `config.json`.
+    """Converts the table of a `config.json` to our configuration.
 
-    Sizes and defaults are those that the planner counts by; whatever would change a logit and is not in our decoder is refused.
+    Sizes and defaults are those of the planner. Anything that would change a logit and is not supported is refused.
 
     Raises:
-        ConfigError: naming the first thing that our decoder does not have.
+        ConfigError: the first feature that our decoder does not have.
 
     Example:
         >>> config = decoder_config({"model_type": "llama", "vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2,
@@ -60,7 +60,7 @@ def decoder_config(data: Mapping[str, Any]) -> DecoderConfig:
         >>> config.norm_eps, config.blocks[0][1].d_ff
         (1e-05, 24)
     """
-    # The planner reads more families than our decoder can be.
+    # The planner reads more families than our decoder supports.
     layout_of(data)
     shape = read_hugging_face(data, "model")
     if data.get("quantization_config"):
@@ -68,7 +68,7 @@ def decoder_config(data: Mapping[str, Any]) -> DecoderConfig:
     if shape.norm != "rms":
         raise ConfigError(problem("norm", shape.norm, "'rms', since our decoder has no other", "choose another model"))
     blocks = [tuple(_sublayer(part, data) for part in block) for block in shape.blocks]
-    alike = all(block == blocks[0] for block in blocks)
+    equal = all(block == blocks[0] for block in blocks)
     return DecoderConfig(
         vocab_size=shape.vocab_size,
         d_model=shape.d_model,
@@ -77,7 +77,7 @@ def decoder_config(data: Mapping[str, Any]) -> DecoderConfig:
         norm_eps=shape.norm_eps,
         tie_embeddings=shape.tie_embeddings,
         depth=shape.depth,
-        blocks=tuple(blocks[:1] if alike else blocks),
+        blocks=tuple(blocks[:1] if equal else blocks),
     )
 
 
@@ -89,10 +89,10 @@ def _sublayer(part: Part, data: Mapping[str, Any]) -> SublayerConfig:
 
 
 def with_rotation(attention: AttentionConfig, data: Mapping[str, Any]) -> AttentionConfig:
-    """The attention with the rotation of a `config.json`: from `rope_parameters`, or from the older keys.
+    """Returns the attention with the rotation of a `config.json`: from `rope_parameters`, or from the older keys.
 
     Raises:
-        ConfigError: angles that are scaled in a way that our decoder does not have.
+        ConfigError: an unsupported scaling.
 
     Example:
         >>> llama = {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_theta": 5e5}
@@ -102,12 +102,12 @@ def with_rotation(attention: AttentionConfig, data: Mapping[str, Any]) -> Attent
     fields = Fields(data)
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
     if new.data and old.data and new.data != old.data:
-        # Transformers takes the older key and forgets the base that the newer one has.
+        # Transformers takes the older key and drops the base of the newer one.
         raise ConfigError("rope_scaling: must be left out beside rope_parameters; move what it says into rope_parameters")
     table = new if new.data else old
     if any(isinstance(value, Mapping) for value in table.data.values()):
         raise ConfigError(f"{table.where[:-1]}: has a table for each type of layer: must be one for all; choose another model")
-    # The table comes first; `rope_base` is the name in MUDDFormer.
+    # The table takes precedence; `rope_base` is the key in MUDDFormer.
     given = Fields({"rope_theta": data.get("rope_theta") or data.get("rope_base"), **_given(data), **_given(table.data)})
     if given.number("partial_rotary_factor", 1.0) != 1:
         got = given.data["partial_rotary_factor"]
@@ -116,7 +116,7 @@ def with_rotation(attention: AttentionConfig, data: Mapping[str, Any]) -> Attent
 
 
 def _scaling(table: Fields, fields: Fields) -> dict[str, Any] | None:
-    """Our options of the scaling."""
+    """The options of our rope scaling."""
     given = _given(table.data)
     kind = given.get("rope_type") or given.get("type") or "default"
     if not isinstance(kind, str) or kind not in ("default", *SCALINGS):
@@ -130,7 +130,7 @@ def _scaling(table: Fields, fields: Fields) -> dict[str, Any] | None:
         return None
     options = {name: given[name] for name in SCALINGS[kind] if name in given}
     if kind != "linear":
-        # As in transformers: beside the table, in it, or what the model is trained to.
+        # As in transformers: next to the table, in it, or the context length of the model.
         place = fields if fields.has(LENGTH) else table
         options["original_max_seq_len"] = place.size(LENGTH, default=fields.data.get("max_position_embeddings"))
     if kind == "yarn":
@@ -139,7 +139,7 @@ def _scaling(table: Fields, fields: Fields) -> dict[str, Any] | None:
 
 
 def _yarn(table: Fields, fields: Fields, original: int) -> dict[str, Any]:
-    """What follows from other keys, where the file does not say it."""
+    """YaRN options that follow from other keys."""
     factor = table.number("factor", fields.size("max_position_embeddings", default=original) / original)
     found: dict[str, Any] = {"factor": factor, "bounds": "whole" if table.flag("truncate", True) else "exact"}
     if table.has("mscale") and table.has("mscale_all_dim"):
@@ -149,5 +149,5 @@ def _yarn(table: Fields, fields: Fields, original: int) -> dict[str, Any]:
 
 
 def _given(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What is there and not null."""
+    """The entries that are not null."""
     return {name: value for name, value in data.items() if value is not None}

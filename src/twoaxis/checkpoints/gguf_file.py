@@ -26,7 +26,7 @@ NAMES = {
     **{f"attn_{x}": f"self_attn.{x}_proj" for x in "qkv"},
     **{f"ffn_{x}": f"mlp.{x}_proj" for x in ("gate", "up", "down")},
 }
-"""Modules of a layer, by what the file calls them."""
+"""Modules of a layer in the Hugging Face layout, by their name in the file."""
 
 ENDS = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -42,28 +42,28 @@ NEEDED = (
     "tokenizer.ggml.merges",
     "tokenizer.ggml.eos_token_id",
 )
-"""Keys without which a file is none of a model that we read; sizes that are missing are named with the configuration."""
+"""Required keys; missing sizes are errors of the configuration."""
 
 SCALING, KNOWN_SCALING = "llama.rope.scaling.", ("type", "factor", "original_context_length", "finetuned")
-"""Keys of scaled angles; others say that the defaults of their kind do not hold."""
+"""Keys of rope scaling; others would override the defaults of their kind."""
 
 READ = ("attention.value_length", "rope.dimension_count", "rope.scale_linear", "tensor_data_layout")
-"""Keys of the architecture that are read, besides those of a `config.json`, and one that is history."""
+"""Architecture keys that are read and have no key in a `config.json`, and an obsolete one."""
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5
 TOKEN_TYPES = {1: "normal", UNKNOWN: "unknown", CONTROL: "control", USER_DEFINED: "user-defined", UNUSED: "unused", 6: "byte"}
-"""The types of tokens: no text spells unknown and control ones, user-defined ones are found before pairs are, unused ones only
-fill a gap between ids, and those of type byte are no more than their names where every byte has a letter."""
+"""The types of tokens: unknown and control tokens are special, user-defined ones match before byte pairs, unused ones fill gaps
+between ids, and byte tokens are normal ones in a byte-level vocabulary."""
 
 PRE_TOKENIZERS = ("gpt-2", "smollm")
-"""How texts are cut before byte-pair encoding; the second one cuts digits apart first."""
+"""Pre-tokenizers of byte-pair encoding; the second one splits digits first."""
 
 
 def read_gguf(path: Path) -> Pretrained:
-    """Reads a file of architecture llama, whatever its quantisation; weights become float32.
+    """Reads a file of architecture llama with any quantisation; weights become float32.
 
     Raises:
-        ConfigError: the library is missing, or a model that our decoder cannot be.
+        ConfigError: the library is missing, or the model is not supported.
         CheckpointError: a file that cannot be read, or that lacks keys or tensors.
     """
     try:
@@ -71,7 +71,7 @@ def read_gguf(path: Path) -> Pretrained:
     except ImportError:
         raise ConfigError(f"{path}: needs the library gguf; install twoaxis[gguf]") from None
     try:
-        follow_metadata(path)
+        check_metadata(path)
         reader = gguf.GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except (OSError, ValueError, LookupError) as error:
@@ -82,13 +82,13 @@ def read_gguf(path: Path) -> Pretrained:
     if missing := [name for name in (*NEEDED, *begin) if name not in fields]:
         raise CheckpointError(f"{path}: lacks {', '.join(missing)}: must have all of them; fetch another file")
     names = {layout_name(tensor.name) for tensor in reader.tensors}
-    # Before anything is dequantised, which takes its time.
+    # Before dequantisation, which takes time.
     config, tokenizer = decoder_config(llama_table(fields, tied="lm_head.weight" not in names)), tokenizer_json(fields)
     tensors = {}
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
         tensors[layout_name(tensor.name)] = torch.from_numpy(values.copy()).float()
-    # Before the rows of heads are moved, which takes their shapes for granted.
+    # Before the rows of heads are reordered, which assumes their shapes.
     state_map("llama", config).check(tensors)
     for layer, (attention, _) in enumerate(config.layers):
         assert isinstance(attention, AttentionConfig)
@@ -99,11 +99,11 @@ def read_gguf(path: Path) -> Pretrained:
 
 
 def tokenizer_json(fields: dict[str, Any]) -> str:
-    """The text of a `tokenizer.json` that cuts texts as the file requires.
+    """The `tokenizer.json` of a file.
 
     Raises:
-        ConfigError: a tokenizer other than byte-level pairs, or one that cuts texts in another way.
-        CheckpointError: pairs that do not fit the tokens.
+        ConfigError: no byte-level BPE, or an unsupported pre-tokenizer.
+        CheckpointError: merges that do not fit the tokens.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
@@ -149,7 +149,7 @@ def llama_table(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
     """The table of a `config.json`.
 
     Raises:
-        ConfigError: heads whose values have another width than their keys, or are not rotated wholly.
+        ConfigError: values with another width than keys, or heads that are partly rotated.
     """
     width = fields.get("llama.attention.key_length")
     for name in ("attention.value_length", "rope.dimension_count"):
@@ -177,20 +177,20 @@ def llama_table(fields: dict[str, Any], tied: bool) -> dict[str, Any]:
         if name.startswith(SCALING) and name.removeprefix(SCALING) not in KNOWN_SCALING:
             allowed = f"one of {', '.join(KNOWN_SCALING)} there"
             raise ConfigError(problem(name, fields[name], allowed, "choose a file with the defaults of its scaling"))
-    # As in llama.cpp: a factor without a type is linear, and older files have it under another name.
+    # As in llama.cpp: a factor without a type is linear, and older files have another key for it.
     kind = fields.get("llama.rope.scaling.type", "linear")
     factor = fields.get("llama.rope.scaling.factor") or fields.get("llama.rope.scale_linear") or 1.0
     if kind not in ("none", "linear") or (kind == "linear" and factor != 1):
         data["rope_scaling"] = {"rope_type": kind, "factor": factor}
         if "llama.rope.scaling.original_context_length" in fields:
             data["rope_scaling"][LENGTH] = fields["llama.rope.scaling.original_context_length"]
-    # The file keeps it in float32, of which this is the shortest spelling.
+    # The file has it in float32, of which this is the shortest decimal.
     data["rms_norm_eps"] = float(f"{data['rms_norm_eps']:.6g}")
     return {"model_type": "llama", "tie_word_embeddings": tied, **data}
 
 
 def layout_name(theirs: str) -> str:
-    """The name in a Hugging Face folder; names that are not known stay, to be refused."""
+    """The name in a Hugging Face folder; unknown names are unchanged, and refused later."""
     if theirs in ENDS:
         return ENDS[theirs]
     if not theirs.startswith("blk."):
@@ -200,23 +200,23 @@ def layout_name(theirs: str) -> str:
 
 
 def rotated_by_halves(weight: Tensor, head_dim: int) -> Tensor:
-    """From pairs of channels side by side to halves, which is how rotations find the pairs here."""
+    """Reorders adjacent rotation pairs to halves, as our rotation expects."""
     return weight.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-"""Bytes by type, of numbers and truth values."""
+"""Bytes of numbers and booleans, by type."""
 
 STRING, ARRAY = 8, 9
 MAX_DIMS, MAX_NESTED = 8, 4
 
 
-def follow_metadata(path: Path) -> None:
-    """Reads every count and length up to the tensors.
+def check_metadata(path: Path) -> None:
+    """Checks every count and length before the tensors.
 
     Raises:
-        ValueError: another kind of file, or a count that goes beyond its end.
+        ValueError: another kind of file, or a count beyond its end.
         OSError: it cannot be read.
     """
     with open(path, "rb") as file:
@@ -230,7 +230,7 @@ def follow_metadata(path: Path) -> None:
             n_dims = metadata.number("I")
             if n_dims > MAX_DIMS:
                 raise ValueError(f"a tensor of {n_dims} dimensions")
-            # Sizes, type and place.
+            # Sizes, type and offset.
             metadata.skip(8 * n_dims + 4 + 8)
 
 
@@ -239,11 +239,11 @@ class _Metadata:
         self.file, self.size, self.order = file, size, "<"
 
     def begin(self) -> tuple[int, int]:
-        """How many tensors and how many fields there are."""
+        """Returns the number of tensors and of fields."""
         if (magic := self.file.read(4)) != MAGIC:
             raise ValueError(f"it begins with {magic!r}, must begin with {MAGIC!r}")
         version = self.number("I")
-        # Of a machine that writes the highest byte first.
+        # A big-endian file.
         if version and version % (1 << 16) == 0:
             self.order, version = ">", version >> 24
         if version not in VERSIONS:
@@ -262,7 +262,7 @@ class _Metadata:
         self.file.seek(n_bytes, 1)
 
     def key(self) -> None:
-        # Names of a few bytes; the format allows 2**16 - 1.
+        # The limit of the format.
         if (length := self.number("Q")) >= 1 << 16:
             raise ValueError(f"a name of {length} bytes")
         self.skip(length)

@@ -24,7 +24,7 @@ class Pretrained(NamedTuple):
     Attributes:
         model: in float32, in evaluation mode.
         tokenizer: the text of its `tokenizer.json`; None without one.
-        end_of_document: the token that ends a text, as the tokenizer spells it; None where nothing says it.
+        end_of_document: the name of the token that ends a text; None if unknown.
     """
 
     model: Decoder
@@ -36,8 +36,8 @@ def read_pretrained(path: Path) -> Pretrained:
     """Reads a Hugging Face folder, or a GGUF file.
 
     Raises:
-        CheckpointError: nothing there, or a file that is missing or damaged.
-        ConfigError: a model that our decoder cannot be.
+        CheckpointError: a file that is missing or damaged.
+        ConfigError: a model that is not supported.
     """
     if path.suffix == ".gguf":
         from twoaxis.checkpoints.gguf_file import read_gguf
@@ -47,11 +47,11 @@ def read_pretrained(path: Path) -> Pretrained:
 
 
 def read_folder(folder: Path) -> Pretrained:
-    """Reads a model that our decoder can be: of type llama (SmolLM2 and many others), mistral, qwen2, qwen3, MUDDFormer, ....
+    """Reads a model of a supported type: llama (SmolLM2 and many others), mistral, qwen2, qwen3, MUDDFormer, ....
 
     Raises:
         CheckpointError: a file that is missing or damaged, or tensors that do not fit the configuration.
-        ConfigError: a model that our decoder cannot be.
+        ConfigError: a model that is not supported.
     """
     data = read_json(check_utf8(folder, "folder") / "config.json")
     model = build_model(decoder_config(data), layout_of(data), read_tensors(folder))
@@ -73,7 +73,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Reads every tensor of a folder, as it is stored.
 
     Raises:
-        CheckpointError: no safetensors, a shard that is missing or damaged, or one that lacks what the index says it has.
+        CheckpointError: no safetensors, a shard that is missing or damaged, or one without a tensor of the index.
     """
     tensors: dict[str, Tensor] = {}
     for name, expected in _files(folder).items():
@@ -90,7 +90,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _files(folder: Path) -> dict[str, list[str]]:
-    """The files with the tensors that an index promises in each; one file goes before an index, as in transformers."""
+    """The files, each with its tensors in the index; a single file takes precedence, as in transformers."""
     if (folder / SINGLE).exists():
         return {SINGLE: []}
     if (folder / INDEX).exists():

@@ -1,6 +1,6 @@
-"""Files of a published model that training leaves as they are: tokenizer options, chat template, and what ends answers.
+"""Files of a published model that training does not change: tokenizer options, chat template, generation options.
 
-A run that begins with a published model keeps these files, and an export gives them back.
+A run that begins with a published model copies these files, and an export restores them.
 """
 
 import json
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from twoaxis.data.chat_template import ChatTemplate
 
 FOLDER = "source"
-"""Where a run keeps them."""
+"""The folder of these files in a run."""
 
 TOKENIZER_CONFIG, GENERATION_CONFIG = "tokenizer_config.json", "generation_config.json"
 TOKENS_MAP, CHAT_TEMPLATE = "special_tokens_map.json", "chat_template.jinja"
@@ -28,7 +28,7 @@ SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_p
 
 
 def read_source_files(source: Path) -> dict[str, bytes]:
-    """The files by name, of a Hugging Face folder or of a run that has kept them; none of anything else.
+    """The files by name, of a Hugging Face folder or of a run with copies; empty for anything else.
 
     Raises:
         CheckpointError: a file that cannot be read.
@@ -41,13 +41,13 @@ def read_source_files(source: Path) -> dict[str, bytes]:
 
 
 def keep_source_files(source: Path) -> Callable[[Path], None]:
-    """A function that writes these files into a run, for `save_trained`."""
+    """Returns a function that writes these files into a run, for `save_trained`."""
     found = read_source_files(source)
     return lambda run: write_source_files(found, run / FOLDER)
 
 
 def write_source_files(source_files: Mapping[str, bytes], folder: Path) -> None:
-    """Writes the files, without what would run code."""
+    """Writes the files, without references to remote code."""
     if source_files:
         folder.mkdir(exist_ok=True)
     for name, content in source_files.items():
@@ -59,10 +59,10 @@ def write_source_files(source_files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def generation_defaults(source_files: Mapping[str, bytes]) -> dict[str, Any]:
-    """The tokens that begin, end and fill answers, and how answers are drawn where they are.
+    """The begin, end and padding tokens of generation, and its sampling options if it samples.
 
     Raises:
-        CheckpointError: the file is damaged, or has something else than tokens and numbers.
+        CheckpointError: the file is damaged, or has an invalid value.
 
     Example:
         >>> generation_defaults({"generation_config.json": b'{"eos_token_id": [2, 7], "transformers_version": "4.40"}'})
@@ -71,7 +71,7 @@ def generation_defaults(source_files: Mapping[str, bytes]) -> dict[str, Any]:
     if GENERATION_CONFIG not in source_files:
         return {}
     data = parse_json(source_files[GENERATION_CONFIG], GENERATION_CONFIG)
-    # Transformers refuses to save a temperature that nothing is drawn by.
+    # Transformers refuses to save sampling options without sampling.
     names = (*TOKENS, *SAMPLING) if data.get("do_sample") else TOKENS
     found = {name: data[name] for name in names if data.get(name) is not None}
     for name, value in found.items():
@@ -83,12 +83,10 @@ def generation_defaults(source_files: Mapping[str, bytes]) -> dict[str, Any]:
 
 
 def chat_template(source_files: Mapping[str, bytes]) -> "ChatTemplate | None":
-    """The chat template of the model; None without one.
-
-    Of several templates the one named `default` counts.
+    """The chat template of the model; None without one. Of several templates, the one named `default`.
 
     Raises:
-        CheckpointError: a file that is damaged, or a template that is none.
+        CheckpointError: a damaged file, or an invalid template.
 
     Example:
         >>> template = chat_template({"chat_template.jinja": b"{{ bos_token }}{{ messages[0].content }}",
@@ -119,14 +117,14 @@ def _table(source_files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 def _token_names(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The spelling of each token that has a name such as `bos_token`."""
-    spelled = {name: one.get("content") if isinstance(one, dict) else one for name, one in data.items()}
-    return {name: one for name, one in spelled.items() if name in NAMED and isinstance(one, str)}
+    """The text of each token with a role such as `bos_token`."""
+    texts = {name: one.get("content") if isinstance(one, dict) else one for name, one in data.items()}
+    return {name: one for name, one in texts.items() if name in NAMED and isinstance(one, str)}
 
 
 def _fits(name: str, value: Any) -> bool:
     if name in TOKENS:
         return all(type(token) is int and token >= 0 for token in (value if isinstance(value, list) else [value]))
-    # Of `do_sample` it is known that it is true.
+    # `do_sample` is true here.
     least = 0 if name in ("top_k", "min_p") else 1e-9
     return name == "do_sample" or (isinstance(value, int | float) and value >= least)

@@ -54,7 +54,7 @@ def generate(
         begin = tokenizer.prompt(text, parse_special=special_tokens)
     else:
         begin = template.prompt([{"role": "user", "content": text}], tokenizer)
-    _say_special(tokenizer.spelled(text), parsed=special_tokens, chat=chat)
+    _say_special(tokenizer.special_names_in(text), parsed=special_tokens, chat=chat)
     steps = stream(trained.model, [begin], max_new_tokens, sampling, prefill_chunk_tokens, tokenizer.vocab_size)
     if not as_json and template is None:
         print(text, end="", flush=True)

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, whatever interrupts the writing; `core.folders` has the same for folders.
+"""Atomic writing of files; for folders see `core.folders`.
 
-A draft beside the target takes its place at the end. What a killed process leaves of one is removed when the same target, or
-something else in a folder of ours, is written the next time; as long as any process writes there, nothing is removed.
+A draft in the same folder replaces the target at the end. The drafts of killed processes are removed the next time that the
+same target, or anything in a folder of ours, is written, unless another process is writing there.
 """
 
 import os
@@ -17,15 +17,15 @@ from twoaxis.core.errors import DataError
 from twoaxis.core.locks import share_lock, try_lock
 
 DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}4[0-9a-f]{3}[89ab][0-9a-f]{15}\.tmp", re.DOTALL)
-"""How drafts are called: after their target, with a random UUID."""
+"""The names of drafts: their target and a random UUID."""
 
 
 @contextmanager
 def replacing(path: Path, remedy: str = "free space there or choose another folder") -> Iterator[BinaryIO]:
-    """Opens a file for writing that takes the place of `path` only when the block ends without an error.
+    """Opens a file for writing that replaces `path` when the block ends without an error.
 
     Raises:
-        DataError: the folder cannot be written or the disk is full; the file at `path` is as it was before.
+        DataError: the folder cannot be written or the disk is full; the file at `path` is unchanged.
     """
     try:
         with draft_of(path) as draft:
@@ -38,7 +38,7 @@ def replacing(path: Path, remedy: str = "free space there or choose another fold
 
 
 def write_once(path: Path, content: bytes, remedy: str = "free space there or choose another folder") -> None:
-    """Writes the file unless another process has written it first: the first complete file stays.
+    """Writes the file unless it exists: the first complete file stays.
 
     Raises:
         DataError: the folder cannot be written or the disk is full.
@@ -52,7 +52,7 @@ def write_once(path: Path, content: bytes, remedy: str = "free space there or ch
             except FileExistsError:
                 pass
             except OSError:
-                # Some file systems have no hard links; the last complete file stays there.
+                # Without hard links in the file system, the last complete file stays.
                 os.replace(draft, path)
             sync_folder(path.parent)
     except OSError as error:
@@ -60,11 +60,11 @@ def write_once(path: Path, content: bytes, remedy: str = "free space there or ch
 
 
 def remove_drafts(folder: Path, name: str = "") -> None:
-    """Removes the drafts that killed processes have left in a folder, unless a process writes there now.
+    """Removes the drafts of killed processes in a folder, unless a process is writing there.
 
     Args:
-        folder: one of ours, or any when there is a name.
-        name: of the target whose drafts go; "" for all.
+        folder: one of ours, or any if there is a name.
+        name: of the target; "" for all.
     """
     with suppress(OSError), _opened(folder) as descriptor:
         if try_lock(descriptor) == "held":
@@ -76,14 +76,14 @@ def remove_drafts(folder: Path, name: str = "") -> None:
 
 @contextmanager
 def draft_of(path: Path) -> Iterator[Path]:
-    """A path beside the target to write to; neither the draft nor folders that were made for it stay after an error."""
+    """A path to write to, in the folder of the target; after an error, the draft and new folders are removed."""
     made = [folder for folder in path.parents if not folder.exists()]
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_drafts(path.parent, path.name)
         with ExitStack() as stack:
-            # Keeps `remove_drafts` of other processes away where the file system has locks, and it removes nothing elsewhere.
+            # Against `remove_drafts` of other processes, which removes nothing on a file system without locks.
             with suppress(OSError):
                 share_lock(stack.enter_context(_opened(path.parent)))
             yield draft
@@ -104,10 +104,16 @@ def _remove(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes a rename in the folder durable; systems that cannot open a folder need no sync."""
-    with suppress(OSError), _opened(folder) as descriptor:
+def sync(path: Path) -> None:
+    """Flushes a file or a folder to disk; systems that cannot open a folder need no flush."""
+    with suppress(PermissionError), _opened(path) as descriptor:
         os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename in the folder durable, if the file system can."""
+    with suppress(OSError):
+        sync(folder)
 
 
 @contextmanager
@@ -119,8 +125,8 @@ def _durable(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         yield descriptor
     finally:

@@ -1,4 +1,4 @@
-"""Frozen configurations: unknown keys are errors that suggest the nearest known one."""
+"""Frozen configurations; errors for unknown keys suggest the nearest known one."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.core.strict_types import strict
 
 _ALTERNATIVE = re.compile(r"int|float|str|bool|constrained-\w+|[\w-]+\[.*\]")
-"""What pydantic adds to the place of an error in a field with alternatives."""
+"""Names of alternatives that pydantic adds to the location of an error in a union."""
 
 _WORDS = {
     "int_type": "a whole number",
@@ -25,9 +25,9 @@ _WORDS = {
     "model_type": "a table of keys and values",
     "path_type": "a path",
 }
-"""What must be there, by pydantic's name of the error."""
+"""The allowed value by pydantic's type of the error."""
 
-# Tables build nested configurations by themselves, so pydantic's own validation context does not reach them.
+# Tables build nested configurations themselves, so the validation context of pydantic does not reach them.
 _reads_record: ContextVar[bool] = ContextVar("_reads_record", default=False)
 
 
@@ -35,13 +35,12 @@ class Config(BaseModel):
     """Base of every configuration: frozen, strict about keys and types, and readable from plain data.
 
     Attributes:
-        unrecorded: for options that are younger than the first records and whose default is not what was computed before: the
-            value that a record without the key stands for.
-        called: what errors call it; by default the words of its name, or its kind.
+        unrecorded: the values of options missing in older records, where they differ from the default.
+        called: its name in errors; by default its kind, or the words of its class name.
         inside: configurations of fields that are declared as plain data, by the name of the field.
 
     Raises:
-        ConfigError: in one line, at construction, for any value that cannot be used.
+        ConfigError: at construction, for any invalid value.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True, allow_inf_nan=False)
@@ -54,9 +53,9 @@ class Config(BaseModel):
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return strict(handler(source))
 
-    # Hidden from type checkers so that they keep pydantic's typed constructor.
+    # Hidden from type checkers, which then have the typed constructor of pydantic.
     if not TYPE_CHECKING:
-        # `self` may be a key of the data, known or not.
+        # `self` may be a key of the data.
         def __init__(self, /, **data: Any) -> None:
             try:
                 super().__init__(**data)
@@ -78,7 +77,7 @@ class Config(BaseModel):
 
     @classmethod
     def parse(cls, data: Any) -> Self:
-        """Returns a configuration as it is, and builds it from plain data: a table, or the bare kind."""
+        """Returns a configuration unchanged, or builds it from a table or a bare kind."""
         if isinstance(data, cls):
             return data
         table: Any = {"kind": data} if isinstance(data, str) and "kind" in cls.model_fields else data
@@ -86,10 +85,10 @@ class Config(BaseModel):
 
     @classmethod
     def from_record(cls, data: Mapping[str, Any]) -> Self:
-        """Builds the configuration that a run folder or an exported folder has recorded, perhaps by an older version.
+        """Builds the configuration of a run folder or an exported folder, possibly of an older version.
 
-        A record holds every option that existed when it was made, so what it lacks has the value in `unrecorded`, here and in
-        nested configurations, or else its default.
+        A record has every option of its version. Missing options, nested ones too, have the value in `unrecorded`, or else
+        their default.
         """
         token = _reads_record.set(True)
         try:
@@ -98,7 +97,7 @@ class Config(BaseModel):
             _reads_record.reset(token)
 
     def to_data(self) -> dict[str, Any]:
-        """Returns plain JSON-ready data that `from_data` reads back to an equal configuration."""
+        """The configuration as JSON-ready data for `from_data`."""
         return self.model_dump(mode="json")
 
     def refuse_options(self, names: Iterable[str], reason: str, remedy: str) -> None:
@@ -109,7 +108,7 @@ class Config(BaseModel):
 
     @classmethod
     def remedy_for_key(cls, key: str) -> str:
-        """What to do about a key that is none of these: where it belongs, the one that was meant, or all there are."""
+        """The remedy for an unknown key: the table that it belongs to, the nearest key, or all keys."""
         nested = {name: field.annotation for name, field in cls.model_fields.items()} | dict(cls.inside)
         for name, one in nested.items():
             if isinstance(one, type) and issubclass(one, Config) and key in one.model_fields:
@@ -117,21 +116,21 @@ class Config(BaseModel):
         return nearest(key, cls.model_fields)
 
     def replace(self, **changes: Any) -> Self:
-        """Returns a copy with some fields changed, checked like a new configuration."""
+        """Returns a copy with changed fields, validated like a new configuration."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self)(**{**values, **changes})
 
 
 def _in_one_line(error: ValidationError, config: type[Config]) -> str:
     errors = error.errors()
-    # Of a field with alternatives, the one that got furthest is the one that was meant.
+    # In a union, the alternative with the deepest error is the intended one.
     first = max((e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]), key=lambda e: len(e["loc"]))
     path = _path(first)
     others = {_path(e) for e in errors if e["loc"][:1] != first["loc"][:1] or len(e["loc"]) == len(first["loc"])} - {path}
     more = f" (and {len(others)} more)" if others else ""
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError | ValueError):
-        # A validator of one field may name it already.
+        # The message of a validator may begin with the field.
         where, _, last = path.rpartition(".")
         where = where if str(cause).startswith(f"{last}=") else path
         return (f"{where}: {cause}" if where else str(cause)) + more
@@ -144,7 +143,7 @@ def _in_one_line(error: ValidationError, config: type[Config]) -> str:
 
 
 def _path(error: ErrorDetails) -> str:
-    """Where the value stands, without pydantic's names for the alternatives of a field."""
+    """The dotted path of the value, without pydantic's names of alternatives."""
     return ".".join(str(part) for part in error["loc"] if isinstance(part, int) or not _ALTERNATIVE.fullmatch(part))
 
 

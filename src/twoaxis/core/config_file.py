@@ -1,4 +1,4 @@
-"""Files that hold configurations: TOML or JSON, read as plain data."""
+"""Configuration files in TOML or JSON, read as plain data."""
 
 import tomllib
 from pathlib import Path
@@ -9,17 +9,17 @@ from twoaxis.core.text import json_value, read_text
 
 
 def read_config_file(path: Path, what: str, error: type[TwoAxisError] = ConfigError) -> dict[str, Any]:
-    """Reads a table of keys and values; `.json` files, and others that begin with a brace, as JSON, all others as TOML.
+    """Reads a table of keys and values: JSON from `.json` files and files that begin with a brace, else TOML.
 
     Args:
         path: the file.
-        what: what it should hold, for the message.
-        error: what to raise when it cannot be read or parsed, or holds something else.
+        what: its expected content, for the error.
+        error: the class of the error if it cannot be read or parsed, or is no table.
     """
     if path.suffix in (".yaml", ".yml"):
         raise error(f"{what} {path}: is YAML: must be TOML, or JSON with a name that ends in .json; convert it")
     text = read_text(path, f"{what} {path}", "check the path", error)
-    # No TOML begins so.
+    # TOML cannot begin with a brace.
     form = "json" if path.suffix == ".json" or text.lstrip().startswith("{") else "toml"
     try:
         data = json_value(text) if form == "json" else tomllib.loads(text)
@@ -31,5 +31,5 @@ def read_config_file(path: Path, what: str, error: type[TwoAxisError] = ConfigEr
 
 
 def is_record(path: Path) -> bool:
-    """Whether a file is what a run folder has recorded of its recipe, which stands beside its tokenizer."""
+    """Whether a file is the recorded recipe of a run folder, which has a tokenizer next to it."""
     return path.name == "config.json" and (path.parent / "tokenizer.json").is_file()

@@ -1,4 +1,4 @@
-"""What a choice costs, declared beside its mathematics and tested against measurement."""
+"""The cost of a forward pass, declared next to the mathematics and tested against measurement."""
 
 from dataclasses import dataclass, fields
 
@@ -31,8 +31,7 @@ class Cost:
     Attributes:
         params: parameters, a count.
         matmul_flops: multiply and add in matrix products with parameters, a count.
-        pair_flops: multiply and add in products of queries with the keys they may see, and of the weights
-            with the values; a count over exactly the visible pairs.
+        pair_flops: multiply and add in products of queries with visible keys, and of the weights with the values; a count.
         elementwise_flops: everything else that grows with tokens times width, a count by formula.
         saved_bytes: saved for the backward pass beyond parameters, inputs and outputs, by sublayers of other libraries, which
             cannot be traced; those of this library are measured.

@@ -1,4 +1,4 @@
-"""The sections of a mixer's docstring, for everything that tables or prints them."""
+"""The sections of a mixer's docstring, for tables and printing."""
 
 import inspect
 import re
@@ -7,7 +7,7 @@ _SECTION = re.compile(r"^([A-Z][a-z]+):\s*")
 
 
 def sections(documented: type) -> dict[str, str]:
-    r"""Returns each `Name: text` section of a class docstring line by line, and what stands before them as `Summary`.
+    r"""Returns each `Name: text` section of a class docstring, line by line, and the text before them as `Summary`.
 
     Example:
         >>> class Halving:
@@ -32,7 +32,7 @@ def sections(documented: type) -> dict[str, str]:
 
 
 def source(documented: type) -> str:
-    """Where a mixer comes from: the first clause of its `Source` section, in one line.
+    """The first clause of the `Source` section of a mixer, in one line.
 
     Example:
         >>> class Halving:

@@ -1,4 +1,4 @@
-"""How a freshly initialised model relates to the plain pre-norm model; a claim that tests hold true or false."""
+"""The relation of a newly initialised model to the plain pre-norm model, which tests verify."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ class InitEquivalence:
     Attributes:
         relation: `exact` (same logits bit for bit up to rounding), `up_to_norm` (the stream differs by a
             factor that the next norm removes, so logits agree as the norm's eps goes to 0), or `none`.
-        reason: why, in one sentence.
+        reason: one sentence.
     """
 
     relation: Literal["exact", "up_to_norm", "none"]

@@ -1,18 +1,18 @@
-"""Errors a user can cause: one line that says what, got, allowed, remedy."""
+"""User errors: one line with what, got, allowed, remedy."""
 
 import os
 import re
 from collections.abc import Iterable
 
 LONG_NAME = 5
-"""Letters from which on two slips are still the same name."""
+"""Letters from which on a name may have two typing errors."""
 
 
 class TwoAxisError(Exception):
-    """Base of every error a user can cause; the command line prints it and exits 2.
+    """Base of all user errors; the command line prints it and exits with 2.
 
     Args:
-        message: what, got, allowed, remedy; made one line, since it may quote libraries and files.
+        message: what, got, allowed, remedy; joined to one line, since it may quote libraries and files.
     """
 
     def __init__(self, message: str) -> None:
@@ -36,7 +36,7 @@ class StudyError(TwoAxisError, ValueError):
 
 
 def problem(what: str, got: object, allowed: str, remedy: str) -> str:
-    """Words one error: `what=got: must be allowed; remedy`.
+    """Formats an error message: `what=got: must be allowed; remedy`.
 
     Example:
         >>> problem("n_heads", 7, "a multiple of n_kv_heads=2", "set n_heads to 6 or 8")
@@ -46,9 +46,9 @@ def problem(what: str, got: object, allowed: str, remedy: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Returns the remedy for an unknown name: the known one of which it is a slip of the keyboard, else the whole list.
+    """Returns the remedy for an unknown name: the known name that it misspells, else all known names.
 
-    Something else that merely looks alike is no remedy: whoever asks for it wants that.
+    Another name that is merely similar is not suggested.
 
     Example:
         >>> nearest("residul", ["residual", "deep_delta"])
@@ -57,20 +57,20 @@ def nearest(name: str, known: Iterable[str]) -> str:
         'choose one of gelu, relu2'
     """
     names = sorted(known)
-    close = sorted((slips, one) for one in names if (slips := _slips(_plain(name), _plain(one))) is not None)
+    close = sorted((errors, one) for one in names if (errors := _typing_errors(_plain(name), _plain(one))) is not None)
     return f"did you mean {close[0][1]!r}?" if close else f"choose one of {', '.join(names)}"
 
 
 def _plain(name: str) -> str:
-    """Without what is easily left out or mistaken: capitals and separators."""
+    """The name in lower case without separators."""
     return re.sub(r"[-_ ]", "", name).lower()
 
 
-def _slips(name: str, known: str) -> int | None:
-    """How many letters were missed, doubled, exchanged or mistaken, or stand behind the other; None for another name."""
+def _typing_errors(name: str, known: str) -> int | None:
+    """The edit distance with transpositions, or the letters after a common beginning; None for another name."""
     if min(len(name), len(known)) >= 3 and (name.startswith(known) or known.startswith(name)):
         return abs(len(name) - len(known))
-    # The same letters, in whatever order.
+    # The same letters in another order.
     if sorted(name) == sorted(known):
         return 0
     if abs(len(name) - len(known)) > 2:
@@ -86,7 +86,7 @@ def _slips(name: str, known: str) -> int | None:
 
 
 def system_reason(error: BaseException) -> str | None:
-    """What the operating system has refused, in its words; None for an error of another kind.
+    """The message of the operating system; None for other errors.
 
     Example:
         >>> system_reason(OSError(28, "No space left on device")), system_reason(ValueError("seven"))
@@ -94,6 +94,6 @@ def system_reason(error: BaseException) -> str | None:
     """
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    # Libraries in Rust, safetensors and tokenizers among them, raise errors of their own around those of the system.
+    # Rust libraries such as safetensors and tokenizers wrap errors of the system.
     number = None if isinstance(error, TwoAxisError) else re.search(r"\(os error (\d+)\)", str(error))
     return os.strerror(int(number[1])) if number else None

@@ -1,4 +1,4 @@
-"""Signals: SIGTERM as an interrupt of a verb, and a request to a run to stop behind its step."""
+"""Signals: SIGTERM as KeyboardInterrupt, and requests to stop a run after its step."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Raises KeyboardInterrupt on SIGTERM while the block runs; nothing outside the main thread, where Python cannot."""
+    """Raises KeyboardInterrupt on SIGTERM while the block runs; only in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -21,7 +21,7 @@ def termination_as_interrupt() -> Iterator[None]:
         raise KeyboardInterrupt
 
     def raise_again(lost: "sys.UnraisableHookArgs") -> None:
-        # An interrupt that arrives in a finaliser ends nothing but that; a moment later it arrives elsewhere.
+        # An interrupt in a finaliser is lost, so it is sent again a moment later.
         if issubclass(lost.exc_type, KeyboardInterrupt):
             timer = threading.Timer(0.01, send)
             timer.daemon = True
@@ -46,11 +46,7 @@ def termination_as_interrupt() -> Iterator[None]:
 
 
 class StopRequest:
-    """Whether a signal has asked the run to stop.
-
-    Attributes:
-        name: the signal, such as SIGTERM; "" while there was none.
-    """
+    """A request to stop a run; `name` is the signal, such as SIGTERM, or "" without one."""
 
     name = ""
 
@@ -58,7 +54,7 @@ class StopRequest:
         """Handles one signal.
 
         Raises:
-            KeyboardInterrupt: it is the second one.
+            KeyboardInterrupt: at the second signal.
         """
         del frame
         if self.name:
@@ -68,7 +64,7 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Collects SIGINT and SIGTERM while the block runs; outside the main thread, where Python cannot, it does nothing."""
+    """Collects SIGINT and SIGTERM while the block runs; only in the main thread."""
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield request

@@ -1,6 +1,6 @@
-"""The reports of studies that ship with the package, so that nothing that cites them depends on the working directory.
+"""The reports of studies that ship with the package, available in any working directory.
 
-`docs/kept_reports.py` writes the data file from the folder `studies` of the repository; a test holds it to that folder.
+`docs/kept_reports.py` writes the data file from the folder `studies` of the repository; a test compares the two.
 """
 
 import json
@@ -19,9 +19,9 @@ class KeptReport:
 
     Attributes:
         name: of its file in `studies`, and of its page in `docs/studies`.
-        status: `superseded` for a design that another one has replaced.
+        status: `superseded` if another design has replaced it.
         path: of the whole report, in the repository.
-        report: the part of `report.json` that is kept, under the same keys.
+        report: a part of `report.json`, with the same keys.
     """
 
     name: str
@@ -31,22 +31,22 @@ class KeptReport:
 
     @property
     def question(self) -> str:
-        """What was asked."""
+        """The question of the study."""
         return self.report["question"]
 
     @property
     def gate(self) -> Mapping[str, Any]:
-        """The validity gate: whether the control was trained; empty in a report from before there was one."""
+        """The validity gate: whether the control was trained; empty in older reports."""
         return self.report.get("gate") or {}
 
     @property
     def gate_passed(self) -> bool:
-        """Whether the report says that its models have passed; a report that does not say so has not."""
+        """Whether the report states that its models passed the gate."""
         return self.gate.get("passed") is True
 
     @property
     def withdrawn(self) -> str:
-        """Why this is no evidence, in one sentence without its full stop; "" where it is."""
+        """The reason why this is no evidence, as a sentence without full stop; "" if it is evidence."""
         if self.status == "superseded":
             failed = f"; {str(self.gate.get('sentence', '')).rstrip('.')}" if self.gate.get("passed") is False else ""
             return f"superseded by a later design{failed}"
@@ -57,10 +57,10 @@ class KeptReport:
 
 @lru_cache(maxsize=4)
 def kept_reports(path: Path = KEPT) -> tuple[KeptReport, ...]:
-    """Every kept report: current designs first, each kind by name.
+    """Every kept report: current designs first, then by name.
 
     Args:
-        path: of the data file; another than the package's for tests.
+        path: of the data file.
 
     Example:
         >>> [kept.path for kept in kept_reports() if kept.name == "local_mixing"]

@@ -1,4 +1,4 @@
-"""The key-value cache: an immutable value on top of a buffer that grows in place while nobody can notice.
+"""The key-value cache: an immutable value over a buffer that grows in place if no other value uses the room.
 
 Letters: B batch, N rows of it, G kv-heads, S new keys, C all keys that a query may see, K key width.
 """
@@ -16,7 +16,7 @@ AllKeys = Float[Tensor, "B G C K"]
 
 
 class _Buffer:
-    """Storage for keys and values; `filled` tells which entries some cache value already owns."""
+    """Storage for keys and values, of which the first `filled` entries belong to some cache value."""
 
     def __init__(self, keys: Tensor, values: Tensor, capacity: int) -> None:
         B, G, _, K = keys.shape
@@ -38,11 +38,7 @@ class _Buffer:
 
 @dataclass(frozen=True, eq=False)
 class KeyValueCache:
-    """The keys and values that later queries may see: the last `window - 1`, or all of them.
-
-    Attributes:
-        window: the attention window, which includes the query, or None.
-    """
+    """The keys and values visible to later queries: the last `window - 1`, or all if `window` is None."""
 
     window: int | None = None
     _buffer: _Buffer | None = None
@@ -56,14 +52,14 @@ class KeyValueCache:
 
     @property
     def live_bytes(self) -> int:
-        """Bytes of the entries that later queries may see."""
+        """Bytes of the cached entries."""
         if self._buffer is None:
             return 0
         keys = self._buffer.keys
         return 2 * keys.shape[0] * keys.shape[1] * self.length * keys.shape[3] * keys.element_size()
 
     def extend(self, keys: Keys, values: Keys) -> tuple[AllKeys, AllKeys, "KeyValueCache"]:
-        """Returns all keys and values that the new tokens may see, and the cache after them."""
+        """Returns all keys and values visible to the new tokens, and the next cache."""
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             buffer, start = self._copied(keys, values, room=0), 0
         elif self._buffer is not None and self._fits(keys.shape[2]):
@@ -77,32 +73,35 @@ class KeyValueCache:
         return buffer.keys[:, :, start:stop], buffer.values[:, :, start:stop], cache._compact()
 
     def rows(self, rows: Int[Tensor, " N"]) -> "KeyValueCache":
-        """The cache of these rows of the batch, in storage of its own."""
+        """The cache of these rows of the batch, in new storage."""
         if self._buffer is None:
             return self
-        past = slice(self._start, self._stop)
-        keys, values = self._buffer.keys[:, :, past][rows], self._buffer.values[:, :, past][rows]
+        keys, values = (past[rows] for past in self._past())
         return KeyValueCache(self.window, _Buffer(keys, values, self.length + 64), 0, self.length)
 
     def last(self, tokens: int) -> "KeyValueCache":
-        """The cache of at most this many last tokens."""
+        """The cache of at most the last `tokens` tokens."""
         return replace(self, _start=max(self._start, self._stop - tokens))
 
     @staticmethod
     def join(caches: Sequence["KeyValueCache"]) -> "KeyValueCache":
-        """The rows of all caches, which hold tokens, below each other; zeros stand before the tokens of shorter ones."""
+        """Concatenates the rows of caches that are not empty; shorter ones are padded with zeros on the left."""
         length = max(cache.length for cache in caches)
         keys, values = zip(*(cache._padded(length) for cache in caches), strict=True)
         joined = _Buffer(torch.cat(keys), torch.cat(values), length + 64)
         return KeyValueCache(caches[0].window, joined, 0, length)
 
-    def _padded(self, length: int) -> tuple[Tensor, Tensor]:
+    def _past(self) -> tuple[Tensor, Tensor]:
         assert self._buffer is not None
-        past, before = slice(self._start, self._stop), (0, 0, length - self.length, 0)
-        return F.pad(self._buffer.keys[:, :, past], before), F.pad(self._buffer.values[:, :, past], before)
+        past = slice(self._start, self._stop)
+        return self._buffer.keys[:, :, past], self._buffer.values[:, :, past]
+
+    def _padded(self, length: int) -> tuple[Tensor, Tensor]:
+        (keys, values), padding = self._past(), (0, 0, length - self.length, 0)
+        return F.pad(keys, padding), F.pad(values, padding)
 
     def _fits(self, tokens: int) -> bool:
-        # A buffer filled beyond this value belongs to another continuation: writing there would corrupt it.
+        # Entries after this value belong to another continuation.
         assert self._buffer is not None
         if self._buffer.keys.is_inference() and not torch.is_inference_mode_enabled():
             return False
@@ -110,24 +109,22 @@ class KeyValueCache:
 
     def _copied(self, keys: Tensor, values: Tensor, room: int) -> _Buffer:
         if self._buffer is not None:
-            past = slice(self._start, self._stop)
-            keys = torch.cat((self._buffer.keys[:, :, past], keys), dim=2)
-            values = torch.cat((self._buffer.values[:, :, past], values), dim=2)
+            past_keys, past_values = self._past()
+            keys, values = torch.cat((past_keys, keys), dim=2), torch.cat((past_values, values), dim=2)
         if room == 0:
             return _Whole(keys, values)
         return _Buffer(keys, values, keys.shape[2] + room)
 
     def _compact(self) -> "KeyValueCache":
-        """Lets go of a long prefill of which the window keeps little."""
+        """Frees the buffer of a long prefill if the window keeps little of it."""
         if self.window is None or self._buffer is None or self._buffer.capacity <= max(256, 4 * self.window):
             return self
-        past = slice(self._start, self._stop)
-        keys, values = self._buffer.keys[:, :, past], self._buffer.values[:, :, past]
-        return KeyValueCache(self.window, _Buffer(keys, values, self.length + max(64, self.window)), 0, self.length)
+        buffer = _Buffer(*self._past(), self.length + max(64, self.window))
+        return KeyValueCache(self.window, buffer, 0, self.length)
 
 
 class _Whole(_Buffer):
-    """A buffer made of given tensors without a copy, so that gradients flow through it; it has no room."""
+    """A buffer that is the given tensors without a copy, for gradients; it has no room."""
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values

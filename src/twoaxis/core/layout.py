@@ -1,4 +1,4 @@
-"""Where the tokens of a batch sit: their positions, and the documents that isolate them.
+"""The positions of the tokens of a batch, and the documents that isolate them.
 
 Letters: B batch, T tokens of this call, P tokens before them in the cache, S keys seen from this call, H heads, G kv-heads,
 K key width.
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from twoaxis.core.errors import ConfigError
 
 Attend = Callable[[nn.Module, Float[Tensor, "B H T K"], Float[Tensor, "B G T K"], Float[Tensor, "B G T K"]], Tensor]
-"""Attention of a module's queries over keys and values of these tokens and of earlier ones that it keeps: [B T H*K]."""
+"""Attention of a module over the keys and values of these tokens and of earlier ones that it has cached: [B T H*K]."""
 
 PADDING = -1
-"""The document id of padding: real documents are numbered from 0, so padding never mixes with them."""
+"""The document id of padding; documents are numbered from 0."""
 
 X = TypeVar("X")
 
@@ -28,16 +28,16 @@ X = TypeVar("X")
 class TokenLayout:
     """Positions and documents of the tokens of one call; padding is the document `PADDING`.
 
-    One rule serves packed batches, left padding and ragged generation: a token sees only earlier tokens of
-    its own document. Positions are absolute within the document, whatever was cached or padded before.
-    Rows may be padded on the right too, but then nothing may follow: windows and convolutions count padding.
+    One rule covers packed batches, left padding and ragged generation: a token attends only to earlier tokens of its document.
+    Positions are absolute within the document. Rows may be padded on the right too, but then no tokens may follow, since
+    windows and convolutions count padding.
 
     Attributes:
         positions: [B T] or [1 T], int64, counted from 0 at the first token of the document.
-        documents: [B T], or None when every row is one document.
+        documents: [B T], or None if every row is one document.
         past_documents: [B P] documents of all cached tokens, or None as above.
-        attend: computes attention in the place of this library, with a memory and masks of its own; it answers for the window
-            and the sink of the module that it is given. None, unless another library runs the model.
+        attend: replaces the attention of this library, including cache, masks, window and sink; None unless another library
+            runs the model.
     """
 
     positions: Int[Tensor, "_ T"]
@@ -68,15 +68,15 @@ class TokenLayout:
         return TokenLayout(index.clamp(min=0), documents)
 
     def part(self, start: int, stop: int) -> "TokenLayout":
-        """The layout of the tokens `start..stop` of this call, as if given in a call of their own."""
+        """The layout of the tokens `start..stop` of this call, as for a separate call."""
         documents = None if self.documents is None else self.documents[:, start:stop]
         return TokenLayout(self.positions[:, start:stop], documents, self.past_documents, self.attend)
 
     def after(self, past_documents: Int[Tensor, "B P"] | None) -> "TokenLayout":
-        """The same tokens behind these cached documents; nothing shared so far is kept.
+        """The same tokens after these cached documents, without shared values.
 
         Raises:
-            ConfigError: padding between tokens of a row. On a GPU only cached documents are looked at, since that waits for it.
+            ConfigError: padding between tokens of a row. On a GPU, checked only with cached documents, since it synchronises.
         """
         documents = self.documents
         if documents is not None and not torch.compiler.is_compiling():
@@ -87,7 +87,7 @@ class TokenLayout:
         return TokenLayout(self.positions, self.documents, past_documents, self.attend)
 
     def key_documents(self, keys: int) -> Int[Tensor, "B S"] | None:
-        """The documents of the last `keys` tokens, cached ones included."""
+        """The documents of the last `keys` tokens, including cached ones."""
         if self.documents is None:
             return None
         if self.past_documents is None:
@@ -95,24 +95,24 @@ class TokenLayout:
         return torch.cat((self.past_documents, self.documents), dim=1)[:, -keys:]
 
     def without_padding(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Puts zeros in the place of padding: what a mask gives a weight of zero still spreads when it is no number.
+        """Replaces padding with zeros, since a NaN spreads even with weight zero.
 
         Cost: nothing without documents, else one pass over x.
         """
         return x if self.documents is None else x.masked_fill((self.documents == PADDING).unsqueeze(-1), 0.0)
 
     def shared(self, key: Hashable, make: Callable[[], X]) -> X:
-        """Makes a value that depends on this layout only once per call, such as rotation tables."""
+        """Returns a value that depends on this layout alone, such as rotation tables; computed once per call."""
         if key not in self._shared:
             self._shared[key] = make()
         return self._shared[key]
 
 
 def check_padding(what: str, real: Bool[Tensor, "B S"]) -> None:
-    """Refuses padding between tokens of a row, where windows and convolutions would count it.
+    """Refuses padding between tokens of a row, which windows and convolutions would count.
 
     Raises:
-        ConfigError: in the words of `what`, the first such row.
+        ConfigError: the first such row of `what`.
     """
     broken = (real & ~F.pad(real[:, :-1], (1, 0))).sum(dim=1) > 1
     if broken.any():

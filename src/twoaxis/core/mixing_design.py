@@ -1,4 +1,4 @@
-"""How a mixer forms its weights and where its sum goes: the columns by which methods on both axes are compared."""
+"""The design of a mixer: how it forms weights and where its sum goes. It compares methods of both axes."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -7,34 +7,34 @@ LETTERS = (
     "h_l: state between blocks; x_g: stream before sublayer g; f_j: output of sublayer j; X_j: output of block j; D_j: what "
     "block j adds; S_j: one of n parallel streams; e: embedding; c_t: what a sublayer sees of token t, behind its norm."
 )
-"""Of the entries."""
+"""The legend of the entries."""
 
 Sharing = Literal["none", "model", "block", "sublayer"]
-"""Whether there is one set of parameters for the `model`, for each `block` that mixes, for each `sublayer`, or none."""
+"""One set of parameters for the `model`, for each `block` that mixes, for each `sublayer`, or none."""
 
 Weights = Literal["static", "input", "input and reader"]
-"""What a weight depends on apart from parameters: nothing, the source that it weighs and its rivals, or the newest state too.
+"""The inputs of a weight: parameters only, the sources too, or the newest state too.
 
-A factor that a norm of sources or of their sum brings along is no weight.
+The factor of a norm of sources or of their sum is no weight.
 """
 
 
 @dataclass(frozen=True)
 class MixingDesign:
-    """What one mixer is made of, as declared next to its mathematics; checks measure what can be measured.
+    """The design of one mixer, declared next to its mathematics and verified by checks where it can be measured.
 
     Attributes:
-        query: what asks for sources; "none" where nothing does.
-        key: what a query is compared with, or what a weight is made of.
-        value: what is summed.
-        normaliser: what bounds the weights; it begins with "norm" where nothing but norms does, of which a check cannot tell
-            whether they are weights.
-        window: which sources can be read; it begins with "all" where their number grows with depth without a bound.
-        sharing: of the parameters that make weights and values.
-        injection: where the sum goes.
-        weights: what they depend on.
-        position: whether tokens before this one enter the weights or the sum.
-        literal: whether it is the depth read of arXiv:2603.16039, section 2.2, up to what the paper leaves open.
+        query: the query of the sources, or "none".
+        key: compared with the query, or the input of the weight.
+        value: the summands.
+        normaliser: the bound of the weights; begins with "norm" if only norms bound them, which a check cannot distinguish
+            from weights.
+        window: the sources that can be read; begins with "all" if their number grows with depth.
+        sharing: of the parameters of weights and values.
+        injection: the destination of the sum.
+        weights: the inputs of the weights.
+        position: whether earlier tokens enter the weights or the sum.
+        literal: whether it is the depth read of arXiv:2603.16039, section 2.2, as far as the paper specifies it.
 
     Example:
         >>> from twoaxis.depth import ResidualConfig
@@ -55,9 +55,9 @@ class MixingDesign:
 
     @property
     def grows(self) -> bool:
-        """Whether more depth means more sources."""
+        """Whether the number of sources grows with depth."""
         return self.window.startswith("all")
 
     def to_data(self) -> dict[str, Any]:
-        """Plain JSON-ready data."""
+        """The design as JSON-ready data."""
         return asdict(self)

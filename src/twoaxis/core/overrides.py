@@ -1,4 +1,4 @@
-"""`key=value` overrides on plain configuration data, checked afterwards by the configuration itself."""
+"""`key=value` overrides of plain configuration data, validated later by the configuration."""
 
 import copy
 import tomllib
@@ -19,8 +19,8 @@ def with_overrides(config: C, overrides: Sequence[str]) -> C:
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Returns a copy of the data with each `dotted.path=value` set.
 
-    A value is read as TOML and, failing that, as a bare string; list items are addressed by number.
-    Setting a `kind` drops the other keys of that table, since they belonged to the old kind.
+    A value is read as TOML, or else as a bare string; list items are addressed by number. Another `kind` drops the other keys of
+    its table.
 
     Raises:
         ConfigError: an override without `=`, or a path through something that is not a table.
@@ -39,7 +39,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
 
 
 def parse_value(text: str) -> Any:
-    """Reads one override value as TOML, or as the bare string when it is not TOML.
+    """Reads a value as TOML, or else as a bare string.
 
     Example:
         >>> parse_value("3e-4"), parse_value("cosine"), parse_value("[1, 2]")
@@ -74,7 +74,7 @@ def _descend(node: Any, part: str, override: str) -> Any:
     if not isinstance(node, dict):
         raise ConfigError(f"override {override!r}: {part!r} is not inside a table; shorten the path")
     child = node.setdefault(part, {})
-    # A bare string is the short form of a table that only names its kind.
+    # A bare string is short for a table with that `kind`.
     if isinstance(child, str):
         child = node[part] = {"kind": child}
     return child

@@ -1,9 +1,9 @@
-"""Parameters that declare their initial value and their tag, so that no host can guess either wrong.
+"""Parameters that declare their initial value and their tag.
 
-A module has initial values as soon as it is constructed, drawn from torch's default generator as those of torch's own modules
-are; on the meta device it has none. `initialise` sets them anew, from a seed and the full name of each parameter only. Two
-models that share a parameter name and shape therefore share its value, whatever else differs between them, and a model built
-on the meta device and materialised later starts at the same values as one built directly.
+A module is initialised when it is constructed, from torch's default generator like torch's modules, except on the meta device.
+`initialise` sets new values from a seed and the full name of each parameter only. Two models that share a parameter name and
+shape therefore share its value, and a model built on the meta device and materialised later has the values of one built
+directly.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ Tag = Literal["matrix", "embedding", "norm", "bias", "gate", "query", "mixing"]
 
 @dataclass(frozen=True)
 class Constant:
-    """Every entry has this value."""
+    """The same value for every entry."""
 
     value: float
 
 
 @dataclass(frozen=True)
 class Values:
-    """Exactly these entries, in order."""
+    """These entries, in order."""
 
     values: tuple[float, ...]
 
@@ -43,17 +43,14 @@ class Normal:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Independent entries, uniform in plus and minus this bound."""
+    """Independent entries, uniform between minus and plus this bound."""
 
     bound: float
 
 
 @dataclass(frozen=True)
 class Striped:
-    """This value where the row and the column of a matrix agree modulo `period`, and 0 elsewhere.
-
-    Rows of one period, which together fill every column once, are orthogonal.
-    """
+    """This value where row and column of a matrix are equal modulo `period`, else 0; rows of one period are orthogonal."""
 
     value: float
     period: int
@@ -85,7 +82,7 @@ Init = Constant | Values | Normal | Uniform | Striped | UniformPairs | LogOfUnif
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a parameter starts at, what it is, and why it may have no gradient (`dead`, else None)."""
+    """The initial value of a parameter, its tag, and the reason why it may have no gradient (`dead`, or None)."""
 
     init: Init
     tag: Tag
@@ -98,23 +95,20 @@ def matrix_std(fan_in: int) -> float:
 
 
 class DeclaredModule(nn.Module):
-    """A module whose parameters are all declared, and start at a value of their declaration."""
+    """A module whose parameters are all declared and initialised by their declaration."""
 
     def __init__(self) -> None:
         super().__init__()
         self.declarations: dict[str, Declaration] = {}
 
     def parameter(self, name: str, shape: tuple[int, ...], init: Init, tag: Tag, dead: str | None = None) -> nn.Parameter:
-        """Declares the parameter to assign to the attribute `name`; sharding needs at least one dimension.
-
-        `dead` says why it may have no gradient.
-        """
+        """Declares the parameter for the attribute `name`; sharding needs at least one dimension."""
         self.declarations[name] = Declaration(init, tag, dead)
         value = torch.empty(shape)
-        return nn.Parameter(value if value.is_meta else _drawn(init, value.shape))
+        return nn.Parameter(value if value.is_meta else _draw(init, value.shape))
 
     def linear(self, name: str, d_in: int, d_out: int, std: float | None = None) -> nn.Linear:
-        """Declares the bias-free linear map to assign to the attribute `name`; `std=0` starts it at zero."""
+        """Declares the linear map without bias for the attribute `name`; `std=0` initialises it to zero."""
         std = matrix_std(d_in) if std is None else std
         linear = nn.Linear(d_in, d_out, bias=False, device="meta")
         linear.weight = self.parameter(f"{name}.weight", (d_out, d_in), Normal(std) if std else Constant(0.0), "matrix")
@@ -122,7 +116,7 @@ class DeclaredModule(nn.Module):
 
 
 def with_extra(update: nn.Module, extra: nn.Module | None, hidden: Tensor) -> Tensor:
-    """The update of a sublayer, followed on the last axis by what its slot asks it to emit for the depth mixer."""
+    """The update of a sublayer, followed on the last axis by its extra output for the depth mixer."""
     return update(hidden) if extra is None else torch.cat((update(hidden), extra(hidden)), dim=-1)
 
 
@@ -130,13 +124,11 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def materialize(build: Callable[[], M], device: torch.device | None = None) -> M:
-    """Builds a module whose parameters have memory and no values, for whoever sets all of them at once.
-
-    Nothing is drawn from a generator. Buffers have no values either.
+    """Builds a module with uninitialised parameters and buffers, without drawing from a generator.
 
     Args:
         build: called on the meta device.
-        device: of the memory; None is torch's default device, which may be meta itself.
+        device: of the memory; None is torch's default device, possibly meta.
 
     Example:
         >>> materialize(lambda: nn.Linear(2, 3)).weight.device
@@ -152,7 +144,7 @@ def declarations(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Declarat
     """Yields every parameter once with its full name and declaration.
 
     Raises:
-        ConfigError: a parameter that no module declares, or a declaration without its parameter.
+        ConfigError: a parameter without declaration, or a declaration without parameter.
     """
     found = _declared(model)
     existing = dict(model.named_parameters(remove_duplicate=False))
@@ -169,23 +161,22 @@ def _declared(model: nn.Module) -> dict[str, Declaration]:
     found: dict[str, Declaration] = {}
     for prefix, module in model.named_modules():
         if isinstance(module, DeclaredModule):
-            found |= {f"{prefix}.{name}" if prefix else name: known for name, known in module.declarations.items()}
+            found |= {f"{prefix}.{name}" if prefix else name: one for name, one in module.declarations.items()}
     return found
 
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> None:
-    """Sets every declared parameter to its initial value for this seed, on whatever device it is."""
+    """Sets every declared parameter to its initial value for this seed, on its device."""
     for parameter, value in initial_values(model, seed):
         parameter.copy_(value)
 
 
 @torch.no_grad()
 def initialise_parts(host: nn.Module, seed: int) -> None:
-    """Sets the parameters of our modules inside a model of another code base, and none of its own.
+    """Sets the parameters of our modules inside a model of another library, and no others.
 
-    A host that overwrites the linear maps that it finds in itself overwrites ours too: then this goes last. Modules of the same
-    kind start at different values, by their full name in the host.
+    Call it last if the host initialises all linear maps in itself. Values depend on the full name in the host.
 
     Example:
         >>> from twoaxis.sequence import ShortSWA, ShortSWAConfig
@@ -209,11 +200,11 @@ def _initial_value(init: Init, name: str, seed: int, shape: torch.Size) -> Tenso
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     generator = torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1)
     with torch.device("cpu"):
-        return _drawn(init, shape, generator)
+        return _draw(init, shape, generator)
 
 
-def _drawn(init: Init, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
-    """A value on torch's default device, whose default generator draws when none is given."""
+def _draw(init: Init, shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
+    """A value on torch's default device, by default from its default generator."""
     if isinstance(init, Constant):
         return torch.full(shape, init.value)
     if isinstance(init, Values):

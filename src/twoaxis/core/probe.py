@@ -1,4 +1,4 @@
-"""Numbers to probe a module with, and how far two answers lie apart."""
+"""Reproducible noise to test modules with, and the distance between tensors."""
 
 import hashlib
 from typing import Any
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def noise(shape: tuple[int, ...], name: str) -> Tensor:
-    """Standard normal float64 numbers that depend on the shape and this name only."""
+    """Standard normal float64 numbers that depend on the shape and the name only."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "little")
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @torch.no_grad()
 def perturb(model: Any, seed: int = 0) -> Any:
-    """Adds noise to every parameter, the same for the same name: half a unit, over sqrt(fan in) for matrices."""
+    """Adds noise to every parameter, by its name: with scale 0.5, over sqrt(fan in) for matrices."""
     for name, parameter in model.named_parameters():
         scale = 0.5 if parameter.ndim < 2 or "embedding" in name else 0.5 / parameter.shape[-1] ** 0.5
         parameter.add_(noise(tuple(parameter.shape), f"perturb/{seed}/{name}").to(parameter.dtype), alpha=scale)
@@ -23,7 +23,7 @@ def perturb(model: Any, seed: int = 0) -> Any:
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """The largest difference between entries; NaN counts as infinite."""
+    """The largest absolute difference between entries; NaN counts as infinite."""
     if not a.numel():
         return 0.0
     return float(torch.nan_to_num((a.detach().double() - b.detach().double()).abs(), nan=torch.inf).max())

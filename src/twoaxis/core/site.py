@@ -1,4 +1,4 @@
-"""Where a sublayer stands along depth, and what a depth mixer may know of it."""
+"""The position of a sublayer along depth, and its properties that depth mixers depend on."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -6,7 +6,7 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class HeadShape:
-    """How a sequence mixer cuts its projections into heads."""
+    """The heads of a sequence mixer."""
 
     n_heads: int
     n_kv_heads: int
@@ -15,15 +15,15 @@ class HeadShape:
 
 @dataclass(frozen=True)
 class Slot:
-    """What a sublayer is, as far as depth mixers depend on it; the default knows nothing and offers nothing.
+    """The properties of a sublayer that depth mixers depend on; by default unknown.
 
     Attributes:
         kind: the kind of its mixer.
-        takes_views: whether it takes separate inputs for queries, keys and values.
-        heads: its heads when a depth mixer may mix them, or None.
-        projects_values: whether it computes values of its own; a depth mixer may take that over.
-        update_extra: numbers per token that it emits after its update, for the depth mixer alone.
-        window: keys that one query meets, its own included; None without a bound, or where nothing is known.
+        takes_views: whether it accepts separate inputs for queries, keys and values.
+        heads: its heads if a depth mixer may mix them, or None.
+        projects_values: whether it computes its values, which a depth mixer may replace.
+        update_extra: numbers per token after its update, for the depth mixer alone.
+        window: keys that one query attends to, its own included; None if unbounded or unknown.
     """
 
     kind: str = ""
@@ -36,13 +36,13 @@ class Slot:
 
 @dataclass(frozen=True)
 class Site:
-    """The place of one sublayer: its index along depth, its block, and the width around it.
+    """The position of one sublayer.
 
     Attributes:
         index: the sublayer, counted from 0 over the whole model.
         block: the block, counted from 0.
         place: the sublayer within its block, counted from 0.
-        stack: the whole stack this sublayer belongs to.
+        stack: all sublayers of the model.
     """
 
     index: int
@@ -62,7 +62,7 @@ class Site:
 
     @property
     def slot(self) -> Slot:
-        """What stands here."""
+        """The properties of the sublayer."""
         return self.stack.slots[self.index] if self.stack.slots else Slot()
 
     @property
@@ -84,7 +84,7 @@ class Stack:
         d_model: width of the model.
         norm_eps: the eps of every RMSNorm.
         block_lengths: sublayers of each block.
-        slots: what each sublayer is, or empty when that is not known.
+        slots: the properties of each sublayer, or empty if unknown.
     """
 
     d_model: int

@@ -1,4 +1,4 @@
-"""Fields of configurations take what they say: no truth value or text for a number, and no number that nothing can hold."""
+"""Strict types for configuration fields: no boolean or text for a number, and integers of 64 bits."""
 
 from collections.abc import Mapping
 from numbers import Integral
@@ -7,17 +7,17 @@ from typing import Any
 from pydantic_core import core_schema
 
 LARGEST, SMALLEST = 2**63 - 1, -(2**63)
-"""Whole numbers that torch can hold; a field may say otherwise."""
+"""Default bounds of integers: those of torch."""
 
 _LEAVES = frozenset({"int", "float", "bool", "str"})
 _AS_THEY_ARE = frozenset({"default", "metadata", "expected", "keys_schema"})
-"""Parts of a schema that are no schemas, and keys, which are always text in JSON."""
+"""Keys of a schema whose values are no schemas, and dictionary keys, which are always text in JSON."""
 
 
 def strict(schema: Any) -> Any:
-    """Returns a schema of pydantic in which numbers, truth values and texts are not converted into each other.
+    """Returns a schema of pydantic without conversions between numbers, booleans and texts.
 
-    Two numbers stay as good as another form of them: 2 where a number may have a decimal point, and 1e3 for 1000.
+    Equal numbers are still accepted: 2 for a float, and 1e3 for the integer 1000.
     """
     if isinstance(schema, list | tuple):
         return type(schema)(strict(one) for one in schema)
@@ -37,6 +37,6 @@ def _whole(schema: Mapping[str, Any]) -> Any:
 
 
 def _without_point(value: Any) -> Any:
-    # Whole numbers of numpy and others are as good as those of Python; a truth value is none.
+    # Integers of numpy and other libraries are accepted; a boolean is none.
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     return int(value) if whole or (type(value) is float and value.is_integer()) else value

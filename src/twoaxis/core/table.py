@@ -1,4 +1,4 @@
-"""The table of an axis: one row per mixer, open to other packages through an entry point."""
+"""Registries: one row per mixer of an axis, extensible by other packages through an entry point."""
 
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -13,16 +13,16 @@ from twoaxis.core.site import Stack
 C = TypeVar("C", bound=Config)
 
 SIZES = frozenset({"block_size", "count", "d_ff", "head_dim", "layers", "n_kv_heads", "rounds", "value_dim"})
-"""Options that only say how large an operator is, in what its sizes are counted, or in which layers it stands."""
+"""Options for the size of an operator, the unit of its sizes, or its layers."""
 
 ENGINES = frozenset({"impl", "schedule"})
-"""Options that compute the same in another way."""
+"""Options for the implementation of an operator."""
 
 
 def choices(config: Config) -> dict[str, Any]:
-    """Returns the options that decide which operator a configuration computes, without sizes, initial values and engines.
+    """Returns the options that determine the operator of a configuration: no sizes, initial values and engines.
 
-    Of a number only that it is given, where None means another operator, or that it is more than the one by default.
+    A number counts as given or not if its default is None, and as one or many if its default is 1.
 
     Example:
         >>> class Mixture(Config):
@@ -51,16 +51,16 @@ def choices(config: Config) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Row(Generic[C]):
-    """One mixer: its configuration class and what a reader of the table wants to know first.
+    """One mixer.
 
     Attributes:
         config: the configuration class; its default `kind` names the row.
-        summary: what the mixer does, in one line.
-        examples: the variants that tests, docs and benchmarks run, by name, as keyword arguments.
-        status: `core` for methods whose equations are published, `contrib` for everything else.
-        certified: the examples whose operator equals public code, as it is, in outputs and all gradients, each with the golden
-            tensors in tests/parity that show it and say whose code that is. Every other example is reconstructed: from text,
-            from code that we had to change or copy by hand, or with an option of ours.
+        summary: one line.
+        examples: the variants for tests, docs and benchmarks, by name, as keyword arguments.
+        status: `core` for methods with published equations, else `contrib`.
+        certified: the examples whose operator equals unmodified public code in outputs and all gradients, each with the golden
+            tensors in tests/parity that prove it and name that code. Other examples are reconstructed: from text, from code
+            that was changed or copied by hand, or with an additional option.
         at_scale: the forms that plans compare, by the name they have there: options, or a function that chooses them for the
             sublayers of a model. None means the defaults, under the words of the kind.
         retrofit: options with which a trained model goes on as it is, where the defaults do not or only a blend does.
@@ -82,24 +82,24 @@ class Row(Generic[C]):
         return self.config.model_fields["kind"].default
 
     def example(self, name: str) -> C:
-        """Builds one of the example configurations."""
+        """Builds an example configuration."""
         return self.config(**self.examples[name])
 
     def certified_by(self, config: Config) -> str | None:
-        """The golden tensors that certify the operator of a configuration; None when it is reconstructed."""
+        """The golden tensors that certify the operator of a configuration; None if it is reconstructed."""
         operator = choices(config)
         found = (fixture for name, fixture in self.certified.items() if choices(self.example(name)) == operator)
         return next(found, None)
 
     @property
     def evidence(self) -> str:
-        """Whether the first example is `certified` or `reconstructed`, and which of the others are not like it."""
+        """Whether the first example is `certified` or `reconstructed`, and the examples that differ from it."""
         first, *others = [name in self.certified for name in self.examples]
         words = {True: "certified", False: "reconstructed"}
         if all(one == first for one in others):
             return words[first]
-        unlike = ", ".join(name for name in self.examples if (name in self.certified) != first)
-        return f"{words[first]}; {words[not first]}: {unlike}"
+        different = ", ".join(name for name in self.examples if (name in self.certified) != first)
+        return f"{words[first]}; {words[not first]}: {different}"
 
 
 class Table(Generic[C]):
@@ -113,7 +113,7 @@ class Table(Generic[C]):
             self.add(row)
 
     def add(self, row: Row[C]) -> None:
-        """Adds a row; a kind that exists already is an error, since names fix the semantics."""
+        """Adds a row; the kind must be new."""
         if row.kind in self._rows:
             raise ConfigError(f"{self.what} {row.kind!r} exists already; give the new row another kind")
         self._rows[row.kind] = row
@@ -132,7 +132,7 @@ class Table(Generic[C]):
         return self._rows[kind]
 
     def parse(self, data: Any) -> C:
-        """Reads a configuration of this axis from a table with `kind`, a bare kind, or a configuration."""
+        """Returns a configuration from a table with `kind`, a bare kind, or a configuration."""
         if isinstance(data, self._base):
             return data
         if isinstance(data, str):

@@ -1,4 +1,4 @@
-"""Texts and JSON: in UTF-8, with or without a byte order mark; anything else is named for what it is."""
+"""Texts and JSON in UTF-8, with or without a byte order mark; errors name the actual format."""
 
 import json
 import re
@@ -14,7 +14,7 @@ PARQUET = "a Parquet file"
 _UNPACK, _PACKED = "unpack it", "compressed by {}"
 
 SIGNATURES = (
-    # Longest first: one mark begins another.
+    # Longest first: a mark may be the beginning of another.
     (0, rb"\xff\xfe\0\0", *_UTF32),
     (0, rb"\0\0\xfe\xff", *_UTF32),
     (0, rb"\xff\xfe", *_UTF16),
@@ -26,12 +26,12 @@ SIGNATURES = (
     (0, rb"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
     (0, rb"PK\x03\x04", "a zip archive, as are office documents and checkpoints of torch.save", _UNPACK),
     (257, rb"ustar(\0| )", "a tar archive", _UNPACK),
-    # A text may begin with the letters of these: a version or a header in binary numbers has to follow.
+    # A text may begin with these letters, so binary numbers must follow.
     (0, rb"PAR1[\0-\x08\x0e-\x1f]", PARQUET, "name it with kind = 'parquet'"),
     (0, rb"GGUF([^\0]\0\0\0|\0\0\0[^\0])", "a GGUF file", "name a text"),
     (0, rb"%PDF-\d", "a PDF file", "extract its text"),
 )
-"""What files begin with that are no text in UTF-8: offset, bytes as a pattern, what they are, and what to do."""
+"""The beginnings of files that are no text in UTF-8: offset, pattern, format, remedy."""
 
 _HEAD_BYTES = 4096
 
@@ -39,7 +39,7 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 def signature(content: bytes) -> tuple[str, str] | None:
-    r"""What content is that is no text in UTF-8, with what to do about it; None where nothing tells.
+    r"""The format of content that is no text in UTF-8, with a remedy; None if it is not recognised.
 
     Example:
         >>> signature(b"\x1f\x8b\x08"), signature("a mark".encode("utf-16"))[0], signature(b"text")
@@ -48,22 +48,22 @@ def signature(content: bytes) -> tuple[str, str] | None:
     for offset, pattern, what, remedy in SIGNATURES:
         if re.compile(pattern).match(content, offset):
             return what, remedy
-    # Without a mark, every other byte of most texts in UTF-16 is zero, and UTF-8 has nothing against that.
+    # Most texts in UTF-16 without a mark have zeros in every other byte, which is valid UTF-8.
     head = content[:_HEAD_BYTES]
     zeros = sorted((head[::2].count(0), head[1::2].count(0)))
     return _UTF16 if zeros[0] == 0 and 4 * zeros[1] > len(head) else None
 
 
 def decode_text(content: bytes, where: str, error: type[TwoAxisError] = DataError) -> str:
-    r"""Decodes UTF-8, leaving out a byte order mark at the beginning.
+    r"""Decodes UTF-8, without a byte order mark at the beginning.
 
     Args:
         content: of the file.
-        where: what the error calls it.
-        error: its class.
+        where: its name in the error.
+        error: the class of the error.
 
     Raises:
-        TwoAxisError: of the class `error`, with what the content is instead, as far as its beginning tells.
+        TwoAxisError: of the class `error`, with the format of the content if it is recognised.
 
     Example:
         >>> decode_text(b"\xef\xbb\xbfsteps = 3", "recipe.toml")
@@ -78,21 +78,34 @@ def decode_text(content: bytes, where: str, error: type[TwoAxisError] = DataErro
         raise error(f"{where}: {byte} is not UTF-8; convert the text, for example with iconv -t UTF-8") from None
 
 
+def encode_text(text: str, where: str = "text", remedy: str = "remove it") -> bytes:
+    """Encodes text as UTF-8.
+
+    Raises:
+        DataError: half of a surrogate pair, which is not Unicode text.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = f"character {error.start} is half of a surrogate pair"
+        raise DataError(f"{where}: {half}; must be Unicode text; {remedy}") from None
+
+
 def read_text(path: Path, what: str, remedy: str, error: type[TwoAxisError] = DataError) -> str:
-    """Reads a text that somebody wrote; see `decode_text`.
+    """Reads a text file; see `decode_text`.
 
     Args:
         path: the file.
-        what: what errors call it.
-        remedy: what to do where it cannot be read.
-        error: its class.
+        what: its name in the error.
+        remedy: if it cannot be read.
+        error: the class of the error.
 
     Raises:
         TwoAxisError: of the class `error`: it cannot be read, or is no text in UTF-8.
     """
     try:
         content = path.read_bytes()
-    # A path with a character that no path can have is a ValueError.
+    # ValueError: a path with an invalid character.
     except (OSError, ValueError) as cause:
         raise error(f"{what}: cannot be read ({getattr(cause, 'strerror', None) or cause}); {remedy}") from None
     return decode_text(content, what, error)
@@ -102,8 +115,7 @@ def json_value(content: str | bytes) -> Any:
     """Reads JSON that may be damaged.
 
     Raises:
-        ValueError: anything else than JSON in UTF-8, such as brackets nested without end, or half of a surrogate pair, which
-            an escape can spell and no text can hold.
+        ValueError: no JSON in UTF-8, nesting that is too deep, or an escape of half of a surrogate pair.
 
     Example:
         >>> json_value(b'{"step": 3}')

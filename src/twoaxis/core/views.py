@@ -1,4 +1,4 @@
-"""What a sublayer reads from the depth state, and the heads inside attention that a depth mixer may mix.
+"""The inputs of a sublayer from the depth state, and the heads of attention that a depth mixer may mix.
 
 Letters: B batch, T position, D width, H heads, G kv-heads, K key width.
 """

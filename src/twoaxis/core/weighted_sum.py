@@ -1,4 +1,4 @@
-"""A weighted sum of sources along depth, with its weights: what audits look at, and never a part of a training step.
+"""A weighted sum of sources along depth, with its weights, for audits; not a part of training steps.
 
 Letters: B batch, T position, E width of the sum, S sources, P parts of the width.
 """
@@ -15,19 +15,19 @@ Role = Literal["read", "mix"]
 
 @dataclass(frozen=True, eq=False)
 class WeightedSum:
-    """One sum that a depth mixer has formed, with the tensor that it became.
+    """One sum of a depth mixer.
 
     Equation: made = finish(sum_s w_s v_s), with one w_s for each token and part of the width
 
     Attributes:
-        made: the very tensor that stands in what the mixer returned.
-        result: what that is: `read`, `q`, `residual`, `stream 0`.
+        made: the result, the same tensor as in the output of the mixer.
+        result: the name of the result: `read`, `q`, `residual`, `stream 0`.
         names: of the sources, such as `embedding`, `sublayer 3` or `block 1`.
-        sources: what is summed.
-        weights: parts are equal slices of the width: the whole of it, the heads, or every feature.
-        role: whether a sublayer or the head reads the sum, or parallel streams are mixed by it.
-        parts: names of the parts, where they are told apart.
-        finish: what turns the sum into `made`, such as a norm, a projection or the addition to a stream; None is nothing.
+        sources: the summands.
+        weights: parts are equal slices of the width: the whole width, the heads, or every feature.
+        role: whether a sublayer or the head reads the sum, or it mixes parallel streams.
+        parts: names of the parts, if distinguished.
+        finish: from the sum to `made`, such as a norm, a projection or the addition to a stream; None is the identity.
     """
 
     made: Tensor
@@ -40,33 +40,33 @@ class WeightedSum:
     finish: Callable[[Tensor], Tensor] | None = None
 
     def contribution(self, index: int) -> Float[Tensor, "B T E"]:
-        """What one source adds to the sum."""
+        """The summand of one source."""
         source, weight = self.sources[index], self.weights[index]
         return (weight.unsqueeze(-1) * source.unflatten(-1, (weight.shape[-1], -1))).flatten(-2)
 
     def total(self) -> Float[Tensor, "B T E"]:
-        """The sum of all contributions, before it is finished."""
+        """The sum of all contributions, before `finish`."""
         total = self.contribution(0)
         for index in range(1, len(self.sources)):
             total = total + self.contribution(index)
         return total
 
     def finished(self, total: Float[Tensor, "B T E"]) -> Tensor:
-        """What a sum of contributions becomes."""
+        """The result for a sum of contributions."""
         return total if self.finish is None else self.finish(total)
 
     def without(self, index: int) -> Tensor:
-        """What would have been made without one source, all other weights as they are."""
+        """The result without one source, with all other weights unchanged."""
         removed = self.contribution(index)
         if self.finish is None:
             return (self.made - removed).to(self.made.dtype)
         total = self.total()
-        # The change is added to what was made, so that a contribution of zero changes nothing at all.
+        # As a difference to `made`, so that a contribution of zero changes nothing.
         return (self.made + (self.finish(total - removed) - self.finish(total))).to(self.made.dtype)
 
 
 def per_token(weights: Float[Tensor, "S *each"], like: Float[Tensor, "B T _"]) -> Float[Tensor, "S B T P"]:
-    """Weights that are one number, one per feature, one per token, or one per token and part, in the last of these forms."""
+    """Expands weights that are one number, one per feature, or one per token, to one per token and part."""
     B, T = like.shape[:2]
     if weights.ndim == 1:
         return weights.view(-1, 1, 1, 1).expand(-1, B, T, 1)
@@ -76,7 +76,7 @@ def per_token(weights: Float[Tensor, "S *each"], like: Float[Tensor, "B T _"]) -
 
 
 def span_name(what: str, first: int, last: int) -> str:
-    """The name of a source that holds what one or several of a kind have added.
+    """The name of a source with the output of one or several of a kind.
 
     Example:
         >>> span_name("sublayer", 3, 3), span_name("block", 0, 2)
@@ -86,7 +86,7 @@ def span_name(what: str, first: int, last: int) -> str:
 
 
 def unit_name(unit: int, what: str = "block") -> str:
-    """The name of the embedding, which is unit 0, or of what block (or sublayer) `unit - 1` has left.
+    """The name of the embedding, which is unit 0, or of the output of block (or sublayer) `unit - 1`.
 
     Example:
         >>> unit_name(0), unit_name(1)

@@ -1,4 +1,4 @@
-"""Guesses at the answers of a synthetic task: what a model that has learned nothing of the task would reach."""
+"""Baselines of a synthetic task: guesses at its answers without the task itself."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ class AnswerGuesses:
     """Guesses at the answers of validation samples.
 
     Attributes:
-        chance: loss of guessing by how often each answer is right in training, nats per answer.
-        majority: accuracy of always giving the most frequent answer.
-        in_context: loss of guessing evenly among the possible answers that the sample shows before the question; None where an
-            answer is not among them.
+        chance: loss of guessing by the frequency of each answer in training, nats per answer.
+        majority: accuracy of the most frequent answer.
+        in_context: loss of a uniform guess among the possible answers in the sample before the question; None if an answer is
+            not among them.
         answers: in training, a count.
     """
 
@@ -51,14 +51,14 @@ def answer_guesses(train: Iterable[Batch], validation: Iterable[Batch], vocab_si
     for batch in train:
         counts += np.bincount(_answers(batch), minlength=vocab_size)
     scored = list(validation)
-    asked = np.concatenate([_answers(batch) for batch in scored]) if scored else np.empty(0, dtype=np.int64)
-    if not counts.sum() or not len(asked):
+    answers = np.concatenate([_answers(batch) for batch in scored]) if scored else np.empty(0, dtype=np.int64)
+    if not counts.sum() or not len(answers):
         raise DataError("synthetic task: training or validation holds no answer; must hold one; draw more samples")
-    # One more of each token, so that no answer is impossible.
-    chance = -np.log((counts[asked] + 1) / (counts.sum() + vocab_size)).mean()
-    shown = np.concatenate([_candidates(batch, counts > 0) for batch in scored])
-    in_context = None if (shown == 0).any() else float(np.log(shown).mean())
-    return AnswerGuesses(float(chance), float((asked == counts.argmax()).mean()), in_context, int(counts.sum()))
+    # Add-one smoothing, so that no answer is impossible.
+    chance = -np.log((counts[answers] + 1) / (counts.sum() + vocab_size)).mean()
+    candidates = np.concatenate([_candidates(batch, counts > 0) for batch in scored])
+    in_context = None if (candidates == 0).any() else float(np.log(candidates).mean())
+    return AnswerGuesses(float(chance), float((answers == counts.argmax()).mean()), in_context, int(counts.sum()))
 
 
 def _answers(batch: Batch) -> np.ndarray:
@@ -67,7 +67,7 @@ def _answers(batch: Batch) -> np.ndarray:
 
 
 def _candidates(batch: Batch, possible: np.ndarray) -> np.ndarray:
-    """For each answer the number of different possible answers before it in its sample; 0 where it is none of them."""
+    """The number of different possible answers before each answer in its sample; 0 if it is none of them."""
     tokens, targets = batch.tokens.numpy(), batch.targets.numpy()
     found = []
     for row, column in zip(*np.nonzero(targets != IGNORE), strict=True):

@@ -13,8 +13,8 @@ from twoaxis.data.shards import TokenShard
 from twoaxis.ops.cross_entropy import IGNORE
 
 Packing = Literal["isolated", "joined"]
-"""`isolated`: a document sees nothing of the others in its window, and no target crosses a boundary.
-`joined`: a window is read as one text."""
+"""`isolated`: no attention between the documents of a window, and no target crosses a boundary.
+`joined`: a window is one text."""
 
 
 class Batch(NamedTuple):
@@ -22,8 +22,8 @@ class Batch(NamedTuple):
 
     Attributes:
         tokens: [B T] int64.
-        targets: [B T] int64, the next token, or `IGNORE` where it belongs to another document or is no answer.
-        documents: [B T] int64, the document within the row counted from 0, or None when a row is one text.
+        targets: [B T] int64, the next token, or `IGNORE` if it belongs to another document or is no answer.
+        documents: [B T] int64, the document within the row counted from 0; None if a row is one text.
     """
 
     tokens: Int[Tensor, "B T"]
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
 
     @property
     def n_targets(self) -> int:
-        """Targets that count in the loss."""
+        """The number of targets in the loss."""
         return int((self.targets != IGNORE).sum())
 
     def to(self, device: torch.device | str) -> "Batch":
@@ -48,7 +48,7 @@ class Batch(NamedTuple):
 
 
 def windows_in(shard: TokenShard, seq_len: int) -> int:
-    """Counts the whole windows of `seq_len` tokens that have a next token at every position.
+    """Counts the whole windows of `seq_len` tokens with a next token at every position.
 
     Raises:
         DataError: there is none.
@@ -69,7 +69,7 @@ def read_batch(
 ) -> Batch:
     """Reads windows; window i holds the tokens i*T to i*T + T - 1, and its last target is token i*T + T.
 
-    With answer cues, only targets whose token is one of them count.
+    With answer cues, only targets after one of these tokens count.
     """
     first = windows.astype(np.int64) * seq_len
     rows = np.stack([shard.window(start, start + seq_len + 1) for start in first.tolist()])

@@ -1,7 +1,7 @@
 """Chat templates of published models: Jinja2 templates that run in a sandbox.
 
-What a template sees and may do is as in transformers 5.24 (`apply_chat_template`), and so are the tokens, with its option
-`sanitize_control_tokens`: a special token that a message spells stays text, so that no message ends its turn early.
+Variables, sandbox and tokens are those of `apply_chat_template` in transformers 5.24 with `sanitize_control_tokens`: a special
+token that a message spells stays text, so that no message ends its turn early.
 """
 
 import json
@@ -21,19 +21,19 @@ from twoaxis.core.errors import CheckpointError, DataError
 from twoaxis.data.tokenizer import Tokenizer
 
 PRIVATE_USE = range(0xF0000, 0xFFFFE)
-"""Characters without a meaning, of which two mark what a message spells."""
+"""Characters without meaning, two of which mark special tokens that a message spells."""
 
 
 class ChatTemplate:
     r"""A chat template of a published model.
 
     Args:
-        source: its text.
-        variables: what else it may use, such as `bos_token`.
-        where: what errors call it.
+        source: the template.
+        variables: further variables, such as `bos_token`.
+        where: names the template in errors.
 
     Raises:
-        CheckpointError: the text is no template.
+        CheckpointError: the source is no template.
 
     Example:
         >>> template = ChatTemplate("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:")
@@ -46,10 +46,10 @@ class ChatTemplate:
         self._template = _compiled(source, where)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text of a conversation, up to where the answer begins.
+        """The text of a conversation up to the answer.
 
         Args:
-            messages: each with its `role` and `content`.
+            messages: each with `role` and `content`.
 
         Raises:
             DataError: the template refuses the conversation, or fails on it.
@@ -57,24 +57,24 @@ class ChatTemplate:
         given = {**self._variables, "tools": None, "documents": None, "add_generation_prompt": True}
         try:
             return self._template.render(messages=[dict(message) for message in messages], **given)
-        # A template may fail in every way that Python can.
+        # A template may raise anything.
         except Exception as error:
             reason = str(error) or type(error).__name__
             raise DataError(f"{self._where}: refuses the conversation ({reason}); send other messages") from None
 
     def prompt(self, messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> list[int]:
-        """The tokens of a conversation, up to where the answer begins.
+        """The tokens of a conversation up to the answer.
 
         Raises:
             DataError: the template refuses the conversation, or a message is not Unicode text.
         """
-        spelled = tokenizer.spelled("\n".join(text for message in messages for text in message.values()))
+        spelled = tokenizer.special_names_in("\n".join(text for message in messages for text in message.values()))
         if not spelled:
             return tokenizer.encode_special(self.render(messages))
         begin, end = _unused("".join([self.source, *(text for message in messages for text in message.values())]))
         names = "|".join(re.escape(name) for name in sorted(spelled, key=len, reverse=True))
         marked = [{key: re.sub(names, rf"{begin}\g<0>{end}", text) for key, text in one.items()} for one in messages]
-        # A template that cuts its messages may leave one mark of two.
+        # A template that truncates messages may leave one mark of two.
         pieces = re.split(f"{begin}({names}){end}|[{begin}{end}]", self.render(marked))
         tokens = tokenizer.encode_special(pieces[0])
         for index, piece in enumerate(pieces[1:], start=1):
@@ -84,7 +84,7 @@ class ChatTemplate:
 
 
 def _continued(tokenizer: Tokenizer, piece: str, *, as_text: bool) -> list[int]:
-    """Encodes a piece of a text that begins before it; some tokenizers write the beginning of a text differently."""
+    """Encodes a piece within a text; some tokenizers encode the beginning of a text differently."""
     encode = tokenizer.encode if as_text else tokenizer.encode_special
     before, tokens = tokenizer.encode("\n"), encode(f"\n{piece}")
     return tokens[len(before) :] if tokens[: len(before)] == before else encode(piece)
@@ -96,7 +96,7 @@ def _unused(text: str) -> list[str]:
 
 
 class _Generation(Extension):
-    """The tag around what a model writes, which changes no prompt."""
+    """The tag around generated text, which has no effect on a prompt."""
 
     tags = {"generation"}  # noqa: RUF012, as Jinja2 declares it
 
@@ -106,7 +106,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """Keeps templates from attributes of Python's own."""
+    """Refuses names with a leading underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         # `self` may be a name in the template.
@@ -122,7 +122,7 @@ class _Namespace(Namespace):
 
 
 class _Dict:
-    """Makes dictionaries, and is not their class."""
+    """Builds dictionaries without access to the class `dict`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -136,7 +136,7 @@ def _refuse(message: str) -> None:
 
 
 def _as_json(data: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False) -> str:
-    # That of Jinja2 escapes characters of HTML. Escapes of others would hide the marks around what users have written.
+    # The filter of Jinja2 escapes HTML, and escapes of other characters would hide the marks.
     return json.dumps(data, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

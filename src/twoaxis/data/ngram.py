@@ -1,4 +1,4 @@
-"""Count models of order 1 to 3: the losses that a trained model has to beat, from the tokens that it was trained on.
+"""N-gram baselines of order 1 to 3, counted on the training tokens of a model.
 
 Letters: N n-grams, O order, V vocabulary.
 """
@@ -13,13 +13,11 @@ from twoaxis.core.errors import DataError, problem
 from twoaxis.data.batch import Batch
 from twoaxis.ops.cross_entropy import IGNORE
 
-SMOOTHING = "interpolated modified Kneser-Ney"
-
 LEAST_DISCOUNT = 0.1
-"""No discount is smaller, so that an unseen token has a probability above zero wherever the counts say nothing of it."""
+"""The smallest discount, so that an unseen token has a probability above zero."""
 
 _MERGE_AT = 1 << 22
-"""N-grams that are held one by one before they are added to the counts."""
+"""Buffered n-grams that are then merged into the counts."""
 
 _SCORED_AT_ONCE = 1 << 20
 
@@ -27,9 +25,7 @@ Keys = Int[np.ndarray, " N"]
 
 
 def ngrams(batch: Batch, order: int, vocab_size: int) -> Int[np.ndarray, "N O"]:
-    """The tokens before every target that counts, and the target itself; V stands for a token that the window does not hold.
-
-    A context never reaches over the beginning of a window or of a document, since a model does not see further either.
+    """The tokens before every target that counts, and the target; V replaces a token before the window or the document.
 
     Example:
         >>> import torch
@@ -50,7 +46,7 @@ def ngrams(batch: Batch, order: int, vocab_size: int) -> Int[np.ndarray, "N O"]:
 
 
 class NgramCounts:
-    """How often each n-gram of one order occurs; memory grows with the different n-grams, not with the text.
+    """Counts of the n-grams of one order; memory grows with the different n-grams, not with the text.
 
     Args:
         order: tokens of an n-gram, the target included.
@@ -77,7 +73,7 @@ class NgramCounts:
             self._merge()
 
     def of_order(self, order: int) -> tuple[Keys, Int[np.ndarray, " N"]]:
-        """The numbers of the n-grams of an order up to that of the counts, ascending, and how often each occurs."""
+        """The keys of the n-grams of an order up to that of the counts, ascending, with their counts."""
         self._merge()
         return _summed(self._keys % self.base**order, self._counts)
 
@@ -88,14 +84,14 @@ class NgramCounts:
 
 
 class NgramModel:
-    """A count model: interpolated modified Kneser-Ney, whose lowest order is interpolated with the uniform distribution.
+    """Interpolated modified Kneser-Ney; the lowest order is interpolated with the uniform distribution.
 
     Equation: p_n(w | c) = max(a(c w) - D(a(c w)), 0) / a(c .) + g(c) p_{n-1}(w | c'), with c' the context without its first
         token, g(c) the discounted mass over a(c .), and p_0 = 1 / V; a counts occurrences in the highest order and, in the
         lower ones, the different tokens seen before an n-gram. D_i = i - (i + 1) Y n_{i+1} / n_i for i = 1, 2 and 3 or more,
         Y = n_1 / (n_1 + 2 n_2), with n_i the n-grams of count i; between 0.1 and i.
     Source: An Empirical Study of Smoothing Techniques for Language Modeling, Chen and Goodman, TR-10-98, section 3.
-    Deviates: discounts that the counts do not give are those of the next smaller count, or 0.1 where no n-gram occurs once.
+    Deviates: discounts without counts are those of the next smaller count, or 0.1 if no n-gram occurs once.
 
     Args:
         counts: of the training text, of this order or a higher one.
@@ -119,7 +115,7 @@ class NgramModel:
             raise DataError("training text: holds no target to count; must hold one; use longer documents or packing=joined")
         levels = [_level(keys, found, self.base)]
         for lower in range(order - 1, 0, -1):
-            # Different tokens before it, not occurrences: what follows one token only is a poor guess behind another.
+            # Different preceding tokens, not occurrences: a token that follows one token only is a poor guess elsewhere.
             keys, found = _summed(keys % self.base**lower, np.ones(len(keys), dtype=np.int64))
             levels.append(_level(keys, found, self.base))
         self._levels = levels[::-1]
@@ -137,7 +133,7 @@ class NgramModel:
         """The mean loss on the targets of some batches, nats per token.
 
         Raises:
-            DataError: they hold no target that counts.
+            DataError: no target counts.
         """
         total, n = 0.0, 0
         for grams in _chunks(batches, self.order, self.base - 1):
@@ -150,13 +146,13 @@ class NgramModel:
 
 @dataclass(frozen=True)
 class NgramLosses:
-    """Losses of the count models on validation text, nats per token.
+    """Losses of the n-gram models on validation text, nats per token.
 
     Attributes:
         unigram: of order 1.
         bigram: of order 2.
         trigram: of order 3.
-        tokens: targets that were counted, a count.
+        tokens: training targets, a count.
     """
 
     unigram: float
@@ -166,15 +162,15 @@ class NgramLosses:
 
 
 def ngram_losses(train: Iterable[Batch], validation: Iterable[Batch], vocab_size: int) -> NgramLosses:
-    """Counts some training batches and scores validation batches by unigram, bigram and trigram.
+    """Counts training batches and scores validation batches by unigram, bigram and trigram.
 
     Args:
-        train: what a model was trained on, every window once.
-        validation: what it was validated on.
+        train: training windows of a model, each once.
+        validation: validation windows.
         vocab_size: token ids are below this.
 
     Raises:
-        DataError: either holds no target that counts.
+        DataError: either has no target that counts.
     """
     counts, scored, tokens = NgramCounts(3, vocab_size), list(validation), 0
     for batch in train:
@@ -186,7 +182,7 @@ def ngram_losses(train: Iterable[Batch], validation: Iterable[Batch], vocab_size
 
 @dataclass(frozen=True)
 class _Level:
-    """The discounted counts of one order, by ascending number of the n-gram, and what its contexts leave to lower orders."""
+    """The discounted counts of one order, by ascending key of the n-gram, and the mass left to lower orders by context."""
 
     grams: Keys
     discounted: Float[np.ndarray, " N"]
@@ -197,8 +193,8 @@ class _Level:
     def interpolated(self, grams: Keys, contexts: Keys, lower: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N"]:
         """Probabilities of this order, given those of the order below."""
         at, known = _find(self.contexts, contexts)
-        place, seen = _find(self.grams, grams)
-        own = np.where(seen, self.discounted[place], 0.0)
+        index, seen = _find(self.grams, grams)
+        own = np.where(seen, self.discounted[index], 0.0)
         return np.where(known, (own + self.left[at] * lower) / self.totals[at], lower)
 
 
@@ -210,7 +206,7 @@ def _level(keys: Keys, counts: Int[np.ndarray, " N"], base: int) -> _Level:
 
 
 def discounts(counts: Int[np.ndarray, " N"]) -> tuple[float, float, float]:
-    """What is taken off counts of 1, of 2, and of 3 or more, see `NgramModel`.
+    """The discounts of counts of 1, of 2, and of 3 or more, see `NgramModel`.
 
     Example:
         >>> [round(float(d), 4) for d in discounts(np.array([1] * 6 + [2] * 3 + [3] * 2 + [4]))]
@@ -229,14 +225,14 @@ def discounts(counts: Int[np.ndarray, " N"]) -> tuple[float, float, float]:
 def _summed(keys: Keys, weights: Int[np.ndarray, " N"]) -> tuple[Keys, Int[np.ndarray, " N"]]:
     """The different keys in ascending order, with the sum of the weights of each."""
     unique, inverse = np.unique(keys, return_inverse=True)
-    # Exact: as floats, sums are whole numbers below 2^53.
+    # Exact: sums are integers below 2^53.
     return unique, np.bincount(inverse.reshape(-1), weights, len(unique)).astype(np.int64)
 
 
 def _find(among: Keys, wanted: Keys) -> tuple[Keys, Int[np.ndarray, " N"]]:
-    """Where each number stands among ascending ones, and whether it is there at all."""
-    place = np.minimum(np.searchsorted(among, wanted), len(among) - 1)
-    return place, among[place] == wanted
+    """The index of each key among ascending ones, and whether it is present."""
+    index = np.minimum(np.searchsorted(among, wanted), len(among) - 1)
+    return index, among[index] == wanted
 
 
 def _chunks(batches: Iterable[Batch], order: int, vocab_size: int) -> Iterator[Int[np.ndarray, "N O"]]:

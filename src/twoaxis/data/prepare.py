@@ -1,4 +1,4 @@
-"""From a corpus and a tokenizer to shards that are ready for training."""
+"""Prepares the data of a run: from a corpus and a tokenizer to token shards."""
 
 import json
 import math
@@ -24,12 +24,12 @@ class PreparedData:
 
     Attributes:
         corpus: its name, version, hash and division.
-        tokenizer: what made the tokens.
-        train: the tokens to train on.
-        validation: the tokens to validate on.
-        answer_cues: the tokens after which a target counts; none means that all count.
-        restored: what the tokens of either side do not tell of its text.
-        remarks: what a user should hear of it before a run, one line each.
+        tokenizer: of the tokens.
+        train: training tokens.
+        validation: validation tokens.
+        answer_cues: the tokens after which a target counts; if empty, all count.
+        restored: the text that decoding does not restore, by side.
+        remarks: notes for the user, one line each.
     """
 
     corpus: Corpus
@@ -41,17 +41,17 @@ class PreparedData:
     remarks: tuple[str, ...] = ()
 
     def bits_per_byte(self, nats_per_token: float) -> float:
-        """Turns a validation loss into bits per byte of text, which compares different tokenizers.
+        """Converts a validation loss to bits per byte of text, which is comparable between tokenizers.
 
-        Text that a tokenizer loses is paid for: see `data.restoration`.
+        Text that a tokenizer loses is charged; see `data.restoration`.
         """
         header, restored = self.validation.header, self.restored.get("validation", Restoration())
-        # A text without a token is in no shard.
+        # The shard does not count texts without a token.
         text_bytes = restored.text_bytes or header.text_bytes
         return nats_per_token / math.log(2) * header.n_tokens / text_bytes + restored.bits_per_byte
 
     def to_data(self) -> dict[str, Any]:
-        """Returns what a run folder records about the data, as plain JSON-ready data."""
+        """The record of the data in a run folder, as JSON-ready data."""
         return {
             "corpus": self.corpus.to_data(),
             "tokenizer": {"vocab_size": self.tokenizer.vocab_size, "fingerprint": self.tokenizer.fingerprint},
@@ -66,9 +66,9 @@ def prepare(
     cache: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> PreparedData:
-    """Reads the corpus, builds the tokenizer, and writes the shards unless the cache has them.
+    """Reads the corpus, builds the tokenizer, and writes the shards unless they are cached.
 
-    The cache is addressed by content: a changed text, division or tokenizer gives new shards.
+    The cache is keyed by content: a changed text, division or tokenizer gives new shards.
 
     Args:
         corpus: a configuration, or its short form: a kind or a path.
@@ -90,8 +90,8 @@ def prepare(
     if not built.is_lossless:
         for side in ("train", "validation"):
             restored[side] = _restored(folder / f"{side}.restored.json", side, opened, built, progress)
-    said = [config.remark(built), *(found.words(f"the {side} text") for side, found in restored.items())]
-    return PreparedData(opened, built, train, validation, cues, restored, tuple(filter(None, said)))
+    remarks = [config.remark(built), *(found.words(f"the {side} text") for side, found in restored.items())]
+    return PreparedData(opened, built, train, validation, cues, restored, tuple(filter(None, remarks)))
 
 
 def _answer_cues(corpus: Corpus, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -131,13 +131,13 @@ def _encode(path: Path, side: Side, corpus: Corpus, tokenizer: Tokenizer, done: 
 
 
 def _restored(path: Path, side: Side, corpus: Corpus, tokenizer: Tokenizer, progress: Progress | None) -> Restoration:
-    """What the tokens of a side do not tell of its text: measured once, and kept beside the shard."""
+    """The restoration of one side, measured once and cached next to the shard."""
     try:
         found = Restoration(**json_value(path.read_bytes()))
         if all(type(number) is int and number >= 0 for number in vars(found).values()):
             return found
     except (OSError, ValueError, TypeError):
-        # Not measured yet, or damaged: it follows from the text.
+        # Not measured yet, or damaged: measured from the text.
         pass
     found = Restoration()
     for document in corpus.documents(side):

@@ -1,10 +1,10 @@
-"""What tokenizers lose: text that decoding does not restore, and what its restoration would cost.
+"""Text that a tokenizer loses, and the bits that would restore it.
 
-The likelihood of tokens is that of a text only where the tokens tell the text. Else all texts with these tokens share it, and
-bits per byte come out too small: 0 for a tokenizer that maps text to nothing. So what is lost is paid for, by a patch that
-makes the text out of the decoded tokens, in a code that can be read back. Each difference costs the number of characters alike
-before it, of those to drop and of the bytes to put there, each in 2 floor(log2(n + 1)) + 1 bits (Elias gamma), and 8 bits for
-each of these bytes. Like every code it is an upper bound; it is 0 where nothing is lost.
+The likelihood of tokens is that of a text only if the tokens determine the text. Otherwise bits per byte are too small: 0 for a
+tokenizer that maps text to nothing. Lost text is therefore charged with the length of a patch from the decoded tokens to the
+text, in a decodable code. Each difference costs the number of equal characters before it, of dropped characters and of inserted
+bytes, each in 2 floor(log2(n + 1)) + 1 bits (Elias gamma), and 8 bits for each inserted byte. Like every code it is an upper
+bound; it is 0 if nothing is lost.
 """
 
 from collections.abc import Iterator
@@ -14,17 +14,17 @@ from typing import Self
 from twoaxis.data.tokenizer import Tokenizer
 
 WINDOW, CERTAIN = 64, 3
-"""Characters in which two texts are searched for where they go on alike, and that must be alike there."""
+"""Characters searched for the next agreement of two texts, and characters that must agree there."""
 
 
 @dataclass(frozen=True)
 class Restoration:
-    """How much of some text its tokens do not tell.
+    """The part of a text that decoding its tokens does not restore.
 
     Attributes:
         text_bytes: of the text in UTF-8.
-        lost_bytes: of it that decoding does not restore; at least 1 for each difference.
-        repair_bits: that a patch with them would take.
+        lost_bytes: bytes that are not restored; at least 1 for each difference.
+        repair_bits: the length of the patch.
 
     Example:
         >>> Restoration.of("One Two", "one two")
@@ -37,7 +37,7 @@ class Restoration:
 
     @classmethod
     def of(cls, text: str, decoded: str) -> Self:
-        """Compares a text with what its tokens decode to."""
+        """Compares a text with its decoded tokens."""
         lost = bits = 0
         for alike, dropped, missing in differences(text, decoded):
             size = len(missing.encode())
@@ -54,17 +54,17 @@ class Restoration:
         return cls.of(text, tokenizer.decode(tokenizer.encode(text)))
 
     def __add__(self, other: "Restoration") -> "Restoration":
-        """Both texts together."""
+        """The restoration of both texts together."""
         text_bytes, lost_bytes = self.text_bytes + other.text_bytes, self.lost_bytes + other.lost_bytes
         return Restoration(text_bytes, lost_bytes, self.repair_bits + other.repair_bits)
 
     @property
     def bits_per_byte(self) -> float:
-        """What the patch adds to the bits per byte of the text."""
+        """The length of the patch per byte of the text."""
         return self.repair_bits / self.text_bytes if self.text_bytes else 0.0
 
     def words(self, what: str) -> str:
-        """What is lost, for people; empty where nothing is.
+        """The loss in one sentence; empty if nothing is lost.
 
         Example:
             >>> Restoration.of("One Two", "one two").words("the text")
@@ -77,7 +77,7 @@ class Restoration:
 
 
 def differences(text: str, decoded: str) -> Iterator[tuple[int, str, str]]:
-    """How a text differs from another: the characters alike before each difference, and the two parts that differ.
+    """The differences between two texts: the equal characters before each, and the two differing parts.
 
     Example:
         >>> list(differences("a naïve test", "a nave  test"))
@@ -95,7 +95,7 @@ def differences(text: str, decoded: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _alike(text: str, here: int, decoded: str, there: int) -> int:
-    """Characters that are equal from two places on."""
+    """The number of equal characters from two positions on."""
     found, step = 0, 1 << 16
     while step:
         one, other = text[here + found : here + found + step], decoded[there + found : there + found + step]
@@ -107,20 +107,20 @@ def _alike(text: str, here: int, decoded: str, there: int) -> int:
 
 
 def _until_alike(text: str, here: int, decoded: str, there: int) -> tuple[int, int]:
-    """Characters to leave out on either side, up to where the texts go on alike."""
+    """The characters to skip on either side, up to the next agreement."""
     rest, other = text[here : here + WINDOW + CERTAIN], decoded[there : there + WINDOW + CERTAIN]
-    places = {other[place : place + CERTAIN]: place for place in range(len(other) - CERTAIN, -1, -1)}
+    found_at = {other[at : at + CERTAIN]: at for at in range(len(other) - CERTAIN, -1, -1)}
     found: tuple[int, int] | None = None
     for missing in range(len(rest) - CERTAIN + 1):
         if found and missing >= sum(found):
             break
-        place = places.get(rest[missing : missing + CERTAIN])
-        if place is not None and (found is None or missing + place < sum(found)):
-            found = missing, place
+        dropped = found_at.get(rest[missing : missing + CERTAIN])
+        if dropped is not None and (found is None or missing + dropped < sum(found)):
+            found = missing, dropped
     if found:
         return found
     if len(rest) <= WINDOW and len(other) <= WINDOW:
-        # Both end; a few last characters may be alike.
+        # Both end; the last characters may be equal.
         end = _alike(rest[::-1], 0, other[::-1], 0)
         return len(rest) - end, len(other) - end
     # Much is dropped, unless one of them ends.

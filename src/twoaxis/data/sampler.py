@@ -1,4 +1,4 @@
-"""The order in which training sees the windows of a shard: a function of the seed and the step alone."""
+"""The order of training windows, a function of the seed and the step alone, and the windows of validation."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,19 +11,18 @@ from twoaxis.data.shards import TokenShard
 
 
 class PackedSampler:
-    """Yields batches of windows for ever: every epoch holds every window once, in an order of its own.
+    """Yields batches of windows without end: every epoch has every window once, in a new order.
 
-    The batch of a step depends on nothing but the arguments and the step, so arms with equal arguments see equal
-    data, and a resumed run goes on exactly where it stopped. A batch may hold the end of one epoch and the
-    beginning of the next. The last tokens of the shard, fewer than a window, are not used.
+    A batch depends on the arguments and the step alone, so arms with equal arguments have equal data, and a resumed run
+    continues exactly. A batch may span two epochs. The last tokens of the shard, fewer than a window, are not used.
 
     Args:
         shard: the tokens.
         batch_size: windows in a batch.
         seq_len: tokens in a window.
         seed: of the order, at least 0.
-        packing: whether the documents in a window see each other.
-        answer_cues: the tokens after which a target counts; none means that all count.
+        packing: whether documents in a window are isolated.
+        answer_cues: the tokens after which a target counts; if empty, all count.
 
     Raises:
         DataError: the shard is shorter than one window and the token after it.
@@ -51,30 +50,26 @@ class PackedSampler:
         self._epoch, self._order = -1, np.empty(0, dtype=np.int64)
 
     def next(self) -> Batch:
-        """Returns the batch of the current step and goes on to the next step."""
+        """Returns the batch of the current step and advances the step."""
         batch = self.batch(self.step)
         self.step += 1
         return batch
 
     def batch(self, step: int) -> Batch:
-        """Reads the batch of any step, whatever was read before."""
+        """Reads the batch of any step."""
         drawn = range(step * self.batch_size, (step + 1) * self.batch_size)
         windows = [self._epoch_order(number // self.windows_per_epoch)[number % self.windows_per_epoch] for number in drawn]
         return read_batch(self.shard, np.asarray(windows), self.seq_len, self.packing, self.answer_cues)
 
     def windows(self, steps: int) -> np.ndarray:
-        """Numbers the windows that the first batches hold, each once and in the order of the text.
-
-        Args:
-            steps: batches, from the first one.
-        """
+        """The indices of the windows in the first `steps` batches, each once, in text order."""
         drawn = steps * self.batch_size
         if drawn >= self.windows_per_epoch:
             return np.arange(self.windows_per_epoch)
         return np.sort(self._epoch_order(0)[:drawn])
 
     def state(self) -> dict[str, Any]:
-        """Returns the step with everything it is only valid for, as plain JSON-ready data."""
+        """The step and the arguments that it is valid for, as JSON-ready data."""
         return {
             "step": self.step,
             "corpus": self.shard.header.corpus,
@@ -87,13 +82,12 @@ class PackedSampler:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state of a sampler with the same arguments.
+        """Continues from the state of a sampler with the same arguments.
 
         Raises:
-            CheckpointError: the state belongs to other data or other arguments.
+            CheckpointError: the state belongs to other data or arguments.
         """
-        here = self.state()
-        for name, value in here.items():
+        for name, value in self.state().items():
             if name not in state:
                 raise CheckpointError(f"sampler state: {name} is missing; resume from a checkpoint of twoaxis")
             if name != "step" and state[name] != value:
@@ -105,7 +99,7 @@ class PackedSampler:
 
     def _epoch_order(self, epoch: int) -> np.ndarray:
         if epoch != self._epoch:
-            # Sorting raw bits: numpy keeps those the same in all versions, but not its permutations.
+            # Raw bits are the same in all versions of numpy; its permutations are not.
             bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch])).random_raw(self.windows_per_epoch)
             self._epoch, self._order = epoch, np.argsort(bits, kind="stable")
         return self._order
@@ -119,18 +113,17 @@ def validation_batches(
     packing: Packing = "isolated",
     answer_cues: Sequence[int] = (),
 ) -> list[Batch]:
-    """Reads the windows that every arm is validated on, in the order of the text.
+    """Reads the validation windows, in text order.
 
-    They are spread evenly over the shard, and neither the seed nor the batch size changes which they are: only
-    how they are cut into batches, of which the last may be smaller.
+    They are spread evenly over the shard and depend on neither seed nor batch size. The last batch may be smaller.
 
     Args:
         shard: the tokens.
         batch_size: windows in a batch.
         seq_len: tokens in a window.
-        n_tokens: tokens to read, rounded up to whole windows; the whole shard when it has fewer.
-        packing: whether the documents in a window see each other.
-        answer_cues: the tokens after which a target counts; none means that all count.
+        n_tokens: tokens to read, rounded up to whole windows, at most the whole shard.
+        packing: whether documents in a window are isolated.
+        answer_cues: the tokens after which a target counts; if empty, all count.
 
     Raises:
         DataError: the shard is shorter than one window and the token after it.

@@ -1,4 +1,4 @@
-"""Token shards: their format, writing them whole or not at all, and reading them through the memory map of the system."""
+"""Token shards: the file format, an atomic writer, and a memory-mapped reader."""
 
 import hashlib
 import json
@@ -18,19 +18,21 @@ from twoaxis.core.folders import CACHE_REMEDY
 MAGIC = b"2AXTOKEN"
 VERSION = 1
 HEADER_BYTES = 4096
+REMEDY = "delete the file and prepare the data again"
 _PREFIX = struct.Struct("<8sI32s")
+_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True)
 class ShardHeader:
-    """What a shard says about itself.
+    """The header of a shard.
 
     Attributes:
-        dtype: `uint16` for at most 65536 tokens in the vocabulary, else `uint32`.
+        dtype: `uint16` for a vocabulary of at most 65536 tokens, else `uint32`.
         vocab_size: every id is below this.
         n_tokens: tokens in the shard.
         n_documents: documents in the shard, each with at least one token.
-        text_bytes: bytes of the encoded text in UTF-8.
+        text_bytes: of the encoded text in UTF-8.
         tokenizer: fingerprint of the tokenizer, or "".
         corpus: fingerprint of the corpus, or "".
         sha256: of everything after the header.
@@ -47,7 +49,7 @@ class ShardHeader:
 
     @property
     def starts_offset(self) -> int:
-        """Where the document starts begin, in bytes."""
+        """The offset of the document starts, in bytes."""
         token_bytes = self.n_tokens * np.dtype(self.dtype).itemsize
         return HEADER_BYTES + token_bytes + padding(token_bytes)
 
@@ -58,11 +60,11 @@ class ShardHeader:
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of the header, which holds the sha256 of the rest: it names the shard."""
+        """The SHA-256 of the header, which includes that of the rest: identifies the shard."""
         return hashlib.sha256(self._json()).hexdigest()
 
     def pack(self) -> bytes:
-        """Returns the header as it stands at the beginning of the file."""
+        """The bytes of the header."""
         body = self._json().ljust(HEADER_BYTES - _PREFIX.size, b"\0")
         return _PREFIX.pack(MAGIC, VERSION, hashlib.sha256(body).digest()) + body
 
@@ -74,26 +76,25 @@ def read_header(content: bytes, where: str) -> ShardHeader:
     """Reads the header from the first `HEADER_BYTES` of a file.
 
     Raises:
-        DataError: another kind of file, another version, a damaged header, or a dtype that cannot hold the vocabulary.
+        DataError: another kind of file, another version, a damaged header, or a wrong dtype for the vocabulary.
     """
-    remedy = "delete the file and prepare the data again"
     if len(content) < HEADER_BYTES or content[: len(MAGIC)] != MAGIC:
-        raise DataError(f"{where}: is not a token shard (it begins with {content[:8]!r}); must begin with {MAGIC!r}; {remedy}")
+        raise DataError(f"{where}: is not a token shard (it begins with {content[:8]!r}); must begin with {MAGIC!r}; {REMEDY}")
     _, version, digest = _PREFIX.unpack_from(content)
     if version != VERSION:
-        raise DataError(f"{where}: has format version {version}; must be {VERSION}; {remedy}")
+        raise DataError(f"{where}: has format version {version}; must be {VERSION}; {REMEDY}")
     body = content[_PREFIX.size : HEADER_BYTES]
     if hashlib.sha256(body).digest() != digest:
-        raise DataError(f"{where}: has a damaged header: its sha256 must be the stored one; {remedy}")
+        raise DataError(f"{where}: has a damaged header: its sha256 must be the stored one; {REMEDY}")
     header = ShardHeader(**json.loads(body.rstrip(b"\0")))
     dtype = token_dtype(header.vocab_size)
     if header.dtype != dtype:
-        raise DataError(f"{where}: has dtype {header.dtype}; must be {dtype} for vocab_size {header.vocab_size}; {remedy}")
+        raise DataError(f"{where}: has dtype {header.dtype}; must be {dtype} for vocab_size {header.vocab_size}; {REMEDY}")
     return header
 
 
 def token_dtype(vocab_size: int) -> str:
-    """The smallest type that holds every id of the vocabulary.
+    """The smallest dtype for every id of the vocabulary.
 
     Example:
         >>> token_dtype(65536), token_dtype(65537)
@@ -105,7 +106,7 @@ def token_dtype(vocab_size: int) -> str:
 
 
 def padding(token_bytes: int) -> int:
-    """Zero bytes after the tokens, so that the document starts are aligned."""
+    """Zero bytes after the tokens that align the document starts."""
     return -token_bytes % 8
 
 
@@ -113,7 +114,7 @@ Ids = Sequence[int] | np.ndarray
 
 
 class ShardWriter:
-    """Adds documents to a shard that `shard_writer` has opened."""
+    """Writes documents to a shard; opened by `shard_writer`."""
 
     def __init__(self, file: BinaryIO, path: Path, vocab_size: int, tokenizer: str, corpus: str) -> None:
         self._file, self._path = file, path
@@ -125,12 +126,12 @@ class ShardWriter:
         file.write(bytes(HEADER_BYTES))
 
     def add(self, ids: Ids, text_bytes: int = 0, name: str = "") -> None:
-        """Appends one document; a document without tokens is left out.
+        """Appends one document; a document without tokens is skipped.
 
         Args:
             ids: its token ids.
-            text_bytes: bytes of its text in UTF-8.
-            name: what an error calls it; by default its number.
+            text_bytes: of its text in UTF-8.
+            name: names it in errors; by default its number.
 
         Raises:
             DataError: an id outside the vocabulary.
@@ -151,7 +152,7 @@ class ShardWriter:
         self._write(tokens.astype(np.dtype(self._dtype).newbyteorder("<")).tobytes())
 
     def finish(self) -> None:
-        """Writes what comes after the tokens, then the header.
+        """Writes the document starts, then the header.
 
         Raises:
             DataError: there are no tokens.
@@ -180,10 +181,10 @@ class ShardWriter:
 
 @contextmanager
 def shard_writer(path: Path, *, vocab_size: int, tokenizer: str = "", corpus: str = "") -> Iterator[ShardWriter]:
-    """Opens a shard for writing; the file appears at `path` only when the block ends without an error.
+    """Opens a shard for writing; the file appears at `path` when the block ends without an error.
 
     Args:
-        path: where the shard appears.
+        path: of the shard.
         vocab_size: every id must be below this.
         tokenizer: fingerprint of the tokenizer.
         corpus: fingerprint of the corpus.
@@ -204,12 +205,9 @@ def write_shard(path: Path, documents: Iterable[Ids], *, vocab_size: int, tokeni
             writer.add(ids)
 
 
-_CHUNK_TOKENS = 1 << 22
-
-
 @dataclass(frozen=True, eq=False)
 class TokenShard:
-    """The tokens of many documents, one after the other, read from disk as they are needed.
+    """The tokens of concatenated documents, read from disk on demand.
 
     Attributes:
         path: the file.
@@ -232,7 +230,7 @@ class TokenShard:
             check: `everything` reads the file once and compares its checksum; `header` is instant.
 
         Raises:
-            DataError: no such file, another kind of file, another version, or a file that is damaged or cut short.
+            DataError: no such file, another kind of file, another version, or a damaged file.
         """
         try:
             with open(path, "rb") as file:
@@ -241,10 +239,8 @@ class TokenShard:
             raise DataError(f"{path}: cannot be read ({error.strerror or error}); prepare the data again") from None
         size = path.stat().st_size
         if size != header.file_bytes:
-            raise DataError(
-                f"{path}: has {size} bytes; must have {header.file_bytes} for {header.n_tokens} tokens; "
-                "delete the file and prepare the data again"
-            )
+            must = f"must have {header.file_bytes} for {header.n_tokens} tokens"
+            raise DataError(f"{path}: has {size} bytes; {must}; {REMEDY}")
         dtype = np.dtype(header.dtype).newbyteorder("<")
         tokens = np.memmap(path, dtype, mode="r", offset=HEADER_BYTES, shape=(header.n_tokens,))
         starts = np.memmap(path, "<u8", mode="r", offset=header.starts_offset, shape=(header.n_documents,))
@@ -255,7 +251,7 @@ class TokenShard:
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 that names the shard, content and origin."""
+        """The SHA-256 of content and origin."""
         return self.header.fingerprint
 
     def __len__(self) -> int:
@@ -267,28 +263,23 @@ class TokenShard:
         Raises:
             DataError: the checksum differs, an id is outside the vocabulary, or the documents are not in order.
         """
-        digest = hashlib.sha256()
         with open(self.path, "rb") as file:
             file.seek(HEADER_BYTES)
-            while chunk := file.read(1 << 22):
-                digest.update(chunk)
-        remedy = "delete the file and prepare the data again"
-        if digest.hexdigest() != self.header.sha256:
-            raise DataError(
-                f"{self.path}: is damaged: sha256 {digest.hexdigest()[:16]} must be {self.header.sha256[:16]}; {remedy}"
-            )
-        for begin in range(0, len(self), _CHUNK_TOKENS):
-            highest = int(self.tokens[begin : begin + _CHUNK_TOKENS].max())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != self.header.sha256:
+            raise DataError(f"{self.path}: is damaged: sha256 {digest[:16]} must be {self.header.sha256[:16]}; {REMEDY}")
+        for begin in range(0, len(self), _CHUNK):
+            highest = int(self.tokens[begin : begin + _CHUNK].max())
             if highest >= self.header.vocab_size:
-                raise DataError(f"{self.path}: holds token id {highest}; must be below {self.header.vocab_size}; {remedy}")
+                raise DataError(f"{self.path}: holds token id {highest}; must be below {self.header.vocab_size}; {REMEDY}")
         starts = self.starts.astype(np.int64)
         if starts[0] != 0 or starts[-1] >= len(self) or (np.diff(starts) <= 0).any():
-            raise DataError(f"{self.path}: its document starts must increase from 0 to below {len(self)}; {remedy}")
+            raise DataError(f"{self.path}: its document starts must increase from 0 to below {len(self)}; {REMEDY}")
 
     def window(self, start: int, stop: int) -> np.ndarray:
-        """Copies the tokens from `start` to before `stop` as 64-bit integers."""
+        """The tokens `start:stop` as 64-bit integers."""
         return self.tokens[start:stop].astype(np.int64)
 
     def document_numbers(self, positions: np.ndarray) -> np.ndarray:
-        """Numbers the documents, from 0 at the beginning of the shard, that hold these positions."""
+        """The documents of these positions, numbered from 0 in the shard."""
         return np.searchsorted(self.starts, positions.astype(np.uint64), side="right") - 1

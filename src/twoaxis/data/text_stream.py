@@ -1,22 +1,22 @@
-"""Text of tokens that arrive one at a time, up to the first stop string."""
+"""Streaming decoding of tokens, up to the first stop string."""
 
 from collections.abc import Iterable, Sequence
 
 from twoaxis.data.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 8
-"""Decoded again before each new token: some tokenizers write a token differently at the start of a text."""
+"""Tokens decoded again before each new one: some tokenizers decode a token differently at the start of a text."""
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 class TextStream:
-    """Decodes tokens as they come, and releases only text that later tokens do not change.
+    """Decodes tokens one at a time, and returns only text that later tokens do not change.
 
-    A character may span several tokens: it appears with the last of them. All released text and the rest together are the
+    A character may span several tokens; it is returned with the last of them. All returned text and `rest` together are the
     text of all tokens.
 
-    Cost: a token decodes the unsettled ones and a few before them, however long the text is.
+    Cost: each token decodes the unfinished ones and a few before them, for a text of any length.
 
     Args:
         tokenizer: that made the tokens.
@@ -34,7 +34,7 @@ class TextStream:
         self._settled = 0
 
     def push(self, token: int) -> str:
-        """The text that this token completes.
+        """Returns the text that this token completes.
 
         Raises:
             DataError: an id outside the vocabulary.
@@ -47,7 +47,7 @@ class TextStream:
         return new
 
     def rest(self) -> str:
-        """The text of tokens that never became whole characters; call it once, at the end."""
+        """Returns the text of tokens without a whole character; call it once, at the end."""
         new = self._new()
         self._settle()
         return new
@@ -58,7 +58,7 @@ class TextStream:
 
     def _settle(self) -> None:
         self._tokens = self._tokens[-CONTEXT_TOKENS:]
-        # Context that begins inside a character would be written differently.
+        # Context that begins inside a character would decode differently.
         while self._tokens and self._tokenizer.decode(self._tokens).startswith(UNFINISHED):
             del self._tokens[0]
         self._settled = len(self._tokens)
@@ -67,7 +67,7 @@ class TextStream:
 def stop_tokens(tokenizer: Tokenizer, stops: Iterable[str] = ()) -> frozenset[int]:
     """The tokens that end a text: the end of the document, and special tokens that a stop string spells.
 
-    Special tokens decode to nothing, so that no stop string would ever meet them in the text.
+    Special tokens decode to nothing, so a stop string cannot match them in the text.
 
     Example:
         >>> from twoaxis.data.tokenizer import ByteTokenizer
@@ -79,13 +79,13 @@ def stop_tokens(tokenizer: Tokenizer, stops: Iterable[str] = ()) -> frozenset[in
 
 
 class StopStringMatcher:
-    """Releases text up to the first stop string, and nothing that may still turn out to be the start of one.
+    """Returns text up to the first stop string, and holds back text that may begin one.
 
-    The stop string that is complete first wins, the longer of two that end together. The pieces in which the text arrives
-    change nothing.
+    The stop string that is complete first ends the text; of two that end together, the longer. The result does not depend on
+    the pieces of the text.
 
     Args:
-        stops: not empty strings.
+        stops: strings that are not empty.
 
     Example:
         >>> matcher = StopStringMatcher(["END"])
@@ -98,7 +98,7 @@ class StopStringMatcher:
         self._held = ""
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that is certain now, and whether a stop string ends it."""
+        """Returns the text that is certain now, and whether a stop string ends it."""
         text = self._held + text
         found = [(text.index(stop) + len(stop), -len(stop)) for stop in self._stops if stop in text]
         if found:
@@ -110,23 +110,23 @@ class StopStringMatcher:
         return text[:certain], False
 
     def rest(self) -> str:
-        """The text held back; call it once, at the end."""
+        """Returns the text held back; call it once, at the end."""
         held, self._held = self._held, ""
         return held
 
     def _uncertain(self, text: str) -> int:
-        """Length of the longest end of the text that begins a stop string."""
+        """The length of the longest suffix of the text that begins a stop string."""
         longest = max((len(stop) for stop in self._stops), default=0) - 1
         lengths = range(min(longest, len(text)), 0, -1)
         return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
 
 
 class StoppingText:
-    """Decodes tokens as they come, and ends the text before a stop string.
+    """Decodes tokens one at a time, and ends the text before a stop string.
 
     Args:
-        tokenizer: that made the tokens.
-        stops: not empty strings.
+        tokenizer: of the tokens.
+        stops: strings that are not empty.
 
     Attributes:
         stopped: whether a stop string has ended the text.
@@ -143,7 +143,7 @@ class StoppingText:
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """The text that becomes certain with this token.
+        """Returns the text that becomes certain with this token.
 
         Raises:
             DataError: an id outside the vocabulary.
@@ -152,7 +152,7 @@ class StoppingText:
         return text
 
     def rest(self) -> str:
-        """The text held back; call it once, at the end."""
+        """Returns the text held back; call it once, at the end."""
         if self.stopped:
             return ""
         text, self.stopped = self._stop.push(self._text.rest())

@@ -1,4 +1,4 @@
-"""Parameters that a recipe moves, and no gradient."""
+"""Parameters that follow a schedule instead of a gradient."""
 
 import fnmatch
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from twoaxis.train.optim import GroupConfig, check_patterns
 
 
 class AnnealConfig(Config):
-    """Moves every number of some parameters along a straight line, from one value to another.
+    """Moves every entry of some parameters linearly from one value to another.
 
     Args:
-        pattern: with `*`, `?` and `[...]`, compared with the whole name of a parameter, such as `*.blend`.
+        pattern: matches whole parameter names, with `*`, `?` and `[...]`, such as `*.blend`.
         start: the value up to step `begin`.
         stop: the value from step `begin + steps` on.
         begin: steps before the first move.
-        steps: from the first value to the last one.
+        steps: from the first value to the last.
 
     Example:
         >>> [AnnealConfig(pattern="*.blend", steps=2).value(step) for step in range(4)]
@@ -38,28 +38,28 @@ class AnnealConfig(Config):
 
     @property
     def group(self) -> GroupConfig:
-        """What keeps the optimizer away from these parameters."""
+        """The parameter group that excludes these parameters from the optimizer."""
         return GroupConfig(pattern=self.pattern, lr_scale=0.0)
 
 
 class Annealing:
-    """The parameters that a recipe moves: their values follow from the step alone, so that a resumed run has none to restore.
+    """The annealed parameters of a model. Their values depend on the step alone, so a resumed run restores nothing.
 
     Raises:
         ConfigError: a pattern that matches no parameter.
     """
 
     def __init__(self, model: nn.Module, configs: Sequence[AnnealConfig]) -> None:
-        names = dict(model.named_parameters())
-        check_patterns("anneal", [config.pattern for config in configs], list(names))
-        self._moved = [
-            (config, [parameter for name, parameter in names.items() if fnmatch.fnmatchcase(name, config.pattern)])
+        named = dict(model.named_parameters())
+        check_patterns("anneal", [config.pattern for config in configs], list(named))
+        self._annealed = [
+            (config, [parameter for name, parameter in named.items() if fnmatch.fnmatchcase(name, config.pattern)])
             for config in configs
         ]
 
     @torch.no_grad()
     def set(self, step: int) -> None:
-        """Gives the parameters their values for the step counted from 0."""
-        for config, parameters in self._moved:
+        """Sets the parameters to their values for the step counted from 0."""
+        for config, parameters in self._annealed:
             for parameter in parameters:
                 parameter.fill_(config.value(step))

@@ -1,4 +1,4 @@
-"""Checkpoints: folders that appear whole or not at all, and that say themselves whether they are intact."""
+"""Checkpoints: folders that are written atomically and verified by checksums."""
 
 import contextlib
 import hashlib
@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,14 +14,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from twoaxis.core.atomic import draft_of, sync
 from twoaxis.core.errors import CheckpointError, problem, system_reason
 from twoaxis.core.text import json_value
 
 FORMAT = 1
-"""The version of the layout of a checkpoint."""
+"""The version of the format of a checkpoint."""
 
 TENSOR_FILES = ("model", "optimizer")
-"""Each is a safetensors file of the checkpoint."""
+"""The safetensors files of a checkpoint."""
 
 
 class Checkpoint(NamedTuple):
@@ -31,7 +32,7 @@ class Checkpoint(NamedTuple):
         step: steps taken.
         model: parameters by name.
         optimizer: optimizer state by `kind/name of the parameter`.
-        state: everything else, as plain JSON-ready data.
+        state: everything else, as JSON-ready data.
     """
 
     step: int
@@ -41,10 +42,10 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
-    """Writes `folder/step-00001234`, and afterwards removes all but the newest `keep` checkpoints.
+    """Writes `folder/step-00001234`, then removes all but the newest `keep` checkpoints.
 
     Raises:
-        CheckpointError: the disk is full or cannot be written; the earlier checkpoints are as they were.
+        CheckpointError: the disk is full or cannot be written; earlier checkpoints are unchanged.
     """
     try:
         path = write_checkpoint(folder, checkpoint)
@@ -58,40 +59,36 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
 
 
 def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Writes `folder/step-00001234`, which appears whole or not at all.
+    """Writes `folder/step-00001234` atomically.
 
     Raises:
         OSError or SafetensorError: the disk is full or cannot be written.
     """
     path = folder / _name(checkpoint.step)
-    draft = folder / f".{path.name}.{uuid.uuid4().hex}.tmp"
-    try:
-        draft.mkdir(parents=True)
+    with draft_of(path) as draft:
+        draft.mkdir()
         _write(draft, checkpoint)
         os.rename(draft, path)
-        _sync(folder)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        sync(folder)
     return path
 
 
 def load_newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """Reads the newest intact checkpoint; None when there is none at all.
+    """Reads the newest intact checkpoint; None without any checkpoint.
 
     Args:
         folder: of the checkpoints.
-        say: called with one line for every damaged checkpoint that is passed over.
+        say: called with one line for every damaged checkpoint that is skipped.
 
     Raises:
-        CheckpointError: there are checkpoints, but every one is damaged.
+        CheckpointError: all checkpoints are damaged.
     """
     paths = checkpoint_paths(folder)
     for index, path in enumerate(paths):
         try:
             checkpoint = load_checkpoint(path)
         except CheckpointError as error:
-            following = paths[index + 1].name if index + 1 < len(paths) else None
-            say(f"{error}; " + (f"trying {following}" if following else "there is no earlier one"))
+            say(f"{error}; " + (f"trying {paths[index + 1].name}" if index + 1 < len(paths) else "there is no earlier one"))
             continue
         if index:
             say(f"continuing from {path.name}")
@@ -104,10 +101,10 @@ def load_newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
 
 
 def load_asked(folder: Path, step: int | None = None) -> Checkpoint | None:
-    """Reads the newest checkpoint, or that of a step, and never another one in its place; None when there is none at all.
+    """Reads the checkpoint of a step, or the newest, without falling back to another; None without any checkpoint.
 
     Raises:
-        CheckpointError: it is damaged, or there is none of this step; the message names what can be asked for.
+        CheckpointError: it is damaged, or there is none of this step; the message lists the others.
     """
     paths = checkpoint_paths(folder)
     if not paths:
@@ -128,7 +125,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     """Reads and verifies one checkpoint.
 
     Raises:
-        CheckpointError: something is missing or differs from its checksum.
+        CheckpointError: a file is missing or differs from its checksum.
     """
     try:
         document = json_value((path / "state.json").read_bytes())
@@ -148,7 +145,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
-    """The checkpoints of a run, damaged ones included, the newest first."""
+    """The checkpoints of a run, the newest first, damaged ones included."""
     found = [path for path in folder.glob("step-*") if path.is_dir() and path.name.removeprefix("step-").isdecimal()]
     return sorted(found, key=_step, reverse=True)
 
@@ -159,22 +156,20 @@ def newest_step(folder: Path) -> int:
 
 
 def set_aside_newer(folder: Path, step: int) -> None:
-    """Renames checkpoints after this step, which were damaged, so that a continued run can come to their steps again."""
+    """Renames damaged checkpoints after this step, so that the resumed run can write theirs."""
     for path in checkpoint_paths(folder):
-        if path.name > _name(step):
+        if _step(path) > step:
             path.rename(path.with_name(f"damaged-{path.name}-{uuid.uuid4().hex[:8]}"))
 
 
 def remove_old(folder: Path, keep: int) -> None:
-    """Removes all but the newest checkpoints; what cannot be removed stays for the next time."""
+    """Removes all but the newest checkpoints; one that cannot be removed stays for the next call."""
     for old in checkpoint_paths(folder)[keep:]:
-        _remove(old)
-
-
-def remove_drafts(folder: Path) -> None:
-    """Removes what killed runs had begun to write or to remove."""
-    for path in folder.glob(".step-*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
+        # Renamed first, so that a partly removed checkpoint is not read as one; the name is that of a draft.
+        doomed = old.with_name(f".{old.name}.{uuid.uuid4().hex}.tmp")
+        with contextlib.suppress(OSError):
+            os.rename(old, doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _is_intact(path: Path) -> bool:
@@ -198,7 +193,7 @@ def _write(draft: Path, checkpoint: Checkpoint) -> None:
         tensors: Mapping[str, Tensor] = getattr(checkpoint, name)
         path = draft / f"{name}.safetensors"
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
-        _sync(path)
+        sync(path)
     files = {f"{name}.safetensors": _sha256(draft / f"{name}.safetensors") for name in TENSOR_FILES}
     state = {**checkpoint.state, "format": FORMAT, "step": checkpoint.step, "files": files}
     document = {"sha256": hashlib.sha256(_canonical(state)).hexdigest(), "state": state}
@@ -207,17 +202,9 @@ def _write(draft: Path, checkpoint: Checkpoint) -> None:
         file.flush()
         os.fsync(file.fileno())
     for name in files:
-        # safetensors lets nobody else read its files, whatever the umask says.
+        # safetensors makes its files private, whatever the umask.
         shutil.copymode(draft / "state.json", draft / name)
-    _sync(draft)
-
-
-def _remove(path: Path) -> None:
-    # Renamed first, so that a half-removed checkpoint is never taken for one.
-    doomed = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    with contextlib.suppress(OSError):
-        os.rename(path, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
+    sync(draft)
 
 
 def _canonical(state: Any) -> bytes:
@@ -227,23 +214,3 @@ def _canonical(state: Any) -> bytes:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    with _descriptor(path) as descriptor:
-        if descriptor is not None:
-            os.fsync(descriptor)
-
-
-@contextlib.contextmanager
-def _descriptor(path: Path) -> Iterator[int | None]:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:
-        # Some systems cannot open folders, and need no sync of them.
-        yield None
-        return
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

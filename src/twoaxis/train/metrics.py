@@ -23,9 +23,9 @@ class StepRecord(NamedTuple):
         lr: learning rate of the step, before any factor of a group.
         tokens: tokens that carried a loss.
         seconds: spent in the step, without validation and checkpoints.
-        validation_loss: after the step in nats per token, when it was measured.
+        validation_loss: after the step in nats per token, when measured.
         bpb: the validation loss in bits per byte.
-        validation_accuracy: part of the answers that were the most likely token, for a corpus that asks for answers.
+        validation_accuracy: fraction of answers that were the most likely token, for a corpus with answers.
     """
 
     step: int
@@ -39,17 +39,17 @@ class StepRecord(NamedTuple):
     validation_accuracy: float | None = None
 
     def to_line(self) -> str:
-        """The record as JSON; numbers that are not finite, which JSON cannot hold, become null."""
+        """The record as JSON; numbers that are not finite become null."""
         data = {key: value for key, value in self._asdict().items() if value is not None}
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in data.items()}
         return json.dumps(finite, allow_nan=False)
 
     @classmethod
     def from_line(cls, line: str | bytes) -> "StepRecord":
-        """Reads what `to_line` wrote; null becomes NaN.
+        """Parses a line of `to_line`; null becomes NaN.
 
         Raises:
-            ValueError: the line is not such a record.
+            ValueError: the line is no record.
         """
         data: Any = json_value(line)
         if not isinstance(data, dict) or not {"step", "loss", "tokens", "seconds"} <= data.keys() <= set(cls._fields):
@@ -59,19 +59,19 @@ class StepRecord(NamedTuple):
 
 
 def read_metrics(path: Path) -> list[StepRecord]:
-    """Reads the records of a run, finished or not; a torn last line is left out."""
+    """Reads the records of a run, without an incomplete last line."""
     return _intact(path.read_bytes())[0] if path.exists() else []
 
 
 class MetricsLog:
-    """Appends records, beginning after the given step: what later steps had written is cut off.
+    """Appends records after a step; records of later steps are truncated.
 
     Args:
         path: the file.
         step: the step of the checkpoint that the run continues from.
 
     Raises:
-        CheckpointError: the file lacks steps that the checkpoint has behind it.
+        CheckpointError: the file lacks steps up to the checkpoint.
     """
 
     def __init__(self, path: Path, step: int) -> None:
@@ -84,10 +84,10 @@ class MetricsLog:
         self.path, self.records = path, records[:step]
         with _one_line_error(path):
             if path.exists() and path.stat().st_nlink > 1:
-                # Shared with the run of another study, which has to stay as it is.
+                # A hard link to the run of another study, which must not change.
                 content = path.read_bytes()
-                with replacing(path) as own:
-                    own.write(content)
+                with replacing(path) as copy:
+                    copy.write(content)
             self._file = open(path, "ab")  # noqa: SIM115, closed by `close`
             self._file.truncate(ends[step])
 
@@ -103,13 +103,13 @@ class MetricsLog:
         self.records.append(record)
 
     def sync(self) -> None:
-        """Makes all records durable, so that a checkpoint is never ahead of them."""
+        """Flushes all records to disk, so that a checkpoint is never ahead of them."""
         with _one_line_error(self.path):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Closes the file."""
-        # What a full disk has refused was said when it was appended, and is refused here again.
+        # A full disk fails here again; the error was raised by `append`.
         with suppress(OSError):
             self._file.close()
 
@@ -126,7 +126,7 @@ def _one_line_error(path: Path) -> Iterator[None]:
 
 
 def _intact(content: bytes) -> tuple[list[StepRecord], list[int]]:
-    """The records up to the first line that is torn, damaged or out of order, and where each ends in bytes."""
+    """The records before the first line that is incomplete, damaged or out of order, and their end offsets in bytes."""
     records: list[StepRecord] = []
     ends = [0]
     for line in content.splitlines(keepends=True):

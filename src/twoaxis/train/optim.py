@@ -1,4 +1,4 @@
-"""AdamW with parameter groups that follow from what every parameter declares itself to be."""
+"""AdamW, with parameter groups derived from the declared tag of each parameter."""
 
 import fnmatch
 import math
@@ -19,12 +19,12 @@ DECAYED: frozenset[Tag] = frozenset({"matrix", "embedding"})
 
 
 class GroupConfig(Config):
-    """A change for the parameters whose full name matches a pattern; of several that match, the later one wins.
+    """Options for the parameters whose name matches a pattern; the last match wins.
 
     Args:
-        pattern: with `*`, `?` and `[...]`, compared with the whole name, such as `*.pseudo_query`.
-        lr_scale: factor on the learning rate; None leaves it, and 0 freezes: no gradient is computed and nothing is kept of it.
-        weight_decay: in place of the declared one; None leaves it.
+        pattern: matches whole parameter names, with `*`, `?` and `[...]`, such as `*.pseudo_query`.
+        lr_scale: factor on the learning rate; None leaves it; 0 freezes: no gradient and no optimizer state.
+        weight_decay: replaces the default one; None leaves it.
     """
 
     pattern: str = Field(min_length=1)
@@ -41,7 +41,7 @@ class OptimizerConfig(Config):
         eps: added to the root of the second moment.
         weight_decay: of matrices and embeddings, times the learning rate per step.
         clip_norm: largest norm of the whole gradient; None or infinity does not clip.
-        groups: changes by parameter name.
+        groups: options by parameter name.
 
     Source: Decoupled Weight Decay Regularization, arXiv:1711.05101, algorithm 2.
     """
@@ -56,7 +56,7 @@ class OptimizerConfig(Config):
     @field_validator("clip_norm")
     @classmethod
     def _finite(cls, clip_norm: float | None) -> float | None:
-        # One meaning has one form, which JSON can hold.
+        # JSON has no infinity.
         return None if clip_norm == math.inf else clip_norm
 
     @field_validator("betas")
@@ -69,12 +69,12 @@ class OptimizerConfig(Config):
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters that are optimised alike.
+    """Parameters with the same optimizer options.
 
     Attributes:
         lr_scale: factor on the learning rate.
         weight_decay: times the learning rate per step.
-        tags: what its parameters declare themselves to be, sorted.
+        tags: the declared tags of its parameters, sorted.
         parameters: by full name.
     """
 
@@ -87,7 +87,7 @@ class ParameterGroup:
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[ParameterGroup]:
     """Puts every parameter of the model into exactly one group.
 
-    A parameter that requires no gradient is frozen and stays so, as with an `lr_scale` of 0.
+    A parameter that requires no gradient stays frozen.
 
     Raises:
         ConfigError: a pattern that matches no parameter.
@@ -109,7 +109,7 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
 
 
 def group_table(groups: Iterable[ParameterGroup]) -> str:
-    """The groups as lines of text, one group each."""
+    """The groups as text, one line each."""
     lines = [f"{'weight decay':>12}  {'lr scale':>8}  {'tensors':>7}  {'parameters':>12}  what"]
     for group in groups:
         count = sum(parameter.numel() for parameter in group.parameters.values())
@@ -119,9 +119,9 @@ def group_table(groups: Iterable[ParameterGroup]) -> str:
 
 
 def build_optimizer(groups: Iterable[ParameterGroup], config: OptimizerConfig) -> torch.optim.AdamW:
-    """Builds AdamW over the groups, in its fused form where the device and the dtype have one.
+    """Builds AdamW over the groups, fused where the device and the dtype support it.
 
-    Groups with an `lr_scale` of 0 are frozen: their parameters ask for no gradient from now on.
+    Groups with an `lr_scale` of 0 are frozen: their parameters no longer require a gradient.
 
     Raises:
         ConfigError: all groups are frozen.
@@ -137,17 +137,13 @@ def build_optimizer(groups: Iterable[ParameterGroup], config: OptimizerConfig) -
         if not group.lr_scale:
             for parameter in group.parameters.values():
                 parameter.requires_grad_(False)
-    options: list[dict[str, Any]] = [
-        {
-            "params": list(group.parameters.values()),
-            "lr": config.lr * group.lr_scale,
-            "weight_decay": group.weight_decay,
-            "full_lr": config.lr * group.lr_scale,
-        }
-        for group in trained
-    ]
-    parameters = [parameter for option in options for parameter in option["params"]]
-    fused = all(parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda") for parameter in parameters)
+    options: list[dict[str, Any]] = []
+    for group in trained:
+        lr = config.lr * group.lr_scale
+        parameters = list(group.parameters.values())
+        options.append({"params": parameters, "lr": lr, "weight_decay": group.weight_decay, "full_lr": lr})
+    every = (parameter for group in trained for parameter in group.parameters.values())
+    fused = all(parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda") for parameter in every)
     return torch.optim.AdamW(options, lr=config.lr, betas=config.betas, eps=config.eps, fused=fused)
 
 
@@ -158,7 +154,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, multiplier: float) -> No
 
 
 def check_patterns(where: str, patterns: Iterable[str], names: list[str]) -> None:
-    """Refuses patterns that match nothing.
+    """Refuses patterns without a match.
 
     Raises:
         ConfigError: a pattern that matches no parameter.
@@ -171,6 +167,6 @@ def check_patterns(where: str, patterns: Iterable[str], names: list[str]) -> Non
 
 
 def _endings(names: list[str]) -> set[str]:
-    """Patterns that do match, by the last one or two parts of each name."""
+    """Patterns that match: the last one or two parts of each name."""
     parts = [name.split(".") for name in names]
     return {"*." + ".".join(part[-length:]) for part in parts for length in (1, 2) if len(part) > length}

@@ -1,4 +1,4 @@
-"""What a run tells while it runs: a bar on a terminal, plain lines elsewhere, or nothing."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere, or nothing."""
 
 import sys
 import time
@@ -14,29 +14,29 @@ LINE_SECONDS = 30.0
 
 
 class Progress:
-    """Receives what happens in a run; this base says nothing, and is what to derive from."""
+    """Callbacks of a run; the base class shows nothing."""
 
     def preparing(self, stage: str, done: int, total: int) -> None:
-        """The corpus is being tokenised; `done` of `total` bytes."""
+        """Called while the corpus is tokenised: `done` of `total` bytes."""
 
     def start(self, step: int, steps: int, tokens_per_step: int) -> None:
-        """Training begins after `step` of `steps`."""
+        """Called before training continues after `step` of `steps`."""
 
     def step(self, record: StepRecord) -> None:
-        """A step has ended."""
+        """Called after each step."""
 
     def note(self, text: str) -> None:
-        """Something to tell the user, in one or more lines."""
+        """Called with a message for the user, of one or more lines."""
 
     def stop(self) -> None:
-        """The run has ended, or has failed."""
+        """Called when the run has ended or failed."""
 
 
 class PlainProgress(Progress):
-    """Writes a line now and then.
+    """Writes a line at intervals.
 
     Args:
-        stream: where to; None is standard error.
+        stream: the output; None is standard error.
         every_seconds: between lines.
     """
 
@@ -47,17 +47,17 @@ class PlainProgress(Progress):
         self._pace = Pace(0, 1, 1)
 
     def preparing(self, stage: str, done: int, total: int) -> None:
-        """Says how far the preparation is."""
+        """Writes the progress of the preparation."""
         if self._due():
             self.note(f"{stage}: {done / max(total, 1):.0%}")
 
     def start(self, step: int, steps: int, tokens_per_step: int) -> None:
-        """Says where the run begins."""
+        """Writes the first step."""
         self._pace = Pace(step, steps, tokens_per_step)
         self.note(f"training: step {step} of {steps}")
 
     def step(self, record: StepRecord) -> None:
-        """Says how the run goes, when a line is due, it is the last step, or there is a validation."""
+        """Writes loss and speed: at intervals, after validations, and at the last step."""
         self._pace.add(record)
         if record.validation_loss is not None or record.step == self._pace.steps or self._due():
             self.note(f"step {record.step} of {self._pace.steps}: {self._pace.words(record)}")
@@ -74,7 +74,7 @@ class PlainProgress(Progress):
 
 
 class RichProgress(Progress):
-    """Draws a bar on standard error with loss, tokens per second and the time left."""
+    """Draws a bar on standard error with loss, tokens per second and remaining time."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -87,7 +87,7 @@ class RichProgress(Progress):
         self._pace = Pace(0, 1, 1)
 
     def preparing(self, stage: str, done: int, total: int) -> None:
-        """Draws how far the preparation is."""
+        """Draws the progress of the preparation."""
         self._draw(stage, done, total, f"{done / max(total, 1):.0%}")
 
     def start(self, step: int, steps: int, tokens_per_step: int) -> None:
@@ -117,7 +117,7 @@ class RichProgress(Progress):
 
 
 class Pace:
-    """How fast a run goes, from a running mean over its last steps."""
+    """The speed of a run, as a running mean over its last steps."""
 
     def __init__(self, step: int, steps: int, tokens_per_step: int) -> None:
         self.step, self.steps, self.tokens_per_step = step, steps, tokens_per_step
@@ -134,7 +134,7 @@ class Pace:
             self.validation += f" (accuracy {record.validation_accuracy:.1%})"
 
     def words(self, record: StepRecord) -> str:
-        """Loss, tokens per second and the time left, without validations and checkpoints."""
+        """Loss, tokens per second, and remaining time without validations and checkpoints."""
         rate = self.tokens_per_step / self.seconds if self.seconds else 0.0
         left = duration((self.steps - self.step) * self.seconds)
         return f"loss {record.loss:.4f}{self.validation}  {rate:,.0f} tokens/s  {left} left"

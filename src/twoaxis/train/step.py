@@ -1,4 +1,4 @@
-"""One optimizer step: gradients of the mean loss over every valid token of the batch, clipped, applied."""
+"""One optimizer step: gradients of the mean loss over all valid tokens of the batch, clipping, update."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from twoaxis.train.optim import set_learning_rate
 
 
 class StepOutcome(NamedTuple):
-    """What one step measured.
+    """The measurements of one step.
 
     Attributes:
         loss: mean over the valid tokens of the whole batch in nats, before the update; 0 when there is none.
@@ -25,10 +25,10 @@ class StepOutcome(NamedTuple):
 
 
 def accumulate_gradients(token_loss: Callable[[Batch], Tensor], batch: Batch, rows: int) -> tuple[Tensor, int]:
-    """Adds the gradient of the mean token loss of the batch, however it is cut into micro-batches.
+    """Accumulates the gradient of the mean token loss of the batch over its micro-batches.
 
-    Every micro-batch is divided by the valid tokens of the whole batch, so tokens weigh the same wherever they
-    are. A micro-batch without a valid token adds nothing; a batch without one has loss 0 and gradients 0.
+    Each micro-batch is divided by the valid tokens of the whole batch, so all tokens weigh the same. A batch without a valid
+    token has loss 0 and gradients 0.
 
     Args:
         token_loss: the sum of the token losses of a micro-batch, with its graph.
@@ -48,7 +48,7 @@ def accumulate_gradients(token_loss: Callable[[Batch], Tensor], batch: Batch, ro
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> Tensor:
-    """Scales the gradients down to the norm if they are larger, and returns their norm before that."""
+    """Clips the gradients to the norm, and returns their norm before clipping."""
     parameters = list(parameters)
     norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if clip_norm is not None:
@@ -65,10 +65,7 @@ def take_step(
     multiplier: float,
     clip_norm: float | None,
 ) -> StepOutcome:
-    """Takes one optimizer step and waits for the device once.
-
-    A loss or norm that is not finite is returned like any other; the parameters are then worthless.
-    """
+    """Takes one optimizer step and waits for the device once; a loss or norm may be not finite."""
     set_learning_rate(optimizer, multiplier)
     loss, tokens = accumulate_gradients(token_loss, batch, rows)
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])

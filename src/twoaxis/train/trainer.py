@@ -1,4 +1,4 @@
-"""Validation on fixed batches."""
+"""Everything that a run trains with, restored from its newest checkpoint, and validation on fixed batches."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -6,11 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from twoaxis.core.atomic import remove_drafts
 from twoaxis.core.errors import DataError
 from twoaxis.data import Batch, PackedSampler, PreparedData, prepare, validation_batches
 from twoaxis.model import Decoder
 from twoaxis.train.anneal import Annealing
-from twoaxis.train.checkpoint import Checkpoint, load_newest, remove_drafts, remove_old, save_checkpoint, set_aside_newer
+from twoaxis.train.checkpoint import Checkpoint, load_newest, remove_old, save_checkpoint, set_aside_newer
 from twoaxis.train.environment import changed_environment, describe_environment, peak_bytes
 from twoaxis.train.forward import TokenLoss, choose_device, rows_at_once
 from twoaxis.train.lengthen import lengthen
@@ -32,13 +33,13 @@ from twoaxis.train.training_state import (
 
 
 class Validation(NamedTuple):
-    """What a validation measured.
+    """The measurements of a validation.
 
     Attributes:
         loss: mean over the valid tokens in nats per token.
         bpb: the same loss in bits per byte of text.
         tokens: valid tokens.
-        accuracy: part of the valid tokens that the model finds the most likely; None unless the corpus asks for answers.
+        accuracy: fraction of the valid tokens that are the model's most likely ones; None for a corpus without answers.
     """
 
     loss: float
@@ -53,16 +54,16 @@ def evaluate(
     data: PreparedData,
     hits: Callable[[Batch], Tensor] | None = None,
 ) -> Validation:
-    """Computes the mean loss over the batches, and the accuracy for a corpus that asks for answers.
+    """Computes the mean loss over the batches, and the accuracy for a corpus with answers.
 
     Args:
         token_loss: the sum of the token losses of a batch, without a graph.
         batches: on the CPU.
-        data: tells tokens per byte, and whether there are answers.
+        data: the data of the batches.
         hits: counts the targets of a batch that are the most likely token; None measures no accuracy.
 
     Raises:
-        DataError: the batches hold no valid target.
+        DataError: the batches have no valid target.
     """
     tokens = sum(batch.n_targets for batch in batches)
     if not tokens:
@@ -70,7 +71,7 @@ def evaluate(
             "validation has no valid target: every next token belongs to another document; "
             "use longer documents or data.packing=joined"
         )
-    # Summed in float64 on the CPU, so that many batches do not lose digits.
+    # In float64, so that many batches lose no digits.
     loss = float(torch.stack([token_loss(batch) for batch in batches]).cpu().double().sum()) / tokens
     accuracy = None
     if hits is not None and data.answer_cues:
@@ -79,12 +80,12 @@ def evaluate(
 
 
 class Trainer:
-    """Everything a run needs, put where its newest intact checkpoint left it.
+    """The model, data and optimizer of a run, restored from its newest intact checkpoint.
 
     Attributes:
         config: the recipe.
         folder: of the run.
-        progress: told what happens.
+        progress: progress callbacks.
         step: steps taken.
         saved_step: the step of the newest checkpoint, 0 when there is none.
         tokens_per_step: tokens read in a step.
@@ -99,17 +100,17 @@ class Trainer:
     def __init__(self, config: TrainConfig, folder: RunFolder, progress: Progress) -> None:
         self.config, self.folder, self.progress = config, folder, progress
         data, rows, device = config.data, rows_at_once(config), choose_device(config.device)
-        self.data = prepare(data.corpus, data.tokenizer.beside(folder.path), progress=progress.preparing)
+        self.data = prepare(data.corpus, data.tokenizer.in_run_folder(folder.path), progress=progress.preparing)
         self.rows = rows
         cues, held_out = self.data.answer_cues, self.data.validation
         self.sampler = PackedSampler(self.data.train, config.batch_size, data.seq_len, config.seed, data.packing, cues)
         self.validation = validation_batches(held_out, rows, data.seq_len, config.validation_tokens, data.packing, cues)
         torch.manual_seed(config.seed)
         self.model = Decoder.build(config.decoder(self.data.tokenizer.vocab_size), config.seed)
-        moved = (*config.optimizer.groups, *(anneal.group for anneal in config.anneal))
-        groups = parameter_groups(self.model, config.optimizer.replace(groups=moved))
+        options = (*config.optimizer.groups, *(anneal.group for anneal in config.anneal))
+        groups = parameter_groups(self.model, config.optimizer.replace(groups=options))
         self.annealing = Annealing(self.model, config.anneal)
-        # Only now, since a corpus that is not there or a machine that is too small leaves the shorter run as it is.
+        # After the data and the model, so that an error above leaves the shorter run unchanged.
         lengthen(folder, config, progress)
         folder.claim(config, self.data)
         folder.write_once("initial_parameters", parameters_sha256(self.model))
@@ -118,12 +119,12 @@ class Trainer:
         self.token_loss = TokenLoss(self.model, config)
         self.tokens_per_step = config.batch_size * data.seq_len
         self.step = self.saved_step = self.earlier_peak_bytes = 0
-        self._said_empty = False
+        self._noted_empty = False
         self._describe(group_table(groups))
         self._resume()
 
     def take_step(self, multiplier: float) -> StepOutcome:
-        """Takes the next step with the learning rate times this multiplier."""
+        """Takes the next step at the full learning rate times the multiplier."""
         self.annealing.set(self.step)
         outcome = take_step(
             self.token_loss,
@@ -134,8 +135,8 @@ class Trainer:
             clip_norm=self.config.optimizer.clip_norm,
         )
         self.step += 1
-        if not outcome.tokens and not self._said_empty:
-            self._said_empty = True
+        if not outcome.tokens and not self._noted_empty:
+            self._noted_empty = True
             self.progress.note(
                 f"step {self.step}: no token of the batch carries a loss, so it counts as 0 tokens with loss 0 (said once); "
                 "use longer documents or data.packing=joined"
@@ -143,14 +144,14 @@ class Trainer:
         return outcome
 
     def validate(self) -> Validation:
-        """Measures the loss, and where there are answers the accuracy, on the validation batches."""
+        """Measures loss, and accuracy for a corpus with answers, on the validation batches."""
         return evaluate(self.token_loss.evaluate, self.validation, self.data, self.token_loss.hits)
 
     def save(self) -> None:
         """Writes a checkpoint.
 
         Raises:
-            CheckpointError: the disk is full or cannot be written; earlier checkpoints are as they were.
+            CheckpointError: the disk is full or cannot be written; earlier checkpoints are unchanged.
         """
         self.metrics.sync()
         losses = [record.validation_loss for record in self.metrics.records if record.validation_loss is not None]
@@ -172,7 +173,7 @@ class Trainer:
             restore_model(self.model, checkpoint.model)
             self.step = self.saved_step = checkpoint.step
             self.progress.note(f"{self.folder.path}: resuming after step {self.step}")
-        # A model from elsewhere is a checkpoint with nothing but its weights.
+        # The checkpoint of an imported model has nothing but weights.
         if checkpoint is not None and "sampler" in checkpoint.state:
             restore_optimizer(self.model, self.optimizer, checkpoint.optimizer)
             self.sampler.restore(checkpoint.state["sampler"])
@@ -180,16 +181,16 @@ class Trainer:
             self.earlier_peak_bytes = checkpoint.state["peak_memory_bytes"]
         self.metrics = MetricsLog(self.folder.metrics, self.step)
         set_aside_newer(self.folder.checkpoints, self.step)
-        # Now that one is known to be intact: left by a process that was killed before it came to this.
+        # After an intact one is found: a process that was killed may have left more than `keep_checkpoints`.
         remove_old(self.folder.checkpoints, self.config.keep_checkpoints)
 
     def _describe(self, groups: str) -> None:
         for remark in self.data.remarks:
             self.progress.note(remark)
-        read = sum(batch.tokens.numel() for batch in self.validation)
-        if read < self.config.validation_tokens:
-            asked = f"validation_tokens={self.config.validation_tokens:,}"
-            self.progress.note(f"{asked}: the validation text has {read:,} tokens in whole windows; all of them are read")
+        read, wanted = sum(batch.tokens.numel() for batch in self.validation), self.config.validation_tokens
+        if read < wanted:
+            has = f"the validation text has {read:,} tokens in whole windows"
+            self.progress.note(f"validation_tokens={wanted:,}: {has}; all of them are read")
         environment = describe_environment(self.token_loss.device, self.token_loss.dtype)
         self.folder.write_once("env", environment)
         changes = changed_environment(self.folder.read("env"), environment)

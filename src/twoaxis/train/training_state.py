@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a model and its optimizer, as plain tensors by name, and how it is put back."""
+"""The state of a model, its optimizer and torch's random generators: read for a checkpoint, and restored from one."""
 
 import base64
 import hashlib
@@ -22,17 +22,17 @@ def restore_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copies tensors into the parameters.
 
     Raises:
-        CheckpointError: in one line, a parameter that is missing, unknown, or of another shape or dtype.
+        CheckpointError: a parameter that is missing, unknown, or of another shape or dtype.
     """
     parameters = dict(model.named_parameters())
-    _compare_names("model", parameters, tensors)
+    _compare_names(parameters, tensors)
     for name, parameter in parameters.items():
         _compare("parameter", name, tensors[name], parameter)
         parameter.copy_(tensors[name])
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The state of each parameter that has one, by `kind/name of the parameter`, on the CPU."""
+    """The optimizer state by `kind/name of the parameter`, on the CPU."""
     return {
         f"{kind}/{name}": value.detach().cpu()
         for name, parameter in model.named_parameters()
@@ -41,7 +41,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) -> None:
-    """Sets the optimizer state; parameters without one start afresh, as they did in the run that was saved.
+    """Sets the optimizer state; parameters without saved state start without one.
 
     Raises:
         CheckpointError: state of an unknown parameter, or of another shape.
@@ -55,13 +55,13 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
         parameter = parameters[name]
         if value.ndim:
             _compare("optimizer state", key, value, parameter)
-        # Copied into memory of torch's own: kernels may round differently on the file's alignment.
+        # Copied into memory that torch allocates: kernels may round differently at the alignment of the file.
         fresh = torch.empty_like(value, device=parameter.device if optimizer.defaults["fused"] or value.ndim else "cpu")
         optimizer.state[parameter][kind] = fresh.copy_(value)
 
 
 def random_state() -> dict[str, str]:
-    """The state of torch's generators on every device in use."""
+    """The state of torch's random generators on every device in use."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         states |= {f"cuda:{index}": state for index, state in enumerate(torch.cuda.get_rng_state_all())}
@@ -69,7 +69,7 @@ def random_state() -> dict[str, str]:
 
 
 def restore_random_state(states: Mapping[str, str]) -> None:
-    """Sets the generators; a GPU that this machine does not have is passed over."""
+    """Sets the random generators; GPUs that this machine does not have are skipped."""
     for device, text in states.items():
         state = torch.from_numpy(np.frombuffer(base64.b64decode(text), dtype=np.uint8).copy())
         if device == "cpu":
@@ -79,7 +79,7 @@ def restore_random_state(states: Mapping[str, str]) -> None:
 
 
 def parameters_sha256(model: nn.Module) -> dict[str, str]:
-    """A checksum of every parameter by name: equal names and checksums mean a shared value."""
+    """The SHA-256 of every parameter by name."""
     return {name: _digest(tensor) for name, tensor in model_tensors(model).items()}
 
 
@@ -89,15 +89,12 @@ def _digest(tensor: Tensor) -> str:
     return digest.hexdigest()
 
 
-def _compare_names(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+def _compare_names(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
     missing, unknown = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
     if missing or unknown:
         differs = f"lacks {missing[0]!r}" if missing else f"has the unknown {unknown[0]!r}"
-        more = len(missing) + len(unknown) - 1
-        raise CheckpointError(
-            f"checkpoint {differs}" + (f" (and {more} more differ)" if more else "") + f"; it belongs to another {what}; "
-            f"use the run's own configuration"
-        )
+        more = f" (and {len(missing) + len(unknown) - 1} more differ)" if len(missing) + len(unknown) > 1 else ""
+        raise CheckpointError(f"checkpoint {differs}{more}; it belongs to another model; use the run's own configuration")
 
 
 def _compare(what: str, name: str, there: Tensor, here: Tensor) -> None:

@@ -18,7 +18,7 @@ from twoaxis.data.synthetic import (
     SwitchingNgramConfig,
     SyntheticConfig,
 )
-from twoaxis.data.synthetic.base import Draws
+from twoaxis.data.synthetic.base import KeyedRandom
 
 from .synthetic_solvers import SOLVERS, accuracy, answers, last_match, last_match_of_key, ngram
 
@@ -104,7 +104,7 @@ def test_the_solver_finds_every_answer_at_any_knobs(config: type[SyntheticConfig
     kind = config.model_fields["kind"].default
     knobs: dict[str, Any] = data.draw(KNOBS[kind])
     task = config(**knobs)
-    text = task.sample(Draws(data.draw(st.integers(0, 2**32))))
+    text = task.sample(KeyedRandom(data.draw(st.integers(0, 2**32))))
     assert len(text) == task.sample_length and text.isascii()
     found = answers(text, task)
     assert found
@@ -171,13 +171,15 @@ def test_impossible_knobs_are_refused_in_one_line(config: type[SyntheticConfig],
 
 
 def test_draws_are_even_and_independent_of_the_library_version() -> None:
-    draws = Draws(5)
+    draws = KeyedRandom(5)
     counts = [0] * 6
-    for number in draws.below(6, 6000).tolist():
+    for number in draws.integers(6, 6000).tolist():
         counts[number] += 1
     assert min(counts) > 880 and max(counts) < 1120
-    assert sorted(draws.order(50).tolist()) == list(range(50))
-    digest = hashlib.sha256(Draws(1, 2).below(1000, 100).tobytes() + Draws(1, 2).order(100).tobytes()).hexdigest()
+    assert sorted(draws.permutation(50).tolist()) == list(range(50))
+    digest = hashlib.sha256(
+        KeyedRandom(1, 2).integers(1000, 100).tobytes() + KeyedRandom(1, 2).permutation(100).tobytes()
+    ).hexdigest()
     assert digest[:16] == "2fe4eb3e7a47fce2"
 
 

@@ -1,4 +1,4 @@
-"""The layouts of published checkpoints: one row for each, and what they call our parameters."""
+"""The layouts of published checkpoints, one row each: their names of our parameters."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from twoaxis.checkpoints.layouts import attention_residuals, deep_delta, denseformer, llama, mhc, muddformer
-from twoaxis.checkpoints.layouts.state_map import DepthPaths, Entry, Part, StateMap, depth_paths, sublayer_paths
+from twoaxis.checkpoints.layouts.state_map import DepthPaths, StateMap, depth_paths, sublayer_paths
 from twoaxis.core.errors import ConfigError, nearest
 from twoaxis.model import Decoder, DecoderConfig
 
@@ -15,9 +15,9 @@ class Layout(NamedTuple):
     """One row: a published layout.
 
     Attributes:
-        summary: whose it is, in one line.
-        decoder: makes the map of a whole decoder; None where other parts of the model are not ours.
-        mixers: makes the map of the depth mixers alone.
+        summary: its source, in one line.
+        decoder: builds the map of a whole decoder; None if other parts of the model are not supported.
+        mixers: builds the map of the depth mixers alone.
     """
 
     summary: str
@@ -49,7 +49,7 @@ def state_map(layout: str, config: DecoderConfig) -> StateMap:
     """The map between a decoder and a published layout.
 
     Raises:
-        ConfigError: an unknown layout, or a decoder that has parameters without a place in it.
+        ConfigError: an unknown layout, or a decoder with parameters that it lacks.
 
     Example:
         >>> config = DecoderConfig(vocab_size=8, d_model=8, n_layers=1)
@@ -65,14 +65,12 @@ def state_map(layout: str, config: DecoderConfig) -> StateMap:
     found = row.decoder(config)
     with torch.device("meta"):
         ours = [name for name, _ in Decoder(config).named_parameters()]
-    assert set(found.names()) <= set(ours), f"layout {layout!r} names parameters that the decoder does not have"
-    if homeless := set(ours) - set(found.names()):
-        first = next(name for name in ours if name in homeless)
-        raise ConfigError(
-            f"layout {layout!r}: has no place for parameter {first!r} (and {len(homeless) - 1} more): must have one for all; "
-            "use another layout, or keep our own format"
-        )
+    named = set(found.names())
+    assert named <= set(ours), f"layout {layout!r} names parameters that the decoder does not have"
+    if missing := [name for name in ours if name not in named]:
+        lacks = f"has no place for parameter {missing[0]!r} (and {len(missing) - 1} more)"
+        raise ConfigError(f"layout {layout!r}: {lacks}: must have one for all; use another layout, or keep our own format")
     return found
 
 
-__all__ = ["LAYOUTS", "DepthPaths", "Entry", "Layout", "Part", "StateMap", "depth_paths", "state_map", "sublayer_paths"]
+__all__ = ["LAYOUTS", "DepthPaths", "Layout", "StateMap", "state_map", "sublayer_paths"]

@@ -6,7 +6,7 @@ Letters: D width.
 from collections.abc import Iterator
 
 from twoaxis.checkpoints.layouts.llama import EMBEDDING, HEAD, IGNORED, body, tied
-from twoaxis.checkpoints.layouts.state_map import Constant, DepthPaths, Entry, Part, StateMap, depth_paths
+from twoaxis.checkpoints.layouts.state_map import Constant, DepthPaths, Entry, Part, StateMap, depth_paths, entry
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import AttentionResidualsConfig
 from twoaxis.model import DecoderConfig
@@ -17,7 +17,7 @@ FLA = {
     "post_attention_layernorm": "mlp_norm",
     "embed_tokens": "embeddings",
 }
-"""What flash-linear-attention calls the parts of a Llama."""
+"""The names of flash-linear-attention for the parts of a Llama."""
 
 
 def attnres_qwen3(config: DecoderConfig) -> StateMap:
@@ -41,8 +41,7 @@ def attnres_fla(config: DecoderConfig) -> StateMap:
     """
     paths = depth_paths(config)
     entries, constants = _reads(paths, "model.layers.{}.", ("attn_res", "mlp_res"), "model.res")
-    llama = ((entry.ours, [part._replace(name=_in_fla(part.name)) for part in entry.parts]) for entry in body(config))
-    named = tuple(Entry(ours, tuple(parts)) for ours, parts in llama)
+    named = [Entry(one.ours, tuple(part._replace(name=_in_fla(part.name)) for part in one.parts)) for one in body(config)]
     shared = tied(config, HEAD, _in_fla(EMBEDDING))
     return StateMap("attnres_fla", (*named, *entries), constants, IGNORED, tied=shared)
 
@@ -55,33 +54,31 @@ def kimi_k3(paths: DepthPaths) -> StateMap:
         ConfigError: another depth mixer, or reads that are more than a query and a gain.
     """
     root = "language_model.model"
-    sites = ("self_attention_res", "mlp_res")
-    entries, constants = _reads(paths, root + ".layers.{}.", sites, f"{root}.output_attn_res")
+    names = ("self_attention_res", "mlp_res")
+    entries, constants = _reads(paths, root + ".layers.{}.", names, f"{root}.output_attn_res")
     return StateMap("kimi_k3", entries, constants, family=("*_res_proj.weight", "*_res_norm.weight"))
 
 
-def _reads(paths: DepthPaths, layer: str, sites: tuple[str, str], last: str) -> tuple[tuple[Entry, ...], tuple[Constant, ...]]:
-    """The reads before every sublayer and the last one; with one source the first weighs nothing."""
+def _reads(paths: DepthPaths, layer: str, names: tuple[str, str], last: str) -> tuple[tuple[Entry, ...], tuple[Constant, ...]]:
+    """The reads before every sublayer, and the last read; the weight of the first is constant, since it has one source."""
     depth = paths.depth
     if not isinstance(depth, AttentionResidualsConfig) or depth.query == "token" or depth.key_rank is not None:
-        raise ConfigError(
-            problem("depth", depth.kind, "attention_residuals with static queries and no key_rank", "leave its options out")
-        )
+        allowed = "attention_residuals with static queries and no key_rank"
+        raise ConfigError(problem("depth", depth.kind, allowed, "leave its options out"))
     if depth.form == "inkling2":
         raise ConfigError(problem("depth.form", depth.form, "'report', whose reads have a gain", "leave form out"))
     if set(paths.stack.block_lengths) != {2}:
         raise ConfigError(problem("blocks", paths.stack.block_lengths, "of two sublayers each", "use another layout"))
     D = paths.d_model
-    named = [f"{layer.format(index // 2)}{sites[index % 2]}" for index in range(len(paths.mixers))]
-    first, *others = named
+    first, *others = [f"{layer.format(index // 2)}{names[index % 2]}" for index in range(len(paths.mixers))]
     constants = (Constant(Part(f"{first}_proj.weight", (1, D)), 0.0), Constant(Part(f"{first}_norm.weight", (D,)), 1.0))
-    entries = [entry for index, name in enumerate((*others, last), 1) for entry in _read(paths.prefix(index), name, D)]
-    return tuple(entries), constants
+    reads = enumerate((*others, last), 1)
+    return tuple(one for index, theirs in reads for one in _read(paths.prefix(index), theirs, D)), constants
 
 
 def _read(ours: str, theirs: str, D: int) -> Iterator[Entry]:
-    yield Entry(f"{ours}.query.pseudo_query", (Part(f"{theirs}_proj.weight", (1, D)),))
-    yield Entry(f"{ours}.query.key_gain", (Part(f"{theirs}_norm.weight", (D,)),))
+    yield entry(f"{ours}.query.pseudo_query", f"{theirs}_proj.weight", 1, D)
+    yield entry(f"{ours}.query.key_gain", f"{theirs}_norm.weight", D)
 
 
 def _in_fla(name: str) -> str:

@@ -6,8 +6,8 @@ Letters: D width, C value channels.
 from collections.abc import Iterator
 from typing import cast
 
-from twoaxis.checkpoints.layouts.llama import HeadNames, check_blocks, gated_mlp, heads, tied
-from twoaxis.checkpoints.layouts.state_map import Entry, Part, StateMap
+from twoaxis.checkpoints.layouts.llama import HeadNames, check_blocks, embedding_and_head, gated_mlp, heads, tied
+from twoaxis.checkpoints.layouts.state_map import Entry, StateMap, entry
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import DeepDeltaConfig
 from twoaxis.feed_forward import SwiGLUConfig
@@ -23,8 +23,7 @@ def deep_delta(config: DecoderConfig) -> StateMap:
 
     Source: yifanzhang-pro/deep-delta-learning, arXiv:2601.00417
     Raises:
-        ConfigError: another depth mixer, the target or the gate's bias of the paper, which the code has not, or grouped
-            kv-heads.
+        ConfigError: another depth mixer, the target or the gate bias of the paper, which the code lacks, or grouped kv-heads.
     """
     depth = config.depth
     if not isinstance(depth, DeepDeltaConfig):
@@ -39,21 +38,18 @@ def deep_delta(config: DecoderConfig) -> StateMap:
 
 
 def _entries(config: DecoderConfig, depth: DeepDeltaConfig) -> Iterator[Entry]:
-    V, D = config.vocab_size, config.d_model
-    yield Entry("embedding.weight", (Part(EMBEDDING, (V, D)),))
-    yield Entry("norm.gain", (Part("ln_f.weight", (D,)),))
-    if not config.tie_embeddings:
-        yield Entry("head.weight", (Part(HEAD, (V, D)),))
+    D = config.d_model
+    yield from embedding_and_head(config, EMBEDDING, "ln_f.weight", HEAD)
     yield from _compressor("ends.readout", "readout", depth, D)
     if depth.expansion == "embedding_conv":
         shape = (depth.value_channels * D, 1, depth.kernel_size)
-        yield Entry("ends.embedding_weight", (Part("input_embed.conv.weight", shape),))
+        yield entry("ends.embedding_weight", "input_embed.conv.weight", *shape)
     sites = config.stack.sites
     for layer, (attention, swiglu) in enumerate(config.layers):
         ours, theirs = f"blocks.{layer}", f"transformer.h.{layer}"
         yield from _compressor(f"{ours}.attention.depth.compressor", f"{theirs}.compress", depth, D)
         for kind, number, name in (("attention", 1, "ddl_attn"), ("swiglu", 2, "ddl_mlp")):
-            yield Entry(f"{ours}.{kind}.norm.gain", (Part(f"{theirs}.ln_{number}.weight", (D,)),))
+            yield entry(f"{ours}.{kind}.norm.gain", f"{theirs}.ln_{number}.weight", D)
             yield from _write(f"{ours}.{kind}.depth", f"{theirs}.{name}", depth, D)
         yield from heads(cast(HeadsConfig, attention), D, f"{ours}.attention.mixer", f"{theirs}.attn", HEADS)
         F = cast(SwiGLUConfig, swiglu).width_at(sites[2 * layer + 1])
@@ -62,21 +58,21 @@ def _entries(config: DecoderConfig, depth: DeepDeltaConfig) -> Iterator[Entry]:
 
 def _write(ours: str, theirs: str, depth: DeepDeltaConfig, D: int) -> Iterator[Entry]:
     C = depth.value_channels
-    yield Entry(f"{ours}.target_weight", (Part(f"{theirs}.v_proj.weight", (C, D)),))
-    yield Entry(f"{ours}.target_bias", (Part(f"{theirs}.v_proj.bias", (C,)),))
+    yield entry(f"{ours}.target_weight", f"{theirs}.v_proj.weight", C, D)
+    yield entry(f"{ours}.target_bias", f"{theirs}.v_proj.bias", C)
     two_layer = depth.gate == "two_layer"
     gate, width = (f"{theirs}.beta_out", depth.gate_width) if two_layer else (f"{theirs}.beta", D)
-    yield Entry(f"{ours}.gate.weight", (Part(f"{gate}.weight", (1, width)),))
-    yield Entry(f"{ours}.gate.bias", (Part(f"{gate}.bias", (1,)),))
+    yield entry(f"{ours}.gate.weight", f"{gate}.weight", 1, width)
+    yield entry(f"{ours}.gate.bias", f"{gate}.bias", 1)
     if two_layer:
-        yield Entry(f"{ours}.gate.hidden_weight", (Part(f"{theirs}.beta_in.weight", (width, D)),))
+        yield entry(f"{ours}.gate.hidden_weight", f"{theirs}.beta_in.weight", width, D)
 
 
 def _compressor(ours: str, theirs: str, depth: DeepDeltaConfig, D: int) -> Iterator[Entry]:
     C = depth.value_channels
     if depth.compressor == "time":
-        yield Entry(f"{ours}.weight", (Part(f"{theirs}.shortconv.weight", (C * D, depth.kernel_size)),))
+        yield entry(f"{ours}.weight", f"{theirs}.shortconv.weight", C * D, depth.kernel_size)
     elif depth.compressor == "channel":
-        yield Entry(f"{ours}.weight", (Part(f"{theirs}.weight", (D, C)),))
+        yield entry(f"{ours}.weight", f"{theirs}.weight", D, C)
     if depth.compressor != "none":
-        yield Entry(f"{ours}.read_weight", (Part(f"{theirs}.read", (C,)),))
+        yield entry(f"{ours}.read_weight", f"{theirs}.read", C)

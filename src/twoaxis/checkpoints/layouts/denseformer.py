@@ -5,7 +5,7 @@ Letters: S sources.
 
 from collections.abc import Mapping
 
-from twoaxis.checkpoints.layouts.state_map import Constant, DepthPaths, Entry, Part, StateMap
+from twoaxis.checkpoints.layouts.state_map import Constant, DepthPaths, Entry, Part, StateMap, entry
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import DenseFormerConfig, ElcBertConfig
 
@@ -26,7 +26,7 @@ def denseformer(paths: DepthPaths) -> StateMap:
 
 
 def denseformer_training(paths: DepthPaths) -> StateMap:
-    """The rows of the authors' training code, where blocks come in groups.
+    """The rows of the authors' training code, with groups of blocks.
 
     Source: epfml/DenseFormer, experiments/models/denseformer.py
     Raises:
@@ -46,8 +46,7 @@ def connect_to_last(paths: DepthPaths) -> StateMap:
     """
     _config(paths, "connect_to_last", "block")
     parts = tuple(Part(f"mixer.weight.{i}", (1,)) for i in range(paths.n_blocks + 1))
-    entry = Entry(f"{paths.mixers[-1]}.weights", parts)
-    return StateMap("connect_to_last", (entry,), family=("mixer.weight.*",))
+    return StateMap("connect_to_last", (Entry(f"{paths.mixers[-1]}.weights", parts),), family=("mixer.weight.*",))
 
 
 def skip_gains(paths: DepthPaths) -> StateMap:
@@ -61,7 +60,7 @@ def skip_gains(paths: DepthPaths) -> StateMap:
     if set(paths.stack.block_lengths) != {2}:
         raise ConfigError(problem("blocks", paths.stack.block_lengths, "of two sublayers each", "use another layout"))
     gains = (f"transformer.h.{index // 2}.gain_{'mlp' if index % 2 else 'attn'}" for index in range(len(paths.mixers)))
-    entries = tuple(Entry(f"{ours}.gain", (Part(name, (1,)),)) for ours, name in zip(paths.mixers, gains, strict=True))
+    entries = tuple(entry(f"{ours}.gain", name, 1) for ours, name in zip(paths.mixers, gains, strict=True))
     return StateMap("skip_gains", entries, family=("*.gain_mlp", "*.gain_attn"))
 
 
@@ -80,10 +79,8 @@ def gpt_bert(paths: DepthPaths) -> StateMap:
 def _config(paths: DepthPaths, variant: str, granularity: str) -> DenseFormerConfig:
     depth = paths.depth
     if not isinstance(depth, DenseFormerConfig) or (depth.variant, depth.granularity) != (variant, granularity):
-        got = depth.to_data()
-        raise ConfigError(
-            problem("depth", got, f"denseformer with variant={variant!r} and granularity={granularity!r}", "use its own layout")
-        )
+        allowed = f"denseformer with variant={variant!r} and granularity={granularity!r}"
+        raise ConfigError(problem("depth", depth.to_data(), allowed, "use its own layout"))
     return depth
 
 
@@ -93,7 +90,7 @@ def _rows(paths: DepthPaths, depth: DenseFormerConfig, names: Mapping[int, str],
     found = []
     for end, name in names.items():
         S, last = len(rows[end]), sum(lengths[:end]) - 1
-        found.append(Entry(f"{paths.mixers[last]}.weights", (Part(name, (1, S) if matrix else (S,)),)))
+        found.append(entry(f"{paths.mixers[last]}.weights", name, *((1, S) if matrix else (S,))))
     return tuple(found)
 
 
@@ -107,15 +104,14 @@ def elc_bert(paths: DepthPaths) -> StateMap:
     depth = paths.depth
     if not isinstance(depth, ElcBertConfig):
         raise ConfigError(problem("depth", depth.kind, "elc_bert", "use the layout of its own method"))
-    # One source has weight 1 whatever its logit is.
+    # A single source has weight 1 for any logit.
     first = Constant(Part(f"transformer.layers.0.{LOGITS}", (1,)), 1.0 if depth.variant == "base" else 0.0)
     entries, start = [], 0
     for block, length in enumerate(paths.stack.block_lengths):
         if block:
             name = f"transformer.layers.{block}.{LOGITS}"
-            entries.append(Entry(f"{paths.mixers[start]}.combination.logits", (Part(name, (block + 1,)),)))
+            entries.append(entry(f"{paths.mixers[start]}.combination.logits", name, block + 1))
         start += length
     if depth.variant == "weighted_output":
-        last = Part(f"transformer.{LOGITS}", (paths.n_blocks + 1,))
-        entries.append(Entry(f"{paths.ends}.combination.logits", (last,)))
+        entries.append(entry(f"{paths.ends}.combination.logits", f"transformer.{LOGITS}", paths.n_blocks + 1))
     return StateMap("elc_bert", tuple(entries), (first,), family=(f"*.{LOGITS}",))

@@ -1,4 +1,4 @@
-"""The layout of Llama, Mistral, Qwen2 and Qwen3 in Hugging Face folders, and what other layouts share with it.
+"""The layout of Llama, Mistral, Qwen2 and Qwen3 in Hugging Face folders, and parts of other layouts.
 
 Letters: D width, F hidden width, V vocabulary, H heads, G kv-heads, K key width.
 """
@@ -6,7 +6,7 @@ Letters: D width, F hidden width, V vocabulary, H heads, G kv-heads, K key width
 from collections.abc import Iterator
 from typing import NamedTuple, cast
 
-from twoaxis.checkpoints.layouts.state_map import Entry, Part, StateMap
+from twoaxis.checkpoints.layouts.state_map import Entry, Part, StateMap, entry
 from twoaxis.core.errors import ConfigError
 from twoaxis.feed_forward import SwiGLUConfig
 from twoaxis.model import DecoderConfig
@@ -14,7 +14,7 @@ from twoaxis.sequence.heads import HeadsConfig
 
 
 class HeadNames(NamedTuple):
-    """What a layout calls the modules of attention, with a place for `q`, `k` or `v`."""
+    """The names of a layout for the modules of attention, with `{}` for `q`, `k` or `v`."""
 
     projection: str
     output: str
@@ -22,7 +22,7 @@ class HeadNames(NamedTuple):
 
 
 IGNORED = ("*.rotary_emb.inv_freq",)
-"""What older folders hold besides parameters."""
+"""Tensors of older folders that are no parameters."""
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 HEADS, MLP = HeadNames("{}_proj", "o_proj", "{}_norm"), ("gate_proj", "up_proj", "down_proj")
@@ -38,26 +38,31 @@ def llama(config: DecoderConfig) -> StateMap:
 
 
 def tied(config: DecoderConfig, head: str, embedding: str) -> dict[str, str]:
-    """A tied head, which is sometimes saved all the same."""
+    """A tied head, which some files contain."""
     return {head: embedding} if config.tie_embeddings else {}
 
 
 def body(config: DecoderConfig) -> Iterator[Entry]:
     """Everything but the depth mixers."""
     check_blocks(config)
-    V, D = config.vocab_size, config.d_model
-    yield Entry("embedding.weight", (Part(EMBEDDING, (V, D)),))
-    yield Entry("norm.gain", (Part("model.norm.weight", (D,)),))
-    if not config.tie_embeddings:
-        yield Entry("head.weight", (Part(HEAD, (V, D)),))
-    sites = config.stack.sites
+    D, sites = config.d_model, config.stack.sites
+    yield from embedding_and_head(config, EMBEDDING, "model.norm.weight", HEAD)
     for layer, (attention, swiglu) in enumerate(config.layers):
         ours, theirs = f"blocks.{layer}", f"model.layers.{layer}"
-        yield Entry(f"{ours}.attention.norm.gain", (Part(f"{theirs}.input_layernorm.weight", (D,)),))
+        yield entry(f"{ours}.attention.norm.gain", f"{theirs}.input_layernorm.weight", D)
         yield from heads(cast(HeadsConfig, attention), D, f"{ours}.attention.mixer", f"{theirs}.self_attn", HEADS)
-        yield Entry(f"{ours}.swiglu.norm.gain", (Part(f"{theirs}.post_attention_layernorm.weight", (D,)),))
+        yield entry(f"{ours}.swiglu.norm.gain", f"{theirs}.post_attention_layernorm.weight", D)
         F = cast(SwiGLUConfig, swiglu).width_at(sites[2 * layer + 1])
         yield from gated_mlp(D, F, f"{ours}.swiglu.mixer", f"{theirs}.mlp", MLP)
+
+
+def embedding_and_head(config: DecoderConfig, embedding: str, norm: str, head: str) -> Iterator[Entry]:
+    """The embedding, the last norm and the head, by their names in the layout."""
+    V, D = config.vocab_size, config.d_model
+    yield entry("embedding.weight", embedding, V, D)
+    yield entry("norm.gain", norm, D)
+    if not config.tie_embeddings:
+        yield entry("head.weight", head, V, D)
 
 
 def heads(config: HeadsConfig, d_model: int, ours: str, theirs: str, names: HeadNames) -> Iterator[Entry]:
@@ -68,22 +73,22 @@ def heads(config: HeadsConfig, d_model: int, ours: str, theirs: str, names: Head
     yield Entry(f"{ours}.qkv.weight", tuple(Part(f"{name}.weight", (n, D)) for name, n in projections.items()))
     if config.bias == "qkv":
         yield Entry(f"{ours}.qkv_bias", tuple(Part(f"{name}.bias", (n,)) for name, n in projections.items()))
-    yield Entry(f"{ours}.output.weight", (Part(f"{theirs}.{names.output}.weight", (D, H * K)),))
+    yield entry(f"{ours}.output.weight", f"{theirs}.{names.output}.weight", D, H * K)
     if config.qk_norm != "none":
         for x in "qk":
             width = K if config.qk_norm_over == "head" else rows[x]
-            yield Entry(f"{ours}.{x}_gain", (Part(f"{theirs}.{names.norm.format(x)}.weight", (width,)),))
+            yield entry(f"{ours}.{x}_gain", f"{theirs}.{names.norm.format(x)}.weight", width)
 
 
 def gated_mlp(d_model: int, d_ff: int, ours: str, theirs: str, names: tuple[str, str, str]) -> Iterator[Entry]:
-    """SwiGLU: gate and value in one matrix of ours; the names are those of gate, value and output."""
+    """SwiGLU, by the names of gate, value and output; our gate and value are one matrix."""
     gate, up, down = names
     yield Entry(f"{ours}.gate_up.weight", tuple(Part(f"{theirs}.{name}.weight", (d_ff, d_model)) for name in (gate, up)))
-    yield Entry(f"{ours}.down.weight", (Part(f"{theirs}.{down}.weight", (d_model, d_ff)),))
+    yield entry(f"{ours}.down.weight", f"{theirs}.{down}.weight", d_model, d_ff)
 
 
 def check_blocks(config: DecoderConfig) -> None:
-    """Refuses blocks that layouts have no names for.
+    """Refuses blocks without names in a layout.
 
     Raises:
         ConfigError: sublayers other than attention and SwiGLU.

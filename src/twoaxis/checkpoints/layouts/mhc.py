@@ -5,7 +5,7 @@ Letters: n streams, D width.
 
 from collections.abc import Callable
 
-from twoaxis.checkpoints.layouts.state_map import DepthPaths, Entry, Part, StateMap
+from twoaxis.checkpoints.layouts.state_map import DepthPaths, Entry, StateMap, entry
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import MHCConfig
 
@@ -43,17 +43,16 @@ def deepseek_v4_raw(paths: DepthPaths) -> StateMap:
 def _entries(paths: DepthPaths, name: Callable[[int, str, str], str], head: str) -> tuple[Entry, ...]:
     depth = paths.depth
     if not isinstance(depth, MHCConfig) or depth.form.scores != "joint" or set(paths.stack.block_lengths) != {2}:
-        raise ConfigError(
-            problem("depth", depth.kind, "mhc with joint scores in blocks of two sublayers", "use preset='deepseek_v4'")
-        )
+        allowed = "mhc with joint scores in blocks of two sublayers"
+        raise ConfigError(problem("depth", depth.kind, allowed, "use preset='deepseek_v4'"))
     n, D = depth.n_streams, paths.d_model
     rows = n * (n + 2) if depth.form.residual == "sinkhorn" else 2 * n
     shapes = {"fn": (rows, n * D), "base": (rows,), "scale": (3 if depth.form.residual == "sinkhorn" else 2,)}
     found = []
     for index, ours in enumerate(paths.mixers):
         layer, site = index // 2, ("attn", "ffn")[index % 2]
-        found += [Entry(f"{ours}.{what}", (Part(name(layer, site, what), shape),)) for what, shape in shapes.items()]
+        found += [entry(f"{ours}.{what}", name(layer, site, what), *shape) for what, shape in shapes.items()]
     if depth.form.read_out == "learned":
         shapes = {"fn": (n, n * D), "base": (n,), "scale": (1,)}
-        found += [Entry(f"{paths.ends}.{what}", (Part(head.format(what), shape),)) for what, shape in shapes.items()]
+        found += [entry(f"{paths.ends}.{what}", head.format(what), *shape) for what, shape in shapes.items()]
     return tuple(found)

@@ -6,8 +6,8 @@ Letters: D width, C ways, S sources, K hidden width of the weights, F hidden wid
 from collections.abc import Iterator
 from typing import cast
 
-from twoaxis.checkpoints.layouts.llama import HeadNames, check_blocks, gated_mlp, heads, tied
-from twoaxis.checkpoints.layouts.state_map import DepthPaths, Entry, Part, StateMap, depth_paths
+from twoaxis.checkpoints.layouts.llama import HeadNames, check_blocks, embedding_and_head, gated_mlp, heads, tied
+from twoaxis.checkpoints.layouts.state_map import DepthPaths, Entry, StateMap, depth_paths, entry
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import MUDDFormerConfig
 from twoaxis.feed_forward import SwiGLUConfig
@@ -22,11 +22,11 @@ HEADS, MLP = HeadNames("w{}", "wo", "{}_norm"), ("w1", "w3", "w2")
 
 
 def muddformer(config: DecoderConfig) -> StateMap:
-    """The whole decoder of MUDDFormer-2.8B; its table of angles is rounded to bfloat16, ours is not.
+    """The whole decoder of MUDDFormer-2.8B; its rotation table is rounded to bfloat16, ours is not.
 
     Source: Caiyun-AI/MUDDFormer, arXiv:2502.12170v2
     Raises:
-        ConfigError: another depth mixer, or sums that the layout has no names for.
+        ConfigError: another depth mixer, or sums without names in the layout.
     """
     check_blocks(config)
     sums = muddformer_sums(depth_paths(config))
@@ -34,10 +34,10 @@ def muddformer(config: DecoderConfig) -> StateMap:
 
 
 def muddformer_sums(paths: DepthPaths) -> StateMap:
-    """The sums alone: of MUDDFormer, and of MUDDPythia, whose other parts have biases and LayerNorms that we do not have.
+    """The sums alone: of MUDDFormer, and of MUDDPythia, whose biases and LayerNorms are not supported.
 
     Raises:
-        ConfigError: another depth mixer, or sums that the layout has no names for.
+        ConfigError: another depth mixer, or sums without names in the layout.
     """
     depth = paths.depth
     released = {"ways": "qkvr", "weights": "dynamic", "source_norm": "none", "post_norm": "none", "dilation": 1, "period": 1}
@@ -53,24 +53,20 @@ def _sums(paths: DepthPaths, depth: MUDDFormerConfig) -> Iterator[Entry]:
         start += paths.stack.block_lengths[i - 1]
         form, ours = depth.sum_form(paths.stack, i), f"{paths.prefix(start)}.sum"
         C, S, K = form.n_ways, len(sources), form.hidden
-        yield Entry(f"{ours}.static", (Part(f"dense_bs.{i - 1}", (C, S)),))
-        yield Entry(f"{ours}.to_hidden", (Part(f"dynamic_dense.{i - 1}.w1.weight", (K, D)),))
-        yield Entry(f"{ours}.to_weights", (Part(f"dynamic_dense.{i - 1}.w2.weight", (C * S, K)),))
+        yield entry(f"{ours}.static", f"dense_bs.{i - 1}", C, S)
+        yield entry(f"{ours}.to_hidden", f"dynamic_dense.{i - 1}.w1.weight", K, D)
+        yield entry(f"{ours}.to_weights", f"dynamic_dense.{i - 1}.w2.weight", C * S, K)
 
 
 def _body(config: DecoderConfig) -> Iterator[Entry]:
-    V, D = config.vocab_size, config.d_model
-    yield Entry("embedding.weight", (Part(EMBEDDING, (V, D)),))
-    yield Entry("norm.gain", (Part("norm.weight", (D,)),))
-    if not config.tie_embeddings:
-        yield Entry("head.weight", (Part(HEAD, (V, D)),))
-    sites = config.stack.sites
+    D, sites = config.d_model, config.stack.sites
+    yield from embedding_and_head(config, EMBEDDING, "norm.weight", HEAD)
     for layer, (attention, swiglu) in enumerate(config.layers):
         ours, theirs = f"blocks.{layer}", f"layers.{layer}"
         norms = ("attention_norms.0", "attention_norms.1", "attention_norms.2") if layer else ("attention_norm",)
         for name, norm in zip(("norm", "key_norm", "value_norm"), norms, strict=False):
-            yield Entry(f"{ours}.attention.{name}.gain", (Part(f"{theirs}.{norm}.weight", (D,)),))
+            yield entry(f"{ours}.attention.{name}.gain", f"{theirs}.{norm}.weight", D)
         yield from heads(cast(HeadsConfig, attention), D, f"{ours}.attention.mixer", f"{theirs}.attention", HEADS)
-        yield Entry(f"{ours}.swiglu.norm.gain", (Part(f"{theirs}.ffn_norm.weight", (D,)),))
+        yield entry(f"{ours}.swiglu.norm.gain", f"{theirs}.ffn_norm.weight", D)
         F = cast(SwiGLUConfig, swiglu).width_at(sites[2 * layer + 1])
         yield from gated_mlp(D, F, f"{ours}.swiglu.mixer", f"{theirs}.feed_forward", MLP)

@@ -1,4 +1,4 @@
-"""A state map: which tensors of a published layout make up which parameters of ours, in either direction."""
+"""State maps between our parameters and the tensors of a published layout, in both directions."""
 
 import re
 from collections import Counter
@@ -25,14 +25,19 @@ class Part(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A parameter of ours: their tensors one after the other along the first axis, in our shape."""
+    """A parameter of ours: their tensors concatenated along the first axis, in our shape."""
 
     ours: str
     parts: tuple[Part, ...]
 
 
+def entry(ours: str, theirs: str, *shape: int) -> Entry:
+    """A parameter of ours that is one tensor of the layout."""
+    return Entry(ours, (Part(theirs, shape),))
+
+
 class Constant(NamedTuple):
-    """A tensor of the layout on which nothing depends; it is saved with this value everywhere."""
+    """A tensor of the layout without effect; saved with this value everywhere."""
 
     part: Part
     value: float
@@ -43,12 +48,12 @@ class StateMap:
     """The tensors of one model in one layout.
 
     Attributes:
-        layout: what an error calls it.
-        entries: every parameter that has a place in the layout.
+        layout: its name in errors.
+        entries: every parameter of the layout.
         constants: tensors without a parameter of ours.
-        ignored: patterns of names that say nothing about the parameters, such as tables of angles.
-        family: patterns of the names that the layout is about; tensors of other names are none of its business.
-        tied: names under which a tensor of another name may be there again.
+        ignored: patterns of names of tensors that are no parameters, such as rotation tables.
+        family: patterns of the names of the layout; other tensors are ignored.
+        tied: names of tensors that may repeat another tensor, and the name of that.
 
     Example:
         >>> layer = nn.Linear(2, 3)
@@ -77,16 +82,15 @@ class StateMap:
         return {part.name: part for part in (*kept, *(constant.part for constant in self.constants))}
 
     def names(self) -> dict[str, tuple[str, ...]]:
-        """Their names by ours."""
+        """The names of the layout by ours."""
         return {entry.ours: tuple(part.name for part in entry.parts) for entry in self.entries}
 
     @torch.no_grad()
     def load(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-        """Copies tensors of the layout into the parameters; nothing is changed unless all of them fit.
+        """Copies tensors of the layout into the parameters; nothing changes unless all of them fit.
 
         Raises:
-            CheckpointError: in one line, all tensors that are missing, unexpected or of another shape, or a tied one that
-                differs.
+            CheckpointError: as in `check`.
         """
         self.check(tensors)
         for ours, value in self.values(tensors).items():
@@ -116,8 +120,7 @@ class StateMap:
         """Compares names and shapes.
 
         Raises:
-            CheckpointError: in one line, all tensors that are missing, unexpected or of another shape, or a tied one that
-                differs.
+            CheckpointError: all tensors that are missing, unexpected or of another shape, or a tied one that differs.
         """
         parts = self.parts
         missing = [name for name in parts if name not in tensors]
@@ -150,15 +153,15 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _listed(names: list[str]) -> str:
-    """All names, with those of several layers as one.
+    """All names, with equal names of several layers as one.
 
     Example:
         >>> _listed(["layers.0.a", "layers.0.b", "layers.1.a", "c"])
         'layers.*.a (2), layers.0.b, c'
     """
-    alike = {name: re.sub(r"\.\d+\.", ".*.", name) for name in names}
-    times = Counter(alike.values())
-    shown = dict.fromkeys(alike[name] if times[alike[name]] > 1 else name for name in names)
+    patterns = {name: re.sub(r"\.\d+\.", ".*.", name) for name in names}
+    times = Counter(patterns.values())
+    shown = dict.fromkeys(patterns[name] if times[patterns[name]] > 1 else name for name in names)
     return ", ".join(f"{name} ({times[name]})" if times[name] > 1 else name for name in shown)
 
 
@@ -192,7 +195,7 @@ class DepthPaths(NamedTuple):
         return self.stack.n_blocks
 
     def prefix(self, index: int) -> str:
-        """The prefix for the mixer of this sublayer; the ends follow the last one."""
+        """The prefix for the mixer of this sublayer; after the last one, for the ends."""
         return self.mixers[index] if index < len(self.mixers) else self.ends
 
 

@@ -1,4 +1,4 @@
-"""More mixers in a model that is trained already: it computes what it did before, and is trained further from there."""
+"""Adds mixers to a trained model, which computes the same as before and is then trained further."""
 
 from twoaxis.checkpoints.retrofit.convert import Retrofit, convert, largest_difference, training_recipe
 from twoaxis.checkpoints.retrofit.target import target_config, why_blended

@@ -17,18 +17,18 @@ from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.model import Decoder, DecoderConfig
 
 SPLIT_NORMS = (".key_norm.gain", ".value_norm.gain")
-"""Norms of separate views, which all begin as the norm of the one view."""
+"""Norms of separate views, initialised from the norm of the single view."""
 
 BLEND = "*.blend"
 """The weights of blends."""
 
 
 class Retrofit(NamedTuple):
-    """A model with more mixers, and what is new in it.
+    """A model with added mixers.
 
     Attributes:
         model: in evaluation mode.
-        new: the names of parameters that the model did not have.
+        new: the names of the added parameters.
     """
 
     model: Decoder
@@ -36,16 +36,16 @@ class Retrofit(NamedTuple):
 
     @property
     def new_parameters(self) -> int:
-        """How many numbers are new."""
+        """The number of added parameters, counted in numbers."""
         return sum(self.model.get_parameter(name).numel() for name in self.new)
 
 
 @torch.no_grad()
 def convert(base: Decoder, target: DecoderConfig, seed: int = 0) -> Retrofit:
-    """Builds the target with the parameters of the base, frozen where they are there, and what is new at its initial value.
+    """Builds the target with the parameters of the base, frozen if they are in the base; others have their initial values.
 
     Raises:
-        ConfigError: a parameter of the base that has no place in the target, or another shape there.
+        ConfigError: a parameter of the base that is not in the target, or has another shape there.
     """
     model = Decoder.build(target, seed).eval()
     given: dict[str, torch.nn.Parameter] = dict(base.named_parameters())
@@ -70,7 +70,7 @@ def convert(base: Decoder, target: DecoderConfig, seed: int = 0) -> Retrofit:
 
 
 def _source(name: str, given: dict[str, torch.nn.Parameter], renamed: dict[str, str]) -> str | None:
-    """The parameter of the base that this one begins as."""
+    """The parameter of the base that this one is initialised from."""
     sublayer = ".".join(name.split(".")[:3])
     name = renamed.get(sublayer, sublayer) + name.removeprefix(sublayer)
     if name in given:
@@ -81,7 +81,7 @@ def _source(name: str, given: dict[str, torch.nn.Parameter], renamed: dict[str, 
 
 
 def _renamed(base: DecoderConfig, target: DecoderConfig) -> dict[str, str]:
-    """Sublayers of the target under another name than in the base: attention that became `kv_shift`."""
+    """Sublayers of the target with another name in the base: attention that became `kv_shift`."""
     ours = sublayer_paths(base)
     return {
         name: name.replace(".kv_shift", ".attention")
@@ -92,12 +92,12 @@ def _renamed(base: DecoderConfig, target: DecoderConfig) -> dict[str, str]:
 
 @torch.no_grad()
 def largest_difference(one: Decoder, other: Decoder, tokens: Int[Tensor, "B T"]) -> tuple[float, float]:
-    """The largest difference between the logits of two models, and the share of next tokens on which they agree.
+    """The largest difference between the logits of two models, and the fraction of equal next tokens.
 
-    The difference is no number where a logit of the other model is none.
+    The difference is NaN if a logit of the other model is.
 
     Raises:
-        CheckpointError: a logit of the first model is no finite number.
+        CheckpointError: a logit of the first model is not finite.
     """
     differences, agreed = [], 0
     for row in tokens.unbind():
@@ -115,14 +115,14 @@ Base = Literal["trained", "frozen"]
 def training_recipe(
     retrofit: Retrofit, new_lr_scale: float, base: Base, blend_steps: int, anneal: Sequence[Mapping[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """The part of a training recipe that depends on what is new, as plain data.
+    """The part of a training recipe that depends on the added parameters, as plain data.
 
     Args:
         retrofit: the model.
         new_lr_scale: factor on the learning rate of new parameters.
-        base: whether the parameters that were there are `trained` or `frozen`.
-        blend_steps: steps from the plain model to the whole of what is blended in.
-        anneal: what moves by a schedule instead; blends that nothing moves are learned as all that is new.
+        base: whether the other parameters are `trained` or `frozen`.
+        blend_steps: steps from the plain model to the full blend.
+        anneal: schedules in place of `blend_steps`; new parameters without one are learned, blends included.
 
     Raises:
         ConfigError: nothing is trained.
@@ -130,8 +130,7 @@ def training_recipe(
     if anneal is None:
         blends = any(fnmatchcase(name, BLEND) for name in retrofit.new)
         anneal = [{"pattern": BLEND, "steps": blend_steps}] if blends else []
-    moved = [name for name in retrofit.new if any(fnmatchcase(name, one["pattern"]) for one in anneal)]
-    learned = [name for name in retrofit.new if name not in moved]
+    learned = [name for name in retrofit.new if not any(fnmatchcase(name, one["pattern"]) for one in anneal)]
     if base == "frozen" and not learned:
         raise ConfigError("frozen base: nothing is left to train, since no new parameter is learned; train the base too")
     names = [name for name, _ in retrofit.model.named_parameters()]
@@ -141,7 +140,7 @@ def training_recipe(
 
 
 def patterns(chosen: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Patterns that match the chosen names and no other ones: with a star for the number of a block where that is possible.
+    """Patterns that match the chosen names and no others, with a star for the block number where possible.
 
     Example:
         >>> patterns(["blocks.0.a.x", "blocks.1.a.x", "blocks.1.b"], ["blocks.0.b"])

@@ -1,4 +1,4 @@
-"""The configuration of a model with another depth mixer, and with more sequence mixers in its blocks."""
+"""The configuration of a model with another depth mixer or more sequence mixers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,10 +14,10 @@ SUBLAYER_PRESETS: dict[str, Mapping[str, Any]] = {
     "short_conv": {"taps_init": "zero"},
     "kv_shift": {"shift_init": "identity"},
 }
-"""Sequence mixers by kind."""
+"""Options with which a sequence mixer starts as the plain model, by kind."""
 
 LOCAL_PRESETS: dict[str, Mapping[str, Any]] = {"canon": {"taps_init": "zero"}, "local_swa": {"output_init": "zero"}}
-"""Local mixers by kind."""
+"""Options with which a local mixer starts as the plain model, by kind."""
 
 CANON_PLACES = {
     "A": ("attention", "input"),
@@ -25,20 +25,20 @@ CANON_PLACES = {
     "C": ("swiglu", "input"),
     "D": ("swiglu", "projected"),
 }
-"""The places of local mixers in a block, by the letters of the Canon paper: a sublayer, and its input or its projections."""
+"""Places of local mixers by the letters of the Canon paper: a sublayer, and its input or its projections."""
 
 Options = Mapping[str, Any] | str
 """A bare kind, or a table with `kind`."""
 
 
 def target_config(base: DecoderConfig, depth: Options | None = None, sequence: Sequence[Options] = ()) -> DecoderConfig:
-    """The configuration of the model with what is added, each at its preset.
+    """The configuration of a model with added mixers, each with its preset.
 
     Args:
-        base: of the model, whose depth mixer is the plain residual if another one is to take its place.
-        depth: the depth mixer, blended in where it cannot start as the plain model; None leaves it.
-        sequence: mixers along positions. `short_swa` and `short_conv` become a sublayer before attention, `kv_shift` takes the
-            place of attention, and `canon` and `local_swa` stand at `places`, by default ABCD and A.
+        base: of the model; with the plain residual, if `depth` is given.
+        depth: the depth mixer, blended in if it cannot start as the plain model; None leaves the one of the model.
+        sequence: mixers along positions. `short_swa` and `short_conv` become a sublayer before attention, `kv_shift` replaces
+            attention, and `canon` and `local_swa` are added at `places`, by default ABCD and A.
 
     Raises:
         ConfigError: an unknown kind, options that do not fit, or a model that has a depth mixer already.
@@ -76,19 +76,16 @@ def _with_sequence(block: list[dict[str, Any]], options: dict[str, Any], base: D
         return _with_local(block, options)
     data = with_preset(options, SUBLAYER_PRESETS)
     if kind == "kv_shift":
-        # The attention of the model with its own projections, which only mixes its keys and values from now on.
+        # The projections of attention are kept.
         shared = {name: block[at][name] for name in HeadsConfig.model_fields} | {"window": block[at]["window"]}
         return [*block[:at], {**shared, **data}, *block[at + 1 :]]
     if kind == "short_swa":
-        data = {"n_heads": block[at]["n_heads"], "head_dim": _head_dim(block[at], base), **data}
+        n_heads = block[at]["n_heads"]
+        data = {"n_heads": n_heads, "head_dim": block[at]["head_dim"] or base.d_model // n_heads, **data}
     elif kind != "short_conv":
         known = (*LOCAL_PRESETS, *SUBLAYER_PRESETS)
         raise ConfigError(f"sequence={kind!r}: must be one that leaves the model as it is; {nearest(kind, known)}")
     return [*block[:at], SEQUENCE.parse(data).to_data(), *block[at:]]
-
-
-def _head_dim(attention: Mapping[str, Any], base: DecoderConfig) -> int:
-    return attention["head_dim"] or base.d_model // attention["n_heads"]
 
 
 def _with_local(block: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]]:
@@ -109,7 +106,7 @@ def _with_local(block: list[dict[str, Any]], options: dict[str, Any]) -> list[di
 
 
 def why_blended(config: DecoderConfig) -> str | None:
-    """Why the depth mixer cannot start as the plain model and is blended in; None where it is not.
+    """The reason why the depth mixer is blended in; None if it is not.
 
     Example:
         >>> why_blended(target_config(DecoderConfig(vocab_size=8, d_model=16, n_layers=1), "deep_delta"))
@@ -122,7 +119,7 @@ def why_blended(config: DecoderConfig) -> str | None:
 
 
 def with_preset(data: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The options over those of the preset of their kind.
+    """The options, with defaults from the preset of their kind.
 
     Example:
         >>> with_preset({"kind": "short_conv", "kernel": 3}, SUBLAYER_PRESETS)

@@ -1,4 +1,4 @@
-"""Where text comes from: one row per kind of corpus."""
+"""Corpora: one row per kind."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,12 +6,12 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, SerializeAsAny
 
 from twoaxis.core.table import Row, Table
-from twoaxis.data.corpus.base import Corpus, CorpusConfig, Source
-from twoaxis.data.corpus.files import FileCorpusConfig, JsonlConfig, ParquetConfig, TextConfig
-from twoaxis.data.corpus.formats import told_by_content
-from twoaxis.data.corpus.scan import Document, Scan
+from twoaxis.data.corpus.base import Corpus, CorpusConfig
+from twoaxis.data.corpus.files import JsonlConfig, ParquetConfig, TextConfig
+from twoaxis.data.corpus.formats import detect_kind
+from twoaxis.data.corpus.scan import Document
 from twoaxis.data.corpus.sotu import SotuConfig
-from twoaxis.data.corpus.split import Side, Split
+from twoaxis.data.corpus.split import Side
 from twoaxis.data.synthetic.copying import CopyConfig
 from twoaxis.data.synthetic.early_feature import EarlyFeatureConfig
 from twoaxis.data.synthetic.mqar import MqarConfig
@@ -40,17 +40,17 @@ CORPORA: Table[CorpusConfig] = Table(
 def parse_corpus(data: Any) -> CorpusConfig:
     """Reads a corpus from a table with `kind`, a bare kind, a bare path, or a configuration.
 
-    The kind of a bare path is told by its content, and that of a folder by the files in it.
+    The kind of a bare path is detected from its content, that of a folder from the files in it.
 
     Raises:
-        ConfigError: neither a known kind nor something that looks like a path, or a file that would be read as its syntax.
+        ConfigError: neither a known kind nor a path, or a file in a format that no kind reads.
 
     Example:
         >>> parse_corpus("sotu").kind, parse_corpus("notes/all.jsonl").kind
         ('sotu', 'jsonl')
     """
     if isinstance(data, Path) or (isinstance(data, str) and data not in CORPORA and _is_path(data)):
-        return CORPORA.parse({**told_by_content(Path(data).expanduser()), "path": str(data)})
+        return CORPORA.parse({**detect_kind(Path(data).expanduser()), "path": str(data)})
     return CORPORA.parse(data)
 
 
@@ -64,23 +64,14 @@ CorpusField = Annotated[SerializeAsAny[CorpusConfig], BeforeValidator(parse_corp
 
 __all__ = [
     "CORPORA",
-    "CopyConfig",
     "Corpus",
     "CorpusConfig",
     "CorpusField",
     "Document",
-    "EarlyFeatureConfig",
-    "FileCorpusConfig",
     "JsonlConfig",
-    "MqarConfig",
-    "MultiHopConfig",
     "ParquetConfig",
-    "Scan",
     "Side",
     "SotuConfig",
-    "Source",
-    "Split",
-    "SwitchingNgramConfig",
     "TextConfig",
     "parse_corpus",
 ]

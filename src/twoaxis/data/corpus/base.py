@@ -13,14 +13,14 @@ from twoaxis.data.corpus.split import Side, Split
 
 
 class Source(NamedTuple):
-    """What a corpus calls itself in a run folder: its name and its version ("" when the content is the only version)."""
+    """The name of a corpus in a run folder, and its version ("" if it has none but its content)."""
 
     name: str
     version: str = ""
 
 
 class CorpusConfig(Config, ABC):
-    """Base of every kind of corpus; its `kind` names the row of the table `CORPORA`."""
+    """Base of corpus configurations; `kind` names the row of the table `CORPORA`."""
 
     @property
     @abstractmethod
@@ -29,15 +29,15 @@ class CorpusConfig(Config, ABC):
 
     @abstractmethod
     def documents(self) -> Iterator[Document]:
-        """Reads the documents, in the same order at every call; documents without text may be left out.
+        """Reads the documents, in the same order at every call; empty documents may be left out.
 
         Raises:
-            DataError: a file is missing, is not of this kind, or holds no text where it should.
+            DataError: a file is missing, of another kind, or has no text where it must.
         """
 
     @abstractmethod
     def split(self, scan: Scan) -> Split:
-        """Chooses how the corpus is divided, given what one pass over it found."""
+        """Returns the division into training and validation."""
 
     @property
     def answer_cues(self) -> str:
@@ -45,23 +45,23 @@ class CorpusConfig(Config, ABC):
         return ""
 
     def check_windows(self, seq_len: int) -> None:
-        """Refuses windows of a length that the corpus cannot be read in; by default every length will do."""
+        """Refuses a window length that does not fit the corpus; by default none."""
         del seq_len
 
     def check(self, scan: Scan) -> None:
-        """Refuses a corpus that is not the one this configuration promises; by default every corpus will do."""
+        """Refuses unexpected content; by default none."""
         del scan
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus that has been read once, so that its hash, its size and its division are known.
+    """A corpus that has been read once for its hash, sizes and division.
 
     Attributes:
-        config: where the documents come from.
+        config: reads the documents.
         source: its name and version.
         scan: its hash and sizes.
-        division: how it is divided into training and validation.
+        division: into training and validation.
     """
 
     config: CorpusConfig
@@ -74,7 +74,7 @@ class Corpus:
         """Reads the corpus once.
 
         Raises:
-            DataError: it cannot be read, holds no text, is not the expected one, or is too small to divide.
+            DataError: it cannot be read, is empty, not the expected one, or too small to divide.
         """
         scanner = Scanner()
         for document in config.documents():
@@ -87,14 +87,14 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of the documents together with their division: it names what was trained on."""
+        """The SHA-256 of the documents and their division; identifies the training data."""
         return hashlib.sha256(f"{self.scan.sha256} {self.division.rule}".encode()).hexdigest()
 
     def documents(self, side: Side) -> Iterator[Document]:
         """Reads the documents of one side of the division, in corpus order.
 
         Raises:
-            DataError: at the end, if the corpus is no longer what it was when it was opened.
+            DataError: at the end, if the corpus has changed since it was opened.
         """
         scanner = Scanner()
         for document in self.config.documents():
@@ -106,7 +106,7 @@ class Corpus:
             raise DataError(f"corpus {self.source.name!r} changed while it was read; wait until it is complete, then run again")
 
     def to_data(self) -> dict[str, Any]:
-        """Returns what a run folder records about the corpus, as plain JSON-ready data."""
+        """The record of the corpus in a run folder, as JSON-ready data."""
         return {
             "name": self.source.name,
             "version": self.source.version,

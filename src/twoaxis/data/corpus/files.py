@@ -1,4 +1,4 @@
-"""Corpora that are files of the user: plain text, JSON Lines, Parquet."""
+"""Corpora from files: plain text, JSON Lines, Parquet."""
 
 import json
 from abc import abstractmethod
@@ -16,12 +16,12 @@ from twoaxis.data.corpus.split import Split, split_by_fraction
 
 
 class FileCorpusConfig(CorpusConfig):
-    """Base of the corpora that are files of the user.
+    """Base of the corpora from files.
 
     Attributes:
-        path: a file, or a folder that is searched through for files that match `pattern`.
-        pattern: which files of a folder belong to the corpus.
-        validation_fraction: about which part of the documents is validation; of one single document, its tail.
+        path: a file, or a folder that is searched recursively.
+        pattern: matches the files of a folder.
+        validation_fraction: the approximate fraction of documents in validation; of a single document, its end.
     """
 
     path: Path
@@ -34,11 +34,11 @@ class FileCorpusConfig(CorpusConfig):
         return Source(self.path.expanduser().resolve().name)
 
     def split(self, scan: Scan) -> Split:
-        """Divides by content, or by position when there is one document."""
+        """Divides by content, or a single document by position."""
         return split_by_fraction(scan, self.validation_fraction, self.source.name)
 
     def documents(self) -> Iterator[Document]:
-        """Reads the files in the order of their names."""
+        """Reads the files in order of their paths."""
         root = self.path.expanduser()
         for path in self._files(root):
             name = path.relative_to(root).as_posix() if root.is_dir() else path.name
@@ -51,7 +51,7 @@ class FileCorpusConfig(CorpusConfig):
 
     @abstractmethod
     def read_file(self, path: Path, name: str) -> Iterator[Document]:
-        """Reads the documents of one file; `name` is what their names begin with."""
+        """Reads the documents of one file; their names begin with `name`."""
 
     def _files(self, root: Path) -> list[Path]:
         if root.is_file():
@@ -65,7 +65,7 @@ class FileCorpusConfig(CorpusConfig):
 
 
 class TextConfig(FileCorpusConfig):
-    """A UTF-8 text file, or a folder of them; line ends are kept as they are."""
+    """A UTF-8 text file, or a folder of them; line ends are unchanged."""
 
     kind: Literal["text"] = "text"
     pattern: str = "*.txt"
@@ -76,10 +76,10 @@ class TextConfig(FileCorpusConfig):
 
 
 class JsonlConfig(FileCorpusConfig):
-    """A JSON Lines file, or a folder of them; blank lines are left out.
+    """A JSON Lines file, or a folder of them; blank lines are skipped.
 
     Attributes:
-        field: the key of each object that holds the text.
+        field: the key of the text.
     """
 
     kind: Literal["jsonl"] = "jsonl"
@@ -102,14 +102,12 @@ class JsonlConfig(FileCorpusConfig):
         if not isinstance(item, dict):
             raise DataError(f"{where}: is a JSON {type(item).__name__}; must be an object with the key {self.field!r}")
         if self.field not in item:
-            raise DataError(
-                f"{where}: has no key {self.field!r}; set field, {nearest(self.field, item) if item else 'or add it'}"
-            )
+            remedy = nearest(self.field, item) if item else "or add it"
+            raise DataError(f"{where}: has no key {self.field!r}; set field, {remedy}")
         text = item[self.field]
         if not isinstance(text, str):
-            raise DataError(
-                f"{where}: {self.field!r} is {type(text).__name__}; must be a string; set field to the key of the text"
-            )
+            got = f"{self.field!r} is {type(text).__name__}"
+            raise DataError(f"{where}: {got}; must be a string; set field to the key of the text")
         return text
 
 
@@ -117,7 +115,7 @@ class ParquetConfig(FileCorpusConfig):
     """A Parquet file, or a folder of them; needs the extra `twoaxis[parquet]`.
 
     Attributes:
-        column: the string column that holds the text.
+        column: the string column with the text.
     """
 
     kind: Literal["parquet"] = "parquet"

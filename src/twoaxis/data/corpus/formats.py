@@ -1,4 +1,4 @@
-"""What a file or folder without a kind holds: told by its content; its name only says where texts of a folder are."""
+"""Detects the kind of corpus of a file by its content, and of a folder by the names and content of its files."""
 
 import json
 import re
@@ -10,10 +10,10 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.text import PARQUET, signature
 
 PATTERNS = {"text": ("*.txt",), "jsonl": ("*.jsonl", "*.ndjson"), "parquet": ("*.parquet",)}
-"""Files of a folder, by the kind of corpus that reads them."""
+"""Patterns of file names by kind of corpus."""
 
 UNREADABLE = (".csv", ".tsv", ".html", ".htm", ".gz", ".bz2", ".xz", ".zst", ".zip", ".7z", ".tar")
-"""Suffixes of texts that are not read as they are."""
+"""Suffixes of texts in a format that no kind reads."""
 
 _TABLES = {".csv": "a table of comma-separated values", ".tsv": "a table of tab-separated values"}
 _MARKUP = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(!doctype\s+html|html|\?xml)[\s>]", re.IGNORECASE)
@@ -21,13 +21,11 @@ _HEAD_BYTES, _LINES, _LINE_BYTES, _FILES = 1 << 12, 8, 1 << 24, 8
 _AS_TEXT = "to train on it as it stands, set kind = 'text'"
 
 
-def told_by_content(path: Path) -> dict[str, str]:
-    """The kind of corpus that a file or folder is, and the files of a folder that belong to it.
-
-    What is not there is text: reading it will say so.
+def detect_kind(path: Path) -> dict[str, str]:
+    """The `kind` of corpus of a file or folder, and the `pattern` of a folder; text if nothing is there.
 
     Raises:
-        ConfigError: no kind of corpus reads it as more than its syntax, or a folder holds several kinds.
+        ConfigError: a format that no kind reads, or a folder with files of several kinds.
     """
     return _of_folder(path) if path.is_dir() else {"kind": _of_file(path)}
 
@@ -57,7 +55,7 @@ def _of_file(path: Path) -> str:
     try:
         head, objects = _beginning(path) if path.is_file() else (b"", False)
     except OSError:
-        # Whoever reads it will say why it cannot be read.
+        # Reading the corpus will raise the error.
         return named
     found = signature(head)
     if found and found[0] == PARQUET:

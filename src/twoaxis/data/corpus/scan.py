@@ -1,25 +1,25 @@
-"""What one pass over the documents of a corpus finds: its hash and its sizes."""
+"""The hash and sizes of a corpus, from one pass over its documents."""
 
 import hashlib
 from typing import NamedTuple
 
-from twoaxis.core.errors import DataError
+from twoaxis.core.text import encode_text
 
 
 class Document(NamedTuple):
-    """One text with a name that does not change between runs."""
+    """One text, with a name that is the same in every run."""
 
     name: str
     text: str
 
 
 class Scan(NamedTuple):
-    """What one pass over the documents found.
+    """The hash and sizes of a corpus.
 
     Attributes:
-        sha256: over all names and texts in order.
+        sha256: of all names and texts in order.
         n_documents: documents with text.
-        text_bytes: bytes of all texts in UTF-8.
+        text_bytes: of all texts in UTF-8.
         smallest: the smallest content key of a document.
         largest: the largest content key of a document.
     """
@@ -32,7 +32,7 @@ class Scan(NamedTuple):
 
 
 class Scanner:
-    """Adds up documents, one after the other; documents without text do not count."""
+    """Computes a `Scan` document by document; documents without text are skipped."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -40,20 +40,16 @@ class Scanner:
         self._smallest, self._largest = 1 << 64, -1
 
     def add(self, document: Document) -> None:
-        """Counts one document.
+        """Adds one document.
 
         Raises:
             DataError: half of a surrogate pair, which is not Unicode text.
         """
-        try:
-            name, text = document.name.encode(errors="surrogateescape"), document.text.encode()
-        except UnicodeEncodeError as error:
-            raise DataError(
-                f"{document.name}: character {error.start} is half of a surrogate pair; must be Unicode text; repair the escape"
-            ) from None
+        text = encode_text(document.text, document.name, "repair the escape")
         if not text:
             return
-        # Lengths keep the hash from depending on where one document ends and the next begins.
+        name = document.name.encode(errors="surrogateescape")
+        # With the lengths, the hash depends on where documents begin and end.
         self._digest.update(b"%d %d " % (len(name), len(text)) + name)
         self._digest.update(text)
         key = content_key(text)
@@ -62,12 +58,12 @@ class Scanner:
         self._smallest, self._largest = min(self._smallest, key), max(self._largest, key)
 
     def scan(self) -> Scan:
-        """Returns what was found so far."""
+        """Returns the scan of the documents so far."""
         return Scan(self._digest.hexdigest(), self._n_documents, self._text_bytes, self._smallest, self._largest)
 
 
 def content_key(text: bytes) -> int:
-    """A number from 0 to 2**64 - 1 that depends on the text only and is spread evenly.
+    """A uniform hash of the text, from 0 to 2**64 - 1.
 
     Example:
         >>> content_key(b"one") != content_key(b"two")

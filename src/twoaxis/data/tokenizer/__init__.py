@@ -1,4 +1,4 @@
-"""How text becomes tokens: one row per kind of tokenizer."""
+"""Tokenizers: one row per kind."""
 
 import json
 from pathlib import Path
@@ -43,10 +43,10 @@ def parse_tokenizer(data: Any) -> TokenizerConfig:
 
 
 def load_tokenizer(definition: str) -> Tokenizer:
-    """Builds the tokenizer whose `definition` this is.
+    """Builds a tokenizer from its `definition`.
 
     Raises:
-        DataError: the text is not such a definition.
+        DataError: the text is no definition.
     """
     try:
         content = json_value(definition)

@@ -1,4 +1,4 @@
-"""What a tokenizer offers, and the configuration it is built from."""
+"""The interface of a tokenizer, and the base of tokenizer configurations."""
 
 import hashlib
 import os
@@ -14,16 +14,16 @@ from twoaxis.core.errors import DataError
 from twoaxis.data.corpus import Corpus
 
 Progress = Callable[[str, int, int], None]
-"""Called with the stage in words, the bytes of text done, and the bytes of text in the corpus."""
+"""Called with the name of the stage, the bytes of text done, and the bytes of text in the corpus."""
 
 
 class Tokenizer(ABC):
-    """Turns text into token ids and back.
+    """Encodes text as token ids and decodes them.
 
     Attributes:
         vocab_size: ids are from 0 to vocab_size - 1.
-        end_of_document: the id that ends every document in a shard, or None when documents have no end marker.
-        begin_of_document: the ids that begin every document in a shard; none for most tokenizers.
+        end_of_document: the id at the end of every document in a shard; None without an end marker.
+        begin_of_document: the ids at the beginning of every document in a shard; empty for most tokenizers.
     """
 
     vocab_size: int
@@ -33,11 +33,11 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def definition(self) -> str:
-        """All of the tokenizer as JSON text that `load_tokenizer` reads back."""
+        """The whole tokenizer as JSON text for `load_tokenizer`."""
 
     @abstractmethod
     def encode_array(self, text: str) -> np.ndarray:
-        """Encodes text as an array of token ids; text that spells an end marker is ordinary text.
+        """Encodes text as an array of token ids; text that spells a special token is ordinary text.
 
         Raises:
             DataError: half of a surrogate pair, which is not Unicode text.
@@ -45,54 +45,54 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids; bytes that are not UTF-8 become U+FFFD, and end markers become nothing.
+        """Decodes ids; bytes that are not UTF-8 become U+FFFD, special tokens are left out.
 
         Raises:
             DataError: an id outside the vocabulary.
         """
 
     def encode(self, text: str) -> list[int]:
-        """Encodes text as a list of token ids, without a begin or an end marker."""
+        """Encodes text as a list of token ids, without begin and end markers."""
         return self.encode_array(text).tolist()
 
     def encode_special(self, text: str) -> list[int]:
-        """Encodes text in which the name of a special token stands for that token; there are none here by default."""
+        """Encodes text in which the name of a special token is that token."""
         return self.encode(text)
 
-    def spelled(self, text: str) -> list[str]:
-        """The names of special tokens that occur in a text, as they do where it was written for `encode_special`."""
+    def special_names_in(self, text: str) -> list[str]:
+        """The names of special tokens that occur in a text."""
         return [name for name in self.special_tokens if name in text]
 
     def prompt(self, text: str, parse_special: bool = False) -> list[int]:
-        """Encodes a text that a model is to continue: as the beginning of a document; no text is the end of the one before.
+        """Encodes a text to be continued, as the beginning of a document; an empty text is `before_text`.
 
         Args:
             text: the text.
-            parse_special: whether the name of a special token stands for that token, in place of its letters.
+            parse_special: whether the name of a special token is that token.
         """
         tokens, begin = self.encode_special(text) if parse_special else self.encode(text), list(self.begin_of_document)
-        # A text that spells its beginning has it once.
+        # A text that spells the begin marker has it once.
         return tokens if begin and tokens[: len(begin)] == begin else [*begin, *tokens] or self.before_text
 
     @property
     def before_text(self) -> list[int]:
-        """What the text of a document follows: its begin marker, else the end marker of the document before, else nothing."""
+        """The tokens before the text of a document: its begin marker, else the end marker of the document before, if any."""
         end = [] if self.end_of_document is None else [self.end_of_document]
         return list(self.begin_of_document) or end
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
-        """The ids of tokens that are no text, by their names: decoding leaves them out, and encoding never makes them."""
+        """The ids of special tokens by name: `decode` leaves them out, and `encode` never returns them."""
         return {}
 
     @property
     def is_lossless(self) -> bool:
-        """Whether its definition alone tells that decoding restores every text; elsewhere it is measured, text by text."""
+        """Whether the definition guarantees that decoding restores every text; otherwise losses are measured."""
         return False
 
     @property
     def fingerprint(self) -> str:
-        """The sha256 of the definition: equal fingerprints encode equally."""
+        """The SHA-256 of the definition: equal fingerprints encode equally."""
         return hashlib.sha256(self.definition.encode()).hexdigest()
 
     def _check_ids(self, ids: Sequence[int]) -> None:
@@ -104,38 +104,24 @@ class Tokenizer(ABC):
 
 
 class TokenizerConfig(Config, ABC):
-    """Base of every kind of tokenizer; its `kind` names the row of the table `TOKENIZERS`."""
+    """Base of tokenizer configurations; `kind` names the row of the table `TOKENIZERS`."""
 
-    def beside(self, folder: Path) -> Self:
-        """The same for a run in this folder, which may hold what the tokenizer is made from."""
+    def in_run_folder(self, folder: Path) -> Self:
+        """Returns the configuration with paths resolved in a run folder."""
         del folder
         return self
 
     def remark(self, built: Tokenizer) -> str:
-        """What the tokenizer is that this configuration does not say, in one line; by default nothing."""
+        """A note about the tokenizer for the user, in one line; by default none."""
         del built
         return ""
 
     @abstractmethod
     def build(self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Tokenizer:
-        """Returns the tokenizer, trained on the training side of the corpus if it must be trained.
+        """Builds the tokenizer, trained on the training side of the corpus if it needs training.
 
         Args:
             corpus: read only when a tokenizer is trained.
             cache: the cache folder; None is the default one.
             progress: called while a tokenizer is trained.
         """
-
-
-def as_utf8(text: str) -> bytes:
-    """Encodes text as UTF-8.
-
-    Raises:
-        DataError: half of a surrogate pair, which is not Unicode text.
-    """
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(
-            f"character {error.start} of the text is half of a surrogate pair; must be Unicode text; remove it"
-        ) from None

@@ -19,13 +19,13 @@ END_OF_DOCUMENT = "<|endofdocument|>"
 
 
 class BpeConfig(TokenizerConfig):
-    """Byte-pair encoding of the bytes of UTF-8, so that decoding restores any text exactly.
+    """Byte-pair encoding of UTF-8, so that decoding restores any text exactly.
 
-    It is trained on the training side of the corpus only. A small corpus may not have enough different pairs
-    for the vocabulary asked for; the tokenizer is then smaller.
+    It is trained on the training side of the corpus only. A small corpus may have too few different pairs; the tokenizer is
+    then smaller.
 
     Attributes:
-        vocab_size: the most tokens, with the 256 bytes and the end marker among them.
+        vocab_size: the most tokens, including the 256 bytes and the end marker.
 
     Source: Neural Machine Translation of Rare Words with Subword Units, arXiv:1508.07909, section 3.2.
     """
@@ -34,7 +34,7 @@ class BpeConfig(TokenizerConfig):
     vocab_size: int = Field(default=4096, ge=257)
 
     def remark(self, built: Tokenizer) -> str:
-        """That the text gives fewer tokens than asked for."""
+        """A note if the corpus gives fewer tokens than `vocab_size`."""
         if built.vocab_size >= self.vocab_size:
             return ""
         return f"the tokenizer has {built.vocab_size:,} tokens, all that the text gives, where vocab_size={self.vocab_size:,}"
@@ -42,7 +42,7 @@ class BpeConfig(TokenizerConfig):
     def build(
         self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None
     ) -> SubwordTokenizer:
-        """Reads the tokenizer from the cache, or trains it and keeps it there."""
+        """Reads the tokenizer from the cache, or trains and caches it."""
         import tokenizers
 
         key = f"{corpus.fingerprint} {self.vocab_size} {END_OF_DOCUMENT} {tokenizers.__version__}"
@@ -50,7 +50,7 @@ class BpeConfig(TokenizerConfig):
         path = cache_folder(cache) / "tokenizers" / name
         if not path.exists():
             write_once(path, train_bpe(corpus, self.vocab_size, progress).encode(), CACHE_REMEDY)
-        # Read back even after training: of two processes that train at once, both use the file that stayed.
+        # Read back even after training: two processes that train at once use the same file.
         where = f"cached tokenizer {path}"
         return SubwordTokenizer(read_text(path, where, "delete the file and run again"), END_OF_DOCUMENT, where)
 

@@ -7,12 +7,13 @@ from typing import Literal
 
 import numpy as np
 
+from twoaxis.core.text import encode_text
 from twoaxis.data.corpus import Corpus
-from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig, as_utf8
+from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig
 
 
 class ByteTokenizer(Tokenizer):
-    """256 ids, one per byte value, and no end marker: every id is a byte, so a loss per token is one per byte.
+    """256 ids, one per byte value, and no end marker, so the loss per token is the loss per byte.
 
     Example:
         >>> ByteTokenizer().encode("Hi")
@@ -24,20 +25,20 @@ class ByteTokenizer(Tokenizer):
 
     @property
     def definition(self) -> str:
-        """All of the tokenizer as JSON text."""
+        """The whole tokenizer as JSON text."""
         return json.dumps({"kind": "byte"})
 
     @property
     def is_lossless(self) -> bool:
-        """Every byte has a token."""
+        """True: every byte has a token."""
         return True
 
     def encode_array(self, text: str) -> np.ndarray:
         """Encodes text as its bytes in UTF-8."""
-        return np.frombuffer(as_utf8(text), dtype=np.uint8)
+        return np.frombuffer(encode_text(text), dtype=np.uint8)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decodes bytes; what is not UTF-8 becomes U+FFFD."""
+        """Decodes bytes; bytes that are not UTF-8 become U+FFFD."""
         self._check_ids(ids)
         return bytes(ids).decode(errors="replace")
 

@@ -1,4 +1,4 @@
-"""A tokenizer of the library `tokenizers`, as a `tokenizer.json` describes it."""
+"""Tokenizers of the library `tokenizers`, from a `tokenizer.json`."""
 
 import copy
 import json
@@ -13,27 +13,27 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from twoaxis.core.errors import DataError, nearest
-from twoaxis.core.text import read_text
+from twoaxis.core.text import encode_text, read_text
 from twoaxis.data.corpus import Corpus
-from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig, as_utf8
+from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig
 
 if TYPE_CHECKING:
     import tokenizers
 
 PIECE_CHARACTERS = 1 << 16
-"""Long texts are encoded in pieces of about this many characters, which bounds the memory."""
+"""Long texts are encoded in pieces of about this many characters, to bound memory."""
 
 
 class SubwordTokenizer(Tokenizer):
-    """Tokens as a `tokenizer.json` defines them; whether decoding restores the text exactly is up to that file.
+    """The tokenizer of a `tokenizer.json`, which may or may not restore a text exactly.
 
-    Documents begin with the special tokens that its post-processor puts before a text, such as `<s>` in Llama and Mistral; one
-    that it puts behind a text is left out, since not every text ends.
+    Documents begin with the special tokens that the post-processor puts before a text, such as `<s>` in Llama and Mistral;
+    those after a text are left out, since a text may continue.
 
     Args:
         definition: the text of the `tokenizer.json`; its truncation and padding are ignored.
-        end_of_document: the token that ends documents, or None for no end marker.
-        where: what errors call the tokenizer.
+        end_of_document: the token that ends documents; None without an end marker.
+        where: names the tokenizer in errors.
         begin_of_document: the ids that documents begin with; None takes them from the file.
 
     Raises:
@@ -58,7 +58,7 @@ class SubwordTokenizer(Tokenizer):
             ) from None
         self._engine.no_truncation()
         self._engine.no_padding()
-        # Text that happens to spell a special token must stay text, or it would end a document.
+        # Text that spells a special token stays text, or it could end a document.
         self._engine.encode_special_tokens = True
         vocabulary = self._engine.get_vocab(with_added_tokens=True)
         if not vocabulary:
@@ -75,44 +75,44 @@ class SubwordTokenizer(Tokenizer):
 
     @property
     def definition(self) -> str:
-        """All of the tokenizer as JSON text."""
+        """The whole tokenizer as JSON text."""
         content = {"kind": "subword", "end_of_document": self._end_token, "tokenizer": json.loads(self._engine.to_str())}
         if self.begin_of_document:
-            # Runs from before it was heeded have none, and go on without.
+            # Absent in runs of older versions, which have none.
             content["begin_of_document"] = list(self.begin_of_document)
         return json.dumps(content, sort_keys=True)
 
     @property
     def is_lossless(self) -> bool:
-        """Byte-level pairs with a token for every byte, and nothing that changes or drops text."""
+        """Whether it is a byte-level BPE with a token for every byte, and nothing changes or drops text."""
         return self._is_lossless
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
-        """The added tokens that are marked as special."""
+        """The added tokens that are special."""
         return {token.content: index for index, token in self._engine.get_added_tokens_decoder().items() if token.special}
 
     def encode_array(self, text: str) -> np.ndarray:
         """Encodes text without special tokens."""
-        as_utf8(text)
+        encode_text(text)
         pieces = list(pieces_of(text)) if self._splits_at_spaces else [text]
         encodings = self._engine.encode_batch_fast(pieces, add_special_tokens=False)
         return np.concatenate([np.asarray(encoding.ids, dtype=np.int64) for encoding in encodings])
 
     def encode_special(self, text: str) -> list[int]:
-        """Encodes text in which the name of a special token stands for that token, as transformers does."""
-        as_utf8(text)
+        """Encodes text in which the name of a special token is that token, as in transformers."""
+        encode_text(text)
         return self._parser.encode(text, add_special_tokens=False).ids
 
     @cached_property
     def _parser(self) -> "tokenizers.Tokenizer":
-        # Another engine, since the first one may be encoding in another thread.
+        # A copy, since the engine may be encoding in another thread.
         parser = copy.deepcopy(self._engine)
         parser.encode_special_tokens = False
         return parser
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Decodes ids; special tokens become nothing."""
+        """Decodes ids; special tokens are left out."""
         self._check_ids(ids)
         return self._engine.decode(list(ids), skip_special_tokens=True)
 
@@ -122,8 +122,8 @@ class FileTokenizerConfig(TokenizerConfig):
 
     Attributes:
         path: the file.
-        end_of_document: the token that ends every document, such as `<|endoftext|>`, or None for no end marker.
-        within: where a relative path begins: the `working_directory`, or the `run_folder` of a run that began with a model.
+        end_of_document: the token that ends every document, such as `<|endoftext|>`; None without an end marker.
+        within: the base of a relative path: the `working_directory`, or the `run_folder` of a run that began with a model.
     """
 
     kind: Literal["file"] = "file"
@@ -131,10 +131,10 @@ class FileTokenizerConfig(TokenizerConfig):
     end_of_document: str | None = None
     within: Literal["working_directory", "run_folder"] = "working_directory"
 
-    def beside(self, folder: Path) -> Self:
-        """The path in this folder, if it begins in that of the run."""
+    def in_run_folder(self, folder: Path) -> Self:
+        """Resolves a path within the run folder."""
         path = folder / self.path
-        # Elsewhere the run would begin with a new model, without a word.
+        # Without the file `build` raises; the run would otherwise begin with a new model.
         return self.replace(path=path, within="working_directory") if self.within == "run_folder" and path.is_file() else self
 
     def build(
@@ -149,7 +149,7 @@ class FileTokenizerConfig(TokenizerConfig):
 
 
 def pieces_of(text: str, characters: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """Cuts text before spaces and line ends that follow something else; a byte-level tokenizer always cuts there too.
+    """Cuts text before a space or line end after another character, where byte-level tokenizers cut too.
 
     Example:
         >>> list(pieces_of("one two  three", characters=4))
@@ -179,13 +179,13 @@ def before_text(post_processor: Mapping[str, Any] | None) -> tuple[int, ...]:
     if post_processor is None or kind == "ByteLevel":
         return ()
     if kind == "Sequence":
-        # A later one puts its tokens before those of the earlier ones.
+        # A later processor puts its tokens before those of earlier ones.
         return tuple(token for one in reversed(post_processor["processors"]) for token in before_text(one))
     if kind == "TemplateProcessing":
         before = takewhile(lambda piece: "SpecialToken" in piece, post_processor["single"])
         names = [piece["SpecialToken"]["id"] for piece in before]
         return tuple(token for name in names for token in post_processor["special_tokens"][name]["ids"])
-    # Those of BERT and RoBERTa.
+    # BERT and RoBERTa.
     return (post_processor["cls"][1],)
 
 
@@ -204,7 +204,7 @@ def _is_lossless(form: Mapping[str, Any]) -> bool:
         return False
     keeps = all(one["type"] == "Digits" or (one["type"] == "Split" and one["behavior"] != "Removed") for one in cuts)
     plain = not (last["add_prefix_space"] or model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
-    # What stands beside the pairs is decoded as if its characters were bytes, which those of ASCII are.
-    beside = [one for one in form["added_tokens"] if not one["special"]]
-    exact = all(one["content"].isascii() and not (one["lstrip"] or one["rstrip"]) for one in beside)
+    # Added tokens are decoded as if their characters were bytes, which holds for ASCII.
+    added = [one for one in form["added_tokens"] if not one["special"]]
+    exact = all(one["content"].isascii() and not (one["lstrip"] or one["rstrip"]) for one in added)
     return keeps and plain and exact and model["vocab"].keys() >= set(pre_tokenizers.ByteLevel.alphabet())

@@ -1,6 +1,6 @@
-"""Measures of a model and its tokenizer, wherever they come from: how well it predicts a text, and tasks of lm-eval.
+"""Evaluation of a model with its tokenizer: perplexity of texts, and tasks of lm-eval.
 
-Texts need nothing but this library. Tasks need the extra `twoaxis[evaluate]`, and lm-eval is imported only for them.
+Tasks need the extra `twoaxis[evaluate]`; lm-eval is imported only for them.
 """
 
 from twoaxis.interop.evaluate.tasks import TaskFolder, open_tasks, run_tasks

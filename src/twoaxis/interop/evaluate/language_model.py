@@ -1,4 +1,4 @@
-"""A model of this library as lm-eval sees one: log-likelihoods and generated text, in batches.
+"""The lm-eval interface to a model of this library: log-likelihoods and generated text, in batches.
 
 Importing it needs the extra `twoaxis[evaluate]`.
 """
@@ -24,24 +24,23 @@ from twoaxis.model.generate import stream
 from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods
 
 ProgressCallback = Callable[[str, int, int], None]
-"""Called with a stage in words, what of it is done, and all of it."""
+"""Called with the name of a stage, the work done, and the total."""
 
 
 class DecoderLM(TemplateLM):
-    """Answers the three requests of lm-eval for a decoder and its tokenizer.
+    """Implements the three requests of lm-eval for a decoder and its tokenizer.
 
-    A context that does not fit with what follows it loses its first tokens, and `note` gets one line about it. A context
-    begins as documents do; where it is empty and they begin with nothing, the end-of-document token stands in for it, and where
-    the tokenizer has none, a first token costs log V nats for a vocabulary of V. Rolling windows are lm-eval's own: they share
-    one token.
+    A context that is too long with its continuation loses its first tokens, with a warning to `note`. A context begins as
+    documents do; an empty one without a begin marker is the end-of-document token, and if the tokenizer has none, the first
+    token costs log V nats for a vocabulary of V. Rolling windows share one token, as in lm-eval.
 
     Args:
         model: the decoder, in evaluation mode.
         tokenizer: of the model.
-        batch_size: sequences that are read, or continued, at once.
-        note: takes the warnings, one line each.
+        batch_size: sequences at once.
+        note: receives warnings, one line each.
         progress: progress callback, optional.
-        ends: tokens that end what the model writes, besides the end of a document.
+        ends: tokens that end generated text, in addition to the end of a document.
     """
 
     def __init__(
@@ -71,12 +70,12 @@ class DecoderLM(TemplateLM):
         return self._text.end_of_document
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Encodes a text, never with a special token."""
+        """Encodes a text without special tokens."""
         del add_special_tokens, kwargs
         return self._text.encode(string)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Scores continuations: for each its log-likelihood in nats, and whether greedy decoding would write it."""
+        """Scores continuations: the log-likelihood in nats, and whether greedy decoding generates it."""
         del disable_tqdm
         pairs = []
         for context, continuation in (request.args for request in requests):
@@ -98,13 +97,13 @@ class DecoderLM(TemplateLM):
         return [(one.nats, one.greedy) for one in found]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
-        """Scores whole texts, every token of them once, and what would restore text that the tokenizer loses."""
+        """Scores whole texts, each token once, including the bits that restore text lost by the tokenizer."""
         del disable_tqdm
         texts = [request.args[0] for request in requests]
         passages = [text_passage(self._text, text) for text in texts]
         restored = [Restoration.by(self._text, text) for text in texts]
-        if said := sum(restored, Restoration()).words("the texts"):
-            self._note(f"warning: {said}")
+        if loss := sum(restored, Restoration()).words("the texts"):
+            self._note(f"warning: {loss}")
         stride = self._model.config.max_seq_len
         found = loglikelihoods(self._model, passages, self._batch_size, stride, self._stage("scoring texts"))
         return [one.nats - math.log(2) * lost.repair_bits for one, lost in zip(found, restored, strict=True)]
@@ -112,48 +111,50 @@ class DecoderLM(TemplateLM):
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """Continues contexts until a stop string, the end of the document, or the largest number of tokens.
 
-        Sampled, a request draws by its context and by how often it came before, as repeats do, whatever shares its batch.
+        The seed of a sampled request depends on its context and its number among equal requests, not on its batch.
         """
         del disable_tqdm
-        alike: dict[str, list[int]] = {}
+        groups: dict[str, list[int]] = {}
         repeats, seen = [], Counter[tuple[str, str]]()
         for index, request in enumerate(requests):
             kind = json.dumps(request.args[1], sort_keys=True, default=str)
-            alike.setdefault(kind, []).append(index)
+            groups.setdefault(kind, []).append(index)
             repeats.append(seen[request.args[0], kind])
             seen[request.args[0], kind] += 1
-        texts, done, cut = [""] * len(requests), 0, []
-        for indices in alike.values():
-            how = Continuation.read(requests[indices[0]].args[1], self._model.config.max_seq_len)
-            room = self._model.config.max_seq_len - how.max_new_tokens
+        texts, done, excess = [""] * len(requests), 0, []
+        for indices in groups.values():
+            options = Continuation.read(requests[indices[0]].args[1], self._model.config.max_seq_len)
+            room = self._model.config.max_seq_len - options.max_new_tokens
             prompts = {index: self._text.prompt(requests[index].args[0]) for index in indices}
-            cut += [len(prompt) - room for prompt in prompts.values()]
-            # Prompts of about equal length share a batch; the longest come first.
+            excess += [len(prompt) - room for prompt in prompts.values()]
+            # Prompts of similar length share a batch; the longest come first.
             order = sorted(indices, key=lambda index, prompts=prompts: -len(prompts[index]))
             for start in range(0, len(order), self._batch_size):
                 batch = order[start : start + self._batch_size]
-                draws = [how.sampling.generator(_draws(requests[index].args[0], repeats[index])) for index in batch]
-                written = self._continue([prompts[index][-room:] for index in batch], how, draws)
-                for index, text in zip(batch, written, strict=True):
+                seeds = (_seed_offset(requests[index].args[0], repeats[index]) for index in batch)
+                generators = [options.sampling.generator(seed) for seed in seeds]
+                generated = self._continue([prompts[index][-room:] for index in batch], options, generators)
+                for index, text in zip(batch, generated, strict=True):
                     texts[index] = text
                 done += len(batch)
                 self._progress("generating", done, len(requests))
-        self._warn(cut)
+        self._warn(excess)
         return texts
 
-    def _continue(self, prompts: list[list[int]], how: Continuation, draws: Sequence[torch.Generator]) -> list[str]:
-        written = [StoppingText(self._text, how.until) for _ in prompts]
-        ends = stop_tokens(self._text, how.until) | self._ends
-        texts, finished, vocab_size = [""] * len(prompts), [False] * len(prompts), self._text.vocab_size
-        for tokens in stream(self._model, prompts, how.max_new_tokens, how.sampling, vocab_size=vocab_size, generators=draws):
+    def _continue(self, prompts: list[list[int]], options: Continuation, generators: Sequence[torch.Generator]) -> list[str]:
+        decoded = [StoppingText(self._text, options.until) for _ in prompts]
+        ends = stop_tokens(self._text, options.until) | self._ends
+        texts, finished = [""] * len(prompts), [False] * len(prompts)
+        most, sampling, vocab_size = options.max_new_tokens, options.sampling, self._text.vocab_size
+        for tokens in stream(self._model, prompts, most, sampling, vocab_size=vocab_size, generators=generators):
             for row, token in enumerate(tokens):
                 finished[row] = finished[row] or token in ends
                 if not finished[row]:
-                    texts[row] += written[row].push(token)
-                    finished[row] = written[row].stopped
+                    texts[row] += decoded[row].push(token)
+                    finished[row] = decoded[row].stopped
             if all(finished):
                 break
-        return [text + one.rest() for text, one in zip(texts, written, strict=True)]
+        return [text + one.rest() for text, one in zip(texts, decoded, strict=True)]
 
     def _warn(self, excess: Iterable[int]) -> None:
         cut = [tokens for tokens in excess if tokens > 0]
@@ -168,6 +169,6 @@ class DecoderLM(TemplateLM):
         return lambda done, total: self._progress(stage, done, total)
 
 
-def _draws(context: str, repeat: int) -> int:
-    """What is added to the seed, such that neither repeats nor contexts are drawn alike."""
+def _seed_offset(context: str, repeat: int) -> int:
+    """The number added to the seed, different for each context and repeat."""
     return int.from_bytes(hashlib.sha256(f"{repeat} {context}".encode()).digest()[:4])

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval from files of a folder, run in this process without a network, and their generation options."""
+"""Tasks of lm-eval from the files of a folder, run offline in this process, and their generation options."""
 
 import contextlib
 import importlib.util
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 MISSING = "lm-eval is not installed: must be there for tasks; pip install 'twoaxis[evaluate]'"
 
 FEWSHOT_SEED = 1234
-"""What lm-eval itself draws the examples of a prompt with."""
+"""The seed of few-shot examples in lm-eval."""
 
 BOOTSTRAP_DRAWS = 1000
-"""For the standard error of a metric that has no formula for it."""
+"""For the standard error of metrics without a formula for it."""
 
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
-"""Who sets one of these environment variables to 0 allows downloads."""
+"""Environment variables of which one set to 0 allows downloads."""
 
 MAX_NEW_TOKENS = 256
-"""New tokens where a task does not say how many; at most half of what the model takes."""
+"""The default of a task; at most half of the model's max_seq_len."""
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""What tasks call the most new tokens; the first one given counts."""
+"""Keys for the most new tokens; the first one given counts."""
 
 KNOWN = ("until", *LENGTHS, "do_sample", "temperature", "top_k", "top_p", "seed")
 
@@ -44,8 +44,8 @@ class TaskFolder(NamedTuple):
 
     Attributes:
         names: of tasks, groups or tags.
-        folder: where their files are.
-        manager: lm-eval's index of the folder, and of nothing else.
+        folder: of their files.
+        manager: lm-eval's index of this folder alone.
     """
 
     names: tuple[str, ...]
@@ -57,9 +57,8 @@ class Continuation(NamedTuple):
     """The options in the `generation_kwargs` of a task.
 
     Attributes:
-        until: the text ends before whichever of these is complete first, as in `StopStringMatcher`, and before special tokens
-            that they name.
-        max_new_tokens: at most.
+        until: the text ends before the first of these, as in `StopStringMatcher`, and before special tokens that they name.
+        max_new_tokens: the most new tokens.
         sampling: greedy by default.
     """
 
@@ -72,7 +71,7 @@ class Continuation(NamedTuple):
         """Reads the keyword arguments of a request.
 
         Raises:
-            ConfigError: an unknown one, or more new tokens than the model takes.
+            ConfigError: an unknown one, or more new tokens than max_seq_len.
 
         Example:
             >>> Continuation.read({"until": ["."], "max_gen_toks": 4, "do_sample": False}, 64)
@@ -81,7 +80,7 @@ class Continuation(NamedTuple):
         for name in kwargs:
             if name not in KNOWN:
                 raise ConfigError(f"generation_kwargs: has no {name!r}; {nearest(name, KNOWN)}")
-        # What is null is as if it were left out.
+        # Null counts as absent.
         kwargs = {name: value for name, value in kwargs.items() if value is not None}
         until = kwargs.get("until") or ()
         until = (until,) if isinstance(until, str) else tuple(until)
@@ -98,11 +97,10 @@ class Continuation(NamedTuple):
 
 
 def open_tasks(names: Sequence[str], folder: Path) -> TaskFolder:
-    """Finds tasks in the files of a folder (**/*.yaml); nothing is loaded yet, and lm-eval's own tasks are left out.
+    """Finds tasks in the files of a folder (**/*.yaml), without loading them; the tasks of lm-eval itself are excluded.
 
     Raises:
-        ConfigError: lm-eval is missing, there is no such folder or task, a file is not YAML, a temperature that is null, or
-            data behind an address.
+        ConfigError: lm-eval, the folder or a task is missing, a file is not YAML, a temperature is null, or data have a URL.
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise ConfigError(MISSING)
@@ -123,7 +121,7 @@ def open_tasks(names: Sequence[str], folder: Path) -> TaskFolder:
             raise ConfigError(f"{listed}; {remedy if remedy.startswith('did') else 'write a file for it, or name one of them'}")
     for config in _configurations(manager, names):
         generation = config.get("generation_kwargs") or {}
-        # lm-eval makes a float of it.
+        # lm-eval converts it to float.
         if "temperature" in generation and generation["temperature"] is None:
             got = f"task {config.get('task')}: generation_kwargs.temperature is null"
             raise ConfigError(f"{got}: must be a number; leave it out for greedy generation")
@@ -151,16 +149,16 @@ def run_tasks(
         tasks: from `open_tasks`.
         limit: examples of each task; None takes all.
         batch_size: sequences at once.
-        note: takes the warnings, one line each.
-        progress: progress callback, called with the name of a stage, what of it is done, and all of it; optional.
-        ends: tokens that end what the model writes, besides the end of a document.
+        note: receives warnings, one line each.
+        progress: progress callback, optional.
+        ends: tokens that end generated text, in addition to the end of a document.
 
     Returns:
         JSON-ready data: the version of lm-eval, and for each task its metrics, version and number of examples.
 
     Raises:
         DataError: data or a file of a task that cannot be used.
-        ConfigError: a task that needs what the model cannot do.
+        ConfigError: a task with options that the model does not support.
     """
     import lm_eval
     from lm_eval.evaluator import evaluate
@@ -168,28 +166,28 @@ def run_tasks(
     from twoaxis.interop.evaluate.language_model import DecoderLM
 
     adapter = DecoderLM(model, tokenizer, batch_size, note, progress, ends)
-    # lm-eval prints some of its progress; standard output is for results.
+    # lm-eval prints progress; standard output is for results.
     with offline(), contextlib.redirect_stdout(sys.stderr), _one_process():
-        with _blaming(tasks), contextlib.chdir(tasks.folder):
+        with _one_line_errors(tasks), contextlib.chdir(tasks.folder):
             loaded = tasks.manager.load(list(tasks.names))
             for task in loaded["tasks"].values():
                 if task.get_config("num_fewshot") is None:
                     task.set_config(key="num_fewshot", value=0)
                 task.set_fewshot_seed(seed=FEWSHOT_SEED)
-        with _blaming(tasks):
+        with _one_line_errors(tasks):
             found: Any = evaluate(adapter, loaded, limit=limit, bootstrap_iters=BOOTSTRAP_DRAWS, log_samples=False)
     return {"lm_eval": lm_eval.__version__, "tasks": {name: _result(found, name) for name in found["results"]}}
 
 
 @contextlib.contextmanager
 def offline() -> Iterator[None]:
-    """Keeps `datasets` and `huggingface_hub` from contacting a hub, unless the environment allows it."""
+    """Sets `datasets` and `huggingface_hub` offline, unless the environment allows downloads."""
     from datasets import config
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE
     if not _allowed_online():
-        # The libraries read the environment only once, when they are imported, which may have been long ago.
+        # The libraries read the environment only when they are imported.
         constants.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE = True
     try:
         yield
@@ -207,7 +205,7 @@ def _remedy(folder: Path) -> str:
 
 @contextlib.contextmanager
 def _one_process() -> Iterator[None]:
-    # lm-eval would fork a process for each core to draw a few samples.
+    # lm-eval would fork a process per core for bootstrap samples.
     given = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"
     try:
@@ -220,8 +218,8 @@ def _one_process() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _blaming(tasks: TaskFolder) -> Iterator[None]:
-    """Turns whatever lm-eval and datasets raise about a task into one line."""
+def _one_line_errors(tasks: TaskFolder) -> Iterator[None]:
+    """Raises errors of lm-eval and datasets as a DataError of one line."""
     try:
         yield
     except TwoAxisError:
@@ -232,7 +230,7 @@ def _blaming(tasks: TaskFolder) -> Iterator[None]:
 
 
 def _check_yaml(folder: Path) -> None:
-    # lm-eval skips what it cannot read, and would then know nothing of the task.
+    # lm-eval silently skips files that it cannot read.
     import yaml
 
     for path in sorted(folder.glob("**/*.yaml")):
@@ -256,7 +254,7 @@ def _configurations(manager: "TaskManager", names: Sequence[Any]) -> Iterator[di
 
 
 def _addresses(config: dict[str, Any]) -> Iterator[str]:
-    """Every address among the data that a configuration names."""
+    """The URLs in the data of a configuration."""
     left: list[Any] = [config.get("dataset_path"), config.get("dataset_kwargs")]
     while left:
         one = left.pop()
@@ -277,12 +275,12 @@ def _result(found: Any, name: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """What a task has aggregated, as JSON-ready data; it may be anything."""
+    """A metric, of any type, as JSON-ready data."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
-    # Arrays are iterable whatever their dimensions, and those of one number are numbers.
+    # An array of one number is a number, and other arrays are iterable.
     with contextlib.suppress(TypeError, ValueError, RuntimeError):
         return float(value)
     return [_plain(one) for one in value] if isinstance(value, Iterable) else str(value)

@@ -1,4 +1,4 @@
-"""Perplexity and bits per byte of any text."""
+"""Perplexity and bits per byte of texts."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,14 @@ from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods
 
 
 class TextScore(NamedTuple):
-    """How well a model predicts a text.
+    """The likelihood of a text under a model.
 
     Attributes:
         name: of the text.
-        tokens: of the text, each of them scored once.
+        tokens: of the text, each scored once.
         text_bytes: of the text in UTF-8.
-        nats: what all of them cost, -sum of log p.
-        restored: what the tokens do not tell of the text.
+        nats: -sum of log p over the tokens.
+        restored: the text that decoding does not restore.
 
     Example:
         >>> score = TextScore("two bytes", tokens=1, text_bytes=2, nats=math.log(16))
@@ -43,22 +43,22 @@ class TextScore(NamedTuple):
 
     @property
     def perplexity(self) -> float:
-        """Per token: it compares models of one tokenizer only."""
+        """Per token: comparable only between models with the same tokenizer."""
         return math.exp(self.loss) if self.loss < 700 else math.inf
 
     @property
     def bpb(self) -> float:
-        """Bits per byte, which compares models of different tokenizers; text that one loses is paid for."""
+        """Bits per byte: comparable between tokenizers, since lost text is charged."""
         return (self.nats / math.log(2) + self.restored.repair_bits) / self.text_bytes
 
     def to_data(self) -> dict[str, Any]:
-        """Returns all of it as JSON-ready data."""
+        """The score as JSON-ready data."""
         return {
             "name": self.name,
             "tokens": self.tokens,
             "text_bytes": self.text_bytes,
             "loss": self.loss,
-            # JSON holds no infinity.
+            # JSON has no infinity.
             "perplexity": self.perplexity if math.isfinite(self.perplexity) else None,
             "bpb": self.bpb,
             "lost_bytes": self.restored.lost_bytes,
@@ -74,24 +74,24 @@ def score_texts(
     stride: int | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[TextScore]:
-    """Scores every token of every text once, each text as one document of its own.
+    """Scores every token of every text once, each text as a separate document.
 
-    The first token follows what begins a document. Where the tokenizer has no such marker it follows the end-of-document token,
-    as in training with joined packing; with isolated packing no model has learned what follows that token. Where the tokenizer
-    has neither, the first token has no prediction and costs log V nats, as one of V equal tokens. The end of the text is not
-    scored. Texts longer than max_seq_len are read in overlapping windows, as in `loglikelihoods`.
+    The first token follows the begin marker of documents. Without one it follows the end-of-document token, as in training with
+    joined packing (with isolated packing no model learns that prediction). If the tokenizer has neither, the first token costs
+    log V nats for a vocabulary of V. The end of the text is not scored. Texts longer than max_seq_len are read in overlapping
+    windows, as in `loglikelihoods`.
 
     Args:
         model: the decoder.
         tokenizer: of the model.
         texts: by name.
-        batch_size: windows that are read at once.
-        stride: tokens that a later window scores; None is half of max_seq_len.
-        progress: progress callback, called with the name of a stage, the tokens scored so far, and all of them; optional.
+        batch_size: windows at once.
+        stride: tokens that each later window scores; None is half of max_seq_len.
+        progress: progress callback, optional: the name of a stage, the tokens scored so far, and all tokens.
 
     Raises:
         ConfigError: a batch size or a stride out of range.
-        DataError: an empty text, a tokenizer of another model, or a model whose predictions are no numbers.
+        DataError: an empty text, a tokenizer of another model, or a loss that is no number.
 
     Example:
         >>> from twoaxis import DecoderConfig
@@ -118,7 +118,7 @@ def score_texts(
 
 
 def text_passage(tokenizer: Tokenizer, text: str) -> Passage:
-    """The tokens of a text, all of which are scored, behind what the text of a document follows.
+    """The tokens of a text, all scored, after the tokens before the text of a document.
 
     Raises:
         DataError: half of a surrogate pair, which is not Unicode text.
@@ -129,7 +129,7 @@ def text_passage(tokenizer: Tokenizer, text: str) -> Passage:
 
 
 def total_score(scores: Sequence[TextScore]) -> TextScore:
-    """The score of all texts together, in which every token weighs the same."""
+    """The score of all texts together; all tokens weigh the same."""
     tokens, text_bytes = sum(one.tokens for one in scores), sum(one.text_bytes for one in scores)
     restored = sum((one.restored for one in scores), Restoration())
     return TextScore("all", tokens, text_bytes, sum(one.nats for one in scores), restored)

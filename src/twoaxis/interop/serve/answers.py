@@ -1,4 +1,4 @@
-"""The text of generated tokens, and answers in the shapes of the OpenAI API, whole and in pieces."""
+"""The text of generated tokens, and answers of the OpenAI API, whole and streamed."""
 
 import secrets
 import time
@@ -16,10 +16,10 @@ class Piece(NamedTuple):
     """Text that later tokens do not change.
 
     Attributes:
-        choice: its number in the answer.
+        choice: its index in the answer.
         text: new text; empty only at the end.
-        ending: how the choice ends, with its last piece.
-        tokens: new tokens of the choice so far, those of a stop string included.
+        ending: of the choice, with its last piece.
+        tokens: new tokens of the choice so far, including those of a stop string.
     """
 
     choice: int
@@ -29,13 +29,13 @@ class Piece(NamedTuple):
 
 
 class Choice:
-    """The callback of one generation: makes text of its tokens, ends at stop strings, and passes each piece on.
+    """The callback of one generation: decodes its tokens, ends at stop strings, and delivers pieces of text.
 
     Args:
         index: of the choice in its answer.
         tokenizer: of the model.
         stops: stop strings.
-        lead: left out where the text begins with it.
+        lead: removed from the beginning of the text.
         deliver: called with every piece, in the thread of the model.
     """
 
@@ -49,15 +49,15 @@ class Choice:
     def token(self, token: int) -> bool:
         """Receives a token; returns whether a stop string is complete."""
         self._tokens += 1
-        self._hand_on(self._text.push(token), None)
+        self._piece(self._text.push(token), None)
         return self._text.stopped
 
     def end(self, ending: Ending) -> None:
-        """Passes on what is left, with the ending."""
+        """Delivers the remaining text with the ending."""
         text = self._text.rest() if ending in ("stop", "length") else ""
-        self._hand_on(text, "stop" if self._text.stopped and ending == "length" else ending)
+        self._piece(text, "stop" if self._text.stopped and ending == "length" else ending)
 
-    def _hand_on(self, text: str, ending: Ending | None) -> None:
+    def _piece(self, text: str, ending: Ending | None) -> None:
         if text:
             text, self._lead = text.removeprefix(self._lead), ""
         if text or ending:
@@ -66,14 +66,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Answer:
-    """The frame of one answer; whole or in pieces, it has one id.
+    """The JSON objects of one answer, whole or streamed.
 
     Attributes:
         request: the request.
         model: the name of the served model.
         prompt_tokens: for the usage.
-        note: of the work; the one field that the API does not have, left out where empty.
-        chat: whether messages are answered.
+        note: of the work; a field that the API does not have, left out if empty.
         id: unique.
         created: seconds since 1970.
     """
@@ -87,7 +86,7 @@ class Answer:
 
     @property
     def chat(self) -> bool:
-        """Whether messages are answered."""
+        """Whether it answers a chat."""
         return isinstance(self.request, ChatRequest)
 
     def whole(self, texts: Sequence[str], last: Sequence[Piece]) -> dict[str, Any]:
@@ -109,20 +108,20 @@ class Answer:
         return [self._part(index, {"role": "assistant", "content": ""}, None) for index in range(choices)] if self.chat else []
 
     def part(self, piece: Piece) -> list[dict[str, Any]]:
-        """The stream events of one piece; in a chat, the ending comes apart from the text."""
+        """The stream events of one piece; in a chat, text and ending are separate."""
         if not self.chat:
             return [self._part(piece.choice, piece.text, piece.ending)]
         parts = [self._part(piece.choice, {"content": piece.text}, None)] if piece.text else []
         return parts + ([self._part(piece.choice, {}, piece.ending)] if piece.ending else [])
 
     def closing(self, new_tokens: int) -> list[dict[str, Any]]:
-        """The last stream event: the usage, where it is requested."""
+        """The last stream event: the usage, if requested."""
         if not self._counts:
             return []
         return [{**self._frame(self._stream_kind), "choices": [], "usage": self.usage(new_tokens)}]
 
     def usage(self, new_tokens: int) -> dict[str, int]:
-        """The counts of tokens."""
+        """The token counts."""
         counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": new_tokens}
         return {**counts, "total_tokens": self.prompt_tokens + new_tokens}
 

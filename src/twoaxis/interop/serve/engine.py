@@ -1,15 +1,15 @@
-"""Continuous batching: requests join a running batch between two steps, and leave it when they have ended.
+"""Continuous batching: requests join a running batch between two steps, and leave it at their end.
 
-Chosen: one batch for all mixers. A prompt runs alone, in pieces of fixed length; then its cache joins that of the batch behind
-padding (`model/cache_rows.py`), which every mixer of both axes ignores. The other way, groups of requests that wait and end
-together, copies nothing but lets the batch slots of ended requests stand empty, and reads the weights once per group and step.
+All mixers share one batch. A prompt runs alone, in pieces of fixed length; then its cache joins that of the batch behind
+padding (`model/cache_rows.py`), which every mixer of both axes ignores. The alternative, groups of requests that begin and end
+together, copies nothing, but leaves the batch slots of ended requests empty and reads the weights once per group and step.
 
-Cost: a request that joins or leaves copies what the batch has cached; a step costs every row what the longest one sees.
+Cost: a request that joins or leaves copies the cache of the batch; in a step every row costs as much as the longest.
 
-Exactness: prompts, draws and their seeds never depend on other requests. In a step a matrix product may round differently
-with the number of rows, by some 1e-7 of a logit in float32, which changes a token only where two lie as close as that (or, when
-sampling, where a draw falls as close to a border): not once in 12,000 tokens of five small models. With `max_batch=1` nothing
-depends on other requests at all.
+Exactness: prompts, samples and seeds never depend on other requests. In a step, the rounding of a matrix product may depend on
+the number of rows, by some 1e-7 of a logit in float32, which changes a token only between two logits as close as that (or, when
+sampling, for a draw as close to a boundary): not once in 12,000 tokens of five small models. With `max_batch=1` nothing depends
+on other requests.
 
 Letters: V vocabulary.
 """
@@ -32,22 +32,22 @@ _log = logging.getLogger(__name__)
 
 
 class QueueFull(TwoAxisError):
-    """More generations than may wait."""
+    """The queue has no room for a request."""
 
 
 class Stopped(TwoAxisError):
-    """The engine takes no more generations."""
+    """The engine accepts no more generations."""
 
 
 @dataclass
 class Counts:
-    """Counts since the engine was started.
+    """Counts since the start of the engine.
 
     Attributes:
         steps: of the batch.
-        row_steps: rows in all steps, so that `row_steps / steps` is the mean batch.
+        row_steps: rows in all steps; `row_steps / steps` is the mean batch size.
         prompt_tokens: read.
-        new_tokens: made.
+        new_tokens: generated.
         faults: generations that ended in an error.
     """
 
@@ -59,14 +59,14 @@ class Counts:
 
 
 class Engine:
-    """One thread that owns the model; use it as a context, or call `start` and `stop`.
+    """Runs the model in a thread; a context manager, or call `start` and `stop`.
 
     Args:
-        model: in evaluation mode; while the engine runs, its weights must stay as and where they are.
-        max_batch: generations that run at once.
-        max_queue: generations that wait for a batch slot.
+        model: in evaluation mode; its weights must not change or move while the engine runs.
+        max_batch: the most generations that run at once.
+        max_queue: the most generations that wait for a batch slot.
         prefill_tokens: prompts are read in pieces of this length, one such piece or several short prompts between two steps,
-            so that a long prompt does not hold up the others.
+            so that a long prompt does not delay the others.
 
     Raises:
         ConfigError: a number below 1.
@@ -144,10 +144,10 @@ class Engine:
         with self._changed:
             if not self.alive:
                 raise Stopped("the server is stopping; ask again later")
-            # Those that have just arrived and are about to take a free batch slot do not wait.
-            standing = max(0, len(self._waiting) - (self.max_batch - self._slots_taken))
-            if len(self._waiting) + len(handles) > self.max_queue + self.max_batch - self._slots_taken:
-                got = f"{standing} of {self.max_queue} places taken"
+            # Generations about to take a free batch slot do not count as waiting.
+            free = self.max_batch - self._slots_taken
+            if len(self._waiting) + len(handles) > self.max_queue + free:
+                got = f"{max(0, len(self._waiting) - free)} of {self.max_queue} places taken"
                 raise QueueFull(f"queue: {got}: must have room for {len(handles)} more; ask again later")
             self._waiting += handles
             self._changed.notify()
@@ -189,7 +189,7 @@ class Engine:
         ready: list[RequestHandle] = []
         budget = self.prefill_tokens
         while budget > 0 and (handle := self._next_prompt()):
-            # The same pieces whatever else runs, so that they round alike.
+            # Pieces do not depend on other requests, and neither does their rounding.
             start = handle.read_tokens
             piece = handle.generation.prompt[start : start + self.prefill_tokens]
             budget -= len(piece)
@@ -204,7 +204,7 @@ class Engine:
             self._give_up([*self._batch.rows, *ready])
 
     def _next_prompt(self) -> RequestHandle | None:
-        """The prompt that is being read, else the one that has waited longest, if there is a batch slot for it."""
+        """The prompt that is partly read, else the first in the queue if there is a batch slot for it."""
         with self._changed:
             if self._reading is None and self._waiting and self._slots_taken < self.max_batch:
                 self._reading = self._waiting.popleft()
@@ -227,7 +227,7 @@ class Engine:
             return
         self.counts.steps += 1
         self.counts.row_steps += len(rows)
-        # Each row by itself, so that its draws are the same in any company.
+        # Row by row, so that samples do not depend on other requests.
         self._leave([self._take(handle, logits) for handle, logits in zip(rows, found[0].split(1), strict=True)])
 
     def _take(self, handle: RequestHandle, logits: Float[Tensor, "1 V"]) -> Ending | None:
@@ -237,7 +237,7 @@ class Engine:
         return ending
 
     def _leave(self, endings: Sequence[Ending | None]) -> None:
-        """Removes the rows that have an ending."""
+        """Removes the rows with an ending."""
         if not any(endings):
             return
         rows = self._batch.rows
@@ -250,13 +250,13 @@ class Engine:
             self._give_up([rows[row] for row in kept])
 
     def _give_up(self, handles: Sequence[RequestHandle]) -> None:
-        """Ends these generations after a fault, and begins with an empty batch."""
+        """Ends these generations after a fault and clears the batch."""
         self._batch = Batch(self._model)
         for handle in handles:
             self._end(handle, "error")
 
     def _guarded(self, handles: Sequence[RequestHandle], act: Callable[[], Ending | None]) -> Ending | None:
-        """Calls `act`; a fault in it, such as too little memory, ends these generations and no others."""
+        """Calls `act`; an error in it, such as too little memory, ends only these generations."""
         try:
             return act()
         except Exception:
@@ -265,7 +265,7 @@ class Engine:
             return "error"
 
     def _end(self, handle: RequestHandle, ending: Ending) -> None:
-        # A handle that is still referenced must not keep its cache alive.
+        # The handle may still be referenced.
         handle.cache = None
         with self._changed:
             self._slots_taken -= handle.in_batch

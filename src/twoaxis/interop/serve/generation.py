@@ -1,4 +1,4 @@
-"""One generation, from the request to its last token, and the batch of those that run together.
+"""One generation, from its request to its last token, and the batch of running generations.
 
 Letters: B rows, T tokens, V vocabulary.
 """
@@ -20,14 +20,14 @@ Ending = Literal["stop", "length", "cancelled", "error"]
 
 
 class GenerationCallback(Protocol):
-    """Receives the new tokens of one generation, in the thread of the model, so it must be quick and must not block."""
+    """Receives the new tokens of one generation, in the thread of the model: it must be fast and must not block."""
 
     def token(self, token: int) -> bool:
         """Receives the next token; returns whether the generation ends with it."""
         ...
 
     def end(self, ending: Ending) -> None:
-        """Receives the ending; it is the last call."""
+        """Receives the ending; the last call."""
         ...
 
 
@@ -38,8 +38,8 @@ class Generation:
     Attributes:
         prompt: at least one token.
         max_new_tokens: at least 1.
-        sampling: how tokens are chosen, with a seed of its own.
-        stop_tokens: it ends before any of these.
+        sampling: options and seed of the generation.
+        stop_tokens: the generation ends before any of these.
         vocab_size: only ids below it are chosen; None allows all.
     """
 
@@ -57,7 +57,7 @@ class RequestHandle:
     Attributes:
         generation: the request.
         callback: receives its tokens.
-        generator: the draws of this generation alone.
+        generator: the random generator of this generation.
         cancelled: set from any thread.
         in_batch: whether it has a batch slot.
         cache: while the prompt is being read.
@@ -80,11 +80,11 @@ class RequestHandle:
         self.generator = self.generation.sampling.generator()
 
     def cancel(self) -> None:
-        """Removes the generation before the next step; its callback gets the ending `cancelled`."""
+        """Ends the generation before the next step as `cancelled`."""
         self.cancelled = True
 
     def take(self, logits: Float[Tensor, "1 V"]) -> Ending | None:
-        """Chooses the next token and calls the callback; returns the ending, if this is the last one."""
+        """Chooses the next token and calls the callback; returns the ending after the last token."""
         token = int(self.generation.sampling.choose(logits[:, : self.generation.vocab_size], [self.generator]))
         if token in self.generation.stop_tokens:
             return "stop"
@@ -95,11 +95,7 @@ class RequestHandle:
 
 
 class Batch:
-    """Rows of one cache, in the order in which they joined.
-
-    Attributes:
-        rows: the generations.
-    """
+    """The running generations, `rows`, with their common cache."""
 
     def __init__(self, model: Decoder) -> None:
         self.rows: list[RequestHandle] = []
@@ -109,7 +105,7 @@ class Batch:
 
     @torch.inference_mode()
     def read(self, handle: RequestHandle, tokens: Sequence[int]) -> Float[Tensor, "1 V"] | None:
-        """Reads the next tokens of a prompt, alone; returns what they predict when the prompt is over."""
+        """Reads the next tokens of a prompt, alone; returns the logits at the end of the prompt."""
         logits, handle.cache = self._run(torch.tensor([list(tokens)]), handle.cache or self._model.new_cache())
         handle.read_tokens += len(tokens)
         return logits if handle.read_tokens == len(handle.generation.prompt) else None
@@ -132,7 +128,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> Float[Tensor, "B V"]:
-        """Runs the newest token of every row; returns what it predicts."""
+        """Runs the newest token of every row; returns the next logits."""
         assert self._cache is not None
         logits, self._cache = self._run(torch.tensor([[handle.last] for handle in self.rows]), self._cache)
         return logits

@@ -1,15 +1,15 @@
-"""Requests for completions and chat completions, as clients of the OpenAI API send them.
+"""Requests of the OpenAI API for completions and chat completions.
 
-A field that is null is as if it were left out. A field of the API that could change the answer and is not supported is refused
-unless it has its default; one that could not is ignored; a field that the API does not have is refused, as it is there.
-The additions are `top_k` and, for completions, `parse_special`.
+A null field counts as absent. Unsupported fields that could change the answer are refused unless they have their default; other
+unsupported fields are ignored; unknown fields are refused, as by the API. Additions: `top_k`, and `parse_special` for
+completions.
 """
 
 import json
 import re
 from typing import Any, Literal, Self
 
-from pydantic import Field, StrictBool, StrictFloat, StrictInt, StrictStr, field_validator
+from pydantic import Field, field_validator
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, TwoAxisError, problem
@@ -18,7 +18,7 @@ IGNORED = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
     | {"parallel_tool_calls"}
 )
-"""Fields that do not change the answer."""
+"""Fields without effect on the answer."""
 
 ACCEPTED_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -41,27 +41,25 @@ ACCEPTED_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Fields of the API that are not supported, and the values at which they may be there."""
+"""Unsupported fields of the API, and their accepted values."""
 
 MAX_STOPS = 4
 
 MAX_DEPTH = 64
-"""Lists and objects inside each other; Python neither compares nor quotes nests that are much deeper."""
-
-LARGEST_SEED = 2**63 - 1
+"""The deepest nesting of lists and objects; Python can neither compare nor print much deeper ones."""
 
 LONGEST_MESSAGE = 400
-"""Messages quote what was sent, which may be long."""
+"""Messages quote the request, which may be long."""
 
 
 class Refusal(TwoAxisError):
-    """A request that gets no answer.
+    """An error response to a request.
 
     Args:
         message: one line: what, got, allowed, remedy.
-        status: of HTTP.
-        param: the field at fault, if there is one.
-        code: for programs.
+        status: HTTP status.
+        param: the field at fault, if any.
+        code: the error code, if any.
 
     Example:
         >>> Refusal("n=0: must be >= 1; ask for one", param="n").body["error"]["type"]
@@ -77,48 +75,48 @@ class Refusal(TwoAxisError):
 
     @property
     def body(self) -> dict[str, Any]:
-        """What is sent."""
+        """The JSON body of the response."""
         kind = "server_error" if self.status >= 500 else "rate_limit_error" if self.status == 429 else "invalid_request_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 class StreamOptions(Config):
-    """What else a stream carries.
+    """Options of a stream.
 
     Args:
-        include_usage: a last piece with the counts of tokens.
-        include_obfuscation: the API's padding against eavesdroppers, which is never sent.
+        include_usage: whether a last event has the token counts.
+        include_obfuscation: accepted and ignored: the padding of the API against eavesdroppers is never sent.
     """
 
-    include_usage: StrictBool = False
-    include_obfuscation: StrictBool = False
+    include_usage: bool = False
+    include_obfuscation: bool = False
 
 
 class Request(Config):
-    """What both kinds of requests may say.
+    """The fields of both kinds of requests.
 
     Args:
-        model: the name of the served model; empty for whichever there is.
+        model: the name of the served model, or empty.
         max_tokens: new tokens of each choice; None for the default of the kind.
         temperature: divides the logits; 0 takes the most likely token.
         top_p: sample among the most likely tokens of this probability.
         top_k: sample among this many most likely tokens.
         n: choices for each prompt.
-        seed: of the draws: choice i of prompt p draws with `seed + p n + i`. None draws a seed.
-        stop: a choice ends before any of these, found as text or, where one names a special token, chosen as that.
-        stream: whether text is sent as it is made.
+        seed: choice i of prompt p samples with `seed + p n + i`; None draws a seed.
+        stop: a choice ends before any of these: as text, or as the special token of this name.
+        stream: whether text is sent as it is generated.
         stream_options: for streams.
     """
 
-    model: StrictStr = ""
-    max_tokens: StrictInt | None = Field(default=None, ge=1)
-    temperature: StrictFloat = Field(default=1.0, ge=0, le=2)
-    top_p: StrictFloat = Field(default=1.0, gt=0, le=1)
-    top_k: StrictInt | None = Field(default=None, ge=1)
-    n: StrictInt = Field(default=1, ge=1, le=128)
-    seed: StrictInt | None = Field(default=None, ge=-LARGEST_SEED - 1, le=LARGEST_SEED)
-    stop: list[StrictStr] = Field(default=[], max_length=MAX_STOPS)
-    stream: StrictBool = False
+    model: str = ""
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float = Field(default=1.0, ge=0, le=2)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=1)
+    n: int = Field(default=1, ge=1, le=128)
+    seed: int | None = None
+    stop: list[str] = Field(default=[], max_length=MAX_STOPS)
+    stream: bool = False
     stream_options: StreamOptions | None = None
 
     @field_validator("stop", mode="before")
@@ -131,14 +129,14 @@ class Request(Config):
 
     @classmethod
     def read(cls, body: bytes) -> Self:
-        """Reads the body of a request.
+        """Parses the body of a request.
 
         Raises:
-            Refusal: anything that cannot be used.
+            Refusal: an invalid body.
         """
         try:
             data = json.loads(body)
-        # Python refuses nests and numbers of extreme length in its own ways.
+        # Also for very deep nesting and very long numbers.
         except (ValueError, RecursionError) as error:
             raise Refusal(f"body: is not JSON ({error}); send one JSON object") from None
         _check_depth(data)
@@ -151,11 +149,11 @@ class Request(Config):
 
     @classmethod
     def _known(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """The fields that are read."""
+        """The supported fields."""
         for name, harmless in ACCEPTED_DEFAULTS.items():
             if name in data:
                 value = data.pop(name)
-                # False is 0 for Python.
+                # False == 0 in Python.
                 if not any(type(value) is type(one) and value == one for one in harmless):
                     raise Refusal(f"{name}={value!r}: is not supported by this server; leave it out", param=name)
         return {name: value for name, value in data.items() if name not in IGNORED}
@@ -165,13 +163,13 @@ class CompletionRequest(Request):
     """`POST /v1/completions`.
 
     Args:
-        prompt: texts or lists of token ids, one answer each; a text or a list of ids alone is one prompt.
-        parse_special: whether the name of a special token in a text stands for that token; else it stays text, and the answer
-            says so.
+        prompt: texts or lists of token ids, one answer each; a single text or list of ids is one prompt.
+        parse_special: whether the name of a special token in a text is that token; otherwise it stays text, with a note in the
+            answer.
     """
 
     prompt: list[str | list[int]]
-    parse_special: StrictBool = False
+    parse_special: bool = False
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -191,9 +189,9 @@ class Message(Config):
     """One message of a conversation.
 
     Args:
-        role: who speaks.
-        content: what is said.
-        name: of the speaker; not shown to the model.
+        role: of the author.
+        content: the text.
+        name: of the author; not shown to the model.
     """
 
     role: Literal["system", "developer", "user", "assistant"]
@@ -232,7 +230,7 @@ class ChatRequest(Request):
             raise Refusal(f"{both}: must be the same; send one of them", param="max_completion_tokens")
         messages = data.get("messages")
         if isinstance(messages, list):
-            # A message without content is not one that leaves it out.
+            # Null content is an error of its own.
             data["messages"] = [_without_nulls(one, "content") if isinstance(one, dict) else one for one in messages]
         return data
 

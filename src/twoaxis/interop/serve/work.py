@@ -1,18 +1,19 @@
-r"""From a request to the generations that answer it, within the limits of the server.
+r"""The generations that answer a request, within the limits of the server.
 
-Chats become prompts:
+Formats of chat prompts:
 
-* the model's own chat template, where it comes with one, in a sandbox (`data/chat_template.py`).
-* ChatML, where the vocabulary has `<|im_start|>` and `<|im_end|>`: each message is
-  `<|im_start|>ROLE\nCONTENT<|im_end|>\n`, and the answer follows `<|im_start|>assistant\n`. No system message is made up.
-* plain, for every other model: each message is a line `ROLE: CONTENT`, and the answer follows `assistant:`; it ends where a
-  line begins with the name of a role, and a space before its first word is left out.
+* the chat template of the model, if any, in a sandbox (`data/chat_template.py`).
+* ChatML, if the vocabulary has `<|im_start|>` and `<|im_end|>`: each message is
+  `<|im_start|>ROLE\nCONTENT<|im_end|>\n`, and the answer follows `<|im_start|>assistant\n`. No system message is added.
+* plain, for other models: each message is a line `ROLE: CONTENT`, and the answer follows `assistant:`; it ends at a line that
+  begins with the name of a role, and a leading space is removed.
 """
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from pydantic import Field
 
@@ -26,20 +27,14 @@ from twoaxis.interop.serve.protocol import ChatRequest, CompletionRequest, Messa
 from twoaxis.model.sampling import Sampling
 
 COMPLETION_TOKENS = 16
-"""New tokens of a completion without `max_tokens`, as in the API; a chat gets as many as the limits allow."""
+"""New tokens of a completion without `max_tokens`, as in the API; a chat has the most that the limits allow."""
 
 START, END = "<|im_start|>", "<|im_end|>"
 ROLES = ("system", "user", "assistant")
 
 
-@dataclass(frozen=True)
-class ChatMarkers:
-    """The ids of ChatML's markers.
-
-    Attributes:
-        start: begins a message.
-        end: ends it.
-    """
+class ChatMarkers(NamedTuple):
+    """The ids of the ChatML markers around a message."""
 
     start: int
     end: int
@@ -47,11 +42,11 @@ class ChatMarkers:
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """One of the formats.
+    """The format of chat prompts.
 
     Attributes:
-        markers: of ChatML; None where the vocabulary has none.
-        template: of the model; it comes first.
+        markers: of ChatML; None if the vocabulary lacks them.
+        template: of the model; takes precedence.
     """
 
     markers: ChatMarkers | None
@@ -59,7 +54,7 @@ class ChatFormat:
 
     @staticmethod
     def of(tokenizer: Tokenizer, template: ChatTemplate | None = None) -> "ChatFormat":
-        """The format for the models that this tokenizer serves, and that come with this template.
+        """The format for a model with this tokenizer and template.
 
         Example:
             >>> from twoaxis.data.tokenizer import ByteTokenizer
@@ -76,7 +71,7 @@ class ChatFormat:
 
     @property
     def stop_tokens(self) -> frozenset[int]:
-        """Tokens that end an answer, besides those that the model's own files name."""
+        """Tokens that end an answer, in addition to those of the model's files."""
         return frozenset() if self.markers is None else frozenset({self.markers.end})
 
     @property
@@ -86,7 +81,7 @@ class ChatFormat:
 
     @property
     def lead(self) -> str:
-        """What an answer begins with and clients do not see."""
+        """The beginning of an answer that is removed."""
         return " " if self._plain else ""
 
     @property
@@ -94,10 +89,10 @@ class ChatFormat:
         return self.template is None and self.markers is None
 
     def prompt(self, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
-        """The tokens of a conversation; markers that are spelled inside a message stay text.
+        """The tokens of a conversation; markers spelled inside a message stay text.
 
         Raises:
-            DataError: something that is not Unicode text, or that the template refuses.
+            DataError: a message is not Unicode text, or the template refuses it.
         """
         turns = [("system" if message.role == "developer" else message.role, message.content) for message in messages]
         if self.template is not None:
@@ -129,14 +124,14 @@ class Limits(Config):
 
 @dataclass(frozen=True)
 class Served:
-    """A model as its clients see it.
+    """The properties of a served model.
 
     Attributes:
         name: in requests and answers.
         tokenizer: of the model.
-        max_seq_len: of the model: prompt and answer together.
+        max_seq_len: of prompt and answer together.
         limits: of one request.
-        ends: tokens that end an answer besides the end of a document.
+        ends: tokens that end an answer, in addition to the end of a document.
         template: the model's chat template; None without one.
     """
 
@@ -149,7 +144,7 @@ class Served:
 
     @cached_property
     def chat(self) -> ChatFormat:
-        """How its conversations become prompts."""
+        """The format of its chat prompts."""
         return ChatFormat.of(self.tokenizer, self.template)
 
 
@@ -160,9 +155,9 @@ class Work:
     Attributes:
         generations: of all choices, prompt by prompt.
         stops: strings that end a choice.
-        lead: left out at the start of a choice.
+        lead: removed from the beginning of a choice.
         prompt_tokens: of all prompts, each counted once.
-        note: what became of special tokens that a prompt spells; empty where it spells none.
+        note: how special tokens spelled in a prompt were read; empty without any.
     """
 
     generations: Sequence[Generation]
@@ -176,7 +171,7 @@ def work_of(request: Request, served: Served) -> Work:
     """Turns a request into generations.
 
     Raises:
-        Refusal: another model, text that is none, or more than the limits allow.
+        Refusal: another model, a prompt that is not Unicode text, or more than the limits allow.
     """
     if request.model not in ("", served.name):
         remedy = nearest(request.model, [served.name])
@@ -197,15 +192,14 @@ def work_of(request: Request, served: Served) -> Work:
         allowed = f"at most {served.limits.max_choices}"
         raise Refusal(problem("prompts times n", choices, allowed, "send several requests"), param="n")
     new_tokens = [_new_tokens(request, len(prompt), served, field) for prompt in prompts]
-    # Each generation has a seed of its own: equal prompts are to be answered differently.
+    # Each generation has another seed, so that equal prompts have different answers.
     seed = secrets.randbits(62) if request.seed is None else request.seed
     sampling = Sampling(temperature=request.temperature, top_k=request.top_k, top_p=request.top_p)
     ends = stop_tokens(served.tokenizer, request.stop) | served.ends | (chat.stop_tokens if chat else frozenset())
+    repeated = [pair for pair in zip(prompts, new_tokens, strict=True) for _ in range(request.n)]
     generations = [
         Generation(prompt, new, sampling.replace(seed=seed + number), ends, served.tokenizer.vocab_size)
-        for number, (prompt, new) in enumerate(
-            (prompt, new) for prompt, new in zip(prompts, new_tokens, strict=True) for _ in range(request.n)
-        )
+        for number, (prompt, new) in enumerate(repeated)
     ]
     stops = (*request.stop, *(chat.stops if chat else ()))
     return Work(generations, stops, chat.lead if chat else "", sum(map(len, prompts)), _note(request, served.tokenizer))
@@ -214,12 +208,12 @@ def work_of(request: Request, served: Served) -> Work:
 def _note(request: Request, tokenizer: Tokenizer) -> str:
     if isinstance(request, CompletionRequest):
         texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
-        said = "read as special tokens" if request.parse_special else "read as text; parse_special=true reads special tokens"
+        how = "read as special tokens" if request.parse_special else "read as text; parse_special=true reads special tokens"
     else:
         texts = [message.content for message in request.messages] if isinstance(request, ChatRequest) else []
-        said = "read as text, as everything in messages is"
-    spelled = tokenizer.spelled("\n".join(texts))
-    return f"{', '.join(spelled)} in the prompt: {said}" if spelled else ""
+        how = "read as text, as everything in messages is"
+    names = tokenizer.special_names_in("\n".join(texts))
+    return f"{', '.join(names)} in the prompt: {how}" if names else ""
 
 
 def _tokens(prompt: str | list[int], tokenizer: Tokenizer, parse_special: bool) -> list[int]:

@@ -1,6 +1,6 @@
 """A decoder on several processes: cut along depth into the stages of a pipeline.
 
-`Pipeline` runs the steps of a training loop; `PipelineConfig` says how the decoder is cut and in which order it runs.
+`Pipeline` runs the steps of a training loop; `PipelineConfig` sets the stages and the schedule.
 """
 
 from twoaxis.train.parallel.config import PipelineConfig

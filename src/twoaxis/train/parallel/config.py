@@ -1,6 +1,6 @@
-"""How a decoder is cut into the stages of a pipeline, and in which order its microbatches run.
+"""The stages of a pipeline, and the schedule of its microbatches.
 
-Letters: P ranks, V stages of each rank (virtual stages), C = P*V stages, M microbatches. Stage s runs on rank s % P.
+Letters: P ranks, V virtual stages of each rank, C = P*V stages, M microbatches. Stage s runs on rank s % P.
 """
 
 from itertools import pairwise
@@ -28,10 +28,11 @@ class PipelineConfig(Config):
         schedule: `gpipe` runs all forward passes first; `1f1b` and `interleaved` alternate, the latter over V stages on
             each rank.
         virtual: V; above 1 with `interleaved` only.
-        microbatches: M, which the rows of a batch are cut into.
-        forwarding: what a boundary sends: the whole state (`naive`); `cached`: what the rank of the receiver has not
-            received for an earlier stage of its own, as the paper counts; or `cached_own`: nor made itself.
-        recompute: what the backward pass computes again to save memory: nothing (`off`) or every `block`.
+        microbatches: M, parts of a batch.
+        forwarding: the tensors sent over a boundary: the whole state (`naive`); those that the receiving rank has not received
+            for an earlier stage, as the paper counts (`cached`); or those that it has neither received nor computed
+            (`cached_own`).
+        recompute: activation checkpointing of nothing (`off`) or of every `block`.
 
     Raises:
         ConfigError: numbers that do not fit the schedule.
@@ -58,12 +59,12 @@ class PipelineConfig(Config):
                 allowed = f"1 with schedule={self.schedule!r}"
                 raise ConfigError(problem("virtual", self.virtual, allowed, "use schedule='interleaved'"))
         elif self.microbatches % self.rounds:
-            allowed = f"a multiple of the {self.rounds} rounds of {self.ranks} or more that it is run in"
+            allowed = f"a multiple of the {self.rounds} rounds of {self.ranks} or more microbatches"
             raise ConfigError(problem("microbatches", self.microbatches, allowed, f"use a multiple of ranks={self.ranks}"))
         if self.forwarding != "naive" and (self.virtual == 1 or self.ranks == 1):
             name = "virtual" if self.virtual == 1 else "ranks"
             allowed = f"2 or more with forwarding={self.forwarding!r}"
-            remedy = "use forwarding='naive', which sends no rank a tensor twice then"
+            remedy = "use forwarding='naive', which then sends no tensor twice to a rank"
             raise ConfigError(problem(name, getattr(self, name), allowed, remedy))
         return self
 
@@ -74,11 +75,11 @@ class PipelineConfig(Config):
 
     @property
     def stages(self) -> int:
-        """C."""
+        """The number of stages, C."""
         return self.ranks * self.virtual
 
     def blocks(self, n_blocks: int) -> tuple[range, ...]:
-        """The blocks of each stage: as many in each, or one more in the earlier ones.
+        """The blocks of each stage: an equal number, or one more in the earlier stages.
 
         Raises:
             ConfigError: fewer blocks than stages.

@@ -1,4 +1,4 @@
-"""A decoder that trains as a pipeline of stages on several processes.
+"""Pipeline-parallel training of a decoder on several processes.
 
 Letters: B rows of a batch, T position.
 """
@@ -19,7 +19,7 @@ from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 from twoaxis.ops.precision import statistics_dtype
 from twoaxis.train.parallel.config import PipelineConfig
 from twoaxis.train.parallel.plan import make_plan
-from twoaxis.train.parallel.shared import SharedGradients, Store, sum_over_all, sum_over_two
+from twoaxis.train.parallel.shared import SharedGradients, StageCache, sum_over_all, sum_over_two
 from twoaxis.train.parallel.stage import (
     CachingStage,
     DecoderStage,
@@ -30,11 +30,11 @@ from twoaxis.train.parallel.stage import (
 
 
 class PipelineLoss(NamedTuple):
-    """What a step measured, the same on every rank.
+    """The loss of a step, the same on every rank.
 
     Attributes:
         total: the sum of the token losses in nats.
-        tokens: how many tokens carry one.
+        tokens: the number of tokens with a loss.
     """
 
     total: Float[Tensor, ""]
@@ -44,25 +44,25 @@ class PipelineLoss(NamedTuple):
 class Pipeline:
     """One rank of a pipeline; every rank of the group builds one with the same arguments.
 
-    Cost: receive buffers for the activations and the gradients at the boundaries of this rank, for every microbatch, which
-          torch.distributed.pipelining holds for as long as the pipeline lives
+    Cost: receive buffers for activations and gradients at the boundaries of this rank, for every microbatch, for the lifetime
+          of the pipeline (torch.distributed.pipelining)
 
     Args:
         decoder: the whole model.
-        config: how it is cut and run.
+        config: the stages and the schedule.
         batch_size: rows of every batch.
-        seq_len: tokens in every row, since the buffers have one shape.
+        seq_len: tokens in every row; fixed, since buffers are.
         seed: of the initial values, which are those of the undivided decoder.
-        device: of the parameters; the group has to be able to send from there.
+        device: of the parameters; the group must be able to send from it.
         dtype: of the parameters.
         group: the processes, in the order of the stages; None means all.
 
     Attributes:
-        model: the part of the decoder on this rank, whose parameters have the names they have in the whole.
-        plan: what crosses each boundary.
+        model: the part of the decoder on this rank, with the parameter names of the whole.
+        plan: the tensors that cross each boundary.
 
     Raises:
-        ConfigError: a layout that does not fit the model, the batch or the group.
+        ConfigError: a pipeline that does not fit the model, the batch or the group.
 
     Example:
         >>> from datetime import timedelta
@@ -87,7 +87,7 @@ class Pipeline:
         dtype: torch.dtype = torch.float32,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        _check_layout(decoder, config, batch_size, seq_len, group)
+        _check_sizes(decoder, config, batch_size, seq_len, group)
         self.config, self.shape, self.group = config, (batch_size, seq_len), group
         self.device = device or torch.device("cpu")
         self.plan = make_plan(decoder, config, batch_size // config.microbatches, seq_len, dtype)
@@ -103,7 +103,7 @@ class Pipeline:
             device=self.device,
             dtype=dtype,
         )
-        self._store = Store()
+        self._cache = StageCache()
         self._stages = [self._stage(index) for index in mine]
         self._schedule = _schedule(config, self._stages, self._loss)
         self._shared = self._shared_gradients()
@@ -111,9 +111,9 @@ class Pipeline:
     def step(
         self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None
     ) -> PipelineLoss:
-        """Adds the gradient of the sum of the token losses to the parameters of this rank.
+        """Accumulates the gradient of the summed token loss in the parameters of this rank.
 
-        The tensors are those of the whole batch, on every rank. Gradients of parameters that several ranks hold are summed.
+        Every rank receives the whole batch. Gradients of shared parameters are summed over their ranks.
 
         Args:
             tokens: ids.
@@ -121,21 +121,21 @@ class Pipeline:
             documents: the document of each token; None means that rows are one document each.
 
         Raises:
-            ConfigError: a batch of another shape than the buffers have, or autocast, under which they would have other dtypes.
+            ConfigError: a batch of another shape than the buffers, or autocast, under which dtypes would differ from theirs.
         """
         self._check(tokens, targets, documents)
         with ExitStack() as stack:
             for shared in self._shared:
                 stack.enter_context(shared.summed())
             loss = self._run(self._schedule.step, tokens, targets, documents)
-        assert not len(self._store), "a stage has kept tensors that its backward pass did not release"
+        assert not len(self._cache), "a stage has cached tensors that its backward pass did not remove"
         return loss
 
     @torch.no_grad()
     def evaluate(
         self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None
     ) -> PipelineLoss:
-        """The same sum without gradients."""
+        """The summed token loss, without gradients."""
         self._check(tokens, targets, documents)
         return self._run(self._schedule.eval, tokens, targets, documents)
 
@@ -169,7 +169,7 @@ class Pipeline:
 
     def _stage(self, index: int) -> CachingStage:
         plan, rows = self.plan, self.shape[0] // self.config.microbatches
-        module = DecoderStage(self.model, plan, index, self.shape[1], self._store, self.config.recompute)
+        module = DecoderStage(self.model, plan, index, self.shape[1], self._cache, self.config.recompute)
         tokens = torch.empty(rows, self.shape[1], dtype=torch.int64, device="meta")
         hidden = torch.empty(rows, self.shape[1], self.model.config.d_model, device="meta")
         return CachingStage(
@@ -186,7 +186,7 @@ class Pipeline:
         return linear_cross_entropy(hidden.flatten(0, 1), self.model.head_weight, targets.flatten())
 
     def _shared_gradients(self) -> list[SharedGradients]:
-        """Of the parameters that every rank holds, and of those that the first and the last one hold."""
+        """For the parameters of all ranks, and for those of the first and the last rank."""
         if self.config.ranks == 1:
             return []
         found = [SharedGradients(parameters_of_all_ranks(self.model), sum_over_all(self.group))]
@@ -205,7 +205,7 @@ def _schedule(config: PipelineConfig, stages: list[CachingStage], loss: Callable
     return ScheduleInterleaved1F1B(list(stages), **given)
 
 
-def _check_layout(
+def _check_sizes(
     decoder: DecoderConfig, config: PipelineConfig, batch_size: int, seq_len: int, group: dist.ProcessGroup | None
 ) -> None:
     processes = dist.get_world_size(group)

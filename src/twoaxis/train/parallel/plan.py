@@ -1,7 +1,7 @@
-"""What crosses each boundary of a pipeline: found out once, by a pass of the whole decoder on tensors without memory.
+"""The tensors that cross each boundary of a pipeline, found by one pass of the whole decoder on the meta device.
 
-Which tensors a depth state holds does not depend on their values, so both sides of a boundary know what travels before
-the first step. A tensor that stands in two states is recognised as the same object, whatever the mixer calls it.
+The tensors of a depth state do not depend on their values, so both sides of a boundary agree before the first step. A tensor
+that belongs to two states is identified as the same object.
 
 Letters: B rows of a microbatch, T position; boundary s lies between stage s and stage s + 1.
 """
@@ -32,11 +32,11 @@ class Carried:
 
     @property
     def bytes(self) -> int:
-        """Its size for one microbatch."""
+        """The size for one microbatch."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta").nbytes
 
     def placeholder(self) -> Tensor:
-        """A tensor without memory that looks like it."""
+        """A meta tensor with the same shape and dtype."""
         return torch.empty(self.shape, dtype=self.dtype, device="meta", requires_grad=self.has_gradient)
 
 
@@ -45,8 +45,8 @@ class Boundary:
     """The depth state between two stages.
 
     Attributes:
-        structure: how its leaves are nested.
-        leaves: the number of the tensor at each leaf; one that stands at two leaves has one number.
+        structure: the nesting of its leaves.
+        leaves: the number of the tensor at each leaf; the same tensor at two leaves has one number.
     """
 
     structure: TreeSpec
@@ -55,14 +55,14 @@ class Boundary:
 
 @dataclass(frozen=True)
 class Plan:
-    """What every stage is sent, takes from what its rank keeps, and keeps itself.
+    """The tensors that every stage receives, sends, fetches from the cache of its rank, and adds to it.
 
     Attributes:
         blocks: the blocks of each stage.
-        tensors: what is carried over any boundary, by number.
+        tensors: all tensors that cross a boundary, by number.
         boundaries: the state after each stage but the last.
         ranks: stage s runs on rank s % ranks.
-        forwarding: what a boundary sends.
+        forwarding: the tensors sent over a boundary; see `PipelineConfig`.
     """
 
     blocks: tuple[range, ...]
@@ -78,21 +78,21 @@ class Plan:
 
     @cached_property
     def held(self) -> tuple[frozenset[int], ...]:
-        """The tensors that the rank of each stage keeps from its earlier stages when this one begins."""
+        """The tensors that the rank of each stage has cached when the stage begins."""
         return tuple(frozenset(self._kept_before(stage)) for stage in range(self.stages))
 
     def sent(self, boundary: int) -> tuple[int, ...]:
-        """The tensors that travel over a boundary, in order."""
+        """The tensors sent over a boundary, in order."""
         return tuple(n for n in dict.fromkeys(self.boundaries[boundary].leaves) if n not in self.held[boundary + 1])
 
     def fetched(self, stage: int) -> tuple[int, ...]:
-        """The tensors that a stage takes from what its rank keeps."""
+        """The tensors that a stage takes from the cache of its rank."""
         if stage == 0:
             return ()
         return tuple(n for n in dict.fromkeys(self.boundaries[stage - 1].leaves) if n in self.held[stage])
 
     def kept(self, stage: int) -> tuple[int, ...]:
-        """The tensors that a stage is the first of its rank to have and that a later one fetches."""
+        """The tensors that a stage caches: new on its rank, and fetched by a later stage."""
         later = {n for other in range(stage + self.ranks, self.stages, self.ranks) for n in self.fetched(other)}
         known = dict.fromkeys(self.sent(stage - 1) if stage else ())
         if self.forwarding == "cached_own" and stage < self.stages - 1:
@@ -100,15 +100,15 @@ class Plan:
         return tuple(n for n in known if n in later and n not in self.held[stage])
 
     def sent_bytes(self, boundary: int) -> int:
-        """Bytes of activations that travel over a boundary for one microbatch."""
+        """Bytes of activations sent over a boundary for one microbatch."""
         return sum(self.tensors[n].bytes for n in self.sent(boundary))
 
     def returned_bytes(self, boundary: int) -> int:
-        """Bytes of gradients that come back over a boundary for one microbatch."""
+        """Bytes of gradients returned over a boundary for one microbatch."""
         return sum(self.tensors[n].bytes for n in self.sent(boundary) if self.tensors[n].has_gradient)
 
     def placeholders(self, boundary: int) -> tuple[Tensor, ...]:
-        """Tensors without memory that look like what travels over a boundary."""
+        """Meta tensors like those sent over a boundary."""
         return tuple(self.tensors[n].placeholder() for n in self.sent(boundary))
 
     def _kept_before(self, stage: int) -> set[int]:
@@ -126,7 +126,7 @@ def make_plan(decoder: DecoderConfig, config: PipelineConfig, rows: int, tokens:
 
     Args:
         decoder: the whole model.
-        config: how it is cut.
+        config: the stages.
         rows: of a microbatch.
         tokens: in a row.
         dtype: of the parameters.
@@ -155,7 +155,7 @@ def make_plan(decoder: DecoderConfig, config: PipelineConfig, rows: int, tokens:
 
 
 def _states(model: Decoder, tokens: Tensor, stops: Sequence[int]) -> list[Any]:
-    """The state before each of these blocks; all are alive at once, so that equal ids mean the same tensor."""
+    """The state before each of these blocks; all are alive at once, so equal ids mean the same tensor."""
     layout = TokenLayout.contiguous(tokens.shape[1], device=tokens.device)
     state, _ = model.ends.enter(model.embedding(tokens), layout)
     found = []

@@ -1,4 +1,4 @@
-"""What ranks of a pipeline share: values kept of a microbatch for later stages, and parameters that several ranks hold."""
+"""Shared state of a pipeline: tensors that a rank caches for later stages, and gradients of parameters on several ranks."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,57 +10,53 @@ from torch import Tensor, nn
 
 
 @dataclass
-class Kept:
-    """A tensor with its graph, and the sum of the gradients that later stages have given back so far."""
+class CachedTensor:
+    """A tensor with its graph, and the gradient accumulated from later stages."""
 
     tensor: Tensor
     gradient: Tensor | None = None
 
 
-class Store:
+class StageCache:
     """The tensors that the stages of one rank share, by microbatch and number.
 
-    A later stage borrows a tensor as the leaf of a graph of its own, so no graph spans two stages. Its gradient waits here
-    until the backward pass of the stage that has kept the tensor, which comes later on the same rank.
+    A later stage gets a tensor as a detached leaf, so no graph spans two stages. Its gradient is accumulated here until the
+    backward pass of the stage that cached the tensor, which runs later on the same rank.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[int, int], Kept] = {}
+        self._cached: dict[tuple[int, int], CachedTensor] = {}
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._cached)
 
-    def keep(self, microbatch: int, number: int, tensor: Tensor) -> None:
-        """Keeps a tensor until `release`."""
-        self._kept[microbatch, number] = Kept(tensor)
+    def put(self, microbatch: int, number: int, tensor: Tensor) -> None:
+        """Caches a tensor until `pop`."""
+        self._cached[microbatch, number] = CachedTensor(tensor)
 
-    def borrow(self, microbatch: int, number: int) -> Tensor:
-        """Returns a kept tensor as a leaf, which has a gradient where the tensor has one."""
-        tensor = self._kept[microbatch, number].tensor
+    def get_grad_leaf(self, microbatch: int, number: int) -> Tensor:
+        """Returns a cached tensor as a leaf that requires a gradient if the tensor does."""
+        tensor = self._cached[microbatch, number].tensor
         return tensor.detach().requires_grad_(tensor.requires_grad and torch.is_grad_enabled())
 
-    def give_back(self, microbatch: int, number: int, gradient: Tensor) -> None:
-        """Adds the gradient of a borrowed tensor."""
-        kept = self._kept[microbatch, number]
-        kept.gradient = gradient if kept.gradient is None else kept.gradient + gradient
+    def accumulate_grad(self, microbatch: int, number: int, gradient: Tensor) -> None:
+        """Adds the gradient of a leaf."""
+        cached = self._cached[microbatch, number]
+        cached.gradient = gradient if cached.gradient is None else cached.gradient + gradient
 
-    def release(self, microbatch: int, numbers: Iterable[int]) -> list[Kept]:
-        """Returns kept tensors with their gradients and forgets them."""
-        return [self._kept.pop((microbatch, number)) for number in numbers]
+    def pop(self, microbatch: int, numbers: Iterable[int]) -> list[CachedTensor]:
+        """Removes and returns cached tensors with their gradients."""
+        return [self._cached.pop((microbatch, number)) for number in numbers]
 
 
 Sum = Callable[[Tensor], Tensor]
-"""Returns the sum of a tensor over some ranks, each of which calls it with its own part."""
+"""Returns the sum of a tensor over some ranks, each of which calls it."""
 
 
 def sum_over_two(other: int, group: dist.ProcessGroup | None) -> Sum:
-    """The sum over this rank and another one.
+    """The sum over this rank and the rank `other` of the group.
 
-    The two send each other their parts, since a process group of two would have to be made by all processes in concert.
-
-    Args:
-        other: the other rank in the group.
-        group: of the pipeline.
+    The two exchange their tensors, since all processes would have to take part in creating a process group of two.
     """
 
     def summed(own: Tensor) -> Tensor:
@@ -74,7 +70,7 @@ def sum_over_two(other: int, group: dist.ProcessGroup | None) -> Sum:
 
 
 def sum_over_all(group: dist.ProcessGroup | None) -> Sum:
-    """The sum over all ranks of the pipeline."""
+    """The sum over all ranks of the group."""
 
     def summed(own: Tensor) -> Tensor:
         total = own.clone()
@@ -85,11 +81,11 @@ def sum_over_all(group: dist.ProcessGroup | None) -> Sum:
 
 
 class SharedGradients:
-    """Sums the gradients of shared parameters over the ranks that hold them, which start equal and therefore stay equal.
+    """Sums the gradients of shared parameters over their ranks, which start equal and therefore stay equal.
 
     Args:
         parameters: in the same order on all of these ranks.
-        sum_over_ranks: adds up their parts.
+        sum_over_ranks: sums a tensor over these ranks.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], sum_over_ranks: Sum) -> None:
@@ -97,7 +93,7 @@ class SharedGradients:
 
     @contextmanager
     def summed(self) -> Iterator[None]:
-        """Sums what the backward passes inside add to the gradients; what stood there before is a sum already."""
+        """Sums the gradients of backward passes inside; gradients from before are sums already."""
         before = [parameter.grad for parameter in self.parameters]
         for parameter in self.parameters:
             parameter.grad = None
@@ -111,7 +107,7 @@ class SharedGradients:
     def _sum(self) -> None:
         if not self.parameters:
             return
-        # A parameter that only some of the ranks have used still has a sum, and one that none has used has no gradient.
+        # A parameter that only some ranks have used still has a sum; one that none has used has no gradient.
         used = torch.tensor([parameter.grad is not None for parameter in self.parameters], device=self.parameters[0].device)
         for parameter, users in zip(self.parameters, self._sum_over_ranks(used.int()).tolist(), strict=True):
             if users:

@@ -1,4 +1,4 @@
-"""One pipeline stage: the part of a decoder that a rank holds, what it is sent and keeps, and its place in torch's pipeline."""
+"""The stages of one rank: its part of the decoder, and each stage as a module of torch's pipeline."""
 
 from collections.abc import Collection
 from typing import Any
@@ -15,7 +15,7 @@ from twoaxis.core.parameters import initialise, materialize
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.train.parallel.config import Recompute
 from twoaxis.train.parallel.plan import Plan
-from twoaxis.train.parallel.shared import Kept, Store
+from twoaxis.train.parallel.shared import CachedTensor, StageCache
 
 
 def build_part(
@@ -28,7 +28,7 @@ def build_part(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Decoder:
-    """Builds a decoder that has only these blocks, and of the rest what its stages need; nothing else takes memory.
+    """Builds a decoder with only these blocks and the other modules that the rank needs; nothing else takes memory.
 
     Names and initial values are those of the whole decoder, so the parts of all ranks together are its checkpoint. The
     ends of the stack, and a tied embedding, are on the first and on the last rank; ends that lend their parameters to the
@@ -36,9 +36,9 @@ def build_part(
 
     Args:
         config: of the whole decoder.
-        blocks: that this rank runs.
-        holds_first: whether it embeds.
-        holds_last: whether it computes the loss.
+        blocks: of this rank.
+        holds_first: whether the rank computes the embedding.
+        holds_last: whether the rank computes the loss.
         seed: of the initial values.
         device: of the parameters.
         dtype: of the parameters.
@@ -75,44 +75,44 @@ def build_part(
 
 
 def parameters_of_two_ranks(part: Decoder) -> list[nn.Parameter]:
-    """Parameters that only the first and the last rank have; of the part of either one."""
+    """Parameters that only the first and the last rank hold, from the part of either one."""
     tied = part.embedding.parameters() if part.config.tie_embeddings else ()
     return [*tied, *(() if part.ends.lends else part.ends.parameters())]
 
 
 def parameters_of_all_ranks(part: Decoder) -> list[nn.Parameter]:
-    """Parameters that every rank has."""
+    """Parameters that every rank holds."""
     return list(part.ends.parameters()) if part.ends is not None and part.ends.lends else []
 
 
 class DecoderStage(nn.Module):
-    """Runs the blocks of one stage from the tensors it is sent to those it sends.
+    """Runs the blocks of one stage, from received tensors to sent ones.
 
-    The first stage is sent token ids; the last returns normalised hidden states.
+    The first stage receives token ids; the last returns normalised hidden states.
 
     Args:
         model: the part of the decoder on this rank.
-        plan: what crosses the boundaries.
+        plan: the tensors that cross the boundaries.
         index: of the stage.
         tokens: in a row.
-        store: what the stages of this rank share.
-        recompute: whether only the states between blocks are kept for the backward pass.
+        cache: tensors that the stages of this rank share.
+        recompute: activation checkpointing of nothing (`off`) or of every `block`.
     """
 
-    def __init__(self, model: Decoder, plan: Plan, index: int, tokens: int, store: Store, recompute: Recompute) -> None:
+    def __init__(self, model: Decoder, plan: Plan, index: int, tokens: int, cache: StageCache, recompute: Recompute) -> None:
         super().__init__()
-        self.model, self.plan, self.index, self.tokens, self.store = model, plan, index, tokens, store
+        self.model, self.plan, self.index, self.tokens, self.cache = model, plan, index, tokens, cache
         self.recompute = recompute == "block"
         self.is_first, self.is_last = index == 0, index == plan.stages - 1
         self.received = () if self.is_first else plan.sent(index - 1)
         self.sent = () if self.is_last else plan.sent(index)
         self.fetched, self.kept = plan.fetched(index), plan.kept(index)
-        self._borrowed: dict[int, dict[int, Tensor]] = {}
+        self._leaves: dict[int, dict[int, Tensor]] = {}
 
     def forward(
         self, *received: Tensor, microbatch: int, documents: Int[Tensor, "B T"] | None = None
     ) -> Tensor | tuple[Tensor, ...]:
-        """Returns what is sent on, or hidden states at the end."""
+        """Returns the sent tensors, or the hidden states of the last stage."""
         model, device = self.model, received[0].device
         layout = TokenLayout.contiguous(self.tokens, device=device) if documents is None else TokenLayout.packed(documents)
         entering: dict[int, Tensor] = {}
@@ -133,28 +133,28 @@ class DecoderStage(nn.Module):
             return model.norm(hidden)
         leaving = dict(zip(self.plan.boundaries[self.index].leaves, tree_leaves(state), strict=True))
         for number in self.kept:
-            self.store.keep(microbatch, number, entering[number] if number in entering else leaving[number])
+            self.cache.put(microbatch, number, entering[number] if number in entering else leaving[number])
         return tuple(leaving[number].contiguous() for number in self.sent)
 
     def _gather(self, received: tuple[Tensor, ...], microbatch: int) -> dict[int, Tensor]:
-        """The tensors of the entering state by number: those that were sent, and those that the rank has kept."""
-        borrowed = {number: self.store.borrow(microbatch, number) for number in self.fetched}
-        self._borrowed[microbatch] = {number: leaf for number, leaf in borrowed.items() if leaf.requires_grad}
-        return dict(zip(self.received, received, strict=True)) | borrowed
+        """The tensors of the entering state by number: received ones and cached ones."""
+        fetched = {number: self.cache.get_grad_leaf(microbatch, number) for number in self.fetched}
+        self._leaves[microbatch] = {number: leaf for number, leaf in fetched.items() if leaf.requires_grad}
+        return dict(zip(self.received, received, strict=True)) | fetched
 
-    def release(self, microbatch: int) -> list[Kept]:
-        """What this stage has kept for later ones, with the gradients that they have given back."""
-        return self.store.release(microbatch, self.kept)
+    def pop_cached(self, microbatch: int) -> list[CachedTensor]:
+        """Removes and returns the tensors that this stage has cached, with the gradients from later stages."""
+        return self.cache.pop(microbatch, self.kept)
 
-    def give_back(self, microbatch: int) -> None:
-        """Gives the gradients of what was borrowed to the stage that has kept it."""
-        for number, leaf in self._borrowed.pop(microbatch, {}).items():
+    def accumulate_grads(self, microbatch: int) -> None:
+        """Adds the gradients of fetched tensors to the cache."""
+        for number, leaf in self._leaves.pop(microbatch, {}).items():
             if leaf.grad is not None:
-                self.store.give_back(microbatch, number, leaf.grad)
+                self.cache.accumulate_grad(microbatch, number, leaf.grad)
 
 
 class CachingStage(PipelineStage):
-    """A stage of torch's pipeline that tells its module the microbatch, and starts the backward pass also at what it keeps."""
+    """A pipeline stage that passes the microbatch to its module, and starts the backward pass at cached tensors too."""
 
     submod: DecoderStage
 
@@ -168,21 +168,21 @@ class CachingStage(PipelineStage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Tensor | None = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        """Runs the backward pass of one microbatch, or without one only forgets what was kept for it."""
+        """Runs the backward pass of one microbatch, or without one only clears its cached tensors."""
         self._microbatch = bwd_chunk_id
         if not self.has_backward:
-            self.submod.release(bwd_chunk_id)
+            self.submod.pop_cached(bwd_chunk_id)
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_maybe_with_nosync(self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Any:
-        """Adds the gradients that later stages have given back, and gives back those of what was borrowed."""
-        returned = [kept for kept in self.submod.release(self._microbatch) if kept.gradient is not None]
+        """Includes the gradients of cached tensors, and accumulates those of fetched ones."""
+        returned = [cached for cached in self.submod.pop_cached(self._microbatch) if cached.gradient is not None]
         if returned:
             bwd_kwargs = {
                 **bwd_kwargs,
-                "stage_output": (*bwd_kwargs["stage_output"], *(kept.tensor for kept in returned)),
-                "output_grads": (*bwd_kwargs["output_grads"], *(kept.gradient for kept in returned)),
+                "stage_output": (*bwd_kwargs["stage_output"], *(cached.tensor for cached in returned)),
+                "output_grads": (*bwd_kwargs["output_grads"], *(cached.gradient for cached in returned)),
             }
         result = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
-        self.submod.give_back(self._microbatch)
+        self.submod.accumulate_grads(self._microbatch)
         return result

@@ -1,8 +1,8 @@
-"""Where the numbers of a run are shown besides `metrics.jsonl`, which is always written and stays the truth.
+"""Trackers, which show the metrics of a run elsewhere; one row per kind. `metrics.jsonl` is always written as well.
 
-One row per kind of tracker. A tracker never influences a run: losses, weights and checkpoints are bit-identical with and
-without. It is told of a step after the step was timed; still, a library that sends from a thread of its own may slow the
-steps a little, and the peak memory of the process counts it too, so measure speed and memory without one.
+A tracker never influences a run: losses, weights and checkpoints are bit-identical with and without. Its calls are not timed,
+but a library that sends from another thread may slow steps a little, and its memory counts in the peak of the process: measure
+speed and memory without trackers.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.table import Row, Table
-from twoaxis.train.trackers.base import TrackedRun, Tracker, TrackerConfig, series
+from twoaxis.train.trackers.base import TrackedRun, Tracker, TrackerConfig
 from twoaxis.train.trackers.tensorboard import TensorBoardConfig
 from twoaxis.train.trackers.tracking import Tracking
 from twoaxis.train.trackers.trackio import TrackioConfig
@@ -31,14 +31,14 @@ TRACKERS: Table[TrackerConfig] = Table(
 """The kinds of tracker; other packages add rows through the entry point `twoaxis.trackers`."""
 
 AnyTracker = str | Mapping[str, Any] | TrackerConfig | Tracker
-"""A kind, a table with `kind`, a configuration, or an object of your own with the methods of `Tracker`."""
+"""A kind, a table with `kind`, a configuration, or any object with the methods of `Tracker`."""
 
 
 def build_trackers(chosen: Iterable[AnyTracker]) -> dict[str, Tracker]:
-    """Makes trackers by name: the kind of one from the table, the class of one of your own.
+    """Builds trackers by name, which is the kind, or the class of an object.
 
     Raises:
-        ConfigError: an unknown kind, a package that is not installed, an object that is no tracker, or a name used twice.
+        ConfigError: an unknown kind, a missing package, an object that is no tracker, or a name used twice.
 
     Example:
         >>> build_trackers(["tensorbord"])
@@ -63,16 +63,4 @@ def build_trackers(chosen: Iterable[AnyTracker]) -> dict[str, Tracker]:
     return trackers
 
 
-__all__ = [
-    "TRACKERS",
-    "AnyTracker",
-    "TensorBoardConfig",
-    "TrackedRun",
-    "Tracker",
-    "TrackerConfig",
-    "Tracking",
-    "TrackioConfig",
-    "WandbConfig",
-    "build_trackers",
-    "series",
-]
+__all__ = ["TRACKERS", "AnyTracker", "TrackedRun", "Tracker", "TrackerConfig", "Tracking", "build_trackers"]

@@ -1,4 +1,4 @@
-"""What a tracker is told of a run, and how a tracker is chosen."""
+"""The interface of a tracker, and the base of tracker configurations."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -12,35 +12,35 @@ from twoaxis.train.metrics import StepRecord
 
 
 class TrackedRun(NamedTuple):
-    """The run that a tracker is about to be told of.
+    """The run that a tracker receives.
 
     Attributes:
-        id: 16 letters and digits that stay with the run folder, so that a resumed run continues the same series.
+        id: 16 letters and digits, fixed for the run folder, so that a resumed run continues the same series.
         folder: of the run.
         config: the recipe as plain data.
-        told_steps: steps that this tracker was told in earlier calls; None when the run is new to it.
+        logged_steps: steps that this tracker has logged before; None for a new run.
     """
 
     id: str
     folder: Path
     config: dict[str, Any]
-    told_steps: int | None
+    logged_steps: int | None
 
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Receives the numbers of a run beside `metrics.jsonl`; any object with these three methods is one.
+    """Receives the metrics of a run; any object with these three methods is a tracker.
 
-    An error in `start` ends the run before its first step. After an error in `log` or `finish` the tracker is told
-    nothing more, and the run goes on.
+    An error in `start` ends the run before its first step. An error in `log` or `finish` removes the tracker, and the run
+    continues.
 
     Example:
-        >>> class Loudest:
+        >>> class LargestGradient:
         ...     largest = 0.0
-        ...     def start(self, run): print("began" if run.told_steps is None else "goes on")
+        ...     def start(self, run): print("new" if run.logged_steps is None else "resumed")
         ...     def log(self, step, tokens, values): self.largest = max(self.largest, values["train/grad_norm"])
         ...     def finish(self, result): print(f"largest gradient norm {self.largest}")
-        >>> isinstance(Loudest(), Tracker)
+        >>> isinstance(LargestGradient(), Tracker)
         True
     """
 
@@ -49,26 +49,26 @@ class Tracker(Protocol):
         ...
 
     def log(self, step: int, tokens: int, values: Mapping[str, float]) -> None:
-        """Called once for every step of the run, in order, with the values that `series` names.
+        """Called once for every step of the run, in order.
 
         Args:
             step: steps taken, this one included.
-            tokens: read up to and with this step.
-            values: the numbers by the name of their series.
+            tokens: read so far, this step included.
+            values: numbers by the name of their series; see `series`.
         """
         ...
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
-        """Called once at the end, with the result of a run that has finished or diverged, else with None."""
+        """Called once at the end, with the result if the run has finished or diverged."""
         ...
 
 
 class TrackerConfig(Config, ABC):
-    """Base of every kind of tracker; its `kind` names the row of the table `TRACKERS`."""
+    """Base of tracker configurations; `kind` names the row of the table `TRACKERS`."""
 
     @abstractmethod
     def build(self) -> Tracker:
-        """Makes the tracker; nothing is opened, written or sent before its `start`.
+        """Builds the tracker; nothing is opened, written or sent before `start`.
 
         Raises:
             ConfigError: its package is not installed.
@@ -76,7 +76,7 @@ class TrackerConfig(Config, ABC):
 
 
 def series(record: StepRecord, tokens_per_step: int) -> dict[str, float]:
-    """The numbers of a step by the name of their series; a validation only where there was one.
+    """The numbers of a step by the name of their series.
 
     Example:
         >>> series(StepRecord(step=5, loss=2.5, grad_norm=1.0, lr=0.1, tokens=90, seconds=0.5), tokens_per_step=100)
@@ -95,10 +95,10 @@ def series(record: StepRecord, tokens_per_step: int) -> dict[str, float]:
 
 
 def load(module: str, kind: str) -> Any:
-    """Imports the package of a tracker when the tracker is asked for, and not before.
+    """Imports the package of a tracker.
 
     Raises:
-        ConfigError: naming the extra that installs it.
+        ConfigError: it is not installed.
     """
     try:
         return import_module(module)

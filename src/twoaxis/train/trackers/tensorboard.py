@@ -10,38 +10,34 @@ from twoaxis.train.trackers.base import TrackedRun, Tracker, TrackerConfig, load
 class TensorBoardConfig(TrackerConfig):
     """Event files in the folder `tensorboard` of the run; needs the extra `twoaxis[tensorboard]`.
 
-    See them with `tensorboard --logdir runs`; nothing leaves the machine.
+    Show them with `tensorboard --logdir runs`; nothing leaves the machine.
     """
 
     kind: Literal["tensorboard"] = "tensorboard"
 
     def build(self) -> Tracker:
-        """Makes the tracker."""
+        """Builds the tracker."""
         return TensorBoardTracker(load("torch.utils.tensorboard", self.kind))
 
 
 class TensorBoardTracker:
-    """See `TensorBoardConfig`.
-
-    Args:
-        library: `torch.utils.tensorboard`.
-    """
+    """Writes through `torch.utils.tensorboard`; see `TensorBoardConfig`."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
         self._writer: Any = None
 
     def start(self, run: TrackedRun) -> None:
-        """Opens an event file beside those of earlier calls, with the recipe in the first one."""
+        """Opens a new event file, with the recipe in the first one."""
         self._writer = self._library.SummaryWriter(str(run.folder / "tensorboard"))
-        if run.told_steps is None:
+        if run.logged_steps is None:
             self._writer.add_text("config", _block(run.config), 0)
 
     def log(self, step: int, tokens: int, values: Mapping[str, float]) -> None:
-        """Writes the values, and the tokens as a series, since TensorBoard knows no axis of tokens."""
+        """Writes the values, and the tokens as a series, since TensorBoard has no token axis."""
         for name, value in {**values, "tokens": tokens}.items():
             self._writer.add_scalar(name, value, step)
-        # Else a killed run would lose what the writer holds back for two minutes.
+        # The writer buffers for two minutes, which a killed run would lose.
         self._writer.flush()
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
@@ -52,5 +48,5 @@ class TensorBoardTracker:
 
 
 def _block(data: Mapping[str, Any]) -> str:
-    """The data as a block of code in Markdown, which TensorBoard renders."""
+    """The data as a Markdown code block."""
     return f"```json\n{json.dumps(data, indent=1)}\n```"

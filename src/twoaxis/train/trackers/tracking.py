@@ -1,4 +1,4 @@
-"""The trackers of a run, kept from influencing it."""
+"""Calls the trackers of a run, and keeps them from influencing it."""
 
 import contextlib
 import secrets
@@ -18,18 +18,18 @@ from twoaxis.train.training_state import random_state, restore_random_state
 
 
 class Tracking:
-    """Tells every tracker every step once, however often the run is stopped, killed and resumed.
+    """Logs every step to every tracker once, however often the run is stopped, killed and resumed.
 
-    A context manager: entering it starts the trackers, and tells each what it has not been told of the steps before;
-    leaving it finishes them. What a tracker draws from torch's random generators is put back, what it prints goes to
-    standard error, and a tracker that fails is noted once and then left alone.
+    A context manager: entering it starts the trackers and logs the earlier steps that they lack; leaving it finishes them.
+    The state of torch's random generators is restored after each call, output goes to standard error, and a tracker that fails
+    is noted once and removed.
 
     Args:
         trackers: by name.
-        folder: of the run; `trackers/NAME` there holds how many steps a tracker was told.
+        folder: of the run; `trackers/NAME` there counts the steps that a tracker has logged.
         records: the steps so far, from `metrics.jsonl`.
         tokens_per_step: tokens read in a step.
-        progress: told of a tracker that fails.
+        progress: receives a note about a tracker that fails.
 
     Raises:
         ConfigError: on entering, a tracker that cannot be started.
@@ -46,7 +46,7 @@ class Tracking:
     ) -> None:
         self._trackers, self._folder, self._records = trackers, folder, records
         self._tokens_per_step, self._progress = tokens_per_step, progress
-        self._told = {name: ToldSteps(folder.path / "trackers" / name) for name in trackers}
+        self._logged = {name: LoggedSteps(folder.path / "trackers" / name) for name in trackers}
         self._active: dict[str, Tracker] = {}
         self._result: Result | None = None
 
@@ -65,34 +65,34 @@ class Tracking:
         self._close()
 
     def log(self, record: StepRecord) -> None:
-        """Tells a step to every tracker that was not told it before."""
+        """Logs a step to every tracker that has not logged it before."""
         for name, tracker in list(self._active.items()):
-            told = self._told[name]
-            if record.step <= told.steps:
+            logged = self._logged[name]
+            if record.step <= logged.steps:
                 continue
             with self._guarded(name):
-                # Noted first, so that a run killed in between never logs a step twice.
-                told.write(record.step)
+                # Counted first, so that a run killed in between never logs a step twice.
+                logged.write(record.step)
                 try:
                     tracker.log(record.step, record.step * self._tokens_per_step, series(record, self._tokens_per_step))
                 except Exception:
-                    told.write(record.step - 1)
+                    logged.write(record.step - 1)
                     raise
 
     def finish(self, result: Result) -> None:
-        """Sets the result that the trackers are told at the end, if the run need not go on."""
+        """Sets the result that the trackers receive at the end, unless the run was interrupted."""
         self._result = None if result.status == "interrupted" else result
 
     def _start(self, name: str, tracker: Tracker) -> None:
         self._folder.write_once("tracking", {"run_id": secrets.token_hex(8)})
-        told, identity = self._told[name], self._folder.read("tracking")["run_id"]
-        known = told.steps if told.path.exists() else None
-        run = TrackedRun(identity, self._folder.path, self._folder.read("config"), known)
+        logged, identity = self._logged[name], self._folder.read("tracking")["run_id"]
+        earlier = logged.steps if logged.path.exists() else None
+        run = TrackedRun(identity, self._folder.path, self._folder.read("config"), earlier)
         try:
-            with _undisturbed():
+            with _isolated():
                 tracker.start(run)
             self._active[name] = tracker
-            told.write(told.steps)
+            logged.write(logged.steps)
         except TwoAxisError:
             raise
         except Exception as error:
@@ -104,29 +104,24 @@ class Tracking:
         for name, tracker in list(self._active.items()):
             with self._guarded(name):
                 tracker.finish(None if self._result is None else self._result.to_data())
-            self._told[name].close()
+            self._logged[name].close()
         self._active.clear()
 
     @contextlib.contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
         try:
-            with _undisturbed():
+            with _isolated():
                 yield
         except Exception as error:
             del self._active[name]
-            self._told[name].close()
+            self._logged[name].close()
             self._progress.note(
                 f"tracker {name!r} failed and is switched off ({_in_one_line(error)}); the run goes on, metrics.jsonl has all"
             )
 
 
-class ToldSteps:
-    """How many steps a tracker was told, in a file that a kill at any moment leaves whole.
-
-    Attributes:
-        path: the file.
-        steps: the number.
-    """
+class LoggedSteps:
+    """The number of steps that a tracker has logged, in a file that is intact whenever the process is killed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -141,7 +136,7 @@ class ToldSteps:
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(self.path, "r+b" if self.path.exists() else "xb", buffering=0)  # noqa: SIM115, closed by `close`
-        # One write of a fixed length in place costs microseconds; a new file for every step would cost milliseconds.
+        # One write of fixed length in place takes microseconds, a new file for every step milliseconds.
         self._file.seek(0)
         self._file.write(f"{steps:012}\n".encode())
         self.steps = steps
@@ -154,7 +149,7 @@ class ToldSteps:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _isolated() -> Iterator[None]:
     state = random_state()
     try:
         with contextlib.redirect_stdout(sys.stderr):

@@ -1,4 +1,4 @@
-"""Weights & Biases: online or offline, as the user's environment says."""
+"""Weights & Biases, online or offline as the environment says."""
 
 import contextlib
 import os
@@ -13,29 +13,24 @@ from twoaxis.train.trackers.base import TrackedRun, Tracker, TrackerConfig, load
 class WandbConfig(TrackerConfig):
     """A run of Weights & Biases; needs the extra `twoaxis[wandb]`.
 
-    What wandb reads from the environment counts here too: WANDB_MODE=offline keeps everything in the folder `wandb` of
-    the run, for `wandb sync` or for nobody; WANDB_ENTITY, WANDB_RUN_GROUP and others say where it belongs. Only the recipe,
-    the series and the result are sent: no code, no console output and no measurements of the machine.
+    The environment variables of wandb apply: WANDB_MODE=offline keeps everything in the folder `wandb` of the run, for
+    `wandb sync`; WANDB_ENTITY and WANDB_RUN_GROUP set entity and group. Only the recipe, the series and the result are sent: no
+    code, no console output and no measurements of the machine.
 
     Attributes:
-        project: where the run belongs; None is that of WANDB_PROJECT, and `twoaxis` without one.
+        project: of the run; None takes WANDB_PROJECT, or `twoaxis` without it.
     """
 
     kind: Literal["wandb"] = "wandb"
     project: str | None = None
 
     def build(self) -> Tracker:
-        """Makes the tracker."""
+        """Builds the tracker."""
         return WandbTracker(load("wandb", self.kind), self.project or os.environ.get("WANDB_PROJECT") or "twoaxis")
 
 
 class WandbTracker:
-    """See `WandbConfig`.
-
-    Args:
-        library: `wandb`.
-        project: where the run belongs.
-    """
+    """Logs through `wandb`; see `WandbConfig`."""
 
     def __init__(self, library: Any, project: str) -> None:
         self._library, self._project = library, project
@@ -45,7 +40,7 @@ class WandbTracker:
         """Begins or continues the run with this id.
 
         Raises:
-            ConfigError: nobody is logged in, or the server cannot be reached.
+            ConfigError: no login, or no connection to the server.
         """
         try:
             settings = self._library.Settings(
@@ -58,7 +53,7 @@ class WandbTracker:
                 x_disable_stats=True,
                 x_save_requirements=False,
             )
-            with _nobody_at_the_keyboard():
+            with _no_terminal_input():
                 self._run = self._library.init(
                     project=self._project,
                     id=run.id,
@@ -66,7 +61,7 @@ class WandbTracker:
                     config=run.config,
                     dir=os.environ.get("WANDB_DIR") or str(run.folder),
                     resume="allow",
-                    # A run that the caller may have open stays as it is.
+                    # An open run of the caller stays open.
                     reinit="create_new",
                     force=True,
                     settings=settings,
@@ -78,7 +73,7 @@ class WandbTracker:
             ) from None
 
     def log(self, step: int, tokens: int, values: Mapping[str, float]) -> None:
-        """Logs the values, and the tokens as a series that any chart can have as its axis."""
+        """Logs the values, and the tokens as a series that charts can use as an axis."""
         self._run.log({**values, "tokens": tokens}, step=step, commit=True)
 
     def finish(self, result: Mapping[str, Any] | None) -> None:
@@ -89,12 +84,12 @@ class WandbTracker:
 
 
 @contextlib.contextmanager
-def _nobody_at_the_keyboard() -> Iterator[None]:
-    """Makes standard input no terminal, where wandb would ask for a login and wait."""
-    keyboard = sys.stdin
-    with open(os.devnull, encoding="utf-8") as nobody:
-        sys.stdin = nobody
+def _no_terminal_input() -> Iterator[None]:
+    """Replaces standard input: at a terminal, wandb would prompt for a login and wait."""
+    before = sys.stdin
+    with open(os.devnull, encoding="utf-8") as empty:
+        sys.stdin = empty
         try:
             yield
         finally:
-            sys.stdin = keyboard
+            sys.stdin = before

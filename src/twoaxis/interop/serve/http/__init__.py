@@ -1,4 +1,4 @@
-"""The server itself; importing it needs the extra `twoaxis[serve]`."""
+"""The HTTP server; importing it needs the extra `twoaxis[serve]`."""
 
 import importlib.util
 

@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from twoaxis.core.errors import problem
 from twoaxis.interop.serve.answers import Answer
 from twoaxis.interop.serve.engine import Engine
 from twoaxis.interop.serve.http.metrics import CLIENT_LEFT, CountRequests, Metrics
-from twoaxis.interop.serve.http.responses import OUR_FAULT, EventStream, Exchange, json_response, refused
+from twoaxis.interop.serve.http.responses import SERVER_FAULT, EventStream, Exchange, json_response, refused
 from twoaxis.interop.serve.protocol import ChatRequest, CompletionRequest, Refusal
 from twoaxis.interop.serve.protocol import Request as ApiRequest
 from twoaxis.interop.serve.work import Served, work_of
@@ -35,10 +35,10 @@ class Service:
     """One served model.
 
     Attributes:
-        engine: has been started; the caller stops it.
-        served: the model as its clients see it.
-        metrics: counts.
-        closing: set when open requests get the error that the server stops.
+        engine: started; the caller stops it.
+        served: the served model.
+        metrics: counts of requests and tokens.
+        closing: set when the server stops and refuses open requests.
     """
 
     engine: Engine
@@ -50,7 +50,7 @@ class Service:
         self.metrics = Metrics(self.engine)
 
     async def close(self) -> None:
-        """Ends every request that is not answered yet with an error; it takes as long as a step of the batch."""
+        """Ends every open request with an error, after the running step of the batch."""
         self.closing.set()
         await asyncio.to_thread(self.engine.stop)
 
@@ -60,13 +60,13 @@ def create_app(service: Service, host: str) -> FastAPI:
 
     Args:
         service: the model.
-        host: where the server listens; one for this machine alone answers no request that was sent to another name.
+        host: the address of the server; if it is a loopback address, requests to other host names are refused.
     """
-    # The pages of documentation that come with FastAPI load scripts from elsewhere.
+    # The documentation pages of FastAPI load scripts from other hosts.
     app = FastAPI(title="twoaxis", docs_url=None, redoc_url=None, openapi_url=None)
     if is_loopback(host):
         app.add_middleware(LocalHosts)
-    # The last one added is the first to see a request.
+    # Middleware that is added last runs first.
     app.add_middleware(CountRequests, metrics=service.metrics, routes=ROUTES)
     _add_routes(app, service)
 
@@ -77,8 +77,8 @@ def create_app(service: Service, host: str) -> FastAPI:
         return refused(Refusal(f"{what}: {error.detail}; see GET /v1/models", error.status_code))
 
     @app.exception_handler(Exception)
-    async def our_fault(request: Request, error: Exception) -> Response:
-        return refused(OUR_FAULT)
+    async def server_fault(request: Request, error: Exception) -> Response:
+        return refused(SERVER_FAULT)
 
     return app
 
@@ -118,38 +118,35 @@ async def _answer(request: Request, kind: type[ApiRequest], service: Service) ->
     served = service.served
     try:
         body = await read_body(request, served.limits.max_body_bytes, service.closing)
-        # Long prompts take their time, in which others are served.
+        # In threads, since a long prompt takes time.
         api_request = await asyncio.to_thread(kind.read, body)
         work = await asyncio.to_thread(work_of, api_request, served)
         answer = Answer(api_request, served.name, work.prompt_tokens, work.note)
         exchange = Exchange(service.engine, served.tokenizer, work)
         if api_request.stream:
             return EventStream(exchange, answer)
-        return await _unless_disconnected(request, lambda: _whole(exchange, answer), exchange.cancel)
+        return await _whole(request, exchange, answer)
     except Refusal as refusal:
         return refused(refusal)
 
 
-async def _whole(exchange: Exchange, answer: Answer) -> Response:
-    texts, last = await exchange.whole()
-    return json_response(answer.whole(texts, last))
-
-
-async def _unless_disconnected(
-    request: Request, make: Callable[[], Awaitable[Response]], cancel: Callable[[], None]
-) -> Response:
-    """Makes the response; cancels when the client disconnects before."""
-    answer = asyncio.ensure_future(make())
-    gone = asyncio.ensure_future(_disconnected(request))
+async def _whole(request: Request, exchange: Exchange, answer: Answer) -> Response:
+    """The whole answer; if the client disconnects first, the generations are cancelled."""
     try:
-        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if answer.done():
-            return answer.result()
-        # Nobody reads it.
-        return Response(status_code=CLIENT_LEFT)
+        whole, _ = await _first_done(exchange.whole(), _disconnected(request))
     finally:
-        cancel()
-        for task in (answer, gone):
+        exchange.cancel()
+    return Response(status_code=CLIENT_LEFT) if whole is None else json_response(answer.whole(*whole.result()))
+
+
+async def _first_done(*coroutines: Coroutine[Any, Any, Any], timeout: float | None = None) -> list[asyncio.Task[Any] | None]:
+    """Runs the coroutines until one is done, and cancels the others, which are None in the result."""
+    tasks = [asyncio.ensure_future(one) for one in coroutines]
+    try:
+        await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        return [task if task.done() else None for task in tasks]
+    finally:
+        for task in tasks:
             task.cancel()
 
 
@@ -162,29 +159,23 @@ async def read_body(request: Request, max_bytes: int, closing: asyncio.Event) ->
     """The whole body.
 
     Args:
-        request: whose body it is.
+        request: the request.
         max_bytes: of the largest body.
-        closing: set when nothing more is to be read.
+        closing: set when the server stops.
 
     Raises:
-        Refusal: not declared as JSON, too large, too slow, the client has left, or the server is stopping.
+        Refusal: not declared as JSON, too large, too slow, a client that left, or a server that is stopping.
     """
     given = request.headers.get("content-type", "")
     # Browsers let a web page send other types to another site without a preflight request.
     if given.partition(";")[0].strip().lower() != JSON_TYPE:
         raise Refusal(problem("Content-Type", given, JSON_TYPE, "set this header"), 415)
-    reading = asyncio.ensure_future(_read(request, max_bytes))
-    closed = asyncio.ensure_future(closing.wait())
-    try:
-        await asyncio.wait((reading, closed), timeout=BODY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        if reading.done():
-            return reading.result()
-        if closed.done():
-            raise Refusal("the server is stopping; ask again later", 503)
-        raise Refusal(f"body: not here after {BODY_SECONDS:.0f} seconds; send it again", 408)
-    finally:
-        reading.cancel()
-        closed.cancel()
+    body, closed = await _first_done(_read(request, max_bytes), closing.wait(), timeout=BODY_SECONDS)
+    if body is not None:
+        return body.result()
+    if closed is not None:
+        raise Refusal("the server is stopping; ask again later", 503)
+    raise Refusal(f"body: not here after {BODY_SECONDS:.0f} seconds; send it again", 408)
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:
@@ -201,7 +192,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it.
+    """Whether only this machine can reach the host.
 
     Example:
         >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
@@ -214,19 +205,16 @@ def is_loopback(host: str) -> bool:
 
 
 class LocalHosts:
-    """Refuses requests that were sent to another name than one of this machine.
+    """Middleware that refuses requests to other host names than those of this machine.
 
-    A web page may let a name of its own point at 127.0.0.1; the browser would then let that page read the answer.
-
-    Args:
-        app: answers the others.
+    It prevents DNS rebinding: a web page whose host name resolves to 127.0.0.1 could read answers in a browser.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Handles one request."""
         host = Headers(scope=scope).get("host", "")
         if is_loopback(_without_port(host)):
             await self._app(scope, receive, send)

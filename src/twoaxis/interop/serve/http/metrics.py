@@ -1,4 +1,4 @@
-"""Counts of requests and tokens, in the text format of Prometheus."""
+"""Counts of requests and tokens in the Prometheus text format."""
 
 import time
 from bisect import bisect_left
@@ -11,23 +11,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from twoaxis.interop.serve.engine import Engine
 
 CLIENT_LEFT = 499
-"""The status of requests whose client left before the end of the answer."""
+"""The status of a request whose client left before the end of the answer."""
 
 BOUNDS_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 STATUS = "twoaxis_status"
-"""Where the state of a request has the status that counts; a stream, whose headers are gone, puts there how it ended."""
+"""The key of the counted status in the state of a request; a stream sets it at its end, after its headers."""
 
 OTHER = "other"
-"""Counts every path that is no route, since clients can send any number of them."""
+"""The label of all paths that are no route, whose number is unbounded."""
 
 
 class Metrics:
-    """Counts of one server, kept by the thread that answers requests.
-
-    Args:
-        engine: counted too.
-    """
+    """Counts of one server and its engine, updated by the thread that answers requests."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -40,8 +36,8 @@ class Metrics:
 
         Args:
             route: its path.
-            status: of HTTP, or how its stream ended.
-            seconds: from its arrival to the end of its answer; None leaves it out of the times.
+            status: HTTP status, or that of the end of a stream.
+            seconds: from its arrival to the end of its answer; None leaves it out of the histogram.
         """
         self._requests[route, status] += 1
         if status == 200 and seconds is not None:
@@ -49,7 +45,7 @@ class Metrics:
             self._seconds += seconds
 
     def text(self) -> str:
-        """All counts."""
+        """All counts as text."""
         counts = self._engine.counts
         left = sum(number for (_, status), number in self._requests.items() if status == CLIENT_LEFT)
         lines = ["# HELP twoaxis_requests_total Requests by path and HTTP status.", "# TYPE twoaxis_requests_total counter"]
@@ -75,32 +71,32 @@ class Metrics:
 
 
 class CountRequests:
-    """Takes the time and the status of each request.
+    """Middleware that counts requests, with status and time.
 
     Args:
-        app: answers it.
-        metrics: take the counts.
-        routes: paths that are counted by themselves, with what lies below them.
+        app: the application.
+        metrics: the counts.
+        routes: paths with separate counts, including paths below them.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, routes: Sequence[str]) -> None:
         self._app, self._metrics, self._routes = app, metrics, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
+        """Handles one request."""
         begin, state = time.monotonic(), scope.setdefault("state", {})
-        # Without an answer, the request has failed.
+        # Unless it is answered.
         state[STATUS] = 500
 
-        async def noting(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             if message["type"] == "http.response.start":
                 state[STATUS] = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, send_and_record)
         finally:
-            # Only POST requests are timed: health checks would hide them.
+            # Only POST requests, since health checks would dominate.
             seconds = time.monotonic() - begin if scope["method"] == "POST" else None
             self._metrics.answered(self._route(scope["path"]), state[STATUS], seconds)
 

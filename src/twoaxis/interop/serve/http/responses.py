@@ -1,4 +1,4 @@
-"""Responses: JSON, refusals, and streams of server-sent events, made of the pieces that the engine generates."""
+"""Responses: JSON, errors, and streams of server-sent events."""
 
 import asyncio
 import contextlib
@@ -19,16 +19,16 @@ from twoaxis.interop.serve.protocol import Refusal
 from twoaxis.interop.serve.work import Work
 
 RETRY_SECONDS = 1
-OUR_FAULT = Refusal("the server failed; its log says why", 500)
+SERVER_FAULT = Refusal("the server failed; its log says why", 500)
 _log = logging.getLogger(__name__)
 
 
 class Exchange:
-    """Queues the generations of a request and yields their pieces in the running event loop.
+    """Submits the generations of a request, and yields their pieces in the running event loop.
 
     Args:
-        engine: runs them.
-        tokenizer: makes text of tokens.
+        engine: runs the generations.
+        tokenizer: of the model.
         work: the generations of the request.
 
     Raises:
@@ -48,7 +48,7 @@ class Exchange:
             raise Refusal(str(error), 503) from None
 
     def cancel(self) -> None:
-        """Takes all generations out that still run."""
+        """Cancels all running generations."""
         for handle in self._handles:
             handle.cancel()
 
@@ -69,7 +69,7 @@ class Exchange:
             yield piece
 
     async def whole(self) -> tuple[list[str], list[Piece]]:
-        """The text and the last piece of every choice; errors as in `pieces`."""
+        """The text and the last piece of every choice; raises as `pieces` does."""
         texts, last = [""] * self.choices, {}
         async for piece in self.pieces():
             texts[piece.choice] += piece.text
@@ -77,30 +77,30 @@ class Exchange:
         return texts, [last[index] for index in range(self.choices)]
 
     def _deliver(self, piece: Piece) -> None:
-        # The loop may be gone when the last generations are cancelled.
+        # The loop may be closed when the last generations are cancelled.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, piece)
 
 
 def json_response(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """JSON in ASCII, so that any text can be quoted in it, even half of a surrogate pair."""
+    """A JSON response in ASCII, which can quote any text, even half of a surrogate pair."""
     return Response(json.dumps(data), status, headers, "application/json")
 
 
 def refused(refusal: Refusal) -> Response:
-    """The error of a request; with Retry-After where a later request may succeed."""
+    """An error response, with Retry-After if a later request may succeed."""
     headers = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in (429, 503) else None
     return json_response(refusal.body, refusal.status, headers)
 
 
 class EventStream(StreamingResponse):
-    """An answer in pieces; when the client leaves, its generations are cancelled.
+    """A streamed answer; if the client leaves, its generations are cancelled.
 
-    An error inside a stream is its last piece, and counts as its own status.
+    An error inside a stream is its last event, and its status is counted.
 
     Args:
-        exchange: gives the pieces.
-        answer: gives them their shape.
+        exchange: yields the pieces.
+        answer: formats them as events.
     """
 
     def __init__(self, exchange: Exchange, answer: Answer) -> None:
@@ -114,7 +114,6 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # Generations of a stream without a reader must not go on.
             self._exchange.cancel()
             scope["state"][STATUS] = self._ended_with
 
@@ -134,7 +133,7 @@ class EventStream(StreamingResponse):
             refusal = found
         except Exception:
             _log.exception("a stream ends in an error")
-            refusal = OUR_FAULT
+            refusal = SERVER_FAULT
         if refusal:
             yield _event(refusal.body)
         self._ended_with = refusal.status if refusal else 200

@@ -1,4 +1,4 @@
-"""The server on a socket, and connections with limits of size and time."""
+"""The server on a socket, and limits of size and time for its connections."""
 
 import asyncio
 import signal
@@ -17,20 +17,20 @@ from twoaxis.interop.serve.http.responses import refused
 from twoaxis.interop.serve.protocol import Refusal
 
 MAX_HEAD_BYTES = 1 << 16
-"""Of the first line and the headers of a request."""
+"""The longest request line and headers together."""
 
 REQUEST_SECONDS = 10.0
-"""From a new connection, or the end of an answer, to the end of the next headers, or of a body whose answer is out already."""
+"""From a new connection, or the end of an answer, to the end of the next headers, or of a body that is answered already."""
 
 READING_SECONDS = 60.0
-"""For a client that lets its answer lie, once what the system holds back for it is full."""
+"""The timeout of a client that reads nothing of its answer once the send buffer is full."""
 
-TELLING_SECONDS = 5
-"""For a step that is running and for answers that say that the server stops; then connections are cut."""
+STOPPING_SECONDS = 5
+"""For the running step and for the errors to open requests; then connections are closed."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Opens the socket; port 0 takes a free one.
+    """Opens the socket; port 0 takes any free port.
 
     Raises:
         ConfigError: the port is taken, or the host is not this machine.
@@ -38,7 +38,7 @@ def bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         opened = socket.socket(family, kind, protocol)
-    # A name that is none in the encoding of names.
+    # UnicodeError: a host name that cannot be encoded.
     except (OSError, UnicodeError) as error:
         raise ConfigError(problem("host", host, f"a name or address of this machine ({error})", "try 127.0.0.1")) from None
     try:
@@ -53,25 +53,24 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def address_of(opened: socket.socket) -> str:
-    """Its URL."""
+    """The URL of the socket."""
     host, port = opened.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Server(uvicorn.Server):
-    """Serves the application; a signal lets running requests end first.
+    """Serves the application; after a signal it waits for running requests.
 
     Args:
-        app: what to serve.
-        close: called when running requests have taken too long to end; it has to end them.
-        ready: called when it answers.
-        grace_seconds: how long running requests may take to end after a signal.
+        app: the application.
+        close: called `grace_seconds` after a signal; must end running requests.
+        ready: called when the server accepts requests.
+        grace_seconds: for running requests after a signal.
     """
 
     def __init__(
         self, app: FastAPI, close: Callable[[], Awaitable[None]], ready: Callable[[], None], grace_seconds: int = 10
     ) -> None:
-        deadline = grace_seconds + TELLING_SECONDS
         super().__init__(
             uvicorn.Config(
                 app,
@@ -79,7 +78,7 @@ class Server(uvicorn.Server):
                 h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 log_level="warning",
                 access_log=False,
-                timeout_graceful_shutdown=deadline,
+                timeout_graceful_shutdown=grace_seconds + STOPPING_SECONDS,
                 lifespan="off",
                 ws="none",
             )
@@ -87,12 +86,12 @@ class Server(uvicorn.Server):
         self._close, self._ready, self._grace_seconds = close, ready, grace_seconds
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Starts, and calls `ready`."""
+        """Starts the server and calls `ready`."""
         await super().startup(sockets)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Waits for running requests, and closes those that take too long."""
+        """Waits for running requests, and ends those that take too long."""
         closing = asyncio.ensure_future(self._close_late())
         try:
             await super().shutdown(sockets)
@@ -108,7 +107,7 @@ class Server(uvicorn.Server):
         if threading.current_thread() is not threading.main_thread():
             self.run([opened])
             return
-        # Uvicorn raises handled signals again, but a requested stop is no failure.
+        # Uvicorn raises handled signals again, but a requested stop is no error.
         before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             self.run([opened])
@@ -118,46 +117,46 @@ class Server(uvicorn.Server):
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP/1.1 on one connection; bodies have their own limits, see `read_body`."""
+    """HTTP/1.1 on one connection with timeouts; for those of bodies see `read_body`."""
 
-    _waiting: asyncio.TimerHandle | None = None
-    _lying: asyncio.TimerHandle | None = None
+    _request_timer: asyncio.TimerHandle | None = None
+    _reading_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begins to wait for a request."""
+        """Starts the timeout of the first request."""
         super().connection_made(transport)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Takes what has come."""
+        """Parses received data and updates the timeout."""
         super().data_received(data)
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forgets the connection."""
-        for timer in (self._waiting, self._lying):
+        """Cancels the timeouts."""
+        for timer in (self._request_timer, self._reading_timer):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Begins to wait for the next request."""
+        """Starts the timeout of the next request."""
         super().on_response_complete()
         self._watch()
 
     def pause_writing(self) -> None:
-        """The client reads no more."""
+        """Starts the timeout of a client that does not read."""
         super().pause_writing()
-        self._lying = self.loop.call_later(READING_SECONDS, self.transport.abort)
+        self._reading_timer = self.loop.call_later(READING_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Cancels the timeout of a client that reads again."""
         super().resume_writing()
-        if self._lying is not None:
-            self._lying.cancel()
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses what is no request, in the shape of the API."""
+        """Refuses an invalid request with an error of the API."""
         if len(self.conn.trailing_data[0]) > MAX_HEAD_BYTES:
             allowed = f"must be at most {MAX_HEAD_BYTES} bytes; send fewer or shorter headers"
             self._refuse(Refusal(f"head of the request: more than {MAX_HEAD_BYTES} bytes; {allowed}", 431))
@@ -165,17 +164,17 @@ class TimedProtocol(H11Protocol):
             self._refuse(Refusal("request: is not HTTP/1.1; see the OpenAI API", 400))
 
     def _watch(self) -> None:
-        """Lets the clock run while the next thing is the client's: a head, or a body that nobody needs any more."""
+        """Runs the timeout while the server waits for a head, or for the rest of a body that is answered already."""
         answered = self.cycle is None or self.cycle.response_complete
-        owing = answered and self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
-        if owing and self._waiting is None:
-            self._waiting = self.loop.call_later(REQUEST_SECONDS, self._give_up)
-        elif not owing and self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+        waits = answered and self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        if waits and self._request_timer is None:
+            self._request_timer = self.loop.call_later(REQUEST_SECONDS, self._time_out)
+        elif not waits and self._request_timer is not None:
+            self._request_timer.cancel()
+            self._request_timer = None
 
-    def _give_up(self) -> None:
-        self._waiting = None
+    def _time_out(self) -> None:
+        self._request_timer = None
         begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
         if begun and not self.transport.is_closing():
             self._refuse(Refusal(f"headers: not here after {REQUEST_SECONDS:g} seconds; send the request again", 408))
