@@ -19,7 +19,7 @@ def with_overrides(config: C, overrides: Sequence[str]) -> C:
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Returns a copy of the data with each `dotted.path=value` set.
 
-    A value is read as TOML, or else as a bare string; list items are addressed by number. Another `kind` drops the other keys of
+    A value is read as TOML, or else as a bare string; list items have numbers. Another `kind` drops the other keys of
     its table.
 
     Raises:
