@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from twoaxis.core.cost import Shape
-from twoaxis.ledger.decoder import SavingModel, native_config
+from twoaxis.core.site import Site
+from twoaxis.ledger.decoder import SavingModel, native_config, part_cache_bytes, part_saved_bytes
 from twoaxis.ledger.kept import Data, read_or_measure
 from twoaxis.ledger.meter import Mode, measured_once
 from twoaxis.ledger.stack import DepthOperation, StackTrace, trace_stack
@@ -100,7 +101,7 @@ def _measured(
     def sublayer(index: int) -> Data:
         found = operation(lambda trace: trace.sublayers[index])
         found["handed_over"] = _line(short.handed_over(index), long.handed_over(index))[0]
-        mixed = _line(*(each.sublayers[index].heads_saved for each in heads), heads_tokens)
+        mixed = _line(*[each.sublayers[index].heads_saved for each in heads], tokens=heads_tokens)
         return found | {"heads_saved": mixed if any(mixed) else []}
 
     ends = short.ends.views // TOKENS + element_bytes * stack.d_model * short.ends.saves_update
@@ -110,6 +111,25 @@ def _measured(
         "embedding_norm_saved": _line(short.embedding_norm_saved, long.embedding_norm_saved)[0],
         "leaves": _leaves(short),
     }
+
+
+def part_lines(part: Any, site: Site, element_bytes: int, cache_element_bytes: int, tokens: tuple[int, ...]) -> Data:
+    """Measures what a sublayer takes by itself.
+
+    Returns:
+        `saved`: [bytes per token, bytes once] of long sequences; `caches`: bytes behind each of these numbers of tokens.
+    """
+
+    def measured() -> Data:
+        saved = [part_saved_bytes(part, site, Shape(1, n * LONG, element_bytes)) for n in (1, 2)]
+        caches = [part_cache_bytes(part, site, Shape(1, n, cache_element_bytes)) for n in tokens]
+        return {"saved": _line(saved[0], saved[1], tokens=LONG), "caches": caches}
+
+    config: Any = native_config(part)
+    if config is None or site.stack.n_sublayers < MANY or not type(config).__module__.startswith("twoaxis."):
+        return measured()
+    key = ("part", config, site.d_model, site.norm_eps, site.slot, config.cost(site, Shape(1, 1)).params)
+    return read_or_measure((*key, element_bytes, cache_element_bytes, tokens), measured)
 
 
 def _line(short: int, long: int, tokens: int = TOKENS) -> list[float]:
