@@ -1,153 +1,118 @@
-"""The meter finds what mixers declare: states, traffic, what autograd saves and what caches hold.
+"""The meter finds hand-counted facts, and in every precision what autograd saves of real tensors.
 
-As a script it compares all examples, in more stacks and shapes than the test has time for, and counts; name kinds to pick some.
-
-    python tests/ledger/test_meter.py [KIND ...]
+The conformance suite holds it against real tensors for every mixer, and `docs/planner/published` against published formulas.
 """
 
-import sys
-import time
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+import itertools
 from typing import Any
 
 import pytest
+import torch
 
 from twoaxis.core.cost import Shape
-from twoaxis.core.site import Site, Slot
-from twoaxis.core.state import Flow
-from twoaxis.depth import DEPTH, DepthConfig
-from twoaxis.feed_forward import FEED_FORWARD
-from twoaxis.ledger import decoder as measured
-from twoaxis.ledger.stack import DepthOperation, StackTrace
+from twoaxis.core.measure import saved_bytes
+from twoaxis.depth import DEPTH
+from twoaxis.ledger.decoder import decoder_cache_bytes, decoder_saved_bytes, decoder_trace
+from twoaxis.ledger.lines import TOKENS, depth_lines
+from twoaxis.ledger.repeats import likeness, pattern
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.ledger.sublayer import sublayer_cache_bytes, sublayer_saved_bytes
-from twoaxis.local import LOCAL, LocalConfig
 from twoaxis.model import DecoderConfig
-from twoaxis.model import memory as declared
-from twoaxis.model.cost import decoder_cost, norm_cost
 from twoaxis.sequence import SEQUENCE
-from twoaxis.testing.toy import ATTENTION, D_MODEL, decoder_config, toy_cost, toy_site
+from twoaxis.testing.toy import D_MODEL, decoder_config, toy_decoder, toy_site, toy_tokens
 
-ELEMENT_BYTES = (2, 4)
-"""A dtype narrower than its statistics, and one as wide."""
-
-STACKS: tuple[dict[str, Any], ...] = ({"n_layers": 2}, {"n_layers": 4, "blocks": ((ATTENTION,),)})
-"""Blocks of attention and a feed-forward, and single sublayers."""
-
-SHAPES = ((2, 9), (1, 1), (1, 40), (2, 70))
-"""Sequences and their tokens: fewer and more than a window, a chunk or a kernel of an example has."""
-
-Pair = tuple[str, object, object]
-"""A quantity, what the meter finds and what is declared."""
+D, W = D_MODEL, 4
+"""Width, and bytes of one number."""
 
 
-def pairs(config: Any, element_bytes: int, *, fast: bool) -> Iterator[Pair]:
-    """Every quantity of a mixer of any axis; fast in one stack and one shape."""
-    first = Shape(*SHAPES[0], element_bytes)
-    if isinstance(config, DepthConfig):
-        for changes in STACKS[:1] if fast else ({}, *STACKS):
-            model = decoder_config(config, **changes)
-            yield from _depth(model, first)
-            yield from _decoder(model, first)
-        return
-    for shape in SHAPES[:1] if fast else SHAPES:
-        yield from _sublayer(config, toy_site(), Shape(*shape, element_bytes))
-    if not fast:
-        yield from _decoder(decoder_config(config), first)
+def decoder(depth: Any) -> DecoderConfig:
+    return decoder_config(DEPTH.parse(depth), n_layers=2)
 
 
-def _depth(model: DecoderConfig, shape: Shape) -> Iterator[Pair]:
-    depth, stack, tokens = model.depth, model.stack, shape.total_tokens
-    found = measured.decoder_trace(model, shape)
-    yield from _states(model, found, shape)
-    for site, operation in zip(stack.sites, found.sublayers, strict=True):
-        where, cost = f"sublayer {site.index}", depth.cost(site, shape)
-        yield from _operation(where, operation, depth.flow(site), tokens, shape.element_bytes)
-        yield f"{where}: saved", operation.saved, cost.saved_bytes
-        yield f"{where}: cache", operation.cache, cost.cache_bytes
-        norms = norm_cost(model.norm, site.d_model, shape).saved_bytes * (3 if depth.splits_views(site) else 1)
-        between = declared._handed_over(depth, site, shape) + norms
-        yield f"{where}: handed over, padding and norms", found.handed_over(site.index), between
-        if operation.heads_saved:
-            yield f"{where}: heads saved", operation.heads_saved, model.parts[site.index].cost(site, shape).saved_bytes
-    cost = depth.ends_cost(stack, shape)
-    yield from _operation("ends", found.ends, depth.ends_flow(stack), tokens, shape.element_bytes)
-    yield "ends: saved", found.ends.saved, cost.saved_bytes
-    yield "ends: cache", found.ends.cache, cost.cache_bytes
+def facts(depth: Any, index: int) -> tuple[int, int, int]:
+    """Elements per token of the state before a sublayer, bytes that it reads, and bytes that it writes."""
+    found = decoder_trace(decoder(depth), Shape(1, 5, W))
+    return found.state_elements(index), found.sublayers[index].read // 5, found.sublayers[index].written // 5
 
 
-def _states(model: DecoderConfig, found: StackTrace, shape: Shape) -> Iterator[Pair]:
-    first: dict[str, int] = {}
-    names: dict[int, str] = {}
-    for index, state in enumerate(found.states):
-        leaves = model.depth.state(model.stack, index)
-        yield f"state {index}: tensors", len(state), len(leaves)
-        yield f"state {index}: elements", found.state_elements(index), model.depth.state_floats(model.stack, index)
-        for leaf, tensor in zip(leaves, state, strict=True):
-            where = f"state {index}, {leaf.name!r}"
-            yield f"{where}: elements", tensor.elements, shape.total_tokens * leaf.numbers.count
-            yield f"{where}: bytes", tensor.bytes, shape.total_tokens * leaf.numbers.bytes(shape.element_bytes)
-            yield f"{where}: saved", tensor.saved, leaf.kept
-            yield f"{where}: the first of its name", tensor.number, first.setdefault(leaf.name, tensor.number)
-            yield f"{where}: name", names.setdefault(tensor.number, leaf.name), leaf.name
+def test_a_stream_is_read_and_written_once() -> None:
+    # Reads the stream and the update, and writes their sum.
+    assert [facts("residual", index) for index in range(4)] == [(D, 2 * D * W, D * W)] * 4
 
 
-def _operation(where: str, found: DepthOperation, flow: Flow, tokens: int, element_bytes: int) -> Iterator[Pair]:
-    yield f"{where}: read", found.read, tokens * flow.read.bytes(element_bytes)
-    yield f"{where}: written", found.written, tokens * flow.written.bytes(element_bytes)
-    yield f"{where}: views", found.views, tokens * flow.views.bytes(element_bytes)
-    yield f"{where}: saves the update", found.saves_update, flow.keeps_update
+def test_a_dense_average_keeps_what_every_block_has_made() -> None:
+    found = decoder_trace(decoder("denseformer"), Shape(1, 5, W))
+    # The embedding, then also the stream of the first block, then also that of the second.
+    assert [found.state_elements(index) // D for index in range(5)] == [1, 2, 3, 3, 1]
 
 
-def _decoder(model: DecoderConfig, shape: Shape) -> Iterator[Pair]:
-    yield "decoder: saved", measured.decoder_saved_bytes(model, shape), declared.decoder_saved_bytes(model, shape)
-    yield "decoder: recomputing", measured.recomputing_saved_bytes(model, shape), declared.recomputing_saved_bytes(model, shape)
-    yield "decoder: blocks", measured.blocks_saved_bytes(model, shape), declared.blocks_saved_bytes(model, shape)
-    yield "decoder: cache", measured.decoder_cache_bytes(model, shape), decoder_cost(model, shape).cache_bytes
+def test_streams_of_hyper_connections_are_one_tensor_at_first() -> None:
+    found = decoder_trace(decoder({"kind": "hyper_connections", "n_streams": 4}), Shape(1, 5, W))
+    assert [len({tensor.number for tensor in state}) for state in found.states[:2]] == [1, 4]
+    assert {found.state_elements(index) for index in range(5)} == {4 * D}
 
 
-def _sublayer(config: Any, site: Site, shape: Shape) -> Iterator[Pair]:
-    cost, where = toy_cost(config, shape, d_model=D_MODEL), f"{shape.batch} x {shape.tokens}"
-    yield f"{where}: saved", sublayer_saved_bytes(config, site, shape), cost.saved_bytes
-    yield f"{where}: cache", sublayer_cache_bytes(config, site, shape), cost.cache_bytes
-    if not isinstance(config, LocalConfig):
-        slots = tuple(Slot(config.kind, update_extra=2) for _ in site.stack.sites)
-        wider = replace(site, stack=replace(site.stack, slots=slots))
-        yield f"{where}: saved", sublayer_saved_bytes(config, wider, shape), config.cost(wider, shape).saved_bytes
+def test_sources_are_new_tensors_that_later_states_share() -> None:
+    found = decoder_trace(decoder("attention_residuals"), Shape(1, 5, W))
+    numbers = [{tensor.number for tensor in state} for state in found.states]
+    assert all(earlier < later for earlier, later in itertools.pairwise(numbers))
+    # Every source is saved for the norm behind a read, or for the weights.
+    assert all(tensor.saved for state in found.states for tensor in state)
 
 
-ROWS = [row for table in (DEPTH, SEQUENCE, FEED_FORWARD, LOCAL) for row in table]
+def test_attention_carries_keys_and_values_and_a_feed_forward_nothing() -> None:
+    config = SEQUENCE.parse({"kind": "attention", "n_heads": 2})
+    assert sublayer_cache_bytes(config, toy_site(), Shape(3, 7, 2)) == 3 * 7 * 2 * D * 2
+    windowed = SEQUENCE.parse({"kind": "attention", "n_heads": 2, "window": 4})
+    assert sublayer_cache_bytes(windowed, toy_site(), Shape(3, 7, 2)) == 3 * 3 * 2 * D * 2
+    assert decoder_cache_bytes(decoder("residual"), Shape(1, 0, 4)) == 0
 
 
-@pytest.mark.parametrize("element_bytes", ELEMENT_BYTES)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.kind)
-def test_meter_finds_what_is_declared(row: Any, element_bytes: int) -> None:
-    config = row.example(next(iter(row.examples)))
-    found = list(pairs(config, element_bytes, fast=True))
-    assert [pair for pair in found if pair[1] != pair[2]] == []
-    assert len(found) >= 2
+@pytest.mark.parametrize("kind", ["residual", "deep_delta", "hyper_connections", "attention_residuals"])
+@pytest.mark.parametrize("mode", ["eager", "autocast"])
+def test_saved_bytes_are_those_of_real_tensors(kind: str, mode: Any) -> None:
+    model = toy_decoder(DEPTH.parse(kind), dtype=torch.float32)
+    tokens, targets = toy_tokens(), toy_tokens(seed=1)
+
+    def run() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
+            return model.loss(tokens, targets)
+
+    real = saved_bytes(run, lambda _: [tokens, targets, *model.parameters()])
+    assert decoder_saved_bytes(model.config, Shape(*tokens.shape, 4), mode) == real
 
 
-def main(kinds: list[str]) -> int:
-    """Prints how many quantities of each mixer are equal and which differ."""
-    total: Counter[bool] = Counter()
-    for row in ROWS:
-        if kinds and row.kind not in kinds:
-            continue
-        counts, start = Counter[bool](), time.monotonic()
-        for name in row.examples:
-            for element_bytes in ELEMENT_BYTES:
-                for what, meter, wanted in pairs(row.example(name), element_bytes, fast=False):
-                    counts[meter == wanted] += 1
-                    if meter != wanted:
-                        print(f"  {row.kind}/{name}, {element_bytes} bytes, {what}: meter {meter}, declared {wanted}")
-        seconds = time.monotonic() - start
-        print(f"{row.kind}: {counts[True]} equal, {counts[False]} differ; {seconds:.1f} s", flush=True)
-        total += counts
-    print(f"all: {total[True]} equal, {total[False]} differ")
-    return int(total[False] > 0)
+def test_the_plain_forms_of_a_compiled_run_save_no_less() -> None:
+    config = SEQUENCE.parse({"kind": "attention", "n_heads": 2, "qk_norm": "before_rope"})
+    eager, compiled = (sublayer_saved_bytes(config, toy_site(), Shape(2, 9, 4), mode) for mode in ("eager", "compiled"))
+    assert compiled >= eager > 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+@pytest.mark.parametrize("row", list(DEPTH), ids=lambda row: row.kind)
+def test_depth_operations_are_lines_in_the_tokens(row: Any) -> None:
+    """Two passes of few tokens say what a third, longer one of two sequences reads, writes and saves."""
+    model = decoder_config(row.example(next(iter(row.examples))))
+    lines, shape = depth_lines(model, 2, 2), Shape(2, 5 * TOKENS, 2)
+    found, tokens = decoder_trace(model, shape), shape.total_tokens
+    for line, operation in zip((*lines["sublayers"], lines["ends"]), (*found.sublayers, found.ends), strict=True):
+        assert (tokens * line["read"], tokens * line["written"]) == (operation.read, operation.written)
+        each, once = line["saved"]
+        # What a convolution pads, it pads in every sequence.
+        assert tokens * each + once <= operation.saved <= tokens * each + 2 * max(once, 0)
+
+
+def test_sublayers_that_run_the_same_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = decoder_config(DEPTH.parse("hyper_connections"), n_layers=6)
+    shape = Shape(1, 5, 4)
+    first = trace_stack(config.depth, config.stack, shape)
+    monkeypatch.setattr("twoaxis.ledger.stack.likeness", lambda mixer: id(mixer))
+    each = trace_stack(config.depth, config.stack, shape)
+    assert (first.states, first.sublayers, first.ends) == (each.states, each.sublayers, each.ends)
+    assert [save[::2] for save in first.saves] == [save[::2] for save in each.saves]
+
+
+def test_modules_and_states_are_alike_by_what_they_hold() -> None:
+    one, other = (torch.nn.Linear(2, 3, device="meta") for _ in range(2))
+    assert likeness(one) == likeness(other) != likeness(torch.nn.Linear(3, 2, device="meta"))
+    x, y = torch.zeros(2), torch.zeros(2)
+    assert pattern((x, y)) == pattern((y, x)) != pattern((x, x))

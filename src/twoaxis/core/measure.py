@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -136,14 +137,17 @@ def ways(each: Iterable[T]) -> list[T]:
 
 def storage_of(tensor: Tensor) -> int:
     """Identifies the storage behind a tensor, which its views share, with memory or without."""
-    return tensor.untyped_storage()._cdata
+    # Modes that look at every call of torch need not see this one.
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage()._cdata
 
 
 class Elements:
     """A set of tensor elements, each counted once however many tensors or slices show it."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Tensor | None] = {}
+        # Not tensors, which would have no memory either.
+        self._seen: dict[int, np.ndarray | None] = {}
         # Held, so that no other storage takes its place.
         self._shown: dict[int, Tensor] = {}
 
@@ -156,11 +160,11 @@ class Elements:
         if tensor.numel() == count and tensor.is_contiguous():
             self._seen[key] = None
             return
-        seen = self._seen.setdefault(key, torch.zeros(count, dtype=torch.bool, device="cpu"))
+        seen = self._seen.setdefault(key, np.zeros(count, dtype=bool))
         assert seen is not None
         # What is expanded shows one element many times.
         shape = [size if stride else min(size, 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-        seen.as_strided(shape, tensor.stride(), tensor.storage_offset()).fill_(True)
+        np.lib.stride_tricks.as_strided(seen[tensor.storage_offset() :], shape, tensor.stride())[...] = True
 
     def bytes(self) -> int:
         """Bytes of all of them."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -10,7 +11,7 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.measure import saved_bytes
 from twoaxis.core.site import Site, Stack
 from twoaxis.depth import DepthConfig
-from twoaxis.ledger.meter import DTYPES, measured_once, without_memory
+from twoaxis.ledger.meter import DTYPES, Mode, measured_once, without_memory
 from twoaxis.ledger.stack import StackTrace, trace_stack
 from twoaxis.ledger.sublayer import cached_once, saved_once
 from twoaxis.model.config import SublayerConfig
@@ -39,7 +40,7 @@ class SavingModel(CostedModel, Protocol):
         ...
 
 
-def decoder_trace(model: SavingModel, shape: Shape) -> StackTrace:
+def decoder_trace(model: SavingModel, shape: Shape, mode: Mode = "eager") -> StackTrace:
     """The depth operations of a model, measured in one pass; the same model and shape are measured once.
 
     Example:
@@ -50,13 +51,13 @@ def decoder_trace(model: SavingModel, shape: Shape) -> StackTrace:
         [64, 128, 192, 192, 64]
     """
     parts = tuple(native_config(part) for part in model.parts)
-    return _trace(model.depth, model.stack, shape, parts, model.norm, model.embedding_norm == "rms")
+    return _trace(model.depth, model.stack, shape, parts, model.norm, model.embedding_norm == "rms", mode)
 
 
 @measured_once(64)
-def _trace(depth: Any, stack: Stack, shape: Shape, parts: Any, norm: Any, embedding_norm: bool) -> StackTrace:
+def _trace(depth: Any, stack: Stack, shape: Shape, parts: Any, norm: Any, embedding_norm: bool, mode: Mode) -> StackTrace:
     few = shape.total_tokens <= FEW
-    return trace_stack(depth, stack, shape, parts=parts, norm=norm, embedding_norm=embedding_norm, traffic=few)
+    return trace_stack(depth, stack, shape, parts=parts, norm=norm, embedding_norm=embedding_norm, mode=mode, traffic=few)
 
 
 def native_config(part: Any) -> SublayerConfig | None:
@@ -65,19 +66,19 @@ def native_config(part: Any) -> SublayerConfig | None:
     return found if isinstance(found, SublayerConfig) else None
 
 
-def part_saved_bytes(part: Any, site: Site, shape: Shape) -> int:
+def part_saved_bytes(part: Any, site: Site, shape: Shape, mode: Mode = "eager") -> int:
     """What a sublayer saves for its backward pass: measured where it can be built, else what the part says."""
     config = native_config(part)
-    return part.cost(site, shape).saved_bytes if config is None else saved_once(config, site, shape)
+    return part.cost(site, shape).saved_bytes if config is None else saved_once(config, site, shape, mode)
 
 
-def part_cache_bytes(part: Any, site: Site, shape: Shape) -> int:
+def part_cache_bytes(part: Any, site: Site, shape: Shape, mode: Mode = "eager") -> int:
     """What a sublayer carries in generation, in the same way."""
     config = native_config(part)
-    return part.cost(site, shape).cache_bytes if config is None else cached_once(config, site, shape)
+    return part.cost(site, shape).cache_bytes if config is None else cached_once(config, site, shape, mode)
 
 
-def decoder_saved_bytes(model: SavingModel, shape: Shape) -> int:
+def decoder_saved_bytes(model: SavingModel, shape: Shape, mode: Mode = "eager") -> int:
     """Bytes that autograd saves of one pass from tokens to the loss, beyond parameters and token ids.
 
     Equation: distinct storages that reads, writes and norms save, the tensors of depth states and views among them, the context
@@ -90,30 +91,30 @@ def decoder_saved_bytes(model: SavingModel, shape: Shape) -> int:
         >>> two - one
         10036
     """
-    found = decoder_trace(model, shape)
-    return _distinct(found.saves) + sum(_inside(model, found, shape)) + _outside_blocks(model, shape)
+    found = decoder_trace(model, shape, mode)
+    return _distinct(found.saves) + sum(_inside(model, found, shape, mode)) + _outside_blocks(model, shape, mode)
 
 
-def recomputing_saved_bytes(model: SavingModel, shape: Shape) -> int:
+def recomputing_saved_bytes(model: SavingModel, shape: Shape, mode: Mode = "eager") -> int:
     """Bytes kept of a pass with `recompute=True`: the state before every block, and what the ends and the loss keep.
 
     PyTorch's checkpoint adds the state of its random generator for each block, and positions as integers.
     """
-    found, stack = decoder_trace(model, shape), model.stack
+    found, stack = decoder_trace(model, shape, mode), model.stack
     before = [(site.index, *each) for site in stack.sites if site.opens_block for each in found.state_storages[site.index]]
     at_ends = [save for save in found.saves if not 0 <= save[0] < stack.n_sublayers]
-    return _distinct([*before, *at_ends]) + _outside_blocks(model, shape)
+    return _distinct([*before, *at_ends]) + _outside_blocks(model, shape, mode)
 
 
-def recomputing_peak_bytes(model: SavingModel, shape: Shape) -> int:
+def recomputing_peak_bytes(model: SavingModel, shape: Shape, mode: Mode = "eager") -> int:
     """The same, with the most that one block keeps while it is recomputed."""
-    return recomputing_saved_bytes(model, shape) + max(blocks_saved_bytes(model, shape))
+    return recomputing_saved_bytes(model, shape, mode) + max(blocks_saved_bytes(model, shape, mode))
 
 
-def blocks_saved_bytes(model: SavingModel, shape: Shape) -> list[int]:
+def blocks_saved_bytes(model: SavingModel, shape: Shape, mode: Mode = "eager") -> list[int]:
     """Bytes that autograd saves inside each block, beyond the state that enters it, parameters and rotation tables."""
-    found, stack = decoder_trace(model, shape), model.stack
-    inside, start, result = _inside(model, found, shape), 0, list[int]()
+    found, stack = decoder_trace(model, shape, mode), model.stack
+    inside, start, result = _inside(model, found, shape, mode), 0, list[int]()
     for length in stack.block_lengths:
         entered = {storage for storage, _ in found.state_storages[start]}
         saves = [save for save in found.saves if start <= save[0] < start + length and save[1] not in entered]
@@ -122,34 +123,40 @@ def blocks_saved_bytes(model: SavingModel, shape: Shape) -> list[int]:
     return result
 
 
-def decoder_cache_bytes(model: SavingModel, shape: Shape) -> int:
+def decoder_cache_bytes(model: SavingModel, shape: Shape, mode: Mode = "eager") -> int:
     """Bytes that generation carries behind the tokens of a shape."""
-    found = decoder_trace(model, shape)
+    found = decoder_trace(model, shape, mode)
     depth = found.ends.cache + sum(operation.cache for operation in found.sublayers)
     each = zip(model.parts, model.stack.sites, strict=True)
-    return depth + sum(part_cache_bytes(part, site, shape) for part, site in each)
+    return depth + sum(part_cache_bytes(part, site, shape, mode) for part, site in each)
+
+
+def rotation_bytes(model: SavingModel, shape: Shape) -> int:
+    """Bytes of the rotation tables, which sublayers share."""
+    tables = {table for part in model.parts for table in part.rotations(model.d_model)}
+    return sum(table.saved_bytes(shape) for table in tables)
 
 
 @measured_once(256)
-def loss_saved_bytes(d_model: int, vocab_size: int, shape: Shape) -> int:
+def loss_saved_bytes(d_model: int, vocab_size: int, shape: Shape, mode: Mode = "eager") -> int:
     """Bytes that the loss saves: no logits, but the gradients of the hidden numbers and of the head."""
-    dtype = DTYPES[shape.element_bytes]
-    with without_memory("eager"):
+    dtype = torch.float32 if mode == "autocast" else DTYPES[shape.element_bytes]
+    # Tensors without memory have no targets that could be wrong.
+    with without_memory(mode), patch("twoaxis.ops.cross_entropy._check_targets"):
         hidden = torch.empty(shape.total_tokens, d_model, dtype=dtype, requires_grad=True)
         weight = nn.Parameter(torch.empty(vocab_size, d_model, dtype=dtype))
         targets = torch.zeros(shape.total_tokens, dtype=torch.int64)
         return saved_bytes(lambda: linear_cross_entropy(hidden, weight, targets), lambda loss: [hidden, weight, targets, loss])
 
 
-def _inside(model: SavingModel, found: StackTrace, shape: Shape) -> list[int]:
+def _inside(model: SavingModel, found: StackTrace, shape: Shape, mode: Mode) -> list[int]:
     """Bytes that each sublayer saves between its input and its output; where its heads are mixed the trace has them."""
     each = zip(model.parts, model.stack.sites, found.sublayers, strict=True)
-    return [0 if operation.heads_saved else part_saved_bytes(part, site, shape) for part, site, operation in each]
+    return [0 if operation.heads_saved else part_saved_bytes(part, site, shape, mode) for part, site, operation in each]
 
 
-def _outside_blocks(model: SavingModel, shape: Shape) -> int:
-    tables = {table for part in model.parts for table in part.rotations(model.d_model)}
-    return sum(table.saved_bytes(shape) for table in tables) + loss_saved_bytes(model.d_model, model.vocab_size, shape)
+def _outside_blocks(model: SavingModel, shape: Shape, mode: Mode) -> int:
+    return rotation_bytes(model, shape) + loss_saved_bytes(model.d_model, model.vocab_size, shape, mode)
 
 
 def _distinct(saves: Iterable[tuple[int, int, int]]) -> int:
@@ -158,4 +165,4 @@ def _distinct(saves: Iterable[tuple[int, int, int]]) -> int:
 
 def depth_state(depth: DepthConfig, stack: Stack, element_bytes: int = 4) -> StackTrace:
     """The states of a stack by itself, one token of it."""
-    return _trace(depth, stack, Shape(1, 1, element_bytes), (), "rms", False)
+    return _trace(depth, stack, Shape(1, 1, element_bytes), (), "rms", False, "eager")

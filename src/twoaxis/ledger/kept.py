@@ -2,8 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from twoaxis.core import measure
-from twoaxis.core.atomic import write_once
+from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import DataError
 from twoaxis.core.folders import cache_folder
 
@@ -20,11 +21,13 @@ MEASURED_CODE = ("core", "ops", "depth", "sequence", "local", "feed_forward", "l
 
 Data = dict[str, Any]
 
+_ANNOUNCE: ContextVar[Callable[[str], None] | None] = ContextVar("_ANNOUNCE", default=None)
+
 
 def read_or_measure(key: tuple[Any, ...], measure: Callable[[], Data]) -> Data:
     """The measurement of a key as plain data: from the cache folder, else made and written there.
 
-    A folder that cannot be written costs time, not the result.
+    A folder that cannot be written costs time, not the result. The first measurement within `announcing` is announced.
 
     Args:
         key: all that the result depends on besides code; its `repr` must say everything.
@@ -33,10 +36,23 @@ def read_or_measure(key: tuple[Any, ...], measure: Callable[[], Data]) -> Data:
     path = cache_folder() / "measured" / f"{_name(key)}.json"
     with suppress(OSError, ValueError):
         return json.loads(path.read_bytes())
+    if (announce := _ANNOUNCE.get()) is not None:
+        announce(f"measures memory and traffic of depth mixers, once for this version; keeps them in {path.parent}")
+        _ANNOUNCE.set(None)
     found = measure()
-    with suppress(OSError, DataError):
-        write_once(path, json.dumps(found).encode())
+    with suppress(OSError, DataError), replacing(path) as file:
+        file.write(json.dumps(found).encode())
     return found
+
+
+@contextmanager
+def announcing(announce: Callable[[str], None]) -> Iterator[None]:
+    """Calls back within the block before the first measurement that takes time."""
+    token = _ANNOUNCE.set(announce)
+    try:
+        yield
+    finally:
+        _ANNOUNCE.reset(token)
 
 
 def _name(key: tuple[Any, ...]) -> str:

@@ -37,9 +37,9 @@ def pattern(state: Any) -> Any:
     """Geometry of the tensors of a state, and which of them share memory; equal for states that look the same."""
     leaves, spec = tree_flatten(state)
     numbers: dict[int, int] = {}
-    found = [
-        (numbers.setdefault(storage_of(t), len(numbers)), t.shape, t.stride(), t.storage_offset(), t.dtype) for t in leaves
-    ]
+    with torch._C.DisableTorchFunction():
+        memory = [numbers.setdefault(storage_of(t), len(numbers)) for t in leaves]
+        found = [(n, t.shape, t.stride(), t.storage_offset(), t.dtype) for n, t in zip(memory, leaves, strict=True)]
     return spec, tuple(found)
 
 

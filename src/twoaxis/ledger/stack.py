@@ -190,6 +190,7 @@ class _Tracer:
         backward: bool,
         traffic: bool,
     ) -> None:
+        self.mode = mode
         self.depth, self.stack, self.shape, self.parts, self.norm, self.backward = depth, stack, shape, parts, norm, backward
         self.dtype = torch.float32 if mode == "autocast" else DTYPES[shape.element_bytes]
         with torch.device("meta"):
@@ -275,8 +276,9 @@ class _Tracer:
         views, carry, _ = read.result
         context = tree_map(lambda view: leaf(self._normalise(view, index)), _as_tuple(views))
         context = QKV(*context) if isinstance(views, QKV) else context[0]
-        # Whatever the sublayer is, it maps its input by a matrix, whose gradient asks for it.
-        self._save(index, tensors(context))
+        if self.mode != "autocast":
+            # Every sublayer maps its input by a matrix, whose gradient asks for it; autocast saves a narrow copy instead.
+            self._save(index, tensors(context))
         calls, heads, mixed, heads_saved = [read], (), (), 0
         middle, events = state, list[Tensor]()
         if mixer.mixes_heads and site.slot.heads is not None:
@@ -340,8 +342,9 @@ class _Tracer:
         return made
 
     def _empty(self, *shape: int) -> Tensor:
+        """What a linear map of a sublayer makes."""
         size = (self.shape.batch, self.shape.tokens, *shape)
-        return torch.empty(size, dtype=self.dtype, requires_grad=True)
+        return torch.empty(size, dtype=torch.bfloat16 if self.mode == "autocast" else self.dtype, requires_grad=True)
 
     def _save(self, index: int, saved: Iterable[Tensor]) -> None:
         shared = self._shared()
@@ -411,7 +414,8 @@ class _Tracer:
             number = numbers.setdefault(key, len(numbers))
             return StateTensor(number, tuple(tensor.shape), tensor.dtype, storage_of(tensor) in saved)
 
-        return tuple(tuple(named(tensor) for tensor in tensors(state)) for state in self.states)
+        with torch._C.DisableTorchFunction():
+            return tuple(tuple(named(tensor) for tensor in tensors(state)) for state in self.states)
 
 
 def _storages(value: Any) -> set[int]:

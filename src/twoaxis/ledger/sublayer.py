@@ -53,19 +53,19 @@ def sublayer_cache_bytes(config: MeasuredConfig, site: Site, shape: Shape, mode:
         return held_bytes(module(context, layout, module.new_cache())[1], of_tokens=shape.tokens > 0)
 
 
-def saved_once(config: SequenceConfig | FeedForwardConfig, site: Site, shape: Shape) -> int:
+def saved_once(config: SequenceConfig | FeedForwardConfig, site: Site, shape: Shape, mode: Mode = "eager") -> int:
     """The saved bytes; sublayers of one kind that have as many parameters are measured once."""
-    return _once(sublayer_saved_bytes, config, _Alike.of(config, site), shape)
+    return _once(sublayer_saved_bytes, config, _Alike.of(config, site), shape, mode)
 
 
-def cached_once(config: SequenceConfig | FeedForwardConfig, site: Site, shape: Shape) -> int:
+def cached_once(config: SequenceConfig | FeedForwardConfig, site: Site, shape: Shape, mode: Mode = "eager") -> int:
     """The bytes of the cache, in the same way."""
-    return _once(sublayer_cache_bytes, config, _Alike.of(config, site), shape)
+    return _once(sublayer_cache_bytes, config, _Alike.of(config, site), shape, mode)
 
 
 @measured_once(8192)
-def _once(measure: Callable[..., int], config: Any, at: "_Alike", shape: Shape) -> int:
-    return measure(config, at.site, shape)
+def _once(measure: Callable[..., int], config: Any, at: "_Alike", shape: Shape, mode: Mode) -> int:
+    return measure(config, at.site, shape, mode)
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,8 @@ def _part_numbers(part: Part, site: Site, element_bytes: int, cache_bytes: int) 
         ("pairs", _steps(lambda tokens: flops(tokens) - flops(tokens - 1) if tokens else 0, part.windows)),
         ("saved", saved[0]),
         ("saved_fixed", saved[1]),
-        ("cache", _steps(cache, part.windows)),
+        # A mixer may carry the last token alone.
+        ("cache", _steps(cache, tuple({1, *part.windows}))),
         ("cache_fixed", cache(0)),
         ("local", (len(channels), sum(channels) * element_bytes)),
     )

@@ -8,11 +8,11 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.kept_reports import KeptReport, kept_reports
 from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.depth import DEPTH
-from twoaxis.ledger.decoder import decoder_saved_bytes
+from twoaxis.ledger.decoder import rotation_bytes
 from twoaxis.local.places import PlacesConfig
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.evidence import Arm, PairVerdict, against_control, local_mixers, recorded_design
-from twoaxis.planner.formulas.counts import forward_counts, parameter_counts
+from twoaxis.planner.formulas.counts import ends_saved_bytes, forward_counts, parameter_counts, saved_bytes_of
 from twoaxis.planner.formulas.crossing import hop_bytes
 from twoaxis.planner.formulas.step import edges_of
 from twoaxis.planner.methods import Axis, Method, Refusal, fitted, methods
@@ -141,11 +141,12 @@ def _design(method: Method, model: ModelShape) -> MixingDesign:
 
 def _counts(model: ModelShape) -> MethodCounts:
     numbers = coefficients(model)
+    saved = saved_bytes_of(numbers, 0, len(numbers["sublayers"]), TOKENS) + ends_saved_bytes(numbers, TOKENS, 1)
     edges = edges_of(numbers, {"pipeline": RANKS, "virtual": CHUNKS})
     return MethodCounts(
         params=parameter_counts(numbers)["all"],
         flops_per_token=forward_counts(numbers, 1, TOKENS)["all"] / TOKENS,
-        saved_bytes_per_token=decoder_saved_bytes(model, Shape(1, TOKENS, ELEMENT_BYTES)) / TOKENS,
+        saved_bytes_per_token=(saved + rotation_bytes(model, Shape(1, TOKENS, ELEMENT_BYTES))) / TOKENS,
         boundary_bytes_per_token=max(hop_bytes(numbers["leaves"], edges, RANKS, FORWARDING)),
     )
 

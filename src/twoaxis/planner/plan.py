@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from twoaxis.ledger.kept import announcing
 from twoaxis.planner.advice import Case, Recommendation, methods_for, recommend
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.comparison import Budget, Comparison, MethodCost, as_given, compare, control_of, count_methods
@@ -121,8 +122,9 @@ def plan_model(
     budget = budget or Budget()
     control, known = control_of(model), methods_for(goal)
     known = (*known, *as_given(model, known))
-    setting = find_setting(control, coefficients(control, request.precision, request.engine), request)
-    counted, refused = count_methods(control, known, request.precision, request.engine, announce)
+    with announcing(announce):
+        setting = find_setting(control, coefficients(control, request.precision, request.engine), request)
+        counted, refused = count_methods(control, known, request.precision, request.engine, announce)
     found = compare(counted, setting, prompts, budget)
     comparison = Comparison(found.control, found.methods, refused + found.refused)
     case = Case(control, request, setting, counted, comparison, prompts, budget)

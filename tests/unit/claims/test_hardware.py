@@ -6,11 +6,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from twoaxis.claims import benchmarks, chunks, hardware, select
 from twoaxis.claims.benchmarks import KEPT, KeptTable, Ratio, kept_table, kept_tables
-from twoaxis.core.site import HeadShape
-from twoaxis.ops.local_attention import kept_by_attention
+from twoaxis.core.measure import saved_bytes
+from twoaxis.ledger.meter import DTYPES, without_memory
+from twoaxis.ops.local_attention import local_attention
 
 ROOT = Path(__file__).parents[3]
 Patch = pytest.MonkeyPatch
@@ -77,15 +79,18 @@ def test_the_numbers_of_the_repository_are_used() -> None:
 
 
 @pytest.mark.parametrize("size", hardware.SIZES, ids=lambda size: size.name)
-def test_the_mask_is_what_the_engine_declares_beyond_keys_and_outputs(size: hardware.Size) -> None:
+def test_the_mask_is_what_the_engine_saves_beyond_keys_and_outputs(size: hardware.Size) -> None:
     T, heads, width = size.shape.tokens, size.heads, size.width // size.heads
-    declared = kept_by_attention(size.shape, HeadShape(heads, 1, width), size.window).copies.model
     length = max(size.window, 32)
     n, span = -(-T // length), length + size.window - 1
     queries, outputs = (size.shape.batch * heads * n * length * width for _ in range(2))
-    merged, keys = size.shape.batch * heads * T * width, 2 * size.shape.batch * n * span * width
-    mask = declared - queries - outputs - merged - keys
-    assert hardware.mask_bytes(size) == size.layers * mask * size.shape.element_bytes > 0
+    keys, statistics = 2 * size.shape.batch * n * span * width, size.shape.batch * heads * n * length
+    with without_memory("eager"):
+        dtype = DTYPES[size.shape.element_bytes]
+        q, k, v = (torch.empty(size.shape.batch, n, T, width, dtype=dtype, requires_grad=True) for n in (heads, 1, 1))
+        saved = saved_bytes(lambda: local_attention(q, k, v, window=size.window), lambda _: [q, k, v])
+    mask = saved - (queries + outputs + keys) * size.shape.element_bytes - statistics * 4
+    assert hardware.mask_bytes(size) == size.layers * mask > 0
 
 
 def test_the_file_is_up_to_date(script: ModuleType) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from twoaxis import SEQUENCE, ConfigError, Decoder, TokenLayout
 from twoaxis.core.cost import Shape
 from twoaxis.core.layout import PADDING
+from twoaxis.ledger.sublayer import sublayer_cache_bytes
 from twoaxis.model import DecoderCache
 from twoaxis.testing.toy import toy_decoder, toy_tokens
 
@@ -184,7 +185,7 @@ def test_a_cache_holds_what_later_queries_see(mixer: dict, tokens_seen: int) -> 
     window = mixer.get("window")
     assert held.keys.length == (tokens_seen if window is None else min(tokens_seen, window - 1))
     shape = Shape(batch=2, tokens=tokens_seen, element_bytes=8)
-    assert held.keys.live_bytes == model.config.layers[0][0].cost(model.config.stack.sites[0], shape).cache_bytes
+    assert held.keys.live_bytes == sublayer_cache_bytes(model.config.layers[0][0], model.config.stack.sites[0], shape)
     if window is not None:
         assert held.keys._buffer.capacity < 300, "a long prefill is let go of"
     same(model(text[:, -1:], cache=cache)[0], model(text)[:, -1:])

@@ -17,9 +17,10 @@ from twoaxis.ledger.decoder import (
     recomputing_peak_bytes,
     recomputing_saved_bytes,
 )
+from twoaxis.ledger.sublayer import sublayer_saved_bytes
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import AttentionConfig, GatedDeltaNetConfig, KVShiftConfig, SequenceConfig
-from twoaxis.testing.toy import D_MODEL, TOKENS, toy_context, toy_cost, toy_mixer, toy_tokens
+from twoaxis.testing.toy import D_MODEL, TOKENS, toy_context, toy_mixer, toy_site, toy_tokens
 
 CANON = st.fixed_dictionaries(
     {
@@ -86,7 +87,7 @@ def test_any_mixer_keeps_what_it_declares(
     layout, shape = TokenLayout.contiguous(tokens), Shape(batch, tokens, dtype.itemsize)
     measured = saved_bytes(lambda: mixer(context, layout)[0], lambda update: [context, update, *mixer.parameters()])
     tables = sum(table.saved_bytes(shape) for table in config.rotations(D_MODEL))
-    assert measured == toy_cost(config, shape).saved_bytes + tables
+    assert measured == sublayer_saved_bytes(config, toy_site(), shape) + tables
 
 
 def decoder(**values: Any) -> DecoderConfig:

@@ -6,11 +6,12 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initialise
+from twoaxis.ledger.sublayer import sublayer_cache_bytes
 from twoaxis.local import LocalSWAConfig
 from twoaxis.sequence import GatedDeltaNetConfig
 from twoaxis.sequence.gated_delta_net import GatedDeltaNet
 from twoaxis.testing.measure import reachable_tensors, storage_bytes
-from twoaxis.testing.toy import TOKENS, toy_context, toy_cost, toy_mixer, toy_site
+from twoaxis.testing.toy import TOKENS, toy_context, toy_mixer, toy_site
 
 LAYOUT = TokenLayout.contiguous(TOKENS)
 
@@ -89,7 +90,7 @@ def test_the_cache_keeps_its_size_and_the_precision_of_its_state(dtype: torch.dt
             _, cache = mixer(toy_context(tokens=tokens).to(dtype), TokenLayout.contiguous(tokens), mixer.new_cache())
         assert cache.state.shape == (2, 2, 5, 3) and cache.state.dtype == torch.float32
         sizes.append(storage_bytes(reachable_tensors(cache)))
-        assert sizes[-1] == toy_cost(config, Shape(2, tokens, element_bytes)).cache_bytes
+        assert sizes[-1] == sublayer_cache_bytes(config, toy_site(), Shape(2, tokens, element_bytes))
     assert sizes[0] == sizes[1]
 
 
