@@ -237,7 +237,7 @@ def test_an_arm_that_no_learning_rate_trains_is_an_outcome(trainer: FakeTrainer)
     trainer.actions |= {f"delta@lr={lr}/9": ["diverge"] for lr in ("0.001", "0.01")}
     records = trainer.run()
     assert records[RunKey("delta", 0)].status == "failed"
-    assert "none of the learning rates of delta trained" in records[RunKey("delta", 0)].message
+    assert "no learning rate of delta trained" in records[RunKey("delta", 0)].message
     assert records[RunKey("local", 0)].status == "finished"
 
 

@@ -4,13 +4,13 @@ from twoaxis.display.figures import Figure
 from twoaxis.study.figures.audits import audits
 from twoaxis.study.figures.budgets import control_curve, speedup
 from twoaxis.study.figures.curves import losses, paired
-from twoaxis.study.figures.differences import charged, contrasts, differences
+from twoaxis.study.figures.differences import contrasts, differences, equal_cost
 from twoaxis.study.figures.tradeoffs import costs, pareto
 from twoaxis.study.report_data import ReportData
 
 __all__ = ["Figure", "study_figures"]
 
-_MAKERS = (differences, charged, speedup, control_curve, pareto, costs, losses, paired, contrasts)
+_MAKERS = (differences, equal_cost, speedup, control_curve, pareto, costs, losses, paired, contrasts)
 
 
 def study_figures(data: ReportData) -> list[Figure]:

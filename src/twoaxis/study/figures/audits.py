@@ -171,7 +171,6 @@ def _changes(found: Sequence[Ablation], names: Sequence[str], title: str) -> tup
             description += "" if random is None else f", a random change of the same size {words.signed(random)}"
             row = {
                 "row": names[one.sublayer],
-                "zero": 0.0,
                 "change": one.loss_change,
                 "description": description,
                 "random": random,

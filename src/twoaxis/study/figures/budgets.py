@@ -75,7 +75,7 @@ def _known(arm: ArmData) -> float:
 
 def _row(name: str, color: str, found: SpeedupData | None) -> Interval:
     if found is None:
-        return Interval(name, color, None, None, None, text="not known", description=f"{name}: not known")
+        return Interval(name, color, text="not known", description=f"{name}: not known")
     if found.value is None:
         # One known end is still a bound.
         where = "outside the measured budgets"

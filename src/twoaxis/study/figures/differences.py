@@ -38,7 +38,7 @@ def differences(data: ReportData) -> Figure | None:
     return Figure("differences", title, caption, _describe(rows), draw)
 
 
-def charged(data: ReportData) -> Figure | None:
+def equal_cost(data: ReportData) -> Figure | None:
     """Paired differences of all arms at equal tokens, FLOPs and seconds."""
     order = [row.label for row in _rows(data, data.charge)]
     panels: dict[Charge, list[Interval]] = {}
@@ -113,7 +113,7 @@ def _rows(data: ReportData, charge: Charge) -> list[Interval]:
 
 def _interval(label: str, color: str, comparison: ComparisonData | None, why: str) -> Interval:
     if comparison is None:
-        return Interval(label, color, None, None, None, verdict="no verdict", description=f"{label}: no verdict, {why}")
+        return Interval(label, color, verdict="no verdict", description=f"{label}: no verdict, {why}")
     own = comparison.ci95
     mean = (comparison.mean_difference, comparison.mean_difference)
     # Old reports have only the uncorrected interval.

@@ -30,9 +30,9 @@ class Interval(NamedTuple):
 
     label: str
     color: str
-    mean: float | None
-    low: float | None
-    high: float | None
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
     each: tuple[float, ...] = ()
     text: str = ""
     verdict: str = ""

@@ -54,7 +54,7 @@ def result(data: ReportData, figures: Figures) -> str:
 
 def equal(data: ReportData, figures: Figures) -> str:
     """Every arm against the control at equal tokens, FLOPs and seconds."""
-    parts = [(f"equal {name}", _charged(data, charge)) for charge, name in UNITS.items()]
+    parts = [(f"equal {name}", _equal_cost_table(data, charge)) for charge, name in UNITS.items()]
     lead = "An arm that takes more per token is here given fewer tokens, or the control more: which differences outlast that?"
     inner = (figure(figures.get("charged"), heading="none"), alternatives("charged at", parts))
     return section("equal", "At equal tokens, FLOPs and seconds", *inner, lead=lead if any(part for _, part in parts) else "")
@@ -132,7 +132,7 @@ def _compared(comparison: ComparisonData | None, why: str) -> tuple[Cell, ...]:
     )
 
 
-def _charged(data: ReportData, charge: Charge) -> str:
+def _equal_cost_table(data: ReportData, charge: Charge) -> str:
     rows, written = [], {"tokens": words.count, "flops": words.count, "seconds": words.duration}[charge]
     for name, arm in data.arms.items():
         found = arm.charged.get(charge)
