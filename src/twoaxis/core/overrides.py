@@ -11,8 +11,8 @@ from twoaxis.core.errors import ConfigError
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Returns a copy of the data with each `dotted.path=value` set.
 
-    A value is read as TOML, or else as a bare string; list items are addressed by number. Another `kind` drops the other keys of
-    its table.
+    A value is read as TOML, or else as a bare string. List items are addressed by number. Another `kind` drops the other keys
+    of its table.
 
     Raises:
         ConfigError: an override without `=`, or a path through something that is not a table.

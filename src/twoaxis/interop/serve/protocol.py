@@ -230,7 +230,7 @@ class ChatRequest(Request):
             raise Refusal(f"{both}: must be the same; send one of them", param="max_completion_tokens")
         messages = data.get("messages")
         if isinstance(messages, list):
-            # Null content is an error of its own.
+            # Null content has a separate error.
             data["messages"] = [_without_nulls(one, "content") if isinstance(one, dict) else one for one in messages]
         return data
 
