@@ -10,6 +10,10 @@ CACHE_REMEDY = f"free space there or set {CACHE_VARIABLE} to another folder"
 """The remedy when the cache cannot be written."""
 
 
-def cache_folder(path: str | os.PathLike[str] | None = None) -> Path:
+CachePath = str | os.PathLike[str] | None
+"""A cache folder; None is the default one."""
+
+
+def cache_folder(path: CachePath = None) -> Path:
     """Returns the given folder, else the one in `TWOAXIS_CACHE`, else `~/.cache/twoaxis`."""
     return Path(path or os.environ.get(CACHE_VARIABLE) or "~/.cache/twoaxis").expanduser()

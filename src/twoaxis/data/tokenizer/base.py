@@ -1,7 +1,6 @@
 """The interface of a tokenizer, and the base of tokenizer configurations."""
 
 import hashlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import DataError
+from twoaxis.data.cache import CachePath
 from twoaxis.data.corpus import Corpus
 
 Progress = Callable[[str, int, int], None]
@@ -115,5 +115,5 @@ class TokenizerConfig(Config, ABC):
         return ""
 
     @abstractmethod
-    def build(self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Tokenizer:
+    def build(self, corpus: Corpus, cache: CachePath = None, progress: Progress | None = None) -> Tokenizer:
         """Builds the tokenizer; one that needs training is trained on the training side of the corpus."""

@@ -106,9 +106,8 @@ class Answer:
 
     def closing(self, new_tokens: int) -> list[dict[str, Any]]:
         """The last stream event: the usage, if requested."""
-        if not self._counts:
-            return []
-        return [{**self._frame(self._stream_kind), "choices": [], "usage": self.usage(new_tokens)}]
+        usage = {**self._frame(self._stream_kind), "choices": [], "usage": self.usage(new_tokens)}
+        return [usage] if self._counts else []
 
     def usage(self, new_tokens: int) -> dict[str, int]:
         """The token counts."""
