@@ -132,7 +132,7 @@ def test_missing_files(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": "linear", "factor": 2, "mscale": 1}}, "rope_parameters.mscale=1: must be one of"),
         ({"rope_parameters": {"rope_type": "yarn", "truncate": 0}}, "rope_parameters.truncate=0: must be true or false"),
         ({"rope_parameters": "yarn"}, "rope_parameters='yarn': must be a table"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: must be left out beside rope_parameters"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling: must be left out with rope_parameters"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5: must be 1"),
         ({"rope_theta": "large", "rope_parameters": None}, "rope_theta='large': must be a number > 0"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "must be one for all"),

@@ -103,7 +103,7 @@ def with_rotation(attention: AttentionConfig, data: Mapping[str, Any]) -> Attent
     new, old = fields.table("rope_parameters"), fields.table("rope_scaling")
     if new.data and old.data and new.data != old.data:
         # Transformers takes the older key and drops the base of the newer one.
-        raise ConfigError("rope_scaling: must be left out beside rope_parameters; move what it says into rope_parameters")
+        raise ConfigError("rope_scaling: must be left out with rope_parameters; move its keys into rope_parameters")
     table = new if new.data else old
     if any(isinstance(value, Mapping) for value in table.data.values()):
         raise ConfigError(f"{table.where[:-1]}: has a table for each type of layer: must be one for all; choose another model")

@@ -78,7 +78,7 @@ def generation_defaults(source_files: Mapping[str, bytes]) -> dict[str, Any]:
         if not _fits(name, value):
             numbers = "a number, and above 0 unless it is top_k or min_p"
             allowed = "the number of a token, or a list of them" if name in TOKENS else numbers
-            raise CheckpointError(f"{GENERATION_CONFIG}: {problem(name, value, allowed, 'correct it beside the model')}")
+            raise CheckpointError(f"{GENERATION_CONFIG}: {problem(name, value, allowed, 'correct the file of the model')}")
     return found
 
 
@@ -104,9 +104,8 @@ def chat_template(source_files: Mapping[str, bytes]) -> "ChatTemplate | None":
     if source is None:
         return None
     if not isinstance(source, str):
-        raise CheckpointError(
-            problem(where, source, "a text, or a list with one named 'default'", "correct it beside the model")
-        )
+        allowed = "a text, or a list with one named 'default'"
+        raise CheckpointError(problem(where, source, allowed, "correct the file of the model"))
     from twoaxis.data.chat_template import ChatTemplate
 
     return ChatTemplate(source, _token_names(_table(source_files, TOKENS_MAP)) | _token_names(config), where)

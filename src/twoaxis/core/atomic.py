@@ -60,12 +60,7 @@ def write_once(path: Path, content: bytes, remedy: str = "free space there or ch
 
 
 def remove_drafts(folder: Path, name: str = "") -> None:
-    """Removes the drafts of killed processes in a folder, unless a process is writing there.
-
-    Args:
-        folder: one of ours, or any if there is a name.
-        name: of the target; "" for all.
-    """
+    """Removes the drafts of killed processes in a folder of ours, or of one target, unless a process is writing there."""
     with suppress(OSError), _opened(folder) as descriptor:
         if try_lock(descriptor) == "held":
             for entry in os.listdir(folder):

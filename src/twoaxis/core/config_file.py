@@ -9,13 +9,7 @@ from twoaxis.core.text import json_value, read_text
 
 
 def read_config_file(path: Path, what: str, error: type[TwoAxisError] = ConfigError) -> dict[str, Any]:
-    """Reads a table of keys and values: JSON from `.json` files and files that begin with a brace, else TOML.
-
-    Args:
-        path: the file.
-        what: its expected content, for the error.
-        error: the class of the error if it cannot be read or parsed, or is no table.
-    """
+    """Reads a table: JSON from `.json` files and files that begin with a brace, else TOML; errors have the class `error`."""
     if path.suffix in (".yaml", ".yml"):
         raise error(f"{what} {path}: is YAML: must be TOML, or JSON with a name that ends in .json; convert it")
     text = read_text(path, f"{what} {path}", "check the path", error)

@@ -17,13 +17,17 @@ CACHE_VARIABLE = "TWOAXIS_CACHE"
 """The environment variable that names the cache folder."""
 
 CACHE_REMEDY = f"free space there or set {CACHE_VARIABLE} to another folder"
-"""What to do when the cache cannot be written."""
+"""The remedy when the cache cannot be written."""
 
 LOCKED = {"run": "trains in it", "study": "runs it"}
 """What another process does in a folder that it has locked."""
 
 
-def cache_folder(path: str | os.PathLike[str] | None = None) -> Path:
+CachePath = str | os.PathLike[str] | None
+"""A cache folder; None is the default one."""
+
+
+def cache_folder(path: CachePath = None) -> Path:
     """Returns the given folder, else the one in `TWOAXIS_CACHE`, else `~/.cache/twoaxis`."""
     return Path(path or os.environ.get(CACHE_VARIABLE) or "~/.cache/twoaxis").expanduser()
 

@@ -59,9 +59,6 @@ class KeptReport:
 def kept_reports(path: Path = KEPT) -> tuple[KeptReport, ...]:
     """Every kept report: current designs first, then by name.
 
-    Args:
-        path: of the data file.
-
     Example:
         >>> [kept.path for kept in kept_reports() if kept.name == "local_mixing"]
         ['studies/results/local_mixing/report.json']

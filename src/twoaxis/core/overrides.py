@@ -19,8 +19,8 @@ def with_overrides(config: C, overrides: Sequence[str]) -> C:
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Returns a copy of the data with each `dotted.path=value` set.
 
-    A value is read as TOML, or else as a bare string; list items have numbers. Another `kind` drops the other keys of
-    its table.
+    A value is read as TOML, or else as a bare string. List items are addressed by number. Another `kind` drops the other keys
+    of its table.
 
     Raises:
         ConfigError: an override without `=`, or a path through something that is not a table.

@@ -124,11 +124,9 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def materialize(build: Callable[[], M], device: torch.device | None = None) -> M:
-    """Builds a module with uninitialised parameters and buffers, without drawing from a generator.
+    """Builds a module with uninitialised parameters and buffers, by default on torch's default device.
 
-    Args:
-        build: called on the meta device.
-        device: of the memory; None is torch's default device, possibly meta.
+    `build` is called on the meta device, and nothing is drawn from a generator.
 
     Example:
         >>> materialize(lambda: nn.Linear(2, 3)).weight.device

@@ -55,12 +55,7 @@ def signature(content: bytes) -> tuple[str, str] | None:
 
 
 def decode_text(content: bytes, where: str, error: type[TwoAxisError] = DataError) -> str:
-    r"""Decodes UTF-8, without a byte order mark at the beginning.
-
-    Args:
-        content: of the file.
-        where: its name in the error.
-        error: the class of the error.
+    r"""Decodes UTF-8, without a byte order mark at the beginning; `where` names the text in errors.
 
     Raises:
         TwoAxisError: of the class `error`, with the format of the content if it is recognised.
@@ -92,13 +87,7 @@ def encode_text(text: str, where: str = "text", remedy: str = "remove it") -> by
 
 
 def read_text(path: Path, what: str, remedy: str, error: type[TwoAxisError] = DataError) -> str:
-    """Reads a text file; see `decode_text`.
-
-    Args:
-        path: the file.
-        what: its name in the error.
-        remedy: if it cannot be read.
-        error: the class of the error.
+    """Reads a text file, `what` in errors; see `decode_text`.
 
     Raises:
         TwoAxisError: of the class `error`: it cannot be read, or is no text in UTF-8.

@@ -31,11 +31,6 @@ class AnswerGuesses:
 def answer_guesses(train: Iterable[Batch], validation: Iterable[Batch], vocab_size: int) -> AnswerGuesses:
     """Counts the answers of training batches, and scores guesses at those of validation batches.
 
-    Args:
-        train: batches in which only answers are targets.
-        validation: the same.
-        vocab_size: token ids are below this.
-
     Raises:
         DataError: either holds no answer.
 

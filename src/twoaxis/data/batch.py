@@ -18,12 +18,9 @@ Packing = Literal["isolated", "joined"]
 
 
 class Batch(NamedTuple):
-    """Windows of tokens, and the next token at every position.
+    """Windows of tokens, and the next token at every position: `IGNORE` if it belongs to another document or is no answer.
 
-    Attributes:
-        tokens: [B T] int64.
-        targets: [B T] int64, the next token, or `IGNORE` if it belongs to another document or is no answer.
-        documents: [B T] int64, the document within the row counted from 0; None if a row is one text.
+    Documents are counted from 0 within a row; None if every row is one text.
     """
 
     tokens: Int[Tensor, "B T"]

@@ -46,10 +46,7 @@ class ChatTemplate:
         self._template = _compiled(source, where)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text of a conversation up to the answer.
-
-        Args:
-            messages: each with `role` and `content`.
+        """The text of a conversation up to the answer; messages have `role` and `content`.
 
         Raises:
             DataError: the template refuses the conversation, or fails on it.
@@ -152,4 +149,4 @@ def _compiled(source: str, where: str) -> Template:
         return sandbox.from_string(source)
     except (TemplateError, SyntaxError, RecursionError) as error:
         line = f"line {error.lineno}: " if isinstance(error, TemplateSyntaxError) else ""
-        raise CheckpointError(f"{where}: is not a Jinja2 template ({line}{error}); correct it beside the model") from None
+        raise CheckpointError(f"{where}: is not a Jinja2 template ({line}{error}); correct the file of the model") from None

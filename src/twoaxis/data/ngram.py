@@ -46,11 +46,7 @@ def ngrams(batch: Batch, order: int, vocab_size: int) -> Int[np.ndarray, "N O"]:
 
 
 class NgramCounts:
-    """Counts of the n-grams of one order; memory grows with the different n-grams, not with the text.
-
-    Args:
-        order: tokens of an n-gram, the target included.
-        vocab_size: token ids are below this.
+    """Counts of n-grams of `order` tokens; memory grows with the different n-grams, not with the text.
 
     Raises:
         DataError: n-grams that 64 bits cannot number.
@@ -92,10 +88,6 @@ class NgramModel:
         Y = n_1 / (n_1 + 2 n_2), with n_i the n-grams of count i; between 0.1 and i.
     Source: An Empirical Study of Smoothing Techniques for Language Modeling, Chen and Goodman, TR-10-98, section 3.
     Deviates: discounts without counts are those of the next smaller count, or 0.1 if no n-gram occurs once.
-
-    Args:
-        counts: of the training text, of this order or a higher one.
-        order: of the model.
 
     Raises:
         DataError: no n-gram was counted.
@@ -146,14 +138,7 @@ class NgramModel:
 
 @dataclass(frozen=True)
 class NgramLosses:
-    """Losses of the n-gram models on validation text, nats per token.
-
-    Attributes:
-        unigram: of order 1.
-        bigram: of order 2.
-        trigram: of order 3.
-        tokens: training targets, a count.
-    """
+    """Losses of the n-gram models on validation text, nats per token; `tokens` counts training targets."""
 
     unigram: float
     bigram: float
@@ -162,12 +147,7 @@ class NgramLosses:
 
 
 def ngram_losses(train: Iterable[Batch], validation: Iterable[Batch], vocab_size: int) -> NgramLosses:
-    """Counts training batches and scores validation batches by unigram, bigram and trigram.
-
-    Args:
-        train: training windows of a model, each once.
-        validation: validation windows.
-        vocab_size: token ids are below this.
+    """Counts training batches, each window once, and scores validation batches by unigram, bigram and trigram.
 
     Raises:
         DataError: either has no target that counts.

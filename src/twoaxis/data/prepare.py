@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import DataError
-from twoaxis.core.folders import CACHE_REMEDY, cache_folder
+from twoaxis.core.folders import CACHE_REMEDY, CachePath, cache_folder
 from twoaxis.core.text import json_value
 from twoaxis.data.corpus import Corpus, CorpusConfig, Side, parse_corpus
 from twoaxis.data.restoration import Restoration
@@ -63,7 +62,7 @@ class PreparedData:
 def prepare(
     corpus: CorpusConfig | Mapping[str, Any] | str = "sotu",
     tokenizer: TokenizerConfig | Mapping[str, Any] | str = "byte",
-    cache: str | os.PathLike[str] | None = None,
+    cache: CachePath = None,
     progress: Progress | None = None,
 ) -> PreparedData:
     """Reads the corpus, builds the tokenizer, and writes the shards unless they are cached.

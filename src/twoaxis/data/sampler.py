@@ -113,17 +113,9 @@ def validation_batches(
     packing: Packing = "isolated",
     answer_cues: Sequence[int] = (),
 ) -> list[Batch]:
-    """Reads the validation windows, in text order.
+    """Reads the validation windows in text order: `n_tokens`, rounded up to whole windows, at most the whole shard.
 
     They are spread evenly over the shard and depend on neither seed nor batch size. The last batch may be smaller.
-
-    Args:
-        shard: the tokens.
-        batch_size: windows in a batch.
-        seq_len: tokens in a window.
-        n_tokens: tokens to read, rounded up to whole windows, at most the whole shard.
-        packing: whether documents in a window are isolated.
-        answer_cues: the tokens after which a target counts; if empty, all count.
 
     Raises:
         DataError: the shard is shorter than one window and the token after it.

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import numpy as np
 
@@ -126,12 +126,7 @@ class ShardWriter:
         file.write(bytes(HEADER_BYTES))
 
     def add(self, ids: Ids, text_bytes: int = 0, name: str = "") -> None:
-        """Appends one document; a document without tokens is skipped.
-
-        Args:
-            ids: its token ids.
-            text_bytes: of its text in UTF-8.
-            name: names it in errors; by default its number.
+        """Appends one document, `name` in errors; a document without tokens is skipped.
 
         Raises:
             DataError: an id outside the vocabulary.
@@ -183,12 +178,6 @@ class ShardWriter:
 def shard_writer(path: Path, *, vocab_size: int, tokenizer: str = "", corpus: str = "") -> Iterator[ShardWriter]:
     """Opens a shard for writing; the file appears at `path` when the block ends without an error.
 
-    Args:
-        path: of the shard.
-        vocab_size: every id must be below this.
-        tokenizer: fingerprint of the tokenizer.
-        corpus: fingerprint of the corpus.
-
     Raises:
         DataError: an id outside the vocabulary, no tokens, or a disk that cannot be written.
     """
@@ -222,12 +211,8 @@ class TokenShard:
     starts: np.ndarray
 
     @classmethod
-    def open(cls, path: Path, check: Literal["everything", "header"] = "everything") -> "TokenShard":
-        """Opens a shard.
-
-        Args:
-            path: the file.
-            check: `everything` reads the file once and compares its checksum; `header` is instant.
+    def open(cls, path: Path) -> "TokenShard":
+        """Opens a shard, and reads it once to verify its checksum.
 
         Raises:
             DataError: no such file, another kind of file, another version, or a damaged file.
@@ -245,8 +230,7 @@ class TokenShard:
         tokens = np.memmap(path, dtype, mode="r", offset=HEADER_BYTES, shape=(header.n_tokens,))
         starts = np.memmap(path, "<u8", mode="r", offset=header.starts_offset, shape=(header.n_documents,))
         shard = cls(path, header, tokens, starts)
-        if check == "everything":
-            shard.verify()
+        shard.verify()
         return shard
 
     @property

@@ -18,9 +18,6 @@ class TextStream:
 
     Cost: each token decodes the unfinished ones and a few before them, for a text of any length.
 
-    Args:
-        tokenizer: that made the tokens.
-
     Example:
         >>> from twoaxis.data.tokenizer import ByteTokenizer
         >>> stream = TextStream(ByteTokenizer())
@@ -79,13 +76,10 @@ def stop_tokens(tokenizer: Tokenizer, stops: Iterable[str] = ()) -> frozenset[in
 
 
 class StopStringMatcher:
-    """Returns text up to the first stop string, and holds back text that may begin one.
+    """Returns text up to the first stop string (none is empty), and holds back text that may begin one.
 
     The stop string that is complete first ends the text; of two that end together, the longer. The result does not depend on
     the pieces of the text.
-
-    Args:
-        stops: strings that are not empty.
 
     Example:
         >>> matcher = StopStringMatcher(["END"])
@@ -123,10 +117,6 @@ class StopStringMatcher:
 
 class StoppingText:
     """Decodes tokens one at a time, and ends the text before a stop string.
-
-    Args:
-        tokenizer: of the tokens.
-        stops: strings that are not empty.
 
     Attributes:
         stopped: whether a stop string has ended the text.

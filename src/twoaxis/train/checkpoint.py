@@ -26,14 +26,7 @@ TENSOR_FILES = ("model", "optimizer")
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint in memory.
-
-    Attributes:
-        step: steps taken.
-        model: parameters by name.
-        optimizer: optimizer state by `kind/name of the parameter`.
-        state: everything else, as JSON-ready data.
-    """
+    """A checkpoint in memory: parameters by name, optimizer state by `kind/name of the parameter`, other JSON-ready data."""
 
     step: int
     model: dict[str, Tensor]
@@ -74,11 +67,7 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def load_newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """Reads the newest intact checkpoint; None without any checkpoint.
-
-    Args:
-        folder: of the checkpoints.
-        say: called with one line for every damaged checkpoint that is skipped.
+    """Reads the newest intact checkpoint; None without any. `say` is called with a line for each damaged one.
 
     Raises:
         CheckpointError: all checkpoints are damaged.

@@ -46,12 +46,7 @@ def choose_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 class TokenLoss:
-    """Computes the summed token loss of a batch.
-
-    Args:
-        model: on the device of the run.
-        config: the recipe.
-    """
+    """Computes the summed token loss of a batch with the precision, checkpointing and compilation of a recipe."""
 
     def __init__(self, model: Decoder, config: TrainConfig) -> None:
         self.model = model

@@ -64,11 +64,7 @@ def read_metrics(path: Path) -> list[StepRecord]:
 
 
 class MetricsLog:
-    """Appends records after a step; records of later steps are truncated.
-
-    Args:
-        path: the file.
-        step: the step of the checkpoint that the run continues from.
+    """Appends records after the `step` of a checkpoint; records of later steps are truncated.
 
     Raises:
         CheckpointError: the file lacks steps up to the checkpoint.

@@ -69,14 +69,7 @@ class OptimizerConfig(Config):
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters with the same optimizer options.
-
-    Attributes:
-        lr_scale: factor on the learning rate.
-        weight_decay: times the learning rate per step.
-        tags: the declared tags of its parameters, sorted.
-        parameters: by full name.
-    """
+    """Parameters by full name with the same optimizer options, and their declared tags, sorted."""
 
     lr_scale: float
     weight_decay: float

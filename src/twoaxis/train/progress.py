@@ -33,12 +33,7 @@ class Progress:
 
 
 class PlainProgress(Progress):
-    """Writes a line at intervals.
-
-    Args:
-        stream: the output; None is standard error.
-        every_seconds: between lines.
-    """
+    """Writes a line at intervals, by default to standard error."""
 
     def __init__(self, stream: IO[str] | None = None, every_seconds: float = LINE_SECONDS) -> None:
         self._stream = stream or sys.stderr

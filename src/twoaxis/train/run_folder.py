@@ -25,13 +25,7 @@ NEEDED = {
 
 
 class RunFolder:
-    """The files of one run.
-
-    Attributes:
-        path: the folder.
-        metrics: one line per step.
-        checkpoints: the folder of the checkpoints.
-    """
+    """The files of one run."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)

@@ -25,15 +25,10 @@ class StepOutcome(NamedTuple):
 
 
 def accumulate_gradients(token_loss: Callable[[Batch], Tensor], batch: Batch, rows: int) -> tuple[Tensor, int]:
-    """Accumulates the gradient of the mean token loss of the batch over its micro-batches.
+    """Accumulates the gradient of the mean token loss of the batch over micro-batches of `rows` windows.
 
-    Each micro-batch is divided by the valid tokens of the whole batch, so all tokens weigh the same. A batch without a valid
-    token has loss 0 and gradients 0.
-
-    Args:
-        token_loss: the sum of the token losses of a micro-batch, with its graph.
-        batch: on the CPU.
-        rows: windows in a micro-batch.
+    The summed `token_loss` of each micro-batch is divided by the valid tokens of the whole batch, so all tokens weigh the same.
+    A batch without a valid token has loss 0 and gradients 0.
 
     Returns:
         The mean loss, and the number of valid tokens.

@@ -54,13 +54,7 @@ def evaluate(
     data: PreparedData,
     hits: Callable[[Batch], Tensor] | None = None,
 ) -> Validation:
-    """Computes the mean loss over the batches, and the accuracy for a corpus with answers.
-
-    Args:
-        token_loss: the sum of the token losses of a batch, without a graph.
-        batches: on the CPU.
-        data: the data of the batches.
-        hits: counts the targets of a batch that are the most likely token; None measures no accuracy.
+    """Computes the mean loss over batches from summed token losses, and the accuracy from `hits` for a corpus with answers.
 
     Raises:
         DataError: the batches have no valid target.

@@ -170,14 +170,7 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 class DepthPaths(NamedTuple):
-    """The depth mixers of a model and the prefixes of their parameter names.
-
-    Attributes:
-        depth: the configuration of all of them.
-        stack: the sublayers.
-        mixers: the prefix for each sublayer's mixer.
-        ends: the prefix for the ends.
-    """
+    """The depth mixers of a model: their configuration, the sublayers, and the prefixes of parameter names."""
 
     depth: DepthConfig
     stack: Stack

@@ -24,12 +24,7 @@ BLEND = "*.blend"
 
 
 class Retrofit(NamedTuple):
-    """A model with added mixers.
-
-    Attributes:
-        model: in evaluation mode.
-        new: the names of the added parameters.
-    """
+    """A model with added mixers, in evaluation mode, and the names of its new parameters."""
 
     model: Decoder
     new: tuple[str, ...]

@@ -55,14 +55,7 @@ class CorpusConfig(Config, ABC):
 
 @dataclass(frozen=True)
 class Corpus:
-    """A corpus that has been read once for its hash, sizes and division.
-
-    Attributes:
-        config: reads the documents.
-        source: its name and version.
-        scan: its hash and sizes.
-        division: into training and validation.
-    """
+    """A corpus that has been read once for its hash, sizes and division."""
 
     config: CorpusConfig
     source: Source

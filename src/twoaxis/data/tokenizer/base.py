@@ -1,7 +1,6 @@
 """The interface of a tokenizer, and the base of tokenizer configurations."""
 
 import hashlib
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import DataError
+from twoaxis.core.folders import CachePath
 from twoaxis.data.corpus import Corpus
 
 Progress = Callable[[str, int, int], None]
@@ -66,9 +66,7 @@ class Tokenizer(ABC):
     def prompt(self, text: str, parse_special: bool = False) -> list[int]:
         """Encodes a text to be continued, as the beginning of a document; an empty text is `before_text`.
 
-        Args:
-            text: the text.
-            parse_special: whether the name of a special token is that token.
+        With `parse_special` the name of a special token is that token.
         """
         tokens, begin = self.encode_special(text) if parse_special else self.encode(text), list(self.begin_of_document)
         # A text that spells the begin marker has it once.
@@ -117,11 +115,5 @@ class TokenizerConfig(Config, ABC):
         return ""
 
     @abstractmethod
-    def build(self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Tokenizer:
-        """Builds the tokenizer, trained on the training side of the corpus if it needs training.
-
-        Args:
-            corpus: read only when a tokenizer is trained.
-            cache: the cache folder; None is the default one.
-            progress: called while a tokenizer is trained.
-        """
+    def build(self, corpus: Corpus, cache: CachePath = None, progress: Progress | None = None) -> Tokenizer:
+        """Builds the tokenizer; one that needs training is trained on the training side of the corpus."""

@@ -1,14 +1,13 @@
 """A byte-level BPE tokenizer, trained on first use and kept in the cache."""
 
 import hashlib
-import os
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
 from twoaxis.core.atomic import write_once
-from twoaxis.core.folders import CACHE_REMEDY, cache_folder
+from twoaxis.core.folders import CACHE_REMEDY, CachePath, cache_folder
 from twoaxis.core.text import read_text
 from twoaxis.data.corpus import Corpus
 from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig
@@ -39,9 +38,7 @@ class BpeConfig(TokenizerConfig):
             return ""
         return f"the tokenizer has {built.vocab_size:,} tokens, all that the text gives, where vocab_size={self.vocab_size:,}"
 
-    def build(
-        self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None
-    ) -> SubwordTokenizer:
+    def build(self, corpus: Corpus, cache: CachePath = None, progress: Progress | None = None) -> SubwordTokenizer:
         """Reads the tokenizer from the cache, or trains and caches it."""
         import tokenizers
 

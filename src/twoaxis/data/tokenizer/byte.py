@@ -1,12 +1,12 @@
 """One token per byte of UTF-8."""
 
 import json
-import os
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
+from twoaxis.core.folders import CachePath
 from twoaxis.core.text import encode_text
 from twoaxis.data.corpus import Corpus
 from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig
@@ -48,9 +48,7 @@ class ByteConfig(TokenizerConfig):
 
     kind: Literal["byte"] = "byte"
 
-    def build(
-        self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None
-    ) -> ByteTokenizer:
+    def build(self, corpus: Corpus, cache: CachePath = None, progress: Progress | None = None) -> ByteTokenizer:
         """Returns the byte tokenizer."""
         del corpus, cache, progress
         return ByteTokenizer()

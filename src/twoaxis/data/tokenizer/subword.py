@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from twoaxis.core.errors import DataError, nearest
+from twoaxis.core.folders import CachePath
 from twoaxis.core.text import encode_text, read_text
 from twoaxis.data.corpus import Corpus
 from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig
@@ -137,9 +137,7 @@ class FileTokenizerConfig(TokenizerConfig):
         # Without the file `build` raises; the run would otherwise begin with a new model.
         return self.replace(path=path, within="working_directory") if self.within == "run_folder" and path.is_file() else self
 
-    def build(
-        self, corpus: Corpus, cache: str | os.PathLike[str] | None = None, progress: Progress | None = None
-    ) -> SubwordTokenizer:
+    def build(self, corpus: Corpus, cache: CachePath = None, progress: Progress | None = None) -> SubwordTokenizer:
         """Reads the file."""
         del corpus, cache, progress
         if self.within == "run_folder":

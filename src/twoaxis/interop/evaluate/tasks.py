@@ -40,13 +40,7 @@ KNOWN = ("until", *LENGTHS, "do_sample", "temperature", "top_k", "top_p", "seed"
 
 
 class TaskFolder(NamedTuple):
-    """The requested tasks and their index.
-
-    Attributes:
-        names: of tasks, groups or tags.
-        folder: of their files.
-        manager: lm-eval's index of this folder alone.
-    """
+    """The requested tasks, groups or tags, and lm-eval's index of their folder alone."""
 
     names: tuple[str, ...]
     folder: Path

@@ -29,14 +29,9 @@ class Piece(NamedTuple):
 
 
 class Choice:
-    """The callback of one generation: decodes its tokens, ends at stop strings, and delivers pieces of text.
+    """The callback of one generation: decodes its tokens, ends at stop strings, and delivers pieces of text without `lead`.
 
-    Args:
-        index: of the choice in its answer.
-        tokenizer: of the model.
-        stops: stop strings.
-        lead: removed from the beginning of the text.
-        deliver: called with every piece, in the thread of the model.
+    It runs in the thread of the model.
     """
 
     def __init__(
@@ -90,12 +85,7 @@ class Answer:
         return isinstance(self.request, ChatRequest)
 
     def whole(self, texts: Sequence[str], last: Sequence[Piece]) -> dict[str, Any]:
-        """All choices at once.
-
-        Args:
-            texts: of the choices.
-            last: the last piece of each choice.
-        """
+        """All choices at once, from their texts and last pieces."""
         choices = []
         for text, piece in zip(texts, last, strict=True):
             content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
@@ -116,9 +106,8 @@ class Answer:
 
     def closing(self, new_tokens: int) -> list[dict[str, Any]]:
         """The last stream event: the usage, if requested."""
-        if not self._counts:
-            return []
-        return [{**self._frame(self._stream_kind), "choices": [], "usage": self.usage(new_tokens)}]
+        usage = {**self._frame(self._stream_kind), "choices": [], "usage": self.usage(new_tokens)}
+        return [usage] if self._counts else []
 
     def usage(self, new_tokens: int) -> dict[str, int]:
         """The token counts."""

@@ -33,14 +33,9 @@ class GenerationCallback(Protocol):
 
 @dataclass(frozen=True)
 class Generation:
-    """A request for new tokens after one prompt.
+    """A request for at least one new token after a prompt of at least one token.
 
-    Attributes:
-        prompt: at least one token.
-        max_new_tokens: at least 1.
-        sampling: options and seed of the generation.
-        stop_tokens: the generation ends before any of these.
-        vocab_size: only ids below it are chosen; None allows all.
+    It ends before any of the stop tokens. Only ids below `vocab_size` are chosen; None allows all.
     """
 
     prompt: Sequence[int]

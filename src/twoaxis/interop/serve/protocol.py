@@ -21,25 +21,17 @@ IGNORED = frozenset(
 """Fields without effect on the answer."""
 
 ACCEPTED_DEFAULTS: dict[str, tuple[Any, ...]] = {
-    "audio": (),
+    **dict.fromkeys(("audio", "prediction", "reasoning_effort", "top_logprobs", "verbosity", "web_search_options"), ()),
+    **dict.fromkeys(("echo", "logprobs"), (False,)),
+    **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0, 0.0)),
+    **dict.fromkeys(("functions", "tools"), ([],)),
     "best_of": (1,),
-    "echo": (False,),
-    "frequency_penalty": (0, 0.0),
     "function_call": ("none",),
-    "functions": ([],),
     "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
-    "prediction": (),
-    "presence_penalty": (0, 0.0),
-    "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (),
-    "verbosity": (),
-    "web_search_options": (),
 }
 """Unsupported fields of the API, and their accepted values."""
 
@@ -230,7 +222,7 @@ class ChatRequest(Request):
             raise Refusal(f"{both}: must be the same; send one of them", param="max_completion_tokens")
         messages = data.get("messages")
         if isinstance(messages, list):
-            # Null content is an error of its own.
+            # Null content has a separate error.
             data["messages"] = [_without_nulls(one, "content") if isinstance(one, dict) else one for one in messages]
         return data
 

@@ -42,12 +42,7 @@ class ChatMarkers(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatFormat:
-    """The format of chat prompts.
-
-    Attributes:
-        markers: of ChatML; None if the vocabulary lacks them.
-        template: of the model; takes precedence.
-    """
+    """The format of chat prompts: the template of the model, else ChatML if the vocabulary has its markers, else plain."""
 
     markers: ChatMarkers | None
     template: ChatTemplate | None = None

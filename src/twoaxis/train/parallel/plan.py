@@ -122,14 +122,7 @@ class Plan:
 
 
 def make_plan(decoder: DecoderConfig, config: PipelineConfig, rows: int, tokens: int, dtype: torch.dtype) -> Plan:
-    """Runs the decoder once on the meta device and compares its states.
-
-    Args:
-        decoder: the whole model.
-        config: the stages.
-        rows: of a microbatch.
-        tokens: in a row.
-        dtype: of the parameters.
+    """Runs the decoder once on the meta device and compares its states, for microbatches of `rows` rows.
 
     Example:
         >>> decoder = DecoderConfig(vocab_size=16, d_model=8, n_layers=4, depth={"kind": "denseformer"})

@@ -83,9 +83,7 @@ def sum_over_all(group: dist.ProcessGroup | None) -> Sum:
 class SharedGradients:
     """Sums the gradients of shared parameters over their ranks, which start equal and therefore stay equal.
 
-    Args:
-        parameters: in the same order on all of these ranks.
-        sum_over_ranks: sums a tensor over these ranks.
+    The parameters have the same order on all of these ranks.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], sum_over_ranks: Sum) -> None:

@@ -34,15 +34,6 @@ def build_part(
     ends of the stack, and a tied embedding, are on the first and on the last rank; ends that lend their parameters to the
     sublayers are on every rank.
 
-    Args:
-        config: of the whole decoder.
-        blocks: of this rank.
-        holds_first: whether the rank computes the embedding.
-        holds_last: whether the rank computes the loss.
-        seed: of the initial values.
-        device: of the parameters.
-        dtype: of the parameters.
-
     Example:
         >>> config = DecoderConfig(vocab_size=16, d_model=8, n_layers=4)
         >>> part = build_part(
@@ -86,17 +77,9 @@ def parameters_of_all_ranks(part: Decoder) -> list[nn.Parameter]:
 
 
 class DecoderStage(nn.Module):
-    """Runs the blocks of one stage, from received tensors to sent ones.
+    """Runs the blocks of one stage, from received tensors to sent ones; rows have `tokens` tokens.
 
     The first stage receives token ids; the last returns normalised hidden states.
-
-    Args:
-        model: the part of the decoder on this rank.
-        plan: the tensors that cross the boundaries.
-        index: of the stage.
-        tokens: in a row.
-        cache: tensors that the stages of this rank share.
-        recompute: activation checkpointing of nothing (`off`) or of every `block`.
     """
 
     def __init__(self, model: Decoder, plan: Plan, index: int, tokens: int, cache: StageCache, recompute: Recompute) -> None:

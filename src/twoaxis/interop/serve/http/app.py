@@ -32,14 +32,7 @@ JSON_TYPE = "application/json"
 
 @dataclass
 class Service:
-    """One served model.
-
-    Attributes:
-        engine: started; the caller stops it.
-        served: the served model.
-        metrics: counts of requests and tokens.
-        closing: set when the server stops and refuses open requests.
-    """
+    """One served model with its started engine; `closing` is set when the server stops and refuses open requests."""
 
     engine: Engine
     served: Served
@@ -56,12 +49,7 @@ class Service:
 
 
 def create_app(service: Service, host: str) -> FastAPI:
-    """The application for a model.
-
-    Args:
-        service: the model.
-        host: the address of the server; if it is a loopback address, requests to other host names are refused.
-    """
+    """The application of a model; with a loopback address as host, it refuses requests to other host names."""
     # The documentation pages of FastAPI load scripts from other hosts.
     app = FastAPI(title="twoaxis", docs_url=None, redoc_url=None, openapi_url=None)
     if is_loopback(host):
@@ -156,12 +144,7 @@ async def _disconnected(request: Request) -> Any:
 
 
 async def read_body(request: Request, max_bytes: int, closing: asyncio.Event) -> bytes:
-    """The whole body.
-
-    Args:
-        request: the request.
-        max_bytes: of the largest body.
-        closing: set when the server stops.
+    """The whole body of at most `max_bytes`, unless `closing` is set first.
 
     Raises:
         Refusal: not declared as JSON, too large, too slow, a client that left, or a server that is stopping.

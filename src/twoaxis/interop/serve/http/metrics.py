@@ -32,13 +32,7 @@ class Metrics:
         self._seconds = 0.0
 
     def answered(self, route: str, status: int, seconds: float | None) -> None:
-        """Counts a request at its end.
-
-        Args:
-            route: its path.
-            status: HTTP status, or that of the end of a stream.
-            seconds: from its arrival to the end of its answer; None leaves it out of the histogram.
-        """
+        """Counts a request at its end, and the seconds of its answer in the histogram unless they are None."""
         self._requests[route, status] += 1
         if status == 200 and seconds is not None:
             self._buckets[bisect_left(BOUNDS_SECONDS, seconds)] += 1
@@ -71,13 +65,7 @@ class Metrics:
 
 
 class CountRequests:
-    """Middleware that counts requests, with status and time.
-
-    Args:
-        app: the application.
-        metrics: the counts.
-        routes: paths with separate counts, including paths below them.
-    """
+    """Middleware that counts requests, with status and time, by the routes that begin their paths."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, routes: Sequence[str]) -> None:
         self._app, self._metrics, self._routes = app, metrics, routes

@@ -26,11 +26,6 @@ _log = logging.getLogger(__name__)
 class Exchange:
     """Submits the generations of a request, and yields their pieces in the running event loop.
 
-    Args:
-        engine: runs the generations.
-        tokenizer: of the model.
-        work: the generations of the request.
-
     Raises:
         Refusal: the queue is full, or the server is stopping.
     """
@@ -97,10 +92,6 @@ class EventStream(StreamingResponse):
     """A streamed answer; if the client leaves, its generations are cancelled.
 
     An error inside a stream is its last event, and its status is counted.
-
-    Args:
-        exchange: yields the pieces.
-        answer: formats them as events.
     """
 
     def __init__(self, exchange: Exchange, answer: Answer) -> None:
