@@ -18,7 +18,7 @@ class Loaded(NamedTuple):
         model: on the CPU, in evaluation mode.
         tokenizer: of the model.
         step: steps of a run that the weights have taken; None for models from elsewhere.
-        ends: tokens that end what the model writes.
+        ends: tokens that end a generated text.
     """
 
     model: "Decoder"
@@ -36,7 +36,7 @@ def load(path: Path | str, step: int | None = None) -> "Decoder":
 
     Raises:
         CheckpointError: nothing there, or something damaged.
-        ConfigError: a model that our decoder cannot be, or a step of what is no run.
+        ConfigError: a model that our decoder cannot be, or a step of a folder that is no run.
 
     Example:
         >>> load("runs/none")
@@ -82,7 +82,7 @@ def _read(source: Path, step: int | None) -> tuple["Decoder", "Tokenizer | None"
 
 
 def with_tokenizer(source: Path, model: "Decoder", tokenizer: "Tokenizer | None") -> Loaded:
-    """A model from elsewhere, which needs a tokenizer too.
+    """Puts a model and its tokenizer together.
 
     Raises:
         CheckpointError: there is none.
@@ -93,7 +93,7 @@ def with_tokenizer(source: Path, model: "Decoder", tokenizer: "Tokenizer | None"
 
 
 def end_tokens(source: Path, tokenizer: "Tokenizer") -> frozenset[int]:
-    """The tokens that end what a model writes: the end of a document, and what its `generation_config.json` names."""
+    """The tokens that end a generated text: the end of a document, and those in `generation_config.json`."""
     from twoaxis.checkpoints.source_files import generation_defaults, read_source_files
     from twoaxis.data.text_stream import stop_tokens
 
@@ -113,7 +113,7 @@ def save(model: "Decoder", path: Path | str) -> Path:
 
 
 def save_pretrained(model: "Decoder", path: Path | str) -> Path:
-    """Writes the same, and what transformers needs besides: its tokenizer files and generation settings.
+    """Writes a model for `load` and for transformers, with its tokenizer files and generation settings.
 
     Raises:
         ConfigError: transformers is not installed.
@@ -136,7 +136,7 @@ def _tokenizer(model: "Decoder") -> "Tokenizer | None":
 def retrofit(
     source: "Decoder | Path | str", depth: Any = None, sequence: Sequence[Any] = (), *, bound: float = 1e-3, seed: int = 0
 ) -> "Decoder":
-    """Adds mixers to a trained model without changing what it computes; `twoaxis retrofit` also writes a run to train on.
+    """Adds mixers to a trained model, which computes the same at first; `twoaxis retrofit` also writes a run to train on.
 
     Args:
         source: the model, or what `load` reads.

@@ -1,4 +1,4 @@
-"""What `import twoaxis` offers, and that it changes nothing outside itself."""
+"""The names of `import twoaxis`, and that the import changes nothing outside itself."""
 
 import copy
 import json
@@ -37,8 +37,9 @@ def world():
     loggers = {name: one.level for name, one in logging.root.manager.loggerDict.items() if isinstance(one, logging.Logger)}
     return repr((sys.meta_path, sys.path_hooks, sys.excepthook, torch.get_default_dtype(), torch.get_default_device(),
         torch.get_num_threads(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(), warnings.filters, logging.root.level, logging.root.handlers, loggers,
-        dict(os.environ), torch.random.get_rng_state().sum()))
+        torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32, sys.path, warnings.filters, logging.root.level,
+        logging.root.handlers, loggers, dict(os.environ), torch.random.get_rng_state().sum()))
 
 before = world()
 import twoaxis
@@ -144,8 +145,8 @@ def test_generate_says_what_it_lacks(model: Decoder) -> None:
     model.tokenizer = None
     with pytest.raises(ConfigError, match=r"^prompts='We': must be token ids, since the model has no tokenizer"):
         model.generate("We")
-    with pytest.raises(ConfigError, match=r"^generate: unknown keyword 'temprature'; did you mean 'temperature'\?$"):
-        model.generate([1], temprature=1.0)
+    with pytest.raises(ConfigError, match=r"^generate: unknown keyword 'topk'; did you mean 'top_k'\?$"):
+        model.generate([1], topk=5)
 
 
 def test_train_takes_data_a_configuration_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

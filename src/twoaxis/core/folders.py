@@ -116,7 +116,7 @@ def _check_own(path: Path, what: str, sign: str) -> None:
 
 
 def default_name(what: str, source: object, config: Config) -> str:
-    """The name of a folder that nobody has named: that of the file, else one that equal configurations share.
+    """The default name of a folder: that of the file, else one that equal configurations share.
 
     Example:
         >>> default_name("train", "recipes/tiny.toml", Config())

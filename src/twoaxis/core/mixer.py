@@ -29,11 +29,11 @@ EMPTY = inspect.Parameter.empty
 
 
 class MixerType(ABCMeta):
-    """The class of mixer classes: a call with keywords builds what the configuration of the class builds.
+    """Metaclass of mixers: a call with keywords builds the module of the configuration in the class header.
 
-    `class DeepDelta(DepthMixer, config=DeepDeltaConfig)` names that configuration. It is a metaclass and not a constructor,
-    since a configuration may build a variant of another class, and since the constructor `DeepDelta(config, site)`, by which
-    a decoder is built, stays as simple as it is. A subclass that names no configuration is called as it is written.
+    `class DeepDelta(DepthMixer, config=DeepDeltaConfig)` names the configuration. It is a metaclass since a configuration may
+    build a variant of another class, and since the constructor `DeepDelta(config, site)`, which a decoder calls, stays simple.
+    A subclass without a configuration is called as it is written.
     """
 
     config_class: type[Config] | None
@@ -47,7 +47,7 @@ class MixerType(ABCMeta):
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)
 
-    # The first returns Any, since a type checker would else hold the keywords against the constructor.
+    # The first returns Any: with T, a type checker also checks the keywords against the constructor of T.
     @overload
     def __call__(
         cls, config: Config | Mapping[str, Any] | str | None = None, d_model: int | None = None, *args: float, **options: Any
@@ -55,7 +55,7 @@ class MixerType(ABCMeta):
     @overload
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T: ...
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Builds a mixer by its constructor where that is meant, else by keywords."""
+        """Builds a mixer by its constructor, given a configuration and a place, else by keywords."""
         if cls.config_class is None or _calls_constructor(cls, args, kwargs):
             return super().__call__(*args, **kwargs)
         return _by_keywords(cls, cls.config_class, args, kwargs)
@@ -73,11 +73,11 @@ class MixerType(ABCMeta):
 
 
 class Mixer(DeclaredModule, metaclass=MixerType):
-    """A module that decoders are made of; what is common to all axes.
+    """A part of a decoder, on any axis, which keywords can also build alone.
 
     Attributes:
-        places: types of what the constructor takes behind the configuration.
-        around: `ALONE`, or what takes its place.
+        places: types of the second argument of the constructor.
+        around: keywords about the surrounding model, with their defaults.
     """
 
     places: ClassVar[tuple[type, ...]] = (Site, Stack)
@@ -85,14 +85,14 @@ class Mixer(DeclaredModule, metaclass=MixerType):
 
     @classmethod
     def build_alone(cls, config: Any, site: Site) -> nn.Module:
-        """Builds what the configuration says, for a model that is not our decoder."""
+        """Builds the module of a configuration for a model that is not our decoder."""
         return accept_rows(config.build(site))
 
 
 def _calls_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     if args or kwargs:
         return len(args) > 1 and isinstance(args[0], Config) and isinstance(args[1], cls.places)
-    # What has no sizes is built of nothing.
+    # A class without sizes needs no argument.
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
     return all(one.default is not EMPTY or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters)
 
@@ -108,7 +108,7 @@ def _by_keywords(cls: Any, config_class: type[Config], args: tuple[Any, ...], kw
         known = {*fields, *around, "d_model"} - {"kind"}
         raise ConfigError(f"{cls.__name__}: unknown keyword {unknown[0]!r}; {nearest(unknown[0], known)}")
     if d_model is None:
-        raise ConfigError(f"{cls.__name__}: d_model is missing: must be the width of the model; add d_model=64, say")
+        raise ConfigError(f"{cls.__name__}: d_model is missing: must be the width of the model; add it, such as d_model=64")
     parsed = _configured(cls, config_class, config, given)
     try:
         site = _site(d_model, **around)
@@ -153,7 +153,7 @@ def accept_rows(module: nn.Module) -> nn.Module:
     Padding may hold anything: it is taken for zeros, as in a decoder.
 
     Raises (when the module is called):
-        ConfigError: a cache without a layout, which alone knows the positions of what follows.
+        ConfigError: a cache without a layout, which has the positions of the next tokens.
     """
     module.register_forward_pre_hook(_with_layout, with_kwargs=True)
     return module

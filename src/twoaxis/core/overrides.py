@@ -3,9 +3,17 @@
 import copy
 import tomllib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError
+
+C = TypeVar("C", bound=Config)
+
+
+def with_overrides(config: C, overrides: Sequence[str]) -> C:
+    """Returns the configuration with each `dotted.path=value` set, as by `apply_overrides`."""
+    return type(config).from_data(apply_overrides(config.to_data(), overrides)) if overrides else config
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

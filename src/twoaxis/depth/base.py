@@ -152,7 +152,9 @@ class DepthConfig(Config, ABC):
 
 
 class DepthMixer(Mixer):
-    """Reads the input of one sublayer from the depth state, and writes the sublayer's update to it.
+    """Reads and writes the depth state at one sublayer.
+
+    A mixer with parts that the ends own, or that several sublayers share, needs a `DepthAxis`; others may be built alone.
 
     Attributes:
         mixes_heads: whether `mix_heads` is called between the projections of the sublayer and its attention.
@@ -262,10 +264,10 @@ class StreamEnds(DepthEnds):
 
 
 def outside_decoder(config: DepthConfig, stack: Stack) -> Stack:
-    """Prepares the stack of a model whose sublayers return their update and nothing else.
+    """Prepares the stack for a model whose sublayers return their update and nothing else.
 
     Raises:
-        ConfigError: a mixer that takes more than that.
+        ConfigError: a mixer that takes more than the update.
     """
     stack = config.prepare(stack)
     if any(slot.update_extra for slot in stack.slots):

@@ -3,26 +3,24 @@
 Letters: B batch, T position, D width, S sources of one row, L blocks (or sublayers, where those are the units).
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, Self
 
-import torch
 from pydantic import Field, model_validator
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.equivalence import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.parameters import Constant, Values
+from twoaxis.core.parameters import Values
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
-from twoaxis.depth.history import Granularity, Sums, n_units, read_later, selection, strided_sums, unit_of
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, StreamEnds, Write
+from twoaxis.depth.history import Granularity, History, HistoryEnds, Sums, n_units, read_later, selection, strided_sums, unit_of
+from twoaxis.depth.skip_gain import SkipGain
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl
-
-Outputs = tuple[Stream, ...]
-"""The depth state: the outputs that later rows read, oldest first, and the stream, which may be the newest of them."""
 
 DILUTED = 1e-4
 """The start of every weight of the authors' connect-to-last baseline but the newest."""
@@ -100,8 +98,7 @@ class DenseFormerConfig(DepthConfig):
     def _options_fit(self) -> Self:
         of_rows = ("dilation", "period", "stored", "last")
         idle = {"connect_to_last": of_rows, "skip_gains": (*of_rows, "granularity", "older_init")}.get(self.variant, ())
-        reason, remedy = f", since {self.variant!r} has no such rows", "remove it or use variant='dwa'"
-        self.refuse_options(idle, reason, remedy)
+        self.refuse_options(idle, f", since {self.variant!r} has no such rows", "remove it or use variant='dwa'")
         if self.last is not None and self.dilation > 1:
             raise ConfigError(problem("last", self.last, "None when dilation > 1", "set dilation=1 or remove last"))
         return self
@@ -149,15 +146,15 @@ class DenseFormerConfig(DepthConfig):
         S = len(self.rows_of(site.stack).get(unit.number + 1, ())) if unit.closes else 0
         return Cost(params=S, elementwise_flops=N * D * (1 + 2 * S))
 
-    def build(self, stack: Stack) -> "tuple[list[SkipGain] | list[DenseFormer], OutputsEnds]":
+    def build(self, stack: Stack) -> tuple[Sequence[DepthMixer], DepthEnds]:
         """Builds a row where a unit with one ends, or the gains of the baseline."""
         if self.variant == "skip_gains":
-            return [SkipGain() for _ in stack.sites], OutputsEnds()
-        return [DenseFormer(self, site) for site in stack.sites], OutputsEnds()
+            return [SkipGain() for _ in stack.sites], StreamEnds()
+        return [DenseFormer(self, site) for site in stack.sites], HistoryEnds()
 
 
 class DenseFormer(DepthMixer, config=DenseFormerConfig):
-    """See `DenseFormerConfig`."""
+    """See `DenseFormerConfig`; sources are the outputs that later rows read, then the stream, which may be the newest."""
 
     def __init__(self, config: DenseFormerConfig, site: Site) -> None:
         super().__init__()
@@ -173,60 +170,31 @@ class DenseFormer(DepthMixer, config=DenseFormerConfig):
             start = (*(config.first_weight for _ in self.row[1:]), 1.0)
             self.weights = self.parameter("weights", (len(start),), Values(start), "mixing")
 
-    def read(self, state: Outputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, None, Any]:
+    def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, None, Any]:
         """Returns the stream."""
-        return state[-1], None, cache
+        return state.sources[-1], None, cache
 
-    def write(self, state: Outputs, update: Stream, context: Views, carry: None) -> Outputs:
+    def write(self, state: History, update: Stream, context: Views, carry: None) -> History:
         """Returns the state with the update added and, where a unit with a row ends, the stream replaced by the row's sum."""
-        outputs = self._outputs(state, update)
+        outputs = self._outputs(state.sources, update)
         if not self.ends_unit:
-            return outputs
+            return History(outputs)
         kept = tuple(outputs[index] for index in self.kept)
         if self.row:
             (stream,) = mix([outputs[index] for index in self.row], self.weights.unsqueeze(0), self.impl)
-            return (*kept, stream)
-        return kept if self.newest_is_kept else (*kept, outputs[-1])
+            return History((*kept, stream))
+        return History(kept if self.newest_is_kept else (*kept, outputs[-1]))
 
-    def _outputs(self, state: Outputs, update: Stream) -> Outputs:
+    def _outputs(self, held: tuple[Stream, ...], update: Stream) -> tuple[Stream, ...]:
         """The outputs that are held, and the stream with the update behind them."""
         # Under autocast the update may be narrower than the stream that it joins.
-        newest = state[-1] + update.to(state[-1].dtype)
-        return (*(state if self.stream_is_kept else state[:-1]), newest)
+        newest = held[-1] + update.to(held[-1].dtype)
+        return (*(held if self.stream_is_kept else held[:-1]), newest)
 
     def explain(self, done: Read | Write) -> Explanation:
         """Returns the sum of the row, which the next unit reads."""
         if isinstance(done, Read) or not self.row:
             return Explanation()
-        outputs = self._outputs(done.state, done.update)
-        sources, made = tuple(outputs[index] for index in self.row), done.next_state[-1]
+        outputs = self._outputs(done.state.sources, done.update)
+        sources, made = tuple(outputs[index] for index in self.row), done.next_state.sources[-1]
         return Explanation((WeightedSum(made, "stream", self.names, sources, per_token(self.weights, made)),))
-
-
-class SkipGain(DepthMixer):
-    """The baseline of the same authors that only scales the stream; see `DenseFormerConfig`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = self.parameter("gain", (1,), Constant(1.0), "mixing")
-
-    def read(self, state: Outputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, None, Any]:
-        """Returns the stream."""
-        return state[-1], None, cache
-
-    def write(self, state: Outputs, update: Stream, context: Views, carry: None) -> Outputs:
-        """Returns g x + update."""
-        (stream,) = state
-        return (torch.addcmul(update.to(stream.dtype), stream, self.gain),)
-
-
-class OutputsEnds(DepthEnds):
-    """The embedding is the first output and the first stream, and the state ends as the stream alone."""
-
-    def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[Outputs, Any]:
-        """Returns the embeddings."""
-        return (embeddings,), cache
-
-    def leave(self, state: Outputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
-        """Returns the stream."""
-        return state[-1], cache

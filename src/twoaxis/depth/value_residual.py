@@ -3,7 +3,6 @@
 Letters: B batch, T position, D width, G kv-heads, K key width, N attention layers of a chain.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal, Self
 
@@ -19,15 +18,13 @@ from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Normal, Values, matrix_std
 from twoaxis.core.site import Site, Stack
 from twoaxis.core.views import QKV, Heads, Views
-from twoaxis.depth.base import DepthConfig, DepthMixer
+from twoaxis.depth.base import DepthConfig
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, check_chains, place_in_chain
 from twoaxis.depth.history import StreamWrite
 from twoaxis.ops.blend import blend
 from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, statistics_dtype
-
-Variant = Literal["learnable", "constant", "plus", "dense", "gated", "svformer"]
 
 
 class ValueResidualConfig(DepthConfig):
@@ -67,7 +64,7 @@ class ValueResidualConfig(DepthConfig):
     """
 
     kind: Literal["value_residual"] = "value_residual"
-    variant: Variant = "learnable"
+    variant: Literal["learnable", "constant", "plus", "dense", "gated", "svformer"] = "learnable"
     first: float = 0.5
     own: float = 0.5
     layers: tuple[int, ...] | None = Field(default=None)
@@ -76,8 +73,7 @@ class ValueResidualConfig(DepthConfig):
     @property
     def design(self) -> MixingDesign:
         """Weights of the first layer's values, or of all."""
-        free = self.variant in ("constant", "svformer")
-        gated = self.variant == "gated"
+        free, gated = self.variant in ("constant", "svformer"), self.variant == "gated"
         return MixingDesign(
             query="parameter W_g" if gated else "none",
             key="c" if gated else "none",
@@ -92,10 +88,8 @@ class ValueResidualConfig(DepthConfig):
     @model_validator(mode="after")
     def _layers_come_later(self) -> Self:
         if self.layers is not None and (not self.layers or min(self.layers) < 1):
-            got = list(self.layers)
-            raise ConfigError(
-                problem("layers", got, "one or more layers >= 1", "leave out layer 0, whose values the others mix in")
-            )
+            got, remedy = list(self.layers), "leave out layer 0, whose values the others mix in"
+            raise ConfigError(problem("layers", got, "one or more layers >= 1", remedy))
         if self.variant == "svformer" and self.layers is not None:
             raise ConfigError(problem("layers", list(self.layers), "left out with svformer", "choose another variant"))
         return self
@@ -110,9 +104,9 @@ class ValueResidualConfig(DepthConfig):
     def prepare(self, stack: Stack) -> Stack:
         """Refuses stacks without heads or with uneven ones, and takes over later values of svformer."""
         check_chains(stack, self.kind)
-        shared = [self.variant == "svformer" and self.mixes(site) for site in stack.sites]
-        slots = zip(stack.slots, shared, strict=True)
-        return replace(stack, slots=tuple(replace(slot, projects_values=False) if one else slot for slot, one in slots))
+        if self.variant != "svformer":
+            return stack
+        return replace(stack, slots=tuple(replace(s.slot, projects_values=not self.mixes(s)) for s in stack.sites))
 
     def mixes(self, site: Site) -> bool:
         """Whether this sublayer attends with mixed values."""
@@ -125,8 +119,7 @@ class ValueResidualConfig(DepthConfig):
 
     def shares(self, site: Site) -> int:
         """Weights that this sublayer owns and the later ones of its chain give to its values."""
-        first = site.slot.heads is not None and place_in_chain(site) == 0
-        return len(self.mixing(site)) if first and self.variant == "plus" else 0
+        return len(self.mixing(site)) if self.variant == "plus" and place_in_chain(site) == 0 else 0
 
     def cost(self, site: Site, shape: Shape) -> Cost:
         """The mixing weights, and one multiply-add per source and number."""
@@ -144,10 +137,9 @@ class ValueResidualConfig(DepthConfig):
         sources = (place_in_chain(site) if self.variant == "dense" else 1) + 1
         return add + Cost(params=sources * (self.variant != "constant"), elementwise_flops=2 * N * sources * width)
 
-    def build(self, stack: Stack) -> tuple[Sequence[DepthMixer], HeadsEnds]:
+    def build(self, stack: Stack) -> tuple[list[StreamWrite], HeadsEnds]:
         """Builds the weights of each layer of attention."""
-        mixers = [StreamWrite() if site.slot.heads is None else ValueResidual(self, site) for site in stack.sites]
-        return mixers, HeadsEnds(stack)
+        return [StreamWrite() if s.slot.heads is None else ValueResidual(self, s) for s in stack.sites], HeadsEnds(stack)
 
 
 class ValueResidual(StreamWrite, config=ValueResidualConfig):
@@ -158,9 +150,8 @@ class ValueResidual(StreamWrite, config=ValueResidualConfig):
     def __init__(self, config: ValueResidualConfig, site: Site) -> None:
         super().__init__()
         self.config, self.mixes, self.chain = config, config.mixes(site), chain_of(site)
-        place, heads = place_in_chain(site), site.slot.heads
-        self.records = config.variant == "dense" or place == 0
-        self.shares = config.shares(site)
+        place, heads, D = place_in_chain(site), site.slot.heads, site.d_model
+        self.records, self.shares = config.variant == "dense" or place == 0, config.shares(site)
         if self.shares:
             self.logits = self.parameter("logits", (self.shares,), Constant(0.0), "mixing")
             self.scale = self.parameter("scale", (1,), Constant(config.first * self.shares), "mixing")
@@ -170,18 +161,15 @@ class ValueResidual(StreamWrite, config=ValueResidualConfig):
             self.rank = config.mixing(site).index(site.index)
             self.own = self.parameter("own", (1,), Constant(config.own), "mixing")
         if config.variant == "gated":
-            D, G = site.d_model, heads.n_kv_heads
-            self.gate_weight = self.parameter("gate_weight", (G, D), Normal(matrix_std(D)), "gate")
-            self.gate_bias = self.parameter("gate_bias", (G,), Constant(0.0), "bias")
+            self.gate_weight = self.parameter("gate_weight", (heads.n_kv_heads, D), Normal(matrix_std(D)), "gate")
+            self.gate_bias = self.parameter("gate_bias", (heads.n_kv_heads,), Constant(0.0), "bias")
         elif config.variant in ("learnable", "dense"):
             start = (config.first, *[0.0] * (place - 1 if config.variant == "dense" else 0), config.own)
             self.weights = self.parameter("weights", (1, len(start)), Values(start), "mixing")
 
     def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads) -> tuple[Heads, StreamAndHeads]:
         """Returns the heads with mixed values, and the state with the un-mixed ones that later layers read."""
-        mixed = heads
-        if self.mixes:
-            mixed = heads._replace(v=self._mixed(heads.v, context, state.heads[self.chain]))
+        mixed = heads._replace(v=self._mixed(heads.v, context, state.heads[self.chain])) if self.mixes else heads
         if self.records:
             shares = (self._shares(heads.v),) if self.shares else ()
             state = state.with_heads(self.chain, heads.v.flatten(2).contiguous(), *shares)
@@ -203,12 +191,8 @@ class ValueResidual(StreamWrite, config=ValueResidualConfig):
         if config.variant == "plus":
             first, shares = earlier
             own = self.own.to(shares.dtype).expand(shares.shape[:2])
-            (mixed,) = mix((first, v.flatten(2)), torch.stack((shares[..., self.rank], own)).unsqueeze(0), config.impl)
-            return mixed.unflatten(-1, shape)
-        if config.variant == "constant":
-            dtype = statistics_dtype(v)
-            weights = torch.tensor([[config.first, config.own]], dtype=dtype, device=v.device)
-        else:
-            weights = self.weights
-        (mixed,) = mix((*earlier, v.flatten(2)), weights, config.impl)
-        return mixed.unflatten(-1, shape)
+            weights = torch.stack((shares[..., self.rank], own)).unsqueeze(0)
+            return mix((first, v.flatten(2)), weights, config.impl)[0].unflatten(-1, shape)
+        constant = [[config.first, config.own]] if config.variant == "constant" else None
+        weights = torch.tensor(constant, dtype=statistics_dtype(v), device=v.device) if constant else self.weights
+        return mix((*earlier, v.flatten(2)), weights, config.impl)[0].unflatten(-1, shape)

@@ -25,7 +25,7 @@ from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 
 
 class TextTokenizer(Protocol):
-    """What `Decoder.generate` needs to turn text into tokens and back; every tokenizer of `twoaxis.data` has it."""
+    """Turns text into tokens and back, for `Decoder.generate`; every tokenizer of `twoaxis.data` does."""
 
     @property
     def vocab_size(self) -> int:
@@ -51,7 +51,7 @@ class Decoder(DeclaredModule):
 
     Attributes:
         tokenizer: with it, `generate` takes and returns text; None until it is set, or the model loaded with one.
-        end_tokens: tokens at which `generate` ends a row, besides the end of a document.
+        end_tokens: tokens that end a row in `generate`, in addition to the end of a document.
 
     Example:
         >>> config = DecoderConfig(vocab_size=16, d_model=8, n_layers=1)
@@ -99,7 +99,7 @@ class Decoder(DeclaredModule):
         return save(self, path)
 
     def save_pretrained(self, path: Path | str) -> Path:
-        """Writes the same with the tokenizer files of transformers besides; needs the extra `twoaxis[hf]`."""
+        """Writes the same and the tokenizer files of transformers; needs the extra `twoaxis[hf]`."""
         from twoaxis.api import save_pretrained
 
         return save_pretrained(self, path)
@@ -113,7 +113,7 @@ class Decoder(DeclaredModule):
             options: as in `twoaxis.generate`; or `temperature`, `top_k`, `top_p` and `seed` of a `Sampling` themselves.
 
         Returns:
-            What is new, in the form of the prompts: a text, a list of texts, a list of ids, or a list of such lists.
+            The new text or tokens, in the form of the prompts: a text, a list of texts, a list of ids, or a list of such lists.
 
         Raises:
             ConfigError: text without a tokenizer, or an unknown option; more in `twoaxis.generate`.

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from twoaxis.core.folders import default_name
-from twoaxis.core.overrides import apply_overrides
+from twoaxis.core.overrides import with_overrides
 from twoaxis.study.design import BudgetConfig, DecisionConfig, StudyConfig, read_study
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class StudyModule(ModuleType):
         jobs: int = 1,
         progress: "StudyProgress | None" = None,
     ) -> "ReportData":
-        """Runs a study, or what is left of it, writes its report, and returns what that says.
+        """Runs a study, or goes on with it, writes its report, and returns the data of the report.
 
         Args:
             study: a TOML or JSON file, the same as data, or a configuration.
@@ -55,8 +55,7 @@ class StudyModule(ModuleType):
         if isinstance(study, Path | str):
             config = read_study(study, overrides)
         else:
-            config = StudyConfig.parse(study)
-            config = StudyConfig.from_data(apply_overrides(config.to_data(), overrides)) if overrides else config
+            config = with_overrides(StudyConfig.parse(study), overrides)
         path = Path("runs") / default_name("study", study, config) if folder is None else Path(folder)
         run_study(config, path, progress=progress, engine=LocalEngine(jobs))
         return write_report(path).data

@@ -1,6 +1,6 @@
 """Floor 5: one training recipe for every arm, and the loop that runs it.
 
-`train` runs a `TrainConfig` in a run folder and resumes it bit for bit; `load_trained` reads what it has made. The module
+`train` runs a `TrainConfig` in a run folder and resumes it bit for bit; `load_trained` reads its model. The module
 itself may be called: `twoaxis.train(recipe)`.
 """
 

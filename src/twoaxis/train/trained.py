@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from twoaxis.core.errors import CheckpointError, ConfigError, problem
 from twoaxis.core.folders import check_new_folder, check_utf8, default_name, new_folder
-from twoaxis.core.overrides import apply_overrides
+from twoaxis.core.overrides import with_overrides
 from twoaxis.core.parameters import materialize
 from twoaxis.data import Tokenizer
 from twoaxis.data.tokenizer import SubwordTokenizer
@@ -55,10 +55,8 @@ class Run:
 
     @property
     def model(self) -> Decoder:
-        """The model of the newest checkpoint, read anew, ready to generate text."""
-        model, tokenizer, _, _ = load_trained(self.folder)
-        model.tokenizer = tokenizer
-        return model.eval()
+        """The model of the newest checkpoint, read anew as by `twoaxis.load`."""
+        return Decoder.from_pretrained(self.folder)
 
 
 def train_recipe(
@@ -72,7 +70,7 @@ def train_recipe(
     Args:
         recipe: a TOML or JSON file, the same as data, or a configuration.
         run: the folder of the run; None is one in `runs`, named after the file or by the content of the recipe.
-        overrides: changes to a file as `key=value`.
+        overrides: changes as `key=value`.
         progress: called while the run goes on; None shows nothing. `console_progress()` of twoaxis.train shows a bar.
 
     Raises:
@@ -80,9 +78,10 @@ def train_recipe(
         DataError: a corpus or tokenizer that cannot be used.
         CheckpointError: a folder of another run.
     """
-    config = read_recipe(Path(recipe), overrides) if isinstance(recipe, Path | str) else TrainConfig.parse(recipe)
-    if overrides and not isinstance(recipe, Path | str):
-        config = TrainConfig.from_data(apply_overrides(config.to_data(), overrides))
+    if isinstance(recipe, Path | str):
+        config = read_recipe(Path(recipe), overrides)
+    else:
+        config = with_overrides(TrainConfig.parse(recipe), overrides)
     folder = Path("runs") / default_name("train", recipe, config) if run is None else Path(run)
     return Run(folder, train(config, folder, progress))
 

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from twoaxis.checkpoints.layouts import denseformer as state_maps
 from twoaxis.depth import DenseFormerConfig
-from twoaxis.depth.denseformer import DenseFormer, SkipGain
+from twoaxis.depth.denseformer import DenseFormer
+from twoaxis.depth.history import History
+from twoaxis.depth.skip_gain import SkipGain
 
 from ..backbones.depth_loop import DepthLoop, Passed
 from ..backbones.elc_bert import Encoder
@@ -153,7 +155,8 @@ def _sums_of_sums(patch: pytest.MonkeyPatch) -> None:
 
     def write(self: DenseFormer, state: Any, update: Tensor, context: Any, carry: Any) -> Any:
         following = right(self, state, update, context, carry)
-        return (*following[:-2], following[-1], following[-1]) if self.row and len(following) > 1 else following
+        sources = following.sources
+        return History((*sources[:-2], sources[-1], sources[-1])) if self.row and len(sources) > 1 else following
 
     patch.setattr(DenseFormer, "write", write)
 
@@ -177,7 +180,7 @@ def _first_blocks_of_groups(patch: pytest.MonkeyPatch) -> None:
 
 def _gain_on_the_update(patch: pytest.MonkeyPatch) -> None:
     def write(self: SkipGain, state: Any, update: Tensor, context: Any, carry: Any) -> Any:
-        return (state[0] + self.gain * update,)
+        return state + self.gain * update
 
     patch.setattr(SkipGain, "write", write)
 

@@ -117,7 +117,7 @@ def test_help_shows_the_keywords() -> None:
 @pytest.mark.parametrize(
     "build, message",
     [
-        (lambda: DeepDelta(), "^DeepDelta: d_model is missing: must be the width of the model; add d_model=64, say$"),
+        (lambda: DeepDelta(), "^DeepDelta: d_model is missing: must be the width of the model; add it, such as d_model=64$"),
         (lambda: Canon(kernel=3), "^Canon: d_model is missing"),
         (
             lambda: DeepDelta(d_model=4, value_targt="paper"),
