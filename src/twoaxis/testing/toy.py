@@ -4,6 +4,8 @@ Letters: B batch, T position, D width.
 """
 
 import contextlib
+import copy
+import functools
 from typing import Any
 
 import torch
@@ -66,8 +68,14 @@ def toy_decoder(
     config: AxisConfig, *, perturbed: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any
 ) -> Decoder:
     """Builds that decoder, by default away from its initial values."""
-    model = Decoder.build(decoder_config(config, **changes), seed).to(dtype)
-    return perturb(model) if perturbed else model
+    decoder = decoder_config(config, **changes)
+    # Checks of one mixer need the same decoder over and over; at its initial values it is built anew, which is checked itself.
+    return copy.deepcopy(_perturbed(decoder, dtype, seed)) if perturbed else Decoder.build(decoder, seed).to(dtype)
+
+
+@functools.lru_cache(maxsize=16)
+def _perturbed(config: DecoderConfig, dtype: torch.dtype, seed: int) -> Decoder:
+    return perturb(Decoder.build(config, seed).to(dtype))
 
 
 def toy_mixer(config: MixerConfig, *, d_model: int = D_MODEL, dtype: torch.dtype = torch.float64) -> Any:
