@@ -5,7 +5,7 @@ Letters: B batch, T position, D width.
 
 import contextlib
 import copy
-import functools
+from collections import deque
 from typing import Any
 
 import torch
@@ -64,18 +64,22 @@ def decoder_config(config: AxisConfig, **changes: Any) -> DecoderConfig:
     return DecoderConfig(**{**sizes, "depth": depth, "blocks": ((sequence, feed_forward),), **changes})
 
 
+_RECENT: deque[tuple[tuple[DecoderConfig, torch.dtype, int], Decoder]] = deque(maxlen=16)
+"""Decoders away from their initial values; the checks of one mixer need the same ones over and over."""
+
+
 def toy_decoder(
     config: AxisConfig, *, perturbed: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any
 ) -> Decoder:
     """Builds that decoder, by default away from its initial values."""
-    decoder = decoder_config(config, **changes)
-    # Checks of one mixer need the same decoder over and over; at its initial values it is built anew, which is checked itself.
-    return copy.deepcopy(_perturbed(decoder, dtype, seed)) if perturbed else Decoder.build(decoder, seed).to(dtype)
-
-
-@functools.lru_cache(maxsize=16)
-def _perturbed(config: DecoderConfig, dtype: torch.dtype, seed: int) -> Decoder:
-    return perturb(Decoder.build(config, seed).to(dtype))
+    wanted = (decoder_config(config, **changes), dtype, seed)
+    if not perturbed:
+        return Decoder.build(wanted[0], seed).to(dtype)
+    model = next((model for known, model in _RECENT if known == wanted), None)
+    if model is None:
+        model = perturb(Decoder.build(wanted[0], seed).to(dtype))
+        _RECENT.append((wanted, model))
+    return copy.deepcopy(model)
 
 
 def toy_mixer(config: MixerConfig, *, d_model: int = D_MODEL, dtype: torch.dtype = torch.float64) -> Any:
