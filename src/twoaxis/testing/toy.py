@@ -4,6 +4,8 @@ Letters: B batch, T position, D width.
 """
 
 import contextlib
+import copy
+from collections import deque
 from typing import Any
 
 import torch
@@ -62,12 +64,22 @@ def decoder_config(config: AxisConfig, **changes: Any) -> DecoderConfig:
     return DecoderConfig(**{**sizes, "depth": depth, "blocks": ((sequence, feed_forward),), **changes})
 
 
+_RECENT: deque[tuple[tuple[DecoderConfig, torch.dtype, int], Decoder]] = deque(maxlen=16)
+"""Decoders away from their initial values; the checks of one mixer need the same ones over and over."""
+
+
 def toy_decoder(
     config: AxisConfig, *, perturbed: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any
 ) -> Decoder:
     """Builds that decoder, by default away from its initial values."""
-    model = Decoder.build(decoder_config(config, **changes), seed).to(dtype)
-    return perturb(model) if perturbed else model
+    wanted = (decoder_config(config, **changes), dtype, seed)
+    if not perturbed:
+        return Decoder.build(wanted[0], seed).to(dtype)
+    model = next((model for known, model in _RECENT if known == wanted), None)
+    if model is None:
+        model = perturb(Decoder.build(wanted[0], seed).to(dtype))
+        _RECENT.append((wanted, model))
+    return copy.deepcopy(model)
 
 
 def toy_mixer(config: MixerConfig, *, d_model: int = D_MODEL, dtype: torch.dtype = torch.float64) -> Any:

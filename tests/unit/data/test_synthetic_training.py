@@ -24,11 +24,11 @@ SHORT = [[{"kind": "short_swa", "n_heads": 2, "window": 8}, {"kind": "attention"
 SWITCHING = SwitchingNgramConfig(n_answers=3)
 
 RUNS = [
-    (MqarConfig(n_pairs=4, n_queries=4, n_keys=8, n_values=8), LOOKUP, 1, 300, 1e-2),
-    (CopyConfig(n_symbols=4, n_blanks=3, n_letters=8), SHORT, 2, 150, 1e-2),
-    (SWITCHING, SHORT, 1, 300, 5e-3),
-    (EarlyFeatureConfig(n_letters=8, n_entries=3, n_queries=3), LOOKUP, 2, 350, 1e-2),
-    (MultiHopConfig(n_nodes=3, n_names=8, n_queries=4), LOOKUP, 2, 450, 1e-2),
+    (MqarConfig(n_pairs=4, n_queries=4, n_keys=8, n_values=8), LOOKUP, 1, 200, 1e-2),
+    (CopyConfig(n_symbols=4, n_blanks=3, n_letters=8), SHORT, 2, 110, 1e-2),
+    (SWITCHING, SHORT, 1, 220, 5e-3),
+    (EarlyFeatureConfig(n_letters=8, n_entries=3, n_queries=3), LOOKUP, 2, 260, 1e-2),
+    (MultiHopConfig(n_nodes=3, n_names=8, n_queries=4), LOOKUP, 2, 330, 1e-2),
 ]
 
 
@@ -70,5 +70,5 @@ def test_a_model_with_the_right_operator_solves_it(
 def test_one_attention_alone_does_not_solve_two_local_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWOAXIS_CACHE", str(tmp_path / "cache"))
     blocks = [[{"kind": "attention", "n_heads": 2}, "swiglu"]]
-    found = accuracy(SWITCHING, blocks, 1, 300, 5e-3, tmp_path / "run")
+    found = accuracy(SWITCHING, blocks, 1, 220, 5e-3, tmp_path / "run")
     assert found is not None and found < 0.6
