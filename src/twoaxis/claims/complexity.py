@@ -142,7 +142,7 @@ def fit(
         close = abs(slope - expected[size]) <= SLOPE
         found.true(f"{what}, {how}: the power of {size} is {expected[size]}; it is {slope:.2f}", close)
     law = " ".join(size if power == 1 else f"{size}^{power}" for size, power in expected.items() if power)
-    return what, law, how, ", ".join(f"{size} {slope + 0.0:.2f}" for size, slope in slopes.items())
+    return what, law, how, ", ".join(f"{size} {round(slope, 2) + 0.0:.2f}" for size, slope in slopes.items())
 
 
 CLAIM = Claim(

@@ -322,3 +322,9 @@ def test_not_a_number_is_not_close() -> None:
 def test_unknown_number_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"claim=19: must be in 1\.\.18"):
         select([3, 19])
+
+
+def test_exponent_near_zero_has_no_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches rounding noise whose sign differs between machines in the page of claims."""
+    monkeypatch.setattr(complexity, "exponents", lambda counts, grid: {"K": -0.003})
+    assert complexity.fit(Evidence(), "projections", "decoder", [1], {"K": (1,)}, {"K": 0})[3] == "K 0.00"
