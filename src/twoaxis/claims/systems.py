@@ -129,7 +129,7 @@ def payload_bytes(found: Evidence, name: str, model: Decoder) -> list[int]:
     """Bytes per token that cross each block boundary; the ledger counts them, they suffice, and no history can be left out."""
     text, length = tokens(), model.config.stack.block_lengths[0]
     run, sizes = trace(model, text), []
-    expected = decoder_trace(model.config, Shape(*text.shape, BYTES))
+    expected = decoder_trace(model.config, Shape(BATCH, text.shape[1], BYTES))
     for cut in range(1, LAYERS):
         state = run.states[cut * length]
         payload = sum(t.numel() * t.element_size() for t in tensors(state))

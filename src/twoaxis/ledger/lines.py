@@ -1,10 +1,18 @@
 """The depth operations of a model as lines in the tokens of a pass, each through two measured passes of few tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from twoaxis.core.cost import Shape
-from twoaxis.ledger.decoder import SavingModel, native_config
+from twoaxis.core.site import Site, Stack
+from twoaxis.ledger.decoder import (
+    SavingModel,
+    decoder_saved_bytes,
+    native_config,
+    part_cache_bytes,
+    part_saved_bytes,
+    recomputing_peak_bytes,
+)
 from twoaxis.ledger.kept import Data, read_or_measure
 from twoaxis.ledger.meter import Mode, measured_once
 from twoaxis.ledger.stack import DepthOperation, StackTrace, trace_stack
@@ -55,11 +63,25 @@ def depth_lines(
 
 @measured_once(512)
 def _lines(*key: Any) -> Data:
-    depth, stack = key[:2]
-    # The code of other packages is no part of a key.
-    if stack.n_sublayers < MANY or not type(depth).__module__.startswith("twoaxis."):
-        return _measured(*key)
-    return read_or_measure(key, lambda: _measured(*key))
+    depth, stack, parts = key[:3]
+    return _kept(key, stack, (depth, *parts), lambda: _measured(*key))
+
+
+def saved_by_training(model: SavingModel, shape: Shape) -> Data:
+    """Measures `saved` bytes of one pass to the loss, and the `recomputed` peak when only states between blocks are saved."""
+
+    def measured() -> Data:
+        return {"saved": decoder_saved_bytes(model, shape), "recomputed": recomputing_peak_bytes(model, shape)}
+
+    configs = (model.depth, *(native_config(part) for part in model.parts))
+    key = ("training", model.depth, model.stack, model.parts, model.norm, model.embedding_norm, model.vocab_size, shape)
+    return _kept(key, model.stack, configs, measured)
+
+
+def _kept(key: tuple[Any, ...], stack: Stack, configs: Iterable[Any], measured: Callable[[], Data]) -> Data:
+    """Reads what is worth a file; the code of other packages is no part of a key."""
+    foreign = any(each is not None and not type(each).__module__.startswith("twoaxis.") for each in configs)
+    return measured() if stack.n_sublayers < MANY or foreign else read_or_measure(key, measured)
 
 
 def _measured(
@@ -100,7 +122,7 @@ def _measured(
     def sublayer(index: int) -> Data:
         found = operation(lambda trace: trace.sublayers[index])
         found["handed_over"] = _line(short.handed_over(index), long.handed_over(index))[0]
-        mixed = _line(*(each.sublayers[index].heads_saved for each in heads), heads_tokens)
+        mixed = _line(*[each.sublayers[index].heads_saved for each in heads], tokens=heads_tokens)
         return found | {"heads_saved": mixed if any(mixed) else []}
 
     ends = short.ends.views // TOKENS + element_bytes * stack.d_model * short.ends.saves_update
@@ -110,6 +132,25 @@ def _measured(
         "embedding_norm_saved": _line(short.embedding_norm_saved, long.embedding_norm_saved)[0],
         "leaves": _leaves(short),
     }
+
+
+def part_lines(part: Any, site: Site, element_bytes: int, cache_element_bytes: int, tokens: tuple[int, ...]) -> Data:
+    """Measures what a sublayer takes by itself.
+
+    Returns:
+        `saved`: [bytes per token, bytes once] of long sequences; `caches`: bytes behind each of these numbers of tokens.
+    """
+
+    def measured() -> Data:
+        saved = [part_saved_bytes(part, site, Shape(1, n * LONG, element_bytes)) for n in (1, 2)]
+        caches = [part_cache_bytes(part, site, Shape(1, n, cache_element_bytes)) for n in tokens]
+        return {"saved": _line(saved[0], saved[1], tokens=LONG), "caches": caches}
+
+    config: Any = native_config(part)
+    if config is None:
+        return measured()
+    key = ("part", config, site.d_model, site.norm_eps, site.slot, config.cost(site, Shape(1, 1)).params)
+    return _kept((*key, element_bytes, cache_element_bytes, tokens), site.stack, (config,), measured)
 
 
 def _line(short: int, long: int, tokens: int = TOKENS) -> list[float]:

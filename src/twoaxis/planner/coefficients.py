@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.site import Site
-from twoaxis.ledger.decoder import part_cache_bytes, part_saved_bytes
-from twoaxis.ledger.lines import LONG, depth_lines
+from twoaxis.ledger.lines import depth_lines, part_lines
 from twoaxis.model.cost import embedding_norm_cost, norm_cost
 from twoaxis.planner.model.part import Part
 from twoaxis.planner.model.shape import ModelShape
@@ -108,20 +107,20 @@ def _part_numbers(part: Part, site: Site, element_bytes: int, cache_bytes: int) 
     def flops(tokens: int) -> int:
         return part.cost(site, Shape(1, tokens, element_bytes)).pair_flops
 
-    def cache(tokens: int) -> int:
-        return part_cache_bytes(part, site, Shape(1, tokens, cache_bytes))
-
-    saved = _line(lambda tokens: part_saved_bytes(part, site, Shape(1, tokens, element_bytes)), LONG)
+    # A mixer may carry the last token alone.
+    windows = tuple(sorted({1, *part.windows}))
+    asked = tuple(sorted({n for edge in (0, *windows) for n in (edge, edge + 1)}))
+    measured = part_lines(part, site, element_bytes, cache_bytes, asked)
+    caches = dict(zip(asked, measured["caches"], strict=True))
     return (
         ("params", one.params),
         ("matmul", one.matmul_flops),
         ("elementwise", one.elementwise_flops),
         ("pairs", _steps(lambda tokens: flops(tokens) - flops(tokens - 1) if tokens else 0, part.windows)),
-        ("saved", saved[0]),
-        ("saved_fixed", saved[1]),
-        # A mixer may carry the last token alone.
-        ("cache", _steps(cache, tuple({1, *part.windows}))),
-        ("cache_fixed", cache(0)),
+        ("saved", measured["saved"][0]),
+        ("saved_fixed", measured["saved"][1]),
+        ("cache", _steps(caches.__getitem__, windows)),
+        ("cache_fixed", caches[0]),
         ("local", (len(channels), sum(channels) * element_bytes)),
     )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
-from twoaxis.ledger.decoder import decoder_saved_bytes, recomputing_peak_bytes
+from twoaxis.ledger.lines import saved_by_training
 from twoaxis.planner.coefficients import Engine, coefficients
 from twoaxis.planner.formulas.counts import (
     boundary_of_block,
@@ -114,7 +114,7 @@ def ledger(
     total = batch * tokens
     params = parameter_counts(numbers)
     flops = {name: value / total for name, value in forward_counts(numbers, batch, tokens).items()}
-    shape = Shape(batch, tokens, (precision or Precision()).activations)
+    saved = saved_by_training(model, Shape(batch, tokens, (precision or Precision()).activations))
     return Ledger(
         model=model.name,
         batch=batch,
@@ -124,8 +124,8 @@ def ledger(
         training_flops_per_token=(1 + BACKWARD) * flops["all"],
         recomputed_training_flops_per_token=(2 + BACKWARD) * flops["all"],
         depth=_traffic(numbers),
-        saved_bytes=decoder_saved_bytes(model, shape),
-        recomputed_saved_bytes=recomputing_peak_bytes(model, shape),
+        saved_bytes=saved["saved"],
+        recomputed_saved_bytes=saved["recomputed"],
         parameter_bytes=params["all"] * numbers["weights_bytes"],
         gradient_bytes=params["all"] * numbers["gradients_bytes"],
         optimizer_bytes=params["all"] * numbers["optimizer_bytes"],

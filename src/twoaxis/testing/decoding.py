@@ -26,6 +26,7 @@ from twoaxis.testing.toy import (
     toy_context,
     toy_decoder,
     toy_mixer,
+    toy_site,
     toy_tokens,
 )
 
@@ -184,7 +185,7 @@ def cache_size(config: MixerConfig) -> None:
 @check
 def depth_cache_is_exact(config: DepthConfig) -> None:
     """The caches of the depth mixers and of the ends hold what the meter finds after any number of tokens, and do not grow."""
-    model, far = toy_decoder(config), decoder_trace(toy_decoder(config).config, Shape(2, 200, element_bytes=8))
+    model = toy_decoder(config)
     for chunks in ((1,) * TOKENS, RAGGED, (TOKENS, 1)):
         cache, length = model.new_cache(), 0
         for tokens in chunks:
@@ -196,8 +197,9 @@ def depth_cache_is_exact(config: DepthConfig) -> None:
             found = decoder_trace(model.config, shape)
             exactly(f"depth cache bytes {when}", caches, [operation.cache for operation in found.sublayers])
             exactly(f"cache bytes of the ends {when}", held_bytes(cache.ends), found.ends.cache)
-    carried = [operation.cache for operation in (*found.sublayers, found.ends)]
-    exactly("depth cache bytes after 200 tokens", [operation.cache for operation in (*far.sublayers, far.ends)], carried)
+    few, many = (decoder_trace(model.config, Shape(2, tokens, element_bytes=8)) for tokens in (TOKENS, 200))
+    carried = [[operation.cache for operation in (*each.sublayers, each.ends)] for each in (few, many)]
+    exactly(f"depth cache bytes after 200 tokens and after {TOKENS}", carried[1], carried[0])
 
 
 def _storage_sizes(mixer: Any, tokens: int) -> Iterator[int]:

@@ -30,7 +30,8 @@ def _runs(config: DepthConfig) -> Iterator[tuple[str, Decoder, StackTrace]]:
     for name, changes in stacks:
         for dtype in DTYPES:
             model = toy_decoder(config, dtype=dtype, **changes)
-            shape = Shape(*toy_tokens().shape, dtype.itemsize)
+            batch, tokens = toy_tokens().shape
+            shape = Shape(batch, tokens, dtype.itemsize)
             yield f"{name} in {dtype}", model, decoder_trace(model.config, shape)
 
 
