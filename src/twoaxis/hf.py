@@ -11,7 +11,6 @@ from twoaxis.interop.hugging_face import (
     TwoAxisModel,
     export_folder,
     from_hugging_face,
-    import_folder,
     to_hugging_face,
 )
 
@@ -21,6 +20,5 @@ __all__ = [
     "TwoAxisModel",
     "export_folder",
     "from_hugging_face",
-    "import_folder",
     "to_hugging_face",
 ]

@@ -5,7 +5,7 @@ They are the folders that `twoaxis.interop.hugging_face` writes and reads, less 
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors.torch import save_file
 
@@ -22,6 +22,18 @@ from twoaxis.model.config_names import ARCHITECTURES, CONFIG_NAMES, MODEL_TYPE, 
 
 DEFINITION_FILE = "twoaxis_tokenizer.json"
 """The tokenizer as this library defines it."""
+
+
+class DecoderFolder(NamedTuple):
+    """The content of a folder.
+
+    Attributes:
+        model: the decoder, in float32, whatever the file has.
+        tokenizer: None when there is none in the folder.
+    """
+
+    model: Decoder
+    tokenizer: Tokenizer | None
 
 
 def write_decoder(model: Decoder, folder: Path, tokenizer: Tokenizer | None = None) -> Path:
@@ -44,26 +56,29 @@ def write_decoder(model: Decoder, folder: Path, tokenizer: Tokenizer | None = No
     return folder
 
 
-def read_decoder(folder: Path) -> tuple[Decoder, Tokenizer | None]:
-    """Reads a model of ours in float32, whatever the file has, and its tokenizer where there is one.
+def read_decoder(folder: Path) -> DecoderFolder:
+    """Reads a model of this library, which `write_decoder` or transformers has written.
 
     Raises:
         CheckpointError: no folder of such a model, or a damaged one.
     """
-    folder = check_utf8(folder, "folder")
+    data = read_json(check_utf8(folder, "folder") / "config.json")
+    if (kind := data.get("model_type")) != MODEL_TYPE:
+        remedy = "other models become ones of this library by `twoaxis retrofit`"
+        raise CheckpointError(f"folder {folder}: model_type={kind!r} must be {MODEL_TYPE!r}; {remedy}")
     try:
-        config = DecoderConfig.from_record(decoder_fields(read_json(folder / "config.json")))
+        config = DecoderConfig.from_record(decoder_fields(data))
     except ConfigError as error:
         raise CheckpointError(f"folder {folder}: config.json: {error}") from None
-    model = materialize(lambda: Decoder(config))
+    model, tensors = materialize(lambda: Decoder(config)), read_tensors(folder)
     try:
-        _names(model).load(model, read_tensors(folder))
+        _names(model).load(model, tensors)
     except CheckpointError as error:
-        raise CheckpointError(f"folder {folder}: cannot be loaded ({error}); export it again") from None
-    return model.eval(), tokenizer_of(folder)
+        raise CheckpointError(f"folder {folder}: weights and config.json differ ({error}); export it again") from None
+    return DecoderFolder(model.eval(), _read_tokenizer(folder))
 
 
-def tokenizer_of(folder: Path) -> Tokenizer | None:
+def _read_tokenizer(folder: Path) -> Tokenizer | None:
     """The tokenizer of a folder, ours or another one; None without one."""
     if (folder / DEFINITION_FILE).exists():
         path = folder / DEFINITION_FILE

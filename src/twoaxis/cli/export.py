@@ -57,18 +57,18 @@ def import_(
     out: Annotated[Path, typer.Option(help="The run folder to write, new or empty.")],
     as_json: Json = False,
 ) -> None:
-    """Write a run folder from a Hugging Face folder of this library's models (needs the extra twoaxis[hf]).
+    """Write a run folder from a Hugging Face folder of this library's models.
 
     The run has one checkpoint, at step 0, which every verb that takes a run reads, and `train` begins with. Models of other
     libraries come in by `retrofit`.
 
     Example: twoaxis import delta-hf --out runs/imported
     """
+    from twoaxis.checkpoints.decoder_folder import read_decoder
     from twoaxis.checkpoints.source_files import keep_source_files
-    from twoaxis.interop.hugging_face import import_folder
     from twoaxis.train import save_trained
 
-    loaded = with_tokenizer(folder, *import_folder(folder))
+    loaded = with_tokenizer(folder, *read_decoder(folder))
     written = save_trained(out, loaded.model, loaded.tokenizer, write_more=keep_source_files(folder))
     if as_json:
         print_json({"run": name_of(written)})

@@ -360,7 +360,8 @@ def test_lm_eval_says_the_same_of_the_exported_folder(begin: str | None, tmp_pat
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from twoaxis.interop.hugging_face import export_folder, import_folder
+    from twoaxis.checkpoints.decoder_folder import read_decoder
+    from twoaxis.interop.hugging_face import export_folder
 
     decoder = small_decoder("streams", vocab_size=280, max_seq_len=LONGEST, tie_embeddings=False).float()
     folder = export_folder(decoder, tmp_path / "hf", subword(begin))
@@ -370,7 +371,7 @@ def test_lm_eval_says_the_same_of_the_exported_folder(begin: str | None, tmp_pat
     texts = [(context,) for context, _ in PAIRS if context.strip()]
     how = {"until": ["e"], "max_gen_toks": 5, "do_sample": False}
     prompts = [(context, how) for context, _ in PAIRS if context.strip()]
-    for ours in (DecoderLM(decoder, subword(begin), 2), DecoderLM(*import_folder(folder), 2)):  # type: ignore[arg-type]
+    for ours in (DecoderLM(decoder, subword(begin), 2), DecoderLM(*read_decoder(folder), 2)):  # type: ignore[arg-type]
         scores = [lm.loglikelihood(ask("loglikelihood", *pairs)) for lm in (ours, theirs)]
         for (nats, greedy), (expected, best) in zip(*scores, strict=True):
             assert (nats, greedy) == (pytest.approx(expected, abs=1e-4), best)

@@ -12,10 +12,10 @@ pytest.importorskip("transformers", reason="needs the extra twoaxis[hf]")
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from twoaxis import CheckpointError, DataError
+from twoaxis.checkpoints.decoder_folder import DEFINITION_FILE, read_decoder
 from twoaxis.cli import main
 from twoaxis.data.tokenizer import ByteTokenizer
-from twoaxis.interop.hugging_face import TwoAxisConfig, export_folder, import_folder, to_fast_tokenizer
-from twoaxis.interop.hugging_face.folder import DEFINITION_FILE
+from twoaxis.interop.hugging_face import TwoAxisConfig, export_folder, to_fast_tokenizer
 
 from ..hf_models import assert_same, small_decoder
 from ..small_tokenizer import subword
@@ -60,7 +60,7 @@ def test_a_folder_that_an_older_version_has_exported_computes_as_it_was_trained(
     data = json.loads(path.read_text())
     assert data["depth"] == {"kind": "residual_scalars", "embedding": "raw", "impl": "fused"}
     path.write_text(json.dumps({**data, "depth": {"kind": "residual_scalars"}}))
-    imported = import_folder(tmp_path / "out").model
+    imported = read_decoder(tmp_path / "out").model
     assert imported.config == decoder.config
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert loaded.config.depth == data["depth"]
@@ -78,35 +78,35 @@ def test_a_folder_goes_out_and_comes_back(tmp_path):
     decoder, tokenizer = small_decoder("states", vocab_size=280).float(), subword()
     export_folder(decoder, tmp_path / "out", tokenizer)
     assert not [path for path in tmp_path.iterdir() if path.name != "out"]
-    model, again = import_folder(tmp_path / "out")
+    model, again = read_decoder(tmp_path / "out")
     tokens = torch.tensor([[1, 2, 3]])
     assert again is not None and again.definition == tokenizer.definition
     assert model.config == decoder.config
     assert_same(model(tokens), decoder(tokens))
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").generation_config.eos_token_id == tokenizer.end_of_document
     (tmp_path / "out" / DEFINITION_FILE).unlink()
-    fallback = import_folder(tmp_path / "out").tokenizer
+    fallback = read_decoder(tmp_path / "out").tokenizer
     assert fallback is not None and fallback.encode(TEXTS[3]) == tokenizer.encode(TEXTS[3])
     assert fallback.end_of_document == tokenizer.end_of_document
 
 
 def test_a_model_may_go_without_a_tokenizer(tmp_path):
-    assert import_folder(export_folder(small_decoder("plain"), tmp_path / "out")).tokenizer is None
+    assert read_decoder(export_folder(small_decoder("plain"), tmp_path / "out")).tokenizer is None
 
 
 def test_what_a_folder_must_be(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
-        import_folder(tmp_path / "nothing")
+        read_decoder(tmp_path / "nothing")
     folder = export_folder(small_decoder("plain"), tmp_path / "out")
     with pytest.raises(DataError, match="is not empty"):
         export_folder(small_decoder("plain"), folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(CheckpointError, match=r"weights and config\.json differ"):
-        import_folder(folder)
+        read_decoder(folder)
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     with pytest.raises(CheckpointError, match="model_type='llama' must be 'twoaxis'"):
-        import_folder(folder)
+        read_decoder(folder)
 
 
 def test_the_commands(tmp_path, capsys):

@@ -13,21 +13,19 @@ if TYPE_CHECKING:
     from twoaxis.interop.hugging_face.cache import TwoAxisCache
     from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
     from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_fast_tokenizer, to_hugging_face
-    from twoaxis.interop.hugging_face.folder import ImportedFolder, export_folder, import_folder
+    from twoaxis.interop.hugging_face.folder import export_folder
     from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM, TwoAxisModel
 
 if importlib.util.find_spec("transformers") is None:
     raise ConfigError("transformers is not installed: must be there for Hugging Face folders; pip install 'twoaxis[hf]'")
 
 _MODULES = {
-    "ImportedFolder": "folder",
     "TwoAxisCache": "cache",
     "TwoAxisConfig": "configuration",
     "TwoAxisForCausalLM": "modeling",
     "TwoAxisModel": "modeling",
     "export_folder": "folder",
     "from_hugging_face": "conversion",
-    "import_folder": "folder",
     "to_fast_tokenizer": "conversion",
     "to_hugging_face": "conversion",
 }
@@ -41,14 +39,12 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
-    "ImportedFolder",
     "TwoAxisCache",
     "TwoAxisConfig",
     "TwoAxisForCausalLM",
     "TwoAxisModel",
     "export_folder",
     "from_hugging_face",
-    "import_folder",
     "to_fast_tokenizer",
     "to_hugging_face",
 ]

@@ -2,21 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
-from safetensors import SafetensorError
-
-from twoaxis.checkpoints.decoder_folder import DEFINITION_FILE, tokenizer_of
-from twoaxis.checkpoints.published_folder import read_json
+from twoaxis.checkpoints.decoder_folder import DEFINITION_FILE
 from twoaxis.checkpoints.source_files import GENERATION_CONFIG, generation_defaults, write_source_files
-from twoaxis.core.errors import CheckpointError, ConfigError
-from twoaxis.core.folders import check_utf8, new_folder
+from twoaxis.core.folders import new_folder
 from twoaxis.data.tokenizer import Tokenizer
-from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_fast_tokenizer, to_hugging_face
-from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM
+from twoaxis.interop.hugging_face.conversion import to_fast_tokenizer, to_hugging_face
 from twoaxis.model import Decoder
-from twoaxis.model.config_names import MODEL_TYPE, decoder_fields
 
 CODE_FILE = "modeling_twoaxis.py"
 """Code for programs that import no twoaxis themselves, and run code of a folder where the user trusts it."""
@@ -26,18 +19,6 @@ from twoaxis.interop.hugging_face import TwoAxisConfig, TwoAxisForCausalLM, TwoA
 """
 
 AUTO_MAP = {"AutoConfig": "TwoAxisConfig", "AutoModel": "TwoAxisModel", "AutoModelForCausalLM": "TwoAxisForCausalLM"}
-
-
-class ImportedFolder(NamedTuple):
-    """What a folder holds.
-
-    Attributes:
-        model: the decoder, in float32, whatever the file has.
-        tokenizer: None when there is none in the folder.
-    """
-
-    model: Decoder
-    tokenizer: Tokenizer | None
 
 
 def export_folder(
@@ -76,33 +57,6 @@ def export_folder(
             (draft / DEFINITION_FILE).write_text(tokenizer.definition, encoding="utf-8")
             write_source_files({name: text for name, text in source_files.items() if name != GENERATION_CONFIG}, draft)
     return Path(folder)
-
-
-def import_folder(folder: Path | str) -> ImportedFolder:
-    """Reads what `export_folder`, or `save_pretrained` of a model of this library, has written.
-
-    Raises:
-        CheckpointError: no folder of such a model, or a damaged one.
-    """
-    folder = check_utf8(Path(folder), "folder")
-    data = read_json(folder / "config.json")
-    if (kind := data.get("model_type")) != MODEL_TYPE:
-        remedy = "other models become ones of this library by `twoaxis retrofit`"
-        raise CheckpointError(f"folder {folder}: model_type={kind!r} must be {MODEL_TYPE!r}; {remedy}")
-    try:
-        decoder_fields(data)
-    except ConfigError as error:
-        raise CheckpointError(f"folder {folder}: config.json: {error}") from None
-    try:
-        options = {"output_loading_info": True, "local_files_only": True, "use_safetensors": True, "dtype": torch.float32}
-        loaded: Any = TwoAxisForCausalLM.from_pretrained(folder, **options)
-        model, report = loaded
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"folder {folder}: cannot be loaded ({error}); export it again") from None
-    wrong = {name: sorted(report[name]) for name in ("missing_keys", "unexpected_keys", "mismatched_keys") if report[name]}
-    if wrong:
-        raise CheckpointError(f"folder {folder}: weights and config.json differ ({wrong}); export it again")
-    return ImportedFolder(from_hugging_face(model), tokenizer_of(folder))
 
 
 def _auto_map() -> dict[str, str]:
