@@ -10,6 +10,7 @@ pytest.importorskip("transformers", reason="needs transformers")
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
+from twoaxis.ledger.decoder import decoder_cache_bytes
 from twoaxis.ledger.published import PublishedModel, count_published
 from twoaxis.ledger.published.build import build
 from twoaxis.model.cost import decoder_cost
@@ -69,7 +70,7 @@ def counted(kind: str, **keys: Any) -> PublishedModel:
 
 
 def cache(model: ModelShape, tokens: int) -> int:
-    return decoder_cost(model, Shape(1, tokens, 2)).cache_bytes
+    return decoder_cache_bytes(model, Shape(1, tokens, 2))
 
 
 def read(kind: str, **keys: Any) -> ModelShape:

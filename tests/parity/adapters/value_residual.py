@@ -70,6 +70,7 @@ class _XTransformers(nn.Module):
         for index, mixer in enumerate(self.mixers):
             found[f"output/layer_hidden_{index}"] = state.stream
             assert isinstance(mixer, DepthMixer)
+            x: Any
             x, carry, _ = mixer.read(state)
             name = f"attn_layers.layers.{index}"
             u = self._norm(x, f"{name}.0.0.gamma")

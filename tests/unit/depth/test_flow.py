@@ -62,8 +62,8 @@ class Flow(NamedTuple):
 
     def plus(self, other: "Flow") -> "Flow":
         """Traffic of both operations."""
-        pairs = zip(self[:3], other[:3], strict=True)
-        return Flow(*(a.plus(b) for a, b in pairs), self.saves_update or other.saves_update)
+        saves_update = self.saves_update or other.saves_update
+        return Flow(self.read.plus(other.read), self.written.plus(other.written), self.views.plus(other.views), saves_update)
 
 
 STACK = Stack(D, 1e-6, (2,) * 4)
@@ -77,8 +77,8 @@ def numbers(wide: int, half: int) -> Numbers:
 
 def flow_of(wide: DepthOperation, half: DepthOperation) -> Flow:
     """The traffic of one operation, from its bytes of one token in float32 and in bfloat16."""
-    parts = (numbers(getattr(wide, name), getattr(half, name)) for name in ("read", "written", "views"))
-    return Flow(*parts, saves_update=wide.saves_update)
+    read, written, views = (numbers(getattr(wide, name), getattr(half, name)) for name in ("read", "written", "views"))
+    return Flow(read, written, views, wide.saves_update)
 
 
 def flows(config: DepthConfig, stack: Stack = STACK) -> tuple[list[Flow], Flow]:

@@ -73,13 +73,21 @@ class KimiDeltaAttention(Part):
             pair_flops=6 * K * C * N,
             elementwise_flops=N * elementwise,
             saved_bytes=self._saved_bytes(shape),
-            cache_bytes=shape.batch * C * Numbers(statistics=K).bytes(shape.element_bytes),
+            cache_bytes=shape.batch * C * Numbers(statistics=K).bytes(shape.element_bytes) + self._taps_bytes(shape),
         )
         return own + CanonConfig(kernel=self.kernel, form="plain", activation="silu").cost(3 * C, shape)
+
+    def _taps_bytes(self, shape: Shape) -> int:
+        """Bytes of the last inputs of the convolution."""
+        tokens = shape.batch * min(shape.tokens, self.kernel - 1)
+        return tokens * 3 * self.n_heads * self.head_dim * shape.element_bytes
 
     def _saved_bytes(self, shape: Shape) -> int:
         C, H = self.n_heads * self.head_dim, self.n_heads
         inner = self.head_dim * (1 if self.gate == "full" else 2)
-        # q, k and v before the convolution and behind its activation; the gate, what is normalised, and the output.
-        numbers = 6 * C + 3 * C + inner
-        return shape.total_tokens * Numbers(numbers, statistics=2 * C + 3 * H).bytes(shape.element_bytes)
+        # q, k and v before the convolution, and on both sides of its activation; the gate, what is normalised, and the output.
+        numbers = 9 * C + 3 * C + inner
+        # In the precision of statistics the convolution keeps the rows that it pads.
+        padded = 0 if shape.element_bytes < shape.statistics_bytes else shape.batch * (self.kernel - 1) * 3 * C
+        each = Numbers(numbers, statistics=2 * C + 3 * H).bytes(shape.element_bytes)
+        return shape.total_tokens * each + padded * shape.element_bytes

@@ -96,7 +96,11 @@ class Experts(Part):
         )
 
     def _shared(self, site: Site, shape: Shape) -> Cost:
-        return SwiGLUConfig(d_ff=self.d_shared).cost(site, shape) if self.d_shared else Cost()
+        if not self.d_shared:
+            return Cost()
+        # Both projections and their product.
+        saved = 3 * shape.total_tokens * self.d_shared * shape.element_bytes
+        return SwiGLUConfig(d_ff=self.d_shared).cost(site, shape) + Cost(saved_bytes=saved)
 
     def _saved_bytes(self, shape: Shape) -> int:
         N, W, k = shape.total_tokens, self.width, self.per_token

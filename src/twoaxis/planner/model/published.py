@@ -9,6 +9,7 @@ from twoaxis.core.cost import Cost, Shape, visible_pairs
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.site import Site, Slot, Stack
 from twoaxis.feed_forward import GELUConfig, SwiGLUConfig
+from twoaxis.ledger.decoder import part_cache_bytes
 from twoaxis.ledger.published import PublishedModel, PublishedSublayer, count_published
 from twoaxis.model.cost import NORMS
 from twoaxis.planner.model.biased import Biased
@@ -121,8 +122,7 @@ def _part(sub: PublishedSublayer, model: PublishedModel) -> Part:
         try:
             part.check(model.d_model)
             same = all(
-                _compared(part.cost(site, shape)) == _compared(traced.cost(site, shape))
-                for shape in (Shape(1, 1, 2), Shape(1, 5, 2))
+                _compared(part, site, shape) == _compared(traced, site, shape) for shape in (Shape(1, 1, 2), Shape(1, 5, 2))
             )
             others = sub.params - part.cost(site, Shape(1, 1)).params
         except ConfigError:
@@ -134,8 +134,9 @@ def _part(sub: PublishedSublayer, model: PublishedModel) -> Part:
     return traced
 
 
-def _compared(cost: Cost) -> tuple[int, int, int]:
-    return cost.matmul_flops, cost.pair_flops, cost.cache_bytes
+def _compared(part: Part, site: Site, shape: Shape) -> tuple[int, int, int]:
+    cost = part.cost(site, shape)
+    return cost.matmul_flops, cost.pair_flops, part_cache_bytes(part, site, shape)
 
 
 def _alike(sub: PublishedSublayer, model: PublishedModel) -> Iterator[Part]:
