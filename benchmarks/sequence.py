@@ -25,7 +25,7 @@ from benchmarks.peers import PeerShape
 from benchmarks.swa_formulations import Attention, formulations
 from twoaxis import Decoder, DecoderConfig
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.sequence import SEQUENCE

@@ -21,9 +21,9 @@ from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
 from twoaxis.claims import CLAIMS, Claim, Finding
 from twoaxis.claims.claim import PAPER
 from twoaxis.cli.list import COSTS, cost_cells, design_cells, loss_cell
-from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_STACK, depth_cost, depth_trace
-from twoaxis.core.documentation import sections, source
-from twoaxis.core.mixing_design import LETTERS
+from twoaxis.cli.models import REFERENCE_SHAPE, REFERENCE_STACK, depth_cost, depth_trace
+from twoaxis.core.design import LETTERS
+from twoaxis.core.registry import sections, source
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.planner.design_table import MethodRow, design_table, stated_shape

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
-from twoaxis.core.table import Row, Table
+from twoaxis.core.registry import Row, Table
 from twoaxis.interop.engines import REASONS, obstacles
 
 PAGE = Path(__file__).parent / "engines.md"

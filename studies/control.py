@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from twoaxis.core.atomic import replacing
+from twoaxis.core.files import replacing
 
 TABLE = Path(__file__).parent / "results" / "control.csv"
 SEED, TOKENS, BATCH, SEQ_LEN = 901, 500_000, 8, 128

@@ -13,8 +13,7 @@ from torch import Tensor
 from benchmarks.gpu.settings import Items, Row, Settings
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE, Decoder
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.measure import gradients
-from twoaxis.core.probe import distance
+from twoaxis.core.measure import distance, gradients
 from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.testing.measure import LowPrecisionStatistics
 from twoaxis.testing.toy import AxisConfig, toy_decoder, toy_tokens

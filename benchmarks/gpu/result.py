@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.settings import Row
-from twoaxis.core.atomic import replacing
+from twoaxis.core.files import replacing
 
 MISSING = "—"
 

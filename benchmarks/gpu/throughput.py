@@ -16,8 +16,8 @@ from benchmarks.gpu.settings import Items, Row, Settings
 from benchmarks.gpu.timing import Candidate, peak_mib, ratios, timed
 from twoaxis import DEPTH, Decoder, generate
 from twoaxis.data import Batch
-from twoaxis.train.forward import TokenLoss
 from twoaxis.train.recipe import TrainConfig
+from twoaxis.train.step import TokenLoss
 
 STUDIED = (
     "deep_delta",

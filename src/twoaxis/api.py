@@ -66,7 +66,7 @@ def _read(source: Path, step: int | None) -> tuple["Decoder", "Tokenizer | None"
     from twoaxis.checkpoints.decoder_folder import read_decoder
     from twoaxis.checkpoints.published_folder import read_json, read_pretrained
     from twoaxis.data.tokenizer import SubwordTokenizer
-    from twoaxis.model.config_names import MODEL_TYPE
+    from twoaxis.model.config_json import MODEL_TYPE
     from twoaxis.train import load_trained
 
     if (source / "checkpoints").is_dir():
@@ -94,7 +94,7 @@ def with_tokenizer(source: Path, model: "Decoder", tokenizer: "Tokenizer | None"
 
 def end_tokens(source: Path, tokenizer: "Tokenizer") -> frozenset[int]:
     """The tokens that end a generated text: the end of a document, and those in `generation_config.json`."""
-    from twoaxis.checkpoints.source_files import generation_defaults, read_source_files
+    from twoaxis.checkpoints.published_folder import generation_defaults, read_source_files
     from twoaxis.data.text_stream import stop_tokens
 
     named = generation_defaults(read_source_files(source)).get("eos_token_id", [])

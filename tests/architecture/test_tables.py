@@ -9,7 +9,7 @@ import twoaxis.depth
 import twoaxis.feed_forward
 import twoaxis.local
 import twoaxis.sequence
-from twoaxis.core.table import Row
+from twoaxis.core.registry import Row
 
 FIELDS = ["Equation:", "Source:", "Deviates:", "Shapes:", "Init:", "Cost:"]
 ROWS = [*twoaxis.depth.DEPTH, *twoaxis.sequence.SEQUENCE, *twoaxis.feed_forward.FEED_FORWARD, *twoaxis.local.LOCAL]

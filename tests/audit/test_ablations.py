@@ -21,7 +21,7 @@ from twoaxis.audit.observe import Observer
 from twoaxis.audit.run import audit_model, mean_change
 from twoaxis.audit.token_classes import token_classes
 from twoaxis.core.errors import ConfigError, DataError
-from twoaxis.core.probe import distance
+from twoaxis.core.measure import distance
 from twoaxis.data import Batch
 from twoaxis.depth.attention_residuals import AttentionResiduals
 from twoaxis.depth.base import Read

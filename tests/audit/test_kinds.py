@@ -10,7 +10,7 @@ from twoaxis import DEPTH, SEQUENCE, Decoder
 from twoaxis.audit import Audit, audit_model, run
 from twoaxis.audit.ablation import Removal
 from twoaxis.audit.result import Ablation
-from twoaxis.cli.audit_tables import audit_tables
+from twoaxis.cli.audit import audit_tables
 
 from .test_sums import SUMMED
 from .toy import BLOCK, TOKENIZER, batches, model

@@ -14,7 +14,7 @@ from twoaxis.audit.run import _add_gradients
 from twoaxis.audit.summary import attention_of, gates_of, norms_of, streams_of
 from twoaxis.audit.token_classes import token_classes
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.probe import noise
+from twoaxis.core.measure import noise
 from twoaxis.model.trace import sublayer_list, trace
 from twoaxis.ops.local_attention import visible
 

@@ -7,8 +7,7 @@ import torch
 
 from twoaxis import DEPTH, Decoder
 from twoaxis.audit.loop import Probe, Sample, Written, run_pass
-from twoaxis.core.measure import tensors
-from twoaxis.core.probe import distance
+from twoaxis.core.measure import distance, tensors
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import Read, Write
 from twoaxis.model.trace import sublayer_list

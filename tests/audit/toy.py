@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from twoaxis import Decoder, DecoderConfig
-from twoaxis.core.probe import perturb
+from twoaxis.core.measure import perturb
 from twoaxis.data import Batch, prepare
 from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.train import TrainConfig

@@ -14,7 +14,7 @@ from twoaxis.checkpoints.gguf_file import layout_name, llama_table, rotated_by_h
 from twoaxis.checkpoints.published_folder import read_pretrained
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.data.tokenizer import SubwordTokenizer
-from twoaxis.ops.rope_scaling import LinearScaling, YarnScaling
+from twoaxis.ops.rope import LinearScaling, YarnScaling
 
 from .gguf_files import write_gguf
 from .hf_folder import byte_tokenizer, write_folder

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from twoaxis.checkpoints.layouts import LAYOUTS, DepthPaths, StateMap, state_map
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Slot, Stack
+from twoaxis.core.position import Slot, Stack
 from twoaxis.depth import DEPTH
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import heads

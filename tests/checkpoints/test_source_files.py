@@ -11,7 +11,7 @@ import torch
 from tokenizers import processors
 
 from twoaxis.api import load_model
-from twoaxis.checkpoints.source_files import chat_template, generation_defaults
+from twoaxis.checkpoints.published_folder import chat_template, generation_defaults
 from twoaxis.cli import main
 from twoaxis.core.errors import CheckpointError, DataError
 from twoaxis.data import prepare

@@ -21,13 +21,13 @@ from typer.main import get_command
 from twoaxis.cli import main
 from twoaxis.cli.app import app
 from twoaxis.core.config import Config
-from twoaxis.core.table import Table
+from twoaxis.core.registry import Table
 from twoaxis.data import CORPORA, TOKENIZERS, CorpusConfig, TokenizerConfig
 from twoaxis.depth import DEPTH, DepthConfig
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig
 from twoaxis.local import LOCAL, LocalConfig
 from twoaxis.model import DecoderConfig
-from twoaxis.ops.rope_scaling import ROPE_SCALING, RopeScaling
+from twoaxis.ops.rope import ROPE_SCALING, RopeScaling
 from twoaxis.sequence import SEQUENCE, SequenceConfig
 from twoaxis.study import StudyConfig
 from twoaxis.train import TrainConfig

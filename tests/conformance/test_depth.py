@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from twoaxis.core.table import Row
+from twoaxis.core.registry import Row
 from twoaxis.depth import DEPTH, AttentionResidualsConfig, DepthConfig, ResidualConfig
 from twoaxis.testing import Check, depth_checks
 from twoaxis.testing.measure import trace

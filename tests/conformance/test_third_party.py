@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant
-from twoaxis.core.site import Site, Stack
-from twoaxis.core.table import Row
+from twoaxis.core.position import Site, Stack
+from twoaxis.core.registry import Row
 from twoaxis.core.views import QKV
 from twoaxis.depth.base import DepthConfig, DepthMixer, Layout, StreamEnds
 from twoaxis.depth.residual import Residual

@@ -6,11 +6,11 @@ from typing import Any
 import torch
 
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.probe import perturb
+from twoaxis.core.measure import perturb
 from twoaxis.depth import DEPTH
 from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.planner.ledger import payload
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.payload import payload
 from twoaxis.train.parallel import PipelineConfig
 
 from .pipeline_worker import LEARNING_RATE, STEPS, VOCABULARY, StrangeConfig, batch

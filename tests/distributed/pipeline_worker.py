@@ -19,11 +19,9 @@ from safetensors.torch import save_file
 from torch.distributed import distributed_c10d
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.measure import tensors
-from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.probe import perturb
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.design import InitEquivalence, MixingDesign
+from twoaxis.core.measure import perturb, tensors
+from twoaxis.core.position import Site, Stack
 from twoaxis.depth import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.depth.base import Layout
 from twoaxis.model import DecoderConfig

@@ -13,13 +13,12 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.depth import DEPTH
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.planner.coefficients import coefficients
-from twoaxis.planner.formulas.seconds import collective_seconds
+from twoaxis.planner.formulas.roofline import collective_seconds
 from twoaxis.planner.formulas.step import by_rank, stage_memory, training_step
 from twoaxis.planner.hardware import read_device
-from twoaxis.planner.layout import ParallelLayout
+from twoaxis.planner.ledger import Forwarding, payload
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.payload import Forwarding, payload
-from twoaxis.planner.setting import Setting
+from twoaxis.planner.setting import ParallelLayout, Setting
 from twoaxis.sequence import SEQUENCE
 from twoaxis.train.parallel import Pipeline, PipelineConfig, make_plan
 from twoaxis.train.parallel.stage import build_part

@@ -22,7 +22,7 @@ def load() -> Callable[[Sequence[str]], int]:
     """Imports what verbs import when they are called, and returns the command line."""
     import twoaxis.audit.run
     import twoaxis.checkpoints.retrofit
-    import twoaxis.cli.audit_tables
+    import twoaxis.cli.audit
     import twoaxis.interop.evaluate
     import twoaxis.planner.hardware.calibrate
     import twoaxis.planner.page.document

@@ -21,8 +21,15 @@ from safetensors.torch import save_file
 from tokenizers import normalizers
 
 from twoaxis.audit.run import read_audit
-from twoaxis.checkpoints.published_folder import end_of_document, read_pretrained, read_tensors, read_tokenizer
-from twoaxis.checkpoints.source_files import chat_template, generation_defaults, read_source_files
+from twoaxis.checkpoints.published_folder import (
+    chat_template,
+    end_of_document,
+    generation_defaults,
+    read_pretrained,
+    read_source_files,
+    read_tensors,
+    read_tokenizer,
+)
 from twoaxis.cli import main
 from twoaxis.core.errors import TwoAxisError
 from twoaxis.data import prepare

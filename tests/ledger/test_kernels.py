@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_map
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import Operations
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import DEPTH, AttentionResidualsConfig, DepthConfig, ResidualConfig
 from twoaxis.ledger.meter import Kernels, moved
 from twoaxis.ledger.stack import trace_stack

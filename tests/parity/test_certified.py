@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
-from twoaxis.core.table import choices
+from twoaxis.core.registry import choices
 
 from .adapters import claimed_by
 from .conftest import KEPT

@@ -8,12 +8,11 @@ from twoaxis.model import DecoderConfig
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.formulas.counts import cache_bytes_of
 from twoaxis.planner.hardware import read_device
-from twoaxis.planner.layout import ParallelLayout
 from twoaxis.planner.methods import fitted, methods
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.page import planner_page
 from twoaxis.planner.page.data import tables, with_layers
-from twoaxis.planner.setting import Setting
+from twoaxis.planner.setting import ParallelLayout, Setting
 
 Data = dict[str, Any]
 

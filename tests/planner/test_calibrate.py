@@ -15,10 +15,20 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.planner.formulas.roofline import harmonic_size, operator, total_seconds
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.hardware.calibrate import Calibration, calibrate, write_device
-from twoaxis.planner.hardware.ceilings import COPIES_BYTES, Work, fit_efficiency, fit_memory, fit_products, products
+from twoaxis.planner.hardware.ceilings import (
+    COPIES_BYTES,
+    MOST_RUNS,
+    WARMUP_RUNS,
+    Sample,
+    Stopwatch,
+    Work,
+    fit_efficiency,
+    fit_memory,
+    fit_products,
+    products,
+)
 from twoaxis.planner.hardware.counted import FUNCTION_FLOPS, eager_operators
 from twoaxis.planner.hardware.device import SHIPPED
-from twoaxis.planner.hardware.stopwatch import MOST_RUNS, WARMUP_RUNS, Sample, Stopwatch
 
 CPU = torch.device("cpu")
 LAUNCH, EAGER = 2e-6, 3e-5

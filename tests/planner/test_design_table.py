@@ -7,16 +7,16 @@ import pytest
 
 from twoaxis import DEPTH
 from twoaxis.cli import main
+from twoaxis.core.design import MixingDesign
 from twoaxis.core.kept_reports import KeptReport
-from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.table import Row, Table
+from twoaxis.core.registry import Row, Table
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.planner import design_table as module
 from twoaxis.planner.design_table import MethodRow, design_table
 from twoaxis.planner.ledger import ledger
 from twoaxis.planner.methods import methods
 from twoaxis.planner.model import read_model
-from twoaxis.planner.precision import Precision
+from twoaxis.planner.quantities import Precision
 
 D, BLOCKS = 4096, 32
 SUBLAYERS = 2 * BLOCKS

@@ -7,8 +7,8 @@ import pytest
 from twoaxis import DecoderConfig
 from twoaxis.core.errors import ConfigError
 from twoaxis.planner.formulas.schedules import gpipe_order, interleaved_order, one_f_one_b_order
-from twoaxis.planner.layout import ParallelLayout
 from twoaxis.planner.model.shape import ModelShape
+from twoaxis.planner.setting import ParallelLayout
 
 
 def model(n_heads: int = 4, n_kv_heads: int = 4, n_layers: int = 4) -> ModelShape:

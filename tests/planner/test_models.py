@@ -9,17 +9,15 @@ from hypothesis import strategies as st
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import AttentionResidualsConfig, MUDDFormerConfig, ResidualScalarsConfig
 from twoaxis.feed_forward import GELUConfig, SwiGLUConfig
 from twoaxis.model import DecoderConfig
 from twoaxis.model.cost import decoder_cost
 from twoaxis.planner.model import ModelShape, OwnPart, Part, preset_names, read_model
-from twoaxis.planner.model.biased import Biased
 from twoaxis.planner.model.compressed_attention import CompressedAttention, Compressor, Indexer
-from twoaxis.planner.model.delta_attention import KimiDeltaAttention
-from twoaxis.planner.model.experts import Experts
-from twoaxis.planner.model.latent_attention import LatentAttention
+from twoaxis.planner.model.latent_attention import KimiDeltaAttention, LatentAttention
+from twoaxis.planner.model.part import Biased, Experts
 from twoaxis.sequence import AttentionConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"

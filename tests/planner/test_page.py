@@ -12,17 +12,15 @@ import pytest
 
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.planner.coefficients import coefficients
-from twoaxis.planner.formulas.choice import refusal
-from twoaxis.planner.formulas.rows import method_row, methods_of, sorted_by, unpacked
+from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, sorted_by, unpacked
 from twoaxis.planner.formulas.written import log2_of, percent, three_digits
-from twoaxis.planner.layout import ParallelLayout
 from twoaxis.planner.methods import Refusal, fitted, methods
 from twoaxis.planner.model import read_model
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.page import planner_page, write_page
 from twoaxis.planner.page.data import OF_ONE_MODEL, WINDOWS, Data, Pool, with_layers
-from twoaxis.planner.precision import Precision
-from twoaxis.planner.setting import Setting
+from twoaxis.planner.quantities import Precision
+from twoaxis.planner.setting import ParallelLayout, Setting
 
 from .page_example import model, numbers_of, page_tables, page_text, setting, setting_of, some_choice
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from twoaxis.planner.formulas import collectives, counts, crossing, roofline, seconds, written
+from twoaxis.planner.formulas import collectives, counts, roofline, written
 from twoaxis.planner.formulas import schedules as pipeline
-from twoaxis.planner.formulas.choice import refusal
 from twoaxis.planner.formulas.figures import facts, figure, table_rows
-from twoaxis.planner.formulas.rows import method_row, methods_of, step_of, unpacked
+from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, step_of, unpacked
 from twoaxis.planner.page.document import FIGURES, WIDTHS
 
 from ..browsing import Seen, launched_browser, needs_browser
@@ -156,9 +155,9 @@ def calls(seed: int) -> list[tuple[Any, list[Any]]]:
         (pipeline.simulate, [order, forward, backward, link, link, transfers]),
         (pipeline.exposed_seconds, [order, forward, backward, link, link, transfers]),
         (pipeline.peak_memory, [result, held[0][:ranks], held[1], sent, sent, [held[2], held[2]]]),
-        (crossing.hop_bytes, [leaves, edges, ranks, forwarding]),
-        (crossing.waiting_bytes, [leaves, edges, ranks, forwarding]),
-        (crossing.even_cuts, [pick.randint(stages, 99), stages]),
+        (collectives.hop_bytes, [leaves, edges, ranks, forwarding]),
+        (collectives.waiting_bytes, [leaves, edges, ranks, forwarding]),
+        (collectives.even_cuts, [pick.randint(stages, 99), stages]),
         (collectives.data_parallel_bytes, [ranks, op[0], 4, 2, microbatches, pick.choice(["none", "optimizer", "weights"])]),
         (collectives.tensor_parallel_bytes, [ranks, 3, op[0], 64, 2, work["sequence"]]),
         (collectives.stored_bytes, [op[0], pick.randint(1, 9999), pick.choice([0, 512]), ranks, work["sequence"]]),
@@ -168,8 +167,8 @@ def calls(seed: int) -> list[tuple[Any, list[Any]]]:
         (counts.visible_pairs_of, [pick.randint(1, 10**6), pick.choice([0, 128])]),
         (counts.forward_counts, [numbers, work["batch"], work["tokens"]]),
         (counts.parameter_counts, [numbers]),
-        (seconds.weights_read, [experts, pick.randint(1, 100)]),
-        (seconds.sublayer_seconds, [numbers, numbers["sublayers"][0], work, rates, setting().links["tensor"]]),
+        (roofline.weights_read, [experts, pick.randint(1, 100)]),
+        (roofline.sublayer_seconds, [numbers, numbers["sublayers"][0], work, rates, setting().links["tensor"]]),
         (written.fixed, [value, pick.randint(0, 3)]),
         (written.three_digits, [value]),
         (written.percent, [value]),

@@ -14,19 +14,18 @@ from torch.distributed.pipelining import schedules
 
 from twoaxis import DEPTH, DecoderConfig
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.site import Site, Stack
-from twoaxis.core.table import Row
+from twoaxis.core.position import Site, Stack
+from twoaxis.core.registry import Row
 from twoaxis.depth import AttentionResidualsConfig
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Layout
 from twoaxis.ledger.decoder import depth_state
 from twoaxis.planner.formulas import collectives
-from twoaxis.planner.formulas.crossing import even_cuts, hop_bytes
+from twoaxis.planner.formulas.collectives import even_cuts, hop_bytes
 from twoaxis.planner.formulas.schedules import gpipe_order, interleaved_order, one_f_one_b_order, schedule_order
+from twoaxis.planner.ledger import FORWARDINGS, Payload, compare, edges, payload, with_block_sizes
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.payload import FORWARDINGS, Payload, compare, edges, payload, with_block_sizes
 
 KINDS = {schedules.FORWARD: "forward", schedules.FULL_BACKWARD: "backward"}
 

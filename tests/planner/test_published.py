@@ -14,7 +14,7 @@ from planner.published.muddformer import AS_RELEASED
 from planner.published.row import FAR, Row
 from planner.published.runs import PLAIN, numbers, params, preset
 from twoaxis.planner.coefficients import coefficients
-from twoaxis.planner.formulas.seconds import DEPTH_KERNELS, depth_operator, mixer_operators
+from twoaxis.planner.formulas.roofline import DEPTH_KERNELS, depth_operator, mixer_operators
 from twoaxis.planner.methods import methods
 from twoaxis.planner.model import ModelShape
 

@@ -10,10 +10,9 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.formulas import step as formulas
 from twoaxis.planner.hardware import read_device
-from twoaxis.planner.layout import ParallelLayout
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.search import BATCH_TOKENS, Request, _estimates, find_setting
-from twoaxis.planner.setting import Setting
+from twoaxis.planner.setting import ParallelLayout, Setting
 
 H100 = read_device("h100")
 

@@ -5,8 +5,8 @@ import torch
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.train.anneal import AnnealConfig, Annealing
 from twoaxis.train.optim import OptimizerConfig, build_optimizer, parameter_groups
+from twoaxis.train.schedule import AnnealConfig, Annealing
 
 
 def _model() -> Decoder:

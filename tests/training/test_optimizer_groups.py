@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from twoaxis import DEPTH, LOCAL, SEQUENCE, ConfigError, Decoder, DecoderConfig
-from twoaxis.core.documentation import sections
 from twoaxis.core.parameters import declarations
+from twoaxis.core.registry import sections
 from twoaxis.train.optim import OptimizerConfig, build_optimizer, group_table, parameter_groups
 
 DEPTHS = [pytest.param(row.example(name), id=f"{row.kind}-{name}") for row in DEPTH for name in row.examples]

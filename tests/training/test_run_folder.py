@@ -12,11 +12,10 @@ import torch
 from twoaxis import CheckpointError, ConfigError, DataError, Decoder
 from twoaxis.audit import audit_run
 from twoaxis.data.corpus import Corpus, TextConfig
-from twoaxis.data.tokenizer.bpe import train_bpe
+from twoaxis.data.tokenizer.subword import train_bpe
 from twoaxis.train import Progress, Result, RunFolder, StepRecord, TrainConfig, read_metrics, read_recipe, train
 from twoaxis.train.environment import changed_environment
-from twoaxis.train.metrics import MetricsLog
-from twoaxis.train.result import summarise
+from twoaxis.train.metrics import MetricsLog, summarise
 
 Recipe = Callable[..., TrainConfig]
 

@@ -20,9 +20,8 @@ from twoaxis import ConfigError
 from twoaxis.cli import main
 from twoaxis.train import TRACKERS, Progress, StepRecord, TrackedRun, TrainConfig, read_metrics, train
 from twoaxis.train.trackers import build_trackers
-from twoaxis.train.trackers.base import series
-from twoaxis.train.trackers.tracking import LoggedSteps
-from twoaxis.train.trackers.wandb import WandbConfig
+from twoaxis.train.trackers.services import WandbConfig
+from twoaxis.train.trackers.tracking import LoggedSteps, series
 
 Recipe = Callable[..., TrainConfig]
 LAST_STEP = 20

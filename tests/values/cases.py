@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from twoaxis.core.config import Config
-from twoaxis.core.table import Row, Table
+from twoaxis.core.registry import Row, Table
 from twoaxis.depth import DEPTH
 from twoaxis.feed_forward import FEED_FORWARD
 from twoaxis.local import LOCAL

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twoaxis.core.measure import noise, perturb
 from twoaxis.core.parameters import initialise
-from twoaxis.core.probe import noise, perturb
-from twoaxis.core.site import HeadShape, Site, Slot, Stack
+from twoaxis.core.position import HeadShape, Site, Slot, Stack
 from twoaxis.core.views import QKV, Heads
 from twoaxis.depth import DepthConfig
 

@@ -16,10 +16,10 @@ import torch
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.probe import noise
-from twoaxis.core.table import ENGINES
+from twoaxis.core.measure import noise
+from twoaxis.core.registry import ENGINES
 from twoaxis.depth import DEPTH
-from twoaxis.ops.rope_scaling import ROPE_SCALING
+from twoaxis.ops.rope import ROPE_SCALING
 
 from . import test_sequence
 from .cases import TABLES, Case, every_case, nested, rows_of

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.measure import noise, perturb
 from twoaxis.core.parameters import initialise
-from twoaxis.core.probe import noise, perturb
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.feed_forward import FEED_FORWARD
 from twoaxis.local import LOCAL
 from twoaxis.sequence import SEQUENCE

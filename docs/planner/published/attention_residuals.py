@@ -5,12 +5,11 @@ from typing import Any
 from planner.published.row import Published, Row
 from planner.published.runs import PLAIN, Data, numbers, one, params, preset, step_seconds
 from twoaxis.core.cost import Shape
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import DEPTH
 from twoaxis.ledger.stack import trace_stack
 from twoaxis.planner.hardware import read_device
-from twoaxis.planner.layout import ParallelLayout
-from twoaxis.planner.setting import Setting
+from twoaxis.planner.setting import ParallelLayout, Setting
 
 FULL: dict[str, Any] = {"kind": "attention_residuals"}
 SUBLAYERS, BLOCK, BLOCKS = 128, 16, 8

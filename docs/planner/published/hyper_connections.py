@@ -6,8 +6,7 @@ from typing import Any
 from planner.published.row import Published, Row
 from planner.published.runs import PLAIN, flops, numbers, params, preset, step_bytes, step_seconds
 from twoaxis.planner.hardware import read_device
-from twoaxis.planner.layout import ParallelLayout
-from twoaxis.planner.setting import Setting
+from twoaxis.planner.setting import ParallelLayout, Setting
 
 STREAMS = 4
 HC: dict[str, Any] = {"kind": "hyper_connections"}

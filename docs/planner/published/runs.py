@@ -8,10 +8,9 @@ from twoaxis.depth import DEPTH
 from twoaxis.planner.coefficients import Data, Engine, coefficients
 from twoaxis.planner.formulas.counts import forward_counts, parameter_counts
 from twoaxis.planner.hardware import read_device
-from twoaxis.planner.layout import ParallelLayout
 from twoaxis.planner.model import read_model
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.setting import Setting
+from twoaxis.planner.setting import ParallelLayout, Setting
 
 PLAIN: dict[str, Any] = {"kind": "residual"}
 

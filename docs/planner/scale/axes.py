@@ -6,9 +6,9 @@ from planner.scale.cases import Case, case
 from planner.scale.compute import numbers_of_model, serving_row, shape_of, training_row
 from twoaxis.depth import DEPTH
 from twoaxis.planner.coefficients import Data
+from twoaxis.planner.formulas.collectives import hop_bytes
 from twoaxis.planner.formulas.counts import cache_bytes_of, forward_counts, parameter_counts, state_bytes
-from twoaxis.planner.formulas.crossing import hop_bytes
-from twoaxis.planner.formulas.seconds import mixer_operators
+from twoaxis.planner.formulas.roofline import mixer_operators
 from twoaxis.planner.formulas.step import edges_of, work_of
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.sequence import SEQUENCE

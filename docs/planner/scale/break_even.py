@@ -10,8 +10,8 @@ from planner.scale.cases import Case, case
 from planner.scale.compute import CONTROL, LIMIT, shape_of
 from twoaxis.planner.coefficients import Data, coefficients
 from twoaxis.planner.formulas.step import training_step
+from twoaxis.planner.ledger import FORWARDINGS, Forwarding
 from twoaxis.planner.methods import Refusal, fitted, methods
-from twoaxis.planner.payload import FORWARDINGS, Forwarding
 
 SHAPE, TOKENS = "dense-7b", 2**13
 

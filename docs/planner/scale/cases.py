@@ -4,9 +4,8 @@ from dataclasses import dataclass
 
 from twoaxis.planner.coefficients import Data, Engine
 from twoaxis.planner.hardware import read_device
-from twoaxis.planner.layout import ParallelLayout
-from twoaxis.planner.payload import Forwarding
-from twoaxis.planner.setting import Recompute, Setting
+from twoaxis.planner.ledger import Forwarding
+from twoaxis.planner.setting import ParallelLayout, Recompute, Setting
 
 DEVICE = "h100"
 

@@ -6,15 +6,14 @@ from typing import Any
 
 from planner.scale.cases import CASES, CHUNK_TOKENS, Case
 from twoaxis.planner.coefficients import Data, Engine, coefficients_of_both_forms
+from twoaxis.planner.formulas.collectives import hop_bytes
 from twoaxis.planner.formulas.counts import cache_bytes_of, parameter_counts
-from twoaxis.planner.formulas.crossing import hop_bytes
-from twoaxis.planner.formulas.roofline import bound, operator_seconds
-from twoaxis.planner.formulas.seconds import depth_operator
+from twoaxis.planner.formulas.roofline import bound, depth_operator, operator_seconds
 from twoaxis.planner.formulas.step import edges_of, training_step, work_of
+from twoaxis.planner.ledger import FORWARDINGS
 from twoaxis.planner.methods import Method, Refusal, fitted, methods
 from twoaxis.planner.model import read_model
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.payload import FORWARDINGS
 
 LIMIT = 0.05
 """The overhead that the page asks about."""

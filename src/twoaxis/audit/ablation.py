@@ -16,7 +16,7 @@ from twoaxis.audit.loop import Probe, Written, replace_tensor
 from twoaxis.audit.observe import Means, Observer, local_mixers, n_pieces
 from twoaxis.audit.result import Choice, Replacement, Routing, What
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.probe import noise
+from twoaxis.core.measure import noise
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import Read, Write

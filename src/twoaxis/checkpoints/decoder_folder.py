@@ -10,15 +10,21 @@ from typing import Any, NamedTuple
 from safetensors.torch import save_file
 
 from twoaxis.checkpoints.layouts.state_map import Entry, Part, StateMap
-from twoaxis.checkpoints.published_folder import SINGLE, end_of_document, read_json, read_tensors, read_tokenizer
-from twoaxis.checkpoints.source_files import GENERATION_CONFIG
+from twoaxis.checkpoints.published_folder import (
+    GENERATION_CONFIG,
+    SINGLE,
+    end_of_document,
+    read_json,
+    read_tensors,
+    read_tokenizer,
+)
 from twoaxis.core.errors import CheckpointError, ConfigError
-from twoaxis.core.folders import check_utf8, new_folder
+from twoaxis.core.files import check_utf8, new_folder
 from twoaxis.core.parameters import materialize
 from twoaxis.core.text import read_text
 from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.model.config_names import ARCHITECTURES, CONFIG_NAMES, MODEL_TYPE, decoder_fields
+from twoaxis.model.config_json import ARCHITECTURES, CONFIG_NAMES, MODEL_TYPE, decoder_fields
 
 DEFINITION_FILE = "twoaxis_tokenizer.json"
 """The tokenizer as this library defines it."""

@@ -16,7 +16,7 @@ from twoaxis.checkpoints.configuration import LENGTH, decoder_config
 from twoaxis.checkpoints.layouts import state_map
 from twoaxis.checkpoints.published_folder import Pretrained, build_model
 from twoaxis.core.errors import CheckpointError, ConfigError, problem
-from twoaxis.model.unread_keys import refuse_unread
+from twoaxis.model.config_json import refuse_unread
 from twoaxis.sequence import AttentionConfig
 
 NAMES = {

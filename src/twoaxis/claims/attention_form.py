@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from twoaxis.core.probe import distance, noise
+from twoaxis.core.measure import distance, noise
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth import DepthMixer
 from twoaxis.depth.base import Read

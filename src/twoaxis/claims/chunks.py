@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from twoaxis.claims.benchmarks import kept_table
 from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding, gradients_of
 from twoaxis.core.key_value_cache import KeyValueCache
-from twoaxis.core.probe import noise
+from twoaxis.core.measure import noise
 from twoaxis.ops.local_attention import SMALLEST_CHUNK, local_attention
 
 CASES = ((7, 1), (16, 4), (40, 5), (70, 32), (260, 65), (512, 128), (700, 128))

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from twoaxis.core.probe import distance
+from twoaxis.core.measure import distance
 
 PAPER = "arXiv:2603.16039v2 (2026-05-14)"
 """Residual Stream Duality in Modern Transformer Architectures; sections are numbered as in its authors' PDF."""

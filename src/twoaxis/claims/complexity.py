@@ -11,10 +11,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding
-from twoaxis.claims.running_models import depth_attention_adds, short_swa_adds
+from twoaxis.claims.models import depth_attention_adds, short_swa_adds
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import product_flops
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import DepthAttentionConfig
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.sequence import ShortSWAConfig

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from twoaxis.claims.claim import PAPER, Claim, Evidence, Finding
+from twoaxis.core.measure import noise, perturb
 from twoaxis.core.parameters import initialise
-from twoaxis.core.probe import noise, perturb
 from twoaxis.depth import DeepDelta, DeepDeltaConfig
 from twoaxis.ops.delta import UpdateRule, delta_write
 

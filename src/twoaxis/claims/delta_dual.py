@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.claims.claim import PAPER, Claim, Evidence, Finding, gradients_of
-from twoaxis.claims.toy import D_MODEL, decoder, tokens
-from twoaxis.core.probe import distance, noise
+from twoaxis.claims.models import D_MODEL, decoder, tokens
+from twoaxis.core.measure import distance, noise
 from twoaxis.depth import DeepDelta, DeepDeltaConfig
 from twoaxis.model import Decoder
 from twoaxis.model.trace import Trace, sublayer_list, trace

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.probe import noise
-from twoaxis.core.site import Stack
+from twoaxis.core.measure import noise
+from twoaxis.core.position import Stack
 from twoaxis.ops.depth_attention import depth_attention
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.sequence import ShortSWAConfig

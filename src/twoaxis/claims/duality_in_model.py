@@ -12,11 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.claims.claim import PAPER, ROUNDING, Claim, Evidence, EvidenceTable, Finding
-from twoaxis.claims.toy import D_MODEL, TOKENS, decoder, tokens, weighted_sum
+from twoaxis.claims.models import D_MODEL, TOKENS, decoder, tokens, weighted_sum
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.measure import gradients
-from twoaxis.core.probe import noise, perturb
-from twoaxis.core.site import Stack
+from twoaxis.core.measure import gradients, noise, perturb
+from twoaxis.core.position import Stack
 from twoaxis.depth import DepthAttentionConfig
 from twoaxis.depth.state_reader import StreamAndMemory
 from twoaxis.model import Decoder

@@ -11,8 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.claims.claim import PAPER, Claim, Evidence, Finding
-from twoaxis.claims.toy import decoder, tokens, weighted_sum
-from twoaxis.core.probe import distance
+from twoaxis.claims.models import decoder, tokens, weighted_sum
+from twoaxis.core.measure import distance
 
 WINDOW, LAYERS, THETA, EPS = 4, 3, 10_000.0, 1e-6
 HEADS: dict[str, tuple[int, int, int]] = {"short_swa": (2, 1, 4), "attention": (4, 2, 2)}

@@ -10,13 +10,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.claims.claim import PAPER, ROUNDING, Claim, Evidence, EvidenceTable, Finding
-from twoaxis.claims.toy import D_MODEL, decoder, tokens, weighted_sum
+from twoaxis.claims.models import D_MODEL, decoder, tokens, weighted_sum
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.measure import gradients
-from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.probe import distance, noise
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.design import InitEquivalence, MixingDesign
+from twoaxis.core.measure import distance, gradients, noise
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.views import Views
 from twoaxis.depth import (
     AttentionResidualsConfig,

@@ -13,10 +13,9 @@ from torch.utils._pytree import tree_map
 
 from twoaxis.claims.attention_form import ATTENTION, LEARNED_QUERY, NO_ATTENTION, RELATIVE, attention_form
 from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding
-from twoaxis.claims.toy import decoder, tokens
-from twoaxis.core.measure import tensors
-from twoaxis.core.probe import distance, noise
-from twoaxis.core.table import Row
+from twoaxis.claims.models import decoder, tokens
+from twoaxis.core.measure import distance, noise, tensors
+from twoaxis.core.registry import Row
 from twoaxis.depth import DEPTH, DepthAttentionConfig, DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.model.trace import Trace, sublayer_list, trace

@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding
-from twoaxis.claims.toy import BLOCK, TOKENS, decoder, tokens
+from twoaxis.claims.models import BLOCK, TOKENS, decoder, tokens
 from twoaxis.core.cost import Shape
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.measure import tensors
-from twoaxis.core.probe import distance
+from twoaxis.core.measure import distance, tensors
 from twoaxis.depth import (
     AttentionResidualsConfig,
     DeepDeltaConfig,

@@ -113,7 +113,7 @@ def _score(
 
 
 def _write(path: Path, report: Mapping[str, Any]) -> None:
-    from twoaxis.core.atomic import replacing
+    from twoaxis.core.files import replacing
 
     with replacing(path, "name another file with --out") as file:
         file.write(json.dumps(report, indent=1, ensure_ascii=False).encode() + b"\n")

@@ -36,7 +36,7 @@ def export(
 
     Example: twoaxis export runs/delta --to hf --out delta-hf
     """
-    from twoaxis.checkpoints.source_files import read_source_files
+    from twoaxis.checkpoints.published_folder import read_source_files
     from twoaxis.interop.engines import check_engine
     from twoaxis.interop.hugging_face import export_folder
     from twoaxis.train import load_trained
@@ -65,7 +65,7 @@ def import_(
     Example: twoaxis import delta-hf --out runs/imported
     """
     from twoaxis.checkpoints.decoder_folder import read_decoder
-    from twoaxis.checkpoints.source_files import keep_source_files
+    from twoaxis.checkpoints.published_folder import keep_source_files
     from twoaxis.train import save_trained
 
     loaded = with_tokenizer(folder, *read_decoder(folder))

@@ -39,8 +39,7 @@ def generate(
     Example: twoaxis generate runs/delta --prompt "Fellow citizens" --temperature 0
     """
     from twoaxis.data.text_stream import TextStream
-    from twoaxis.model.generate import stream
-    from twoaxis.model.sampling import Sampling
+    from twoaxis.model.generate import Sampling, stream
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     # Before the model, which may take long to read.
@@ -74,7 +73,7 @@ def generate(
 
 
 def _chat_template(source: Path) -> "ChatTemplate":
-    from twoaxis.checkpoints.source_files import chat_template, read_source_files
+    from twoaxis.checkpoints.published_folder import chat_template, read_source_files
 
     template = chat_template(read_source_files(source))
     if template is None:

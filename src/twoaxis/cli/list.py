@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
+from twoaxis.cli.models import depth_cost
 from twoaxis.cli.output import Json, print_json
-from twoaxis.cli.reference import depth_cost
-from twoaxis.core.documentation import source
 from twoaxis.core.errors import ConfigError, nearest, problem
+from twoaxis.core.registry import source
 from twoaxis.display.numbers import bytes_text, count_text
 from twoaxis.display.tables import print_item, print_table
 
@@ -30,7 +30,7 @@ def list_designs(axis: str | None, as_json: bool) -> None:
         axis: `depth` or `sequence`; None takes both.
         as_json: whether to print JSON.
     """
-    from twoaxis.core.mixing_design import LETTERS
+    from twoaxis.core.design import LETTERS
     from twoaxis.planner.design_table import design_table, stated_shape
 
     rows = [row for row in design_table() if axis in (None, row.axis)]

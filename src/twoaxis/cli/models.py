@@ -1,8 +1,34 @@
-"""Models that verbs work on, wherever they come from."""
+"""Models that verbs work on: runs, exports, published folders, and the reference size of `list` and `show`."""
 
 from typing import Annotated
 
 import typer
+
+from twoaxis import DecoderConfig
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.depth import DepthConfig
+from twoaxis.ledger.decoder import decoder_trace
+from twoaxis.ledger.stack import StackTrace
+
+REFERENCE = DecoderConfig(vocab_size=512, d_model=256, n_layers=12, norm_eps=1e-6)
+REFERENCE_STACK = REFERENCE.stack
+REFERENCE_SHAPE = Shape(batch=1, tokens=512)
+REFERENCE_SITE = REFERENCE_STACK.sites[-2]
+
+
+def depth_cost(config: DepthConfig) -> Cost:
+    """What a depth mixer costs in the whole model, its ends included."""
+    stack = config.prepare(REFERENCE_STACK)
+    total = config.ends_cost(stack, REFERENCE_SHAPE)
+    for site in stack.sites:
+        total += config.cost(site, REFERENCE_SHAPE)
+    return total
+
+
+def depth_trace(config: DepthConfig) -> StackTrace:
+    """What a depth mixer saves, moves and carries in the whole model, measured."""
+    return decoder_trace(REFERENCE.replace(depth=config), REFERENCE_SHAPE)
+
 
 SOURCES = "A run folder, a Hugging Face folder with safetensors, or a GGUF file."
 """The help of an argument from which a verb reads a model."""

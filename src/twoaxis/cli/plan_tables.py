@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from twoaxis.cli.plan_evidence import print_evidence
+from twoaxis.cli.plan_model import print_evidence
 from twoaxis.display.numbers import bytes_text as _bytes
 from twoaxis.display.numbers import change as _change
 from twoaxis.display.numbers import count_text as _count

@@ -61,9 +61,9 @@ def retrofit(
 
     Example: twoaxis retrofit SmolLM2-135M --depth attention_residuals --out runs/smol steps=200 optimizer.lr=1e-4
     """
+    from twoaxis.checkpoints.published_folder import keep_source_files
     from twoaxis.checkpoints.retrofit import target_config
-    from twoaxis.checkpoints.source_files import keep_source_files
-    from twoaxis.core.overrides import apply_overrides, parse_value
+    from twoaxis.core.config import apply_overrides, parse_value
     from twoaxis.display.numbers import plain
 
     if depth is None and not sequence:

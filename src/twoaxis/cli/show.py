@@ -8,13 +8,13 @@ import typer
 from torch import nn
 
 from twoaxis.cli.list import AXES
+from twoaxis.cli.models import REFERENCE_SHAPE, REFERENCE_SITE, REFERENCE_STACK, depth_trace
 from twoaxis.cli.output import Json, print_json
-from twoaxis.cli.reference import REFERENCE_SHAPE, REFERENCE_SITE, REFERENCE_STACK, depth_trace
+from twoaxis.core.config import apply_overrides
 from twoaxis.core.cost import Cost
 from twoaxis.core.errors import ConfigError, nearest
-from twoaxis.core.overrides import apply_overrides
 from twoaxis.core.parameters import declarations
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.display.tables import print_table
 from twoaxis.ledger.sublayer import sublayer_cache_bytes
 

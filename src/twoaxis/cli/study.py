@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from twoaxis.cli.output import Json
-from twoaxis.cli.plan_study import print_plan
+from twoaxis.cli.plan import print_plan
 from twoaxis.cli.report import print_report
 
 

@@ -41,7 +41,7 @@ def train(
 
     Example: twoaxis train examples/tiny.toml model.depth=deep_delta steps=50 --run runs/delta
     """
-    from twoaxis.core.overrides import parse_value
+    from twoaxis.core.config import parse_value
     from twoaxis.display.numbers import decimal, plain
     from twoaxis.train import console_progress, read_recipe
     from twoaxis.train import train as run_training

@@ -1,15 +1,55 @@
-"""Frozen configurations; errors for unknown keys suggest the nearest known one."""
+"""Frozen configurations, read from files and overrides: types are strict, and an unknown key is an error with a suggestion."""
 
+import copy
 import re
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, model_validator
-from pydantic_core import CoreSchema, ErrorDetails
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
 
-from twoaxis.core.errors import ConfigError, nearest, problem
-from twoaxis.core.strict_types import strict
+from twoaxis.core.errors import ConfigError, TwoAxisError, nearest, problem
+from twoaxis.core.text import json_value, read_text
+
+LARGEST, SMALLEST = 2**63 - 1, -(2**63)
+"""Default bounds of integers: those of torch."""
+
+_LEAVES = frozenset({"int", "float", "bool", "str"})
+_AS_THEY_ARE = frozenset({"default", "metadata", "expected", "keys_schema"})
+"""Keys of a schema whose values are no schemas, and dictionary keys, which are always text in JSON."""
+
+
+def strict(schema: Any) -> Any:
+    """Returns a schema of pydantic without conversions between numbers, booleans and texts.
+
+    Equal numbers are still accepted: 2 for a float, and 1e3 for the integer 1000.
+    """
+    if isinstance(schema, list | tuple):
+        return type(schema)(strict(one) for one in schema)
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: value if key in _AS_THEY_ARE else strict(value) for key, value in schema.items()}
+    if found.get("type") not in _LEAVES:
+        return found
+    found["strict"] = True
+    return _whole(found) if found["type"] == "int" else found
+
+
+def _whole(schema: Mapping[str, Any]) -> Any:
+    bounds = {} if "lt" in schema else {"le": LARGEST}
+    bounds |= {} if "gt" in schema else {"ge": SMALLEST}
+    return core_schema.no_info_before_validator_function(_without_point, {**bounds, **schema})  # pyright: ignore[reportArgumentType]
+
+
+def _without_point(value: Any) -> Any:
+    # Integers of numpy and other libraries are accepted; a boolean is none.
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return int(value) if whole or (type(value) is float and value.is_integer()) else value
+
 
 _ALTERNATIVE = re.compile(r"int|float|str|bool|constrained-\w+|[\w-]+\[.*\]")
 """Names of alternatives that pydantic adds to the location of an error in a union."""
@@ -172,3 +212,102 @@ def _title(config: type[Config]) -> str:
     if kind is not None and isinstance(kind.default, str):
         return repr(kind.default)
     return f"the {config.called or re.sub(r'(?<!^)(?=[A-Z])', ' ', config.__name__.removesuffix('Config')).lower()}"
+
+
+def read_config_file(path: Path, what: str, error: type[TwoAxisError] = ConfigError) -> dict[str, Any]:
+    """Reads a table: JSON from `.json` files and files that begin with a brace, else TOML; errors have the class `error`."""
+    if path.suffix in (".yaml", ".yml"):
+        raise error(f"{what} {path}: is YAML: must be TOML, or JSON with a name that ends in .json; convert it")
+    text = read_text(path, f"{what} {path}", "check the path", error)
+    # TOML cannot begin with a brace.
+    form = "json" if path.suffix == ".json" or text.lstrip().startswith("{") else "toml"
+    try:
+        data = json_value(text) if form == "json" else tomllib.loads(text)
+    except (ValueError, RecursionError) as cause:
+        raise error(f"{what} {path}: is not {form} ({cause}); correct the file") from None
+    if not isinstance(data, dict):
+        raise error(f"{what} {path}: must hold a table of keys and values; correct the file")
+    return data
+
+
+def is_record(path: Path) -> bool:
+    """Whether a file is the recorded recipe of a run folder, which has a tokenizer next to it."""
+    return path.name == "config.json" and (path.parent / "tokenizer.json").is_file()
+
+
+C = TypeVar("C", bound=Config)
+
+
+def with_overrides(config: C, overrides: Sequence[str]) -> C:
+    """Returns the configuration with each `dotted.path=value` set, as by `apply_overrides`."""
+    return type(config).from_data(apply_overrides(config.to_data(), overrides)) if overrides else config
+
+
+def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Returns a copy of the data with each `dotted.path=value` set.
+
+    A value is read as TOML, or else as a bare string. List items are addressed by number. Another `kind` drops the other keys
+    of its table.
+
+    Raises:
+        ConfigError: an override without `=`, or a path through something that is not a table.
+
+    Example:
+        >>> apply_overrides({"model": {"depth": "residual"}}, ["model.depth.kind=deep_delta", "steps=10"])
+        {'model': {'depth': {'kind': 'deep_delta'}}, 'steps': 10}
+    """
+    result = copy.deepcopy(dict(data))
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        if not separator or not path.strip():
+            raise ConfigError(f"override {override!r}: must have the form key=value; write for example model.d_model=256")
+        _set(result, path.strip().split("."), parse_value(text), override)
+    return result
+
+
+def parse_value(text: str) -> Any:
+    """Reads a value as TOML, or else as a bare string.
+
+    Example:
+        >>> parse_value("3e-4"), parse_value("cosine"), parse_value("[1, 2]")
+        (0.0003, 'cosine', [1, 2])
+    """
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+
+
+def _set(node: Any, path: list[str], value: Any, override: str) -> None:
+    *parents, last = path
+    for part in parents:
+        node = _descend(node, part, override)
+    if isinstance(node, list):
+        node[_position(node, last, override)] = value
+    elif isinstance(node, dict):
+        if last == "kind" and node.get("kind") != value:
+            node.clear()
+        node[last] = value
+    else:
+        raise ConfigError(f"override {override!r}: {last!r} is not inside a table; shorten the path")
+
+
+def _descend(node: Any, part: str, override: str) -> Any:
+    if isinstance(node, list):
+        position = _position(node, part, override)
+        if isinstance(node[position], str):
+            node[position] = {"kind": node[position]}
+        return node[position]
+    if not isinstance(node, dict):
+        raise ConfigError(f"override {override!r}: {part!r} is not inside a table; shorten the path")
+    child = node.setdefault(part, {})
+    # A bare string is short for a table with that `kind`.
+    if isinstance(child, str):
+        child = node[part] = {"kind": child}
+    return child
+
+
+def _position(node: list[Any], part: str, override: str) -> int:
+    if not part.isdigit() or int(part) >= len(node):
+        raise ConfigError(f"override {override!r}: {part!r} must be a number from 0 to {len(node) - 1}; count from 0")
+    return int(part)

@@ -11,7 +11,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule
-from twoaxis.core.site import HeadShape, Site, Slot, Stack
+from twoaxis.core.position import HeadShape, Site, Slot, Stack
 from twoaxis.core.views import QKV
 
 T = TypeVar("T")

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import DataError
-from twoaxis.core.folders import CACHE_REMEDY, CachePath, cache_folder
+from twoaxis.core.files import CACHE_REMEDY, CachePath, cache_folder, replacing
 from twoaxis.core.text import json_value
 from twoaxis.data.corpus import Corpus, CorpusConfig, Side, parse_corpus
 from twoaxis.data.restoration import Restoration

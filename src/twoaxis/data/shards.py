@@ -11,9 +11,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import DataError
-from twoaxis.core.folders import CACHE_REMEDY
+from twoaxis.core.files import CACHE_REMEDY, replacing
 
 MAGIC = b"2AXTOKEN"
 VERSION = 1

@@ -2,8 +2,8 @@
 
 from math import ceil
 
-from twoaxis.core.site import Stack
-from twoaxis.core.table import Row, Table
+from twoaxis.core.position import Stack
+from twoaxis.core.registry import Row, Table
 from twoaxis.depth.attention_residuals import AttentionResiduals, AttentionResidualsConfig
 from twoaxis.depth.axis import DepthAxis
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer

@@ -13,11 +13,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Normal, matrix_std
-from twoaxis.core.site import Site, Slot, Stack
+from twoaxis.core.position import Site, Slot, Stack
 from twoaxis.core.views import QKV, Views
 from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.depth_query import DepthQuery, ReadForm, Sources

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from twoaxis.core.measure import tensors
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, check_state, outside_decoder
 
 

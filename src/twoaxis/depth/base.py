@@ -18,13 +18,12 @@ from torch import Tensor
 
 from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer
-from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.views import Heads, Views
 from twoaxis.core.weighted_sum import WeightedSum
 

@@ -10,11 +10,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.views import QKV, Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name, unit_name
 from twoaxis.depth.base import Controls, DepthConfig, DepthMixer, Explanation, Layout, Read, Stream, Write

@@ -13,20 +13,18 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Normal, matrix_std
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.views import Views
 from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.delta_gate import Gate, gate_cost
 from twoaxis.depth.value_channels import ChannelForm, Channels, Compressor
-from twoaxis.ops.anneal import annealed, blend_cost, blend_parameter
+from twoaxis.ops.blend import annealed, blend_cost, blend_parameter
 from twoaxis.ops.delta import UpdateRule, components, delta_write, delta_writes
-from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.precision import Impl
-from twoaxis.ops.row_product import row_product
+from twoaxis.ops.scores import linear_scores, row_product
 
 TARGET_SCALE = 4.0
 """The upper end of the `code` value target."""

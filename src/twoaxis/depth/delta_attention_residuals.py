@@ -10,10 +10,9 @@ from pydantic import model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.views import QKV, Views
 from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.depth_query import AddedRead, Sources

@@ -14,7 +14,7 @@ from twoaxis.core.cost import Cost
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
 from twoaxis.depth.base import Stream
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
-from twoaxis.ops.row_product import row_product
+from twoaxis.ops.scores import row_product
 
 Layers = Literal["linear", "two_layer", "two_layer_bias"]
 

@@ -11,10 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.mixing_design import MixingDesign
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import Controls, DepthConfig, Explanation, Layout, Read, Stream
 from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer

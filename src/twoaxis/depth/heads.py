@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.site import HeadShape, Site, Stack
+from twoaxis.core.position import HeadShape, Site, Stack
 from twoaxis.depth.base import DepthEnds, Layout, Stream
 
 

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import DeclaredModule, Values
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name
 from twoaxis.depth.base import DepthEnds, DepthMixer, Explanation, Layout, State, Stream, Views
-from twoaxis.ops.anneal import annealed, blend_parameter
+from twoaxis.ops.blend import annealed, blend_parameter
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 

@@ -11,10 +11,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.mixing_design import MixingDesign
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import Controls, DepthConfig, Layout, Stream
 from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer

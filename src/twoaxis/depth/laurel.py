@@ -12,11 +12,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Striped
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthMixer, Layout, Stream
 from twoaxis.depth.history import Granularity, History, HistoryEnds, unit_of

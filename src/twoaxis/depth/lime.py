@@ -10,11 +10,10 @@ from typing import Literal
 import torch
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.mixer import ALONE_IN_ATTENTION
-from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Uniform, Values
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.views import Heads, Views
 from twoaxis.depth.base import DepthConfig, DepthMixer
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, check_chains, place_in_chain

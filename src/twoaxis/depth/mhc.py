@@ -12,19 +12,18 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Values
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth import mhc_forms
 from twoaxis.depth.base import Controls, DepthConfig, Explanation, Layout, Read, Stream
 from twoaxis.depth.mhc_forms import PRESETS, Form, Init, Preset, ReadOut, Residual, Scores
 from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
-from twoaxis.ops.joint_scores import joint_scores
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
+from twoaxis.ops.scores import joint_scores
 from twoaxis.ops.sinkhorn import Order, Start, sinkhorn
 from twoaxis.ops.stream_scores import stream_scores
 from twoaxis.ops.streams import piece_names

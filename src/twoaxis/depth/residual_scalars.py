@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.mixing_design import MixingDesign
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.parameters import Constant
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write

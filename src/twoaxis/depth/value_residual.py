@@ -11,20 +11,19 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixer import ALONE_IN_ATTENTION
-from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Constant, Normal, Values, matrix_std
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.depth.base import DepthConfig
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, check_chains, place_in_chain
 from twoaxis.depth.history import StreamWrite
 from twoaxis.ops.blend import blend
-from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, statistics_dtype
+from twoaxis.ops.scores import linear_scores
 
 
 class ValueResidualConfig(DepthConfig):

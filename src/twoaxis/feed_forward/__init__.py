@@ -1,9 +1,8 @@
 """Floor 2: feed-forward sublayers. One row per kind."""
 
-from twoaxis.core.table import Row, Table
+from twoaxis.core.registry import Row, Table
 from twoaxis.feed_forward.base import FeedForward, FeedForwardConfig
-from twoaxis.feed_forward.gelu import GELU, GELUConfig
-from twoaxis.feed_forward.relu2 import ReLU2, ReLU2Config
+from twoaxis.feed_forward.plain import GELU, GELUConfig, ReLU2, ReLU2Config
 from twoaxis.feed_forward.swiglu import SwiGLU, SwiGLUConfig
 
 FEED_FORWARD: Table[FeedForwardConfig] = Table(

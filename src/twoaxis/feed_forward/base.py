@@ -16,7 +16,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer
 from twoaxis.core.parameters import matrix_std, with_extra
-from twoaxis.core.site import Site
+from twoaxis.core.position import Site
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.rope import RotationTable
 

@@ -1,15 +1,15 @@
-"""The feed-forward with one hidden activation: what `gelu` and `relu2` share.
+"""Feed-forwards with one hidden activation: the GELU of GPT-2 and the squared ReLU of Primer."""
 
-Letters: B batch, T position, D width, F hidden width.
-"""
-
+import functools
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.core.site import Site
+from twoaxis.core.position import Site
 from twoaxis.feed_forward.base import HiddenConfig, HiddenFeedForward
 
 
@@ -40,3 +40,82 @@ class Plain(HiddenFeedForward):
     def activate(self, projected: Tensor) -> Tensor:
         """Applies the activation."""
         return self.activation(projected)
+
+
+class GELUConfig(PlainConfig):
+    """Applies the Gaussian error linear unit between two matrices.
+
+    Equation: y = W_down gelu(W_up c),  gelu(z) = z Phi(z), or its tanh approximation
+    Source:   Gaussian Error Linear Units, arXiv:1606.08415, section 2
+    Deviates: no biases
+    Shapes:   context [B T D] -> update [B T D]
+    Init:     W_up ~ N(0, 0.25/D), W_down ~ N(0, 0.25/(F 2 n_layers))
+    Cost:     params 2*D*F; matmul flops 4*D*F per token
+    Args:
+        d_ff: hidden width F; None means 4 d_model rounded up to a multiple of 16.
+        d_ff_by_depth: `equal` widths, or `rising` from 0.5 d_ff in the first block to 1.5 d_ff in the last (MUDDFormer).
+        input_local: a local mixer of the context, such as `canon` (place C of the Canon paper).
+        projected_local: a local mixer of the hidden numbers before the activation (place D).
+        form: `erf` (exact) or `tanh` (GPT-2).
+
+    Example:
+        >>> GELUConfig().hidden_width(256)
+        1024
+    """
+
+    kind: Literal["gelu"] = "gelu"
+    form: Literal["erf", "tanh"] = "erf"
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        """GELU in the configured form."""
+        return functools.partial(F.gelu, approximate="tanh" if self.form == "tanh" else "none")
+
+    def build(self, site: Site) -> Plain:
+        """Builds the module at this site."""
+        return GELU(self, site)
+
+
+class GELU(Plain, config=GELUConfig):
+    """See `GELUConfig`."""
+
+
+class ReLU2Config(PlainConfig):
+    """Applies the squared rectifier between two matrices.
+
+    Equation: y = W_down max(W_up c, 0)^2
+    Source:   Primer, arXiv:2109.08668, section 3.1
+    Deviates: no biases
+    Shapes:   context [B T D] -> update [B T D]
+    Init:     W_up ~ N(0, 0.25/D), W_down ~ N(0, 0.25/(F 2 n_layers))
+    Cost:     params 2*D*F; matmul flops 4*D*F per token
+    Args:
+        d_ff: hidden width F; None means 4 d_model rounded up to a multiple of 16.
+        d_ff_by_depth: `equal` widths, or `rising` from 0.5 d_ff in the first block to 1.5 d_ff in the last (MUDDFormer).
+        input_local: a local mixer of the context, such as `canon` (place C of the Canon paper).
+        projected_local: a local mixer of the hidden numbers before the activation (place D).
+
+    Example:
+        >>> ReLU2Config(d_ff=64).hidden_width(16)
+        64
+    """
+
+    kind: Literal["relu2"] = "relu2"
+    # The rectified numbers before they are squared.
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        """The squared rectifier."""
+        return _squared_relu
+
+    def build(self, site: Site) -> Plain:
+        """Builds the module at this site."""
+        return ReLU2(self, site)
+
+
+class ReLU2(Plain, config=ReLU2Config):
+    """See `ReLU2Config`."""
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return torch.relu(x).square()

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from twoaxis.core.site import Site
+from twoaxis.core.position import Site
 from twoaxis.feed_forward.base import FeedForward, HiddenConfig, HiddenFeedForward
 from twoaxis.ops.gated_linear import silu_gate
 from twoaxis.ops.precision import Impl

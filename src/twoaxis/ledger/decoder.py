@@ -9,7 +9,7 @@ from torch import nn
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import saved_bytes
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.depth import DepthConfig
 from twoaxis.ledger.meter import DTYPES, Mode, measured_once, without_memory
 from twoaxis.ledger.stack import StackTrace, trace_stack

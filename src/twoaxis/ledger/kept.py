@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from twoaxis.core import measure
-from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import DataError
-from twoaxis.core.folders import cache_folder
+from twoaxis.core.files import cache_folder, replacing
 
 MEASURED_CODE = ("core", "ops", "depth", "sequence", "local", "feed_forward", "ledger")
 """Folders of the package on which a measurement depends."""

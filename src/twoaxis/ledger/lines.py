@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from twoaxis.core.cost import Shape
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.ledger.decoder import (
     SavingModel,
     decoder_saved_bytes,

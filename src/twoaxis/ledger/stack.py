@@ -17,7 +17,7 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import Operations, first_ways, saved_for_backward, storage_bytes, storage_of, tensors
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.core.views import QKV, Heads
 from twoaxis.depth import DepthConfig, DepthMixer
 from twoaxis.ledger.meter import DTYPES, Call, Kernels, Mode, held_bytes, leaf, moved, placed, watch, without_memory

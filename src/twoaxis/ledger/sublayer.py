@@ -12,7 +12,7 @@ import torch
 from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import saved_for_backward, storage_bytes, storage_of, tensors
-from twoaxis.core.site import Site, Slot
+from twoaxis.core.position import Site, Slot
 from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.ledger.meter import DTYPES, Mode, held_bytes, measured_once, placed, without_memory
 from twoaxis.local import LocalConfig
@@ -31,7 +31,7 @@ def sublayer_saved_bytes(config: MeasuredConfig, site: Site, shape: Shape, mode:
         mode: what runs.
 
     Example:
-        >>> from twoaxis.core.site import Stack
+        >>> from twoaxis.core.position import Stack
         >>> from twoaxis.feed_forward import SwiGLUConfig
         >>> site = Stack(8, 1e-6, (1,)).sites[0]
         >>> sublayer_saved_bytes(SwiGLUConfig(d_ff=16), site, Shape(batch=1, tokens=1))  # gate, up and their product

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from twoaxis.core.table import Row, Table
+from twoaxis.core.registry import Row, Table
 from twoaxis.local.base import LocalConfig, LocalMixer
 from twoaxis.local.canon import Canon, CanonConfig
 from twoaxis.local.local_swa import LocalSWA, LocalSWAConfig

@@ -1,10 +1,8 @@
-"""The contract of a local mixer: it stands inside a sublayer and mixes the last few tokens of some channels.
-
-Letters: B batch, T position, C channels.
-"""
+"""The contract of a local mixer: inside a sublayer, it mixes the last few tokens of some channels."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from jaxtyping import Float
@@ -12,12 +10,28 @@ from torch import Tensor, nn
 
 from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer, accept_rows
-from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.site import Site
+from twoaxis.core.position import Site
+from twoaxis.ops.causal_conv import next_history
 from twoaxis.ops.rope import RotationTable
+
+
+@dataclass(frozen=True, eq=False)
+class TokenHistory:
+    """The last tokens of each row: an immutable value in storage of its own."""
+
+    tokens: Float[Tensor, "B P C"] | None = None
+
+    @property
+    def length(self) -> int:
+        """How many tokens are kept."""
+        return 0 if self.tokens is None else self.tokens.shape[1]
+
+    def following(self, x: Float[Tensor, "B T C"], kernel: int) -> "TokenHistory":
+        """The history after these tokens, for a mixer that sees `kernel` tokens: the last `kernel - 1`, or all there are."""
+        return TokenHistory(next_history(self.tokens, x, kernel))
 
 
 class LocalConfig(Config, ABC):

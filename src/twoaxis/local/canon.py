@@ -3,8 +3,7 @@
 from typing import Literal
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
-from twoaxis.core.mixing_design import MixingDesign
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.local.base import LocalConfig
 from twoaxis.local.conv import ConvOptions, DepthwiseConv
 

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, Init, Uniform, Values
-from twoaxis.local.base import LocalMixer
-from twoaxis.local.token_history import TokenHistory
+from twoaxis.local.base import LocalMixer, TokenHistory
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.precision import Impl, runs_plain, statistics_dtype
 

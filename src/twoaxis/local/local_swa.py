@@ -10,11 +10,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape, visible_pairs
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.local.base import LocalConfig, LocalMixer
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.precision import Impl, statistics_dtype

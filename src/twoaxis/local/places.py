@@ -12,7 +12,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule
-from twoaxis.core.site import Site
+from twoaxis.core.position import Site
 from twoaxis.local import Local
 from twoaxis.local.base import LocalConfig, LocalMixer
 from twoaxis.ops.rope import RotationTable

@@ -3,8 +3,7 @@
 from twoaxis.model.cache import DecoderCache
 from twoaxis.model.config import DecoderConfig
 from twoaxis.model.decoder import Decoder
-from twoaxis.model.generate import generate
+from twoaxis.model.generate import Sampling, generate
 from twoaxis.model.likelihood import Likelihood, loglikelihood
-from twoaxis.model.sampling import Sampling
 
 __all__ = ["Decoder", "DecoderCache", "DecoderConfig", "Likelihood", "Sampling", "generate", "loglikelihood"]

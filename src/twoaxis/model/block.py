@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, DeclaredModule
-from twoaxis.core.site import Site
+from twoaxis.core.position import Site
 from twoaxis.core.views import QKV, Views
 from twoaxis.depth import DepthConfig, DepthMixer
 from twoaxis.depth.base import State

@@ -1,16 +1,17 @@
-"""What generation carries from call to call: one cache per sublayer, and where the next tokens stand.
+"""The cache of a decoder: one per sublayer, the next positions, and batches of rows that join and leave."""
 
-Letters: B batch, P cached tokens.
-"""
-
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
 
-from twoaxis.core.errors import ConfigError
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import PADDING, TokenLayout
 
 
@@ -69,3 +70,135 @@ class DecoderCache:
             documents = torch.cat((self.documents, documents), dim=1)
         length = self.length + layout.positions.shape[1]
         return DecoderCache(sublayers, ends, length, layout.positions[:, -1:], documents)
+
+
+def select_rows(value: Any, rows: Int[Tensor, " N"], batch: int) -> Any:
+    """These rows of every tensor of a nested cache value.
+
+    Args:
+        value: a cache of a mixer, or of a decoder.
+        rows: their numbers, in any order.
+        batch: how many rows there are now.
+
+    Raises:
+        ConfigError: something that is no tensor and holds none.
+    """
+
+    def select(tensors: Sequence[Any]) -> Any:
+        (tensor,) = tensors
+        if isinstance(tensor, KeyValueCache):
+            return tensor.rows(rows)
+        return tensor if tensor.shape[0] == 1 != batch else tensor[rows.to(tensor.device)]
+
+    return _walk(select, [value])
+
+
+def keep_rows(cache: DecoderCache, rows: Int[Tensor, " N"]) -> DecoderCache:
+    """These rows of a cache that `join_rows` made, without the padding that none of them needs.
+
+    Cost: a copy of what the kept rows carry.
+    """
+    assert cache.positions is not None
+    return _without_padding(select_rows(cache, rows, cache.positions.shape[0]))
+
+
+def join_rows(caches: Sequence[DecoderCache]) -> DecoderCache:
+    """The rows of all caches as one batch, the shorter ones behind padding, which no row sees.
+
+    Every row goes on as it would alone, whatever it carries. Each cache holds tokens and has one entry of `positions` per
+    row: a cache of one prompt, or a result of this function or of `keep_rows`.
+
+    Cost: a copy of everything that is cached; a step costs every row what the longest one sees.
+
+    Raises:
+        ConfigError: caches of different models.
+    """
+    counts = [0 if cache.positions is None else cache.positions.shape[0] for cache in caches]
+    if not counts or min(counts) == 0:
+        raise ConfigError(problem("caches", counts, "at least one, each with tokens", "run the prompts first"))
+    tokens = max(_columns(cache) for cache in caches)
+    documents = [_documents(cache, tokens, count) for cache, count in zip(caches, counts, strict=True)]
+    sublayers, ends = _walk(lambda parts: _join(parts, counts), [(cache.sublayers, cache.ends) for cache in caches])
+    positions = torch.cat([cache.positions for cache in caches if cache.positions is not None])
+    length = int(positions.max()) + 1
+    return _without_padding(DecoderCache(sublayers, ends, length, positions, torch.cat(documents)))
+
+
+def _without_padding(cache: DecoderCache) -> DecoderCache:
+    """Cuts off the columns that are padding in every row."""
+    assert cache.positions is not None
+    length = int(cache.positions.max()) + 1
+
+    def cut(tensors: Sequence[Any]) -> Any:
+        (tensor,) = tensors
+        return tensor.last(length) if isinstance(tensor, KeyValueCache) else tensor
+
+    sublayers, ends = _walk(cut, [(cache.sublayers, cache.ends)])
+    documents = cache.documents
+    if documents is not None:
+        # A convolution may hold more tokens than there are, and asks for the documents of all of them.
+        held = max((tensor.shape[1] for tensor in _tensors((sublayers, ends)) if tensor.ndim > 1), default=0)
+        documents = documents[:, -max(length, held) :]
+        if not (documents == PADDING).any():
+            documents = None
+    return DecoderCache(sublayers, ends, length, cache.positions, documents)
+
+
+def _columns(cache: DecoderCache) -> int:
+    return cache.length if cache.documents is None else cache.documents.shape[1]
+
+
+def _documents(cache: DecoderCache, tokens: int, rows: int) -> Int[Tensor, "N P"]:
+    assert cache.positions is not None
+    documents = cache.documents
+    if documents is None:
+        documents = torch.zeros(rows, cache.length, dtype=torch.long, device=cache.positions.device)
+    return F.pad(documents, (tokens - documents.shape[1], 0), value=PADDING)
+
+
+def _join(parts: Sequence[Any], counts: Sequence[int]) -> Any:
+    if isinstance(parts[0], KeyValueCache):
+        return KeyValueCache.join(parts)
+    whole = [
+        part.expand(count, *part.shape[1:]) if part.shape[0] == 1 else part for part, count in zip(parts, counts, strict=True)
+    ]
+    if len({part.shape[1:] for part in whole}) > 1:
+        # Zeros before the first token are what a mixer starts from.
+        tokens = max(part.shape[1] for part in whole)
+        whole = [F.pad(part, (0, 0) * (part.ndim - 2) + (tokens - part.shape[1], 0)) for part in whole]
+    if len({part.shape[1:] for part in whole}) > 1:
+        shapes = sorted({tuple(part.shape) for part in parts})
+        raise ConfigError(problem("cache", shapes, "alike but for rows and tokens", "join caches of one model"))
+    return torch.cat(whole)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """All tensors but those inside a `KeyValueCache`."""
+    found: list[Any] = []
+
+    def note(parts: Sequence[Any]) -> Any:
+        found.extend(parts)
+        return parts[0]
+
+    _walk(note, [value])
+    return (part for part in found if isinstance(part, Tensor))
+
+
+def _walk(change: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:
+    """Calls `change` with the tensors and key-value caches that stand at one place of all values, and nests the results."""
+    first = values[0]
+    if first is None or isinstance(first, int | float | str):
+        return first
+    if isinstance(first, Tensor | KeyValueCache):
+        return change(values)
+    if isinstance(first, Mapping):
+        return {key: _walk(change, [value[key] for value in values]) for key in first}
+    if isinstance(first, tuple | list):
+        items = [_walk(change, parts) for parts in zip(*values, strict=True)]
+        return type(first)(*items) if hasattr(first, "_fields") else type(first)(items)
+    if dataclasses.is_dataclass(first) and not isinstance(first, type):
+        names = [field.name for field in dataclasses.fields(first)]
+        fields = {name: _walk(change, [getattr(value, name) for value in values]) for name in names}
+        return dataclasses.replace(first, **fields)
+    allowed = "made of tensors, tuples, mappings and dataclasses"
+    raise ConfigError(problem("cache", type(first).__name__, allowed, "write the mixer's cache with these"))

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, nearest, problem
-from twoaxis.core.site import Slot, Stack
+from twoaxis.core.position import Slot, Stack
 from twoaxis.depth import DEPTH, DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig, SwiGLUConfig
 from twoaxis.sequence import SEQUENCE, AttentionConfig, SequenceConfig

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.depth import DepthConfig
 
 NORMS = {"rms": (1, 4), "layer": (2, 7)}

@@ -1,7 +1,4 @@
-"""The decoder: embeddings, a stack of blocks on an explicit depth state, a final norm and a head.
-
-Letters: B batch, T position, D width, V vocabulary.
-"""
+"""The decoder: embeddings, a stack of blocks on an explicit depth state, a final norm and a head."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -20,8 +17,33 @@ from twoaxis.core.parameters import DeclaredModule, Normal, initialise, material
 from twoaxis.model.block import Block, RMSNorm
 from twoaxis.model.cache import DecoderCache
 from twoaxis.model.config import DecoderConfig
-from twoaxis.model.token_ids import check_id_tensor, check_token_ids
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
+
+
+def check_token_ids(tokens: Int[Tensor, "*n"], vocab_size: int) -> None:
+    """Checks ids of any shape.
+
+    Raises:
+        DataError: a token id outside the vocabulary.
+    """
+    if not tokens.numel():
+        return
+    low, high = tokens.aminmax()
+    if low < 0 or high >= vocab_size:
+        bad = int(low) if low < 0 else int(high)
+        raise DataError(problem("token id", bad, f"in 0..{vocab_size - 1}", "use the model's own tokenizer"))
+
+
+def check_id_tensor(what: str, ids: Any) -> None:
+    """Checks what a caller passes for ids, whatever it is; their range is looked at elsewhere.
+
+    Raises:
+        DataError: anything but a tensor of integers [batch, tokens].
+    """
+    if isinstance(ids, Tensor) and ids.ndim == 2 and ids.dtype in (torch.int64, torch.int32):
+        return
+    got = f"{str(ids.dtype).removeprefix('torch.')} {[*ids.shape]}" if isinstance(ids, Tensor) else type(ids).__name__
+    raise DataError(f"{what}: got {got}; must be a tensor of int64 [batch, tokens]; pass torch.tensor([[1, 2, 3]])")
 
 
 class TextTokenizer(Protocol):

@@ -13,8 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, DataError, problem
-from twoaxis.model.decoder import Decoder
-from twoaxis.model.token_ids import check_token_ids
+from twoaxis.model.decoder import Decoder, check_token_ids
 
 BATCH_SIZE = 8
 """Windows that are read at once by default."""

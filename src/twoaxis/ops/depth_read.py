@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.depth_sweeps import (
+from twoaxis.ops.mix import (
     by_head,
     head_sums,
     mixtures,

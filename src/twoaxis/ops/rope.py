@@ -1,19 +1,181 @@
-"""Rotary position embedding, rotate-half layout, from absolute positions.
+"""Rotary position embedding, rotate-half layout, from absolute positions; and frequencies scaled for longer contexts."""
 
-Letters: B batch, T position, H heads, K key width.
-"""
-
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import torch
 from jaxtyping import Float, Int
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from torch import Tensor
 
+from twoaxis.core.config import Config
 from twoaxis.core.cost import Shape
+from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.registry import Row, Table
 from twoaxis.ops.precision import outside_autocast, statistics_dtype
-from twoaxis.ops.rope_scaling import RopeScaling
+
+
+class RopeScaling(Config, ABC):
+    """What becomes of each frequency: f (s + (1 - s) / factor), where a share s between 0 and 1 is left as it was."""
+
+    factor: float = Field(ge=1)
+
+    @abstractmethod
+    def left(self, frequencies: Float[Tensor, " pairs"], theta: float) -> Float[Tensor, " pairs"]:
+        """The share s of each frequency that is left as it was."""
+
+    @property
+    def magnitude(self) -> float:
+        """What cosines and sines are multiplied with, and scores with its square."""
+        return 1.0
+
+    def scale(self, frequencies: Float[Tensor, " pairs"], theta: float) -> Float[Tensor, " pairs"]:
+        """The frequencies that are rotated by."""
+        left = self.left(frequencies, theta)
+        return frequencies * (left + (1 - left) / self.factor)
+
+
+class LinearScaling(RopeScaling):
+    """Divides all frequencies, as if positions were that much closer together.
+
+    Equation: f' = f / factor
+    Source:   Extending Context Window of Large Language Models via Position Interpolation, arXiv:2306.15595, eq. 4
+
+    Example:
+        >>> LinearScaling(factor=4).scale(torch.tensor([1.0, 0.1]), theta=100).tolist()
+        [0.25, 0.02500000037252903]
+    """
+
+    kind: Literal["linear"] = "linear"
+
+    def left(self, frequencies: Float[Tensor, " pairs"], theta: float) -> Float[Tensor, " pairs"]:
+        """Nothing."""
+        return torch.zeros_like(frequencies)
+
+
+class Llama3Scaling(RopeScaling):
+    """Divides frequencies that turn less than `low_freq_factor` times in the first training, as Llama 3.1 and later do.
+
+    Equation: f' = f (s + (1 - s) / factor),  s = clamp((W f / 2 pi - low) / (high - low), 0, 1)
+    Source:   transformers, `rope_type` llama3, after the code released with Llama 3.1
+    Args:
+        factor: of the slow ones.
+        low_freq_factor: turns in W tokens up to which a frequency is divided wholly; 1 in Llama 3.1.
+        high_freq_factor: turns in W tokens from which it is left as it was; 4 there.
+        original_max_seq_len: W; 8192 there.
+
+    Raises:
+        ConfigError: bounds in the wrong order.
+    """
+
+    kind: Literal["llama3"] = "llama3"
+    low_freq_factor: float = Field(gt=0)
+    high_freq_factor: float = Field(gt=0)
+    original_max_seq_len: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.high_freq_factor <= self.low_freq_factor:
+            allowed = f"> low_freq_factor={self.low_freq_factor:g}"
+            raise ConfigError(problem("high_freq_factor", self.high_freq_factor, allowed, "exchange them"))
+        return self
+
+    def left(self, frequencies: Float[Tensor, " pairs"], theta: float) -> Float[Tensor, " pairs"]:
+        """By its turns in W tokens."""
+        turns = self.original_max_seq_len * frequencies / (2 * math.pi)
+        return ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+
+
+class YarnScaling(RopeScaling):
+    """Divides slow frequencies by a ramp over pairs of channels, and sharpens attention (YaRN).
+
+    Equation: f'_i = f_i (s_i + (1 - s_i) / factor),  s_i = 1 - clamp((i - a) / (b - a), 0, 1),
+              a, b = K ln(W / (2 pi turns)) / (2 ln theta) for beta_fast and beta_slow turns, within [0, K - 1]
+    Source:   YaRN: Efficient Context Window Extension of Large Language Models, arXiv:2309.00071, eq. 17 to 22
+    Deviates: the ramp runs over the number of a pair, as in the authors' code, where the paper's runs over turns
+    Args:
+        factor: of the slow ones.
+        original_max_seq_len: W.
+        beta_fast: turns in W tokens from which a frequency is left as it was.
+        beta_slow: turns up to which it is divided wholly.
+        attention_factor: what queries and keys are multiplied with; None means 0.1 ln(factor) + 1.
+        bounds: `whole` rounds a down and b up to pairs, as in the authors' code; `exact` does not, as in gpt-oss.
+
+    Raises:
+        ConfigError: bounds in the wrong order.
+
+    Example:
+        >>> round(YarnScaling(factor=4, original_max_seq_len=4096).magnitude, 4)
+        1.1386
+    """
+
+    kind: Literal["yarn"] = "yarn"
+    original_max_seq_len: int = Field(ge=1)
+    beta_fast: float = Field(default=32.0, gt=0)
+    beta_slow: float = Field(default=1.0, gt=0)
+    attention_factor: float | None = Field(default=None, gt=0)
+    bounds: Literal["whole", "exact"] = "whole"
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.beta_fast <= self.beta_slow:
+            raise ConfigError(problem("beta_fast", self.beta_fast, f"> beta_slow={self.beta_slow:g}", "exchange them"))
+        return self
+
+    @property
+    def magnitude(self) -> float:
+        """The attention factor."""
+        return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
+
+    def left(self, frequencies: Float[Tensor, " pairs"], theta: float) -> Float[Tensor, " pairs"]:
+        """By the number of its pair."""
+        pairs = frequencies.shape[0]
+        first, last = (self._pair(turns, 2 * pairs, theta) for turns in (self.beta_fast, self.beta_slow))
+        if self.bounds == "whole":
+            first, last = math.floor(first), math.ceil(last)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
+        number = torch.arange(pairs, device=frequencies.device, dtype=frequencies.dtype)
+        # Both bounds may meet; the ramp then is a step.
+        return 1 - ((number - first) / max(last - first, 1e-3)).clamp(0, 1)
+
+    def _pair(self, turns: float, channels: int, theta: float) -> float:
+        """Which pair makes so many turns in W tokens."""
+        return channels * math.log(self.original_max_seq_len / (2 * math.pi * turns)) / (2 * math.log(theta))
+
+
+ROPE_SCALING: Table[RopeScaling] = Table(
+    "rope scaling",
+    RopeScaling,
+    "twoaxis.rope_scaling",
+    [
+        Row(LinearScaling, "divides all frequencies", {"default": {"factor": 2.0}}),
+        Row(
+            Llama3Scaling,
+            "divides slow frequencies, as in Llama 3.1",
+            {"default": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_seq_len": 8192}},
+        ),
+        Row(
+            YarnScaling,
+            "divides slow frequencies and sharpens attention",
+            {
+                "default": {"factor": 4.0, "original_max_seq_len": 4096},
+                "exact": {"factor": 4.0, "original_max_seq_len": 4096, "bounds": "exact", "attention_factor": 1.0},
+            },
+        ),
+    ],
+)
+
+
+def _parse(data: Any) -> RopeScaling | None:
+    return None if data is None else ROPE_SCALING.parse(data)
+
+
+Scaling = Annotated[SerializeAsAny[RopeScaling] | None, BeforeValidator(_parse)]
+"""The type of a configuration's field that holds a scaling or none."""
+
 
 Rotation = tuple[Float[Tensor, "_ T 1 K"], Float[Tensor, "_ T 1 K"]]
 """The cosine that each channel is multiplied with, and the signed sine for the other channel of its pair."""

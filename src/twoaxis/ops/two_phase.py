@@ -15,9 +15,9 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.depth_read import depth_scores, softmax_mix, with_gradient
-from twoaxis.ops.depth_sweeps import mixtures, products, query_gradients, raw_scores, source_gradients
+from twoaxis.ops.mix import mixtures, products, query_gradients, raw_scores, source_gradients
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
-from twoaxis.ops.row_product import row_product
+from twoaxis.ops.scores import row_product
 
 
 class PartialRead(NamedTuple):

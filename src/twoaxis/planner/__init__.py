@@ -2,6 +2,6 @@
 
 from twoaxis.planner.ledger import Ledger, ledger
 from twoaxis.planner.model import ModelShape, read_model
-from twoaxis.planner.precision import Precision
+from twoaxis.planner.quantities import Precision
 
 __all__ = ["Ledger", "ModelShape", "Precision", "ledger", "read_model"]

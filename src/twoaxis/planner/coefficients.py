@@ -9,12 +9,12 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.site import Site
+from twoaxis.core.position import Site
 from twoaxis.ledger.lines import depth_lines, part_lines
 from twoaxis.model.cost import embedding_norm_cost, norm_cost
 from twoaxis.planner.model.part import Part
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.precision import Precision
+from twoaxis.planner.quantities import Precision
 
 Engine = Literal["fused", "eager"]
 """What runs the depth operations: one kernel for each read and write, or one for each operation of PyTorch."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError
 from twoaxis.depth import ResidualConfig
 from twoaxis.local import LOCAL
@@ -13,7 +13,7 @@ from twoaxis.planner.formulas.counts import cache_bytes_of, parameter_counts, st
 from twoaxis.planner.methods import Axis, Goal, Method, Refusal, fitted
 from twoaxis.planner.model.part import OwnPart
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.precision import Precision
+from twoaxis.planner.quantities import Precision
 from twoaxis.planner.search import RESERVE
 from twoaxis.planner.setting import Setting
 from twoaxis.sequence import SEQUENCE, SequenceConfig

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from twoaxis.core.design import MixingDesign
 from twoaxis.core.kept_reports import KeptReport, kept_reports
-from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.depth import DEPTH
 from twoaxis.display.numbers import short_count, signed
 from twoaxis.planner.methods import Goal

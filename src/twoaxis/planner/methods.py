@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import DEPTH
 from twoaxis.feed_forward import FEED_FORWARD
 from twoaxis.local.places import PlacesConfig

@@ -11,11 +11,10 @@ from twoaxis.display.numbers import bytes_text
 from twoaxis.planner.coefficients import Data, Engine
 from twoaxis.planner.formulas.step import estimated_step
 from twoaxis.planner.hardware import Device
-from twoaxis.planner.layout import ParallelLayout, SequenceSharding
+from twoaxis.planner.ledger import Forwarding
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.payload import Forwarding
-from twoaxis.planner.precision import Precision
-from twoaxis.planner.setting import Recompute, Setting, Sharding
+from twoaxis.planner.quantities import Precision
+from twoaxis.planner.setting import ParallelLayout, Recompute, SequenceSharding, Setting, Sharding
 
 BATCH_TOKENS = 4 * 2**20
 """Tokens of one training step where the batch is not given, as models of 7B to 70B parameters are trained with."""

@@ -1,6 +1,6 @@
 """Floor 2: the sequence axis. One row per mixer along positions."""
 
-from twoaxis.core.table import Row, Table
+from twoaxis.core.registry import Row, Table
 from twoaxis.sequence.attention import Attention, AttentionConfig
 from twoaxis.sequence.base import HeadMixer, SequenceConfig, SequenceMixer
 from twoaxis.sequence.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig

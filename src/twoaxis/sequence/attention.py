@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from twoaxis.core.site import Site
+from twoaxis.core.position import Site
 from twoaxis.sequence.heads import HeadsConfig, SoftmaxAttention
 
 

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer
-from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.site import HeadShape, Site
+from twoaxis.core.position import HeadShape, Site
 from twoaxis.core.views import Heads, Views
 from twoaxis.ops.rope import RotationTable
 

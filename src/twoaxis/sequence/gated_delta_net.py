@@ -13,19 +13,19 @@ from pydantic import Field
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, LogOfUniform, Normal, SoftplusInverse, matrix_std, with_extra
-from twoaxis.core.site import Site
+from twoaxis.core.position import Site
 from twoaxis.core.views import Views
 from twoaxis.local import CanonConfig, Local
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.gated_delta import gated_delta
-from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.rope import RotationTable
+from twoaxis.ops.scores import linear_scores
 from twoaxis.sequence.base import SequenceConfig, SequenceMixer
 
 

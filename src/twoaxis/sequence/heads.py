@@ -14,19 +14,18 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from twoaxis.core.cost import Cost, Shape, visible_pairs
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, matrix_std, with_extra
-from twoaxis.core.site import HeadShape, Site
+from twoaxis.core.position import HeadShape, Site
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
-from twoaxis.ops.rope import RotationTable, layout_rotation, rotate
-from twoaxis.ops.rope_scaling import Scaling
+from twoaxis.ops.rope import RotationTable, Scaling, layout_rotation, rotate
 from twoaxis.sequence.base import HeadMixer, SequenceConfig
 
 QKNorm = Literal["none", "before_rope", "after_rope"]

@@ -12,15 +12,15 @@ from pydantic import Field
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.design import MixingDesign
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.mixing_design import MixingDesign
 from twoaxis.core.parameters import Normal, UniformPairs, Values, matrix_std
-from twoaxis.core.site import Site
+from twoaxis.core.position import Site
 from twoaxis.core.views import QKV, Heads, Views
-from twoaxis.local.token_history import TokenHistory
-from twoaxis.ops.linear_scores import linear_scores
+from twoaxis.local.base import TokenHistory
+from twoaxis.ops.causal_conv import previous_token
 from twoaxis.ops.precision import statistics_dtype
-from twoaxis.ops.previous_token import previous_token
+from twoaxis.ops.scores import linear_scores
 from twoaxis.sequence.heads import AttentionCache, HeadsConfig, SoftmaxAttention
 
 

@@ -10,13 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.site import Site
+from twoaxis.core.position import Site
 from twoaxis.core.views import Views
+from twoaxis.local.base import TokenHistory
 from twoaxis.local.conv import ConvOptions
-from twoaxis.local.token_history import TokenHistory
 from twoaxis.sequence.base import SequenceConfig, SequenceMixer
 
 

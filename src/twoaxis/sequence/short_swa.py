@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from twoaxis.core.mixing_design import MixingDesign
-from twoaxis.core.site import Site
+from twoaxis.core.design import MixingDesign
+from twoaxis.core.position import Site
 from twoaxis.sequence.heads import HeadsConfig, SoftmaxAttention
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from twoaxis.core.folders import default_name
-from twoaxis.core.overrides import with_overrides
+from twoaxis.core.config import with_overrides
+from twoaxis.core.files import default_name
 from twoaxis.study.design import BudgetConfig, DecisionConfig, StudyConfig, read_study
 
 if TYPE_CHECKING:

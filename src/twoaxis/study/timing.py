@@ -18,16 +18,15 @@ from typing import Any
 import torch
 from scipy.special import stdtrit
 
-from twoaxis.core.atomic import replacing
 from twoaxis.core.config import Config
+from twoaxis.core.files import replacing
 from twoaxis.core.measure import saved_bytes
 from twoaxis.data import PackedSampler, PreparedData, prepare
 from twoaxis.model import Decoder
 from twoaxis.train.environment import describe_environment
-from twoaxis.train.forward import TokenLoss, choose_device, rows_at_once
 from twoaxis.train.optim import build_optimizer, parameter_groups
 from twoaxis.train.recipe import TrainConfig
-from twoaxis.train.step import take_step
+from twoaxis.train.step import TokenLoss, choose_device, rows_at_once, take_step
 
 WARMUP_STEPS = 2
 STEPS_IN_A_TURN = 2

@@ -4,21 +4,7 @@ A new row is tested by `run_checks([row], depth_checks())`; every tolerance is i
 `testing.faults` holds the planted faults that show that each check can fail.
 """
 
-from twoaxis.testing import (
-    batching,
-    causality,
-    compilation,
-    configuration,
-    cost,
-    decoding,
-    design,
-    flow,
-    gradient,
-    initialisation,
-    memory,
-    precision,
-    state,
-)
+from twoaxis.testing import causality, configuration, cost, decoding, design, flow, gradient, memory, precision, state
 from twoaxis.testing.check import Check, CheckFailed, CheckResult, iterate_checks, run_checks
 
 _EVERY_AXIS = (
@@ -32,8 +18,8 @@ _EVERY_AXIS = (
     decoding.incremental_decode,
     decoding.left_padding,
     decoding.long_prefill,
-    batching.batch_invariance,
-    batching.edge_shapes,
+    causality.batch_invariance,
+    causality.edge_shapes,
     gradient.gradients_reach_parameters,
     gradient.fused_equals_reference,
     gradient.recompute_parity,
@@ -41,7 +27,7 @@ _EVERY_AXIS = (
     precision.runs_under_autocast,
     memory.decoder_saved_bytes_are_exact,
     memory.recomputing_bytes_are_exact,
-    compilation.compiles_once,
+    gradient.compiles_once,
 )
 
 
@@ -49,8 +35,8 @@ def depth_checks() -> tuple[Check, ...]:
     """The checks of a depth mixer."""
     return (
         *_EVERY_AXIS,
-        initialisation.init_equivalence,
-        initialisation.init_survives_host,
+        configuration.init_equivalence,
+        configuration.init_survives_host,
         causality.causal_along_depth,
         decoding.depth_cache_is_exact,
         state.state_is_immutable,
@@ -87,7 +73,7 @@ def sequence_checks() -> tuple[Check, ...]:
         *_EVERY_AXIS,
         *_EVERY_MIXER,
         precision.mixer_statistics_are_wide,
-        initialisation.sublayer_init_equivalence,
+        configuration.sublayer_init_equivalence,
         causality.window_covers_all,
         causality.position_offset_invariance,
     )
@@ -104,7 +90,7 @@ def local_checks() -> tuple[Check, ...]:
         *_EVERY_AXIS,
         *_EVERY_MIXER,
         precision.mixer_statistics_are_wide,
-        initialisation.local_init_equivalence,
+        configuration.local_init_equivalence,
         causality.window_covers_all,
         causality.position_offset_invariance,
     )

@@ -1,17 +1,126 @@
-"""Checks of a configuration as data, and of what it builds: declared parameters that survive every way of building."""
+"""Checks of a configuration as data, of declared parameters, and of the relation to the plain model at initialisation."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from safetensors.torch import load, save
+from torch import Tensor, nn
 
 from twoaxis.core.config import Config
+from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Normal, declarations, initialise, materialize
-from twoaxis.model import Decoder
-from twoaxis.testing.check import check, differs, exactly, identical, require
-from twoaxis.testing.toy import AxisConfig, decoder_config, toy_decoder, toy_tokens
+from twoaxis.depth import DepthConfig, ResidualConfig
+from twoaxis.local import LocalConfig
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.sequence import SequenceConfig
+from twoaxis.testing.check import check, close, differs, exactly, identical, require
+from twoaxis.testing.measure import gradients
+from twoaxis.testing.toy import (
+    D_MODEL,
+    FEED_FORWARD,
+    AxisConfig,
+    decoder_config,
+    hostile_initialisation,
+    noise,
+    toy_context,
+    toy_decoder,
+    toy_tokens,
+)
+
+TINY_EPS = 1e-20
+"""The norm eps at which a scale that only the norm removes is invisible."""
+
+Pass = Callable[[nn.Module], None]
+
+
+@check
+def init_equivalence(config: DepthConfig) -> None:
+    """The fresh model relates to the plain pre-norm model with the same shared parameters as declared."""
+    _depth_relation(config, _nothing)
+
+
+@check
+def init_survives_host(config: DepthConfig) -> None:
+    """The declared relation still holds after a host has overwritten every nn.Linear and nn.Embedding."""
+    _depth_relation(config, hostile_initialisation)
+
+
+@check
+def sublayer_init_equivalence(config: SequenceConfig) -> None:
+    """The fresh model relates to the same model without this sublayer as declared."""
+    plain = decoder_config(ResidualConfig(), norm_eps=TINY_EPS, blocks=((FEED_FORWARD,),))
+    _relation(config.init_equivalence, plain.replace(blocks=((config, FEED_FORWARD),)), plain, _nothing)
+
+
+@check
+def local_init_equivalence(config: LocalConfig) -> None:
+    """The fresh mixer gives its input back exactly when it declares to, and trains from there."""
+    mixer: Any = config.build(D_MODEL).double()
+    initialise(mixer, 0)
+    x = toy_context()
+    y, _ = mixer(x, TokenLayout.contiguous(x.shape[1]))
+    if config.init_equivalence.relation == "none":
+        differs("output, with init_equivalence none", y, x, "init_none")
+        return
+    close("output, with init_equivalence exact", y, x, "init_exact")
+    found = gradients(mixer, (y * noise(tuple(y.shape), "loss weights")).sum())
+    require(any(float(gradient.abs().max()) > 0 for gradient in found.values()), "gradients: all 0, some must not be")
+
+
+def _depth_relation(config: DepthConfig, host: Pass) -> None:
+    own = decoder_config(config, norm_eps=TINY_EPS)
+    _relation(config.init_equivalence, own, own.replace(depth=ResidualConfig()), host)
+
+
+def _relation(declared: InitEquivalence, own: DecoderConfig, plain: DecoderConfig, host: Pass) -> None:
+    require(bool(declared.reason.strip()), "init_equivalence: gives no reason, must give one sentence")
+    model, reference = (Decoder.build(config).double() for config in (own, plain))
+    for fresh in (model, reference):
+        host(fresh)
+    values = dict(model.named_parameters())
+    for name, shared in reference.named_parameters():
+        require(name in values, f"{name}: missing, but the plain model has it")
+        if declared.relation == "none" and values[name].shape != shared.shape:
+            # A mixer may take a projection over, and then cannot equal the plain model.
+            continue
+        identical(f"{name} at the same seed", values[name], shared)
+    got, got_gradients = _logits_and_gradients(model)
+    for name in list(got_gradients):
+        # The norms of separate views start as one norm, whose gradient is the sum of theirs.
+        owner, _, parameter = name.rpartition(".")
+        if owner.endswith((".key_norm", ".value_norm")):
+            got_gradients[f"{owner.rpartition('.')[0]}.norm.{parameter}"] += got_gradients[name]
+    expected, expected_gradients = _logits_and_gradients(reference)
+    if declared.relation == "none":
+        differs("logits, with init_equivalence none", got, expected, "init_none")
+        return
+    budget = {"exact": "init_exact", "up_to_norm": "init_up_to_norm"}[declared.relation]
+    close(f"logits, with init_equivalence {declared.relation}", got, expected, budget)
+    for name, gradient in expected_gradients.items():
+        close(f"gradient of {name}", got_gradients[name], gradient, "init_up_to_norm")
+    if declared.relation == "up_to_norm":
+        _differs_by_scale_only_at_tiny_eps(own, plain)
+
+
+def _differs_by_scale_only_at_tiny_eps(own: DecoderConfig, plain: DecoderConfig) -> None:
+    """With a large eps the claim must fail, or `exact` should have been declared."""
+    tokens = toy_tokens()
+    got, expected = (Decoder.build(config.replace(norm_eps=1e-2)).double()(tokens) for config in (own, plain))
+    require(not torch.allclose(got, expected, rtol=0, atol=1e-12), "init_equivalence: up_to_norm, but it is exact at any eps")
+
+
+def _logits_and_gradients(model: Decoder) -> tuple[Tensor, dict[str, Tensor]]:
+    logits = model(toy_tokens())
+    exactly("logits: finite", bool(logits.isfinite().all()), True)
+    return logits, gradients(model, (logits * noise(tuple(logits.shape), "loss weights")).sum())
+
+
+def _nothing(model: nn.Module) -> None:
+    """Leaves the model as it was built."""
 
 
 @check

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from twoaxis.core.cost import Shape
-from twoaxis.core.probe import distance, noise
+from twoaxis.core.measure import distance, noise
 from twoaxis.depth import DepthConfig
 from twoaxis.ledger.decoder import decoder_trace
 from twoaxis.model import Decoder

@@ -1,9 +1,11 @@
-"""Checks of gradients: right, everywhere, and the same whatever is kept or recomputed."""
+"""Checks of gradients and of torch.compile: right, everywhere, one graph, and the same whatever is recomputed."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 from torch.autograd.gradcheck import GradcheckError
 from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_unflatten
@@ -12,10 +14,38 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import declarations
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
-from twoaxis.testing.budgets import bound
-from twoaxis.testing.check import CheckFailed, check, close, exactly, identical, require
+from twoaxis.testing.check import CheckFailed, bound, check, close, exactly, identical, require, slow_check
 from twoaxis.testing.measure import gradients, read_and_write, saved_bytes, sublayer_list, tensors, trace
-from twoaxis.testing.toy import AxisConfig, MixerConfig, noise, toy_context, toy_decoder, toy_mixer, toy_tokens
+from twoaxis.testing.toy import ATTENTION, AxisConfig, MixerConfig, noise, toy_context, toy_decoder, toy_mixer, toy_tokens
+
+DEEP = 10
+"""More than the 8 versions of one function that torch.compile keeps."""
+
+
+@slow_check
+def compiles_once(config: AxisConfig) -> None:
+    """A model of 10 layers compiles to one graph without a break, a second step adds none, and the loss is the eager one."""
+    if isinstance(config, DepthConfig):
+        model = toy_decoder(config, n_layers=DEEP, blocks=((ATTENTION,),))
+    else:
+        model = toy_decoder(config, n_layers=2)
+    tokens, targets = toy_tokens(), toy_tokens(seed=1)
+    torch._dynamo.reset()
+    counters.clear()
+    frames = CompileCounter()
+    loss = torch.compile(lambda: model.loss(tokens, targets)[0], backend=frames)
+    try:
+        first = loss()
+        exactly("graph breaks", sorted(counters["graph_break"].values()), [])
+        exactly("graphs of the first step", frames.frame_count, 1)
+        found = gradients(model, first)
+        close("compiled loss", loss(), model.loss(tokens, targets)[0], "same_values")
+        exactly("graphs after a second step", frames.frame_count, 1)
+    finally:
+        torch._dynamo.reset()
+    expected = gradients(model, model.loss(tokens, targets)[0])
+    for name, gradient in expected.items():
+        close(f"compiled gradient of {name}", found[name], gradient, "same_gradients")
 
 
 class _ThroughDepth(nn.Module):

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.measure import saved_bytes, storage_bytes, storage_of, tensors
+from twoaxis.core.measure import perturb, saved_bytes, storage_bytes, storage_of, tensors
 from twoaxis.core.parameters import initialise
-from twoaxis.core.probe import perturb
-from twoaxis.core.site import Site, Slot
+from twoaxis.core.position import Site, Slot
 from twoaxis.depth import DepthConfig
 from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.ledger.decoder import blocks_saved_bytes, decoder_saved_bytes, recomputing_saved_bytes

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.measure import noise, perturb
 from twoaxis.core.parameters import initialise
-from twoaxis.core.probe import noise, perturb
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FeedForwardConfig, SwiGLUConfig
 from twoaxis.local import LocalConfig

@@ -11,11 +11,10 @@ from types import ModuleType
 from typing import Any
 
 from twoaxis.train.loop import train
-from twoaxis.train.metrics import StepRecord, read_metrics
+from twoaxis.train.metrics import Result, StepRecord, read_metrics
 from twoaxis.train.optim import GroupConfig, OptimizerConfig
 from twoaxis.train.progress import PlainProgress, Progress, RichProgress, console_progress
 from twoaxis.train.recipe import DataConfig, TrainConfig, read_recipe
-from twoaxis.train.result import Result
 from twoaxis.train.run_folder import RunFolder
 from twoaxis.train.schedule import SCHEDULES, ConstantConfig, CosineConfig, ScheduleConfig, WSDConfig
 from twoaxis.train.trackers import TRACKERS, TrackedRun, Tracker, TrackerConfig

@@ -14,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from twoaxis.core.atomic import draft_of, sync
 from twoaxis.core.errors import CheckpointError, problem, system_reason
+from twoaxis.core.files import draft_of, sync
 from twoaxis.core.text import json_value
 
 FORMAT = 1

@@ -10,12 +10,10 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.interrupt import stop_on_signals
 from twoaxis.model.cost import decoder_cost
 from twoaxis.train.environment import peak_bytes, peak_device_bytes, reset_peak
-from twoaxis.train.lengthen import is_longer
-from twoaxis.train.metrics import StepRecord
+from twoaxis.train.metrics import Result, Status, StepRecord, summarise
 from twoaxis.train.progress import Progress
 from twoaxis.train.recipe import TrainConfig
-from twoaxis.train.result import Result, Status, summarise
-from twoaxis.train.run_folder import RunFolder
+from twoaxis.train.run_folder import RunFolder, is_longer
 from twoaxis.train.trackers import AnyTracker, Tracking, build_trackers
 from twoaxis.train.trainer import Trainer
 

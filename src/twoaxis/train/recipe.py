@@ -7,15 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import torch
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from twoaxis.core.config import Config
-from twoaxis.core.config_file import is_record, read_config_file
+from twoaxis.core.config import Config, apply_overrides, is_record, read_config_file
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.overrides import apply_overrides
 from twoaxis.data import CorpusField, Packing, TokenizerField, parse_corpus, parse_tokenizer
 from twoaxis.model import DecoderConfig
-from twoaxis.train.anneal import AnnealConfig
 from twoaxis.train.optim import OptimizerConfig
-from twoaxis.train.schedule import CosineConfig, ScheduleField
+from twoaxis.train.schedule import AnnealConfig, CosineConfig, ScheduleField
 
 ANY_VOCABULARY = 1
 """A placeholder until the tokenizer is built; nothing else in a decoder depends on the vocabulary size."""

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from twoaxis.core.config import with_overrides
 from twoaxis.core.errors import CheckpointError, ConfigError, problem
-from twoaxis.core.folders import check_new_folder, check_utf8, default_name, new_folder
-from twoaxis.core.overrides import with_overrides
+from twoaxis.core.files import check_new_folder, check_utf8, default_name, new_folder
 from twoaxis.core.parameters import materialize
 from twoaxis.data import Tokenizer
 from twoaxis.data.tokenizer import SubwordTokenizer
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.train.checkpoint import Checkpoint, load_asked, write_checkpoint
 from twoaxis.train.loop import train
+from twoaxis.train.metrics import Result
 from twoaxis.train.progress import Progress
 from twoaxis.train.recipe import DataConfig, TrainConfig, read_recipe
-from twoaxis.train.result import Result
 from twoaxis.train.run_folder import RunFolder, json_bytes
 from twoaxis.train.training_state import model_tensors, restore_model
 

@@ -6,21 +6,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from twoaxis.core.atomic import remove_drafts
 from twoaxis.core.errors import DataError
+from twoaxis.core.files import remove_drafts
 from twoaxis.data import Batch, PackedSampler, PreparedData, prepare, validation_batches
 from twoaxis.model import Decoder
-from twoaxis.train.anneal import Annealing
 from twoaxis.train.checkpoint import Checkpoint, load_newest, remove_old, save_checkpoint, set_aside_newer
 from twoaxis.train.environment import changed_environment, describe_environment, peak_bytes
-from twoaxis.train.forward import TokenLoss, choose_device, rows_at_once
-from twoaxis.train.lengthen import lengthen
 from twoaxis.train.metrics import MetricsLog
 from twoaxis.train.optim import build_optimizer, group_table, parameter_groups
 from twoaxis.train.progress import Progress
 from twoaxis.train.recipe import TrainConfig
-from twoaxis.train.run_folder import RunFolder
-from twoaxis.train.step import StepOutcome, take_step
+from twoaxis.train.run_folder import RunFolder, lengthen
+from twoaxis.train.schedule import Annealing
+from twoaxis.train.step import StepOutcome, TokenLoss, choose_device, rows_at_once, take_step
 from twoaxis.train.training_state import (
     model_tensors,
     optimizer_tensors,

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
 from twoaxis.cli import main
-from twoaxis.core.probe import perturb
+from twoaxis.core.measure import perturb
 from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.interop.engines import obstacles
 from twoaxis.interop.hugging_face import TwoAxisCache, TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel, to_hugging_face

@@ -13,8 +13,8 @@ pytest.importorskip("torchtitan", reason="needs torchtitan 0.3.0")
 from torchtitan.protocols.model_spec import ModelSpec
 
 from twoaxis import ConfigError, Decoder, DecoderConfig, TokenLayout
-from twoaxis.interop.engines import torchtitan as runs
-from twoaxis.interop.engines.torchtitan import TitanDecoder, model_spec, parallelize
+from twoaxis.interop import torchtitan as runs
+from twoaxis.interop.torchtitan import TitanDecoder, model_spec, parallelize
 from twoaxis.model.cost import Shape, decoder_cost
 
 CONFIG = DecoderConfig.from_data(

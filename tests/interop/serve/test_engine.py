@@ -10,7 +10,7 @@ import torch
 from twoaxis import ConfigError, Decoder, generate
 from twoaxis.interop.serve.engine import Engine, QueueFull, Stopped
 from twoaxis.interop.serve.generation import Generation, RequestHandle
-from twoaxis.model.sampling import Sampling
+from twoaxis.model.generate import Sampling
 
 from ..hf_models import MODELS, small_decoder
 from .recorder import WAIT_SECONDS, Recorder, alone, submit

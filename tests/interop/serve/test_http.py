@@ -27,7 +27,7 @@ from twoaxis.interop.serve.engine import Engine
 from twoaxis.interop.serve.http import app
 from twoaxis.interop.serve.http.server import bind
 from twoaxis.interop.serve.work import Limits
-from twoaxis.model.sampling import Sampling
+from twoaxis.model.generate import Sampling
 from twoaxis.train import save_trained
 
 from ..hf_models import small_decoder

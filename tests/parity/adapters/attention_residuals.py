@@ -11,7 +11,7 @@ from torch import Tensor
 
 from twoaxis.checkpoints.layouts import state_map
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Slot, Stack
+from twoaxis.core.position import Slot, Stack
 from twoaxis.core.views import QKV
 from twoaxis.depth import AttentionResidualsConfig, attention_residuals, depth_query
 from twoaxis.depth.depth_query import DepthQuery, Sources

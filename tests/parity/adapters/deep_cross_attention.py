@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import DeepCrossAttentionConfig, deep_cross_attention
 from twoaxis.depth.deep_cross_attention import DeepCrossAttention
 from twoaxis.depth.history import History

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.checkpoints.layouts import denseformer as state_maps
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import ElcBertConfig, elc_bert, history
 from twoaxis.depth.elc_bert import ElcBert, ElcBertEnds
 from twoaxis.depth.history import History

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.sequence import KVShiftConfig, kv_shift
 
 from ..golden import Golden, gradient

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twoaxis.checkpoints.layouts.muddformer import muddformer_sums
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Slot, Stack
+from twoaxis.core.position import Slot, Stack
 from twoaxis.core.views import QKV
 from twoaxis.depth import MUDDFormerConfig, token_sums
 from twoaxis.depth.muddformer import MUDDFormer, MUDDFormerEnds

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.local import conv
-from twoaxis.local.token_history import TokenHistory
+from twoaxis.local.base import TokenHistory
 from twoaxis.sequence import ShortConvConfig
 
 from ..golden import Golden

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twoaxis.checkpoints.layouts import state_map
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.model import Decoder
 from twoaxis.ops import local_attention
 from twoaxis.ops.rope import RotationTable

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.core.site import HeadShape, Slot, Stack
+from twoaxis.core.position import HeadShape, Slot, Stack
 from twoaxis.core.views import Heads
 from twoaxis.depth import DepthMixer, ValueResidualConfig
 from twoaxis.depth.value_residual import ValueResidual

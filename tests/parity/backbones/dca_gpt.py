@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Slot, Stack
+from twoaxis.core.position import Slot, Stack
 from twoaxis.core.views import QKV
 from twoaxis.depth import DeepCrossAttentionConfig
 from twoaxis.depth.deep_cross_attention import DeepCrossAttention

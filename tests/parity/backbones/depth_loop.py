@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from twoaxis.checkpoints.layouts import DepthPaths
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import DepthConfig, DepthMixer
 
 from ..golden import gradient

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Slot, Stack
+from twoaxis.core.position import Slot, Stack
 from twoaxis.depth import DepthConfig, DepthMixer
 
 from ..golden import Golden, gradient

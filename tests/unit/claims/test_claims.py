@@ -29,7 +29,7 @@ from twoaxis.claims import (
 )
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.key_value_cache import KeyValueCache
-from twoaxis.core.table import Row
+from twoaxis.core.registry import Row
 from twoaxis.depth import (
     DEPTH,
     AttentionResidualsConfig,

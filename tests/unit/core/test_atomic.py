@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from twoaxis.core.atomic import remove_drafts, replacing, write_once
 from twoaxis.core.errors import DataError
+from twoaxis.core.files import remove_drafts, replacing, write_once
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

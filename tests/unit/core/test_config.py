@@ -10,7 +10,7 @@ from pydantic import BeforeValidator
 
 from twoaxis import ConfigError, DecoderConfig
 from twoaxis.core.config import Config
-from twoaxis.core.table import Row
+from twoaxis.core.registry import Row
 from twoaxis.depth import DEPTH, DeepDeltaConfig
 from twoaxis.feed_forward import FEED_FORWARD
 from twoaxis.local import LOCAL

@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 from twoaxis.core.errors import CheckpointError, DataError
-from twoaxis.core.folders import check_utf8, locked_folder, new_folder
+from twoaxis.core.files import check_utf8, locked_folder, new_folder
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9")
 

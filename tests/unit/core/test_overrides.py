@@ -1,7 +1,7 @@
 import pytest
 
 from twoaxis import ConfigError, DecoderConfig
-from twoaxis.core.overrides import apply_overrides, parse_value
+from twoaxis.core.config import apply_overrides, parse_value
 
 DATA = {
     "steps": 3,

@@ -2,10 +2,10 @@ from typing import Literal
 
 import pytest
 
-from twoaxis.core import table as module
+from twoaxis.core import registry as module
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.table import Row, Table
+from twoaxis.core.registry import Row, Table
 
 
 class Mixer(Config):

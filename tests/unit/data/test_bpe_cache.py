@@ -8,7 +8,7 @@ import pytest
 
 from twoaxis.core.errors import DataError
 from twoaxis.data.corpus import Corpus, TextConfig
-from twoaxis.data.tokenizer import BpeConfig, bpe
+from twoaxis.data.tokenizer import BpeConfig, subword
 
 TEXT = "the cat sat on the mat and the dog sat on the cat\n" * 10
 
@@ -55,21 +55,21 @@ def test_two_processes_that_train_at_once_use_one_file(corpus: Corpus, tmp_path:
 
 def test_the_first_complete_file_stays(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, cache = BpeConfig(vocab_size=270), tmp_path / "cache"
-    train, other = bpe.train_bpe, []
+    train, other = subword.train_bpe, []
 
     def overtaken(*arguments) -> str:
-        monkeypatch.setattr(bpe, "train_bpe", lambda *_: train(corpus, 260))
+        monkeypatch.setattr(subword, "train_bpe", lambda *_: train(corpus, 260))
         other.append(config.build(corpus, cache))
         return train(*arguments)
 
-    monkeypatch.setattr(bpe, "train_bpe", overtaken)
+    monkeypatch.setattr(subword, "train_bpe", overtaken)
     assert config.build(corpus, cache).fingerprint == other[0].fingerprint
     assert len(files(cache)) == 1
 
 
 def test_the_second_use_does_not_train(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = BpeConfig(vocab_size=270).build(corpus, tmp_path / "cache")
-    monkeypatch.setattr(bpe, "train_bpe", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(subword, "train_bpe", lambda *_: pytest.fail("trained again"))
     assert BpeConfig(vocab_size=270).build(corpus, tmp_path / "cache").fingerprint == first.fingerprint
 
 

@@ -23,8 +23,7 @@ from twoaxis.data.corpus import (
     TextConfig,
     parse_corpus,
 )
-from twoaxis.data.corpus.scan import Scan, Scanner, content_key
-from twoaxis.data.corpus.split import split_by_fraction, split_tail
+from twoaxis.data.corpus.split import Scan, Scanner, content_key, split_by_fraction, split_tail
 
 
 def write_parquet(path: Path, values: list, column: str = "text") -> Path:

@@ -26,8 +26,7 @@ from twoaxis.data.tokenizer import (
     load_tokenizer,
     parse_tokenizer,
 )
-from twoaxis.data.tokenizer.bpe import train_bpe
-from twoaxis.data.tokenizer.subword import pieces_of
+from twoaxis.data.tokenizer.subword import pieces_of, train_bpe
 
 TEXT = "the cat sat on the mat\n        and the dog sat on the cat\n" * 20 + "zygomorphic zygomorphic zygomorphic"
 

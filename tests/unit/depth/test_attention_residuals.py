@@ -9,7 +9,7 @@ from torch import Tensor
 from twoaxis.checkpoints.layouts import state_map
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import AttentionResidualsConfig
 from twoaxis.depth.history import source_blocks
 from twoaxis.model import Decoder, DecoderConfig

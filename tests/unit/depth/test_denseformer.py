@@ -7,7 +7,7 @@ from torch import Tensor
 from twoaxis import ConfigError, Decoder, DecoderConfig
 from twoaxis.core.cost import Shape
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import DenseFormerConfig, ResidualConfig
 from twoaxis.ledger.stack import trace_stack
 from twoaxis.testing import cost, gradient, state

@@ -13,7 +13,7 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import gradients
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import DepthAttentionConfig, DepthAxis
 from twoaxis.depth.depth_attention import DepthAttention
 from twoaxis.model import Decoder, DecoderConfig

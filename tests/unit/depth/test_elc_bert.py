@@ -7,7 +7,7 @@ from torch import Tensor
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import ElcBertConfig
 from twoaxis.depth.base import Read
 from twoaxis.ledger.stack import trace_stack

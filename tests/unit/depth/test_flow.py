@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from twoaxis.core.cost import Shape
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import (
     AttentionResidualsConfig,
     DeepDeltaConfig,

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import FracConnectionsConfig, ResidualConfig
 from twoaxis.depth.frac_connections import FracConnections
 from twoaxis.testing.measure import gradients

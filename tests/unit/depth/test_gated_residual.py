@@ -3,7 +3,7 @@ import torch
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import GatedResidualConfig
 from twoaxis.testing.measure import gradients, trace
 from twoaxis.testing.toy import noise, toy_decoder, toy_tokens

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import HyperConnectionsConfig, ResidualConfig
 from twoaxis.depth.hyper_connections import HyperConnections
 from twoaxis.testing.measure import gradients, sublayer_list, trace

@@ -8,7 +8,7 @@ from torch import Tensor
 from twoaxis import ConfigError, Decoder, DecoderConfig
 from twoaxis.core.cost import Shape
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import LaurelConfig, LaurelGemma3nConfig, ResidualConfig
 from twoaxis.depth.history import History
 from twoaxis.ledger.stack import trace_stack

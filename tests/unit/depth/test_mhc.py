@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import MHCConfig, ResidualConfig
 from twoaxis.depth.mhc import MHC
 from twoaxis.testing.measure import gradients, sublayer_list, trace

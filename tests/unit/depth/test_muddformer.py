@@ -11,7 +11,7 @@ from torch import Tensor
 from twoaxis import ConfigError, Decoder, DecoderConfig
 from twoaxis.core.cost import Shape
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.core.views import QKV
 from twoaxis.depth import MUDDFormerConfig, ResidualConfig
 from twoaxis.depth.base import StreamEnds

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.core.cost import Shape
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.feed_forward import FeedForwardConfig, GELUConfig, ReLU2Config, SwiGLUConfig
 from twoaxis.feed_forward.base import rising_width
 

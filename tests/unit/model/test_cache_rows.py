@@ -7,7 +7,7 @@ from torch import Tensor
 from twoaxis import DEPTH, LOCAL, SEQUENCE, ConfigError, Decoder
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.model import DecoderCache
-from twoaxis.model.cache_rows import join_rows, keep_rows
+from twoaxis.model.cache import join_rows, keep_rows
 from twoaxis.sequence import AttentionConfig
 from twoaxis.testing.toy import toy_decoder, toy_tokens
 

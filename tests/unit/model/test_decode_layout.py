@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from twoaxis import Decoder, DecoderConfig, generate
-from twoaxis.model.decode_layout import column_major_weights
-from twoaxis.model.generate import WORTH_A_LAYOUT_TOKENS, stream
+from twoaxis.model.generate import WORTH_A_LAYOUT_TOKENS, column_major_weights, stream
 
 
 def model(tied: bool = True) -> Decoder:

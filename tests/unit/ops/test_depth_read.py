@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops import depth_sweeps
+from twoaxis.ops import mix
 from twoaxis.ops.depth_read import depth_read, depth_weights, softmax_mix, source_factor
 from twoaxis.ops.norm import inverse_rms
 from twoaxis.ops.precision import Impl
@@ -249,7 +249,7 @@ def test_blocks_of_rows_change_nothing(n_heads: int, monkeypatch: pytest.MonkeyP
 
     whole = output_and_gradients(read, [query, *sources])
     for numbers in (1, 12):
-        monkeypatch.setattr(depth_sweeps, "BLOCK_NUMBERS", numbers)
+        monkeypatch.setattr(mix, "BLOCK_NUMBERS", numbers)
         for got, expected in zip(output_and_gradients(read, [query, *sources]), whole, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.joint_scores import joint_scores
 from twoaxis.ops.precision import Impl
+from twoaxis.ops.scores import joint_scores
 
 from .compare import assert_same, assert_within_rounding, normal
 

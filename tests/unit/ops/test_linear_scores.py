@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from twoaxis.ops.linear_scores import linear_scores
 from twoaxis.ops.precision import Impl
+from twoaxis.ops.scores import linear_scores
 
 from .compare import assert_same, assert_within_rounding, normal
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.core.layout import PADDING
-from twoaxis.ops.previous_token import previous_token
+from twoaxis.ops.causal_conv import previous_token
 
 from .compare import normal
 

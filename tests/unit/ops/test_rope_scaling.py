@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.ops.rope import RotationTable, rotation
-from twoaxis.ops.rope_scaling import ROPE_SCALING, LinearScaling, Llama3Scaling, RopeScaling, YarnScaling
+from twoaxis.ops.rope import ROPE_SCALING, LinearScaling, Llama3Scaling, RopeScaling, RotationTable, YarnScaling, rotation
 
 LLAMA3 = {"kind": "llama3", "factor": 2, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_seq_len": 8192}
 EXAMPLES = [row.example(name) for row in ROPE_SCALING for name in row.examples]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis.ops.precision import Impl
-from twoaxis.ops.row_product import row_product, sum_of_rows
+from twoaxis.ops.scores import row_product, sum_of_rows
 
 from .compare import assert_same, assert_within_rounding, normal, output_and_gradients
 

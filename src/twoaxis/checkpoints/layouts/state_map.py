@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.core.errors import CheckpointError
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import DepthConfig
 from twoaxis.model import DecoderConfig
 from twoaxis.model.block import sublayer_names

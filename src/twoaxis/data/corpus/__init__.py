@@ -5,17 +5,12 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, SerializeAsAny
 
-from twoaxis.core.table import Row, Table
+from twoaxis.core.registry import Row, Table
 from twoaxis.data.corpus.base import Corpus, CorpusConfig
-from twoaxis.data.corpus.files import JsonlConfig, ParquetConfig, TextConfig
-from twoaxis.data.corpus.formats import detect_kind
-from twoaxis.data.corpus.scan import Document
+from twoaxis.data.corpus.files import JsonlConfig, ParquetConfig, TextConfig, detect_kind
 from twoaxis.data.corpus.sotu import SotuConfig
-from twoaxis.data.corpus.split import Side
-from twoaxis.data.synthetic.copying import CopyConfig
-from twoaxis.data.synthetic.early_feature import EarlyFeatureConfig
-from twoaxis.data.synthetic.mqar import MqarConfig
-from twoaxis.data.synthetic.multi_hop import MultiHopConfig
+from twoaxis.data.corpus.split import Document, Side
+from twoaxis.data.synthetic.retrieval import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig
 from twoaxis.data.synthetic.switching_ngram import SwitchingNgramConfig
 
 CORPORA: Table[CorpusConfig] = Table(

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import DataError
-from twoaxis.data.corpus.scan import Document, Scan, Scanner
-from twoaxis.data.corpus.split import Side, Split
+from twoaxis.data.corpus.split import Document, Scan, Scanner, Side, Split
 
 
 class Source(NamedTuple):

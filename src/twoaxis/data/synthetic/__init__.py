@@ -5,10 +5,7 @@ counts in the loss, in training and validation; validation also measures accurac
 """
 
 from twoaxis.data.synthetic.base import SyntheticConfig
-from twoaxis.data.synthetic.copying import CopyConfig
-from twoaxis.data.synthetic.early_feature import EarlyFeatureConfig
-from twoaxis.data.synthetic.mqar import MqarConfig
-from twoaxis.data.synthetic.multi_hop import MultiHopConfig
+from twoaxis.data.synthetic.retrieval import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig
 from twoaxis.data.synthetic.switching_ngram import SwitchingNgramConfig
 
 __all__ = ["CopyConfig", "EarlyFeatureConfig", "MqarConfig", "MultiHopConfig", "SwitchingNgramConfig", "SyntheticConfig"]

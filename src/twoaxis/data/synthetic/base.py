@@ -9,8 +9,7 @@ from pydantic import Field, model_validator
 
 from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.data.corpus.base import CorpusConfig, Source
-from twoaxis.data.corpus.scan import Document, Scan
-from twoaxis.data.corpus.split import Split, split_documents
+from twoaxis.data.corpus.split import Document, Scan, Split, split_documents
 
 
 class KeyedRandom:

@@ -7,12 +7,10 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, SerializeAsAny
 
 from twoaxis.core.errors import DataError
-from twoaxis.core.table import Row, Table
+from twoaxis.core.registry import Row, Table
 from twoaxis.core.text import json_value
-from twoaxis.data.tokenizer.base import Progress, Tokenizer, TokenizerConfig
-from twoaxis.data.tokenizer.bpe import END_OF_DOCUMENT, BpeConfig
-from twoaxis.data.tokenizer.byte import ByteConfig, ByteTokenizer
-from twoaxis.data.tokenizer.subword import FileTokenizerConfig, SubwordTokenizer
+from twoaxis.data.tokenizer.base import ByteConfig, ByteTokenizer, Progress, Tokenizer, TokenizerConfig
+from twoaxis.data.tokenizer.subword import END_OF_DOCUMENT, BpeConfig, FileTokenizerConfig, SubwordTokenizer
 
 TOKENIZERS: Table[TokenizerConfig] = Table(
     "tokenizer",

@@ -13,7 +13,7 @@ from transformers import Cache
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.model import Decoder, DecoderCache
-from twoaxis.model.cache_rows import select_rows
+from twoaxis.model.cache import select_rows
 
 REPLAY_TOKENS = 32
 """Kept tokens from which on a call of its own, which settles them, costs less than running them again each time."""

@@ -8,7 +8,7 @@ from transformers.models.auto.configuration_auto import AutoConfig
 
 from twoaxis.model import DecoderConfig
 from twoaxis.model.config import SublayerConfig
-from twoaxis.model.config_names import CONFIG_NAMES, MODEL_TYPE, decoder_fields
+from twoaxis.model.config_json import CONFIG_NAMES, MODEL_TYPE, decoder_fields
 from twoaxis.sequence import SequenceConfig
 
 

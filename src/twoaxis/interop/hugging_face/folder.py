@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from twoaxis.checkpoints.decoder_folder import DEFINITION_FILE
-from twoaxis.checkpoints.source_files import GENERATION_CONFIG, generation_defaults, write_source_files
-from twoaxis.core.folders import new_folder
+from twoaxis.checkpoints.published_folder import GENERATION_CONFIG, generation_defaults, write_source_files
+from twoaxis.core.files import new_folder
 from twoaxis.data.tokenizer import Tokenizer
 from twoaxis.interop.hugging_face.conversion import to_fast_tokenizer, to_hugging_face
 from twoaxis.model import Decoder

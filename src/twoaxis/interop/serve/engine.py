@@ -1,7 +1,7 @@
 """Continuous batching: requests join a running batch between two steps, and leave it at their end.
 
 All mixers share one batch. A prompt runs alone, in pieces of fixed length; then its cache joins that of the batch behind
-padding (`model/cache_rows.py`), which every mixer of both axes ignores. The alternative, groups of requests that begin and end
+padding (`model/cache.py`), which every mixer of both axes ignores. The alternative, groups of requests that begin and end
 together, copies nothing, but leaves the batch slots of ended requests empty and reads the weights once per group and step.
 
 Cost: a request that joins or leaves copies the cache of the batch; in a step every row costs as much as the longest.
@@ -26,7 +26,7 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError, TwoAxisError, problem
 from twoaxis.interop.serve.generation import Batch, Ending, Generation, GenerationCallback, RequestHandle
 from twoaxis.model import Decoder
-from twoaxis.model.decode_layout import column_major_weights
+from twoaxis.model.generate import column_major_weights
 
 _log = logging.getLogger(__name__)
 

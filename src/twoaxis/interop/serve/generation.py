@@ -12,9 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from twoaxis.model import Decoder, DecoderCache
-from twoaxis.model.cache_rows import join_rows, keep_rows
-from twoaxis.model.generate import GREEDY
-from twoaxis.model.sampling import Sampling
+from twoaxis.model.cache import join_rows, keep_rows
+from twoaxis.model.generate import GREEDY, Sampling
 
 Ending = Literal["stop", "length", "cancelled", "error"]
 

@@ -24,7 +24,7 @@ from twoaxis.data.chat_template import ChatTemplate
 from twoaxis.data.text_stream import stop_tokens
 from twoaxis.interop.serve.generation import Generation
 from twoaxis.interop.serve.protocol import ChatRequest, CompletionRequest, Message, Refusal, Request
-from twoaxis.model.sampling import Sampling
+from twoaxis.model.generate import Sampling
 
 COMPLETION_TOKENS = 16
 """New tokens of a completion without `max_tokens`, as in the API; a chat has the most that the limits allow."""

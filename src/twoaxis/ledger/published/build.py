@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from twoaxis.core.errors import ConfigError, nearest, problem
-from twoaxis.model.unread_keys import SHOWN, refuse_architectures, refuse_unread
+from twoaxis.model.config_json import SHOWN, refuse_architectures, refuse_unread
 
 MOST_LAYERS = 10_000
 """More than any model has, and few enough to build."""

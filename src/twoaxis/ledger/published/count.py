@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twoaxis.core.cost import Numbers
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.state import Numbers
 from twoaxis.ledger.published.build import Built, build, quietly
 from twoaxis.ledger.published.trace import COUNTED, COUNTED_WITH_MASK, OUTSIDE, Attention, Counted, Run, run
 

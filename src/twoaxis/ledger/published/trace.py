@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from twoaxis.core.cost import Numbers
 from twoaxis.core.measure import Operation, Operations, storage_of
-from twoaxis.core.state import Numbers
 
 COUNTED, COUNTED_WITH_MASK = "twoaxis_counted", "twoaxis_counted_with_mask"
 """The names under which attention is recorded in place of being computed."""

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from twoaxis.planner.formulas.choice import gpus_of
-from twoaxis.planner.formulas.rows import sorted_by
+from twoaxis.planner.formulas.rows import gpus_of, sorted_by
 from twoaxis.planner.formulas.svg import bars, lines, steps
 from twoaxis.planner.formulas.written import BYTES, COUNTS, SECONDS, amount, percent
 

@@ -1,10 +1,9 @@
-"""Seconds of operators from what they compute and move: the roofline, in plain numbers.
-
-An operator is the table that `operator` makes; rates are the table that `Device.numbers` gives, and a link the one that
-`Link.numbers` gives. All rates are those that are reached, not peaks.
-"""
+"""The roofline in plain numbers: seconds of operators, and of sublayers on one device."""
 
 from typing import Any
+
+from twoaxis.planner.formulas.collectives import tensor_parallel_bytes
+from twoaxis.planner.formulas.counts import pair_flops, pair_flops_of_one
 
 Data = dict[str, Any]
 
@@ -153,3 +152,134 @@ def bound_by(compute: float, memory: float, launch: float, link: float) -> str:
     if link > largest:
         name = "link"
     return name
+
+
+MIXER_KERNELS = 8
+"""Launches of a mixer with its norm: two or three products, the attention or the activation, rotations, a norm, casts."""
+
+DEPTH_KERNELS = 2
+"""Launches of a fused depth operation: the read and the write."""
+
+PRODUCT_COLUMNS = 64
+"""Columns from which a product with parameters is a kernel of its own: a kernel that streams rows adds up a few sums beside
+them, while this many are a tile of tensor cores. What follows the product is another kernel."""
+
+
+def tokens_on_rank(work: Data) -> float:
+    """Tokens whose sublayers' inputs and depth states a rank works on between the matrices."""
+    share = work["tensor"] if work["sequence"] == "tensor" else 1
+    return work["batch"] * work["tokens"] / share
+
+
+def pairs_of_work(sub: Data, work: Data) -> float:
+    """FLOPs of attention over the visible pairs of some work."""
+    if work["context"] > 0:
+        total = 0
+        for step in range(work["tokens"]):
+            total = total + pair_flops_of_one(sub, work["context"] + step)
+        return work["batch"] * total
+    return work["batch"] * pair_flops(sub, work["tokens"])
+
+
+def weights_read(sub: Data, tokens: float) -> float:
+    """Parameters of a mixer that a pass of so many tokens reads, when a router chooses evenly among experts."""
+    if len(sub["routed"]) == 0:
+        return sub["params"]
+    experts = sub["routed"][0]
+    idle = experts * (1 - sub["routed"][1] / experts) ** tokens
+    return sub["params"] - idle * sub["routed"][2]
+
+
+def cache_read(sub: Data, work: Data) -> float:
+    """Bytes of the cache of a mixer that some work reads."""
+    if work["context"] == 0:
+        return 0
+    total = sub["cache_fixed"]
+    for part in sub["cache"]:
+        total = total + part[0] * (work["context"] if part[1] == 0 else min(part[1], work["context"]))
+    return total * work["batch"]
+
+
+def mixer_operators(model: Data, sub: Data, work: Data) -> list[Data]:
+    """What the norms and the mixer of a sublayer compute and move on one rank, forward."""
+    N = work["batch"] * work["tokens"]
+    t = work["tensor"]
+    D = model["d_model"]
+    rows = N
+    if len(sub["routed"]) > 0:
+        rows = max(1, N * sub["routed"][1] / sub["routed"][0])
+    size = harmonic_size(rows, D, D / t)
+    # A product and what works element by element take turns. Of the tensors between them, those that autograd would keep, each
+    # is touched by one product, whose arithmetic hides that, and by one of the others, which have nothing to hide it behind.
+    # A local mixer comes between the two: what it writes has one of the others at both ends.
+    kept = N * sub["saved"] / t
+    local = N * sub["local"][1] / t
+    moved = kept - local + weights_read(sub, N) * model["weights_bytes"] / t + cache_read(sub, work) / t
+    between = tokens_on_rank(work) * D * model["activations_bytes"] * 2 * sub["norms"]
+    vector = N * sub["elementwise"] / t + tokens_on_rank(work) * sub["norms"] * model["norm_elementwise"]
+    return [
+        operator(N * sub["matmul"] / t, size, 0, moved, MIXER_KERNELS - 2),
+        operator(pairs_of_work(sub, work) / t, harmonic_size(max(work["tokens"], 16), D, D), 0, 0, 1),
+        operator(0, 0, vector, kept + local + between, sub["norms"] + sub["local"][0]),
+    ]
+
+
+def depth_operator(model: Data, depth: Data, work: Data, way: str) -> Data:
+    """What a depth operation computes and moves on one rank: "forward" or "backward"."""
+    N = tokens_on_rank(work)
+    times = 1 if way == "forward" else 2
+    vector = times * N * depth["elementwise"]
+    matmul = times * (N * depth["matmul"] + depth["matmul_fixed"])
+    D = model["d_model"]
+    # As one product with all the columns: scores and low ranks are narrow, projections of depth attention are not.
+    size = harmonic_size(N, D, max(1, depth["matmul"] / (2 * D)))
+    if work["engine"] == "eager":
+        kernels = depth["eager"] if way == "forward" else depth["eager_back"]
+        return operator(matmul, size, vector, N * kernels[1] + kernels[2], kernels[0])
+    # Backward, the gradients of what was written come in, what was read comes in again, and its gradients go out.
+    moved = depth["read"] + depth["written"] if way == "forward" else depth["written"] + 2 * depth["read"]
+    weights = times * depth["weights"] * model["weights_bytes"]
+    # Scores against sources are products too, but not with a matrix of parameters.
+    columns = min(depth["weights"], depth["matmul"] / 2) / D
+    return operator(matmul, size, vector, N * moved + weights, DEPTH_KERNELS + (2 if columns >= PRODUCT_COLUMNS else 0))
+
+
+def collective_seconds(sent_bytes: float, link: Data) -> float:
+    """Seconds of a collective in which every rank sends so many bytes; nothing to send takes no time."""
+    if sent_bytes <= 0:
+        return 0
+    return sent_bytes / link["bytes_per_second"] + link["latency_seconds"]
+
+
+def sublayer_seconds(model: Data, sub: Data, work: Data, rates: Data, link: Data) -> Data:
+    """Seconds of one sublayer on one rank: forward and backward, by mixer, depth operation and tensor-parallel messages."""
+    forward = 0
+    backward = 0
+    for op in mixer_operators(model, sub, work):
+        forward = forward + operator_seconds(op, rates)
+        twice = operator(2 * op["matmul_flops"], op["size"], 2 * op["vector_flops"], 2 * op["bytes"], 2 * op["kernels"])
+        backward = backward + operator_seconds(twice, rates)
+    depth = operator_seconds(depth_operator(model, sub["depth"], work, "forward"), rates)
+    depth_back = operator_seconds(depth_operator(model, sub["depth"], work, "backward"), rates)
+    sent = tensor_parallel_bytes(
+        work["tensor"], 1, work["batch"] * work["tokens"], model["d_model"], model["activations_bytes"], work["sequence"]
+    )
+    shared = collective_seconds(sent / 2, link)
+    return {"forward": forward, "backward": backward, "depth": depth, "depth_back": depth_back, "link": shared}
+
+
+def head_seconds(model: Data, work: Data, rates: Data) -> Data:
+    """Seconds of both ends of the stack and of the output head, forward and backward."""
+    N = work["batch"] * work["tokens"]
+    D = model["d_model"]
+    V = model["vocab_size"] / work["tensor"]
+    moved = D * V * model["weights_bytes"] + 2 * N * V * model["activations_bytes"]
+    head = operator(2 * N * D * V, harmonic_size(N, D, V), 0, moved, 3)
+    head_back = operator(4 * N * D * V, harmonic_size(N, D, V), 0, 2 * moved, 6)
+    return {
+        "forward": operator_seconds(head, rates),
+        "backward": operator_seconds(head_back, rates),
+        "depth": operator_seconds(depth_operator(model, model["ends"], work, "forward"), rates),
+        "depth_back": operator_seconds(depth_operator(model, model["ends"], work, "backward"), rates),
+        "link": 0,
+    }

@@ -8,7 +8,15 @@ each, `schedule` and `transfers` as in `formulas.schedules`, `forwarding` as in 
 
 from typing import Any
 
-from twoaxis.planner.formulas.collectives import all_reduce_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_bytes
+from twoaxis.planner.formulas.collectives import (
+    all_reduce_bytes,
+    data_parallel_bytes,
+    even_cuts,
+    hop_bytes,
+    mixing_gradient_bytes,
+    stored_bytes,
+    waiting_bytes,
+)
 from twoaxis.planner.formulas.counts import (
     boundary_of_block,
     ends_saved_bytes,
@@ -18,10 +26,8 @@ from twoaxis.planner.formulas.counts import (
     saved_bytes_of,
     state_bytes,
 )
-from twoaxis.planner.formulas.crossing import even_cuts, hop_bytes, waiting_bytes
-from twoaxis.planner.formulas.roofline import memory_seconds
+from twoaxis.planner.formulas.roofline import collective_seconds, head_seconds, memory_seconds, sublayer_seconds, tokens_on_rank
 from twoaxis.planner.formulas.schedules import peak_memory, schedule_order, simulate, transfer_seconds
-from twoaxis.planner.formulas.seconds import collective_seconds, head_seconds, sublayer_seconds, tokens_on_rank
 
 Data = dict[str, Any]
 

@@ -12,14 +12,13 @@ from typing import Any, Literal, Self
 
 import torch
 
-from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.files import replacing
 from twoaxis.planner.formulas.roofline import Data, bound_by, compute_seconds, launch_seconds, memory_seconds, total_seconds
 from twoaxis.planner.hardware import ceilings
-from twoaxis.planner.hardware.ceilings import Work, fit_efficiency, fit_memory, fit_products
+from twoaxis.planner.hardware.ceilings import Clock, Sample, Stopwatch, Work, fit_efficiency, fit_memory, fit_products
 from twoaxis.planner.hardware.device import SHIPPED, Cache, Device, Figure, NumberFormat, Source, device_text
 from twoaxis.planner.hardware.held_out import held_out
-from twoaxis.planner.hardware.stopwatch import Clock, Sample, Stopwatch
 
 LIMIT_SECONDS = 20.0
 

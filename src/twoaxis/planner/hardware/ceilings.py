@@ -1,12 +1,10 @@
-"""The ceilings of a machine: operators that reach them, and the rates that their seconds tell.
-
-Letters: m, k, n the sides of a matrix product; h its half size; R rates.
-"""
+"""The ceilings of a machine: operators that reach them, timed warm and repeatedly, and the rates they give."""
 
 import functools
 import itertools
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,10 +12,78 @@ import numpy
 import torch
 from torch import Tensor
 
+from twoaxis.core.errors import ConfigError, problem
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.planner.formulas.roofline import Data, harmonic_size, memory_seconds, operator
 from twoaxis.planner.hardware.counted import FUNCTION_FLOPS, eager_operators
-from twoaxis.planner.hardware.stopwatch import Run
+
+WARMUP_RUNS = 2
+FEWEST_RUNS, MOST_RUNS = 3, 500
+
+Run = Callable[[], object]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Runs of one computation.
+
+    Attributes:
+        seconds: the median of one run.
+        spread: the upper quartile over the lower; a quiet machine stays below 1.1.
+        runs: how many there were, warm-up not counted.
+    """
+
+    seconds: float
+    spread: float = 1.0
+    runs: int = 1
+
+
+class Stopwatch:
+    """Measures computations until its time is up.
+
+    Args:
+        limit_seconds: for all of them together.
+        clock: what tells the time in seconds.
+        wait: what waits until the device has done all that was asked of it.
+
+    Raises:
+        ConfigError: a limit that is no positive number.
+    """
+
+    def __init__(self, limit_seconds: float, clock: Clock = time.perf_counter, wait: Run = lambda: None) -> None:
+        if not 0 < limit_seconds < float("inf"):
+            raise ConfigError(problem("seconds", limit_seconds, "a positive number of seconds", "give it 20"))
+        self._clock, self._wait = clock, wait
+        self._end = clock() + limit_seconds
+
+    @property
+    def left_seconds(self) -> float:
+        """What is left of the limit, never below 0."""
+        return max(0.0, self._end - self._clock())
+
+    def measure(self, run: Run, share_seconds: float) -> Sample:
+        """Runs a computation until its share of the time is over, but no fewer than three times.
+
+        Args:
+            run: the computation.
+            share_seconds: the time for it, warm-up included.
+        """
+        begin = self._clock()
+        for _ in range(WARMUP_RUNS):
+            self._once(run)
+        found: list[float] = []
+        while len(found) < FEWEST_RUNS or (len(found) < MOST_RUNS and self._clock() - begin < share_seconds):
+            found.append(self._once(run))
+        low, middle, high = statistics.quantiles(found, n=4)
+        return Sample(middle, high / low if low > 0 else 1.0, len(found))
+
+    def _once(self, run: Run) -> float:
+        begin = self._clock()
+        run()
+        self._wait()
+        return self._clock() - begin
+
 
 PRODUCTS = (
     (64, 64, 64),

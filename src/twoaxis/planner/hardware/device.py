@@ -8,8 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from twoaxis.core.config import Config
-from twoaxis.core.config_file import read_config_file
+from twoaxis.core.config import Config, read_config_file
 from twoaxis.core.errors import ConfigError, nearest, problem
 
 SHIPPED = Path(__file__).with_name("devices")

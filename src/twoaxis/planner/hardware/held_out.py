@@ -7,15 +7,14 @@ from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initialise
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.feed_forward import SwiGLUConfig
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.ops.depth_read import depth_read
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.norm import inverse_rms, rms_norm
-from twoaxis.planner.hardware.ceilings import Work
+from twoaxis.planner.hardware.ceilings import Run, Work
 from twoaxis.planner.hardware.counted import eager_operators
-from twoaxis.planner.hardware.stopwatch import Run
 
 BATCH, TOKENS, WIDTH = 4, 512, 256
 LONG = 1024

@@ -6,9 +6,8 @@ per entry, h heads and I channels of the indexer, N tokens.
 
 from dataclasses import dataclass
 
-from twoaxis.core.cost import Cost, Shape, visible_pairs
-from twoaxis.core.site import Site, Slot
-from twoaxis.core.state import Numbers
+from twoaxis.core.cost import Cost, Numbers, Shape, visible_pairs
+from twoaxis.core.position import Site, Slot
 from twoaxis.model.cost import NORMS
 from twoaxis.planner.model.part import Part
 
@@ -83,7 +82,7 @@ class CompressedAttention(Part):
         compressor: what makes the entries; None for a window alone.
 
     Example:
-        >>> from twoaxis.core.site import Stack
+        >>> from twoaxis.core.position import Stack
         >>> site = Stack(4096, 1e-6, (1,)).sites[0]
         >>> heavy = CompressedAttention(64, 512, 1024, 64, 128, groups=8, output_rank=1024, compressor=Compressor(128))
         >>> [heavy.cost(site, Shape(1, t, 2)).cache_bytes for t in (1_000, 1_000_000)]

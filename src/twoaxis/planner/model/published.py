@@ -7,15 +7,13 @@ from typing import Any, cast
 
 from twoaxis.core.cost import Cost, Shape, visible_pairs
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.site import Site, Slot, Stack
+from twoaxis.core.position import Site, Slot, Stack
 from twoaxis.feed_forward import GELUConfig, SwiGLUConfig
 from twoaxis.ledger.decoder import part_cache_bytes
 from twoaxis.ledger.published import PublishedModel, PublishedSublayer, count_published
 from twoaxis.model.cost import NORMS
-from twoaxis.planner.model.biased import Biased
-from twoaxis.planner.model.experts import Experts
 from twoaxis.planner.model.latent_attention import LatentAttention
-from twoaxis.planner.model.part import OwnPart, Part, Routed
+from twoaxis.planner.model.part import Biased, Experts, OwnPart, Part, Routed
 from twoaxis.planner.model.shape import ModelShape, Norm
 from twoaxis.sequence import AttentionConfig
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from twoaxis.core.config_file import is_record, read_config_file
+from twoaxis.core.config import is_record, read_config_file
 from twoaxis.core.errors import ConfigError, nearest
 from twoaxis.model import DecoderConfig
-from twoaxis.model.config_names import MODEL_TYPE, decoder_fields
+from twoaxis.model.config_json import MODEL_TYPE, decoder_fields
 from twoaxis.planner.model.hugging_face import read_hugging_face
 from twoaxis.planner.model.shape import ModelShape
 

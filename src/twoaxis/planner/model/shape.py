@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal, Self
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.site import Stack
+from twoaxis.core.position import Stack
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.model import DecoderConfig

@@ -2,16 +2,14 @@
 
 from pathlib import Path
 
-from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.files import replacing
 from twoaxis.display.html import render
-from twoaxis.planner.formulas.choice import refusal
 from twoaxis.planner.formulas.figures import facts, figure, table_rows
-from twoaxis.planner.formulas.rows import method_row, methods_of, step_of
+from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, step_of
 from twoaxis.planner.methods import Refusal, fitted, methods
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.page.controls import GOALS, controls
-from twoaxis.planner.page.data import Data, first_choice, tables
+from twoaxis.planner.page.data import GOALS, Data, controls, first_choice, tables
 from twoaxis.planner.setting import Setting
 
 WIDTHS = {

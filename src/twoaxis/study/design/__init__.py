@@ -9,10 +9,8 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from twoaxis.core.config import Config
-from twoaxis.core.config_file import read_config_file
+from twoaxis.core.config import Config, apply_overrides, read_config_file
 from twoaxis.core.errors import ConfigError, StudyError, nearest, problem
-from twoaxis.core.overrides import apply_overrides
 from twoaxis.study.design.rules import (
     BudgetConfig,
     CompanionKind,

@@ -10,9 +10,8 @@ import altair as alt
 from twoaxis.display import numbers as words
 from twoaxis.display.figures import Figure, labels, own_color, padded, shared_rows, side_by_side, values
 from twoaxis.display.theme import CONTROL, INK, NARROW, SIGNED
-from twoaxis.study.figures.arms import colors
 from twoaxis.study.figures.forest import Interval, Scale, forest, label_width
-from twoaxis.study.figures.labels import Frame, place_labels
+from twoaxis.study.figures.labels import Frame, colors, place_labels
 from twoaxis.study.report_data import UNITS, ArmData, CurveData, ReportData, SpeedupData
 
 By = Literal["flops", "seconds"]

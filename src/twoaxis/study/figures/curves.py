@@ -9,8 +9,7 @@ import altair as alt
 from twoaxis.display import numbers as words
 from twoaxis.display.figures import Figure, own_color, values
 from twoaxis.display.theme import GRID, INK, NARROW, SIGNED
-from twoaxis.study.figures.arms import Stroke, colors, stroke
-from twoaxis.study.figures.labels import Frame, spread
+from twoaxis.study.figures.labels import Frame, Stroke, colors, spread, stroke
 from twoaxis.study.report_data import ReportData
 
 STROKES: dict[Stroke, dict[str, Any]] = {

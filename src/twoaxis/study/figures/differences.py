@@ -7,8 +7,8 @@ from typing import Any
 from twoaxis.display import numbers as words
 from twoaxis.display.figures import Figure, shared_rows
 from twoaxis.display.theme import NARROW
-from twoaxis.study.figures.arms import colors
 from twoaxis.study.figures.forest import Interval, Scale, domain, forest, label_width
+from twoaxis.study.figures.labels import colors
 from twoaxis.study.report_data import UNITS, Charge, ComparisonData, ReportData
 
 SHORT = "difference, nats per token"

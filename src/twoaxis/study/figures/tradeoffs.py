@@ -19,9 +19,8 @@ from twoaxis.display.figures import (
     values,
 )
 from twoaxis.display.theme import CONTROL, INK, MUTED, NARROW
-from twoaxis.study.figures.arms import colors
 from twoaxis.study.figures.forest import label_width
-from twoaxis.study.figures.labels import Frame, place_labels
+from twoaxis.study.figures.labels import Frame, colors, place_labels
 from twoaxis.study.report_data import ArmData, ReportData
 
 HEIGHT = 330

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, linear_regression
 from typing import Any, TypeVar
 
+from twoaxis.core.config import apply_overrides
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.overrides import apply_overrides
 from twoaxis.data import prepare
 from twoaxis.data.tokenizer import BpeConfig, ByteConfig, ByteTokenizer
 from twoaxis.model.cost import decoder_cost

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from twoaxis.core.atomic import replacing
 from twoaxis.core.errors import StudyError
+from twoaxis.core.files import replacing
 from twoaxis.study.planning.plan import StudyPlan
 from twoaxis.study.report.analysis import analyse
 from twoaxis.study.report.tables import csv_tables

@@ -33,9 +33,9 @@ from twoaxis.study.running.folder import RunKey, RunRecord
 from twoaxis.study.statistics import Comparisons, ControlCosts, Losses, Obstacles, contrast_obstacle, control_costs, decide
 from twoaxis.study.statistics.speedup import speedup
 from twoaxis.study.timing import Timing, pooled, timing_words
+from twoaxis.train.metrics import Result
 from twoaxis.train.optim import parameter_groups
 from twoaxis.train.recipe import TrainConfig
-from twoaxis.train.result import Result
 
 Records = Mapping[RunKey, RunRecord]
 

@@ -7,18 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from twoaxis.core.atomic import remove_drafts, replacing
 from twoaxis.core.errors import CheckpointError, DataError, StudyError
-from twoaxis.core.folders import locked_folder
+from twoaxis.core.files import locked_folder, remove_drafts, replacing
 from twoaxis.core.text import json_value
 from twoaxis.study.design import StudyConfig
 from twoaxis.study.planning.costs import tokens_per_step
 from twoaxis.study.planning.plan import PlannedArm, StudyPlan
 from twoaxis.study.running.baselines import Baselines
 from twoaxis.study.timing import Timing
-from twoaxis.train.metrics import read_metrics
+from twoaxis.train.metrics import Result, read_metrics
 from twoaxis.train.recipe import TrainConfig
-from twoaxis.train.result import Result
 from twoaxis.train.run_folder import RunFolder, first_difference, json_bytes
 
 RunStatus = Literal["finished", "diverged", "failed", "partial", "not started"]

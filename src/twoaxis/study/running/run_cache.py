@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from twoaxis.core.errors import TwoAxisError
-from twoaxis.core.folders import new_folder
+from twoaxis.core.files import new_folder
 from twoaxis.study.running.folder import RunKey, StudyFolder
 from twoaxis.train.environment import describe_environment
-from twoaxis.train.forward import choose_device, choose_dtype
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import RunFolder, json_bytes
+from twoaxis.train.step import choose_device, choose_dtype
 
 SAME = ("code", "versions", "platform", "threads", "device", "device_name", "precision")
 """Keys of the environment that may change the last digits of a loss, and so must be equal."""

@@ -8,9 +8,9 @@ from pydantic import ConfigDict
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence
 from twoaxis.core.parameters import Constant
-from twoaxis.core.site import Site, Stack
+from twoaxis.core.position import Site, Stack
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.depth.base import Layout, StreamEnds
 from twoaxis.depth.residual import Residual

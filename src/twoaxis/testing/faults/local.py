@@ -1,4 +1,4 @@
-"""Local mixers that are right but for one fault."""
+"""Local mixers and feed-forwards that are right but for one fault."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -7,12 +7,15 @@ import torch
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Values
+from twoaxis.core.position import Site
+from twoaxis.feed_forward import FeedForwardConfig, GELUConfig
+from twoaxis.feed_forward.plain import Plain
 from twoaxis.local import CanonConfig, LocalConfig
+from twoaxis.local.base import TokenHistory
 from twoaxis.local.conv import DepthwiseConv
-from twoaxis.local.token_history import TokenHistory
 from twoaxis.testing.faults.fault import Fault
 
 Output = tuple[Tensor, Any]
@@ -96,4 +99,32 @@ LOCAL_FAULTS = (
     _fault("one token too many", "cache_size", _planted(_OneTokenTooMany)),
     _fault("false claim of identity", "local_init_equivalence", _planted(relation="exact")),
     _fault("wrong parameters", "mixer_costs_are_exact", _planted(misstated=Cost(params=1))),
+)
+
+
+class _PlantedFeedForward(GELUConfig):
+    """GELU with another module or another statement about itself."""
+
+    module: ClassVar[type[Plain]] = Plain
+    misstated: ClassVar[Cost] = Cost()
+
+    def cost(self, site: Site, shape: Shape) -> Cost:
+        return super().cost(site, shape) + self.misstated
+
+    def build(self, site: Site) -> Plain:
+        return self.module(self, site)
+
+
+class _TokenLeak(Plain):
+    def project(self, context: Tensor) -> Tensor:
+        return super().project(context + 0.1 * context.cumsum(dim=1))
+
+
+def _planted_ff(module: type[Plain] = Plain, **statements: Any) -> FeedForwardConfig:
+    return type("PlantedConfig", (_PlantedFeedForward,), {"module": module, **statements, "__module__": __name__})()
+
+
+FEED_FORWARD_FAULTS = (
+    Fault("tokens mixed", _planted_ff(_TokenLeak), _planted_ff(), ("receptive_field_is_exact", "incremental_decode")),
+    Fault("wrong flops", _planted_ff(misstated=Cost(matmul_flops=1)), _planted_ff(), ("mixer_costs_are_exact",)),
 )

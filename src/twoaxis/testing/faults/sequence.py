@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.equivalence import InitEquivalence
+from twoaxis.core.design import InitEquivalence
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.site import Site
+from twoaxis.core.position import Site
 from twoaxis.sequence import AttentionConfig, SequenceConfig
 from twoaxis.sequence.heads import AttentionCache, SoftmaxAttention
 from twoaxis.testing.faults.fault import Fault, TooSteep

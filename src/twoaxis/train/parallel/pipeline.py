@@ -17,15 +17,17 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.model import DecoderConfig
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 from twoaxis.ops.precision import statistics_dtype
-from twoaxis.train.parallel.config import PipelineConfig
-from twoaxis.train.parallel.plan import make_plan
-from twoaxis.train.parallel.shared import SharedGradients, StageCache, sum_over_all, sum_over_two
+from twoaxis.train.parallel.plan import PipelineConfig, make_plan
 from twoaxis.train.parallel.stage import (
     CachingStage,
     DecoderStage,
+    SharedGradients,
+    StageCache,
     build_part,
     parameters_of_all_ranks,
     parameters_of_two_ranks,
+    sum_over_all,
+    sum_over_two,
 )
 
 

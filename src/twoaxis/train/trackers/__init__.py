@@ -9,12 +9,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.table import Row, Table
-from twoaxis.train.trackers.base import TrackedRun, Tracker, TrackerConfig
-from twoaxis.train.trackers.tensorboard import TensorBoardConfig
-from twoaxis.train.trackers.tracking import Tracking
-from twoaxis.train.trackers.trackio import TrackioConfig
-from twoaxis.train.trackers.wandb import WandbConfig
+from twoaxis.core.registry import Row, Table
+from twoaxis.train.trackers.services import TensorBoardConfig, TrackioConfig, WandbConfig
+from twoaxis.train.trackers.tracking import TrackedRun, Tracker, TrackerConfig, Tracking
 
 TRACKERS: Table[TrackerConfig] = Table(
     "tracker",

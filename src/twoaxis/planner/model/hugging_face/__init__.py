@@ -8,13 +8,18 @@ from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any, NamedTuple
 
 from twoaxis.core.errors import ConfigError, nearest, problem
-from twoaxis.model.unread_keys import refuse_architectures
-from twoaxis.planner.model.hugging_face import deepseek_v3, deepseek_v4, llama, muddformer
-from twoaxis.planner.model.hugging_face.deepseek_v3 import read_deepseek_v3, read_kimi_k3, read_kimi_linear
-from twoaxis.planner.model.hugging_face.deepseek_v4 import read_deepseek_v4
+from twoaxis.model.config_json import refuse_architectures
+from twoaxis.planner.model.hugging_face import deepseek, llama
+from twoaxis.planner.model.hugging_face.deepseek import read_deepseek_v3, read_deepseek_v4, read_kimi_k3, read_kimi_linear
 from twoaxis.planner.model.hugging_face.fields import Fields
-from twoaxis.planner.model.hugging_face.llama import read_llama, read_mistral, read_qwen2, read_qwen3, read_qwen3_attnres
-from twoaxis.planner.model.hugging_face.muddformer import read_muddformer
+from twoaxis.planner.model.hugging_face.llama import (
+    read_llama,
+    read_mistral,
+    read_muddformer,
+    read_qwen2,
+    read_qwen3,
+    read_qwen3_attnres,
+)
 from twoaxis.planner.model.published import read_published
 from twoaxis.planner.model.shape import ModelShape
 
@@ -23,7 +28,7 @@ WITHOUT_COST = ROTATION | {"architectures", "quantization_config", "source"}
 """Keys of any family that change no count: rotations, the format of stored numbers, where the numbers are from, and the name of
 the model, which is looked at by itself."""
 
-OF_K3 = deepseek_v3.OF_PARTS | {f"text_config.{key}" for key in deepseek_v3.OF_KIMI | WITHOUT_COST}
+OF_K3 = deepseek.OF_PARTS | {f"text_config.{key}" for key in deepseek.OF_KIMI | WITHOUT_COST}
 
 
 class Family(NamedTuple):
@@ -41,15 +46,15 @@ class Family(NamedTuple):
 
 
 FAMILIES: dict[str, Family] = {
-    "deepseek_v3": Family(read_deepseek_v3, ("DeepseekV3ForCausalLM",), deepseek_v3.KNOWN),
-    "deepseek_v4": Family(read_deepseek_v4, ("DeepseekV4ForCausalLM",), deepseek_v4.KNOWN),
-    "kimi_k2": Family(read_deepseek_v3, ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"), deepseek_v3.KNOWN),
+    "deepseek_v3": Family(read_deepseek_v3, ("DeepseekV3ForCausalLM",), deepseek.KNOWN_V3),
+    "deepseek_v4": Family(read_deepseek_v4, ("DeepseekV4ForCausalLM",), deepseek.KNOWN_V4),
+    "kimi_k2": Family(read_deepseek_v3, ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"), deepseek.KNOWN_V3),
     "kimi_k3": Family(read_kimi_k3, ("KimiK3ForConditionalGeneration",), OF_K3),
-    "kimi_linear": Family(read_kimi_linear, ("KimiLinearForCausalLM",), deepseek_v3.OF_KIMI),
+    "kimi_linear": Family(read_kimi_linear, ("KimiLinearForCausalLM",), deepseek.OF_KIMI),
     "llama": Family(read_llama, ("LlamaForCausalLM", "LLaMAForCausalLM"), {"is_llama_config"}),
     "mistral": Family(read_mistral, ("MistralForCausalLM",)),
-    "muddformer": Family(read_muddformer, ("MUDDFormer", "MUDDFormerForCausalLM"), muddformer.KNOWN),
-    "muddpythia": Family(read_muddformer, ("MUDDPythia", "MUDDPythiaForCausalLM"), muddformer.KNOWN),
+    "muddformer": Family(read_muddformer, ("MUDDFormer", "MUDDFormerForCausalLM"), llama.MUDDFORMER_KEYS),
+    "muddpythia": Family(read_muddformer, ("MUDDPythia", "MUDDPythiaForCausalLM"), llama.MUDDFORMER_KEYS),
     "qwen2": Family(read_qwen2, ("Qwen2ForCausalLM",), llama.OF_QWEN),
     "qwen3": Family(read_qwen3, ("Qwen3ForCausalLM",), llama.OF_QWEN),
     "qwen3_attnres": Family(read_qwen3_attnres, ("Qwen3AttnResForCausalLM",), llama.OF_ATTNRES),

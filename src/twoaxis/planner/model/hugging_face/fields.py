@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.model.unread_keys import refuse_unread
+from twoaxis.model.config_json import refuse_unread
 
 REMEDY = "correct it in the file"
 

@@ -1,16 +1,41 @@
-"""Floating-point operations of running decoders, counted while they run: what a mixer adds to the plain one.
+"""The small decoders that claims are computed on, and the operations of running ones."""
 
-Letters: T tokens, d width of all heads, w window along positions, K window along depth, L blocks.
-"""
-
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from twoaxis.core.measure import Operation, Operations, product_flops
+from twoaxis.core.measure import Operation, Operations, noise, perturb, product_flops
+from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.model import Decoder, DecoderConfig
+
+VOCAB, D_MODEL, N_LAYERS, TOKENS = 11, 8, 3, 9
+
+BLOCK: tuple[dict[str, Any], ...] = ({"kind": "attention", "n_heads": 2, "head_dim": 4}, {"kind": "swiglu", "d_ff": 16})
+
+
+def decoder(
+    depth: DepthConfig | None = None, *, block: Sequence[dict[str, Any]] = BLOCK, moved: bool = True, **changes: Any
+) -> Decoder:
+    """Builds a decoder of three blocks, by default perturbed so that no zero hides a difference."""
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "d_model": D_MODEL, "n_layers": N_LAYERS, "blocks": (tuple(block),)}
+    model = Decoder.build(DecoderConfig.from_data({**sizes, "depth": depth or ResidualConfig(), **changes})).double()
+    return perturb(model) if moved else model
+
+
+def tokens(batch: int = 2, length: int = TOKENS) -> Int[Tensor, "B T"]:
+    """Fixed random token ids."""
+    return torch.randint(VOCAB, (batch, length), generator=torch.Generator().manual_seed(0))
+
+
+def weighted_sum(logits: Tensor) -> Tensor:
+    """A loss with a different weight for every logit."""
+    return (logits * noise(tuple(logits.shape), "claims/loss")).sum()
+
 
 HEADS, VOCAB, D_FF = 2, 8, 8
 

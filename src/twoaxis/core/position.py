@@ -1,4 +1,4 @@
-"""The position of a sublayer along depth, and its properties that depth mixers depend on."""
+"""The position of a sublayer along depth: its layer, its block of sources, and the chain of heads it belongs to."""
 
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,22 @@
-"""The design of a mixer: how it forms weights and where its sum goes. It compares methods of both axes."""
+"""The design of a mixer: its relation to the plain model at initialisation, how it forms weights, and where its sum goes."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class InitEquivalence:
+    """The relation at initialisation to the plain pre-norm model with the same shared parameters.
+
+    Attributes:
+        relation: `exact` (same logits bit for bit up to rounding), `up_to_norm` (the stream differs by a
+            factor that the next norm removes, so logits agree as the norm's eps goes to 0), or `none`.
+        reason: one sentence.
+    """
+
+    relation: Literal["exact", "up_to_norm", "none"]
+    reason: str
+
 
 LETTERS = (
     "h_l: state between blocks; x_g: stream before sublayer g; f_j: output of sublayer j; X_j: output of block j; D_j: what "
