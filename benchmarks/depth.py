@@ -27,7 +27,7 @@ from benchmarks.measure import Timing, header_lines, interleave, peak_memory
 from benchmarks.peers import PeerShape
 from twoaxis import generate
 from twoaxis.core.cost import Shape
-from twoaxis.ledger.decoder import decoder_trace
+from twoaxis.ledger.decoder_memory import decoder_trace
 
 SHAPE = PeerShape()
 NEW_TOKENS = 32

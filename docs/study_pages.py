@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from markup import escaped, table
 from twoaxis.display import numbers as words
-from twoaxis.study.report.tables import (
+from twoaxis.study.report.text_tables import (
     CONTRAST_COLUMNS,
     COST_COLUMNS,
     RATE_COLUMNS,

@@ -16,8 +16,8 @@ from twoaxis.audit.ablation import (
     UpdateRemoval,
     removals,
 )
-from twoaxis.audit.loop import Probe, Sample, check_loop, run_pass
 from twoaxis.audit.observe import Observer
+from twoaxis.audit.open_loop import Probe, Sample, check_loop, run_pass
 from twoaxis.audit.run import audit_model, mean_change
 from twoaxis.audit.token_classes import token_classes
 from twoaxis.core.errors import ConfigError, DataError

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from twoaxis import DEPTH
-from twoaxis.audit.loop import Sample, sequence_losses
 from twoaxis.audit.observe import Distances, Observer
+from twoaxis.audit.open_loop import Sample, sequence_losses
 from twoaxis.audit.result import Routing
 from twoaxis.audit.run import _add_gradients
 from twoaxis.audit.summary import attention_of, gates_of, norms_of, streams_of

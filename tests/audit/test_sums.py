@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from twoaxis import DEPTH, Decoder
-from twoaxis.audit.loop import Probe, Sample, Written, run_pass
+from twoaxis.audit.open_loop import Probe, Sample, Written, run_pass
 from twoaxis.core.measure import distance, tensors
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import Read, Write

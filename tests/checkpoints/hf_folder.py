@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from twoaxis.checkpoints.configuration import decoder_config, layout_of
 from twoaxis.checkpoints.layouts import state_map
+from twoaxis.checkpoints.published_config import decoder_config, layout_of
 from twoaxis.model import Decoder
 
 BASE = {

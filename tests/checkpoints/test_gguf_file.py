@@ -9,8 +9,8 @@ import pytest
 import torch
 from tokenizers import AddedToken
 
-from twoaxis.checkpoints.configuration import decoder_config
 from twoaxis.checkpoints.gguf_file import layout_name, llama_table, rotated_by_halves, tokenizer_json
+from twoaxis.checkpoints.published_config import decoder_config
 from twoaxis.checkpoints.published_folder import read_pretrained
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.data.tokenizer import SubwordTokenizer

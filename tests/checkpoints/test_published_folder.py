@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from twoaxis.checkpoints.configuration import decoder_config
+from twoaxis.checkpoints.published_config import decoder_config
 from twoaxis.checkpoints.published_folder import read_pretrained
 from twoaxis.core.errors import CheckpointError, ConfigError
 

@@ -16,7 +16,7 @@ from twoaxis.cli import main
 from twoaxis.core.errors import CheckpointError, DataError
 from twoaxis.data import prepare
 from twoaxis.data.tokenizer import SubwordTokenizer
-from twoaxis.interop.evaluate.text import text_passage
+from twoaxis.interop.evaluate.perplexity import text_passage
 from twoaxis.interop.serve.protocol import CompletionRequest, Message
 from twoaxis.interop.serve.work import ChatFormat, Limits, Served, work_of
 from twoaxis.train import RunFolder, load_trained

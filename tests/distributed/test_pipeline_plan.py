@@ -14,7 +14,7 @@ from twoaxis.depth import DEPTH
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.formulas.roofline import collective_seconds
-from twoaxis.planner.formulas.step import by_rank, stage_memory, training_step
+from twoaxis.planner.formulas.training_step import by_rank, stage_memory, training_step
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.ledger import Forwarding, payload
 from twoaxis.planner.model.shape import ModelShape

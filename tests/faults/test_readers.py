@@ -40,7 +40,7 @@ from twoaxis.planner.hardware.device import device_text, read_device
 from twoaxis.planner.model.read import read_model
 from twoaxis.study.design import read_study
 from twoaxis.study.report_data import read_report
-from twoaxis.study.running.folder import StudyFolder, run_keys
+from twoaxis.study.running.study_folder import StudyFolder, run_keys
 from twoaxis.train import load_trained, read_metrics
 from twoaxis.train.checkpoint import load_checkpoint
 from twoaxis.train.environment import changed_environment

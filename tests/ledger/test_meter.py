@@ -12,7 +12,7 @@ import torch
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import saved_bytes
 from twoaxis.depth import DEPTH
-from twoaxis.ledger.decoder import decoder_cache_bytes, decoder_saved_bytes, decoder_trace
+from twoaxis.ledger.decoder_memory import decoder_cache_bytes, decoder_saved_bytes, decoder_trace
 from twoaxis.ledger.lines import TOKENS, depth_lines
 from twoaxis.ledger.repeats import likeness, pattern
 from twoaxis.ledger.stack import trace_stack

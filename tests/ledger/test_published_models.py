@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="needs transformers")
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
-from twoaxis.ledger.decoder import decoder_cache_bytes
+from twoaxis.ledger.decoder_memory import decoder_cache_bytes
 from twoaxis.ledger.published import PublishedModel, count_published
 from twoaxis.ledger.published.build import build
 from twoaxis.model.cost import decoder_cost

@@ -13,7 +13,7 @@ from twoaxis.planner.hardware import read_device
 from twoaxis.planner.methods import Goal, methods
 from twoaxis.planner.model.latent_attention import LatentAttention
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.plan import ModelPlan, plan_model
+from twoaxis.planner.model_plan import ModelPlan, plan_model
 from twoaxis.planner.quantities import Precision
 from twoaxis.planner.search import Request
 

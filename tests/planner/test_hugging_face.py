@@ -10,7 +10,7 @@ pytest.importorskip("transformers", reason="needs transformers for families that
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
-from twoaxis.ledger.decoder import decoder_cache_bytes, depth_state
+from twoaxis.ledger.decoder_memory import decoder_cache_bytes, depth_state
 from twoaxis.model.cost import decoder_cost
 from twoaxis.planner.model import ModelShape, read_model
 from twoaxis.planner.model.hugging_face import FAMILIES, NOT_MODELLED, read_hugging_face

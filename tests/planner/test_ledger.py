@@ -5,7 +5,7 @@ import pytest
 from twoaxis.core.cost import Shape
 from twoaxis.depth import DEPTH, DepthConfig
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig
-from twoaxis.ledger.decoder import decoder_cache_bytes, decoder_saved_bytes, decoder_trace, recomputing_peak_bytes
+from twoaxis.ledger.decoder_memory import decoder_cache_bytes, decoder_saved_bytes, decoder_trace, recomputing_peak_bytes
 from twoaxis.model import DecoderConfig
 from twoaxis.model.cost import decoder_cost
 from twoaxis.planner import ModelShape, Precision, ledger

@@ -11,7 +11,7 @@ import pytest
 
 from twoaxis.planner.formulas import collectives, counts, roofline, written
 from twoaxis.planner.formulas import schedules as pipeline
-from twoaxis.planner.formulas.figures import facts, figure, table_rows
+from twoaxis.planner.formulas.page_content import facts, figure, table_rows
 from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, step_of, unpacked
 from twoaxis.planner.page.document import FIGURES, WIDTHS
 

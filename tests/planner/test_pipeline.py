@@ -20,7 +20,7 @@ from twoaxis.core.position import Site, Stack
 from twoaxis.core.registry import Row
 from twoaxis.depth import AttentionResidualsConfig
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Layout
-from twoaxis.ledger.decoder import depth_state
+from twoaxis.ledger.decoder_memory import depth_state
 from twoaxis.planner.formulas import collectives
 from twoaxis.planner.formulas.collectives import even_cuts, hop_bytes
 from twoaxis.planner.formulas.schedules import gpipe_order, interleaved_order, one_f_one_b_order, schedule_order

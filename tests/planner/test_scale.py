@@ -16,7 +16,7 @@ from planner.scale.findings import pick, training_breaks, treated, under_limit
 from planner.scale.page import scale_page
 from twoaxis.display.theme import NARROW, WIDE
 from twoaxis.planner.formulas.counts import forward_counts
-from twoaxis.planner.formulas.step import training_step
+from twoaxis.planner.formulas.training_step import training_step
 
 PAGES = Path(__file__).parents[2] / "docs" / "planner"
 AGAIN = "run `python docs/build.py scale`"

@@ -8,7 +8,7 @@ import pytest
 from twoaxis import DecoderConfig
 from twoaxis.core.errors import ConfigError
 from twoaxis.planner.coefficients import coefficients
-from twoaxis.planner.formulas import step as formulas
+from twoaxis.planner.formulas import training_step as formulas
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.search import BATCH_TOKENS, Request, _estimates, find_setting

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from twoaxis.checkpoints.configuration import decoder_config
 from twoaxis.checkpoints.gguf_file import llama_table
+from twoaxis.checkpoints.published_config import decoder_config
 from twoaxis.core.errors import ConfigError
 from twoaxis.planner.model import read_model
 from twoaxis.planner.model.hugging_face import FAMILIES, read_hugging_face

@@ -11,15 +11,15 @@ from pathlib import Path
 from twoaxis.model import DecoderConfig
 from twoaxis.study import StudyConfig
 from twoaxis.study.planning import plan_study
-from twoaxis.study.planning.costs import flops_per_step
-from twoaxis.study.planning.plan import StudyPlan
+from twoaxis.study.planning.equal_cost import flops_per_step
+from twoaxis.study.planning.study_plan import StudyPlan
 from twoaxis.study.report.analysis import analyse
 from twoaxis.study.report.validity import initial_values
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.running import run_study
 from twoaxis.study.running.baselines import Baselines, SeedBaselines
 from twoaxis.study.running.engine import Engine
-from twoaxis.study.running.folder import RunKey, RunRecord, StudyFolder
+from twoaxis.study.running.study_folder import RunKey, RunRecord, StudyFolder
 from twoaxis.study.timing import Timing
 from twoaxis.train.recipe import TrainConfig
 

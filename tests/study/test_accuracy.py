@@ -4,7 +4,7 @@ import dataclasses
 
 from twoaxis.study.page import render_page
 from twoaxis.study.report import Report
-from twoaxis.study.report.tables import accuracy_rows
+from twoaxis.study.report.text_tables import accuracy_rows
 
 from .scripted import FakeTrainer
 

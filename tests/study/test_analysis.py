@@ -4,9 +4,9 @@ import pytest
 
 from twoaxis.display import numbers as words
 from twoaxis.statistics import paired_test
-from twoaxis.study.report.tables import COST_COLUMNS, RESULT_COLUMNS, cost_rows, result_rows
+from twoaxis.study.report.text_tables import COST_COLUMNS, RESULT_COLUMNS, cost_rows, result_rows
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.running.folder import RunRecord
+from twoaxis.study.running.study_folder import RunRecord
 
 from .scripted import FakeTrainer
 

@@ -11,7 +11,7 @@ from twoaxis.core.errors import ConfigError, StudyError, TwoAxisError
 from twoaxis.study import StudyConfig, read_study
 from twoaxis.study.design import overlay
 from twoaxis.study.planning import plan_study
-from twoaxis.study.report.tables import plan_rows
+from twoaxis.study.report.text_tables import plan_rows
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import pytest
 
 from twoaxis.study import StudyConfig
 from twoaxis.study.report_data import ReportData
-from twoaxis.study.running.folder import RunKey, RunRecord
+from twoaxis.study.running.study_folder import RunKey, RunRecord
 
 from .conftest import tiny_study
 from .scripted import FakeTrainer

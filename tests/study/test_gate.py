@@ -9,11 +9,11 @@ import pytest
 from twoaxis.model import DecoderConfig
 from twoaxis.study import StudyConfig
 from twoaxis.study.report import read_study_folder
-from twoaxis.study.report.tables import RESULT_COLUMNS, rate_rows, result_rows
+from twoaxis.study.report.text_tables import RESULT_COLUMNS, rate_rows, result_rows
 from twoaxis.study.report.validity import equals_at_start, judge
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.running.baselines import Baselines, SeedBaselines, measure_baselines
-from twoaxis.study.running.folder import StudyFolder
+from twoaxis.study.running.study_folder import StudyFolder
 from twoaxis.train.recipe import TrainConfig
 
 from .scripted import FakeTrainer

@@ -11,7 +11,7 @@ import pytest
 from twoaxis.study import read_study
 from twoaxis.study.planning import plan_study
 from twoaxis.study.report import read_study_folder
-from twoaxis.study.running.folder import write_json
+from twoaxis.study.running.study_folder import write_json
 
 from .scripted import FakeTrainer
 

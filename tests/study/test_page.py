@@ -25,7 +25,7 @@ from twoaxis.study.figures import Figure, study_figures
 from twoaxis.study.figures.labels import Frame, place_labels, spread
 from twoaxis.study.page import render_page
 from twoaxis.study.report import write_report_files
-from twoaxis.study.report.tables import csv_tables
+from twoaxis.study.report.text_tables import csv_tables
 from twoaxis.study.report_data import GateData, PairingData, ReportData, TuningData
 
 from .report_example import CONTROL, DIVERGED, example, example_page

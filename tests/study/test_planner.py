@@ -8,9 +8,9 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.depth import DEPTH
 from twoaxis.study import StudyConfig
 from twoaxis.study.planning import plan_study
-from twoaxis.study.planning.costs import flops_per_step, spread_over, straight_line
-from twoaxis.study.planning.plan import StudyPlan
-from twoaxis.study.report.tables import PLAN_COLUMNS, plan_rows
+from twoaxis.study.planning.equal_cost import flops_per_step, spread_over, straight_line
+from twoaxis.study.planning.study_plan import StudyPlan
+from twoaxis.study.report.text_tables import PLAN_COLUMNS, plan_rows
 
 from .scripted import fake_timer
 

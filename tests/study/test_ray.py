@@ -14,7 +14,7 @@ import ray
 
 from twoaxis.study import StudyConfig
 from twoaxis.study.report import read_study_folder
-from twoaxis.study.running.folder import RunKey
+from twoaxis.study.running.study_folder import RunKey
 
 from .scripted import FakeTrainer
 

@@ -12,7 +12,7 @@ from twoaxis.study.report import read_study_folder
 from twoaxis.study.report.analysis import analyse
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.running import measure_again
-from twoaxis.study.running.folder import RunKey, RunRecord, StudyFolder
+from twoaxis.study.running.study_folder import RunKey, RunRecord, StudyFolder
 from twoaxis.study.timing import Timing, disagreement, pooled
 
 from .conftest import tiny_study

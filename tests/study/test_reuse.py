@@ -10,7 +10,7 @@ import pytest
 from twoaxis.study import StudyConfig
 from twoaxis.study.report import read_study_folder
 from twoaxis.study.running.engine import LocalEngine
-from twoaxis.study.running.folder import RunKey, StudyFolder
+from twoaxis.study.running.study_folder import RunKey, StudyFolder
 from twoaxis.train.environment import describe_environment
 from twoaxis.train.step import choose_device, choose_dtype
 

@@ -19,8 +19,8 @@ from twoaxis.study.report import read_study_folder
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.running import run_study, train_command
 from twoaxis.study.running.engine import LocalEngine
-from twoaxis.study.running.folder import RunKey, StudyFolder, run_keys
-from twoaxis.study.running.progress import Forecast, LineCount, PlainStudyProgress
+from twoaxis.study.running.study_folder import RunKey, StudyFolder, run_keys
+from twoaxis.study.running.study_progress import Forecast, LineCount, PlainStudyProgress
 
 from .scripted import FakeTrainer, fake_timer
 

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from twoaxis import DEPTH, FEED_FORWARD, SEQUENCE, Decoder, DecoderConfig
 from twoaxis.core.cost import Shape
 from twoaxis.core.parameters import declarations
-from twoaxis.ledger.decoder import decoder_cache_bytes
+from twoaxis.ledger.decoder_memory import decoder_cache_bytes
 from twoaxis.model.cost import decoder_cost
 
 ATTENTION = {"kind": "attention", "n_heads": 2}

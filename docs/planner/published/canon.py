@@ -5,7 +5,7 @@ from dataclasses import replace
 from planner.published.row import Published, Row
 from planner.published.runs import PLAIN, Data, numbers, one, params, preset, repeated
 from twoaxis.model import DecoderConfig
-from twoaxis.planner.formulas.step import stage_seconds
+from twoaxis.planner.formulas.training_step import stage_seconds
 from twoaxis.planner.methods import methods
 from twoaxis.planner.model.shape import ModelShape
 

@@ -9,7 +9,7 @@ from twoaxis.planner.coefficients import Data
 from twoaxis.planner.formulas.collectives import hop_bytes
 from twoaxis.planner.formulas.counts import cache_bytes_of, forward_counts, parameter_counts, state_bytes
 from twoaxis.planner.formulas.roofline import mixer_operators
-from twoaxis.planner.formulas.step import edges_of, work_of
+from twoaxis.planner.formulas.training_step import edges_of, work_of
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.sequence import SEQUENCE
 

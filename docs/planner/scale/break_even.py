@@ -9,7 +9,7 @@ from typing import Any
 from planner.scale.cases import Case, case
 from planner.scale.compute import CONTROL, LIMIT, shape_of
 from twoaxis.planner.coefficients import Data, coefficients
-from twoaxis.planner.formulas.step import training_step
+from twoaxis.planner.formulas.training_step import training_step
 from twoaxis.planner.ledger import FORWARDINGS, Forwarding
 from twoaxis.planner.methods import Refusal, fitted, methods
 

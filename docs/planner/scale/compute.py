@@ -9,7 +9,7 @@ from twoaxis.planner.coefficients import Data, Engine, coefficients_of_both_form
 from twoaxis.planner.formulas.collectives import hop_bytes
 from twoaxis.planner.formulas.counts import cache_bytes_of, parameter_counts
 from twoaxis.planner.formulas.roofline import bound, depth_operator, operator_seconds
-from twoaxis.planner.formulas.step import edges_of, training_step, work_of
+from twoaxis.planner.formulas.training_step import edges_of, training_step, work_of
 from twoaxis.planner.ledger import FORWARDINGS
 from twoaxis.planner.methods import Method, Refusal, fitted, methods
 from twoaxis.planner.model import read_model

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from twoaxis.audit.loop import Probe, Written, replace_tensor
 from twoaxis.audit.observe import Means, Observer, local_mixers, n_pieces
+from twoaxis.audit.open_loop import Probe, Written, replace_tensor
 from twoaxis.audit.result import Choice, Replacement, Routing, What
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.measure import noise

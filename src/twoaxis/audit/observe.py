@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from twoaxis.audit.loop import Probe, Sample, Written, run_pass, sequence_losses
+from twoaxis.audit.open_loop import Probe, Sample, Written, run_pass, sequence_losses
 from twoaxis.audit.routing import RoutingTable, rounded
 from twoaxis.audit.token_classes import TokenClasses
 from twoaxis.core.layout import TokenLayout

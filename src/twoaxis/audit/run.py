@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from twoaxis.audit.ablation import Removal, removals
-from twoaxis.audit.loop import Probe, Sample, check_loop, run_pass, sequence_losses
 from twoaxis.audit.observe import Observer
+from twoaxis.audit.open_loop import Probe, Sample, check_loop, run_pass, sequence_losses
 from twoaxis.audit.result import Ablation, Audit, AuditedSublayer, Effort, Routing
 from twoaxis.audit.routing import rounded
 from twoaxis.audit.summary import attention_of, gates_of, norms_of, routing_note, streams_of

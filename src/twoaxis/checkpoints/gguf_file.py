@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from twoaxis.checkpoints.configuration import LENGTH, decoder_config
 from twoaxis.checkpoints.layouts import state_map
+from twoaxis.checkpoints.published_config import LENGTH, decoder_config
 from twoaxis.checkpoints.published_folder import Pretrained, build_model
 from twoaxis.core.errors import CheckpointError, ConfigError, problem
 from twoaxis.model.config_json import refuse_unread

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from twoaxis.checkpoints.configuration import decoder_config, layout_of
 from twoaxis.checkpoints.layouts import state_map
+from twoaxis.checkpoints.published_config import decoder_config, layout_of
 from twoaxis.core.errors import CheckpointError, problem
 from twoaxis.core.files import check_utf8
 from twoaxis.core.parameters import materialize

@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding
-from twoaxis.claims.models import depth_attention_adds, short_swa_adds
+from twoaxis.claims.toy_models import depth_attention_adds, short_swa_adds
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import product_flops
 from twoaxis.core.position import Stack

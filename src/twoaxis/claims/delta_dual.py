@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.claims.claim import PAPER, Claim, Evidence, Finding, gradients_of
-from twoaxis.claims.models import D_MODEL, decoder, tokens
+from twoaxis.claims.toy_models import D_MODEL, decoder, tokens
 from twoaxis.core.measure import distance, noise
 from twoaxis.depth import DeepDelta, DeepDeltaConfig
 from twoaxis.model import Decoder

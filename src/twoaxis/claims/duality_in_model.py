@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.claims.claim import PAPER, ROUNDING, Claim, Evidence, EvidenceTable, Finding
-from twoaxis.claims.models import D_MODEL, TOKENS, decoder, tokens, weighted_sum
+from twoaxis.claims.toy_models import D_MODEL, TOKENS, decoder, tokens, weighted_sum
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import gradients, noise, perturb
 from twoaxis.core.position import Stack

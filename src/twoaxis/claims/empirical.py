@@ -2,8 +2,8 @@
 
 from functools import partial
 
+from twoaxis.claims.arm_difference import Arm
 from twoaxis.claims.claim import PAPER, Claim
-from twoaxis.claims.differences import Arm
 from twoaxis.claims.studies import EVERY, FIXED, RULE, SOME, Question, Rival, decide
 
 AGGREGATION = frozenset(

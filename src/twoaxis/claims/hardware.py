@@ -10,7 +10,7 @@ from twoaxis.claims.claim import PAPER, Claim, EvidenceTable, Finding, Verdict
 from twoaxis.claims.studies import FIXED_ON
 from twoaxis.core.cost import Shape
 from twoaxis.display.numbers import change
-from twoaxis.ledger.decoder import decoder_cache_bytes, decoder_saved_bytes, decoder_trace
+from twoaxis.ledger.decoder_memory import decoder_cache_bytes, decoder_saved_bytes, decoder_trace
 from twoaxis.model import DecoderConfig
 from twoaxis.ops.local_attention import SMALLEST_CHUNK
 

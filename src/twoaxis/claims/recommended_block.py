@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.claims.claim import PAPER, Claim, Evidence, Finding
-from twoaxis.claims.models import decoder, tokens, weighted_sum
+from twoaxis.claims.toy_models import decoder, tokens, weighted_sum
 from twoaxis.core.measure import distance
 
 WINDOW, LAYERS, THETA, EPS = 4, 3, 10_000.0, 1e-6

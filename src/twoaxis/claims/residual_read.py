@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.claims.claim import PAPER, ROUNDING, Claim, Evidence, EvidenceTable, Finding
-from twoaxis.claims.models import D_MODEL, decoder, tokens, weighted_sum
+from twoaxis.claims.toy_models import D_MODEL, decoder, tokens, weighted_sum
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.measure import distance, gradients, noise

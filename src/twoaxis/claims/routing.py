@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from twoaxis.claims.attention_form import ATTENTION, LEARNED_QUERY, NO_ATTENTION, RELATIVE, attention_form
 from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding
-from twoaxis.claims.models import decoder, tokens
+from twoaxis.claims.toy_models import decoder, tokens
 from twoaxis.core.measure import distance, noise, tensors
 from twoaxis.core.registry import Row
 from twoaxis.depth import DEPTH, DepthAttentionConfig, DepthConfig

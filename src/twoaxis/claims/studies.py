@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from twoaxis.claims.arm_difference import Arm, Outcome, Wanted, judge, paired, planned
 from twoaxis.claims.claim import EvidenceTable, Finding
-from twoaxis.claims.differences import Arm, Outcome, Wanted, judge, paired, planned
 from twoaxis.core.kept_reports import KEPT, KeptReport, kept_reports
 
 FIXED_ON = "Fixed on 2026-11-29"

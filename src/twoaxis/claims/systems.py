@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding
-from twoaxis.claims.models import BLOCK, TOKENS, decoder, tokens
+from twoaxis.claims.toy_models import BLOCK, TOKENS, decoder, tokens
 from twoaxis.core.cost import Shape
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
@@ -25,7 +25,7 @@ from twoaxis.depth import (
     DepthConfig,
     ResidualConfig,
 )
-from twoaxis.ledger.decoder import decoder_cache_bytes, decoder_trace
+from twoaxis.ledger.decoder_memory import decoder_cache_bytes, decoder_trace
 from twoaxis.model import Decoder
 from twoaxis.model.trace import trace
 

@@ -7,7 +7,7 @@ import typer
 from twoaxis import DecoderConfig
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.depth import DepthConfig
-from twoaxis.ledger.decoder import decoder_trace
+from twoaxis.ledger.decoder_memory import decoder_trace
 from twoaxis.ledger.stack import StackTrace
 
 REFERENCE = DecoderConfig(vocab_size=512, d_model=256, n_layers=12, norm_eps=1e-6)

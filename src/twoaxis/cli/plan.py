@@ -14,7 +14,7 @@ from twoaxis.display.tables import print_item, print_table
 
 if TYPE_CHECKING:
     from twoaxis.planner.hardware import Device
-    from twoaxis.study.planning.plan import StudyPlan
+    from twoaxis.study.planning.study_plan import StudyPlan
 
 
 CEILINGS = ("operation", "measured", "fitted", "fitted/measured")
@@ -89,7 +89,7 @@ def plan_of_study(study_file: Path, as_json: bool, overrides: Sequence[str] = ()
     from twoaxis.study import read_study
     from twoaxis.study.planning import plan_study
     from twoaxis.study.running import measured_plan
-    from twoaxis.study.running.progress import console_study_progress
+    from twoaxis.study.running.study_progress import console_study_progress
 
     config = read_study(study_file, overrides)
     if not measure:
@@ -101,7 +101,7 @@ def plan_of_study(study_file: Path, as_json: bool, overrides: Sequence[str] = ()
 def print_plan(planned: "StudyPlan", as_json: bool) -> int:
     """Prints the arms of a plan and what was left out."""
     from twoaxis.display import numbers as words
-    from twoaxis.study.report.tables import PLAN_COLUMNS, plan_rows, plan_title
+    from twoaxis.study.report.text_tables import PLAN_COLUMNS, plan_rows, plan_title
 
     if as_json:
         print_json({"title": plan_title(planned), **planned.to_data()})

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from twoaxis.planner.evidence import Side, StudyEvidence
     from twoaxis.planner.hardware import Device
     from twoaxis.planner.methods import Goal
-    from twoaxis.planner.plan import ModelPlan
+    from twoaxis.planner.model_plan import ModelPlan
     from twoaxis.planner.quantities import Precision
 
 
@@ -109,7 +109,7 @@ def plan_of_model(
     from twoaxis.planner.advice import RECOMMENDED
     from twoaxis.planner.hardware import read_device
     from twoaxis.planner.model import read_model
-    from twoaxis.planner.plan import plan_model
+    from twoaxis.planner.model_plan import plan_model
     from twoaxis.planner.search import Request
 
     budget = _limits(budget_memory, budget_latency)

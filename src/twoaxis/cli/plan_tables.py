@@ -14,7 +14,7 @@ from twoaxis.display.tables import print_item, print_table
 if TYPE_CHECKING:
     from twoaxis.planner.advice import Recommendation, WhatIf
     from twoaxis.planner.comparison import MethodCost
-    from twoaxis.planner.plan import ModelPlan
+    from twoaxis.planner.model_plan import ModelPlan
 
 METHODS = (
     *("method", "goal", "at init", "step", "prefill", "token", "memory/GPU", "parameters", "FLOPs/token"),

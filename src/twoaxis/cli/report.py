@@ -27,7 +27,7 @@ def report(
 
 def print_report(written: "Report", as_json: bool) -> int:
     """Prints the outcome of a study; 1 while runs are missing, since there is no verdict without them."""
-    from twoaxis.study.report.tables import (
+    from twoaxis.study.report.text_tables import (
         ACCURACY_COLUMNS,
         CONTRAST_COLUMNS,
         COST_COLUMNS,

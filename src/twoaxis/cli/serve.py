@@ -34,9 +34,9 @@ def serve(
     Example: twoaxis serve runs/delta --port 8000
     """
     from twoaxis.checkpoints.published_folder import chat_template, read_source_files
-    from twoaxis.interop.serve.engine import Engine
-    from twoaxis.interop.serve.http.app import Service, create_app, is_loopback
+    from twoaxis.interop.serve.http.routes import Service, create_app, is_loopback
     from twoaxis.interop.serve.http.server import Server, address_of, bind
+    from twoaxis.interop.serve.scheduler import Engine
     from twoaxis.interop.serve.work import Limits, Served
 
     opened = bind(host, port)

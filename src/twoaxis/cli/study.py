@@ -38,7 +38,7 @@ def study(
     from twoaxis.study.report import write_report
     from twoaxis.study.running import run_study, train_command
     from twoaxis.study.running.engine import LocalEngine
-    from twoaxis.study.running.progress import console_study_progress
+    from twoaxis.study.running.study_progress import console_study_progress
 
     config = read_study(study_file, overrides or [])
     if dry_run:

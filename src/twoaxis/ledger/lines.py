@@ -5,7 +5,7 @@ from typing import Any
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.position import Site, Stack
-from twoaxis.ledger.decoder import (
+from twoaxis.ledger.decoder_memory import (
     SavingModel,
     decoder_saved_bytes,
     native_config,

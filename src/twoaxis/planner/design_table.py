@@ -8,13 +8,13 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.design import MixingDesign
 from twoaxis.core.kept_reports import KeptReport, kept_reports
 from twoaxis.depth import DEPTH
-from twoaxis.ledger.decoder import rotation_bytes
+from twoaxis.ledger.decoder_memory import rotation_bytes
 from twoaxis.local.places import PlacesConfig
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.evidence import Arm, PairVerdict, against_control, local_mixers, recorded_design
 from twoaxis.planner.formulas.collectives import hop_bytes
 from twoaxis.planner.formulas.counts import ends_saved_bytes, forward_counts, parameter_counts, saved_bytes_of
-from twoaxis.planner.formulas.step import edges_of
+from twoaxis.planner.formulas.training_step import edges_of
 from twoaxis.planner.methods import Axis, Method, Refusal, fitted, methods
 from twoaxis.planner.model.part import OwnPart
 from twoaxis.planner.model.read import read_model

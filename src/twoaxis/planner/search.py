@@ -9,7 +9,7 @@ from typing import Any, Literal, Self, get_args
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.display.numbers import bytes_text
 from twoaxis.planner.coefficients import Data, Engine
-from twoaxis.planner.formulas.step import estimated_step
+from twoaxis.planner.formulas.training_step import estimated_step
 from twoaxis.planner.hardware import Device
 from twoaxis.planner.ledger import Forwarding
 from twoaxis.planner.model.shape import ModelShape

@@ -9,7 +9,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.planner.coefficients import Data, Engine
 from twoaxis.planner.formulas.schedules import schedule_order
-from twoaxis.planner.formulas.step import forward_pass, prefill_state_bytes, training_step
+from twoaxis.planner.formulas.training_step import forward_pass, prefill_state_bytes, training_step
 from twoaxis.planner.hardware import Device
 from twoaxis.planner.hardware.device import NumberFormat
 from twoaxis.planner.ledger import Forwarding

@@ -17,7 +17,7 @@ from twoaxis.study.design import BudgetConfig, DecisionConfig, StudyConfig, read
 
 if TYPE_CHECKING:
     from twoaxis.study.report_data import ReportData
-    from twoaxis.study.running.progress import StudyProgress
+    from twoaxis.study.running.study_progress import StudyProgress
 
 __all__ = ["BudgetConfig", "DecisionConfig", "StudyConfig", "read_study"]
 

@@ -4,15 +4,15 @@ A new row is tested by `run_checks([row], depth_checks())`; every tolerance is i
 `testing.faults` holds the planted faults that show that each check can fail.
 """
 
-from twoaxis.testing import causality, configuration, cost, decoding, design, flow, gradient, memory, precision, state
-from twoaxis.testing.check import Check, CheckFailed, CheckResult, iterate_checks, run_checks
+from twoaxis.testing import causality, construction, counts, decoding, dtypes, flow, gradient, memory, mixing_design, state
+from twoaxis.testing.conformance import Check, CheckFailed, CheckResult, iterate_checks, run_checks
 
 _EVERY_AXIS = (
-    configuration.config_round_trip,
-    configuration.parameters_are_declared,
-    configuration.deterministic_for_seed,
-    configuration.meta_init_equals_direct,
-    configuration.checkpoint_round_trip,
+    construction.config_round_trip,
+    construction.parameters_are_declared,
+    construction.deterministic_for_seed,
+    construction.meta_init_equals_direct,
+    construction.checkpoint_round_trip,
     causality.causal_along_positions,
     causality.document_isolation,
     decoding.incremental_decode,
@@ -23,8 +23,8 @@ _EVERY_AXIS = (
     gradient.gradients_reach_parameters,
     gradient.fused_equals_reference,
     gradient.recompute_parity,
-    precision.dtype_is_kept,
-    precision.runs_under_autocast,
+    dtypes.dtype_is_kept,
+    dtypes.runs_under_autocast,
     memory.decoder_saved_bytes_are_exact,
     memory.recomputing_bytes_are_exact,
     gradient.compiles_once,
@@ -35,8 +35,8 @@ def depth_checks() -> tuple[Check, ...]:
     """The checks of a depth mixer."""
     return (
         *_EVERY_AXIS,
-        configuration.init_equivalence,
-        configuration.init_survives_host,
+        construction.init_equivalence,
+        construction.init_survives_host,
         causality.causal_along_depth,
         decoding.depth_cache_is_exact,
         state.state_is_immutable,
@@ -45,12 +45,12 @@ def depth_checks() -> tuple[Check, ...]:
         state.pipeline_cut,
         state.graph_is_released,
         gradient.gradcheck_read_write,
-        precision.depth_statistics_are_wide,
-        cost.depth_params_are_exact,
-        cost.depth_flops_are_exact,
-        design.declared_weights_are_measured,
-        design.declared_sharing_is_measured,
-        design.declared_window_is_measured,
+        dtypes.depth_statistics_are_wide,
+        counts.depth_params_are_exact,
+        counts.depth_flops_are_exact,
+        mixing_design.declared_weights_are_measured,
+        mixing_design.declared_sharing_is_measured,
+        mixing_design.declared_window_is_measured,
     )
 
 
@@ -61,7 +61,7 @@ _EVERY_MIXER = (
     decoding.forked_cache,
     decoding.cache_size,
     gradient.gradcheck_mixer,
-    cost.mixer_costs_are_exact,
+    counts.mixer_costs_are_exact,
     memory.mixer_saved_bytes_are_exact,
 )
 """Of everything that a sublayer or a place inside one may hold."""
@@ -72,8 +72,8 @@ def sequence_checks() -> tuple[Check, ...]:
     return (
         *_EVERY_AXIS,
         *_EVERY_MIXER,
-        precision.mixer_statistics_are_wide,
-        configuration.sublayer_init_equivalence,
+        dtypes.mixer_statistics_are_wide,
+        construction.sublayer_init_equivalence,
         causality.window_covers_all,
         causality.position_offset_invariance,
     )
@@ -89,8 +89,8 @@ def local_checks() -> tuple[Check, ...]:
     return (
         *_EVERY_AXIS,
         *_EVERY_MIXER,
-        precision.mixer_statistics_are_wide,
-        configuration.local_init_equivalence,
+        dtypes.mixer_statistics_are_wide,
+        construction.local_init_equivalence,
         causality.window_covers_all,
         causality.position_offset_invariance,
     )

@@ -9,7 +9,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import declarations
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
-from twoaxis.testing.check import check, close, differs, distance, exactly, identical, require
+from twoaxis.testing.conformance import check, close, differs, distance, exactly, identical, require
 from twoaxis.testing.measure import Trace, trace
 from twoaxis.testing.toy import (
     TOKENS,

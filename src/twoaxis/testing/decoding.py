@@ -12,11 +12,11 @@ from torch import Tensor
 from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DepthConfig
-from twoaxis.ledger.decoder import decoder_trace
+from twoaxis.ledger.decoder_memory import decoder_trace
 from twoaxis.ledger.meter import held_bytes
 from twoaxis.ledger.sublayer import sublayer_cache_bytes
 from twoaxis.model import Decoder
-from twoaxis.testing.check import check, close, exactly, require
+from twoaxis.testing.conformance import check, close, exactly, require
 from twoaxis.testing.measure import gradients, reachable_tensors, storage_bytes
 from twoaxis.testing.toy import (
     TOKENS,

@@ -9,11 +9,11 @@ from torch import Tensor
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import saved_for_backward, storage_of
 from twoaxis.depth import DepthConfig
-from twoaxis.ledger.decoder import decoder_trace
+from twoaxis.ledger.decoder_memory import decoder_trace
 from twoaxis.ledger.meter import watch
 from twoaxis.ledger.stack import StackTrace
 from twoaxis.model import Decoder
-from twoaxis.testing.check import check, exactly
+from twoaxis.testing.conformance import check, exactly
 from twoaxis.testing.measure import Trace, sublayer_list, tensors, trace
 from twoaxis.testing.toy import ATTENTION, odd_width, toy_decoder, toy_tokens
 

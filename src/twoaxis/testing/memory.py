@@ -15,12 +15,12 @@ from twoaxis.core.parameters import initialise
 from twoaxis.core.position import Site, Slot
 from twoaxis.depth import DepthConfig
 from twoaxis.feed_forward import FeedForwardConfig
-from twoaxis.ledger.decoder import blocks_saved_bytes, decoder_saved_bytes, recomputing_saved_bytes
+from twoaxis.ledger.decoder_memory import blocks_saved_bytes, decoder_saved_bytes, recomputing_saved_bytes
 from twoaxis.ledger.sublayer import sublayer_saved_bytes
 from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder
 from twoaxis.sequence import SequenceConfig
-from twoaxis.testing.check import check, exactly, require
+from twoaxis.testing.conformance import check, exactly, require
 from twoaxis.testing.measure import reachable_tensors
 from twoaxis.testing.toy import (
     ATTENTION,

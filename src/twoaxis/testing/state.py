@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
-from twoaxis.testing.check import check, close, exactly, identical, require
+from twoaxis.testing.conformance import check, close, exactly, identical, require
 from twoaxis.testing.measure import gradients, sublayer_list, tensors, trace
 from twoaxis.testing.toy import ATTENTION, noise, toy_decoder, toy_tokens
 

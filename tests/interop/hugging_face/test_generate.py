@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from twoaxis import ConfigError, generate
 from twoaxis.interop.hugging_face import TwoAxisCache, to_hugging_face
-from twoaxis.interop.hugging_face.cache import REPLAY_TOKENS, select_rows
+from twoaxis.interop.hugging_face.generation_cache import REPLAY_TOKENS, select_rows
 from twoaxis.interop.hugging_face.modeling import CACHE
 
 from ..hf_models import MODELS, small_decoder

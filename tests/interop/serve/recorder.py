@@ -4,8 +4,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from twoaxis import Decoder, generate
-from twoaxis.interop.serve.engine import Engine
 from twoaxis.interop.serve.generation import Ending, Generation, RequestHandle
+from twoaxis.interop.serve.scheduler import Engine
 
 WAIT_SECONDS = 300.0
 

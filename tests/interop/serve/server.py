@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from twoaxis.data import Tokenizer
-from twoaxis.interop.serve.engine import Engine
-from twoaxis.interop.serve.http.app import Service, create_app
+from twoaxis.interop.serve.http.routes import Service, create_app
 from twoaxis.interop.serve.http.server import Server, address_of, bind
+from twoaxis.interop.serve.scheduler import Engine
 from twoaxis.interop.serve.work import Limits, Served
 
 from .recorder import WAIT_SECONDS

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from twoaxis import ConfigError, Decoder, generate
-from twoaxis.interop.serve.engine import Engine, QueueFull, Stopped
 from twoaxis.interop.serve.generation import Generation, RequestHandle
+from twoaxis.interop.serve.scheduler import Engine, QueueFull, Stopped
 from twoaxis.model.generate import Sampling
 
 from ..hf_models import MODELS, small_decoder

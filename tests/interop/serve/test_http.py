@@ -22,10 +22,10 @@ pytest.importorskip("uvicorn", reason="needs the extra twoaxis[serve]")
 from twoaxis import ConfigError, generate
 from twoaxis.cli import main
 from twoaxis.data.tokenizer import ByteTokenizer
-from twoaxis.interop.serve.answers import Answer
-from twoaxis.interop.serve.engine import Engine
-from twoaxis.interop.serve.http import app
+from twoaxis.interop.serve.completions import Answer
+from twoaxis.interop.serve.http import routes
 from twoaxis.interop.serve.http.server import bind
+from twoaxis.interop.serve.scheduler import Engine
 from twoaxis.interop.serve.work import Limits
 from twoaxis.model.generate import Sampling
 from twoaxis.train import save_trained
@@ -179,7 +179,7 @@ def test_every_request_is_counted_once_with_its_status(
     client.get("/v1/models/other")
     client.get('/made/up"\\')
     with monkeypatch.context() as patched, caplog.at_level(logging.CRITICAL):
-        patched.setattr(app, "work_of", broken)
+        patched.setattr(routes, "work_of", broken)
         assert client.post(COMPLETIONS, request)[1]["error"]["type"] == "server_error"
         assert client.post(CHAT, {"messages": [{"role": "user", "content": "hi"}], "stream": True})[0] == 500
     with monkeypatch.context() as patched, caplog.at_level(logging.CRITICAL):

@@ -12,7 +12,7 @@ import openai
 
 from twoaxis import generate
 from twoaxis.data.tokenizer import ByteTokenizer
-from twoaxis.interop.serve.engine import Engine
+from twoaxis.interop.serve.scheduler import Engine
 from twoaxis.interop.serve.work import Limits
 
 from ..hf_models import small_decoder

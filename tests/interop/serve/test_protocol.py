@@ -7,7 +7,7 @@ import pytest
 
 from twoaxis.data.chat_template import ChatTemplate
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer
-from twoaxis.interop.serve.answers import Answer, Choice, Piece
+from twoaxis.interop.serve.completions import Answer, Choice, Piece
 from twoaxis.interop.serve.protocol import ChatRequest, CompletionRequest, Message, Refusal, Request
 from twoaxis.interop.serve.work import ChatFormat, Limits, Served, work_of
 

@@ -17,8 +17,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from twoaxis.data.tokenizer import ByteTokenizer
-from twoaxis.interop.serve.engine import Engine
 from twoaxis.interop.serve.http import server
+from twoaxis.interop.serve.scheduler import Engine
 from twoaxis.interop.serve.work import Limits
 
 from ..hf_models import small_decoder

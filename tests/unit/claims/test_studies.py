@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from twoaxis.claims import Finding, select, studies
-from twoaxis.claims.differences import Arm as KeptArm
-from twoaxis.claims.differences import Difference, judge, paired, planned
+from twoaxis.claims.arm_difference import Arm as KeptArm
+from twoaxis.claims.arm_difference import Difference, judge, paired, planned
 from twoaxis.core import kept_reports
 from twoaxis.core.kept_reports import KeptReport
 

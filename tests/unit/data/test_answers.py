@@ -7,7 +7,7 @@ import torch
 
 from twoaxis.core.errors import DataError
 from twoaxis.data import Batch, prepare, validation_batches
-from twoaxis.data.answers import answer_guesses
+from twoaxis.data.chance import answer_guesses
 from twoaxis.ops.cross_entropy import IGNORE
 
 

@@ -23,7 +23,7 @@ from twoaxis.depth import (
     ResidualConfig,
     ValueResidualConfig,
 )
-from twoaxis.ledger.decoder import decoder_trace
+from twoaxis.ledger.decoder_memory import decoder_trace
 from twoaxis.ledger.stack import DepthOperation, StackTrace, trace_stack
 from twoaxis.model import DecoderConfig
 from twoaxis.testing.toy import ATTENTION, decoder_config

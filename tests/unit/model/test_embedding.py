@@ -6,7 +6,7 @@ import torch
 from twoaxis import ConfigError, DecoderConfig
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import saved_bytes
-from twoaxis.ledger.decoder import decoder_saved_bytes, recomputing_saved_bytes
+from twoaxis.ledger.decoder_memory import decoder_saved_bytes, recomputing_saved_bytes
 from twoaxis.model import Decoder
 from twoaxis.model.cost import decoder_cost
 

@@ -11,7 +11,7 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import saved_bytes
-from twoaxis.ledger.decoder import (
+from twoaxis.ledger.decoder_memory import (
     blocks_saved_bytes,
     decoder_saved_bytes,
     recomputing_peak_bytes,

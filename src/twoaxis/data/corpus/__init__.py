@@ -7,9 +7,9 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from twoaxis.core.registry import Row, Table
 from twoaxis.data.corpus.base import Corpus, CorpusConfig
-from twoaxis.data.corpus.files import JsonlConfig, ParquetConfig, TextConfig, detect_kind
 from twoaxis.data.corpus.sotu import SotuConfig
 from twoaxis.data.corpus.split import Document, Side
+from twoaxis.data.corpus.user_files import JsonlConfig, ParquetConfig, TextConfig, detect_kind
 from twoaxis.data.synthetic.retrieval import CopyConfig, EarlyFeatureConfig, MqarConfig, MultiHopConfig
 from twoaxis.data.synthetic.switching_ngram import SwitchingNgramConfig
 

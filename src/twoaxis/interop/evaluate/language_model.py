@@ -17,8 +17,8 @@ from twoaxis.core.errors import DataError
 from twoaxis.data import Tokenizer
 from twoaxis.data.restoration import Restoration
 from twoaxis.data.text_stream import StoppingText, stop_tokens
+from twoaxis.interop.evaluate.perplexity import text_passage
 from twoaxis.interop.evaluate.tasks import Continuation
-from twoaxis.interop.evaluate.text import text_passage
 from twoaxis.model import Decoder
 from twoaxis.model.generate import stream
 from twoaxis.model.likelihood import BATCH_SIZE, Passage, loglikelihoods

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from twoaxis.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from twoaxis.interop.hugging_face.cache import TwoAxisCache
     from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
     from twoaxis.interop.hugging_face.conversion import from_hugging_face, to_fast_tokenizer, to_hugging_face
     from twoaxis.interop.hugging_face.folder import export_folder
+    from twoaxis.interop.hugging_face.generation_cache import TwoAxisCache
     from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM, TwoAxisModel
 
 if importlib.util.find_spec("transformers") is None:

@@ -24,7 +24,6 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initial_values, materialize, matrix_std
 from twoaxis.interop.engines import check_obstacles, describe_attentions, obstacles
-from twoaxis.interop.hugging_face.cache import TwoAxisCache
 from twoaxis.interop.hugging_face.call import (
     builds_without_memory,
     engine_attention,
@@ -33,6 +32,7 @@ from twoaxis.interop.hugging_face.call import (
     token_layout,
 )
 from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
+from twoaxis.interop.hugging_face.generation_cache import TwoAxisCache
 from twoaxis.model import Decoder
 
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"

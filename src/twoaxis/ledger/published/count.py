@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from twoaxis.core.cost import Numbers
 from twoaxis.core.errors import ConfigError
 from twoaxis.ledger.published.build import Built, build, quietly
-from twoaxis.ledger.published.trace import COUNTED, COUNTED_WITH_MASK, OUTSIDE, Attention, Counted, Run, run
+from twoaxis.ledger.published.sublayers import COUNTED, COUNTED_WITH_MASK, OUTSIDE, Attention, Counted, Run, run
 
 FEED_FORWARD = re.compile(r"mlp|moe|expert|feed_?forward|ffn?\b|fc\d|router|dense")
 POSITIONS = re.compile(r"attn|attention|mamba|mixer|conv|ssm|temporal|recurrent|linear")

@@ -3,7 +3,7 @@
 from typing import Any
 
 from twoaxis.planner.formulas.counts import cache_bytes_of, parameter_counts, state_bytes
-from twoaxis.planner.formulas.step import forward_pass, prefill_state_bytes, training_step
+from twoaxis.planner.formulas.training_step import forward_pass, prefill_state_bytes, training_step
 
 Data = dict[str, Any]
 

@@ -9,7 +9,7 @@ from twoaxis.core.cost import Cost, Shape, visible_pairs
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.position import Site, Slot, Stack
 from twoaxis.feed_forward import GELUConfig, SwiGLUConfig
-from twoaxis.ledger.decoder import part_cache_bytes
+from twoaxis.ledger.decoder_memory import part_cache_bytes
 from twoaxis.ledger.published import PublishedModel, PublishedSublayer, count_published
 from twoaxis.model.cost import NORMS
 from twoaxis.planner.model.latent_attention import LatentAttention

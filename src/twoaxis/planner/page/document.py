@@ -5,7 +5,7 @@ from pathlib import Path
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.files import replacing
 from twoaxis.display.html import render
-from twoaxis.planner.formulas.figures import facts, figure, table_rows
+from twoaxis.planner.formulas.page_content import facts, figure, table_rows
 from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, step_of
 from twoaxis.planner.methods import Refusal, fitted, methods
 from twoaxis.planner.model.shape import ModelShape

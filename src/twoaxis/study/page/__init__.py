@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from twoaxis.display.figures import Figure
 from twoaxis.display.html import render, section
-from twoaxis.study.page.answer import design, evidence, header, reproduce, runs, verdicts
 from twoaxis.study.page.costs import costs, trade_off
+from twoaxis.study.page.head import design, evidence, header, reproduce, runs, verdicts
 from twoaxis.study.page.results import companions, equal, inside, result, speedups, training
 from twoaxis.study.report_data import ReportData
 

@@ -5,7 +5,7 @@ import statistics
 from twoaxis.display import numbers as words
 from twoaxis.display.html import Cell, Markup, Number, figure, number, paragraph, section, table
 from twoaxis.study.page.results import Figures
-from twoaxis.study.report.tables import RATE_COLUMNS, rate_rows
+from twoaxis.study.report.text_tables import RATE_COLUMNS, rate_rows
 from twoaxis.study.report_data import ReportData
 
 COLUMNS = (

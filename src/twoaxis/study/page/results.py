@@ -21,7 +21,7 @@ from twoaxis.display.html import (
 )
 from twoaxis.study.figures import Figure
 from twoaxis.study.figures.audits import audit_name, read_audit
-from twoaxis.study.report.tables import ACCURACY_COLUMNS
+from twoaxis.study.report.text_tables import ACCURACY_COLUMNS
 from twoaxis.study.report_data import UNITS, Charge, ComparisonData, ReportData, SpeedupData
 
 COMPARED = ("difference", "simultaneous interval", "verdict", "family", "own 95 %", "bootstrap", "p, corrected", "power")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from twoaxis.study.design import ContrastConfig, StudyConfig
 from twoaxis.study.design.rules import STEPS, CompanionKind, MatchConfig, Matched
 from twoaxis.study.planning.companions import Companion, applies, matched_companion, sizes_of, unmatched_companions
-from twoaxis.study.planning.costs import (
+from twoaxis.study.planning.equal_cost import (
     affordable_steps,
     cost_per_step,
     flops_per_step,
@@ -14,7 +14,7 @@ from twoaxis.study.planning.costs import (
     parameters,
     with_steps,
 )
-from twoaxis.study.planning.plan import PlannedArm, PlannedContrast, StudyPlan
+from twoaxis.study.planning.study_plan import PlannedArm, PlannedContrast, StudyPlan
 from twoaxis.study.report_data import ChangeData, Role
 from twoaxis.study.timing import Timer
 from twoaxis.train.recipe import TrainConfig

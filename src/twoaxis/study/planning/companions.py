@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from twoaxis.model import DecoderConfig
 from twoaxis.study.design.rules import CompanionKind, Matched
-from twoaxis.study.planning.costs import CostOfStep, closest, flops_per_step, vocab_size
+from twoaxis.study.planning.equal_cost import CostOfStep, closest, flops_per_step, vocab_size
 from twoaxis.study.report_data import ChangeData
 from twoaxis.train.recipe import TrainConfig
 

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from twoaxis.core.errors import StudyError
 from twoaxis.core.files import replacing
-from twoaxis.study.planning.plan import StudyPlan
+from twoaxis.study.planning.study_plan import StudyPlan
 from twoaxis.study.report.analysis import analyse
-from twoaxis.study.report.tables import csv_tables
+from twoaxis.study.report.text_tables import csv_tables
 from twoaxis.study.report.validity import with_gate
 from twoaxis.study.report_data import ReportData, read_report
 from twoaxis.study.running.baselines import Baselines, measure_baselines
-from twoaxis.study.running.folder import RunKey, RunRecord, StudyFolder, run_keys, write_json
+from twoaxis.study.running.study_folder import RunKey, RunRecord, StudyFolder, run_keys, write_json
 
 
 class Report(NamedTuple):

@@ -10,8 +10,8 @@ import torch
 from twoaxis.core.parameters import declarations
 from twoaxis.model import Decoder
 from twoaxis.study.design import StudyConfig
-from twoaxis.study.planning.costs import vocab_size
-from twoaxis.study.planning.plan import PlannedArm, StudyPlan
+from twoaxis.study.planning.equal_cost import vocab_size
+from twoaxis.study.planning.study_plan import PlannedArm, StudyPlan
 from twoaxis.study.report import verdicts
 from twoaxis.study.report.answer import answer, findings
 from twoaxis.study.report.validity import Pair, equals_at_start, judge, obstacle, untrained_arms, verify_pairs
@@ -29,7 +29,7 @@ from twoaxis.study.report_data import (
     TuningData,
 )
 from twoaxis.study.running.baselines import Baselines
-from twoaxis.study.running.folder import RunKey, RunRecord
+from twoaxis.study.running.study_folder import RunKey, RunRecord
 from twoaxis.study.statistics import Comparisons, ControlCosts, Losses, Obstacles, contrast_obstacle, control_costs, decide
 from twoaxis.study.statistics.speedup import speedup
 from twoaxis.study.timing import Timing, pooled, timing_words

@@ -13,11 +13,11 @@ from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import SequenceConfig
 from twoaxis.statistics import compare
-from twoaxis.study.planning.plan import StudyPlan
+from twoaxis.study.planning.study_plan import StudyPlan
 from twoaxis.study.report.answer import answer, findings
 from twoaxis.study.report_data import ArmData, ComparisonData, ContrastData, GateData, ReportData
 from twoaxis.study.running.baselines import Baselines, SeedBaselines, measure_baselines
-from twoaxis.study.running.folder import RunKey, RunRecord
+from twoaxis.study.running.study_folder import RunKey, RunRecord
 from twoaxis.study.statistics import comparison_data
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import first_difference

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from twoaxis.display import numbers as words
 from twoaxis.statistics import MOST_REPLICATES, TARGET_POWER
 from twoaxis.study.design import StudyConfig
-from twoaxis.study.planning.plan import PlannedContrast, StudyPlan
+from twoaxis.study.planning.study_plan import PlannedContrast, StudyPlan
 from twoaxis.study.report.answer import at_equal
 from twoaxis.study.report.validity import Pair
 from twoaxis.study.report_data import ComparisonData
-from twoaxis.study.running.folder import RunRecord
+from twoaxis.study.running.study_folder import RunRecord
 from twoaxis.study.statistics import family_size
 
 

@@ -12,12 +12,12 @@ from twoaxis.data import prepare
 from twoaxis.study.design import StudyConfig
 from twoaxis.study.design.rules import TuningConfig
 from twoaxis.study.planning import plan_study
-from twoaxis.study.planning.costs import tokens_per_step
-from twoaxis.study.planning.plan import PlannedArm, StudyPlan
+from twoaxis.study.planning.equal_cost import tokens_per_step
+from twoaxis.study.planning.study_plan import PlannedArm, StudyPlan
 from twoaxis.study.running.engine import Engine, LocalEngine, Task, log_tail, run_process
-from twoaxis.study.running.folder import RunKey, RunRecord, StudyFolder, run_keys, write_json
-from twoaxis.study.running.progress import LineCount, StudyProgress
 from twoaxis.study.running.run_cache import RunCache
+from twoaxis.study.running.study_folder import RunKey, RunRecord, StudyFolder, run_keys, write_json
+from twoaxis.study.running.study_progress import LineCount, StudyProgress
 from twoaxis.study.timing import Timer, Timing
 from twoaxis.train.recipe import TrainConfig
 

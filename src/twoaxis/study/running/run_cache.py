@@ -9,7 +9,7 @@ from typing import Any
 
 from twoaxis.core.errors import TwoAxisError
 from twoaxis.core.files import new_folder
-from twoaxis.study.running.folder import RunKey, StudyFolder
+from twoaxis.study.running.study_folder import RunKey, StudyFolder
 from twoaxis.train.environment import describe_environment
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import RunFolder, json_bytes

@@ -11,7 +11,7 @@ from twoaxis.core.errors import StudyError
 from twoaxis.display import numbers as words
 from twoaxis.statistics import Comparison, SharedError, compare
 from twoaxis.study.design.rules import DecisionConfig
-from twoaxis.study.planning.plan import PlannedArm, StudyPlan
+from twoaxis.study.planning.study_plan import PlannedArm, StudyPlan
 from twoaxis.study.report_data import UNITS, Charge, ComparisonData, CurveData, EqualCostData, PointData
 from twoaxis.study.statistics.control_curve import ControlCurve, OutOfRange, differences_at_equal_cost, fit_control_curve
 

@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 
 from twoaxis.core.errors import StudyError, problem
 from twoaxis.statistics import RESAMPLES, PairedTest, expanded_percentiles, half_width, paired_test, resampling_weights
-from twoaxis.study.planning.plan import PlannedArm, StudyPlan
+from twoaxis.study.planning.study_plan import PlannedArm, StudyPlan
 from twoaxis.study.report_data import UNITS, SpeedupData
 from twoaxis.study.statistics import ControlCosts, Losses, cost_of, multiple_text
 from twoaxis.study.statistics.control_curve import ControlCurve, OutOfRange, refits

@@ -14,7 +14,7 @@ from twoaxis.core.position import Site, Stack
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.depth.base import Layout, StreamEnds
 from twoaxis.depth.residual import Residual
-from twoaxis.testing.check import CheckFailed
+from twoaxis.testing.conformance import CheckFailed
 from twoaxis.testing.faults.fault import Fault, TooSteep
 
 

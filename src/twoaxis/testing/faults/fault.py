@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from twoaxis.testing.check import CheckFailed
+from twoaxis.testing.conformance import CheckFailed
 from twoaxis.testing.toy import AxisConfig
 
 

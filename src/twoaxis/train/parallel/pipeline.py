@@ -17,7 +17,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.model import DecoderConfig
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 from twoaxis.ops.precision import statistics_dtype
-from twoaxis.train.parallel.plan import PipelineConfig, make_plan
+from twoaxis.train.parallel.boundaries import PipelineConfig, make_plan
 from twoaxis.train.parallel.stage import (
     CachingStage,
     DecoderStage,

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initialise, materialize
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.train.parallel.plan import Plan, Recompute
+from twoaxis.train.parallel.boundaries import Plan, Recompute
 
 
 @dataclass

@@ -12,10 +12,10 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from twoaxis.data import Tokenizer
-from twoaxis.interop.serve.answers import Answer, Choice, Piece
-from twoaxis.interop.serve.engine import Engine, QueueFull, Stopped
-from twoaxis.interop.serve.http.metrics import CLIENT_LEFT, STATUS
+from twoaxis.interop.serve.completions import Answer, Choice, Piece
+from twoaxis.interop.serve.http.prometheus import CLIENT_LEFT, STATUS
 from twoaxis.interop.serve.protocol import Refusal
+from twoaxis.interop.serve.scheduler import Engine, QueueFull, Stopped
 from twoaxis.interop.serve.work import Work
 
 RETRY_SECONDS = 1

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.model.config_json import refuse_architectures
-from twoaxis.planner.model.hugging_face import deepseek, llama
+from twoaxis.planner.model.hugging_face import deepseek, llama_family
 from twoaxis.planner.model.hugging_face.deepseek import read_deepseek_v3, read_deepseek_v4, read_kimi_k3, read_kimi_linear
 from twoaxis.planner.model.hugging_face.fields import Fields
-from twoaxis.planner.model.hugging_face.llama import (
+from twoaxis.planner.model.hugging_face.llama_family import (
     read_llama,
     read_mistral,
     read_muddformer,
@@ -53,11 +53,11 @@ FAMILIES: dict[str, Family] = {
     "kimi_linear": Family(read_kimi_linear, ("KimiLinearForCausalLM",), deepseek.OF_KIMI),
     "llama": Family(read_llama, ("LlamaForCausalLM", "LLaMAForCausalLM"), {"is_llama_config"}),
     "mistral": Family(read_mistral, ("MistralForCausalLM",)),
-    "muddformer": Family(read_muddformer, ("MUDDFormer", "MUDDFormerForCausalLM"), llama.MUDDFORMER_KEYS),
-    "muddpythia": Family(read_muddformer, ("MUDDPythia", "MUDDPythiaForCausalLM"), llama.MUDDFORMER_KEYS),
-    "qwen2": Family(read_qwen2, ("Qwen2ForCausalLM",), llama.OF_QWEN),
-    "qwen3": Family(read_qwen3, ("Qwen3ForCausalLM",), llama.OF_QWEN),
-    "qwen3_attnres": Family(read_qwen3_attnres, ("Qwen3AttnResForCausalLM",), llama.OF_ATTNRES),
+    "muddformer": Family(read_muddformer, ("MUDDFormer", "MUDDFormerForCausalLM"), llama_family.MUDDFORMER_KEYS),
+    "muddpythia": Family(read_muddformer, ("MUDDPythia", "MUDDPythiaForCausalLM"), llama_family.MUDDFORMER_KEYS),
+    "qwen2": Family(read_qwen2, ("Qwen2ForCausalLM",), llama_family.OF_QWEN),
+    "qwen3": Family(read_qwen3, ("Qwen3ForCausalLM",), llama_family.OF_QWEN),
+    "qwen3_attnres": Family(read_qwen3_attnres, ("Qwen3AttnResForCausalLM",), llama_family.OF_ATTNRES),
 }
 """By `model_type`."""
 

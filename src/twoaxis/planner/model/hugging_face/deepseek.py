@@ -4,7 +4,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import AttentionResidualsConfig, DepthConfig, MHCConfig, ResidualConfig
 from twoaxis.planner.model.compressed_attention import CompressedAttention, Compressor, Indexer
 from twoaxis.planner.model.hugging_face.fields import Fields
-from twoaxis.planner.model.hugging_face.llama import SILU, model, n_layers, swiglu
+from twoaxis.planner.model.hugging_face.llama_family import SILU, model, n_layers, swiglu
 from twoaxis.planner.model.latent_attention import KimiDeltaAttention, LatentAttention
 from twoaxis.planner.model.part import Experts, Part
 from twoaxis.planner.model.shape import ModelShape

@@ -11,8 +11,8 @@ from twoaxis.core.errors import CheckpointError, DataError, StudyError
 from twoaxis.core.files import locked_folder, remove_drafts, replacing
 from twoaxis.core.text import json_value
 from twoaxis.study.design import StudyConfig
-from twoaxis.study.planning.costs import tokens_per_step
-from twoaxis.study.planning.plan import PlannedArm, StudyPlan
+from twoaxis.study.planning.equal_cost import tokens_per_step
+from twoaxis.study.planning.study_plan import PlannedArm, StudyPlan
 from twoaxis.study.running.baselines import Baselines
 from twoaxis.study.timing import Timing
 from twoaxis.train.metrics import Result, read_metrics

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import IO
 
-from twoaxis.study.running.folder import RunKey
+from twoaxis.study.running.study_folder import RunKey
 from twoaxis.train.progress import duration
 
 LINE_SECONDS = 30.0

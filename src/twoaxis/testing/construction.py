@@ -17,7 +17,7 @@ from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import SequenceConfig
-from twoaxis.testing.check import check, close, differs, exactly, identical, require
+from twoaxis.testing.conformance import check, close, differs, exactly, identical, require
 from twoaxis.testing.measure import gradients
 from twoaxis.testing.toy import (
     D_MODEL,

@@ -10,7 +10,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DepthConfig
 from twoaxis.local import LocalConfig
 from twoaxis.sequence import SequenceConfig
-from twoaxis.testing.check import bound, check, exactly, require
+from twoaxis.testing.conformance import bound, check, exactly, require
 from twoaxis.testing.measure import LowPrecisionStatistics, read_and_write, sublayer_list, tensors, trace
 from twoaxis.testing.toy import AxisConfig, toy_context, toy_decoder, toy_mixer, toy_tokens
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from twoaxis.core.config import Config
 from twoaxis.study.design.rules import Matched
-from twoaxis.study.planning.costs import tokens_per_step, with_steps
+from twoaxis.study.planning.equal_cost import tokens_per_step, with_steps
 from twoaxis.study.report_data import ChangeData, Role
 from twoaxis.study.timing import Timing
 from twoaxis.train.recipe import TrainConfig

@@ -13,7 +13,7 @@ from twoaxis.depth import DepthConfig
 from twoaxis.local.places import PlacesConfig
 from twoaxis.ops.local_attention import visible
 from twoaxis.sequence import SequenceConfig
-from twoaxis.testing.check import check, exactly
+from twoaxis.testing.conformance import check, exactly
 from twoaxis.testing.measure import product_flops, read_and_write, sublayer_list, tensors, trace
 from twoaxis.testing.toy import (
     D_MODEL,

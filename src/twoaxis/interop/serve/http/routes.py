@@ -15,12 +15,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from twoaxis.core.errors import problem
-from twoaxis.interop.serve.answers import Answer
-from twoaxis.interop.serve.engine import Engine
-from twoaxis.interop.serve.http.metrics import CLIENT_LEFT, CountRequests, Metrics
+from twoaxis.interop.serve.completions import Answer
+from twoaxis.interop.serve.http.prometheus import CLIENT_LEFT, CountRequests, Metrics
 from twoaxis.interop.serve.http.responses import SERVER_FAULT, EventStream, Exchange, json_response, refused
 from twoaxis.interop.serve.protocol import ChatRequest, CompletionRequest, Refusal
 from twoaxis.interop.serve.protocol import Request as ApiRequest
+from twoaxis.interop.serve.scheduler import Engine
 from twoaxis.interop.serve.work import Served, work_of
 
 COMPLETIONS, CHAT, MODELS = "/v1/completions", "/v1/chat/completions", "/v1/models"

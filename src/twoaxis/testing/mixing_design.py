@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_map
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import distance, noise
 from twoaxis.depth import DepthConfig
-from twoaxis.ledger.decoder import decoder_trace
+from twoaxis.ledger.decoder_memory import decoder_trace
 from twoaxis.model import Decoder
 from twoaxis.sequence import AttentionConfig
-from twoaxis.testing.check import check, exactly, require
+from twoaxis.testing.conformance import check, exactly, require
 from twoaxis.testing.measure import sublayer_list, tensors, trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, toy_decoder, toy_tokens
 

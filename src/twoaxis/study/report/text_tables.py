@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from twoaxis.display import numbers as words
-from twoaxis.study.planning.plan import PlannedArm, StudyPlan
+from twoaxis.study.planning.study_plan import PlannedArm, StudyPlan
 from twoaxis.study.report_data import ArmData, Charge, ComparisonData, ReportData
 
 RESULT_COLUMNS = (

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from twoaxis.interop.serve.engine import Engine
+from twoaxis.interop.serve.scheduler import Engine
 
 CLIENT_LEFT = 499
 """The status of a request whose client left before the end of the answer."""
