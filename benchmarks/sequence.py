@@ -25,7 +25,7 @@ from benchmarks.peers import PeerShape
 from benchmarks.swa_formulations import Attention, formulations
 from twoaxis import Decoder, DecoderConfig
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.sequence import SEQUENCE
@@ -95,7 +95,7 @@ def _linear_memory() -> list[Bound]:
 
 
 def _sublayer_step(config: dict[str, Any], tokens: int) -> Callable[[], object]:
-    mixer = SEQUENCE.parse(config).build(Stack(256, 1e-6, (1,)).sites[0])
+    mixer = SEQUENCE.parse(config).build(LayerStack(256, 1e-6, (1,)).sites[0])
     for parameter in mixer.parameters():
         torch.nn.init.normal_(parameter, std=0.02)
     context = torch.randn(BATCH, tokens, 256).requires_grad_()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from twoaxis.checkpoints.layouts import LAYOUTS, DepthPaths, StateMap, state_map
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Slot, Stack
+from twoaxis.core.position import LayerStack, SublayerInfo
 from twoaxis.depth import DEPTH
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import heads
@@ -138,8 +138,8 @@ class _Mixers(nn.Module):
     def __init__(self, kind: Mapping[str, Any], d_model: int, n_blocks: int) -> None:
         super().__init__()
         depth = DEPTH.parse(kind)
-        slots = (Slot("attention", takes_views=True), Slot("swiglu")) * n_blocks
-        stack = depth.prepare(Stack(d_model, 1e-6, (2,) * n_blocks, slots))
+        slots = (SublayerInfo("attention", takes_views=True), SublayerInfo("swiglu")) * n_blocks
+        stack = depth.prepare(LayerStack(d_model, 1e-6, (2,) * n_blocks, slots))
         mixers, ends = depth.build(stack)
         self.mixers, self.ends = nn.ModuleList(mixers), ends
         self.paths = DepthPaths(depth, stack, tuple(f"mixers.{index}" for index in range(stack.n_sublayers)))

@@ -10,7 +10,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import Constant
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.registry import Row
 from twoaxis.core.views import QKV
 from twoaxis.depth.base import DepthConfig, DepthMixer, Layout, StreamEnds
@@ -31,13 +31,13 @@ class SplitReadConfig(DepthConfig):
     def init_equivalence(self) -> InitEquivalence:
         return InitEquivalence("exact", "the three scales start at 1")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         return Cost(params=3 * site.d_model if site.opens_block else 0)
 
-    def splits_views(self, site: Site) -> bool:
+    def splits_views(self, site: SublayerPosition) -> bool:
         return site.opens_block
 
-    def build(self, stack: Stack) -> tuple[list[DepthMixer], StreamEnds]:
+    def build(self, stack: LayerStack) -> tuple[list[DepthMixer], StreamEnds]:
         return [SplitRead(site.d_model) if site.opens_block else Residual() for site in stack.sites], StreamEnds()
 
 
@@ -69,7 +69,7 @@ def test_views_before_a_mixer_that_takes_one_input_fail_at_config_time() -> None
 
 def test_run_checks_reports_a_failure_in_one_line_and_goes_on() -> None:
     class Wrong(SplitReadConfig):
-        def cost(self, site: Site, shape: Shape) -> Cost:
+        def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
             return Cost(params=1)
 
     named = [check for check in depth_checks() if check.name in ("depth_params_are_exact", "pipeline_cut")]
@@ -80,7 +80,7 @@ def test_run_checks_reports_a_failure_in_one_line_and_goes_on() -> None:
 
 def test_an_error_in_a_mixer_is_a_failed_check() -> None:
     class Broken(SplitReadConfig):
-        def build(self, stack: Stack) -> Any:
+        def build(self, stack: LayerStack) -> Any:
             raise RuntimeError("cannot\nbuild")
 
     results = run_checks([Row(Broken, "broken", {"default": {}})], depth_checks()[:2])

@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.measure import perturb, tensors
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.depth import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.depth.base import Layout
 from twoaxis.model import DecoderConfig
@@ -48,10 +48,10 @@ class StrangeConfig(DepthConfig):
     def init_equivalence(self) -> InitEquivalence:
         return InitEquivalence("none", "adds an old scale")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         return Cost()
 
-    def build(self, stack: Stack) -> "tuple[list[Strange], StrangeEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[Strange], StrangeEnds]":
         return [Strange() for _ in stack.sites], StrangeEnds()
 
 

@@ -7,7 +7,7 @@ from torch.utils._pytree import tree_map
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import Operations
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import DEPTH, AttentionResidualsConfig, DepthConfig, ResidualConfig
 from twoaxis.ledger.meter import Kernels, moved
 from twoaxis.ledger.stack import trace_stack
@@ -36,13 +36,13 @@ def test_counts_without_memory_are_those_of_real_tensors(depth: DepthConfig) -> 
 
 
 def test_one_stream_adds_in_one_kernel() -> None:
-    found = trace_stack(ResidualConfig(), Stack(8, 1e-6, (1,)), Shape(1, 5, 4))
+    found = trace_stack(ResidualConfig(), LayerStack(8, 1e-6, (1,)), Shape(1, 5, 4))
     assert found.sublayers[0].forward == Kernels(1, 5 * 3 * 8 * 4)
     assert found.ends.forward.count == 0
 
 
 def test_a_full_history_moves_more_at_every_sublayer() -> None:
-    found = trace_stack(AttentionResidualsConfig(), Stack(8, 1e-6, (2,) * 4), Shape(1, 9, 2), backward=True)
+    found = trace_stack(AttentionResidualsConfig(), LayerStack(8, 1e-6, (2,) * 4), Shape(1, 9, 2), backward=True)
     moved_bytes = [operation.forward.bytes for operation in found.sublayers]
     assert all(later > earlier for earlier, later in itertools.pairwise(moved_bytes))
     assert all(operation.backward.bytes > 0 for operation in found.sublayers)

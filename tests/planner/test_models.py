@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import AttentionResidualsConfig, MUDDFormerConfig, ResidualScalarsConfig
 from twoaxis.feed_forward import GELUConfig, SwiGLUConfig
 from twoaxis.model import DecoderConfig
@@ -22,7 +22,7 @@ from twoaxis.sequence import AttentionConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 
-SITE = Stack(32, 1e-6, (1,)).sites[0]
+SITE = LayerStack(32, 1e-6, (1,)).sites[0]
 LATENT = LatentAttention(n_heads=4, kv_rank=16, q_rank=20, nope_dim=8, rope_dim=4, value_dim=12)
 DELTA = KimiDeltaAttention(n_heads=3, head_dim=8, kernel=4)
 SPARSE = CompressedAttention(4, 16, 20, 4, window=6, groups=2, output_rank=12, compressor=Compressor(4, Indexer(3, 8, top_k=2)))

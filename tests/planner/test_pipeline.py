@@ -16,7 +16,7 @@ from twoaxis import DEPTH, DecoderConfig
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.registry import Row
 from twoaxis.depth import AttentionResidualsConfig
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Layout
@@ -117,10 +117,10 @@ class History(DepthConfig):
     def init_equivalence(self) -> InitEquivalence:
         return InitEquivalence("none", "a history for tests")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         return Cost()
 
-    def build(self, stack: Stack) -> tuple[list[DepthMixer], DepthEnds]:
+    def build(self, stack: LayerStack) -> tuple[list[DepthMixer], DepthEnds]:
         apart = self.size * stack.block_lengths[0]
         return [Summing(opens=site.index % apart == 0) for site in stack.sites], SummingEnds()
 

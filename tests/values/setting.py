@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from twoaxis.core.measure import noise, perturb
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import HeadShape, Site, Slot, Stack
+from twoaxis.core.position import HeadShape, LayerStack, SublayerInfo, SublayerPosition
 from twoaxis.core.views import QKV, Heads
 from twoaxis.depth import DepthConfig
 
@@ -25,11 +25,11 @@ LENGTHS = ((2, 2, 2), (1, 3, 2))
 Mix = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
-def stack_of(config: DepthConfig, lengths: tuple[int, ...]) -> Stack:
+def stack_of(config: DepthConfig, lengths: tuple[int, ...]) -> LayerStack:
     """A stack whose blocks open with an attention that takes separate views and lets its heads be mixed."""
-    attention = Slot("attention", takes_views=True, heads=HeadShape(G, G, K))
-    slots = tuple(attention if place == 0 else Slot("swiglu") for length in lengths for place in range(length))
-    return config.prepare(Stack(D, EPS, lengths, slots))
+    attention = SublayerInfo("attention", takes_views=True, heads=HeadShape(G, G, K))
+    slots = tuple(attention if place == 0 else SublayerInfo("swiglu") for length in lengths for place in range(length))
+    return config.prepare(LayerStack(D, EPS, lengths, slots))
 
 
 def rms(x: Tensor, eps: float) -> Tensor:
@@ -54,20 +54,20 @@ def context(x: Tensor, eps: float = EPS) -> Tensor:
     return rms(x, eps) * torch.linspace(0.5, 1.5, x.shape[-1], dtype=x.dtype)
 
 
-def branch(site: Site, views: tuple[Tensor, ...]) -> Tensor:
+def branch(site: SublayerPosition, views: tuple[Tensor, ...]) -> Tensor:
     """The update of a sublayer without heads, and what its slot emits for the depth mixer."""
     width = D + site.slot.update_extra
     return torch.tanh(sum_of_maps([context(view, site.norm_eps) for view in views], width, f"branch {site.index}"))
 
 
-def heads_of(site: Site, view: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def heads_of(site: SublayerPosition, view: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [B T G K] of a sublayer with heads."""
     projected = sum_of_maps([context(view, site.norm_eps)], 3 * G * K, f"heads {site.index}").unflatten(-1, (3, G, K))
     q, k, v = projected.unbind(2)
     return q, k, v
 
 
-def attended(site: Site, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attended(site: SublayerPosition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The update of a sublayer with heads, to which every number of them matters."""
     return torch.tanh(sum_of_maps([x.flatten(2) for x in (q, k, v)], D, f"attended {site.index}"))
 
@@ -83,7 +83,7 @@ class Setting:
     """What an equation is computed from; `f` runs a sublayer and notes what it has read."""
 
     config: Any
-    stack: Stack
+    stack: LayerStack
     weights: Mapping[str, Tensor]
     embeddings: Tensor
     views: list[tuple[Tensor, ...]] = field(default_factory=list)
@@ -117,7 +117,7 @@ def part_of(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 class Ours(nn.Module):
     """The mixers and ends of a configuration away from their initial values."""
 
-    def __init__(self, config: DepthConfig, stack: Stack) -> None:
+    def __init__(self, config: DepthConfig, stack: LayerStack) -> None:
         super().__init__()
         self.stack, (mixers, ends) = stack, config.build(stack)
         self.mixers, self.ends = nn.ModuleList(mixers), ends

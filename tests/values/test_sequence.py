@@ -8,7 +8,7 @@ import torch
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import noise, perturb
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.feed_forward import FEED_FORWARD
 from twoaxis.local import LOCAL
 from twoaxis.sequence import SEQUENCE
@@ -20,9 +20,9 @@ from .setting import B, D, T
 EPS = 1e-3
 
 
-def site() -> Site:
+def site() -> SublayerPosition:
     """The last of three blocks, where a width that rises with depth is not that of the first."""
-    return Stack(D, EPS, (2, 2, 2)).sites[5]
+    return LayerStack(D, EPS, (2, 2, 2)).sites[5]
 
 
 def built(config: Any) -> Any:

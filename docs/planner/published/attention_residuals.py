@@ -5,7 +5,7 @@ from typing import Any
 from planner.published.row import Published, Row
 from planner.published.runs import PLAIN, Data, numbers, one, params, preset, step_seconds
 from twoaxis.core.cost import Shape
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import DEPTH
 from twoaxis.ledger.stack import trace_stack
 from twoaxis.planner.hardware import read_device
@@ -48,7 +48,7 @@ def attention_residuals() -> Published:
 def _widths(depth: dict[str, Any]) -> list[float]:
     """Numbers that the least traffic reads and writes, by sublayer, over the width."""
     mixer, d_model = DEPTH.parse(depth), 4096
-    stack = mixer.prepare(Stack(d_model, 1e-6, (2,) * (SUBLAYERS // 2)))
+    stack = mixer.prepare(LayerStack(d_model, 1e-6, (2,) * (SUBLAYERS // 2)))
     return [operation.moved / (2 * d_model) for operation in trace_stack(mixer, stack, Shape(1, 1, 2)).sublayers]
 
 

@@ -14,7 +14,7 @@ from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding
 from twoaxis.claims.toy_models import depth_attention_adds, short_swa_adds
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import product_flops
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import DepthAttentionConfig
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.sequence import ShortSWAConfig
@@ -45,7 +45,7 @@ def counted_along_positions(T: int, w: int, d: int) -> int:
 
 def declared_along_positions(T: int, w: int, d: int) -> int:
     """Declared FLOPs of scores and values of ShortSWA."""
-    site = Stack(d, 1e-6, (1,)).sites[0]
+    site = LayerStack(d, 1e-6, (1,)).sites[0]
     return ShortSWAConfig(window=w, n_heads=HEADS, n_kv_heads=HEADS).cost(site, Shape(1, T)).pair_flops
 
 
@@ -57,7 +57,7 @@ def counted_along_depth(T: int, L: int, d: int, K: int | None = None) -> int:
 
 def declared_along_depth(T: int, L: int, d: int, K: int | None = None) -> int:
     """Declared FLOPs of scores and values of the depth mixer `depth_attention`."""
-    shape, stack = Shape(1, T), Stack(d, 1e-6, (1,) * L)
+    shape, stack = Shape(1, T), LayerStack(d, 1e-6, (1,) * L)
     reads, alone = (DepthAttentionConfig(window=window, n_heads=HEADS) for window in (K, 1))
     # Subtracts costs that do not grow with the window, by a read of the own state alone, which has one source.
     flops = [sum(config.cost(site, shape).elementwise_flops for site in stack.sites) for config in (reads, alone)]

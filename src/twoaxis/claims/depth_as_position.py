@@ -15,7 +15,7 @@ from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import noise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.ops.depth_attention import depth_attention
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.sequence import ShortSWAConfig
@@ -106,7 +106,7 @@ def transposed_short_swa(read: DepthRead, window: int | None) -> list[Tensor]:
     L, (B, T, D) = len(read.states), read.states[0].shape
     H, W = read.n_heads, read.output.shape[1]
     config = ShortSWAConfig(window=window or L, rope_dim=0, n_heads=H, n_kv_heads=H, head_dim=W // H)
-    mixer = config.build(Stack(D, 1e-6, (1,)).sites[0])
+    mixer = config.build(LayerStack(D, 1e-6, (1,)).sites[0])
     stack = torch.stack(read.states, dim=2).reshape(B * T, L, D)
     weights = {"qkv.weight": read.project, "output.weight": read.output}
     update, _ = torch.func.functional_call(mixer, weights, (stack, TokenLayout.contiguous(L)))

@@ -15,7 +15,7 @@ from twoaxis.claims.claim import PAPER, ROUNDING, Claim, Evidence, EvidenceTable
 from twoaxis.claims.toy_models import D_MODEL, TOKENS, decoder, tokens, weighted_sum
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import gradients, noise, perturb
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import DepthAttentionConfig
 from twoaxis.depth.state_reader import StreamAndMemory
 from twoaxis.model import Decoder
@@ -72,7 +72,7 @@ def short_swa_over(model: Decoder, states: Sequence[Float[Tensor, "B T D"]]) -> 
         "head_dim": width // config.n_heads,
         "rope_dim": 0,
     }
-    mixer = ShortSWAConfig(window=config.window or N, **options).build(Stack(D, 1e-6, (1,)).sites[0])
+    mixer = ShortSWAConfig(window=config.window or N, **options).build(LayerStack(D, 1e-6, (1,)).sites[0])
     projection = matrices.projection
     # A window of one state has no query and no key; their values do not matter.
     missing = projection.new_zeros(3 * width - projection.shape[0], D)

@@ -14,7 +14,7 @@ from twoaxis.claims.toy_models import D_MODEL, decoder, tokens, weighted_sum
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.measure import distance, gradients, noise
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.depth import (
     AttentionResidualsConfig,
@@ -53,11 +53,11 @@ class UnitReadConfig(DepthConfig):
         """Exact, which is the claim."""
         return InitEquivalence("exact", "the sum of all outputs is the stream")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """One product and one sum per source."""
         return Cost(elementwise_flops=2 * shape.total_tokens * site.d_model * (site.index + 1))
 
-    def build(self, stack: Stack) -> "tuple[list[UnitRead], UnitReadEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[UnitRead], UnitReadEnds]":
         """Builds reads without parameters."""
         return [UnitRead() for _ in stack.sites], UnitReadEnds()
 

@@ -14,7 +14,7 @@ from twoaxis.core.config import apply_overrides
 from twoaxis.core.cost import Cost
 from twoaxis.core.errors import ConfigError, nearest
 from twoaxis.core.parameters import declarations
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.display.tables import print_table
 from twoaxis.ledger.sublayer import sublayer_cache_bytes
 
@@ -114,7 +114,7 @@ def _depth_part(config: Any) -> nn.Module:
     return part
 
 
-def _last_block(stack: Stack) -> list[Site]:
+def _last_block(stack: LayerStack) -> list[SublayerPosition]:
     return [site for site in stack.sites if site.block == stack.n_blocks - 1]
 
 

@@ -70,11 +70,11 @@ STATISTICS_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Numbers:
+class ElementCount:
     """Numbers per token: those in the dtype of the model, and statistics, which are in float32 at least.
 
     Example:
-        >>> (Numbers(8) + Numbers(8, statistics=1)).bytes(element_bytes=2)
+        >>> (ElementCount(8) + ElementCount(8, statistics=1)).bytes(element_bytes=2)
         36
     """
 
@@ -90,11 +90,11 @@ class Numbers:
         """Numbers of either sort."""
         return self.model + self.statistics
 
-    def __add__(self, other: "Numbers") -> "Numbers":
-        return Numbers(self.model + other.model, self.statistics + other.statistics)
+    def __add__(self, other: "ElementCount") -> "ElementCount":
+        return ElementCount(self.model + other.model, self.statistics + other.statistics)
 
-    def __sub__(self, other: "Numbers") -> "Numbers":
-        return Numbers(self.model - other.model, self.statistics - other.statistics)
+    def __sub__(self, other: "ElementCount") -> "ElementCount":
+        return ElementCount(self.model - other.model, self.statistics - other.statistics)
 
-    def __mul__(self, times: int) -> "Numbers":
-        return Numbers(self.model * times, self.statistics * times)
+    def __mul__(self, times: int) -> "ElementCount":
+        return ElementCount(self.model * times, self.statistics * times)

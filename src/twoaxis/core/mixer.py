@@ -11,7 +11,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule
-from twoaxis.core.position import HeadShape, Site, Slot, Stack
+from twoaxis.core.position import HeadShape, LayerStack, SublayerInfo, SublayerPosition
 from twoaxis.core.views import QKV
 
 T = TypeVar("T")
@@ -80,11 +80,11 @@ class Mixer(DeclaredModule, metaclass=MixerType):
         around: keywords about the surrounding model, with their defaults.
     """
 
-    places: ClassVar[tuple[type, ...]] = (Site, Stack)
+    places: ClassVar[tuple[type, ...]] = (SublayerPosition, LayerStack)
     around: ClassVar[Mapping[str, Any]] = ALONE
 
     @classmethod
-    def build_alone(cls, config: Any, site: Site) -> nn.Module:
+    def build_alone(cls, config: Any, site: SublayerPosition) -> nn.Module:
         """Builds the module of a configuration for a model that is not our decoder."""
         return accept_rows(config.build(site))
 
@@ -128,7 +128,7 @@ def _configured(cls: type, config_class: type[Config], config: Any, options: dic
 
 def _site(
     d_model: int, norm_eps: float = 1e-6, n_layers: int = 1, sublayers: int = 1, index: int = 0, **heads: int | None
-) -> Site:
+) -> SublayerPosition:
     """The place of sublayer `index` in a model of equal blocks; with `heads` every sublayer is attention that has these."""
     sizes = {"d_model": d_model, "n_layers": n_layers, "sublayers": sublayers}
     for name, value in (sizes | {name: one for name, one in heads.items() if one is not None}).items():
@@ -140,11 +140,11 @@ def _site(
         )
     if not isinstance(norm_eps, int | float) or not norm_eps > 0:
         raise ConfigError(problem("norm_eps", norm_eps, "a number > 0", "leave it out for 1e-6"))
-    slots: tuple[Slot, ...] = ()
+    slots: tuple[SublayerInfo, ...] = ()
     if n_heads := heads.get("n_heads"):
         shape = HeadShape(n_heads, heads["n_kv_heads"] or n_heads, heads["head_dim"] or max(1, d_model // n_heads))
-        slots = (Slot("attention", takes_views=True, heads=shape),) * (n_layers * sublayers)
-    return Stack(d_model, norm_eps, (sublayers,) * n_layers, slots).sites[index]
+        slots = (SublayerInfo("attention", takes_views=True, heads=shape),) * (n_layers * sublayers)
+    return LayerStack(d_model, norm_eps, (sublayers,) * n_layers, slots).sites[index]
 
 
 def accept_rows(module: nn.Module) -> nn.Module:

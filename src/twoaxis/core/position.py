@@ -14,7 +14,7 @@ class HeadShape:
 
 
 @dataclass(frozen=True)
-class Slot:
+class SublayerInfo:
     """The properties of a sublayer that depth mixers depend on; by default unknown.
 
     Attributes:
@@ -35,7 +35,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Site:
+class SublayerPosition:
     """The position of one sublayer.
 
     Attributes:
@@ -48,7 +48,7 @@ class Site:
     index: int
     block: int
     place: int
-    stack: "Stack"
+    stack: "LayerStack"
 
     @property
     def d_model(self) -> int:
@@ -61,9 +61,9 @@ class Site:
         return self.stack.norm_eps
 
     @property
-    def slot(self) -> Slot:
+    def slot(self) -> SublayerInfo:
         """The properties of the sublayer."""
-        return self.stack.slots[self.index] if self.stack.slots else Slot()
+        return self.stack.slots[self.index] if self.stack.slots else SublayerInfo()
 
     @property
     def opens_block(self) -> bool:
@@ -77,7 +77,7 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Stack:
+class LayerStack:
     """All sublayers of a model.
 
     Attributes:
@@ -90,7 +90,7 @@ class Stack:
     d_model: int
     norm_eps: float
     block_lengths: tuple[int, ...]
-    slots: tuple[Slot, ...] = ()
+    slots: tuple[SublayerInfo, ...] = ()
 
     @property
     def n_blocks(self) -> int:
@@ -103,7 +103,7 @@ class Stack:
         return sum(self.block_lengths)
 
     @cached_property
-    def sites(self) -> tuple[Site, ...]:
+    def sites(self) -> tuple[SublayerPosition, ...]:
         """Every sublayer in order."""
         places = [(block, place) for block, length in enumerate(self.block_lengths) for place in range(length)]
-        return tuple(Site(index, block, place, self) for index, (block, place) in enumerate(places))
+        return tuple(SublayerPosition(index, block, place, self) for index, (block, place) in enumerate(places))

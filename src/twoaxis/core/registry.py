@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, nearest
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 
 _SECTION = re.compile(r"^([A-Z][a-z]+):\s*")
 
@@ -117,7 +117,7 @@ class Row(Generic[C]):
     examples: Mapping[str, Mapping[str, Any]]
     status: Literal["core", "contrib"] = "core"
     certified: Mapping[str, str] = field(default_factory=dict)
-    at_scale: Mapping[str, Mapping[str, Any] | Callable[[Stack], Mapping[str, Any]]] | None = None
+    at_scale: Mapping[str, Mapping[str, Any] | Callable[[LayerStack], Mapping[str, Any]]] | None = None
     retrofit: Mapping[str, Any] = field(default_factory=dict)
     sums: Literal["none", "read"] = "none"
 

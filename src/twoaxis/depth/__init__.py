@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.core.registry import Row, Table
 from twoaxis.depth.attention_residuals import AttentionResiduals, AttentionResidualsConfig
 from twoaxis.depth.axis import DepthAxis
@@ -30,7 +30,7 @@ SOURCE_BLOCKS = 8
 """Blocks of sources that the report on Attention Residuals settles on, arXiv:2603.15031, section 5."""
 
 
-def _in_blocks(stack: Stack) -> dict[str, int]:
+def _in_blocks(stack: LayerStack) -> dict[str, int]:
     return {"block_size": ceil(stack.n_sublayers / SOURCE_BLOCKS)}
 
 

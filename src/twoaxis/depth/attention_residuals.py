@@ -16,7 +16,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Normal, matrix_std
-from twoaxis.core.position import Site, Slot, Stack
+from twoaxis.core.position import LayerStack, SublayerInfo, SublayerPosition
 from twoaxis.core.views import QKV, Views
 from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.depth_query import DepthQuery, ReadForm, Sources
@@ -79,7 +79,7 @@ class AttentionResidualsConfig(DepthConfig):
             schedule with a query or a key that it cannot know ahead, or options that `inkling2` does not have.
 
     Example:
-        >>> AttentionResidualsConfig(block_size=4).sources(6, Stack(8, 1e-6, block_lengths=(2, 2, 2, 2)))
+        >>> AttentionResidualsConfig(block_size=4).sources(6, LayerStack(8, 1e-6, block_lengths=(2, 2, 2, 2)))
         3
     """
 
@@ -132,29 +132,29 @@ class AttentionResidualsConfig(DepthConfig):
             self.refuse_options(of_report, " with form='inkling2'", "remove it or use form='report'")
         return self
 
-    def prepare(self, stack: Stack) -> Stack:
+    def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses blocks and heads that do not fit, and adds the key to what each sublayer emits."""
         check_blocks(self.block_size, self.count, stack)
         if stack.d_model % self.n_heads:
             raise ConfigError(problem("n_heads", self.n_heads, f"a divisor of d_model={stack.d_model}", "change one of them"))
         if self.key_rank is None:
             return stack
-        slots = stack.slots or (Slot(),) * stack.n_sublayers
+        slots = stack.slots or (SublayerInfo(),) * stack.n_sublayers
         return replace(stack, slots=tuple(replace(slot, update_extra=self.key_rank) for slot in slots))
 
-    def blocks(self, stack: Stack) -> SourceBlocks:
+    def blocks(self, stack: LayerStack) -> SourceBlocks:
         """The sublayers whose outputs make up each source."""
         return source_blocks(self.block_size, self.count, stack)
 
-    def sources(self, index: int, stack: Stack) -> int:
+    def sources(self, index: int, stack: LayerStack) -> int:
         """Sources that sublayer `index` reads."""
         return len(self.blocks(stack).counts(index))
 
-    def splits_views(self, site: Site) -> bool:
+    def splits_views(self, site: SublayerPosition) -> bool:
         """Before the global attention of `inkling2`, but for the first sublayer, which reads nothing."""
         return self.form == "inkling2" and site.index > 0 and site.slot.takes_views and site.slot.window is None
 
-    def read_form(self, index: int, stack: Stack) -> ReadForm:
+    def read_form(self, index: int, stack: LayerStack) -> ReadForm:
         """How the read before sublayer `index` scores and mixes."""
         blocks, W, inkling2 = self.blocks(stack), self.key_rank or stack.d_model, self.form == "inkling2"
         counts = blocks.counts(index)
@@ -188,7 +188,7 @@ class AttentionResidualsConfig(DepthConfig):
         mean = "zero queries read the mean of the sources, the plain stream divided by their number"
         return InitEquivalence("up_to_norm", mean)
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """One read over the sources, and the running sum with its rms."""
         D, N, R, form = site.d_model, shape.total_tokens, self.key_rank or 0, self.read_form(site.index, site.stack)
         blocks = self.blocks(site.stack)
@@ -200,14 +200,14 @@ class AttentionResidualsConfig(DepthConfig):
         read = form.cost(D, N)
         return (read + read + read if self.splits_views(site) else read) + write
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """The final read, and the key and the rms of the embeddings."""
         N, D, form = shape.total_tokens, stack.d_model, self.read_form(stack.n_sublayers, stack)
         weights = D * (self.key_rank or 0)
         enter = Cost(params=weights, matmul_flops=2 * N * weights, elementwise_flops=2 * N * form.key_width)
         return form.cost(D, N) + enter
 
-    def build(self, stack: Stack) -> "tuple[list[AttentionResiduals], AttentionResidualsEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[AttentionResiduals], AttentionResidualsEnds]":
         """Builds a query for each read; in two phases, the first sublayer of a block reads for all of them."""
         mixers = [AttentionResiduals(self, site) for site in stack.sites]
         for site, mixer in zip(stack.sites, mixers, strict=True):
@@ -220,7 +220,7 @@ class AttentionResidualsConfig(DepthConfig):
 class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
     """See `AttentionResidualsConfig`."""
 
-    def __init__(self, config: AttentionResidualsConfig, site: Site) -> None:
+    def __init__(self, config: AttentionResidualsConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.config, self.eps, blocks = config, site.norm_eps, config.blocks(site.stack)
         self.opens_block, self.opens_source = site.opens_block, site.index in blocks.openings
@@ -233,7 +233,7 @@ class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
         self.later: tuple[DepthQuery, ...] = ()
 
     @classmethod
-    def build_alone(cls, config: Any, site: Site) -> DepthMixer:
+    def build_alone(cls, config: Any, site: SublayerPosition) -> DepthMixer:
         """Builds the mixer of one sublayer, which reads all sources itself."""
         return super().build_alone(config.replace(schedule="per_read"), site)
 
@@ -275,7 +275,7 @@ class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
 class AttentionResidualsEnds(DepthEnds):
     """The embedding is a source of its own, and the last read has a query of its own."""
 
-    def __init__(self, config: AttentionResidualsConfig, stack: Stack) -> None:
+    def __init__(self, config: AttentionResidualsConfig, stack: LayerStack) -> None:
         super().__init__()
         self.config, self.eps = config, stack.norm_eps
         self.query = DepthQuery(config.read_form(stack.n_sublayers, stack))

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from twoaxis.core.measure import tensors
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, check_state, outside_decoder
 
 
@@ -59,7 +59,7 @@ class DepthAxis(nn.Module):
 
         super().__init__()
         config = DEPTH.parse(config)
-        stack = outside_decoder(config, Stack(d_model, norm_eps, (sublayers,) * n_layers))
+        stack = outside_decoder(config, LayerStack(d_model, norm_eps, (sublayers,) * n_layers))
         mixers, ends = config.build(stack)
         self.mixers, self.ends = nn.ModuleList(mixers), ends
         self._sublayers = sublayers
@@ -88,7 +88,7 @@ class DepthAxis(nn.Module):
 
 
 @torch.no_grad()
-def _state_lengths(config: DepthConfig, stack: Stack) -> list[int]:
+def _state_lengths(config: DepthConfig, stack: LayerStack) -> list[int]:
     """Counts the tensors in the state before every sublayer and behind the last, in one pass on tensors without memory."""
     with torch.device("meta"):
         mixers, ends = config.build(stack)

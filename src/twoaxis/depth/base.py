@@ -23,7 +23,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer
 from twoaxis.core.parameters import Constant, DeclaredModule
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Heads, Views
 from twoaxis.core.weighted_sum import WeightedSum
 
@@ -36,15 +36,15 @@ __all__ = [
     "DepthMixer",
     "Explanation",
     "InitEquivalence",
+    "LayerStack",
     "Layout",
     "MixingDesign",
     "Read",
     "Shape",
-    "Site",
-    "Stack",
     "State",
     "Stream",
     "StreamEnds",
+    "SublayerPosition",
     "Views",
     "WeightedSum",
     "Write",
@@ -116,14 +116,14 @@ class DepthConfig(Config, ABC):
         """How the freshly initialised model relates to the plain pre-norm model."""
 
     @abstractmethod
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """Parameters and operations of reading, mixing heads and writing at one sublayer, in one forward pass."""
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """Parameters and operations of entering and leaving the stack, in one forward pass."""
         return Cost()
 
-    def splits_views(self, site: Site) -> bool:
+    def splits_views(self, site: SublayerPosition) -> bool:
         """Whether a sublayer reads separate inputs for queries, keys and values, each behind its own norm."""
         return False
 
@@ -131,7 +131,7 @@ class DepthConfig(Config, ABC):
         """Mixers to compare with; none by default."""
         return Controls()
 
-    def prepare(self, stack: Stack) -> Stack:
+    def prepare(self, stack: LayerStack) -> LayerStack:
         """Returns the stack with what this mixer needs of its sublayers; the default needs those that take its views.
 
         Raises:
@@ -146,7 +146,7 @@ class DepthConfig(Config, ABC):
         return stack
 
     @abstractmethod
-    def build(self, stack: Stack) -> "tuple[Sequence[DepthMixer], DepthEnds]":
+    def build(self, stack: LayerStack) -> "tuple[Sequence[DepthMixer], DepthEnds]":
         """Builds the mixers of all sublayers of a prepared stack, and its two ends; they may share parts."""
 
 
@@ -168,7 +168,7 @@ class DepthMixer(Mixer):
         cls.mixes_heads = cls.mix_heads is not DepthMixer.mix_heads
 
     @classmethod
-    def build_alone(cls, config: Any, site: Site) -> "DepthMixer":
+    def build_alone(cls, config: Any, site: SublayerPosition) -> "DepthMixer":
         """Builds the mixer of one sublayer, for a model that is not our decoder."""
         mixers, _ = config.build(outside_decoder(config, site.stack))
         return mixers[site.index]
@@ -262,7 +262,7 @@ class StreamEnds(DepthEnds):
         return state, cache
 
 
-def outside_decoder(config: DepthConfig, stack: Stack) -> Stack:
+def outside_decoder(config: DepthConfig, stack: LayerStack) -> LayerStack:
     """Prepares the stack for a model whose sublayers return their update and nothing else.
 
     Raises:

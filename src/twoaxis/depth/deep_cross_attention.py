@@ -13,7 +13,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import QKV, Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name, unit_name
 from twoaxis.depth.base import Controls, DepthConfig, DepthMixer, Explanation, Layout, Read, Stream, Write
@@ -68,7 +68,7 @@ class DeepCrossAttentionConfig(DepthConfig):
             one input.
 
     Example:
-        >>> stack = Stack(d_model=2, norm_eps=1e-6, block_lengths=(2,) * 6)
+        >>> stack = LayerStack(d_model=2, norm_eps=1e-6, block_lengths=(2,) * 6)
         >>> [DeepCrossAttentionConfig(k=2).n_columns(block + 1) for block in range(7)]
         [2, 4, 6, 8, 8, 8, 8]
     """
@@ -148,18 +148,18 @@ class DeepCrossAttentionConfig(DepthConfig):
             return (*deltas[:k], *deltas[-k:])
         return (deltas[0], span_name("block", 0, n_deltas - k - 2), *deltas[-k:])
 
-    def splits_views(self, site: Site) -> bool:
+    def splits_views(self, site: SublayerPosition) -> bool:
         """Where a block opens, if queries, keys and values are read apart."""
         return site.opens_block and self.n_ways == 3
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The reads where a block opens, one or two adds elsewhere, and one more where a delta joins the middle."""
         width, after = shape.total_tokens * site.d_model, site.block + 2
         merges = site.closes_block and self.middle == "sum" and self.n_columns(after) < after
         cost = Cost(elementwise_flops=width * (merges + 2 * (not site.opens_block)))
         return cost + (self._read_cost(site.block + 1, self.n_ways, site.d_model, shape) if site.opens_block else Cost())
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """The last read."""
         return self._read_cost(stack.n_blocks + 1, 1, stack.d_model, shape)
 
@@ -175,7 +175,7 @@ class DeepCrossAttentionConfig(DepthConfig):
             elementwise_flops=S * N * D * (4 * C + 2 * norm),
         )
 
-    def build(self, stack: Stack) -> "tuple[list[DeepCrossAttention], DeltasEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[DeepCrossAttention], DeltasEnds]":
         """Builds a read for each block and for the head."""
         return [DeepCrossAttention(self, site) for site in stack.sites], DeltasEnds(self, stack)
 
@@ -183,7 +183,7 @@ class DeepCrossAttentionConfig(DepthConfig):
 class GRN(DeclaredModule):
     """A generalised residual: one weighted sum of the columns for each way."""
 
-    def __init__(self, config: DeepCrossAttentionConfig, n_deltas: int, n_ways: int, stack: Stack) -> None:
+    def __init__(self, config: DeepCrossAttentionConfig, n_deltas: int, n_ways: int, stack: LayerStack) -> None:
         super().__init__()
         self.config, self.eps, D = config, stack.norm_eps, stack.d_model
         self.names, n_columns = config.names(n_deltas), config.n_columns(n_deltas)
@@ -220,7 +220,7 @@ class GRN(DeclaredModule):
 class DeepCrossAttention(DepthMixer, config=DeepCrossAttentionConfig):
     """See `DeepCrossAttentionConfig`; sources are its columns: the embedding, the sum of the middle, the newest deltas."""
 
-    def __init__(self, config: DeepCrossAttentionConfig, site: Site) -> None:
+    def __init__(self, config: DeepCrossAttentionConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.config, self.closes_block = config, site.closes_block
         self.splits_views = config.splits_views(site)
@@ -260,7 +260,7 @@ class DeepCrossAttention(DepthMixer, config=DeepCrossAttentionConfig):
 class DeltasEnds(HistoryEnds):
     """The embedding is the first column; the model returns one more sum of the columns."""
 
-    def __init__(self, config: DeepCrossAttentionConfig, stack: Stack) -> None:
+    def __init__(self, config: DeepCrossAttentionConfig, stack: LayerStack) -> None:
         super().__init__()
         self.grn = GRN(config, stack.n_blocks + 1, 1, stack)
 

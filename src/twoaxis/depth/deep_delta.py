@@ -16,7 +16,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, Normal, matrix_std
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.delta_gate import Gate, gate_cost
@@ -167,7 +167,7 @@ class DeepDeltaConfig(DepthConfig):
                 raise ConfigError(problem(option, getattr(self, option), allowed, "leave one of the two out"))
         return self
 
-    def prepare(self, stack: Stack) -> Stack:
+    def prepare(self, stack: LayerStack) -> LayerStack:
         """Returns the stack with norms of this eps."""
         stack = super().prepare(stack)
         return stack if self.context_eps is None else replace(stack, norm_eps=self.context_eps)
@@ -189,7 +189,7 @@ class DeepDeltaConfig(DepthConfig):
         """How channels are compressed and begun."""
         return ChannelForm(self.compressor, self.expansion, self.value_channels, self.kernel_size, self.impl)
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """Gate and target by their weights, one write per channel, and the compressor, owned by the first of its block."""
         D, N, C = site.d_model, shape.total_tokens, self.value_channels
         target_flops = 2 * D if C == 1 else 0
@@ -206,12 +206,12 @@ class DeepDeltaConfig(DepthConfig):
             )
         )
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """The readout, and the convolution of the embeddings."""
         D, N = stack.d_model, shape.total_tokens
         return self.channels.expansion_cost(D, N) + self.channels.compressor_cost(D, N)
 
-    def build(self, stack: Stack) -> "tuple[list[DeepDelta], DepthEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[DeepDelta], DepthEnds]":
         """Builds the mixers, which share the compressor of the first of their block, and the ends."""
         mixers, shared = list[DeepDelta](), None
         for site in stack.sites:
@@ -230,7 +230,7 @@ class DeepDelta(DepthMixer, config=DeepDeltaConfig):
         [[[1.0, 1.0, 1.0]]]
     """
 
-    def __init__(self, config: DeepDeltaConfig, site: Site, shared: Compressor | None = None) -> None:
+    def __init__(self, config: DeepDeltaConfig, site: SublayerPosition, shared: Compressor | None = None) -> None:
         super().__init__()
         self.config, d_model = config, site.d_model
         C, std = config.value_channels, matrix_std(d_model)
@@ -244,7 +244,7 @@ class DeepDelta(DepthMixer, config=DeepDeltaConfig):
         self._shared = (shared,)
 
     @classmethod
-    def build_alone(cls, config: Any, site: Site) -> DepthMixer:
+    def build_alone(cls, config: Any, site: SublayerPosition) -> DepthMixer:
         """Builds the mixer of one sublayer, with a compressor of its own."""
         return cls(config, config.prepare(site.stack).sites[site.index])
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import QKV, Views
 from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.depth_query import AddedRead, Sources
@@ -97,7 +97,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
                 raise ConfigError(problem(name, getattr(self, name), what, "use entries='block_delta'"))
         return self
 
-    def prepare(self, stack: Stack) -> Stack:
+    def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses sizes that do not add up, and separate values where no sublayer takes them."""
         check_blocks(self.block_size, self.count, stack)
         if self.value_routing == "separate" and stack.slots and not any(slot.takes_views for slot in stack.slots):
@@ -105,15 +105,15 @@ class DeltaAttentionResidualsConfig(DepthConfig):
             raise ConfigError(problem("value_routing", "separate", allowed, "add an attention sublayer"))
         return super().prepare(stack)
 
-    def splits_views(self, site: Site) -> bool:
+    def splits_views(self, site: SublayerPosition) -> bool:
         """At attention, with separate values."""
         return self.value_routing == "separate" and site.slot.takes_views
 
-    def blocks(self, stack: Stack) -> SourceBlocks:
+    def blocks(self, stack: LayerStack) -> SourceBlocks:
         """The sublayers whose outputs make up each source."""
         return source_blocks(self.block_size, self.count, stack)
 
-    def completed(self, index: int, stack: Stack) -> int:
+    def completed(self, index: int, stack: LayerStack) -> int:
         """Sources in the state that enters sublayer `index`, without the running delta; nothing reads after the last."""
         if index == stack.n_sublayers:
             return 0
@@ -123,12 +123,12 @@ class DeltaAttentionResidualsConfig(DepthConfig):
         first_read = {"first_read": 0, "second_read": 1, "never": stack.n_sublayers}[self.embedding]
         return (index >= first_read) + sum(0 < opening <= index for opening in openings)
 
-    def runs_on(self, index: int, stack: Stack) -> bool:
+    def runs_on(self, index: int, stack: LayerStack) -> bool:
         """Whether sublayer `index` is inside a block whose delta is still growing."""
         inside = index < stack.n_sublayers and index not in self.blocks(stack).openings
         return inside and self.entries == "block_delta"
 
-    def names(self, site: Site) -> tuple[str, ...]:
+    def names(self, site: SublayerPosition) -> tuple[str, ...]:
         """The names of the sources of one read, oldest first behind a null source."""
         completed, blocks = self.completed(site.index, site.stack), self.blocks(site.stack).names
         # As released, every entry is the stream where a block opens less the entry before it.
@@ -154,7 +154,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
             return InitEquivalence("up_to_norm", "zero queries add the mean of sources that add up to the stream")
         return InitEquivalence("none", "zero queries add the mean of sources that do not add up to the stream")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """One read, or two where values are routed apart, and the write."""
         read = self._read_cost(len(self.names(site)), site.d_model, shape)
         write = Cost(elementwise_flops=shape.total_tokens * site.d_model * (3 + self.runs_on(site.index, site.stack)))
@@ -170,7 +170,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
         flops = N * (n * (2 * D + 5) + D * (1 + gate))
         return Cost(params=params + 2 * D, matmul_flops=2 * N * n * D, elementwise_flops=flops)
 
-    def build(self, stack: Stack) -> "tuple[list[DeltaAttentionResiduals], DeltaEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[DeltaAttentionResiduals], DeltaEnds]":
         """Builds a query for each read, or two where values are routed apart."""
         return [DeltaAttentionResiduals(self, site) for site in stack.sites], DeltaEnds(self, stack)
 
@@ -200,7 +200,7 @@ class StreamAndDeltas(NamedTuple):
 class DeltaAttentionResiduals(DepthMixer, config=DeltaAttentionResidualsConfig):
     """See `DeltaAttentionResidualsConfig`."""
 
-    def __init__(self, config: DeltaAttentionResidualsConfig, site: Site) -> None:
+    def __init__(self, config: DeltaAttentionResidualsConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.config, self.eps = config, site.norm_eps
         opens, following, names = config.blocks(site.stack).openings, site.index + 1, config.names(site)
@@ -257,7 +257,7 @@ class DeltaAttentionResiduals(DepthMixer, config=DeltaAttentionResidualsConfig):
 class DeltaEnds(DepthEnds):
     """The stream starts as the embedding, which may be a source at once, and is left as it is."""
 
-    def __init__(self, config: DeltaAttentionResidualsConfig, stack: Stack) -> None:
+    def __init__(self, config: DeltaAttentionResidualsConfig, stack: LayerStack) -> None:
         super().__init__()
         self.config, self.eps = config, stack.norm_eps
 

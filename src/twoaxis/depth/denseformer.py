@@ -12,7 +12,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Values
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, StreamEnds, Write
@@ -111,11 +111,11 @@ class DenseFormerConfig(DepthConfig):
         apart = self.period if self.stored == "groups" else 1
         return strided_sums(n_units, self.period, self.dilation * apart, None if self.last is None else self.last * apart)
 
-    def rows_of(self, stack: Stack) -> Sums:
+    def rows_of(self, stack: LayerStack) -> Sums:
         """The rows of a whole stack."""
         return self.rows(n_units(stack, self.granularity))
 
-    def prepare(self, stack: Stack) -> Stack:
+    def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses groups that do not fill the stack."""
         units = n_units(stack, self.granularity)
         if self.stored == "groups" and units % self.period:
@@ -137,7 +137,7 @@ class DenseFormerConfig(DepthConfig):
             return InitEquivalence("none", "older outputs start with a weight that is not 0")
         return InitEquivalence("exact", "every row starts with weight 1 on the newest output and 0 on the others")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """One add, and one sum where a unit with a row ends."""
         N, D, unit = shape.total_tokens, site.d_model, unit_of(site, self.granularity)
         if self.variant == "skip_gains":
@@ -145,7 +145,7 @@ class DenseFormerConfig(DepthConfig):
         S = len(self.rows_of(site.stack).get(unit.number + 1, ())) if unit.closes else 0
         return Cost(params=S, elementwise_flops=N * D * (1 + 2 * S))
 
-    def build(self, stack: Stack) -> tuple[Sequence[DepthMixer], DepthEnds]:
+    def build(self, stack: LayerStack) -> tuple[Sequence[DepthMixer], DepthEnds]:
         """Builds a row where a unit with one ends, or the gains of the baseline."""
         if self.variant == "skip_gains":
             return [SkipGain() for _ in stack.sites], StreamEnds()
@@ -155,7 +155,7 @@ class DenseFormerConfig(DepthConfig):
 class DenseFormer(DepthMixer, config=DenseFormerConfig):
     """See `DenseFormerConfig`; sources are the outputs that later rows read, then the stream, which may be the newest."""
 
-    def __init__(self, config: DenseFormerConfig, site: Site) -> None:
+    def __init__(self, config: DenseFormerConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.impl: Impl = config.impl
         rows, (unit, opens, self.ends_unit) = config.rows_of(site.stack), unit_of(site, config.granularity)

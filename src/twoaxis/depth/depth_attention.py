@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.history import Granularity, StreamWrite, n_units, unit_of
@@ -113,7 +113,7 @@ class DepthAttentionConfig(DepthConfig):
         """Numbers in all heads of one query, key or value."""
         return self.n_heads * (self.head_dim or d_model // self.n_heads)
 
-    def reads(self, stack: Stack) -> tuple[StateRead, ...]:
+    def reads(self, stack: LayerStack) -> tuple[StateRead, ...]:
         """All reads of the model, that of the head last where it makes one."""
         count = n_units(stack, self.granularity) + (self.head == "read")
         after = "state at {}" if self.granularity == "sublayer" else "state after block {}"
@@ -125,12 +125,12 @@ class DepthAttentionConfig(DepthConfig):
             found.append(StateRead(names[read + 1 - self.sources(read) : read + 1], keeps))
         return tuple(found)
 
-    def read_at(self, site: Site) -> StateRead | None:
+    def read_at(self, site: SublayerPosition) -> StateRead | None:
         """The read before this sublayer; None where there is none."""
         unit = unit_of(site, self.granularity)
         return self.reads(site.stack)[unit.number] if unit.opens else None
 
-    def form(self, stack: Stack) -> ReaderForm:
+    def form(self, stack: LayerStack) -> ReaderForm:
         """How every reader of this model works."""
         start = self.output_init or ("zero" if self.mode == "add" else "scaled")
         return ReaderForm(
@@ -157,7 +157,7 @@ class DepthAttentionConfig(DepthConfig):
             return InitEquivalence("none", "a random projection of earlier states is added to the stream")
         return InitEquivalence("exact", "the output projection of the read starts at zero")
 
-    def prepare(self, stack: Stack) -> Stack:
+    def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses heads that do not divide the width, and without an output matrix those that do not fill it."""
         if self.head_dim is None and stack.d_model % self.n_heads:
             allowed = f"a divisor of d_model={stack.d_model}, or given with a head_dim"
@@ -167,20 +167,20 @@ class DepthAttentionConfig(DepthConfig):
             raise ConfigError(problem("n_heads * head_dim", got, allowed, "drop head_dim, or use output='matrix'"))
         return stack
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The projections and the attention over the window, where a read is made, and the write."""
         read, add = self.read_at(site), Cost(elementwise_flops=shape.total_tokens * site.d_model)
         if read is None:
             return add
         return add + self.form(site.stack).cost(read, shape.total_tokens, shares=self.projections == "shared")
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """The matrices that all readers share, and the read of the head."""
         reads, form, shares = self.reads(stack), self.form(stack), self.projections == "shared"
         cost = Cost(params=form.params(max(read.parts for read in reads)) if shares else 0)
         return cost + (form.cost(reads[-1], shape.total_tokens, shares) if self.head == "read" else Cost())
 
-    def build(self, stack: Stack) -> "tuple[Sequence[DepthMixer], DepthAttentionEnds]":
+    def build(self, stack: LayerStack) -> "tuple[Sequence[DepthMixer], DepthAttentionEnds]":
         """Builds a reader for each state, with matrices of its own or with those of the ends."""
         ends = DepthAttentionEnds(self, stack)
         lender = ends if self.projections == "shared" else None
@@ -197,7 +197,7 @@ class DepthAttention(Reader, DepthMixer, config=DepthAttentionConfig):
         lender: the ends, when all readers share their matrices.
     """
 
-    def __init__(self, config: DepthAttentionConfig, site: Site, lender: Reader | None) -> None:
+    def __init__(self, config: DepthAttentionConfig, site: SublayerPosition, lender: Reader | None) -> None:
         super().__init__()
         self.form, read = config.form(site.stack), config.read_at(site)
         assert read is not None, "a sublayer that reads nothing adds to the stream alone"
@@ -206,7 +206,7 @@ class DepthAttention(Reader, DepthMixer, config=DepthAttentionConfig):
             self.declare(read.parts)
 
     @classmethod
-    def build_alone(cls, config: Any, site: Site) -> DepthMixer:
+    def build_alone(cls, config: Any, site: SublayerPosition) -> DepthMixer:
         """Builds the mixer of one sublayer, with matrices of its own.
 
         Raises:
@@ -234,7 +234,7 @@ class DepthAttention(Reader, DepthMixer, config=DepthAttentionConfig):
 class DepthAttentionEnds(Reader, DepthEnds):
     """The stream starts as the embeddings without a memory; the matrices that all readers share live here."""
 
-    def __init__(self, config: DepthAttentionConfig, stack: Stack) -> None:
+    def __init__(self, config: DepthAttentionConfig, stack: LayerStack) -> None:
         super().__init__()
         self.config, self.form, self.lends = config, config.form(stack), config.projections == "shared"
         reads = config.reads(stack)

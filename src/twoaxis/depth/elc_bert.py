@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import unit_name
 from twoaxis.depth.base import DepthConfig, DepthMixer, Explanation, Layout, Read, Stream, Write
@@ -104,7 +104,7 @@ class ElcBertConfig(DepthConfig):
             return InitEquivalence("exact", "the blend starts at 0, where every read is the plain sum of all outputs")
         return InitEquivalence("none", "blocks read a mean of earlier outputs, and the head sees no sum of them")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The combination where a block opens, one or two adds elsewhere, and the norm where a block of `normalized` closes."""
         width = shape.total_tokens * site.d_model
         cost = Cost(elementwise_flops=width * (1 if self.variant == "base" else 2))
@@ -112,7 +112,7 @@ class ElcBertConfig(DepthConfig):
             cost = self._mixture_cost(site.block + 1, site.stack, shape)
         return cost + Cost(elementwise_flops=6 * width * (self.variant == "normalized" and site.closes_block))
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """The norm of the embedding and the final combination, where there are any."""
         norm = Cost(elementwise_flops=6 * shape.total_tokens * stack.d_model * self.norms_embedding)
         return norm + (self._mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost())
@@ -121,12 +121,12 @@ class ElcBertConfig(DepthConfig):
         """Builds one convex sum."""
         return Combination(n_sources, float(self.variant == "base"), self.blend == "annealed", self.impl)
 
-    def _mixture_cost(self, n: int, stack: Stack, shape: Shape) -> Cost:
+    def _mixture_cost(self, n: int, stack: LayerStack, shape: Shape) -> Cost:
         if n == 1:
             return Cost()
         return Cost(params=n + (self.blend != "none"), elementwise_flops=2 * n * shape.total_tokens * stack.d_model)
 
-    def build(self, stack: Stack) -> "tuple[list[ElcBert], ElcBertEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[ElcBert], ElcBertEnds]":
         """Builds a combination for each block but the first, and for the head where it has one."""
         return [ElcBert(self, site) for site in stack.sites], ElcBertEnds(self, stack)
 
@@ -134,7 +134,7 @@ class ElcBertConfig(DepthConfig):
 class ElcBert(DepthMixer, config=ElcBertConfig):
     """See `ElcBertConfig`; sources are the embedding and the outputs of earlier blocks, as far as they are read again."""
 
-    def __init__(self, config: ElcBertConfig, site: Site) -> None:
+    def __init__(self, config: ElcBertConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.config = config
         self.keeps_sources = config.variant == "weighted_output" or site.block + 1 < site.stack.n_blocks
@@ -172,7 +172,7 @@ def _names(state: History) -> tuple[str, ...]:
 class ElcBertEnds(HistoryEnds):
     """The embedding is the first output; the model returns the last one, or a combination of all of them."""
 
-    def __init__(self, config: ElcBertConfig, stack: Stack) -> None:
+    def __init__(self, config: ElcBertConfig, stack: LayerStack) -> None:
         super().__init__()
         self.config = config
         self.combination = config.combination(stack.n_blocks + 1) if config.variant == "weighted_output" else None

@@ -14,7 +14,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import Controls, DepthConfig, Layout, Stream
 from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
@@ -95,7 +95,7 @@ class FracConnectionsConfig(DepthConfig):
             self.refuse_options(("scale_init",), reason, remedy)
         return self
 
-    def prepare(self, stack: Stack) -> Stack:
+    def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses fractions that do not divide d_model."""
         if stack.d_model % self.n_fractions:
             allowed = f"a divisor of d_model={stack.d_model}"
@@ -126,7 +126,7 @@ class FracConnectionsConfig(DepthConfig):
             return InitEquivalence("up_to_norm", "all streams are copies of the plain one, and their sum is n times as large")
         return InitEquivalence("exact", "every fraction is read, kept and written with weight 1, and no other one")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """One read, one mixing write and, for dynamic weights, the scores they take."""
         m, P, C, N = self.n_fractions, self.pieces, self.columns, shape.total_tokens
         E = site.d_model // m
@@ -141,11 +141,11 @@ class FracConnectionsConfig(DepthConfig):
             elementwise_flops=N * P * ((3 if learns else 4) * E + 4 * C),
         )
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """The sum of the streams."""
         return Cost(elementwise_flops=(self.n_streams - 1) * stack.d_model * shape.total_tokens)
 
-    def build(self, stack: Stack) -> "tuple[list[FracConnections], ParallelEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[FracConnections], ParallelEnds]":
         """Builds the weights of each sublayer."""
         mixers = [FracConnections(self, site) for site in stack.sites]
         return mixers, ParallelEnds(self.n_streams, self.n_fractions)
@@ -154,7 +154,7 @@ class FracConnectionsConfig(DepthConfig):
 class FracConnections(StreamsMixer, config=FracConnectionsConfig):
     """See `FracConnectionsConfig`; the fractions lie side by side in the streams."""
 
-    def __init__(self, config: FracConnectionsConfig, site: Site) -> None:
+    def __init__(self, config: FracConnectionsConfig, site: SublayerPosition) -> None:
         super().__init__(config.impl, config.n_fractions)
         P, m = config.pieces, config.n_fractions
         read, residual = _starts(config, site.index)

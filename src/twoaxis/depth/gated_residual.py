@@ -13,7 +13,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.weighted_sum import WeightedSum
 from twoaxis.depth.base import Controls, DepthConfig, Explanation, Layout, Read, Stream
 from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
@@ -90,14 +90,14 @@ class GatedResidualConfig(DepthConfig):
             return InitEquivalence("none", "random gates differ from feature to feature, and random write weights are not 1")
         return InitEquivalence("up_to_norm", "all streams are copies of the plain stream, read divided by their rms")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The gated read, and a write to every stream."""
         n, D, N = self.n_streams, site.d_model, shape.total_tokens
         # The products for the write weights, the sigmoid of them, and its double.
         write = Cost(params=n * n * D, matmul_flops=2 * n * n * D * N, elementwise_flops=2 * n * D * N)
         return self._read_cost(D, shape) + write
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """The last read."""
         return self._read_cost(stack.d_model, shape)
 
@@ -105,7 +105,7 @@ class GatedResidualConfig(DepthConfig):
         n, N, r = self.n_streams, shape.total_tokens, self.rank
         return Cost(params=n * D * (2 * r + 1), matmul_flops=4 * r * n * D * N, elementwise_flops=12 * n * D * N)
 
-    def build(self, stack: Stack) -> "tuple[list[GatedResidual], GatedResidualEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[GatedResidual], GatedResidualEnds]":
         """Builds a gate for each sublayer and for the last read."""
         return [GatedResidual(self, site) for site in stack.sites], GatedResidualEnds(self, stack)
 
@@ -113,7 +113,7 @@ class GatedResidualConfig(DepthConfig):
 class StreamGate(DeclaredModule):
     """The gated read, and with `writes` the products that the write weights come from."""
 
-    def __init__(self, config: GatedResidualConfig, stack: Stack, index: int, writes: bool) -> None:
+    def __init__(self, config: GatedResidualConfig, stack: LayerStack, index: int, writes: bool) -> None:
         super().__init__()
         n, D, preserving = config.n_streams, stack.d_model, config.init == "preserving"
         self.impl: Impl = config.impl
@@ -145,7 +145,7 @@ class StreamGate(DeclaredModule):
 class GatedResidual(StreamsMixer, config=GatedResidualConfig):
     """See `GatedResidualConfig`."""
 
-    def __init__(self, config: GatedResidualConfig, site: Site) -> None:
+    def __init__(self, config: GatedResidualConfig, site: SublayerPosition) -> None:
         super().__init__(config.impl)
         self.gate = StreamGate(config, site.stack, site.index, writes=True)
 
@@ -162,7 +162,7 @@ class GatedResidual(StreamsMixer, config=GatedResidualConfig):
 class GatedResidualEnds(ParallelEnds):
     """Every stream starts as the embeddings, and the streams end in one more gated read."""
 
-    def __init__(self, config: GatedResidualConfig, stack: Stack) -> None:
+    def __init__(self, config: GatedResidualConfig, stack: LayerStack) -> None:
         super().__init__(config.n_streams)
         self.gate = StreamGate(config, stack, stack.n_sublayers, writes=False)
 

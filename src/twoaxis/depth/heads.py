@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Self
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.position import HeadShape, Site, Stack
+from twoaxis.core.position import HeadShape, LayerStack, SublayerPosition
 from twoaxis.depth.base import DepthEnds, Layout, Stream
 
 
-def chains(stack: Stack) -> dict[str, HeadShape]:
+def chains(stack: LayerStack) -> dict[str, HeadShape]:
     """Returns the kinds of sublayers with heads, in order of appearance, each with the heads of its first layer."""
     found: dict[str, HeadShape] = {}
     for slot in stack.slots:
@@ -21,17 +21,17 @@ def chains(stack: Stack) -> dict[str, HeadShape]:
     return found
 
 
-def chain_of(site: Site) -> int:
+def chain_of(site: SublayerPosition) -> int:
     """Returns the number of the chain that a sublayer is part of."""
     return list(chains(site.stack)).index(site.slot.kind)
 
 
-def place_in_chain(site: Site) -> int:
+def place_in_chain(site: SublayerPosition) -> int:
     """Counts the sublayers of its chain before a sublayer."""
     return sum(slot.kind == site.slot.kind for slot in site.stack.slots[: site.index])
 
 
-def check_chains(stack: Stack, mixer: str) -> None:
+def check_chains(stack: LayerStack, mixer: str) -> None:
     """Refuses stacks whose heads a mixer cannot carry from layer to layer.
 
     Raises:
@@ -66,7 +66,7 @@ class StreamAndHeads(NamedTuple):
 class HeadsEnds(DepthEnds):
     """The stream starts as the embeddings, with chains that hold nothing yet."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: LayerStack) -> None:
         super().__init__()
         self.n_chains = len(chains(stack))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import DeclaredModule, Values
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name
 from twoaxis.depth.base import DepthEnds, DepthMixer, Explanation, Layout, State, Stream, Views
 from twoaxis.ops.blend import annealed, blend_parameter
@@ -33,11 +33,11 @@ class Unit(NamedTuple):
     closes: bool
 
 
-def unit_of(site: Site, granularity: Granularity) -> Unit:
+def unit_of(site: SublayerPosition, granularity: Granularity) -> Unit:
     """Returns the block of a sublayer, or the sublayer as a unit of its own.
 
     Example:
-        >>> unit_of(Stack(8, 1e-6, (2, 2)).sites[2], "block")
+        >>> unit_of(LayerStack(8, 1e-6, (2, 2)).sites[2], "block")
         Unit(number=1, opens=True, closes=False)
     """
     if granularity == "sublayer":
@@ -45,7 +45,7 @@ def unit_of(site: Site, granularity: Granularity) -> Unit:
     return Unit(site.block, site.opens_block, site.closes_block)
 
 
-def n_units(stack: Stack, granularity: Granularity) -> int:
+def n_units(stack: LayerStack, granularity: Granularity) -> int:
     """Counts the units of a stack."""
     return stack.n_blocks if granularity == "block" else stack.n_sublayers
 
@@ -194,14 +194,14 @@ class SourceBlocks(NamedTuple):
     """
 
     openings: tuple[int, ...]
-    stack: Stack
+    stack: LayerStack
 
     def counts(self, index: int) -> tuple[int, ...]:
         """Returns the outputs in each source at sublayer `index`: the embedding, completed blocks, the running one if any."""
         starts = (opening for opening in self.openings if opening < index)
         return (1, *(end - start for start, end in pairwise((*starts, index))))
 
-    def completed(self, site: Site) -> int:
+    def completed(self, site: SublayerPosition) -> int:
         """Counts the sources that no sublayer of this transformer block changes any more when it opens."""
         opening = site.index - site.place
         return len(self.counts(opening)) - (opening > 0 and opening not in self.openings)
@@ -213,11 +213,11 @@ class SourceBlocks(NamedTuple):
         return tuple(span_name("sublayer", start, end - 1) for start, end in zip(self.openings, ends, strict=True))
 
 
-def source_blocks(size: int | Sequence[int], count: Count, stack: Stack) -> SourceBlocks:
+def source_blocks(size: int | Sequence[int], count: Count, stack: LayerStack) -> SourceBlocks:
     """Groups sublayers into blocks of these sizes.
 
     Example:
-        >>> blocks = source_blocks(2, "layer", Stack(8, 1e-6, (2, 3, 2)))
+        >>> blocks = source_blocks(2, "layer", LayerStack(8, 1e-6, (2, 3, 2)))
         >>> blocks.openings, blocks.names, blocks.counts(6)
         ((0, 5), ('sublayers 0-4', 'sublayers 5-6'), (1, 5, 1))
     """
@@ -230,7 +230,7 @@ def source_blocks(size: int | Sequence[int], count: Count, stack: Stack) -> Sour
     return SourceBlocks(begins, stack)
 
 
-def check_blocks(size: int | Sequence[int], count: Count, stack: Stack) -> None:
+def check_blocks(size: int | Sequence[int], count: Count, stack: LayerStack) -> None:
     """Raises ConfigError when sizes that are given one by one do not add up to the depth of the stack."""
     depth = stack.n_sublayers if count == "sublayer" else stack.n_blocks
     if not isinstance(size, int) and sum(size) != depth:

@@ -13,7 +13,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import Controls, DepthConfig, Layout, Stream
 from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
@@ -108,7 +108,7 @@ class HyperConnectionsConfig(DepthConfig):
             return InitEquivalence("exact", "the one stream is read, kept and written with weight 1")
         return InitEquivalence("up_to_norm", "all streams are copies of the plain stream, and their sum is n times as large")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """One read, one mixing write and, for dynamic weights, the scores they take."""
         n, D, N = self.n_streams, site.d_model, shape.total_tokens
         sums, weights = 2 * n * (n + 2) * D * N, n * (n + 2)
@@ -118,11 +118,11 @@ class HyperConnectionsConfig(DepthConfig):
         scores = N * n * (norm * D + 4 * (n + 2))
         return Cost(params=weights + (n + 2) * D + 2 + learned, matmul_flops=sums, elementwise_flops=sums + scores)
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """The sum of the streams."""
         return Cost(elementwise_flops=(self.n_streams - 1) * stack.d_model * shape.total_tokens)
 
-    def build(self, stack: Stack) -> "tuple[list[HyperConnections], ParallelEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[HyperConnections], ParallelEnds]":
         """Builds the weights of each sublayer."""
         return [HyperConnections(self, site) for site in stack.sites], ParallelEnds(self.n_streams)
 
@@ -130,7 +130,7 @@ class HyperConnectionsConfig(DepthConfig):
 class HyperConnections(StreamsMixer, config=HyperConnectionsConfig):
     """See `HyperConnectionsConfig`."""
 
-    def __init__(self, config: HyperConnectionsConfig, site: Site) -> None:
+    def __init__(self, config: HyperConnectionsConfig, site: SublayerPosition) -> None:
         super().__init__(config.impl)
         n = config.n_streams
         one_hot = tuple(float(j == site.index % n) for j in range(n))

@@ -15,7 +15,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, Striped
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthMixer, Layout, Stream
 from twoaxis.depth.history import Granularity, History, HistoryEnds, unit_of
@@ -112,7 +112,7 @@ class LaurelConfig(DepthConfig):
         """Whether there are maps of low rank."""
         return self.maps in ("shared", "separate")
 
-    def prepare(self, stack: Stack) -> Stack:
+    def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses a rank above the width."""
         if self.low_rank and self.rank > stack.d_model:
             most = f"at most d_model={stack.d_model}, since the rows of A are orthogonal"
@@ -128,7 +128,7 @@ class LaurelConfig(DepthConfig):
         """Inputs that this block (or sublayer) sees, its own among them."""
         return min(self.n_previous, unit + 1) if self.has_previous else 1
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """One or two adds inside a block, and the residual way where it ends."""
         unit, N, D = unit_of(site, self.granularity), shape.total_tokens, site.d_model
         # What the sublayers of a block have added is read by this one and by its write.
@@ -143,7 +143,7 @@ class LaurelConfig(DepthConfig):
             elementwise_flops=N * (4 * D if self.low_rank else 2 * (1 + S) * D),
         )
 
-    def build(self, stack: Stack) -> "tuple[list[Laurel], HistoryEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[Laurel], HistoryEnds]":
         """Builds weights and maps where a residual way ends."""
         return [Laurel(self, site) for site in stack.sites], HistoryEnds()
 
@@ -151,7 +151,7 @@ class LaurelConfig(DepthConfig):
 class Laurel(DepthMixer, config=LaurelConfig):
     """See `LaurelConfig`; sources are the inputs of blocks, of which the newest is that of the block at hand."""
 
-    def __init__(self, config: LaurelConfig, site: Site) -> None:
+    def __init__(self, config: LaurelConfig, site: SublayerPosition) -> None:
         super().__init__()
         unit, _, closes = unit_of(site, config.granularity)
         self.config, self.closes_unit = config, closes

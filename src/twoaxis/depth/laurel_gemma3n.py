@@ -13,7 +13,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.parameters import Constant, Normal, matrix_std
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthMixer, Stream, StreamEnds
 from twoaxis.ops.norm import rms_norm
@@ -66,7 +66,7 @@ class LaurelGemma3nConfig(DepthConfig):
         """None."""
         return InitEquivalence("none", "updates are normalised, and the stream is averaged with its norm")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The norm of the update and, where a block opens, the map and its norm."""
         N, D, r = shape.total_tokens, site.d_model, self.rank
         cost = Cost(params=D, elementwise_flops=5 * N * D)
@@ -74,7 +74,7 @@ class LaurelGemma3nConfig(DepthConfig):
             cost += Cost(params=(2 * r + 1) * D, matmul_flops=4 * N * r * D, elementwise_flops=9 * N * D)
         return cost
 
-    def build(self, stack: Stack) -> "tuple[list[LaurelGemma3n], StreamEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[LaurelGemma3n], StreamEnds]":
         """Builds a mixer for each sublayer of one plain stream."""
         return [LaurelGemma3n(self, site) for site in stack.sites], StreamEnds()
 
@@ -82,7 +82,7 @@ class LaurelGemma3nConfig(DepthConfig):
 class LaurelGemma3n(DepthMixer, config=LaurelGemma3nConfig):
     """See `LaurelGemma3nConfig`."""
 
-    def __init__(self, config: LaurelGemma3nConfig, site: Site) -> None:
+    def __init__(self, config: LaurelGemma3nConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.impl: Impl = config.impl
         self.eps, self.opens_block = site.norm_eps, site.opens_block

@@ -13,7 +13,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.parameters import Constant, Uniform, Values
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Heads, Views
 from twoaxis.depth.base import DepthConfig, DepthMixer
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, check_chains, place_in_chain
@@ -65,12 +65,12 @@ class LimeConfig(DepthConfig):
             return InitEquivalence("exact", "every layer starts with its own keys and values alone")
         return InitEquivalence("none", "the weights of other layers start at random")
 
-    def prepare(self, stack: Stack) -> Stack:
+    def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses stacks without heads or with uneven ones."""
         check_chains(stack, self.kind)
         return stack
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The router, and one multiply-add per weight and number."""
         N, heads = shape.total_tokens, site.slot.heads
         add = Cost(elementwise_flops=N * site.d_model)
@@ -79,7 +79,7 @@ class LimeConfig(DepthConfig):
         weights = (place_in_chain(site) + 1) * heads.n_kv_heads**2
         return add + Cost(params=weights, elementwise_flops=2 * N * weights * 2 * heads.head_dim)
 
-    def build(self, stack: Stack) -> tuple[Sequence[DepthMixer], HeadsEnds]:
+    def build(self, stack: LayerStack) -> tuple[Sequence[DepthMixer], HeadsEnds]:
         """Builds a router for each layer of attention."""
         mixers = [StreamWrite() if site.slot.heads is None else Lime(self, site) for site in stack.sites]
         return mixers, HeadsEnds(stack)
@@ -90,7 +90,7 @@ class Lime(StreamWrite, config=LimeConfig):
 
     around = ALONE_IN_ATTENTION
 
-    def __init__(self, config: LimeConfig, site: Site) -> None:
+    def __init__(self, config: LimeConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.impl: Impl = config.impl
         self.chain, heads, earlier = chain_of(site), site.slot.heads, place_in_chain(site)

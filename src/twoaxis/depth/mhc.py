@@ -15,7 +15,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, Values
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth import mhc_forms
 from twoaxis.depth.base import Controls, DepthConfig, Explanation, Layout, Read, Stream
@@ -163,7 +163,7 @@ class MHCConfig(DepthConfig):
         """Weights that each stream has: of the read, of the write, and to every destination."""
         return 2 if self.form.residual == "identity" else self.n_streams + 2
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The scores, the rounds, one read and one mixing write."""
         n, D, N, form, columns = self.n_streams, site.d_model, shape.total_tokens, self.form, self.n_columns
         joint = form.scores == "joint"
@@ -175,7 +175,7 @@ class MHCConfig(DepthConfig):
             elementwise_flops=N * (6 * n * D + sinkhorn_flops + 3 * weights),
         )
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """The read-out."""
         n, D, N = self.n_streams, stack.d_model, shape.total_tokens
         if self.form.read_out != "learned":
@@ -183,7 +183,7 @@ class MHCConfig(DepthConfig):
         flops = N * (4 * n * D + 3 * n)
         return Cost(params=n * n * D + n + 1, matmul_flops=2 * n * n * D * N, elementwise_flops=flops)
 
-    def build(self, stack: Stack) -> "tuple[list[MHC], MHCEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[MHC], MHCEnds]":
         """Builds the maps of each sublayer and of a learned read-out."""
         return [MHC(self, site) for site in stack.sites], MHCEnds(self, stack)
 
@@ -191,7 +191,7 @@ class MHCConfig(DepthConfig):
 class MHC(StreamsMixer, config=MHCConfig):
     """See `MHCConfig`."""
 
-    def __init__(self, config: MHCConfig, site: Site) -> None:
+    def __init__(self, config: MHCConfig, site: SublayerPosition) -> None:
         super().__init__(config.impl)
         # Resolved once, so that a compiled read finds plain values.
         self.config, self.form, self.sinkhorn = config, config.form, config.form.sinkhorn
@@ -250,7 +250,7 @@ class MHC(StreamsMixer, config=MHCConfig):
 class MHCEnds(ParallelEnds):
     """Every stream starts as the embeddings, and the streams end as their sum, mean, or learned sum."""
 
-    def __init__(self, config: MHCConfig, stack: Stack) -> None:
+    def __init__(self, config: MHCConfig, stack: LayerStack) -> None:
         super().__init__(config.n_streams)
         self.config, self.form = config, config.form
         n = config.n_streams

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import QKV, Views
 from twoaxis.core.weighted_sum import unit_name
 from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
@@ -115,11 +115,11 @@ class MUDDFormerConfig(DepthConfig):
         """The outputs that are summed after each block with a sum, oldest first; 0 is the embedding, 1 the first block's."""
         return strided_sums(n_blocks, self.period, self.dilation, self.window)
 
-    def splits_views(self, site: Site) -> bool:
+    def splits_views(self, site: SublayerPosition) -> bool:
         """At the first sublayer of a block that reads sums on separate ways."""
         return self.ways == "qkvr" and site.opens_block and site.block in self.sums(site.stack.n_blocks)
 
-    def sum_form(self, stack: Stack, block: int) -> SumForm:
+    def sum_form(self, stack: LayerStack, block: int) -> SumForm:
         """How the sums after this many blocks are made."""
         sums, is_last = self.sums(stack.n_blocks), block == stack.n_blocks
         read, n_ways = sums.get(block, ()), 4 if self.ways == "qkvr" and not is_last else 1
@@ -157,16 +157,16 @@ class MUDDFormerConfig(DepthConfig):
             return InitEquivalence("none", "the residual starts as the norm of the newest output")
         return InitEquivalence("exact", "every sum starts as the newest output alone")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """One add, and at the first sublayer of a block the sums it reads."""
         add = Cost(elementwise_flops=shape.total_tokens * site.d_model)
         return add + (self.sum_form(site.stack, site.block).cost(shape.total_tokens) if site.opens_block else Cost())
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """The sum after the last block."""
         return self.sum_form(stack, stack.n_blocks).cost(shape.total_tokens)
 
-    def build(self, stack: Stack) -> "tuple[list[MUDDFormer], MUDDFormerEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[MUDDFormer], MUDDFormerEnds]":
         """Builds the sums before each block and the last one."""
         return [MUDDFormer(self, site) for site in stack.sites], MUDDFormerEnds(self, stack)
 
@@ -174,7 +174,7 @@ class MUDDFormerConfig(DepthConfig):
 class MUDDFormer(DepthMixer, config=MUDDFormerConfig):
     """See `MUDDFormerConfig`."""
 
-    def __init__(self, config: MUDDFormerConfig, site: Site) -> None:
+    def __init__(self, config: MUDDFormerConfig, site: SublayerPosition) -> None:
         super().__init__()
         block, sums = site.block, config.sums(site.stack.n_blocks)
         self.opens_block, self.closes_block = site.opens_block, site.closes_block
@@ -212,7 +212,7 @@ class MUDDFormer(DepthMixer, config=MUDDFormerConfig):
 class MUDDFormerEnds(DepthEnds):
     """The embedding is the first source, and the last sum is left."""
 
-    def __init__(self, config: MUDDFormerConfig, stack: Stack) -> None:
+    def __init__(self, config: MUDDFormerConfig, stack: LayerStack) -> None:
         super().__init__()
         self.sum = Sum(config.sum_form(stack, stack.n_blocks))
 

@@ -10,12 +10,12 @@ from twoaxis.depth.base import (
     DepthConfig,
     DepthMixer,
     InitEquivalence,
+    LayerStack,
     MixingDesign,
     Shape,
-    Site,
-    Stack,
     Stream,
     StreamEnds,
+    SublayerPosition,
     Views,
 )
 
@@ -47,11 +47,11 @@ class ResidualConfig(DepthConfig):
         """Exact, by definition."""
         return InitEquivalence("exact", "it is the plain model")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """One add."""
         return Cost(elementwise_flops=shape.total_tokens * site.d_model)
 
-    def build(self, stack: Stack) -> tuple[list["Residual"], StreamEnds]:
+    def build(self, stack: LayerStack) -> tuple[list["Residual"], StreamEnds]:
         """Builds a mixer without parameters for each sublayer."""
         return [Residual() for _ in stack.sites], StreamEnds()
 

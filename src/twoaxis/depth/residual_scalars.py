@@ -11,7 +11,7 @@ import torch
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.parameters import Constant
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
@@ -66,15 +66,15 @@ class ResidualScalarsConfig(DepthConfig):
             return InitEquivalence("none", "the stream starts as the normalised embedding, and updates are added to that")
         return InitEquivalence("exact", "the stream starts with weight 1 and the embedding with weight 0")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """Two scalings and two adds."""
         return Cost(params=2, elementwise_flops=4 * shape.total_tokens * site.d_model)
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """The norm of the embedding."""
         return Cost(elementwise_flops=3 * shape.total_tokens * stack.d_model * (self.embedding != "raw"))
 
-    def build(self, stack: Stack) -> "tuple[list[ResidualScalars], StreamAndEmbeddingEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[ResidualScalars], StreamAndEmbeddingEnds]":
         """Builds two scalars for each sublayer."""
         return [ResidualScalars() for _ in stack.sites], StreamAndEmbeddingEnds(self)
 

@@ -15,7 +15,7 @@ from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.parameters import Constant, Normal, Values, matrix_std
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.depth.base import DepthConfig
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, check_chains, place_in_chain
@@ -100,27 +100,27 @@ class ValueResidualConfig(DepthConfig):
             return InitEquivalence("exact", "the own values start with weight 1 and the first layer's with weight 0")
         return InitEquivalence("none", "attention in later layers mixes in the values of the first one")
 
-    def prepare(self, stack: Stack) -> Stack:
+    def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses stacks without heads or with uneven ones, and takes over later values of svformer."""
         check_chains(stack, self.kind)
         if self.variant != "svformer":
             return stack
         return replace(stack, slots=tuple(replace(s.slot, projects_values=not self.mixes(s)) for s in stack.sites))
 
-    def mixes(self, site: Site) -> bool:
+    def mixes(self, site: SublayerPosition) -> bool:
         """Whether this sublayer attends with mixed values."""
         place = place_in_chain(site)
         return site.slot.heads is not None and place > 0 and (self.layers is None or place in self.layers)
 
-    def mixing(self, site: Site) -> list[int]:
+    def mixing(self, site: SublayerPosition) -> list[int]:
         """The sublayers of the chain of this one that attend with mixed values."""
         return [s.index for s in site.stack.sites if s.slot.kind == site.slot.kind and self.mixes(s)]
 
-    def shares(self, site: Site) -> int:
+    def shares(self, site: SublayerPosition) -> int:
         """Weights that this sublayer owns and the later ones of its chain give to its values."""
         return len(self.mixing(site)) if self.variant == "plus" and place_in_chain(site) == 0 else 0
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The mixing weights, and one multiply-add per source and number."""
         N, D, heads = shape.total_tokens, site.d_model, site.slot.heads
         add = Cost(elementwise_flops=N * D)
@@ -136,7 +136,7 @@ class ValueResidualConfig(DepthConfig):
         sources = (place_in_chain(site) if self.variant == "dense" else 1) + 1
         return add + Cost(params=sources * (self.variant != "constant"), elementwise_flops=2 * N * sources * width)
 
-    def build(self, stack: Stack) -> tuple[list[StreamWrite], HeadsEnds]:
+    def build(self, stack: LayerStack) -> tuple[list[StreamWrite], HeadsEnds]:
         """Builds the weights of each layer of attention."""
         return [StreamWrite() if s.slot.heads is None else ValueResidual(self, s) for s in stack.sites], HeadsEnds(stack)
 
@@ -146,7 +146,7 @@ class ValueResidual(StreamWrite, config=ValueResidualConfig):
 
     around = ALONE_IN_ATTENTION
 
-    def __init__(self, config: ValueResidualConfig, site: Site) -> None:
+    def __init__(self, config: ValueResidualConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.config, self.mixes, self.chain = config, config.mixes(site), chain_of(site)
         place, heads, D = place_in_chain(site), site.slot.heads, site.d_model

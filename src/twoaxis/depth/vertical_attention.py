@@ -15,7 +15,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.core.weighted_sum import unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
@@ -111,11 +111,11 @@ class VerticalAttentionConfig(DepthConfig):
         """Sources that a layer reads; the number of layers itself is the final read."""
         return layer + (self.embedding == "source")
 
-    def read_after(self, layer: int, stack: Stack) -> bool:
+    def read_after(self, layer: int, stack: LayerStack) -> bool:
         """Whether anything reads sources after this layer has."""
         return self.head == "mixture" or layer + 1 < n_units(stack, self.granularity)
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The read where a layer opens, the adds, and the new source with its norm where a layer closes."""
         width = shape.total_tokens * site.d_model
         layer, opens, closes = unit_of(site, self.granularity)
@@ -124,13 +124,13 @@ class VerticalAttentionConfig(DepthConfig):
             cost += Cost(elementwise_flops=width)
         return cost + (self._source_cost(site.stack, shape) if closes and self.read_after(layer, site.stack) else Cost())
 
-    def ends_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         """The embedding as a source, and the final read."""
         cost = self._source_cost(stack, shape) if self.embedding == "source" else Cost()
         layers = n_units(stack, self.granularity)
         return cost + (self._read_cost(layers, stack, shape) if self.head == "mixture" else Cost())
 
-    def _read_cost(self, layer: int, stack: Stack, shape: Shape) -> Cost:
+    def _read_cost(self, layer: int, stack: LayerStack, shape: Shape) -> Cost:
         n, gated = self.sources(layer), self.skip == "gated"
         if not n:
             return Cost()
@@ -138,7 +138,7 @@ class VerticalAttentionConfig(DepthConfig):
         each = 2 * n * (n > 1) + (self.norm == "sum") * self._norm_flops + (self.skip != "none") + gated
         return Cost(params=n * (n > 1) + gated, elementwise_flops=each * shape.total_tokens * stack.d_model)
 
-    def _source_cost(self, stack: Stack, shape: Shape) -> Cost:
+    def _source_cost(self, stack: LayerStack, shape: Shape) -> Cost:
         each = {"sources": self._norm_flops, "weights": 2}.get(self.norm, 0)
         return Cost(elementwise_flops=each * shape.total_tokens * stack.d_model)
 
@@ -146,7 +146,7 @@ class VerticalAttentionConfig(DepthConfig):
     def _norm_flops(self) -> int:
         return 6 if self.norm_kind == "layer" else 4
 
-    def build(self, stack: Stack) -> "tuple[list[VerticalAttention], VerticalAttentionEnds]":
+    def build(self, stack: LayerStack) -> "tuple[list[VerticalAttention], VerticalAttentionEnds]":
         """Builds a read where a layer opens, and for the head where it has one."""
         return [VerticalAttention(self, site) for site in stack.sites], VerticalAttentionEnds(self, stack)
 
@@ -202,7 +202,7 @@ class Mixture(Combination):
 class VerticalAttention(DepthMixer, config=VerticalAttentionConfig):
     """See `VerticalAttentionConfig`."""
 
-    def __init__(self, config: VerticalAttentionConfig, site: Site) -> None:
+    def __init__(self, config: VerticalAttentionConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.config, self.eps = config, site.norm_eps
         layer, self.opens, self.closes = unit_of(site, config.granularity)
@@ -247,7 +247,7 @@ class VerticalAttention(DepthMixer, config=VerticalAttentionConfig):
 class VerticalAttentionEnds(DepthEnds):
     """The embedding is the first source, or the input of the first layer; the model returns the last output or a read."""
 
-    def __init__(self, config: VerticalAttentionConfig, stack: Stack) -> None:
+    def __init__(self, config: VerticalAttentionConfig, stack: LayerStack) -> None:
         super().__init__()
         self.config, self.eps = config, stack.norm_eps
         n_sources = config.sources(n_units(stack, config.granularity))

@@ -16,7 +16,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer
 from twoaxis.core.parameters import matrix_std, with_extra
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.rope import RotationTable
 
@@ -33,7 +33,7 @@ class FeedForwardConfig(Config, ABC):
         return 1
 
     @abstractmethod
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """What the feed-forward costs in one forward pass at this site, without its norm."""
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
@@ -41,7 +41,7 @@ class FeedForwardConfig(Config, ABC):
         return frozenset()
 
     @abstractmethod
-    def build(self, site: Site) -> "FeedForward":
+    def build(self, site: SublayerPosition) -> "FeedForward":
         """Builds the module."""
 
 
@@ -81,16 +81,16 @@ class HiddenConfig(PlacesConfig, FeedForwardConfig):
         """F at this model width: of every block, or their mean."""
         return self.d_ff or rounded_width(d_model, self.ratio)
 
-    def width_at(self, site: Site) -> int:
+    def width_at(self, site: SublayerPosition) -> int:
         """F of the block of this site."""
         mean = self.hidden_width(site.d_model)
         return mean if self.d_ff_by_depth == "equal" else rising_width(mean, site.block, site.stack.n_blocks)
 
-    def local_channels(self, site: Site) -> Places:
+    def local_channels(self, site: SublayerPosition) -> Places:
         """The input, and all projections side by side."""
         return Places(site.d_model, self.projections * self.width_at(site))
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The matrices, the activation and the local mixers."""
         F, N = self.width_at(site), shape.total_tokens
         params = ((self.projections + 1) * site.d_model + site.slot.update_extra) * F
@@ -109,7 +109,7 @@ class HiddenConfig(PlacesConfig, FeedForwardConfig):
 class HiddenFeedForward(LocalPlaces, FeedForward):
     """W_down activate(project(c)), with a local mixer before either map where the configuration asks for one."""
 
-    def __init__(self, config: HiddenConfig, site: Site) -> None:
+    def __init__(self, config: HiddenConfig, site: SublayerPosition) -> None:
         super().__init__()
         F = config.width_at(site)
         self.down = self.linear("down", F, site.d_model, std=matrix_std(F) / math.sqrt(2 * site.stack.n_blocks))

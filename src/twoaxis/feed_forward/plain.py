@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.feed_forward.base import HiddenConfig, HiddenFeedForward
 
 
@@ -28,7 +28,7 @@ class PlainConfig(HiddenConfig):
 class Plain(HiddenFeedForward):
     """W_down activation(W_up c)."""
 
-    def __init__(self, config: PlainConfig, site: Site) -> None:
+    def __init__(self, config: PlainConfig, site: SublayerPosition) -> None:
         super().__init__(config, site)
         self.activation = config.activation
         self.up = self.linear("up", site.d_model, config.width_at(site))
@@ -71,7 +71,7 @@ class GELUConfig(PlainConfig):
         """GELU in the configured form."""
         return functools.partial(F.gelu, approximate="tanh" if self.form == "tanh" else "none")
 
-    def build(self, site: Site) -> Plain:
+    def build(self, site: SublayerPosition) -> Plain:
         """Builds the module at this site."""
         return GELU(self, site)
 
@@ -108,7 +108,7 @@ class ReLU2Config(PlainConfig):
         """The squared rectifier."""
         return _squared_relu
 
-    def build(self, site: Site) -> Plain:
+    def build(self, site: SublayerPosition) -> Plain:
         """Builds the module at this site."""
         return ReLU2(self, site)
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.feed_forward.base import FeedForward, HiddenConfig, HiddenFeedForward
 from twoaxis.ops.gated_linear import silu_gate
 from twoaxis.ops.precision import Impl
@@ -40,7 +40,7 @@ class SwiGLUConfig(HiddenConfig):
     activation_flops: ClassVar[int] = 5
     impl: Impl = "fused"
 
-    def build(self, site: Site) -> FeedForward:
+    def build(self, site: SublayerPosition) -> FeedForward:
         """Builds the feed-forward at this site."""
         return SwiGLU(self, site)
 
@@ -48,7 +48,7 @@ class SwiGLUConfig(HiddenConfig):
 class SwiGLU(HiddenFeedForward, config=SwiGLUConfig):
     """See `SwiGLUConfig`."""
 
-    def __init__(self, config: SwiGLUConfig, site: Site) -> None:
+    def __init__(self, config: SwiGLUConfig, site: SublayerPosition) -> None:
         super().__init__(config, site)
         self.impl: Impl = config.impl
         self.gate_up = self.linear("gate_up", site.d_model, config.local_channels(site).projected)

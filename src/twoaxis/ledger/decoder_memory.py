@@ -9,7 +9,7 @@ from torch import nn
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import saved_bytes
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.depth import DepthConfig
 from twoaxis.ledger.meter import DTYPES, Mode, measured_once, without_memory
 from twoaxis.ledger.stack import StackTrace, trace_stack
@@ -55,7 +55,7 @@ def decoder_trace(model: SavingModel, shape: Shape, mode: Mode = "eager") -> Sta
 
 
 @measured_once(64)
-def _trace(depth: Any, stack: Stack, shape: Shape, parts: Any, norm: Any, embedding_norm: bool, mode: Mode) -> StackTrace:
+def _trace(depth: Any, stack: LayerStack, shape: Shape, parts: Any, norm: Any, embedding_norm: bool, mode: Mode) -> StackTrace:
     few = shape.total_tokens <= FEW
     return trace_stack(depth, stack, shape, parts=parts, norm=norm, embedding_norm=embedding_norm, mode=mode, traffic=few)
 
@@ -66,13 +66,13 @@ def native_config(part: Any) -> SublayerConfig | None:
     return found if isinstance(found, SublayerConfig) else None
 
 
-def part_saved_bytes(part: Any, site: Site, shape: Shape, mode: Mode = "eager") -> int:
+def part_saved_bytes(part: Any, site: SublayerPosition, shape: Shape, mode: Mode = "eager") -> int:
     """What a sublayer saves for its backward pass: measured where it can be built, else what the part says."""
     config = native_config(part)
     return part.cost(site, shape).saved_bytes if config is None else saved_once(config, site, shape, mode)
 
 
-def part_cache_bytes(part: Any, site: Site, shape: Shape, mode: Mode = "eager") -> int:
+def part_cache_bytes(part: Any, site: SublayerPosition, shape: Shape, mode: Mode = "eager") -> int:
     """What a sublayer carries in generation, in the same way."""
     config = native_config(part)
     return part.cost(site, shape).cache_bytes if config is None else cached_once(config, site, shape, mode)
@@ -163,6 +163,6 @@ def _distinct(saves: Iterable[tuple[int, int, int]]) -> int:
     return sum({storage: size for _, storage, size in saves}.values())
 
 
-def depth_state(depth: DepthConfig, stack: Stack, element_bytes: int = 4) -> StackTrace:
+def depth_state(depth: DepthConfig, stack: LayerStack, element_bytes: int = 4) -> StackTrace:
     """The states of a stack by itself, one token of it."""
     return _trace(depth, stack, Shape(1, 1, element_bytes), (), "rms", False, "eager")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from twoaxis.core.cost import Shape
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.ledger.decoder_memory import (
     SavingModel,
     decoder_saved_bytes,
@@ -78,7 +78,7 @@ def saved_by_training(model: SavingModel, shape: Shape) -> Data:
     return _kept(key, model.stack, configs, measured)
 
 
-def _kept(key: tuple[Any, ...], stack: Stack, configs: Iterable[Any], measured: Callable[[], Data]) -> Data:
+def _kept(key: tuple[Any, ...], stack: LayerStack, configs: Iterable[Any], measured: Callable[[], Data]) -> Data:
     """Reads what is worth a file; the code of other packages is no part of a key."""
     foreign = any(each is not None and not type(each).__module__.startswith("twoaxis.") for each in configs)
     return measured() if stack.n_sublayers < MANY or foreign else read_or_measure(key, measured)
@@ -134,7 +134,9 @@ def _measured(
     }
 
 
-def part_lines(part: Any, site: Site, element_bytes: int, cache_element_bytes: int, tokens: tuple[int, ...]) -> Data:
+def part_lines(
+    part: Any, site: SublayerPosition, element_bytes: int, cache_element_bytes: int, tokens: tuple[int, ...]
+) -> Data:
     """Measures what a sublayer takes by itself.
 
     Returns:

@@ -17,7 +17,7 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import Operations, first_ways, saved_for_backward, storage_bytes, storage_of, tensors
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import QKV, Heads
 from twoaxis.depth import DepthConfig, DepthMixer
 from twoaxis.ledger.meter import DTYPES, Call, Kernels, Mode, held_bytes, leaf, moved, placed, watch, without_memory
@@ -139,7 +139,7 @@ class StackTrace:
 
 def trace_stack(
     depth: DepthConfig,
-    stack: Stack,
+    stack: LayerStack,
     shape: Shape,
     *,
     parts: Sequence[SublayerConfig | None] = (),
@@ -167,7 +167,7 @@ def trace_stack(
 
     Example:
         >>> from twoaxis.depth import ResidualConfig
-        >>> found = trace_stack(ResidualConfig(), Stack(8, 1e-6, (1,)), Shape(1, 1))
+        >>> found = trace_stack(ResidualConfig(), LayerStack(8, 1e-6, (1,)), Shape(1, 1))
         >>> found.sublayers[0].read, found.sublayers[0].written, found.sublayers[0].forward.count
         (64, 32, 1)
     """
@@ -182,7 +182,7 @@ class _Tracer:
     def __init__(
         self,
         depth: DepthConfig,
-        stack: Stack,
+        stack: LayerStack,
         shape: Shape,
         parts: tuple[SublayerConfig | None, ...],
         norm: Norm,
@@ -208,7 +208,7 @@ class _Tracer:
         self.repeats: dict[Any, Repeat[DepthOperation]] = {}
         self.traffic = traffic
 
-    def _attention(self, mixer: DepthMixer, site: Site) -> Any:
+    def _attention(self, mixer: DepthMixer, site: SublayerPosition) -> Any:
         part = self.parts[site.index]
         return part.build(site) if mixer.mixes_heads and part is not None else None
 
@@ -256,7 +256,7 @@ class _Tracer:
             backward=backward,
         )
 
-    def _once(self, mixer: DepthMixer, site: Site) -> DepthOperation:
+    def _once(self, mixer: DepthMixer, site: SublayerPosition) -> DepthOperation:
         """The sublayer, run unless an equal one has run on such a state."""
         state, start = self.states[-1], len(self.saves)
         key = (likeness(mixer), pattern(state), site.slot, self.parts[site.index])
@@ -270,7 +270,7 @@ class _Tracer:
             self.states.append(following)
         return self.repeats[key].result
 
-    def _sublayer(self, mixer: DepthMixer, site: Site) -> DepthOperation:
+    def _sublayer(self, mixer: DepthMixer, site: SublayerPosition) -> DepthOperation:
         index, state = site.index, _leaves(self.states[-1])
         read = watch(mixer.read, state, owned=self.owned, traffic=self.traffic)
         views, carry, _ = read.result
@@ -311,7 +311,7 @@ class _Tracer:
             backward=self._backward_of(calls, (following, views, mixed), state),
         )
 
-    def _mix(self, mixer: DepthMixer, site: Site, context: Any, state: Any) -> tuple[Call, Heads, list[Tensor]]:
+    def _mix(self, mixer: DepthMixer, site: SublayerPosition, context: Any, state: Any) -> tuple[Call, Heads, list[Tensor]]:
         """Head mixing between the two steps of attention, and what those save."""
         module, shape = self.attention[site.index], site.slot.heads
         assert shape is not None
@@ -362,7 +362,7 @@ class _Tracer:
         found = {storage_of(t): t.numel() * t.element_size() for t in tensors(views) if storage_of(t) not in held}
         return sum(found.values())
 
-    def _check_kernels(self, site: Site, calls: Sequence[Call]) -> None:
+    def _check_kernels(self, site: SublayerPosition, calls: Sequence[Call]) -> None:
         if self.backward and sum(call.kernels.count for call in calls) > MOST_KERNELS:
             raise self._too_many(site.index)
 

@@ -12,7 +12,7 @@ import torch
 from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import saved_for_backward, storage_bytes, storage_of, tensors
-from twoaxis.core.position import Site, Slot
+from twoaxis.core.position import SublayerInfo, SublayerPosition
 from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.ledger.meter import DTYPES, Mode, held_bytes, measured_once, placed, without_memory
 from twoaxis.local import LocalConfig
@@ -21,7 +21,7 @@ from twoaxis.sequence import SequenceConfig
 MeasuredConfig = SequenceConfig | FeedForwardConfig | LocalConfig
 
 
-def sublayer_saved_bytes(config: MeasuredConfig, site: Site, shape: Shape, mode: Mode = "eager") -> int:
+def sublayer_saved_bytes(config: MeasuredConfig, site: SublayerPosition, shape: Shape, mode: Mode = "eager") -> int:
     """Bytes of distinct storages that autograd saves of one pass, beyond parameters, input, output and rotation tables.
 
     Args:
@@ -31,9 +31,9 @@ def sublayer_saved_bytes(config: MeasuredConfig, site: Site, shape: Shape, mode:
         mode: what runs.
 
     Example:
-        >>> from twoaxis.core.position import Stack
+        >>> from twoaxis.core.position import LayerStack
         >>> from twoaxis.feed_forward import SwiGLUConfig
-        >>> site = Stack(8, 1e-6, (1,)).sites[0]
+        >>> site = LayerStack(8, 1e-6, (1,)).sites[0]
         >>> sublayer_saved_bytes(SwiGLUConfig(d_ff=16), site, Shape(batch=1, tokens=1))  # gate, up and their product
         192
     """
@@ -45,7 +45,7 @@ def sublayer_saved_bytes(config: MeasuredConfig, site: Site, shape: Shape, mode:
         return storage_bytes(tensor for tensor in saved if storage_of(tensor) not in known)
 
 
-def sublayer_cache_bytes(config: MeasuredConfig, site: Site, shape: Shape, mode: Mode = "eager") -> int:
+def sublayer_cache_bytes(config: MeasuredConfig, site: SublayerPosition, shape: Shape, mode: Mode = "eager") -> int:
     """Bytes that generation carries behind so many tokens; behind none, what does not depend on their number."""
     some = replace(shape, tokens=max(1, shape.tokens))
     with without_memory(mode), torch.no_grad():
@@ -53,12 +53,12 @@ def sublayer_cache_bytes(config: MeasuredConfig, site: Site, shape: Shape, mode:
         return held_bytes(module(context, layout, module.new_cache())[1], of_tokens=shape.tokens > 0)
 
 
-def saved_once(config: SequenceConfig | FeedForwardConfig, site: Site, shape: Shape, mode: Mode = "eager") -> int:
+def saved_once(config: SequenceConfig | FeedForwardConfig, site: SublayerPosition, shape: Shape, mode: Mode = "eager") -> int:
     """The saved bytes; sublayers of one kind that have as many parameters are measured once."""
     return _once(sublayer_saved_bytes, config, _Alike.of(config, site), shape, mode)
 
 
-def cached_once(config: SequenceConfig | FeedForwardConfig, site: Site, shape: Shape, mode: Mode = "eager") -> int:
+def cached_once(config: SequenceConfig | FeedForwardConfig, site: SublayerPosition, shape: Shape, mode: Mode = "eager") -> int:
     """The bytes of the cache, in the same way."""
     return _once(sublayer_cache_bytes, config, _Alike.of(config, site), shape, mode)
 
@@ -74,16 +74,16 @@ class _Alike:
 
     d_model: int
     norm_eps: float
-    slot: Slot
+    slot: SublayerInfo
     params: int
-    site: Site = field(compare=False)
+    site: SublayerPosition = field(compare=False)
 
     @classmethod
-    def of(cls, config: SequenceConfig | FeedForwardConfig, site: Site) -> "_Alike":
+    def of(cls, config: SequenceConfig | FeedForwardConfig, site: SublayerPosition) -> "_Alike":
         return cls(site.d_model, site.norm_eps, site.slot, config.cost(site, Shape(1, 1)).params, site)
 
 
-def _ready(config: MeasuredConfig, site: Site, shape: Shape, mode: Mode) -> tuple[Any, torch.Tensor, TokenLayout]:
+def _ready(config: MeasuredConfig, site: SublayerPosition, shape: Shape, mode: Mode) -> tuple[Any, torch.Tensor, TokenLayout]:
     dtype = torch.float32 if mode == "autocast" else DTYPES[shape.element_bytes]
     with torch.device("meta"):
         module: Any = config.build(site.d_model) if isinstance(config, LocalConfig) else config.build(site)

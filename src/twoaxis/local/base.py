@@ -13,7 +13,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer, accept_rows
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.ops.causal_conv import next_history
 from twoaxis.ops.rope import RotationTable
 
@@ -76,7 +76,7 @@ class LocalMixer(Mixer):
     around: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
-    def build_alone(cls, config: LocalConfig, site: Site) -> nn.Module:
+    def build_alone(cls, config: LocalConfig, site: SublayerPosition) -> nn.Module:
         """Builds the mixer for as many channels as the model is wide."""
         return accept_rows(config.build(site.d_model))
 

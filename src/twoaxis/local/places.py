@@ -12,7 +12,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.local import Local
 from twoaxis.local.base import LocalConfig, LocalMixer
 from twoaxis.ops.rope import RotationTable
@@ -32,7 +32,7 @@ class PlacesConfig(Config, ABC):
     projected_local: Local = None
 
     @abstractmethod
-    def local_channels(self, site: Site) -> Places:
+    def local_channels(self, site: SublayerPosition) -> Places:
         """Channels at the two places."""
 
     @property
@@ -40,7 +40,7 @@ class PlacesConfig(Config, ABC):
         """Tokens that the local mixers see, one behind the other."""
         return 1 + sum(local.receptive_field - 1 for local in self._locals if local is not None)
 
-    def local_cost(self, site: Site, shape: Shape) -> Cost:
+    def local_cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """What the local mixers cost at this site."""
         at = zip(self._locals, self.local_channels(site), strict=True)
         return sum((local.cost(channels, shape) for local, channels in at if local is not None), Cost())
@@ -61,7 +61,7 @@ class LocalPlaces(DeclaredModule):
     input_local: LocalMixer | None
     projected_local: LocalMixer | None
 
-    def fill_places(self, config: PlacesConfig, site: Site) -> None:
+    def fill_places(self, config: PlacesConfig, site: SublayerPosition) -> None:
         """Builds the local mixers that the configuration asks for."""
         channels = config.local_channels(site)
         self.input_local = config.input_local and config.input_local.build(channels.input)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, DeclaredModule
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.core.views import QKV, Views
 from twoaxis.depth import DepthConfig, DepthMixer
 from twoaxis.depth.base import State
@@ -46,7 +46,7 @@ class Sublayer(nn.Module):
     Separate views have a norm each: `norm` for the queries, `key_norm` and `value_norm`.
     """
 
-    def __init__(self, depth: DepthMixer, config: SublayerConfig, site: Site, splits_views: bool) -> None:
+    def __init__(self, depth: DepthMixer, config: SublayerConfig, site: SublayerPosition, splits_views: bool) -> None:
         super().__init__()
         self.depth = depth
         self.norm = RMSNorm(site.d_model, site.norm_eps)
@@ -108,7 +108,11 @@ class Block(nn.Module):
     """Sublayers in order."""
 
     def __init__(
-        self, depth: DepthConfig, mixers: Sequence[DepthMixer], configs: Sequence[SublayerConfig], sites: Sequence[Site]
+        self,
+        depth: DepthConfig,
+        mixers: Sequence[DepthMixer],
+        configs: Sequence[SublayerConfig],
+        sites: Sequence[SublayerPosition],
     ) -> None:
         super().__init__()
         for name, mixer, config, site in zip(sublayer_names(configs), mixers, configs, sites, strict=True):

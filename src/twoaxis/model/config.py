@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, nearest, problem
-from twoaxis.core.position import Slot, Stack
+from twoaxis.core.position import LayerStack, SublayerInfo
 from twoaxis.depth import DEPTH, DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig, SwiGLUConfig
 from twoaxis.sequence import SEQUENCE, AttentionConfig, SequenceConfig
@@ -125,17 +125,17 @@ class DecoderConfig(Config):
         return "rms"
 
     @property
-    def stack(self) -> Stack:
+    def stack(self) -> LayerStack:
         """The sublayers as places along depth, with what the depth mixer asks of them."""
         return self.depth.prepare(self._bare_stack)
 
     @property
-    def _bare_stack(self) -> Stack:
+    def _bare_stack(self) -> LayerStack:
         slots = tuple(self._slot(sublayer) for block in self.layers for sublayer in block)
-        return Stack(self.d_model, self.norm_eps, tuple(len(block) for block in self.layers), slots)
+        return LayerStack(self.d_model, self.norm_eps, tuple(len(block) for block in self.layers), slots)
 
-    def _slot(self, sublayer: SublayerConfig) -> Slot:
+    def _slot(self, sublayer: SublayerConfig) -> SublayerInfo:
         if not isinstance(sublayer, SequenceConfig):
-            return Slot(sublayer.kind)
+            return SublayerInfo(sublayer.kind)
         heads = sublayer.head_shape(self.d_model)
-        return Slot(sublayer.kind, sublayer.accepts_qkv, heads, window=sublayer.pair_window)
+        return SublayerInfo(sublayer.kind, sublayer.accepts_qkv, heads, window=sublayer.pair_window)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.depth import DepthConfig
 
 NORMS = {"rms": (1, 4), "layer": (2, 7)}
@@ -15,7 +15,7 @@ NORMS = {"rms": (1, 4), "layer": (2, 7)}
 class CostedSublayer(Protocol):
     """What stands in a block."""
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """What one forward pass costs, without the norm before it."""
         ...
 
@@ -55,7 +55,7 @@ class CostedModel(Protocol):
         ...
 
     @property
-    def stack(self) -> Stack:
+    def stack(self) -> LayerStack:
         """The sublayers as places along depth."""
         ...
 

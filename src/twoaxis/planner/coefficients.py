@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.ledger.lines import depth_lines, part_lines
 from twoaxis.model.cost import embedding_norm_cost, norm_cost
 from twoaxis.planner.model.part import Part
@@ -83,7 +83,7 @@ def coefficients_of_both_forms(
     return numbers, numbers if generating.parts == model.parts else coefficients(generating, precision, engine)
 
 
-def _sublayer(model: ModelShape, site: Site, part: Part, measured: Data, precision: Precision) -> Data:
+def _sublayer(model: ModelShape, site: SublayerPosition, part: Part, measured: Data, precision: Precision) -> Data:
     depth, routed = model.depth, part.routed
     own = _part(part, site, precision)
     if measured["heads_saved"]:
@@ -101,7 +101,7 @@ def _sublayer(model: ModelShape, site: Site, part: Part, measured: Data, precisi
 
 
 @lru_cache(maxsize=4096)
-def _part_numbers(part: Part, site: Site, element_bytes: int, cache_bytes: int) -> tuple[tuple[str, Any], ...]:
+def _part_numbers(part: Part, site: SublayerPosition, element_bytes: int, cache_bytes: int) -> tuple[tuple[str, Any], ...]:
     one, channels = part.cost(site, Shape(1, 1, element_bytes)), part.local_channels(site)
 
     def flops(tokens: int) -> int:
@@ -125,7 +125,7 @@ def _part_numbers(part: Part, site: Site, element_bytes: int, cache_bytes: int) 
     )
 
 
-def _part(part: Part, site: Site, precision: Precision) -> Data:
+def _part(part: Part, site: SublayerPosition, precision: Precision) -> Data:
     return {name: _plain(value) for name, value in _part_numbers(part, site, precision.activations, precision.cache)}
 
 

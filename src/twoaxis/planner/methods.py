@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, Literal
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import DEPTH
 from twoaxis.feed_forward import FEED_FORWARD
 from twoaxis.local.places import PlacesConfig
@@ -87,9 +87,11 @@ def _depth_methods() -> Iterator[Method]:
             yield Method(name, "depth", goal, row.kind, partial(_with_depth, kind=row.kind, options=options))
 
 
-def _with_depth(model: ModelShape, kind: str, options: Mapping[str, Any] | Callable[[Stack], Mapping[str, Any]]) -> ModelShape:
+def _with_depth(
+    model: ModelShape, kind: str, options: Mapping[str, Any] | Callable[[LayerStack], Mapping[str, Any]]
+) -> ModelShape:
     if callable(options):
-        options = options(Stack(model.d_model, model.norm_eps, tuple(map(len, model.blocks))))
+        options = options(LayerStack(model.d_model, model.norm_eps, tuple(map(len, model.blocks))))
     return model.with_depth(DEPTH.parse({"kind": kind, **options}))
 
 

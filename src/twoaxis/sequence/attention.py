@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.sequence.heads import HeadsConfig, SoftmaxAttention
 
 
@@ -53,7 +53,7 @@ class AttentionConfig(HeadsConfig):
         """The window."""
         return self.window
 
-    def build(self, site: Site) -> SoftmaxAttention:
+    def build(self, site: SublayerPosition) -> SoftmaxAttention:
         """Builds the mixer at this site."""
         self.check(site.d_model)
         return Attention(self, site)

@@ -11,7 +11,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer
-from twoaxis.core.position import HeadShape, Site
+from twoaxis.core.position import HeadShape, SublayerPosition
 from twoaxis.core.views import Heads, Views
 from twoaxis.ops.rope import RotationTable
 
@@ -65,11 +65,11 @@ class SequenceConfig(Config, ABC):
         """Raises ConfigError when the mixer cannot be built at this width."""
 
     @abstractmethod
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """What the mixer costs in one forward pass at this site, without its norm."""
 
     @abstractmethod
-    def build(self, site: Site) -> "SequenceMixer":
+    def build(self, site: SublayerPosition) -> "SequenceMixer":
         """Builds the mixer."""
 
 

@@ -17,7 +17,7 @@ from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, LogOfUniform, Normal, SoftplusInverse, matrix_std, with_extra
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.local import CanonConfig, Local
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
@@ -107,12 +107,12 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
         """Width of the values of one head."""
         return self.value_dim or 2 * self.key_width(d_model)
 
-    def local_channels(self, site: Site) -> Places:
+    def local_channels(self, site: SublayerPosition) -> Places:
         """The input, and all heads side by side."""
         D = site.d_model
         return Places(D, self.n_heads * (2 * self.key_width(D) + self.value_width(D)))
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """Projections by their weights, the recurrence by its three products per token."""
         D, H, N = site.d_model, self.n_heads, shape.total_tokens
         K, V = self.key_width(D), self.value_width(D)
@@ -129,7 +129,7 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
         """Those of the local mixers."""
         return self.local_rotations
 
-    def build(self, site: Site) -> "GatedDeltaNet":
+    def build(self, site: SublayerPosition) -> "GatedDeltaNet":
         """Builds the mixer at this site."""
         self.check(site.d_model)
         return GatedDeltaNet(self, site)
@@ -145,7 +145,7 @@ class GatedDeltaNetCache(NamedTuple):
 class GatedDeltaNet(LocalPlaces, SequenceMixer, config=GatedDeltaNetConfig):
     """See `GatedDeltaNetConfig`."""
 
-    def __init__(self, config: GatedDeltaNetConfig, site: Site) -> None:
+    def __init__(self, config: GatedDeltaNetConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.config = config
         self.norm_eps = site.norm_eps

@@ -19,7 +19,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, matrix_std, with_extra
-from twoaxis.core.position import HeadShape, Site
+from twoaxis.core.position import HeadShape, SublayerPosition
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.local_attention import local_attention
@@ -121,7 +121,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         """Channels of each head that are rotated."""
         return self.key_width(d_model) if self.rope_dim is None else self.rope_dim
 
-    def local_channels(self, site: Site) -> Places:
+    def local_channels(self, site: SublayerPosition) -> Places:
         """The input, and all heads side by side."""
         return Places(site.d_model, (self.n_heads + 2 * self.kv_heads) * self.key_width(site.d_model))
 
@@ -129,7 +129,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         """The heads of these options."""
         return HeadShape(self.n_heads, self.kv_heads, self.key_width(d_model))
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """Projections by their weights, attention by its visible pairs."""
         K, H, G, D, N = self.key_width(site.d_model), self.n_heads, self.kv_heads, site.d_model, shape.total_tokens
         projected = H + (2 if site.slot.projects_values else 1) * G
@@ -155,7 +155,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         rotated = self.rotated(d_model)
         return RotationTable(rotated, self.rope_theta, self.rope_scaling) if rotated else None
 
-    def build(self, site: Site) -> "SoftmaxAttention":
+    def build(self, site: SublayerPosition) -> "SoftmaxAttention":
         """Builds the mixer at this site."""
         self.check(site.d_model)
         return SoftmaxAttention(self, site)
@@ -172,7 +172,7 @@ class AttentionCache:
 class SoftmaxAttention(LocalPlaces, HeadMixer):
     """Projects to heads, rotates queries and keys by absolute position, attends, projects back."""
 
-    def __init__(self, config: HeadsConfig, site: Site) -> None:
+    def __init__(self, config: HeadsConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.config = config
         self.norm_eps = site.norm_eps

@@ -15,7 +15,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import MixingDesign
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Normal, UniformPairs, Values, matrix_std
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.local.base import TokenHistory
 from twoaxis.ops.causal_conv import previous_token
@@ -89,11 +89,11 @@ class KVShiftConfig(HeadsConfig):
         attended = super().receptive_field
         return None if attended is None else attended + 1
 
-    def shifted_heads(self, site: Site) -> int:
+    def shifted_heads(self, site: SublayerPosition) -> int:
         """Keys, and values where the slot projects them."""
         return (2 if site.slot.projects_values else 1) * self.kv_heads
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """That of attention, and the gates."""
         heads, N = self.shifted_heads(site), shape.total_tokens
         mixed = heads * self.key_width(site.d_model)
@@ -104,7 +104,7 @@ class KVShiftConfig(HeadsConfig):
             elementwise_flops=3 * N * mixed + (N * 4 * heads if gates else 0),
         )
 
-    def build(self, site: Site) -> "KVShift":
+    def build(self, site: SublayerPosition) -> "KVShift":
         """Builds the mixer at this site."""
         self.check(site.d_model)
         return KVShift(self, site)
@@ -120,7 +120,7 @@ class KVShiftCache(AttentionCache):
 class KVShift(SoftmaxAttention, config=KVShiftConfig):
     """See `KVShiftConfig`."""
 
-    def __init__(self, config: KVShiftConfig, site: Site) -> None:
+    def __init__(self, config: KVShiftConfig, site: SublayerPosition) -> None:
         super().__init__(config, site)
         self.form, heads = config.form, config.shifted_heads(site)
         if config.form == "token":

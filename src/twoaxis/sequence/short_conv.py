@@ -12,7 +12,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.local.base import TokenHistory
 from twoaxis.local.conv import ConvOptions
@@ -75,12 +75,12 @@ class ShortConvConfig(ConvOptions, SequenceConfig):
     def check(self, d_model: int) -> None:
         """Any width will do."""
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """That of the convolution, and of what the slot asks it to emit."""
         extra = site.d_model * site.slot.update_extra
         return self.conv_cost(site.d_model, shape) + Cost(params=extra, matmul_flops=2 * shape.total_tokens * extra)
 
-    def build(self, site: Site) -> "ShortConv":
+    def build(self, site: SublayerPosition) -> "ShortConv":
         """Builds the mixer at this site."""
         return ShortConv(self, site)
 
@@ -88,7 +88,7 @@ class ShortConvConfig(ConvOptions, SequenceConfig):
 class ShortConv(SequenceMixer, config=ShortConvConfig):
     """See `ShortConvConfig`."""
 
-    def __init__(self, config: ShortConvConfig, site: Site) -> None:
+    def __init__(self, config: ShortConvConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.conv = config.build_conv(site.d_model)
         self.extra = self.linear("extra", site.d_model, site.slot.update_extra) if site.slot.update_extra else None

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from twoaxis.core.design import MixingDesign
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.sequence.heads import HeadsConfig, SoftmaxAttention
 
 
@@ -70,7 +70,7 @@ class ShortSWAConfig(HeadsConfig):
         """The window."""
         return self.window
 
-    def build(self, site: Site) -> SoftmaxAttention:
+    def build(self, site: SublayerPosition) -> SoftmaxAttention:
         """Builds the mixer at this site."""
         self.check(site.d_model)
         return ShortSWA(self, site)

@@ -12,7 +12,7 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import perturb, saved_bytes, storage_bytes, storage_of, tensors
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Site, Slot
+from twoaxis.core.position import SublayerInfo, SublayerPosition
 from twoaxis.depth import DepthConfig
 from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.ledger.decoder_memory import blocks_saved_bytes, decoder_saved_bytes, recomputing_saved_bytes
@@ -60,9 +60,9 @@ def mixer_saved_bytes_are_exact(config: MixerConfig) -> None:
                 exactly(f"bytes saved of {batch} x {tokens} tokens in {dtype}{what}", real, metered)
 
 
-def _with_wider_update(config: SequenceConfig | FeedForwardConfig, dtype: torch.dtype) -> tuple[Any, Site]:
+def _with_wider_update(config: SequenceConfig | FeedForwardConfig, dtype: torch.dtype) -> tuple[Any, SublayerPosition]:
     site = toy_site()
-    slots = tuple(Slot(config.kind, update_extra=EXTRA) for _ in site.stack.sites)
+    slots = tuple(SublayerInfo(config.kind, update_extra=EXTRA) for _ in site.stack.sites)
     site = replace(site, stack=replace(site.stack, slots=slots))
     mixer = config.build(site)
     initialise(mixer, 0)

@@ -16,7 +16,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.measure import noise, perturb
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FeedForwardConfig, SwiGLUConfig
 from twoaxis.local import LocalConfig
@@ -89,9 +89,9 @@ def toy_mixer(config: MixerConfig, *, d_model: int = D_MODEL, dtype: torch.dtype
     return perturb(mixer.to(dtype))
 
 
-def toy_site(d_model: int = D_MODEL) -> Site:
+def toy_site(d_model: int = D_MODEL) -> SublayerPosition:
     """The first sublayer of three blocks of two."""
-    return Stack(d_model, 1e-6, (2,) * N_LAYERS).sites[0]
+    return LayerStack(d_model, 1e-6, (2,) * N_LAYERS).sites[0]
 
 
 def toy_cost(config: MixerConfig, shape: Shape, *, d_model: int = D_MODEL) -> Cost:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from twoaxis.checkpoints.layouts import state_map
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Slot, Stack
+from twoaxis.core.position import LayerStack, SublayerInfo
 from twoaxis.core.views import QKV
 from twoaxis.depth import AttentionResidualsConfig, attention_residuals, depth_query
 from twoaxis.depth.depth_query import DepthQuery, Sources
@@ -71,8 +71,8 @@ def run_inkling2(golden: Golden) -> Mapping[str, Tensor]:
     """The reads of our mixer before one sublayer, over normalised sources; three queries are those of a global attention."""
     config = golden.about["config"]
     blocks, partial, query = (golden.take(name) for name in ("input/block_states", "input/partial", "param/query"))
-    n, slots = config["blocks"], (Slot("attention", takes_views=config["num_queries"] == 3), Slot("swiglu"))
-    stack = Stack(config["d"], config["eps"], (2,) * (n + 1), slots * (n + 1))
+    n, slots = config["blocks"], (SublayerInfo("attention", takes_views=config["num_queries"] == 3), SublayerInfo("swiglu"))
+    stack = LayerStack(config["d"], config["eps"], (2,) * (n + 1), slots * (n + 1))
     # With a source per layer the attention of layer n reads the embedding, n - 1 completed sums and the newest one.
     mixer: Any = AttentionResidualsConfig(form="inkling2", block_size=1, count="layer").build(stack)[0][2 * n]
     initialise(mixer, 0)
@@ -199,7 +199,7 @@ def _raw_values(patch: pytest.MonkeyPatch) -> None:
 def _no_scale(patch: pytest.MonkeyPatch) -> None:
     right = AttentionResidualsConfig.read_form
 
-    def read_form(self: AttentionResidualsConfig, index: int, stack: Stack) -> depth_query.ReadForm:
+    def read_form(self: AttentionResidualsConfig, index: int, stack: LayerStack) -> depth_query.ReadForm:
         return dataclasses.replace(right(self, index, stack), score_scale=1.0)
 
     patch.setattr(AttentionResidualsConfig, "read_form", read_form)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import DeepCrossAttentionConfig, deep_cross_attention
 from twoaxis.depth.deep_cross_attention import DeepCrossAttention
 from twoaxis.depth.history import History
@@ -56,7 +56,7 @@ def _read(golden: Golden, depth: DeepCrossAttentionConfig) -> tuple[dict[str, Te
     """One read of the stored stack."""
     config = golden.about["config"]
     n = config["n_sources"]
-    reader: Any = depth.build(Stack(config["d"], EPS, (2,) * n))[0][2 * (n - 1)].double()
+    reader: Any = depth.build(LayerStack(config["d"], EPS, (2,) * n))[0][2 * (n - 1)].double()
     _place(golden, reader.grn, "")
     stack = [v.requires_grad_() for v in golden.take("input/stack").unbind()]
     views, _, _ = reader.read(History(tuple(stack)))

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.checkpoints.layouts import denseformer as state_maps
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import ElcBertConfig, elc_bert, history
 from twoaxis.depth.elc_bert import ElcBert, ElcBertEnds
 from twoaxis.depth.history import History
@@ -72,11 +72,11 @@ def run_combination(golden: Golden) -> Mapping[str, Tensor]:
     n = config["n_sources"] if golden.about["variant"] == "op-mix" else config["L"] + 1
     sources = tuple(golden.take(f"input/h.{i}").requires_grad_() for i in range(n))
     if golden.about["variant"] == "op-mix":
-        stack = Stack(config["d"], 1e-6, (2,) * n)
+        stack = LayerStack(config["d"], 1e-6, (2,) * n)
         reader: Any = ElcBertConfig(variant="zero").build(stack)[0][2 * (n - 1)].double()
         combination, mixed = reader.combination, lambda: reader.read(History(sources))[0]
     else:
-        stack = Stack(config["d"], 1e-6, (2,) * config["L"])
+        stack = LayerStack(config["d"], 1e-6, (2,) * config["L"])
         ends: Any = ElcBertConfig(variant="weighted_output").build(stack)[1].double()
         combination, mixed = ends.combination, lambda: ends.leave(History(sources))[0]
     combination.logits.data = golden.take(f"param/{LOGITS}")

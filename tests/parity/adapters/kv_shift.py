@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.sequence import KVShiftConfig, kv_shift
 
 from ..golden import Golden, gradient
@@ -21,7 +21,7 @@ def run_paper(golden: Golden) -> Mapping[str, Tensor]:
     config = golden.about["config"]
     head_dim = golden.tensors["param/q_proj.weight"].shape[0] // config["H"]
     sizes = {"n_heads": config["H"], "n_kv_heads": config["kv"], "head_dim": head_dim, "rope_theta": config["rope_theta"]}
-    layer = KVShiftConfig(**sizes).build(Stack(config["d"], 1e-6, (1,)).sites[0])
+    layer = KVShiftConfig(**sizes).build(LayerStack(config["d"], 1e-6, (1,)).sites[0])
     weights = Weights(golden)
     weights.put("qkv.weight", *(f"{x}_proj.weight" for x in "qkv"))
     weights.put("output.weight", "o_proj.weight")
@@ -44,7 +44,9 @@ def run_paper(golden: Golden) -> Mapping[str, Tensor]:
 def run_shift_linear(golden: Golden) -> Mapping[str, Tensor]:
     """One shifted projection: that of our values, with gates from the token."""
     config = golden.about["config"]
-    layer = KVShiftConfig(n_heads=config["num_heads"], form="token").build(Stack(config["d"], 1e-6, (1,)).sites[0]).double()
+    layer = (
+        KVShiftConfig(n_heads=config["num_heads"], form="token").build(LayerStack(config["d"], 1e-6, (1,)).sites[0]).double()
+    )
     projection, gates = (golden.take(f"param/{name}.weight") for name in ("linear", "shift_proj"))
     with torch.no_grad():
         layer.qkv.weight.copy_(torch.cat((projection, projection, projection)))

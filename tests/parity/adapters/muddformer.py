@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from twoaxis.checkpoints.layouts.muddformer import muddformer_sums
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Slot, Stack
+from twoaxis.core.position import LayerStack, SublayerInfo
 from twoaxis.core.views import QKV
 from twoaxis.depth import MUDDFormerConfig, token_sums
 from twoaxis.depth.muddformer import MUDDFormer, MUDDFormerEnds
@@ -31,8 +31,8 @@ class Model(nn.Module):
 
     def __init__(self, depth: MUDDFormerConfig, body: Body, d_model: int, n_blocks: int) -> None:
         super().__init__()
-        slots = (Slot("attention", takes_views=True), Slot("swiglu")) * n_blocks
-        stack = self.stack = depth.prepare(Stack(d_model, body.eps, (2,) * n_blocks, slots))
+        slots = (SublayerInfo("attention", takes_views=True), SublayerInfo("swiglu")) * n_blocks
+        stack = self.stack = depth.prepare(LayerStack(d_model, body.eps, (2,) * n_blocks, slots))
         self.body = body
         mixers, ends = depth.build(stack)
         self.mixers, self.ends = nn.ModuleList(mixers), ends
@@ -174,7 +174,7 @@ def _decode(model: Model, embeddings: Tensor, prefill: int) -> Tensor:
 
 
 def _assert_widths(widths: list[int], mean: int) -> None:
-    sites = Stack(8, 1e-6, (1,) * len(widths)).sites
+    sites = LayerStack(8, 1e-6, (1,) * len(widths)).sites
     assert [SwiGLUConfig(d_ff=mean, d_ff_by_depth="rising").width_at(site) for site in sites] == widths
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.local import conv
 from twoaxis.local.base import TokenHistory
 from twoaxis.sequence import ShortConvConfig
@@ -24,7 +24,7 @@ def run_op(golden: Golden) -> Mapping[str, Tensor]:
     config = golden.about["config"]
     bias = "channel" if config["bias"] else "none"
     options = {"kernel": config["k"], "activation": config["activation"] or "none", "bias": bias}
-    layer = ShortConvConfig.from_data(options).build(Stack(config["C"], 1e-6, (1,)).sites[0])
+    layer = ShortConvConfig.from_data(options).build(LayerStack(config["C"], 1e-6, (1,)).sites[0])
     names = ["weight"] + ["bias"] * bool(config["bias"])
     weights = Weights(golden)
     for name in names:

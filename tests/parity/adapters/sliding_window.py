@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twoaxis.checkpoints.layouts import state_map
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.model import Decoder
 from twoaxis.ops import local_attention
 from twoaxis.ops.rope import RotationTable
@@ -24,7 +24,7 @@ from . import Adapter, Mistake
 def run_layer(golden: Golden) -> Mapping[str, Tensor]:
     """One layer: output and gradients with the window, output without it."""
     config = golden.about["config"]
-    site = Stack(config["d"], 1e-6, (1,)).sites[0]
+    site = LayerStack(config["d"], 1e-6, (1,)).sites[0]
     head_dim = golden.tensors["param/q_proj.weight"].shape[0] // config["H"]
     sizes = {"n_heads": config["H"], "n_kv_heads": config["kv"], "head_dim": head_dim, "rope_theta": config["rope_theta"]}
     weights = Weights(golden)

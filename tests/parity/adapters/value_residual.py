@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from twoaxis.core.position import HeadShape, Slot, Stack
+from twoaxis.core.position import HeadShape, LayerStack, SublayerInfo
 from twoaxis.core.views import Heads
 from twoaxis.depth import DepthMixer, ValueResidualConfig
 from twoaxis.depth.value_residual import ValueResidual
@@ -55,8 +55,8 @@ class _XTransformers(nn.Module):
         self.golden, self.heads, self.depth = golden, config["heads"], config["depth"]
         self.weights = {name[6:]: golden.take(name).requires_grad_() for name in golden.tensors if name.startswith("param/")}
         shape = HeadShape(self.heads, self.heads, config["dim_head"])
-        slots = (Slot("attention", heads=shape), Slot("gelu")) * self.depth
-        stack = depth.prepare(Stack(config["dim"], LAYER_NORM_EPS, (2,) * self.depth, slots))
+        slots = (SublayerInfo("attention", heads=shape), SublayerInfo("gelu")) * self.depth
+        stack = depth.prepare(LayerStack(config["dim"], LAYER_NORM_EPS, (2,) * self.depth, slots))
         mixers, ends = depth.build(stack)
         self.mixers, self.ends = nn.ModuleList(mixers).double(), ends
 

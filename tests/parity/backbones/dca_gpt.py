@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Slot, Stack
+from twoaxis.core.position import LayerStack, SublayerInfo
 from twoaxis.core.views import QKV
 from twoaxis.depth import DeepCrossAttentionConfig
 from twoaxis.depth.deep_cross_attention import DeepCrossAttention
@@ -28,8 +28,8 @@ class DCABlocks(nn.Module):
         config = golden.about["config"]
         self.n_heads = config["heads"]
         n_blocks = len(prefixes)
-        slots = (Slot("attention", takes_views=True), Slot("gelu")) * n_blocks
-        stack = depth.prepare(Stack(config.get("dim", config.get("d")), EPS, (2,) * n_blocks, slots))
+        slots = (SublayerInfo("attention", takes_views=True), SublayerInfo("gelu")) * n_blocks
+        stack = depth.prepare(LayerStack(config.get("dim", config.get("d")), EPS, (2,) * n_blocks, slots))
         mixers, ends = depth.build(stack)
         self.mixers, self.ends = nn.ModuleList(mixers), ends
         initialise(self, 0)

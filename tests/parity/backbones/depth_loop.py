@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from twoaxis.checkpoints.layouts import DepthPaths
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import DepthConfig, DepthMixer
 
 from ..golden import gradient
@@ -27,7 +27,7 @@ class Passed(NamedTuple):
     left: Tensor
 
 
-def loop_paths(depth: DepthConfig, stack: Stack) -> DepthPaths:
+def loop_paths(depth: DepthConfig, stack: LayerStack) -> DepthPaths:
     """Where the mixers of a loop keep their parameters."""
     return DepthPaths(depth, stack, tuple(f"mixers.{index}" for index in range(stack.n_sublayers)))
 
@@ -37,7 +37,7 @@ class DepthLoop(nn.Module):
 
     def __init__(self, depth: DepthConfig, d_model: int, n_blocks: int, sublayers: int = 2) -> None:
         super().__init__()
-        stack = depth.prepare(Stack(d_model, 1e-6, (sublayers,) * n_blocks))
+        stack = depth.prepare(LayerStack(d_model, 1e-6, (sublayers,) * n_blocks))
         self.paths = loop_paths(depth, stack)
         mixers, ends = depth.build(stack)
         self.mixers, self.ends = nn.ModuleList(mixers), ends

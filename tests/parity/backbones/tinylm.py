@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Slot, Stack
+from twoaxis.core.position import LayerStack, SublayerInfo
 from twoaxis.depth import DepthConfig, DepthMixer
 
 from ..golden import Golden, gradient
@@ -23,8 +23,8 @@ class TinyLM(nn.Module):
         super().__init__()
         self.golden, config = golden, golden.about["config"]
         self.n_heads = config["heads"]
-        slots = (Slot("attention"), Slot("feed_forward")) * config["blocks"]
-        stack = depth.prepare(Stack(config["d"], NORM_EPS, (2,) * config["blocks"], slots))
+        slots = (SublayerInfo("attention"), SublayerInfo("feed_forward")) * config["blocks"]
+        stack = depth.prepare(LayerStack(config["d"], NORM_EPS, (2,) * config["blocks"], slots))
         mixers, ends = depth.build(stack)
         self.mixers, self.ends = nn.ModuleList(mixers), ends
         initialise(self.mixers, 0)

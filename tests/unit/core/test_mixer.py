@@ -82,7 +82,7 @@ def test_what_is_drawn_is_what_the_configuration_builds() -> None:
     torch.manual_seed(3)
     one = ShortSWA(d_model=D, window=4)
     torch.manual_seed(3)
-    other = ShortSWAConfig(window=4).build(twoaxis.core.position.Stack(D, 1e-6, (1,)).sites[0])
+    other = ShortSWAConfig(window=4).build(twoaxis.core.position.LayerStack(D, 1e-6, (1,)).sites[0])
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
@@ -101,7 +101,7 @@ def test_a_mixer_of_heads_takes_those_of_attention() -> None:
 def test_a_subclass_is_called_as_it_is_written() -> None:
     class Mine(DeepDelta):
         def __init__(self) -> None:
-            super().__init__(DeepDeltaConfig(), twoaxis.core.position.Stack(D, 1e-6, (1,)).sites[0])
+            super().__init__(DeepDeltaConfig(), twoaxis.core.position.LayerStack(D, 1e-6, (1,)).sites[0])
 
     assert shapes(Mine()) == shapes(DeepDelta(d_model=D))
     assert isinstance(Residual(), Residual) and isinstance(Residual(d_model=D), Residual)

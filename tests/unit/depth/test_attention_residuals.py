@@ -9,7 +9,7 @@ from torch import Tensor
 from twoaxis.checkpoints.layouts import state_map
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import AttentionResidualsConfig
 from twoaxis.depth.history import source_blocks
 from twoaxis.model import Decoder, DecoderConfig
@@ -59,7 +59,7 @@ def test_one_head_is_no_head() -> None:
 
 
 def test_layers_of_different_lengths_open_sources() -> None:
-    stack = Stack(8, 1e-6, (1, 3, 2, 2))
+    stack = LayerStack(8, 1e-6, (1, 3, 2, 2))
     assert source_blocks(1, "layer", stack).openings == (0, 1, 4, 6)
     assert source_blocks((1, 3), "layer", stack).openings == (0, 1)
     assert source_blocks(3, "layer", stack).openings == (0, 6)
@@ -72,7 +72,7 @@ def test_layers_of_different_lengths_open_sources() -> None:
 @pytest.mark.parametrize("impl", ["fused", "reference"])
 def test_a_source_scaled_by_a_hundred_keeps_the_weights_of_the_others(impl: str) -> None:
     config = AttentionResidualsConfig.from_data({"impl": impl})
-    stack = Stack(4, 1e-14, (1, 1, 1))
+    stack = LayerStack(4, 1e-14, (1, 1, 1))
     mixers = torch.nn.ModuleList(config.build(stack)[0])
     initialise(mixers, 0)
     perturb(mixers.double())

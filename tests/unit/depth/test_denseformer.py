@@ -7,7 +7,7 @@ from torch import Tensor
 from twoaxis import ConfigError, Decoder, DecoderConfig
 from twoaxis.core.cost import Shape
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import DenseFormerConfig, ResidualConfig
 from twoaxis.ledger.stack import trace_stack
 from twoaxis.testing import counts, gradient, state
@@ -60,7 +60,7 @@ def test_number_of_weights_in_all() -> None:
 )
 def test_the_state_holds_only_what_is_read_again(options: dict, held: list[int]) -> None:
     config = DenseFormerConfig(**options)
-    stack = Stack(1, 1e-6, (1,) * 4)
+    stack = LayerStack(1, 1e-6, (1,) * 4)
     # The stream beside what later rows read, where it is not the newest of them.
     found = trace_stack(config, stack, Shape(1, 1))
     assert [found.state_elements(index) for index in range(5)] == held
@@ -80,7 +80,7 @@ def test_one_hot_rows_are_the_residual_bit_for_bit(options: dict, dtype: torch.d
 @settings(max_examples=25)
 def test_is_a_free_sum_of_what_blocks_add(L: int, B: int, T: int, D: int, seed: int) -> None:
     """Rows alpha over cumulative outputs and rows beta over the additions of blocks are one function: beta = alpha M."""
-    stack = Stack(D, 1e-6, (1,) * L)
+    stack = LayerStack(D, 1e-6, (1,) * L)
     config = DenseFormerConfig()
     mixers = [mixer.double() for mixer in config.build(stack)[0]]
     alpha = [normal(end + 1, seed=seed + end) for end in range(1, L + 1)]
@@ -136,7 +136,7 @@ def test_groups_keep_every_promise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_initial_rows() -> None:
-    stack = Stack(2, 1e-6, (2,) * 3)
+    stack = LayerStack(2, 1e-6, (2,) * 3)
     mixer = DenseFormerConfig(variant="connect_to_last").build(stack)[0][-1]
     initialise(mixer, 0)
     assert mixer.get_parameter("weights").tolist() == pytest.approx([1e-4, 1e-4, 1e-4, 1.0])

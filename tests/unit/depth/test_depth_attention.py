@@ -13,7 +13,7 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import gradients
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import DepthAttentionConfig, DepthAxis
 from twoaxis.depth.depth_attention import DepthAttention
 from twoaxis.model import Decoder, DecoderConfig
@@ -131,7 +131,7 @@ def test_all_blocks_share_one_set_of_matrices_that_stands_once_in_a_checkpoint()
 
 
 def test_at_7b_the_shared_matrices_are_67_million_and_own_ones_64_times_as_many() -> None:
-    stack, shape = Stack(4096, 1e-6, (2,) * 32), Shape(1, 1)
+    stack, shape = LayerStack(4096, 1e-6, (2,) * 32), Shape(1, 1)
 
     def params(config: DepthAttentionConfig) -> int:
         return config.ends_cost(stack, shape).params + sum(config.cost(site, shape).params for site in stack.sites)
@@ -144,7 +144,7 @@ def test_at_7b_the_shared_matrices_are_67_million_and_own_ones_64_times_as_many(
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_a_reader_uses_as_many_shared_parameters_as_it_would_own(window: int) -> None:
-    stack, shape = Stack(WIDTH, 1e-6, (2,) * N_BLOCKS), Shape(1, 1)
+    stack, shape = LayerStack(WIDTH, 1e-6, (2,) * N_BLOCKS), Shape(1, 1)
     shared, own = (DepthAttentionConfig(window=window, n_heads=2, projections=form) for form in ("shared", "own"))
     used = [shared.cost(site, shape).shared_params for site in stack.sites]
     assert used == [own.cost(site, shape).params for site in stack.sites]
@@ -209,7 +209,7 @@ def test_a_record_without_the_newer_options_computes_what_it_was_trained_as(name
 def own_mixers(window: int | None, mode: str = "add"):  # type: ignore[no-untyped-def]
     options = {"window": window, "n_heads": 2, "head_dim": 4, "mode": mode, "projections": "own", "granularity": "sublayer"}
     config = DepthAttentionConfig.from_data(options)
-    stack = Stack(D, 1e-6, (1,) * G)
+    stack = LayerStack(D, 1e-6, (1,) * G)
     mixers, ends = config.build(stack)
     built = torch.nn.ModuleList(mixers)
     initialise(built, 0)
@@ -290,7 +290,7 @@ def test_options_that_cannot_be_fail_at_config_time(options: dict[str, Any], mes
 
 
 def test_shared_matrices_are_not_built_without_the_ends_that_own_them() -> None:
-    first, second = Stack(D, 1e-6, (2,)).sites
+    first, second = LayerStack(D, 1e-6, (2,)).sites
     config = DepthAttentionConfig(n_heads=2)
     with pytest.raises(ConfigError, match=r"projections='shared': must be 'own' for a mixer that is built alone.*DepthAxis"):
         DepthAttention.build_alone(config, first)

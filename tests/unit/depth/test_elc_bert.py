@@ -7,7 +7,7 @@ from torch import Tensor
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import ElcBertConfig
 from twoaxis.depth.base import Read
 from twoaxis.ledger.stack import trace_stack
@@ -23,7 +23,7 @@ VARIANTS = ("base", "zero", "normalized", "weighted_output")
 
 
 def logits(variant: Any, block: int) -> Tensor:
-    mixer: Any = ElcBertConfig(variant=variant).build(Stack(2, 1e-6, (2,) * 12))[0][2 * block]
+    mixer: Any = ElcBertConfig(variant=variant).build(LayerStack(2, 1e-6, (2,) * 12))[0][2 * block]
     initialise(mixer, 0)
     return mixer.combination.logits.detach()
 
@@ -60,11 +60,11 @@ def test_blocks_of_any_length_keep_their_promises(
 
 def test_one_source_has_no_logit() -> None:
     for config in (ElcBertConfig(), ElcBertConfig(variant="weighted_output")):
-        assert not list(config.build(Stack(2, 1e-6, (2, 2)))[0][0].parameters())
+        assert not list(config.build(LayerStack(2, 1e-6, (2, 2)))[0][0].parameters())
 
 
 def test_the_sources_are_dropped_once_the_last_block_has_read_them() -> None:
-    stack = Stack(1, 1e-6, (2,) * 3)
+    stack = LayerStack(1, 1e-6, (2,) * 3)
     base, weighted = (trace_stack(ElcBertConfig(variant=name), stack, Shape(1, 1)) for name in ("base", "weighted_output"))
     assert [base.state_elements(i) for i in range(7)] == [1, 2, 2, 3, 3, 1, 1]
     assert [weighted.state_elements(i) for i in range(7)] == [1, 3, 2, 4, 3, 5, 4]
@@ -80,7 +80,7 @@ def test_normalised_outputs_have_mean_0_and_variance_1() -> None:
 def test_no_source_of_normalized_is_small_beside_another(std: float) -> None:
     """Whatever the embedding starts at, it has the weight in a sum that its logit gives it."""
     embeddings = std * torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    stack = Stack(64, 1e-6, (1, 1))
+    stack = LayerStack(64, 1e-6, (1, 1))
     config = ElcBertConfig(variant="normalized")
     state = config.build(stack)[1].enter(embeddings)[0]
     mixer = config.build(stack)[0][0]

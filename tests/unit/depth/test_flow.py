@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from twoaxis.core.cost import Shape
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import (
     AttentionResidualsConfig,
     DeepDeltaConfig,
@@ -31,7 +31,7 @@ from twoaxis.testing.toy import ATTENTION, decoder_config
 D = 64
 
 
-class Numbers(NamedTuple):
+class ElementCount(NamedTuple):
     """Numbers per token: those in the dtype of the model, and statistics, which are in float32."""
 
     model: int = 0
@@ -42,21 +42,21 @@ class Numbers(NamedTuple):
         """All of them."""
         return sum(self)
 
-    def plus(self, *others: "Numbers") -> "Numbers":
+    def plus(self, *others: "ElementCount") -> "ElementCount":
         """Adds others."""
-        return Numbers(*map(sum, zip(self, *others, strict=True)))
+        return ElementCount(*map(sum, zip(self, *others, strict=True)))
 
 
 class Flow(NamedTuple):
     """Traffic of one operation: what it reads and writes, its views for the sublayer, and whether the update is saved."""
 
-    read: Numbers = Numbers()
-    written: Numbers = Numbers()
-    views: Numbers = Numbers()
+    read: ElementCount = ElementCount()
+    written: ElementCount = ElementCount()
+    views: ElementCount = ElementCount()
     saves_update: bool = False
 
     @property
-    def moved(self) -> Numbers:
+    def moved(self) -> ElementCount:
         """Read or written."""
         return self.read.plus(self.written)
 
@@ -66,13 +66,13 @@ class Flow(NamedTuple):
         return Flow(self.read.plus(other.read), self.written.plus(other.written), self.views.plus(other.views), saves_update)
 
 
-STACK = Stack(D, 1e-6, (2,) * 4)
+STACK = LayerStack(D, 1e-6, (2,) * 4)
 
 
-def numbers(wide: int, half: int) -> Numbers:
+def numbers(wide: int, half: int) -> ElementCount:
     """Numbers of the model and statistics, from bytes of one token in float32 and in bfloat16."""
     model = (wide - half) // 2
-    return Numbers(model, wide // 4 - model)
+    return ElementCount(model, wide // 4 - model)
 
 
 def flow_of(wide: DepthOperation, half: DepthOperation) -> Flow:
@@ -81,7 +81,7 @@ def flow_of(wide: DepthOperation, half: DepthOperation) -> Flow:
     return Flow(read, written, views, wide.saves_update)
 
 
-def flows(config: DepthConfig, stack: Stack = STACK) -> tuple[list[Flow], Flow]:
+def flows(config: DepthConfig, stack: LayerStack = STACK) -> tuple[list[Flow], Flow]:
     """The traffic of every sublayer, and of the ends."""
     wide, half = (trace_stack(config, stack, Shape(1, 1, element_bytes)) for element_bytes in (4, 2))
     sublayers = [flow_of(*pair) for pair in zip(wide.sublayers, half.sublayers, strict=True)]
@@ -93,7 +93,7 @@ def in_widths(moved: int) -> Fraction:
     return Fraction(moved, D)
 
 
-ADD = Flow(read=Numbers(2 * D), written=Numbers(D))
+ADD = Flow(read=ElementCount(2 * D), written=ElementCount(D))
 
 
 def test_the_residual_reads_two_widths_and_writes_one() -> None:
@@ -110,9 +110,9 @@ def test_a_full_read_moves_what_the_report_counts_and_the_update_once_more() -> 
     for index, flow in enumerate(sublayers[1:], start=1):
         n = index + 1
         published, update = (n + 1) * D, D
-        assert flow.moved == Numbers(published + update, statistics=n + 1)
+        assert flow.moved == ElementCount(published + update, statistics=n + 1)
     # The only source of the first sublayer is its view as it is.
-    assert sublayers[0].moved == Numbers(D, statistics=1)
+    assert sublayers[0].moved == ElementCount(D, statistics=1)
 
 
 def test_two_phases_move_seven_widths_where_the_report_counts_five_and_a_half() -> None:
@@ -126,13 +126,13 @@ def test_two_phases_move_seven_widths_where_the_report_counts_five_and_a_half() 
     """
     S, N = 16, 8
     G = S * N
-    config, stack = AttentionResidualsConfig(block_size=S, schedule="two_phase"), Stack(D, 1e-6, (S,) * N)
-    moved = Numbers().plus(*(flow.moved for flow in flows(config, stack)[0]))
+    config, stack = AttentionResidualsConfig(block_size=S, schedule="two_phase"), LayerStack(D, 1e-6, (S,) * N)
+    moved = ElementCount().plus(*(flow.moved for flow in flows(config, stack)[0]))
     sources, later = N * (N + 1) // 2, N * (S - 1)
     views, updates = G - 1, G
-    early = Numbers(statistics=2 * later * (D + 1))
-    running_sum = Numbers(3 * later * D, statistics=later)
-    assert moved == early.plus(running_sum, Numbers((sources + views + updates) * D, statistics=sources + G))
+    early = ElementCount(statistics=2 * later * (D + 1))
+    running_sum = ElementCount(3 * later * D, statistics=later)
+    assert moved == early.plus(running_sum, ElementCount((sources + views + updates) * D, statistics=sources + G))
     published = N * N + 5 * G
     ours = sources + 5 * later + views + updates
     assert (Fraction(published, G), Fraction(ours, G)) == (Fraction(11, 2), Fraction(891, 128))
@@ -140,10 +140,10 @@ def test_two_phases_move_seven_widths_where_the_report_counts_five_and_a_half() 
 
 def test_a_delta_write_moves_the_context_besides_a_plain_write() -> None:
     one, four = DeepDeltaConfig(), DeepDeltaConfig(value_channels=4, compressor="channel")
-    assert flows(one)[0][1].moved == ADD.moved.plus(Numbers(D))
+    assert flows(one)[0][1].moved == ADD.moved.plus(ElementCount(D))
     # All channels for the read and again for the write, and the compressed input for the norm; the code's target reads it too.
-    assert flows(four)[0][1].moved == Numbers((4 + 1) * D + (4 + 2 + 4) * D)
-    assert flows(four.replace(value_target="code"))[0][1].moved == Numbers((4 + 1) * D + (4 + 3 + 4) * D)
+    assert flows(four)[0][1].moved == ElementCount((4 + 1) * D + (4 + 2 + 4) * D)
+    assert flows(four.replace(value_target="code"))[0][1].moved == ElementCount((4 + 1) * D + (4 + 3 + 4) * D)
 
 
 @pytest.mark.parametrize("n", [2, 4, 8])
@@ -163,9 +163,9 @@ def test_one_kernel_per_call_saves_what_the_unfused_kernels_of_mhc_table_2_pass_
 @pytest.mark.parametrize("n", [2, 4, 8])
 def test_the_write_moves_what_the_fused_kernel_of_mhc_moves(n: int) -> None:
     """arXiv:2512.24880, section 4.3.1: the kernel of H_post, H_res and the merge reads (n + 1) d and writes n d."""
-    weights = Numbers(statistics=n * n + n)
-    read = Flow(read=Numbers(n * D), written=weights.plus(Numbers(D)), views=Numbers(D))
-    fused = Flow(read=weights.plus(Numbers((n + 1) * D)), written=Numbers(n * D), saves_update=True)
+    weights = ElementCount(statistics=n * n + n)
+    read = Flow(read=ElementCount(n * D), written=weights.plus(ElementCount(D)), views=ElementCount(D))
+    fused = Flow(read=weights.plus(ElementCount((n + 1) * D)), written=ElementCount(n * D), saves_update=True)
     assert flows(MHCConfig(n_streams=n))[0][1] == read.plus(fused)
 
 
@@ -193,12 +193,12 @@ def test_only_the_weights_of_a_token_differ_between_mixers_of_streams(config: De
     first, second, *_ = flows(config)[0]
     assert (second.moved.model, second.moved.statistics) == ((3 * 4 + 2) * D, 2 * weights)
     # The streams of the first sublayer are one tensor, which its read and its write fetch once each.
-    assert first.moved.plus(Numbers(2 * 3 * D)) == second.moved
+    assert first.moved.plus(ElementCount(2 * 3 * D)) == second.moved
 
 
 def test_fractions_of_one_stream_cost_a_view_more_than_the_plain_sum() -> None:
     sublayers, ends = flows(FracConnectionsConfig(n_fractions=4))
-    assert sublayers[1].moved == Numbers(5 * D, statistics=2 * (4 * 4 + 4))
+    assert sublayers[1].moved == ElementCount(5 * D, statistics=2 * (4 * 4 + 4))
     assert ends == Flow()
 
 
@@ -206,10 +206,10 @@ def test_a_mudd_read_fetches_each_source_once_for_all_ways() -> None:
     sublayers, ends = flows(MUDDFormerConfig())
     for block in range(1, 4):
         S = block + 1
-        sums = Flow(read=Numbers(S * D), written=Numbers(4 * D), views=Numbers(3 * D))
+        sums = Flow(read=ElementCount(S * D), written=ElementCount(4 * D), views=ElementCount(3 * D))
         assert sublayers[2 * block] == ADD.plus(sums)
         assert sublayers[2 * block + 1] == ADD
-    assert ends == Flow(read=Numbers(5 * D), written=Numbers(D), views=Numbers(D))
+    assert ends == Flow(read=ElementCount(5 * D), written=ElementCount(D), views=ElementCount(D))
 
 
 def new_tensors(config: DepthConfig) -> list[int]:

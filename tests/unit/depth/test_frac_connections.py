@@ -6,7 +6,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import FracConnectionsConfig, ResidualConfig
 from twoaxis.depth.frac_connections import FracConnections
 from twoaxis.testing.measure import gradients
@@ -17,7 +17,7 @@ MIDDLE = "blocks.1."
 
 
 def mixer(index: int = 1, **options: Any) -> FracConnections:
-    built = FracConnectionsConfig(**options).build(Stack(D, 1e-6, (2,) * 3))[0][index]
+    built = FracConnectionsConfig(**options).build(LayerStack(D, 1e-6, (2,) * 3))[0][index]
     initialise(built, 0)
     return built.double()
 

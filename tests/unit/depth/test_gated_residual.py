@@ -3,7 +3,7 @@ import torch
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import GatedResidualConfig
 from twoaxis.testing.measure import gradients, trace
 from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
@@ -13,7 +13,7 @@ D = 8
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
 def test_a_fresh_read_is_half_the_normalised_stream(n: int) -> None:
-    mixer = GatedResidualConfig(n_streams=n, rank=3).build(Stack(D, 1e-20, (2,)))[0][1]
+    mixer = GatedResidualConfig(n_streams=n, rank=3).build(LayerStack(D, 1e-20, (2,)))[0][1]
     initialise(mixer, 0)
     mixer.double()
     x, update = noise((2, 3, D), "x"), noise((2, 3, D), "update")
@@ -25,7 +25,7 @@ def test_a_fresh_read_is_half_the_normalised_stream(n: int) -> None:
 
 
 def test_streams_are_never_mixed() -> None:
-    mixer = GatedResidualConfig(n_streams=3, rank=2, init="normal").build(Stack(D, 1e-6, (2,)))[0][0]
+    mixer = GatedResidualConfig(n_streams=3, rank=2, init="normal").build(LayerStack(D, 1e-6, (2,)))[0][0]
     initialise(mixer, 0)
     mixer.double()
     state = tuple(noise((1, 2, D), f"stream {j}") for j in range(3))

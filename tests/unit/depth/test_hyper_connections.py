@@ -6,7 +6,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import HyperConnectionsConfig, ResidualConfig
 from twoaxis.depth.hyper_connections import HyperConnections
 from twoaxis.testing.measure import gradients, sublayer_list, trace
@@ -18,7 +18,7 @@ MIDDLE = "blocks.1."
 
 
 def mixer(index: int = 1, **options: Any) -> HyperConnections:
-    built = HyperConnectionsConfig(**options).build(Stack(D, 1e-6, (2,) * 3))[0][index]
+    built = HyperConnectionsConfig(**options).build(LayerStack(D, 1e-6, (2,) * 3))[0][index]
     initialise(built, 0)
     return built.double()
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from twoaxis import ConfigError, Decoder, DecoderConfig
 from twoaxis.core.cost import Shape
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import LaurelConfig, LaurelGemma3nConfig, ResidualConfig
 from twoaxis.depth.history import History
 from twoaxis.ledger.stack import trace_stack
@@ -54,7 +54,7 @@ def written_weights(mixer: Any) -> Tensor:
 
 @pytest.mark.parametrize("bound", ["softmax", "sigmoid"])
 def test_residual_weights_do_not_halve_the_stream(bound: Any) -> None:
-    mixer: Any = LaurelConfig(variant="rw", bound=bound).build(Stack(2, 1e-6, (1,)))[0][0]
+    mixer: Any = LaurelConfig(variant="rw", bound=bound).build(LayerStack(2, 1e-6, (1,)))[0][0]
     initialise(mixer, 0)
     assert written_weights(mixer).tolist() == [1.0, 1.0]
     perturb(mixer)
@@ -68,7 +68,7 @@ def test_residual_weights_do_not_halve_the_stream(bound: Any) -> None:
 @pytest.mark.parametrize("previous_map", ["shared", "separate"])
 def test_initial_maps(rank: int, width: int, previous_map: Any) -> None:
     config = LaurelConfig(variant="pa", rank=rank, previous_map=previous_map)
-    mixer: Any = config.build(Stack(width, 1e-6, (1,) * 3))[0][2]
+    mixer: Any = config.build(LayerStack(width, 1e-6, (1,) * 3))[0][2]
     initialise(mixer, 0)
     assert not mixer.up.any()
     maps = mixer.down.chunk(3 if previous_map == "separate" else 1)
@@ -98,7 +98,7 @@ def test_everything_learns_from_the_second_step_on(options: dict) -> None:
 
 def test_number_of_parameters_is_the_papers() -> None:
     """Table 5 of the paper has 24 layers, and counts that fit a width of 768."""
-    stack = Stack(768, 1e-6, (2,) * 24)
+    stack = LayerStack(768, 1e-6, (2,) * 24)
     millions = {}
     for variant in ("rw", "lr", "rw_lr", "rw_lr_pa"):
         name: Any = variant
@@ -113,7 +113,7 @@ def test_number_of_parameters_is_the_papers() -> None:
 
 def test_the_state_keeps_the_inputs_that_are_read_again() -> None:
     config = LaurelConfig(variant="pa", rank=1)
-    stack = Stack(1, 1e-6, (2,) * 4)
+    stack = LayerStack(1, 1e-6, (2,) * 4)
     found = trace_stack(config, stack, Shape(1, 1))
     assert [found.state_elements(index) for index in range(9)] == [1, 2, 2, 3, 3, 4, 3, 4, 1]
 

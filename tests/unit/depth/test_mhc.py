@@ -8,7 +8,7 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import MHCConfig, ResidualConfig
 from twoaxis.depth.mhc import MHC
 from twoaxis.testing.measure import gradients, sublayer_list, trace
@@ -21,7 +21,7 @@ RESIDUAL = slice(2 * N, None)
 
 
 def mixer(dtype: torch.dtype = torch.float64, index: int = 1, **options: Any) -> MHC:
-    built = MHCConfig(**options).build(Stack(D, 1e-6, (2,) * 3))[0][index]
+    built = MHCConfig(**options).build(LayerStack(D, 1e-6, (2,) * 3))[0][index]
     initialise(built, 0)
     return built.to(dtype)
 
@@ -137,7 +137,7 @@ def test_streams_part_after_two_steps() -> None:
 
 @pytest.mark.parametrize("sublayers", [1, 12, 60])
 def test_the_composite_gain_is_bounded(sublayers: int) -> None:
-    stack, state = Stack(D, 1e-6, (1,) * sublayers), streams()
+    stack, state = LayerStack(D, 1e-6, (1,) * sublayers), streams()
     product = torch.eye(N, dtype=torch.float64).expand(2, 5, N, N)
     for index, built in enumerate(MHCConfig().build(stack)[0]):
         initialise(built, index)

@@ -11,7 +11,7 @@ from torch import Tensor
 from twoaxis import ConfigError, Decoder, DecoderConfig
 from twoaxis.core.cost import Shape
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.core.views import QKV
 from twoaxis.depth import MUDDFormerConfig, ResidualConfig
 from twoaxis.depth.base import StreamEnds
@@ -134,7 +134,7 @@ def test_sources_are_pairwise_distinct(options: dict[str, Any]) -> None:
 )
 def test_the_state_holds_only_what_is_read_again(options: dict[str, Any], held: list[int]) -> None:
     config = MUDDFormerConfig(**options)
-    stack = Stack(1, 1e-6, (2,) * 4)
+    stack = LayerStack(1, 1e-6, (2,) * 4)
     found = trace_stack(config, stack, Shape(1, 1))
     assert [found.state_elements(index) for index in range(9)] == held
 
@@ -142,7 +142,7 @@ def test_the_state_holds_only_what_is_read_again(options: dict[str, Any], held: 
 def test_biases_start_from_the_post_norm_alone() -> None:
     for source_norm, post_norm in itertools.product(("none", "rms"), ("none", "all", "residual")):
         config = MUDDFormerConfig.from_data({"source_norm": source_norm, "post_norm": post_norm})
-        ends = config.build(Stack(4, 1e-6, (2,) * 3))[1]
+        ends = config.build(LayerStack(4, 1e-6, (2,) * 3))[1]
         initialise(ends, 0)
         newest = 1.0 if post_norm == "none" else 0.0
         assert ends.get_parameter("sum.static").tolist() == [[0.0, 0.0, 0.0, newest]]
@@ -150,7 +150,7 @@ def test_biases_start_from_the_post_norm_alone() -> None:
 
 def test_hidden_widths_of_the_released_model() -> None:
     config = MUDDFormerConfig(hidden="round64", expand_last=4)
-    stack = Stack(8, 1e-6, (2,) * 32)
+    stack = LayerStack(8, 1e-6, (2,) * 32)
     found = [config.sum_form(stack, i).hidden for i in range(1, 33)]
     assert [found.count(width) for width in (64, 128, 192)] == [14, 16, 2]
     assert [i for i, width in enumerate(found) if width == 192] == [30, 31]
@@ -225,7 +225,7 @@ def test_options_that_exclude_each_other(options: dict[str, Any], message: str) 
 @settings(max_examples=20, deadline=None)
 def test_blocks_of_any_length(B: int, T: int, D: int, lengths: list[int]) -> None:
     """What a block adds is the sum of what its sublayers add; at first every read is the plain stream."""
-    stack = Stack(D, 1e-6, tuple(lengths))
+    stack = LayerStack(D, 1e-6, tuple(lengths))
     config = MUDDFormerConfig()
     mixers = [mixer.double() for mixer in config.build(stack)[0]]
     for mixer in mixers:

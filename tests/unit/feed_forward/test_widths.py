@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from twoaxis.core.cost import Shape
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.feed_forward import FeedForwardConfig, GELUConfig, ReLU2Config, SwiGLUConfig
 from twoaxis.feed_forward.base import rising_width
 
@@ -41,7 +41,7 @@ def test_never_empty_and_never_falling(mean: int, n_blocks: int) -> None:
 @pytest.mark.parametrize("config", CONFIGS)
 def test_parameters_and_cost_follow_the_block(config: type[FeedForwardConfig]) -> None:
     feed_forward = config.from_data({"d_ff": 256, "d_ff_by_depth": "rising"})
-    sites = Stack(8, 1e-6, (2,) * 4).sites[1::2]
+    sites = LayerStack(8, 1e-6, (2,) * 4).sites[1::2]
     params = [feed_forward.cost(site, Shape(1, 1)).params for site in sites]
     assert [p // params[0] for p in params] == [1, 2, 2, 3]
     for site, declared in zip(sites, params, strict=True):
@@ -49,5 +49,5 @@ def test_parameters_and_cost_follow_the_block(config: type[FeedForwardConfig]) -
 
 
 def test_equal_widths_are_the_default() -> None:
-    sites = Stack(8, 1e-6, (2,) * 3).sites
+    sites = LayerStack(8, 1e-6, (2,) * 3).sites
     assert {SwiGLUConfig(d_ff=96).width_at(site) for site in sites} == {96}

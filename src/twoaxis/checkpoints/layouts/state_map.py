@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.core.errors import CheckpointError
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import DepthConfig
 from twoaxis.model import DecoderConfig
 from twoaxis.model.block import sublayer_names
@@ -173,7 +173,7 @@ class DepthPaths(NamedTuple):
     """The depth mixers of a model: their configuration, the sublayers, and the prefixes of parameter names."""
 
     depth: DepthConfig
-    stack: Stack
+    stack: LayerStack
     mixers: Sequence[str]
     ends: str = "ends"
 

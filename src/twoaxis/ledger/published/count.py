@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from twoaxis.core.cost import Numbers
+from twoaxis.core.cost import ElementCount
 from twoaxis.core.errors import ConfigError
 from twoaxis.ledger.published.build import Built, build, quietly
 from twoaxis.ledger.published.sublayers import COUNTED, COUNTED_WITH_MASK, OUTSIDE, Attention, Counted, Run, run
@@ -27,7 +27,7 @@ CHUNK = 64
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 PER_TOKEN = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k", "num_experts_per_token")
 
-NOTHING = Numbers()
+NOTHING = ElementCount()
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class PublishedSublayer:
     products: int = 0
     pairs: tuple[tuple[int, int], ...] = ()
     elementwise: int = 0
-    saved: Numbers = NOTHING
-    cache: tuple[tuple[Numbers, int], ...] = ()
-    state: Numbers = NOTHING
+    saved: ElementCount = NOTHING
+    cache: tuple[tuple[ElementCount, int], ...] = ()
+    state: ElementCount = NOTHING
     attention: Attention | None = None
     expert_matrices: int = 0
     beside: int = 0
@@ -274,7 +274,7 @@ def _sublayer(plain: PublishedSublayer, traced: tuple[int, int], index: int, run
     window, cache, state = (
         _cache(runs, index if index in runs[0].caches and runs[0].caches[index][0] else traced[0])
         if plain.mixes_positions
-        else (None, (), Numbers())
+        else (None, (), ElementCount())
     )
     pairs = [(2 * call.n_heads * (call.key_dim + call.value_dim), call.window or window or 0) for call in each[0].attention]
     line, curve = _fit([one.products for one in each], tokens)
@@ -289,7 +289,7 @@ def _sublayer(plain: PublishedSublayer, traced: tuple[int, int], index: int, run
         products=line,
         pairs=tuple(pairs) + (((curve, 0),) if curve else ()),
         elementwise=_fit([one.elementwise for one in each], tokens)[0],
-        saved=Numbers(
+        saved=ElementCount(
             _fit([one.saved.model for one in each], tokens)[0], _fit([one.saved.statistics for one in each], tokens)[0]
         ),
         cache=cache,
@@ -305,11 +305,11 @@ def _fit(values: Sequence[int], tokens: int) -> tuple[int, int]:
     return round((second - first) / tokens - 3 * tokens * curve), round(curve)
 
 
-def _cache(runs: list[Run], index: int) -> tuple[int | None, tuple[tuple[Numbers, int], ...], Numbers]:
+def _cache(runs: list[Run], index: int) -> tuple[int | None, tuple[tuple[ElementCount, int], ...], ElementCount]:
     """The window of a layer's cache, what it keeps per token, and what per sequence."""
     tensors, window = runs[0].caches.get(index, ([], None))
     later = runs[1].caches.get(index, ([], None))[0]
-    growing, state = Numbers(), Numbers()
+    growing, state = ElementCount(), ElementCount()
     for one, two in zip(tensors, later, strict=False):
         if not one.is_floating_point():
             continue
@@ -324,5 +324,5 @@ def _cache(runs: list[Run], index: int) -> tuple[int | None, tuple[tuple[Numbers
     return window, ((growing, bound),) if growing.count else (), state
 
 
-def _numbers(count: int, wide: bool) -> Numbers:
-    return Numbers(statistics=count) if wide else Numbers(count)
+def _numbers(count: int, wide: bool) -> ElementCount:
+    return ElementCount(statistics=count) if wide else ElementCount(count)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from twoaxis.core.cost import Numbers
+from twoaxis.core.cost import ElementCount
 from twoaxis.core.measure import Operation, Operations, storage_of
 
 COUNTED, COUNTED_WITH_MASK = "twoaxis_counted", "twoaxis_counted_with_mask"
@@ -59,7 +59,7 @@ class Counted:
     matmul: int = 0
     products: int = 0
     elementwise: int = 0
-    saved: Numbers = field(default_factory=Numbers)
+    saved: ElementCount = field(default_factory=ElementCount)
     attention: list[Attention] = field(default_factory=list)
     per_token: int = 0
 
@@ -170,7 +170,7 @@ class Tracer:
                 stored[key] = tensor
                 into, size = self.counted[self.here], tensor.untyped_storage().nbytes() // tensor.element_size()
                 wide = tensor.dtype in (torch.float32, torch.float64)
-                numbers = Numbers(statistics=size) if wide else Numbers(size * tensor.element_size() // 2)
+                numbers = ElementCount(statistics=size) if wide else ElementCount(size * tensor.element_size() // 2)
                 into.saved = into.saved + numbers
             return tensor
 

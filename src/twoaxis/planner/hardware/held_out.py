@@ -7,7 +7,7 @@ from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.feed_forward import SwiGLUConfig
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.ops.depth_read import depth_read
@@ -55,7 +55,7 @@ def _norm(make: Make) -> Run:
 
 
 def _feed_forward(device: torch.device, dtype: torch.dtype, make: Make) -> Run:
-    layer = SwiGLUConfig().build(Stack(WIDTH, 1e-6, (1,)).sites[0])
+    layer = SwiGLUConfig().build(LayerStack(WIDTH, 1e-6, (1,)).sites[0])
     initialise(layer, seed=0)
     layer.to(device=device, dtype=dtype)
     x, layout = make(BATCH, TOKENS, WIDTH), TokenLayout.contiguous(TOKENS, device=device)

@@ -6,8 +6,8 @@ per entry, h heads and I channels of the indexer, N tokens.
 
 from dataclasses import dataclass
 
-from twoaxis.core.cost import Cost, Numbers, Shape, visible_pairs
-from twoaxis.core.position import Site, Slot
+from twoaxis.core.cost import Cost, ElementCount, Shape, visible_pairs
+from twoaxis.core.position import SublayerInfo, SublayerPosition
 from twoaxis.model.cost import NORMS
 from twoaxis.planner.model.part import Part
 
@@ -82,8 +82,8 @@ class CompressedAttention(Part):
         compressor: what makes the entries; None for a window alone.
 
     Example:
-        >>> from twoaxis.core.position import Stack
-        >>> site = Stack(4096, 1e-6, (1,)).sites[0]
+        >>> from twoaxis.core.position import LayerStack
+        >>> site = LayerStack(4096, 1e-6, (1,)).sites[0]
         >>> heavy = CompressedAttention(64, 512, 1024, 64, 128, groups=8, output_rank=1024, compressor=Compressor(128))
         >>> [heavy.cost(site, Shape(1, t, 2)).cache_bytes for t in (1_000, 1_000_000)]
         [400192, 8392192]
@@ -111,11 +111,11 @@ class CompressedAttention(Part):
             found.add(self.compressor.reach)
         return tuple(sorted(tokens for tokens in found if tokens))
 
-    def slot(self, d_model: int) -> Slot:
+    def slot(self, d_model: int) -> SublayerInfo:
         """One input, since keys are values, and no heads that a depth mixer could mix."""
-        return Slot(self.kind)
+        return SublayerInfo(self.kind)
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The window and the projections around both, and what the entries add."""
         D, H, K, Q, N = site.d_model, self.n_heads, self.head_dim, self.q_rank, shape.total_tokens
         weights = Q * (D + H * K) + D * K + H * K * self.output_rank
@@ -127,7 +127,7 @@ class CompressedAttention(Part):
             matmul_flops=2 * N * weights,
             pair_flops=4 * H * K * shape.batch * visible_pairs(shape.tokens, self.window),
             elementwise_flops=N * elementwise,
-            saved_bytes=N * Numbers(numbers, statistics).bytes(shape.element_bytes),
+            saved_bytes=N * ElementCount(numbers, statistics).bytes(shape.element_bytes),
             cache_bytes=shape.batch * min(shape.tokens, self.window - 1) * K * shape.element_bytes,
         )
         return own if self.compressor is None else own + self._entries(self.compressor, D, shape)
@@ -149,7 +149,7 @@ class CompressedAttention(Part):
             matmul_flops=2 * N * weights,
             pair_flops=2 * h * (width + 1) * scored // made.rate,
             elementwise_flops=3 * self.rope_dim * h * N,
-            saved_bytes=N * Numbers(h * width, statistics=h).bytes(shape.element_bytes),
+            saved_bytes=N * ElementCount(h * width, statistics=h).bytes(shape.element_bytes),
         )
         return total + own + _entry_cost(width, made, D, shape)
 
@@ -164,6 +164,6 @@ def _entry_cost(width: int, made: Compressor, D: int, shape: Shape) -> Cost:
         params=weights + rate * per_token + width,
         matmul_flops=2 * N * weights,
         elementwise_flops=N * 7 * per_token + N * NORMS["rms"][1] * width // rate,
-        saved_bytes=Numbers(N * 2 * per_token + N * width // rate, N * per_token).bytes(shape.element_bytes),
+        saved_bytes=ElementCount(N * 2 * per_token + N * width // rate, N * per_token).bytes(shape.element_bytes),
         cache_bytes=(N * width // rate + shape.batch * buffered) * shape.element_bytes,
     )

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from twoaxis.core.cost import Cost, Numbers, Shape, visible_pairs
-from twoaxis.core.position import Site, Slot
+from twoaxis.core.cost import Cost, ElementCount, Shape, visible_pairs
+from twoaxis.core.position import SublayerInfo, SublayerPosition
 from twoaxis.local import CanonConfig
 from twoaxis.model.cost import NORMS
 from twoaxis.planner.model.part import Part
@@ -37,8 +37,8 @@ class LatentAttention(Part):
             widens the whole cache at every token; products with parameters and the result are the same.
 
     Example:
-        >>> from twoaxis.core.position import Stack
-        >>> site = Stack(7168, 1e-6, (1,)).sites[0]
+        >>> from twoaxis.core.position import LayerStack
+        >>> site = LayerStack(7168, 1e-6, (1,)).sites[0]
         >>> deepseek = LatentAttention(n_heads=128, kv_rank=512, q_rank=1536, nope_dim=128, rope_dim=64, value_dim=128)
         >>> deepseek.cost(site, Shape(batch=1, tokens=1, element_bytes=2)).cache_bytes
         1152
@@ -64,11 +64,11 @@ class LatentAttention(Part):
         """The name of the mixer."""
         return "latent_attention"
 
-    def slot(self, d_model: int) -> Slot:
+    def slot(self, d_model: int) -> SublayerInfo:
         """One input, since keys and values share a latent, and no heads that a depth mixer could mix."""
-        return Slot(self.kind)
+        return SublayerInfo(self.kind)
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """Projections by their weights, attention by its visible pairs, cache by the latents."""
         D, H, N = site.d_model, self.n_heads, shape.total_tokens
         queries, latents = H * (self.nope_dim + self.rope_dim), self.kv_rank + self.rope_dim
@@ -104,7 +104,7 @@ class LatentAttention(Part):
         numbers = 2 * (self.kv_rank + (self.q_rank or 0)) + heads + gate
         # Beside the statistic of each head: one number of each norm.
         statistics = H + 1 + (self.q_rank is not None)
-        return N * Numbers(numbers, statistics).bytes(shape.element_bytes)
+        return N * ElementCount(numbers, statistics).bytes(shape.element_bytes)
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class KimiDeltaAttention(Part):
         gate: the map of the output gate, `low_rank` through K channels or `full` (Kimi K3).
 
     Example:
-        >>> from twoaxis.core.position import Stack
-        >>> site = Stack(2304, 1e-5, (1,)).sites[0]
+        >>> from twoaxis.core.position import LayerStack
+        >>> site = LayerStack(2304, 1e-5, (1,)).sites[0]
         >>> kda = KimiDeltaAttention(n_heads=32, head_dim=128, kernel=4)
         >>> [kda.cost(site, Shape(batch=1, tokens=t, element_bytes=2)).cache_bytes for t in (3, 100_000)]
         [2170880, 2170880]
@@ -148,11 +148,11 @@ class KimiDeltaAttention(Part):
         """Its own token, since the state stands for the others, and what the convolutions hold."""
         return tuple(sorted({1, self.kernel - 1}))
 
-    def slot(self, d_model: int) -> Slot:
+    def slot(self, d_model: int) -> SublayerInfo:
         """One input, since gates read it too, and no heads that a depth mixer could mix."""
-        return Slot(self.kind)
+        return SublayerInfo(self.kind)
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """Projections by their weights, the recurrence by its three products per token, cache by the state."""
         D, H, K, N = site.d_model, self.n_heads, self.head_dim, shape.total_tokens
         C = H * K
@@ -167,7 +167,7 @@ class KimiDeltaAttention(Part):
             pair_flops=6 * K * C * N,
             elementwise_flops=N * elementwise,
             saved_bytes=self._saved_bytes(shape),
-            cache_bytes=shape.batch * C * Numbers(statistics=K).bytes(shape.element_bytes) + self._taps_bytes(shape),
+            cache_bytes=shape.batch * C * ElementCount(statistics=K).bytes(shape.element_bytes) + self._taps_bytes(shape),
         )
         return own + CanonConfig(kernel=self.kernel, form="plain", activation="silu").cost(3 * C, shape)
 
@@ -183,5 +183,5 @@ class KimiDeltaAttention(Part):
         numbers = 9 * C + 3 * C + inner
         # In the precision of statistics the convolution keeps the rows that it pads.
         padded = 0 if shape.element_bytes < shape.statistics_bytes else shape.batch * (self.kernel - 1) * 3 * C
-        each = Numbers(numbers, statistics=2 * C + 3 * H).bytes(shape.element_bytes)
+        each = ElementCount(numbers, statistics=2 * C + 3 * H).bytes(shape.element_bytes)
         return shape.total_tokens * each + padded * shape.element_bytes

@@ -4,9 +4,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-from twoaxis.core.cost import Cost, Numbers, Shape
+from twoaxis.core.cost import Cost, ElementCount, Shape
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.position import Site, Slot
+from twoaxis.core.position import SublayerInfo, SublayerPosition
 from twoaxis.feed_forward import FeedForwardConfig, SwiGLUConfig
 from twoaxis.local.places import PlacesConfig
 from twoaxis.ops.rope import RotationTable
@@ -45,7 +45,7 @@ class Part(ABC):
         """Numbers of tokens beyond which some cost of one more token no longer grows, such as a window and its cache."""
         return ()
 
-    def local_channels(self, site: Site) -> tuple[int, ...]:
+    def local_channels(self, site: SublayerPosition) -> tuple[int, ...]:
         """Channels of each local mixer inside it, which is a kernel of its own."""
         return ()
 
@@ -58,11 +58,11 @@ class Part(ABC):
         """What it is called."""
 
     @abstractmethod
-    def slot(self, d_model: int) -> Slot:
+    def slot(self, d_model: int) -> SublayerInfo:
         """What a depth mixer may know of it."""
 
     @abstractmethod
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """What one forward pass costs at this site, without its norm; `params` holds every parameter, used or not."""
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
@@ -73,7 +73,7 @@ class Part(ABC):
         """The form that computes single tokens behind a context; the same unless a part says otherwise."""
         return self
 
-    def parameters_read(self, site: Site, tokens: int) -> float:
+    def parameters_read(self, site: SublayerPosition, tokens: int) -> float:
         """Parameters that a pass of so many tokens reads: all of them, but for experts that no token is sent to."""
         params = self.cost(site, Shape(1, 1)).params
         return params if self.routed is None else params - self.routed.params * (self.routed.experts - self.routed.read(tokens))
@@ -95,12 +95,12 @@ class OwnPart(Part):
         if isinstance(self.config, SequenceConfig):
             self.config.check(d_model)
 
-    def slot(self, d_model: int) -> Slot:
+    def slot(self, d_model: int) -> SublayerInfo:
         """Its heads and the views that it takes."""
         if not isinstance(self.config, SequenceConfig):
-            return Slot(self.kind)
+            return SublayerInfo(self.kind)
         heads = self.config.head_shape(d_model)
-        return Slot(self.kind, self.config.accepts_qkv, heads, window=self.config.pair_window)
+        return SublayerInfo(self.kind, self.config.accepts_qkv, heads, window=self.config.pair_window)
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Those of its configuration."""
@@ -118,14 +118,14 @@ class OwnPart(Part):
             fields += [local.receptive_field for local in inside if local is not None]
         return tuple(sorted({tokens for field in fields if field for tokens in (field, field - 1) if tokens}))
 
-    def local_channels(self, site: Site) -> tuple[int, ...]:
+    def local_channels(self, site: SublayerPosition) -> tuple[int, ...]:
         """Those at its two places."""
         if not isinstance(self.config, PlacesConfig):
             return ()
         inside = (self.config.input_local, self.config.projected_local)
         return tuple(n for local, n in zip(inside, self.config.local_channels(site), strict=True) if local is not None)
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """As declared beside its mathematics."""
         return self.config.cost(site, shape)
 
@@ -140,16 +140,16 @@ class Biased(OwnPart):
         biases: numbers in all biases of the sublayer.
 
     Example:
-        >>> from twoaxis.core.position import Stack
+        >>> from twoaxis.core.position import LayerStack
         >>> from twoaxis.feed_forward import GELUConfig
-        >>> site = Stack(8, 1e-5, (1,)).sites[0]
+        >>> site = LayerStack(8, 1e-5, (1,)).sites[0]
         >>> Biased(GELUConfig(d_ff=32), biases=32 + 8).cost(site, Shape(1, 1)).params
         552
     """
 
     biases: int = 0
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The configuration's, and one addition per bias and token."""
         return super().cost(site, shape) + Cost(params=self.biases, elementwise_flops=self.biases * shape.total_tokens)
 
@@ -185,8 +185,8 @@ class Experts(Part):
         ConfigError: more experts per token than there are.
 
     Example:
-        >>> from twoaxis.core.position import Stack
-        >>> site = Stack(4096, 1e-5, (1,)).sites[0]
+        >>> from twoaxis.core.position import LayerStack
+        >>> site = LayerStack(4096, 1e-5, (1,)).sites[0]
         >>> mixtral = Experts(4096, n_experts=8, per_token=2, d_expert=14336)
         >>> mixtral.cost(site, Shape(1, 1)).params, int(mixtral.parameters_read(site, tokens=1))
         (1409318912, 352354304)
@@ -210,16 +210,16 @@ class Experts(Part):
         """The name of the mixture."""
         return "experts"
 
-    def slot(self, d_model: int) -> Slot:
+    def slot(self, d_model: int) -> SublayerInfo:
         """A sublayer without heads."""
-        return Slot(self.kind)
+        return SublayerInfo(self.kind)
 
     @property
     def routed(self) -> Routed:
         """The experts that tokens are sent to."""
         return Routed(self.n_experts, self.per_token, 3 * self.width * self.d_expert)
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The router, k experts between their latent maps, and the shared experts."""
         D, W, N, E, k = site.d_model, self.width, shape.total_tokens, self.n_experts, self.per_token
         expert, shared = self.routed.params, self._shared(site, shape)
@@ -235,7 +235,7 @@ class Experts(Part):
             saved_bytes=self._saved_bytes(shape),
         )
 
-    def _shared(self, site: Site, shape: Shape) -> Cost:
+    def _shared(self, site: SublayerPosition, shape: Shape) -> Cost:
         if not self.d_shared:
             return Cost()
         # Both projections and their product.
@@ -246,4 +246,4 @@ class Experts(Part):
         N, W, k = shape.total_tokens, self.width, self.per_token
         # Of every expert that sees a token: its copy, both projections, what is projected down, and the output.
         numbers = k * (2 * W + 3 * self.d_expert) + 3 * self.d_shared + (0 if self.latent == "none" else 2 * W)
-        return N * Numbers(numbers, statistics=self.n_experts + k).bytes(shape.element_bytes)
+        return N * ElementCount(numbers, statistics=self.n_experts + k).bytes(shape.element_bytes)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from twoaxis.core.cost import Cost, Shape, visible_pairs
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.position import Site, Slot, Stack
+from twoaxis.core.position import LayerStack, SublayerInfo, SublayerPosition
 from twoaxis.feed_forward import GELUConfig, SwiGLUConfig
 from twoaxis.ledger.decoder_memory import part_cache_bytes
 from twoaxis.ledger.published import PublishedModel, PublishedSublayer, count_published
@@ -51,11 +51,11 @@ class TracedPart(Part):
         edges = {window for _, window in self.counts.pairs} | {bound for _, bound in self.counts.cache}
         return tuple(sorted((edges | {1 if self.counts.products else 0}) - {0}))
 
-    def slot(self, d_model: int) -> Slot:
+    def slot(self, d_model: int) -> SublayerInfo:
         """One input, and no heads that a depth mixer could mix."""
-        return Slot(self.kind)
+        return SublayerInfo(self.kind)
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """What was counted, at this shape."""
         counts, N, T = self.counts, shape.total_tokens, shape.tokens
         # A key for the depth mixer is taken to come out of a map of the model's width.
@@ -115,7 +115,7 @@ def _with_others(part: Part, sub: PublishedSublayer, others: int) -> Part:
 
 def _part(sub: PublishedSublayer, model: PublishedModel) -> Part:
     """The sublayer of this library with the same parameters, products and cache; else what was counted."""
-    site, traced = Stack(model.d_model, 1e-6, (1,)).sites[0], TracedPart(sub)
+    site, traced = LayerStack(model.d_model, 1e-6, (1,)).sites[0], TracedPart(sub)
     for part in _alike(sub, model):
         try:
             part.check(model.d_model)
@@ -132,7 +132,7 @@ def _part(sub: PublishedSublayer, model: PublishedModel) -> Part:
     return traced
 
 
-def _compared(part: Part, site: Site, shape: Shape) -> tuple[int, int, int]:
+def _compared(part: Part, site: SublayerPosition, shape: Shape) -> tuple[int, int, int]:
     cost = part.cost(site, shape)
     return cost.matmul_flops, cost.pair_flops, part_cache_bytes(part, site, shape)
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal, Self
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.position import Stack
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.model import DecoderConfig
@@ -74,14 +74,14 @@ class ModelShape:
         return tuple(part for block in self.blocks for part in block)
 
     @property
-    def stack(self) -> Stack:
+    def stack(self) -> LayerStack:
         """The sublayers as places along depth, with what the depth mixer asks of them."""
         return self._stack
 
     @cached_property
-    def _stack(self) -> Stack:
+    def _stack(self) -> LayerStack:
         slots = tuple(part.slot(self.d_model) for part in self.parts)
-        return self.depth.prepare(Stack(self.d_model, self.norm_eps, tuple(len(block) for block in self.blocks), slots))
+        return self.depth.prepare(LayerStack(self.d_model, self.norm_eps, tuple(len(block) for block in self.blocks), slots))
 
     def with_depth(self, depth: DepthConfig) -> Self:
         """The same model with another depth mixer."""

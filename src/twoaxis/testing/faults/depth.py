@@ -10,7 +10,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence
 from twoaxis.core.parameters import Constant
-from twoaxis.core.position import Site, Stack
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.depth.base import Layout, StreamEnds
 from twoaxis.depth.residual import Residual
@@ -30,10 +30,10 @@ class _Planted(ResidualConfig):
     def init_equivalence(self) -> InitEquivalence:
         return InitEquivalence(self.relation, "a planted fault or its twin")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         return Cost(params=sum(p.numel() for p in self._mixer(site.d_model).parameters())) + self.misstated
 
-    def build(self, stack: Stack) -> tuple[list[Residual], StreamEnds]:
+    def build(self, stack: LayerStack) -> tuple[list[Residual], StreamEnds]:
         return [self._mixer(stack.d_model) for _ in stack.sites], self.ends()
 
     def _mixer(self, d_model: int) -> Residual:

@@ -10,7 +10,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Values
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.feed_forward import FeedForwardConfig, GELUConfig
 from twoaxis.feed_forward.plain import Plain
 from twoaxis.local import CanonConfig, LocalConfig
@@ -108,10 +108,10 @@ class _PlantedFeedForward(GELUConfig):
     module: ClassVar[type[Plain]] = Plain
     misstated: ClassVar[Cost] = Cost()
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         return super().cost(site, shape) + self.misstated
 
-    def build(self, site: Site) -> Plain:
+    def build(self, site: SublayerPosition) -> Plain:
         return self.module(self, site)
 
 

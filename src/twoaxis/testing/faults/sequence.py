@@ -10,7 +10,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.position import Site
+from twoaxis.core.position import SublayerPosition
 from twoaxis.sequence import AttentionConfig, SequenceConfig
 from twoaxis.sequence.heads import AttentionCache, SoftmaxAttention
 from twoaxis.testing.faults.fault import Fault, TooSteep
@@ -30,10 +30,10 @@ class _Planted(AttentionConfig):
     def init_equivalence(self) -> InitEquivalence:
         return InitEquivalence(self.relation, "a planted fault or its twin")
 
-    def cost(self, site: Site, shape: Shape) -> Cost:
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         return super().cost(site, shape) + self.misstated
 
-    def build(self, site: Site) -> SoftmaxAttention:
+    def build(self, site: SublayerPosition) -> SoftmaxAttention:
         return self.mixer(self, site)
 
 
@@ -104,12 +104,12 @@ class _NoDocuments(SoftmaxAttention):
 class _WiderWindow(SoftmaxAttention):
     """The window without the query, as some kernels count it."""
 
-    def __init__(self, config: Any, site: Site) -> None:
+    def __init__(self, config: Any, site: SublayerPosition) -> None:
         super().__init__(config.replace(window=config.window + 1), site)
 
 
 class _CappedWindow(SoftmaxAttention):
-    def __init__(self, config: Any, site: Site) -> None:
+    def __init__(self, config: Any, site: SublayerPosition) -> None:
         super().__init__(config if config.window is None else config.replace(window=min(config.window, 8)), site)
 
 
