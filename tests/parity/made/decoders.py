@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...values.depth_routes import by_head
-from ...values.depth_streams import convolved
-from ...values.sequence import attended, rotated, silu
-from ...values.setting import rms
+from ...conformance.values.depth_routes import by_head
+from ...conformance.values.depth_streams import convolved
+from ...conformance.values.sequence import attended, rotated, silu
+from ...conformance.values.setting import rms
 from .draft import Draft
 
 V, B, T, D, H, G, K, F, LAYERS, EPS, THETA = 11, 3, 7, 10, 4, 2, 6, 9, 2, 1e-5, 300.0

@@ -8,8 +8,8 @@ import functools
 import torch
 from torch import Tensor
 
-from ...values.sequence import attended
-from ...values.setting import layer, weighted
+from ...conformance.values.sequence import attended
+from ...conformance.values.setting import layer, weighted
 from .draft import Draft
 
 V, B, T, D, H = 13, 3, 5, 12, 3

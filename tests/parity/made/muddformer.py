@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...values.depth_routes import by_head
-from ...values.sequence import attended, rotated, silu
-from ...values.setting import rms, weighted
+from ...conformance.values.depth_routes import by_head
+from ...conformance.values.sequence import attended, rotated, silu
+from ...conformance.values.setting import rms, weighted
 from ..golden import Golden
 from .draft import Draft
 

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...values.depth_routes import by_head, softmax_mixture
-from ...values.depth_streams import convolved, shifted
-from ...values.sequence import attended, rotated, silu
-from ...values.setting import rms, weighted
+from ...conformance.values.depth_routes import by_head, softmax_mixture
+from ...conformance.values.depth_streams import convolved, shifted
+from ...conformance.values.sequence import attended, rotated, silu
+from ...conformance.values.setting import rms, weighted
 from .draft import Draft
 
 B = 3

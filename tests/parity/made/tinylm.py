@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...values.depth_routes import by_head, softmax_mixture
-from ...values.depth_streams import doubly_stochastic
-from ...values.sequence import attended, silu
-from ...values.setting import layer, rms, weighted
+from ...conformance.values.depth_routes import by_head, softmax_mixture
+from ...conformance.values.depth_streams import doubly_stochastic
+from ...conformance.values.sequence import attended, silu
+from ...conformance.values.setting import layer, rms, weighted
 from .draft import Draft
 
 V, B, T, D, H, F, BLOCKS, EPS = 13, 3, 4, 12, 2, 10, 2, 1e-6

@@ -46,7 +46,7 @@ from twoaxis.ops.gated_delta import gated_delta
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.sequence import heads
 
-PAGE = Path(__file__).parents[3] / "docs" / "claims.md"
+PAGE = Path(__file__).parents[2] / "docs" / "claims.md"
 
 VERDICTS = {
     1: "holds within 1e-11",

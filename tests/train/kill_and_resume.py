@@ -1,7 +1,7 @@
 """Kills verbs that write at random moments, starts them again, and compares what they come to with what was never killed.
 
-    python tests/training/kill_and_resume.py --kills 20
-    python tests/training/kill_and_resume.py study export retrofit --kills 50
+    python tests/train/kill_and_resume.py --kills 20
+    python tests/train/kill_and_resume.py study export retrofit --kills 50
 
 `train` and `study` go on where they were killed and have to end with the same losses and weights, bit for bit; `export` and
 `retrofit` have to leave everything or nothing, and the same bytes in the end. Every fourth kill is a SIGTERM, the others are

@@ -44,7 +44,9 @@ CASES = [
 @torch.no_grad()
 def test_is_its_equation(config: Any) -> None:
     equation = getattr(sequence, config.kind, None)
-    assert equation is not None, f"{config.kind!r} has no equation in tests/values; write it as a function of this name"
+    assert equation is not None, (
+        f"{config.kind!r} has no equation in tests/conformance/values; write it as a function of this name"
+    )
     mixer, x = built(config), noise((B, T, D), "context")
     got, _ = mixer(x, TokenLayout.contiguous(T))
     given = () if config.kind in LOCAL else (EPS,)

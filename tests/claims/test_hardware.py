@@ -14,7 +14,7 @@ from twoaxis.core.measure import saved_bytes
 from twoaxis.ledger.meter import DTYPES, without_memory
 from twoaxis.ops.local_attention import local_attention
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 Patch = pytest.MonkeyPatch
 
 FAST, SLOW = "1.10 (1.05..1.15)", "1.90 (1.80..2.00)"

@@ -11,7 +11,7 @@ from .cases import Case, every_case
 from .initial_values import TABLE, joined, plain, read, starts
 
 KEPT = read()
-REMEDY = "if that is meant, write the table anew by `python -m tests.values.initial_values` and say so under Numerics"
+REMEDY = "if meant, write the table anew by `python -m tests.conformance.values.initial_values` and say so under Numerics"
 
 
 def differences(kept: dict[str, str], now: dict[str, str]) -> list[str]:

@@ -21,7 +21,7 @@ def equation_of(kind: str) -> Equation:
     """The function that is called as the mixer is."""
     modules = (depth_sums, depth_routes, depth_streams, depth_heads)
     found = [getattr(module, kind) for module in modules if hasattr(module, kind)]
-    assert found, f"depth mixer {kind!r} has no equation in tests/values; write it as a function of this name"
+    assert found, f"depth mixer {kind!r} has no equation in tests/conformance/values; write it as a function of this name"
     return found[0]
 
 

@@ -88,7 +88,7 @@ def held() -> dict[Option, list[tuple[Case, Config]]]:
 def test_an_option_stands_in_a_case_and_changes_something(option: Option) -> None:
     cases = held().get(option, [])
     name, choice = f"{option.owner}.{option.field}", option.choice
-    assert cases, f"{name}={choice!r} stands in no example and not in tests/values/cases.py; add a case, and it to its equation"
+    assert cases, f"{name}={choice!r} stands in no example and not in values/cases.py; add a case, and it to its equation"
     if type(cases[0][1]).model_fields[option.field].is_required():
         return
     changes = any(computed(case.config) != computed(without(case, part, option.field)) for case, part in cases)

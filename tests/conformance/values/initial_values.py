@@ -1,4 +1,4 @@
-"""Writes what every parameter starts at under seed 0, in every case; run it as `python -m tests.values.initial_values`.
+"""Writes what every parameter starts at under seed 0, in every case: `python -m tests.conformance.values.initial_values`.
 
 A parameter is described by its shape, its tag and its numbers, or by its declared distribution and a digest of the bits that
 are drawn. Blocks that start alike share a line. Of a depth mixer there is what the plain model lacks or starts otherwise.
