@@ -75,7 +75,8 @@ def _read(source: Path, step: int | None) -> tuple["Decoder", "Tokenizer | None"
     if step is not None:
         raise ConfigError(problem("step", step, f"left out, since {source} is no run folder", "name a run, or leave it out"))
     if (source / "config.json").is_file() and read_json(source / "config.json").get("model_type") == MODEL_TYPE:
-        return *read_decoder(source), None
+        ours = read_decoder(source)
+        return ours.model, ours.tokenizer, None
     model, text, end = read_pretrained(source)
     tokenizer = None if text is None else SubwordTokenizer(text, end, f"tokenizer of {source}")
     return model.eval(), tokenizer, None
