@@ -20,7 +20,7 @@ if importlib.util.find_spec("transformers") is None:
     raise ConfigError("transformers is not installed: must be there for Hugging Face folders; pip install 'twoaxis[hf]'")
 
 _MODULES = {
-    "TwoAxisCache": "cache",
+    "TwoAxisCache": "generation_cache",
     "TwoAxisConfig": "configuration",
     "TwoAxisForCausalLM": "modeling",
     "TwoAxisModel": "modeling",
