@@ -23,7 +23,7 @@ from twoaxis.depth.depth_query import DepthQuery, ReadForm, Sources
 from twoaxis.depth.history import BlockSize, Count, SourceBlocks, check_blocks, source_blocks
 from twoaxis.ops.depth_read import source_factor
 from twoaxis.ops.precision import Impl
-from twoaxis.ops.two_phase import EarlyRead, early_reads, read_in_phases
+from twoaxis.ops.two_phase import EarlyRead, early_reads, late_read
 
 
 class AttentionResidualsConfig(DepthConfig):
@@ -54,8 +54,7 @@ class AttentionResidualsConfig(DepthConfig):
               and NONE for inkling2: a mean of normalised sources is not along their sum
     Cost:     params 2*D per read (sublayers 1..G-1 and the final one), D for inkling2, R with a key_rank and R*D once; with
               query="token" D*D (R*R) more; flops 4*D per source and token, 2*D once per source, D per sum, thrice where q, k
-              and v are read apart; state S*(D+1) numbers per token with S = 1 + ceil(g / block_size), R more per source with a
-              key_rank; moves (S + 2)*D, 2*D more inside a source block, of numbers per token and sublayer
+              and v are read apart; state S*(D+1) numbers per token with S = 1 + ceil(g / block_size), and R per key
     Published: validation loss 1.737 (full) and 1.746 (blocks of 4) against 1.766 at 436M, arXiv:2603.15031, table 4
 
     Args:
@@ -255,8 +254,10 @@ class AttentionResiduals(DepthMixer, config=AttentionResidualsConfig):
             early = early_reads(state.values[:n], state.inverse_rms[:n], queries, config.n_heads, config.impl)
         if self.query is None:
             return state.values[0], early
-        mixed, early = read_in_phases(state.values, state.inverse_rms, self.query.query(state), early, n, config.impl)
-        return self.query.scaled(mixed), early
+        mixed, late = early[0].mixture, state.values[n:]
+        if late:
+            mixed = late_read(early[0], late, state.inverse_rms[n:], self.query.query(state), config.impl)
+        return self.query.scaled(mixed.to(state.values[0].dtype)), tuple(early[1:])
 
     def write(self, state: Sources, update: Float[Tensor, "B T W"], context: Views, carry: tuple[EarlyRead, ...]) -> Sources:
         """Returns the sources with the update as a new one, or added to the running block sum, and the early reads."""

@@ -170,33 +170,6 @@ def late_read(
     return softmax_mix((early.mixture, *sources), torch.cat((early.log_total.unsqueeze(0), scores)), impl)
 
 
-def read_in_phases(
-    sources: Sequence[Float[Tensor, "B T D"]],
-    inverse_rms: Sequence[Float[Tensor, "B T"]],
-    query: Float[Tensor, " D"],
-    early: Sequence[EarlyRead],
-    completed: int,
-    impl: Impl = "fused",
-) -> tuple[Float[Tensor, "B T D"], tuple[EarlyRead, ...]]:
-    """Reads all sources for one query by both phases: the same result as one read of them all.
-
-    Args:
-        sources: all that there are, oldest first.
-        inverse_rms: of each source.
-        query: of this read.
-        early: what phase 1 has read for this query and, behind it, for those to come.
-        completed: sources that phase 1 has read.
-        impl: `fused` or `reference`.
-
-    Returns:
-        The mixture, and the early reads of the queries to come.
-    """
-    mixed, late = early[0].mixture, sources[completed:]
-    if late:
-        mixed = late_read(early[0], late, inverse_rms[completed:], query, impl)
-    return mixed.to(sources[0].dtype), tuple(early[1:])
-
-
 class _EarlyReads(torch.autograd.Function):
     """One sweep over the sources each way, whatever the number of queries."""
 
