@@ -27,7 +27,7 @@ from twoaxis.core.registry import sections, source
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.planner.design_table import MethodRow, design_table, stated_shape
-from twoaxis.testing.measure import read_and_write, sublayer_list, tensors, trace
+from twoaxis.testing.measured import read_and_write, sublayer_list, tensors, trace
 from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
 
 # Its neighbours are found also where a test loads this file from elsewhere.

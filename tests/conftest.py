@@ -18,7 +18,13 @@ from .shape_checks import checked_if_of_shapes
 CHECKED_PACKAGES = ["core", "ops", "depth", "sequence", "feed_forward", "local", "model"]
 PARITY = Path(__file__).with_name("parity").resolve()
 # A session of tests that compile collects nothing else.
-COMPILING = ("conformance", "ledger/test_meter.py", "interop/engines/test_contract.py", "study/test_timing.py", "train/test_compile.py")
+COMPILING = (
+    "conformance",
+    "interop/engines/test_contract.py",
+    "ledger/test_meter.py",
+    "study/test_timing.py",
+    "train/test_compile.py",
+)
 QUARANTINE = Path(__file__).with_name("QUARANTINE.md")
 
 # An int is a float here, as for every type checker; `Self` can only be judged with the whole class at hand.

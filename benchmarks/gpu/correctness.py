@@ -15,7 +15,7 @@ from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE, Decoder
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import distance, gradients
 from twoaxis.feed_forward import FeedForwardConfig
-from twoaxis.testing.measure import LowPrecisionStatistics
+from twoaxis.testing.measured import LowPrecisionStatistics
 from twoaxis.testing.toy import AxisConfig, toy_decoder, toy_tokens
 
 AXES: dict[str, Any] = {"depth": DEPTH, "sequence": SEQUENCE, "local": LOCAL, "feed-forward": FEED_FORWARD}

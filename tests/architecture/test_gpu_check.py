@@ -121,9 +121,9 @@ def test_a_device_that_computes_otherwise_is_found(correctness: ModuleType, monk
 def test_half_precision_statistics_are_found(correctness: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DEPTH["residual"].example("default")
     assert correctness.autocast_problems(config, "cpu") == []
-    from twoaxis.testing import measure
+    from twoaxis.testing import measured
 
-    monkeypatch.setattr(measure, "STATISTICS", (*measure.STATISTICS, "silu"))
+    monkeypatch.setattr(measured, "STATISTICS", (*measured.STATISTICS, "silu"))
     assert correctness.autocast_problems(config, "cpu") == ["under autocast silu in half precision"]
 
 

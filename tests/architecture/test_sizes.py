@@ -1,6 +1,10 @@
 """A file holds one idea and a function one thought; both say what they are for."""
 
 import ast
+from collections import Counter
+
+MOST_FILES, MOST_NAMESAKES = 360, 12
+"""Python files of the package, and names that several of them share, `__init__` and `base` aside; both only fall."""
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
@@ -20,3 +24,10 @@ def test_functions_are_short(package_sources: dict[str, ast.Module]) -> None:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 assert lines <= MAX_FUNCTION_LINES, f"{path}: {node.name} has {lines} lines, more than {MAX_FUNCTION_LINES}"
+
+
+def test_files_are_few_and_have_names_of_their_own(package_sources: dict[str, ast.Module]) -> None:
+    names = Counter(path.rpartition("/")[2] for path in package_sources)
+    namesakes = sorted(name for name, count in names.items() if count > 1 and name not in ("__init__.py", "base.py"))
+    assert len(package_sources) <= MOST_FILES, f"{len(package_sources)} files: merge what says one idea"
+    assert len(namesakes) <= MOST_NAMESAKES, namesakes

@@ -8,7 +8,7 @@ import torch
 from twoaxis import DEPTH, Decoder
 from twoaxis.audit.open_loop import Probe, Sample, Written, run_pass
 from twoaxis.core.measure import distance, tensors
-from twoaxis.core.weighted_sum import WeightedSum
+from twoaxis.core.views import WeightedSum
 from twoaxis.depth.base import Read, Write
 from twoaxis.model.trace import sublayer_list
 

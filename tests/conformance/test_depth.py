@@ -6,7 +6,7 @@ import torch
 from twoaxis.core.registry import Row
 from twoaxis.depth import DEPTH, AttentionResidualsConfig, DepthConfig, ResidualConfig
 from twoaxis.testing import Check, depth_checks
-from twoaxis.testing.measure import trace
+from twoaxis.testing.measured import trace
 from twoaxis.testing.state import keeps_its_states
 from twoaxis.testing.toy import FEED_FORWARD, toy_decoder, toy_tokens
 

@@ -15,7 +15,7 @@ from twoaxis.depth.history import source_blocks
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import sublayer_list
 from twoaxis.sequence import ShortSWAConfig
-from twoaxis.testing.measure import gradients, trace
+from twoaxis.testing.measured import gradients, trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, noise, perturb, toy_decoder, toy_tokens
 
 THREE = ((ATTENTION, FEED_FORWARD, FEED_FORWARD),)

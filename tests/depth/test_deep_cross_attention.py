@@ -7,7 +7,7 @@ from torch import Tensor
 from twoaxis import ConfigError, Decoder, DecoderConfig
 from twoaxis.core.parameters import declarations
 from twoaxis.depth import DeepCrossAttentionConfig, ResidualConfig
-from twoaxis.testing.measure import gradients, trace
+from twoaxis.testing.measured import gradients, trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, noise, perturb, toy_decoder, toy_tokens
 
 L = 5

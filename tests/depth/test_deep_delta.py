@@ -18,7 +18,7 @@ from twoaxis.ledger.stack import trace_stack
 from twoaxis.model import Decoder
 from twoaxis.model.block import RMSNorm
 from twoaxis.testing.decoding import decode
-from twoaxis.testing.measure import sublayer_list, trace
+from twoaxis.testing.measured import sublayer_list, trace
 from twoaxis.testing.toy import ATTENTION, D_MODEL, FEED_FORWARD, noise, perturb, toy_decoder, toy_tokens
 
 TIME = DeepDeltaConfig(value_channels=3, compressor="time", expansion="embedding_conv")

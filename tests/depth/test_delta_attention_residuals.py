@@ -10,7 +10,7 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.views import QKV
 from twoaxis.depth import DeltaAttentionResidualsConfig
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.testing.measure import gradients, trace
+from twoaxis.testing.measured import gradients, trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, noise, toy_decoder, toy_tokens
 
 THREE = ((ATTENTION, FEED_FORWARD, FEED_FORWARD),)

@@ -10,7 +10,7 @@ from twoaxis.core.parameters import initialise
 from twoaxis.core.position import LayerStack
 from twoaxis.depth import DenseFormerConfig, ResidualConfig
 from twoaxis.ledger.stack import trace_stack
-from twoaxis.testing import counts, gradient, state
+from twoaxis.testing import declared_costs, gradient, state
 from twoaxis.testing.toy import decoder_config, toy_decoder, toy_tokens
 
 FOUR_BY_FIVE = {5: (1, 5), 10: (2, 6, 10), 15: (3, 7, 11, 15), 20: (0, 4, 8, 12, 16, 20)}
@@ -123,10 +123,10 @@ GROUPED = DenseFormerConfig(dilation=2, period=2, stored="groups")
 
 def test_groups_keep_every_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks that build other depths cannot run on groups, which have to fill the stack."""
-    for module in (counts, gradient, state):
+    for module in (declared_costs, gradient, state):
         monkeypatch.setattr(module, "toy_decoder", lambda config, **kw: toy_decoder(config, **{**kw, "n_layers": 4}))
     for check in (
-        counts.depth_params_are_exact,
+        declared_costs.depth_params_are_exact,
         gradient.gradcheck_read_write,
         gradient.gradients_reach_parameters,
         gradient.fused_equals_reference,

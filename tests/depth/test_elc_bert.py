@@ -14,9 +14,9 @@ from twoaxis.ledger.stack import trace_stack
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import sublayer_list
 from twoaxis.ops.norm import layer_norm
-from twoaxis.testing import counts, gradient
+from twoaxis.testing import declared_costs, gradient
 from twoaxis.testing.conformance import Check
-from twoaxis.testing.measure import trace
+from twoaxis.testing.measured import trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, noise, toy_decoder, toy_tokens
 
 VARIANTS = ("base", "zero", "normalized", "weighted_output")
@@ -46,14 +46,14 @@ def test_published_initial_weights_of_the_newest() -> None:
 @pytest.mark.parametrize("sublayers", [1, 3])
 @pytest.mark.parametrize(
     "check",
-    [counts.depth_params_are_exact, counts.depth_flops_are_exact, gradient.gradients_reach_parameters],
+    [declared_costs.depth_params_are_exact, declared_costs.depth_flops_are_exact, gradient.gradients_reach_parameters],
     ids=lambda check: check.name,
 )
 def test_blocks_of_any_length_keep_their_promises(
     variant: Any, sublayers: int, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocks = ((ATTENTION, FEED_FORWARD, ATTENTION)[:sublayers],)
-    for module in (counts, gradient):
+    for module in (declared_costs, gradient):
         monkeypatch.setattr(module, "toy_decoder", lambda config, **kw: toy_decoder(config, **{**kw, "blocks": blocks}))
     check.run(ElcBertConfig(variant=variant))
 

@@ -9,7 +9,7 @@ from twoaxis.core.parameters import initialise
 from twoaxis.core.position import LayerStack
 from twoaxis.depth import FracConnectionsConfig, ResidualConfig
 from twoaxis.depth.frac_connections import FracConnections
-from twoaxis.testing.measure import gradients
+from twoaxis.testing.measured import gradients
 from twoaxis.testing.toy import decoder_config, noise, toy_decoder, toy_tokens
 
 D = 8

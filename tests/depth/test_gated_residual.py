@@ -5,7 +5,7 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
 from twoaxis.core.position import LayerStack
 from twoaxis.depth import GatedResidualConfig
-from twoaxis.testing.measure import gradients, trace
+from twoaxis.testing.measured import gradients, trace
 from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
 
 D = 8

@@ -9,7 +9,7 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.depth import ResidualConfig
 from twoaxis.model import DecoderConfig
 from twoaxis.sequence import ShortSWAConfig
-from twoaxis.testing.measure import trace
+from twoaxis.testing.measured import trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, toy_decoder, toy_tokens
 
 

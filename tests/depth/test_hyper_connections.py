@@ -9,7 +9,7 @@ from twoaxis.core.parameters import initialise
 from twoaxis.core.position import LayerStack
 from twoaxis.depth import HyperConnectionsConfig, ResidualConfig
 from twoaxis.depth.hyper_connections import HyperConnections
-from twoaxis.testing.measure import gradients, sublayer_list, trace
+from twoaxis.testing.measured import gradients, sublayer_list, trace
 from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
 from twoaxis.train.optim import OptimizerConfig, parameter_groups
 

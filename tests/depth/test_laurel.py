@@ -12,7 +12,7 @@ from twoaxis.core.position import LayerStack
 from twoaxis.depth import LaurelConfig, LaurelGemma3nConfig, ResidualConfig
 from twoaxis.depth.history import History
 from twoaxis.ledger.stack import trace_stack
-from twoaxis.testing.measure import gradients
+from twoaxis.testing.measured import gradients
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, noise, perturb, toy_decoder, toy_tokens
 
 VARIANTS: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ from twoaxis.core.parameters import initialise
 from twoaxis.core.position import LayerStack
 from twoaxis.depth import MHCConfig, ResidualConfig
 from twoaxis.depth.mhc import MHC
-from twoaxis.testing.measure import gradients, sublayer_list, trace
+from twoaxis.testing.measured import gradients, sublayer_list, trace
 from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
 
 N = 4

@@ -19,7 +19,7 @@ from twoaxis.depth.residual import Residual
 from twoaxis.depth.token_sums import BlockOutputs
 from twoaxis.ledger.stack import trace_stack
 from twoaxis.model.cost import decoder_cost
-from twoaxis.testing.measure import trace
+from twoaxis.testing.measured import trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, toy_decoder, toy_tokens
 
 COMBINATIONS = [

@@ -6,7 +6,7 @@ import torch
 
 from twoaxis import ConfigError, Decoder
 from twoaxis.depth import ResidualConfig, VerticalAttentionConfig
-from twoaxis.testing import counts, gradient
+from twoaxis.testing import declared_costs, gradient
 from twoaxis.testing.toy import decoder_config, toy_decoder, toy_tokens
 
 NORMS: list[Any] = [
@@ -35,9 +35,9 @@ def name(config: VerticalAttentionConfig) -> str:
 
 @pytest.mark.parametrize("config", OPTIONS, ids=name)
 def test_parameters_are_exact_under_every_option(config: VerticalAttentionConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (counts, gradient):
+    for module in (declared_costs, gradient):
         monkeypatch.setattr(module, "toy_decoder", lambda config, **kw: toy_decoder(config, **{**kw, "n_layers": 2}))
-    counts.depth_params_are_exact.run(config)
+    declared_costs.depth_params_are_exact.run(config)
     gradient.gradients_reach_parameters.run(config)
 
 

@@ -10,7 +10,7 @@ from twoaxis.ledger.sublayer import sublayer_cache_bytes
 from twoaxis.local import LocalSWAConfig
 from twoaxis.sequence import GatedDeltaNetConfig
 from twoaxis.sequence.gated_delta_net import GatedDeltaNet
-from twoaxis.testing.measure import reachable_tensors, storage_bytes
+from twoaxis.testing.measured import reachable_tensors, storage_bytes
 from twoaxis.testing.toy import TOKENS, toy_context, toy_mixer, toy_site
 
 LAYOUT = TokenLayout.contiguous(TOKENS)

@@ -17,8 +17,7 @@ from twoaxis.audit.open_loop import Probe, Written, replace_tensor
 from twoaxis.audit.result import Choice, Replacement, Routing, What
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.measure import noise
-from twoaxis.core.views import Views
-from twoaxis.core.weighted_sum import WeightedSum
+from twoaxis.core.views import Views, WeightedSum
 from twoaxis.depth.base import Read, Write
 from twoaxis.depth.streams import ParallelEnds
 from twoaxis.model import Decoder

@@ -6,7 +6,7 @@ Sublayers are numbered along depth; the index `n_sublayers` is the final read be
 from typing import Literal
 
 from twoaxis.core.config import Config
-from twoaxis.core.weighted_sum import Role
+from twoaxis.core.views import Role
 
 FORMAT = 1
 """The version of the fields below."""

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from twoaxis.audit.result import ClassRouting, Routing
-from twoaxis.core.weighted_sum import Role, WeightedSum
+from twoaxis.core.views import Role, WeightedSum
 
 
 class RoutingTotals:

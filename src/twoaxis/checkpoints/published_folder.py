@@ -1,4 +1,7 @@
-"""Hugging Face folders without transformers: `config.json`, `tokenizer.json`, safetensors, and untouched files."""
+"""Hugging Face folders without transformers: `config.json`, `tokenizer.json`, safetensors, and untouched files.
+
+A run that begins with a published model copies these files, and an export restores them.
+"""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,7 @@
-"""The small decoders that claims are computed on, and the operations of running ones."""
+"""The small decoders that claims are computed on, and the operations of running ones.
+
+Letters: T tokens, d width of all heads, w window along positions, K window along depth, L blocks.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache

@@ -1,4 +1,8 @@
-"""Files and folders that appear whole or not at all, and locks between processes."""
+"""Files and folders that appear whole or not at all, and locks between processes.
+
+A draft in the same folder replaces the target at the end. The drafts of killed processes are removed the next time that the
+same target, or anything in a folder of ours, is written, unless another process is writing there.
+"""
 
 import hashlib
 import json

@@ -24,8 +24,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.views import Heads, Views
-from twoaxis.core.weighted_sum import WeightedSum
+from twoaxis.core.views import Heads, Views, WeightedSum
 
 __all__ = [
     "Constant",

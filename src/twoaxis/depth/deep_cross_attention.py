@@ -14,8 +14,7 @@ from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.views import QKV, Views
-from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name, unit_name
+from twoaxis.core.views import QKV, Views, WeightedSum, per_token, span_name, unit_name
 from twoaxis.depth.base import Controls, DepthConfig, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.history import History, HistoryEnds
 from twoaxis.ops.grn import Activation, grn, grn_scores

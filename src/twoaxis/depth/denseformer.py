@@ -13,8 +13,7 @@ from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Values
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.views import Views
-from twoaxis.core.weighted_sum import WeightedSum, per_token, unit_name
+from twoaxis.core.views import Views, WeightedSum, per_token, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, StreamEnds, Write
 from twoaxis.depth.history import Granularity, History, HistoryEnds, Sums, n_units, read_later, selection, strided_sums, unit_of
 from twoaxis.depth.skip_gain import SkipGain

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost
 from twoaxis.core.parameters import Constant, DeclaredModule
-from twoaxis.core.weighted_sum import WeightedSum, per_token
+from twoaxis.core.views import WeightedSum, per_token
 from twoaxis.depth.base import Stream
 from twoaxis.ops.depth_read import Values, depth_read, depth_scores, depth_weights, softmax_mix, source_factor
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype

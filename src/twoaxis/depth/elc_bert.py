@@ -12,8 +12,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.views import Views
-from twoaxis.core.weighted_sum import unit_name
+from twoaxis.core.views import Views, unit_name
 from twoaxis.depth.base import DepthConfig, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.history import Combination, History, HistoryEnds
 from twoaxis.ops.norm import layer_norm

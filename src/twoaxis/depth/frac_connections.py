@@ -15,7 +15,7 @@ from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.weighted_sum import WeightedSum
+from twoaxis.core.views import WeightedSum
 from twoaxis.depth.base import Controls, DepthConfig, Layout, Stream
 from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
 from twoaxis.ops.hyper_read import ScoreRule, hyper_read, hyper_weights

@@ -14,7 +14,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values, matrix_std
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.weighted_sum import WeightedSum
+from twoaxis.core.views import WeightedSum
 from twoaxis.depth.base import Controls, DepthConfig, Explanation, Layout, Read, Stream
 from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
 from twoaxis.ops.gated_read import gated_parts, gated_read

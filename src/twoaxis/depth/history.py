@@ -15,7 +15,7 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import DeclaredModule, Values
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.weighted_sum import WeightedSum, per_token, span_name
+from twoaxis.core.views import WeightedSum, per_token, span_name
 from twoaxis.depth.base import DepthEnds, DepthMixer, Explanation, Layout, State, Stream, Views
 from twoaxis.ops.blend import annealed, blend_parameter
 from twoaxis.ops.mix import mix

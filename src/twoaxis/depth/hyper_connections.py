@@ -14,7 +14,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.parameters import Constant, DeclaredModule, Values
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.weighted_sum import WeightedSum, per_token
+from twoaxis.core.views import WeightedSum, per_token
 from twoaxis.depth.base import Controls, DepthConfig, Layout, Stream
 from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
 from twoaxis.ops.hyper_read import ScoreRule, hyper_read, hyper_weights

@@ -16,7 +16,7 @@ from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant, Values
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.weighted_sum import WeightedSum, per_token
+from twoaxis.core.views import WeightedSum, per_token
 from twoaxis.depth import mhc_forms
 from twoaxis.depth.base import Controls, DepthConfig, Explanation, Layout, Read, Stream
 from twoaxis.depth.mhc_forms import PRESETS, Form, Init, Preset, ReadOut, Residual, Scores

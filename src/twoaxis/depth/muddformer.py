@@ -11,8 +11,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.views import QKV, Views
-from twoaxis.core.weighted_sum import unit_name
+from twoaxis.core.views import QKV, Views, unit_name
 from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.history import Sums, read_later, selection, strided_sums
 from twoaxis.depth.token_sums import BlockOutputs, Sum, SumForm

@@ -12,8 +12,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.parameters import Constant
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.views import Views
-from twoaxis.core.weighted_sum import WeightedSum, per_token
+from twoaxis.core.views import Views, WeightedSum, per_token
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
-from twoaxis.core.weighted_sum import WeightedSum
+from twoaxis.core.views import WeightedSum
 from twoaxis.depth.base import Explanation, Stream
 from twoaxis.ops.depth_attention import depth_attention, depth_attention_weights
 from twoaxis.ops.norm import rms_norm

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 from torch import Tensor
 
-from twoaxis.core.weighted_sum import WeightedSum
+from twoaxis.core.views import WeightedSum
 from twoaxis.depth.base import DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Views, Write
 from twoaxis.ops.precision import Impl
 from twoaxis.ops.streams import mix_pieces, stream_sums, sum_streams

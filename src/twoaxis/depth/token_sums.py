@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost
 from twoaxis.core.parameters import Constant, DeclaredModule, Normal, Values
-from twoaxis.core.weighted_sum import WeightedSum, per_token
+from twoaxis.core.views import WeightedSum, per_token
 from twoaxis.depth.base import Explanation, Stream
 from twoaxis.depth.history import Selection
 from twoaxis.ops.mix import mix

@@ -16,8 +16,7 @@ from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Constant
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.views import Views
-from twoaxis.core.weighted_sum import unit_name
+from twoaxis.core.views import Views, unit_name
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.history import Combination, Granularity, n_units, unit_of
 from twoaxis.ops.depth_read import source_factor

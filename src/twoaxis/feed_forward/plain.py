@@ -1,4 +1,7 @@
-"""Feed-forwards with one hidden activation: the GELU of GPT-2 and the squared ReLU of Primer."""
+"""Feed-forwards with one hidden activation: the GELU of GPT-2 and the squared ReLU of Primer.
+
+Letters: B batch, T position, D width, F hidden width.
+"""
 
 import functools
 from abc import abstractmethod

@@ -1,4 +1,7 @@
-"""The contract of a local mixer: inside a sublayer, it mixes the last few tokens of some channels."""
+"""The contract of a local mixer: inside a sublayer, it mixes the last few tokens of some channels.
+
+Letters: B batch, T position, C channels, P tokens of history.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

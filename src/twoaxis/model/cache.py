@@ -1,4 +1,10 @@
-"""The cache of a decoder: one per sublayer, the next positions, and batches of rows that join and leave."""
+"""The cache of a decoder: one per sublayer, the next positions, and batches of rows that join and leave.
+
+One rule serves every mixer: the first axis of a tensor is the batch (an axis of 1 serves all rows), and where a tensor has a
+second axis of tokens, the last token is last. `KeyValueCache` has its own methods for rows and tokens.
+
+Letters: B batch, N rows, P cached tokens.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence

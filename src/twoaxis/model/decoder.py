@@ -1,4 +1,7 @@
-"""The decoder: embeddings, a stack of blocks on an explicit depth state, a final norm and a head."""
+"""The decoder: embeddings, a stack of blocks on an explicit depth state, a final norm and a head.
+
+Letters: B batch, T position, D width, V vocabulary.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate

@@ -1,4 +1,7 @@
-"""Generation with caches: ragged prompts, chunked prefill, one step per token, sampled from logits."""
+"""Generation with caches: ragged prompts, chunked prefill, one step per token, sampled from logits.
+
+Letters: B batch, T position, V vocabulary.
+"""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,7 @@
-"""Blends of two tensors: by a gate per head, or by a weight that starts at 0 and is scheduled or learned."""
+"""Blends of two tensors: by a gate per head, or by a weight that starts at 0 and is scheduled or learned.
+
+Letters: B batch, T position, D width, G heads, K head width.
+"""
 
 from typing import Any
 

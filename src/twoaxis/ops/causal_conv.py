@@ -1,4 +1,7 @@
-"""Causal depthwise convolution along positions, and the token before each token, across calls and within documents."""
+"""Causal depthwise convolution along positions, and the token before each token, across calls and within documents.
+
+Letters: B batch, T position, C channels, k taps, P tokens of history, S sources, R = P + T, n outputs at borders.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,11 @@
-"""Weighted sums of depth sources, for one or several readers in one sweep, in both directions."""
+"""Weighted sums of depth sources, for one or several readers in one sweep, in both directions.
+
+Rows are swept in blocks, so that sums and products stay in the cache while the sources stream by. Sources are a sequence of
+separate tensors: a stack would copy the whole history at every read, and autograd would keep every copy.
+
+Letters: B batch, T position, D width, H heads, S depth sources, Q queries, C ways (results). Everything that is not a source
+or its gradient is in the precision of statistics.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,8 @@
-"""Rotary position embedding, rotate-half layout, from absolute positions; and frequencies scaled for longer contexts."""
+"""Rotary position embedding, rotate-half layout, from absolute positions; and frequencies scaled for longer contexts.
+
+Letters: B batch, T position, H heads, K key width or rotated channels, one frequency f for each pair of them, W tokens of the
+first training.
+"""
 
 import math
 from abc import ABC, abstractmethod

@@ -1,4 +1,8 @@
-"""Scores linear in a token or in all its parallel streams, in the precision of statistics."""
+"""Scores linear in a token or in all its parallel streams, in the precision of statistics.
+
+Letters: B batch, T position, D width, n streams, C scores of a token, N = B T tokens. The streams are never concatenated: the
+map is cut instead, and the norm is one number per token.
+"""
 
 from collections.abc import Sequence
 from typing import Any

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.weighted_sum import WeightedSum
+from twoaxis.core.views import WeightedSum
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 NUMBERS_IN_CACHE = 2**17

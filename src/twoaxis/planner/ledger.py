@@ -1,4 +1,8 @@
-"""The ledger of a model: everything that it costs before any device is named, stage boundaries included."""
+"""The ledger of a model: everything that it costs before any device is named, stage boundaries included.
+
+Recomputing the history at the receiver is no further way to send less: a source is the output of sublayers whose weights lie
+on another rank. What shrinks it is another cut, the cache of a rank, or larger source blocks.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass

@@ -4,7 +4,18 @@ A new row is tested by `run_checks([row], depth_checks())`; every tolerance is i
 `testing.faults` holds the planted faults that show that each check can fail.
 """
 
-from twoaxis.testing import causality, construction, counts, decoding, dtypes, flow, gradient, memory, mixing_design, state
+from twoaxis.testing import (
+    causality,
+    construction,
+    declared_costs,
+    decoding,
+    dtypes,
+    flow,
+    gradient,
+    memory,
+    mixing_design,
+    state,
+)
 from twoaxis.testing.conformance import Check, CheckFailed, CheckResult, iterate_checks, run_checks
 
 _EVERY_AXIS = (
@@ -46,8 +57,8 @@ def depth_checks() -> tuple[Check, ...]:
         state.graph_is_released,
         gradient.gradcheck_read_write,
         dtypes.depth_statistics_are_wide,
-        counts.depth_params_are_exact,
-        counts.depth_flops_are_exact,
+        declared_costs.depth_params_are_exact,
+        declared_costs.depth_flops_are_exact,
         mixing_design.declared_weights_are_measured,
         mixing_design.declared_sharing_is_measured,
         mixing_design.declared_window_is_measured,
@@ -61,7 +72,7 @@ _EVERY_MIXER = (
     decoding.forked_cache,
     decoding.cache_size,
     gradient.gradcheck_mixer,
-    counts.mixer_costs_are_exact,
+    declared_costs.mixer_costs_are_exact,
     memory.mixer_saved_bytes_are_exact,
 )
 """Of everything that a sublayer or a place inside one may hold."""

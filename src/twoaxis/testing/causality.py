@@ -10,7 +10,7 @@ from twoaxis.core.parameters import declarations
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.testing.conformance import check, close, differs, distance, exactly, identical, require
-from twoaxis.testing.measure import Trace, trace
+from twoaxis.testing.measured import Trace, trace
 from twoaxis.testing.toy import (
     TOKENS,
     AxisConfig,

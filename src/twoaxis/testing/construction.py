@@ -18,7 +18,7 @@ from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.conformance import check, close, differs, exactly, identical, require
-from twoaxis.testing.measure import gradients
+from twoaxis.testing.measured import gradients
 from twoaxis.testing.toy import (
     D_MODEL,
     FEED_FORWARD,

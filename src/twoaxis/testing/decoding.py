@@ -17,7 +17,7 @@ from twoaxis.ledger.meter import held_bytes
 from twoaxis.ledger.sublayer import sublayer_cache_bytes
 from twoaxis.model import Decoder
 from twoaxis.testing.conformance import check, close, exactly, require
-from twoaxis.testing.measure import gradients, reachable_tensors, storage_bytes
+from twoaxis.testing.measured import gradients, reachable_tensors, storage_bytes
 from twoaxis.testing.toy import (
     TOKENS,
     AxisConfig,

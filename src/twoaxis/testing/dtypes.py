@@ -11,7 +11,7 @@ from twoaxis.depth import DepthConfig
 from twoaxis.local import LocalConfig
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.conformance import bound, check, exactly, require
-from twoaxis.testing.measure import LowPrecisionStatistics, read_and_write, sublayer_list, tensors, trace
+from twoaxis.testing.measured import LowPrecisionStatistics, read_and_write, sublayer_list, tensors, trace
 from twoaxis.testing.toy import AxisConfig, toy_context, toy_decoder, toy_mixer, toy_tokens
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)

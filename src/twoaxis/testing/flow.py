@@ -14,7 +14,7 @@ from twoaxis.ledger.meter import watch
 from twoaxis.ledger.stack import StackTrace
 from twoaxis.model import Decoder
 from twoaxis.testing.conformance import check, exactly
-from twoaxis.testing.measure import Trace, sublayer_list, tensors, trace
+from twoaxis.testing.measured import Trace, sublayer_list, tensors, trace
 from twoaxis.testing.toy import ATTENTION, odd_width, toy_decoder, toy_tokens
 
 DTYPES = (torch.float64, torch.bfloat16)

@@ -15,7 +15,7 @@ from twoaxis.core.parameters import declarations
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.testing.conformance import CheckFailed, bound, check, close, exactly, identical, require, slow_check
-from twoaxis.testing.measure import gradients, read_and_write, saved_bytes, sublayer_list, tensors, trace
+from twoaxis.testing.measured import gradients, read_and_write, saved_bytes, sublayer_list, tensors, trace
 from twoaxis.testing.toy import ATTENTION, AxisConfig, MixerConfig, noise, toy_context, toy_decoder, toy_mixer, toy_tokens
 
 DEEP = 10

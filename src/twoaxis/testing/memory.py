@@ -21,7 +21,7 @@ from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.conformance import check, exactly, require
-from twoaxis.testing.measure import reachable_tensors
+from twoaxis.testing.measured import reachable_tensors
 from twoaxis.testing.toy import (
     ATTENTION,
     D_MODEL,

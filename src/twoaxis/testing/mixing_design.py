@@ -16,7 +16,7 @@ from twoaxis.ledger.decoder_memory import decoder_trace
 from twoaxis.model import Decoder
 from twoaxis.sequence import AttentionConfig
 from twoaxis.testing.conformance import check, exactly, require
-from twoaxis.testing.measure import sublayer_list, tensors, trace
+from twoaxis.testing.measured import sublayer_list, tensors, trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, toy_decoder, toy_tokens
 
 WIDTH, PARTS, LAYERS = 48, 4, 7

@@ -12,7 +12,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.testing.conformance import check, close, exactly, identical, require
-from twoaxis.testing.measure import gradients, sublayer_list, tensors, trace
+from twoaxis.testing.measured import gradients, sublayer_list, tensors, trace
 from twoaxis.testing.toy import ATTENTION, noise, toy_decoder, toy_tokens
 
 

@@ -1,4 +1,13 @@
-"""Bytes that collectives move in one step, and bytes that cross each boundary between stages, in plain numbers."""
+"""Bytes that collectives move in one step, and bytes that cross each boundary between stages, in plain numbers.
+
+Every function of collectives returns the bytes that one rank sends over its slowest link, for a ring of n ranks; a tensor of
+b bytes is counted whole, before it is sharded. Letters: n ranks of a group, T tokens of a microbatch on one data rank, D
+width.
+
+At boundaries: P ranks, V stages of each rank, C = P*V stages, also called chunks. A leaf is [first boundary, last boundary,
+bytes per token, ...]: one tensor of the depth state, where boundary i lies before sublayer i. `edges` are the C + 1
+boundaries at which the chunks begin, and the end.
+"""
 
 
 def all_gather_bytes(ranks: int, whole_bytes: float) -> float:

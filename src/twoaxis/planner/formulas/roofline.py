@@ -1,4 +1,12 @@
-"""The roofline in plain numbers: seconds of operators, and of sublayers on one device."""
+"""The roofline in plain numbers: seconds of operators, and of sublayers on one device.
+
+An operator is the table that `operator` makes; rates are the table that `Device.numbers` gives, and a link the one that
+`Link.numbers` gives. All rates are those that are reached, not peaks.
+
+`work` says what runs: `batch` sequences of `tokens` each behind `context` earlier tokens of each (0 in training), on `tensor`
+ranks that share every matrix, with `sequence` "tensor" where they share the tokens between matrices too, and `engine` "fused"
+(one kernel for each depth read and write) or "eager" (one for each operation).
+"""
 
 from typing import Any
 

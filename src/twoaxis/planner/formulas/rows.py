@@ -1,4 +1,14 @@
-"""A choice of the page, and the numbers of each method under it."""
+"""A choice of the page, and the numbers of each method under it.
+
+A `choice` holds `device` and `layers` (numbers in the lists of the page), `tokens`, `window`, `batch`, `microbatches`,
+`pipeline`, `virtual`, `tensor`, `data`, `prompts` (sequences that generate at once), and the words `sequence`, `schedule`,
+`forwarding`, `recompute`, `sharding` and `transfers`, all as `planner.setting.Setting` has them.
+
+`tables` hold the `shared` numbers, the different `rows` (sublayers without their depth operations) and `depths` (depth
+operations) once each, and `packs`. A pack holds `ends`, `leaves`, `n_layers`, and for every sublayer [block, row, depth,
+family]. A sublayer whose window a reader sets belongs to one of the `families`: its rows at each of the `windows`; the family
+of others is -1.
+"""
 
 from typing import Any
 

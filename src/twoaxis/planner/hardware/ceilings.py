@@ -1,4 +1,7 @@
-"""The ceilings of a machine: operators that reach them, timed warm and repeatedly, and the rates they give."""
+"""The ceilings of a machine: operators that reach them, timed warm and repeatedly, and the rates they give.
+
+Letters: m, k, n the sides of a matrix product; h its half size; R rates.
+"""
 
 import functools
 import itertools

@@ -1,4 +1,9 @@
-"""Attention of DeepSeek-V3 and Kimi: multi-head latent attention (MLA) and Kimi Delta Attention (KDA)."""
+"""Attention of DeepSeek-V3 and Kimi: multi-head latent attention (MLA) and Kimi Delta Attention (KDA).
+
+Letters: D width, H heads, C width of the key-value latent, Q of the query latent, P channels of a head without positions, R
+channels with positions (one key for all heads), V value channels of a head, K channels of keys and values of one KDA head, k
+taps of a convolution, N tokens.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Literal, Self

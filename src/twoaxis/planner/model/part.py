@@ -1,4 +1,8 @@
-"""One sublayer as the planner sees it: what it is and costs; with biased projections, or as a mixture of experts."""
+"""One sublayer as the planner sees it: what it is and costs; with biased projections, or as a mixture of experts.
+
+Letters: D model width, W width of what routed experts see, E routed experts, k of them per token, F hidden width of one, S
+hidden width of the shared ones, N tokens.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

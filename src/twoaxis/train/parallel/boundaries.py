@@ -1,4 +1,11 @@
-"""How a decoder is cut into pipeline stages, and what crosses each boundary, found by one pass on the meta device."""
+"""How a decoder is cut into pipeline stages, and what crosses each boundary, found by one pass on the meta device.
+
+Letters: P ranks, V virtual stages of each rank, C = P*V stages, M microbatches, B rows of a microbatch, T position. Stage s
+runs on rank s % P, and boundary s lies between stage s and stage s + 1.
+
+The tensors of a depth state do not depend on their values, so both sides of a boundary agree before the first step. A tensor
+that belongs to two states is identified as the same object.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,7 @@
-"""DeepSeek-V3, Kimi, and DeepSeek-V4: latent or compressed attention, experts, and parallel residual streams (mHC)."""
+"""DeepSeek-V3, Kimi, and DeepSeek-V4: latent or compressed attention, experts, and parallel residual streams (mHC).
+
+Kimi K2 has the form of DeepSeek-V3. Kimi Linear, and the text decoder of Kimi K3, have linear attention in most layers.
+"""
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.depth import AttentionResidualsConfig, DepthConfig, MHCConfig, ResidualConfig

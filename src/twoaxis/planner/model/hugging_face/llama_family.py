@@ -1,4 +1,7 @@
-"""Llama, Mistral, Qwen2, Qwen3, with Attention Residuals too, and MUDDFormer; and what other families share with them."""
+"""Llama, Mistral, Qwen2, Qwen3, with Attention Residuals too, and MUDDFormer; and what other families share with them.
+
+The common keys stand for softmax attention, a SwiGLU, and the whole model around its blocks.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -14,7 +14,7 @@ from twoaxis.local.places import PlacesConfig
 from twoaxis.ops.local_attention import visible
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.conformance import check, exactly
-from twoaxis.testing.measure import product_flops, read_and_write, sublayer_list, tensors, trace
+from twoaxis.testing.measured import product_flops, read_and_write, sublayer_list, tensors, trace
 from twoaxis.testing.toy import (
     D_MODEL,
     TOKENS,
