@@ -16,10 +16,10 @@ TRAIN = """
 import sys, time
 from pathlib import Path
 from twoaxis.data.corpus import Corpus, TextConfig
-from twoaxis.data.tokenizer import BpeConfig, bpe
+from twoaxis.data.tokenizer import BpeConfig, subword
 
 folder, me, other = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
-train = bpe.train_bpe
+train = subword.train_bpe
 
 def train_together(*arguments):
     definition = train(*arguments)
@@ -28,7 +28,7 @@ def train_together(*arguments):
         time.sleep(0.01)
     return definition
 
-bpe.train_bpe = train_together
+subword.train_bpe = train_together
 corpus = Corpus.open(TextConfig(path=folder / "corpus.txt"))
 print(BpeConfig(vocab_size=270).build(corpus, folder / "cache").fingerprint)
 """

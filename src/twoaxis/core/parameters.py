@@ -214,11 +214,12 @@ def _draw(init: Init, shape: torch.Size, generator: torch.Generator | None = Non
     if isinstance(init, UniformPairs):
         first = torch.rand(shape[:-1], generator=generator)
         return torch.stack((first, 1 - first), dim=-1)
+    # Logarithms in float64: those in float32 differ between CPUs in the last place.
     if isinstance(init, LogOfUniform):
-        return fresh.uniform_(init.low, init.high, generator=generator).log()
+        return fresh.uniform_(init.low, init.high, generator=generator).double().log().to(fresh.dtype)
     if isinstance(init, SoftplusInverse):
-        step = fresh.uniform_(math.log(init.low), math.log(init.high), generator=generator).exp()
-        return step + (-torch.expm1(-step)).log()
+        step = fresh.uniform_(math.log(init.low), math.log(init.high), generator=generator).double().exp()
+        return (step + (-torch.expm1(-step)).log()).to(fresh.dtype)
     if isinstance(init, Uniform):
         return fresh.uniform_(-init.bound, init.bound, generator=generator)
     return fresh.normal_(0.0, init.std, generator=generator)
