@@ -38,12 +38,13 @@ format: $(DEV)  ## formats the code and repairs what the linter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(DEV)  ## writes the pages of mixers, claims and studies, and the planner's formulas as JavaScript
+docs: $(DEV)  ## writes all generated pages, drawings and formulas
 	$(BIN)/python docs/kept_reports.py
 	$(BIN)/python docs/kept_benchmarks.py
 	$(BIN)/python docs/build.py
 	$(BIN)/python docs/engines.py
 	$(BIN)/python docs/page_formulas.py
+	$(BIN)/python docs/structure.py
 
 conformance: $(DEV)  ## runs the conformance checks of one mixer: make conformance NAME=deep_delta
 	$(PYTEST) tests/conformance -k "$(or $(NAME),$(error say which mixer: make conformance NAME=deep_delta))"

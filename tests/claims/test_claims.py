@@ -36,8 +36,8 @@ from twoaxis.depth import (
     DeepCrossAttentionConfig,
     DepthAttentionConfig,
     VerticalAttentionConfig,
+    state_reader,
 )
-from twoaxis.depth import depth_attention as depth_mixer
 from twoaxis.ledger.stack import StackTrace
 from twoaxis.ops import local_attention as engine
 from twoaxis.ops.delta import delta_write, delta_writes
@@ -224,8 +224,12 @@ FAULTS: dict[str, tuple[int, Callable[[Patch], object], str]] = {
         lambda m: m.setattr(heads, "local_attention", no_window),
         "decoder: the power of T",
     ),
-    "cache one key too long": (6, lambda m: m.setattr(heads, "KeyValueCache", one_key_more), "cache of ShortSWA"),
-    "undeclared channels": (6, lambda m: m.setattr(StackTrace, "state_bytes", lambda *_: 8), "payload of deep delta"),
+    "cache one key too long": (6, lambda m: m.setattr(heads, "KeyValueCache", one_key_more), "cache added by ShortSWA"),
+    "channels that the meter misses": (
+        6,
+        lambda m: m.setattr(StackTrace, "state_bytes", lambda *_: 8),
+        "payload of residual stream",
+    ),
     "three loads": (7, short_chunks, "no key is loaded more than twice"),
     "keys that no query sees": (7, lambda m: m.setattr(chunks, "local_attention", wider), "keys of chunk"),
     "a cache that drops a key": (7, lambda m: m.setattr(chunks, "KeyValueCache", one_key_less), "chunks behind a cache"),
@@ -233,10 +237,10 @@ FAULTS: dict[str, tuple[int, Callable[[Patch], object], str]] = {
     "other window": (9, lambda m: m.setattr(recommended_block, "WINDOW", 5), "logits"),
     "oldest state forgotten": (
         10,
-        lambda m: m.setattr(depth_mixer, "depth_attention", forgets_the_oldest),
+        lambda m: m.setattr(state_reader, "depth_attention", forgets_the_oldest),
         "logits, window all",
     ),
-    "gradients of a read": (10, lambda m: m.setattr(depth_mixer, "depth_attention", steep_read), "gradients, window"),
+    "gradients of a read": (10, lambda m: m.setattr(state_reader, "depth_attention", steep_read), "gradients, window"),
     "one reader for all": (10, lambda m: m.setattr(duality_in_model, "read_at", same_reader), "own matrices on equal windows"),
     "half a gate": (11, lambda m: m.setattr(delta_dual, "gated_delta", half_gate), "state after a write"),
     "another write": (11, lambda m: m.setattr(delta_dual, "delta_writes", too_far_writes), "gradients, one channel"),
@@ -300,8 +304,8 @@ def test_a_score_that_is_no_product_is_no_attention(monkeypatch: Patch) -> None:
         weights = distances(q, keys).unsqueeze(-1)
         return torch.stack([w * v for w, v in zip(weights, values, strict=True)]).sum(0)
 
-    monkeypatch.setattr(depth_mixer, "depth_attention", read)
-    monkeypatch.setattr(depth_mixer, "depth_attention_weights", distances)
+    monkeypatch.setattr(state_reader, "depth_attention", read)
+    monkeypatch.setattr(state_reader, "depth_attention_weights", distances)
     assert routing.measure(DepthAttentionConfig(n_heads=2)).form == "no"
 
 
