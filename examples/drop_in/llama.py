@@ -54,7 +54,7 @@ class DepthLayer(Layer):
         state = hidden_states if self.enter is None else self.enter(hidden_states)
         state = self.before_attn(state, self.input_layernorm, lambda context: self.self_attn(context, **kwargs)[0])
         state = self.before_mlp(state, self.post_attention_layernorm, self.mlp)
-        return state if self.ends is None else self.ends.leave(state)
+        return state if self.ends is None else self.ends.leave(state)[0]
 
 
 def add_depth(model: LlamaForCausalLM, depth: DepthConfig) -> None:

@@ -20,7 +20,7 @@ EXAMPLES = [pytest.param(row.example(name), id=f"{row.kind}-{name}") for row in 
 @pytest.mark.parametrize("depth", EXAMPLES)
 def test_counts_without_memory_are_those_of_real_tensors(depth: DepthConfig) -> None:
     model, tokens = toy_decoder(depth), toy_tokens(batch=1, tokens=1009)
-    counted = trace_stack(model.config.depth, model.config.stack, Shape(1, 1009, 8))
+    counted = trace_stack(model.config.depth, model.config.stack, Shape(1, 1009, 8), backward=True)
     run = trace(model, tokens)
     for index, sublayer in enumerate(sublayer_list(model)):
         mixer, state = sublayer.depth, run.states[index]

@@ -159,7 +159,7 @@ def trace_stack(
         norm: before every sublayer and behind the last.
         embedding_norm: whether a norm stands between the embedding and the stack.
         mode: what runs.
-        backward: whether the kernels of backward passes are counted.
+        backward: whether kernels are counted, in both passes; without it engines leave out results that move nothing new.
         traffic: whether reads, writes and kernels are counted, element by element, which takes long for many tokens.
 
     Raises:
