@@ -65,71 +65,6 @@ var _pymeth_repeat = function(count) { // nargs: 0
     return result + pattern;
 };
 var BYTES, COUNTS, DEPTH_KERNELS, MIXER_KERNELS, PRODUCT_COLUMNS, RANK, ROW, SECONDS, _arrival, _begun, _never, _run, _summary, alive, all_gather_bytes, all_reduce_bytes, amount, bars, bars_of, bound, bound_by, boundary_of_block, box_at, by_rank, cache_bytes_of, cache_read, collective_seconds, compute_seconds, copied, data_parallel_bytes, depth_operator, edges_of, ends_saved_bytes, estimated_step, even_cuts, exposed_seconds, extended, facts, figure, fixed, forward_counts, forward_pass, fused, gpipe_order, gpus_of, gradients_waiting, harmonic_size, head_seconds, height_of, held, hop_bytes, ideal_bubble, interleaved_order, joined, kept_leaf_bytes, largest_block_bytes, launch_seconds, line_at, lines, link_of, link_seconds, links_of, log2_of, matmul_efficiency, memory_seconds, method_row, methods_of, min_of, mixer_operators, mixing_gradient_bytes, model_of, name_at, new_state_bytes, numbers, one_f_one_b_order, one_line, opening, operator, operator_seconds, outline, overhead, pair_flops, pair_flops_of_one, pairs_of_work, parameter_counts, peak_memory, percent, pipeline_flow, place, place_of, prefill_state_bytes, reach_of, recomputed_bytes_of, reduce_scatter_bytes, refusal, run_of, saved_bytes_of, schedule_order, sent_bytes, sequence_of, simulate, simulated_microbatches, sorted_by, stage_memory, stage_seconds, state_bytes, states_of, step_of, steps, stored_bytes, stored_tokens, sublayer_seconds, table_rows, tensor_parallel_bytes, text_at, three_digits, tokens_on_rank, tone_of, top_of, total_seconds, training_step, transfer_seconds, unpacked, update_seconds, visible_pairs_of, waiting_bytes, weights_read, work_of, work_of_prompts;
-gpus_of = function flx_gpus_of (choice) {
-    return (choice["data"] * choice["pipeline"]) * choice["tensor"];
-};
-
-run_of = function flx_run_of (choice) {
-    return ({batch: Math.floor(choice["batch"]/(choice["data"] * choice["microbatches"])), tokens: choice["tokens"], microbatches: choice["microbatches"], pipeline: choice["pipeline"], virtual: choice["virtual"], schedule: ((choice["virtual"] > 1))? ("interleaved") : (choice["schedule"]), transfers: choice["transfers"], forwarding: choice["forwarding"], data: choice["data"], sharding: choice["sharding"], recompute: choice["recompute"], tensor: choice["tensor"], sequence: sequence_of(choice), engine: "fused"});
-};
-
-sequence_of = function flx_sequence_of (choice) {
-    return ((choice["tensor"] > 1))? (choice["sequence"]) : ("none");
-};
-
-work_of_prompts = function flx_work_of_prompts (choice, tokens, context, sequence) {
-    return ({batch: choice["prompts"], tokens: tokens, context: context, tensor: choice["tensor"], sequence: sequence, engine: "fused"});
-};
-
-reach_of = function flx_reach_of (device, devices) {
-    var index, most;
-    for (index = 0; index < device["links"].length; index += 1) {
-        most = device["links"][index][0];
-        if (((most==0) || (devices <= most))) {
-            return index;
-        }
-    }
-    return -1;
-};
-
-link_of = function flx_link_of (device, devices) {
-    if ((devices==1)) {
-        return ({bytes_per_second: 1.0, pair_bytes_per_second: 1.0, latency_seconds: 0.0});
-    }
-    return device["links"][reach_of(device, devices)][1];
-};
-
-links_of = function flx_links_of (device, choice) {
-    return ({tensor: link_of(device, choice["tensor"]), pipeline: link_of(device, choice["tensor"] * choice["pipeline"]), data: link_of(device, gpus_of(choice))});
-};
-
-refusal = function flx_refusal (choice, device, n_layers) {
-    var parts;
-    parts = choice["data"] * choice["microbatches"];
-    if (((choice["batch"] % parts) > 0)) {
-        return ((("A batch of " + _pyfunc_str(choice["batch"])) + " does not divide by replicas x microbatches = ") + _pyfunc_str(parts)) + ".";
-    }
-    if (((choice["virtual"] > 1) && (choice["pipeline"]==1))) {
-        return "Several stages on each rank need more than one pipeline rank.";
-    }
-    if (((choice["virtual"] > 1) && (choice["schedule"]=="gpipe"))) {
-        return "GPipe runs one stage on each rank; choose 1F1B, or one stage.";
-    }
-    if (((choice["virtual"] > 1) && (((choice["microbatches"] % choice["pipeline"]) > 0)))) {
-        return "With several stages on each rank, microbatches have to be a multiple of the pipeline ranks.";
-    }
-    if (((choice["pipeline"] * choice["virtual"]) > n_layers)) {
-        return ("There are more stages than the " + _pyfunc_str(n_layers)) + " blocks of the model; choose fewer.";
-    }
-    if ((((sequence_of(choice)=="tensor")) && (((choice["tokens"] % choice["tensor"]) > 0)))) {
-        return "The tokens do not divide by the tensor ranks that share them.";
-    }
-    if ((((gpus_of(choice) > 1)) && (((reach_of(device, gpus_of(choice))) < 0)))) {
-        return ("Nothing is known that connects " + (_pyfunc_str(gpus_of(choice)))) + " of this device; choose fewer.";
-    }
-    return "";
-};
-
 all_gather_bytes = function flx_all_gather_bytes (ranks, whole_bytes) {
     return (whole_bytes * (ranks - 1)) / ranks;
 };
@@ -178,6 +113,85 @@ stored_bytes = function flx_stored_bytes (state_bytes, tokens, chunk_tokens, ran
     return state_bytes * stored_tokens(tokens, chunk_tokens, ranks, sequence);
 };
 
+even_cuts = function flx_even_cuts (blocks, chunks) {
+    var chunk, cuts;
+    cuts = [0];
+    for (chunk = 0; chunk < chunks; chunk += 1) {
+        _pymeth_append.call(cuts, ((cuts[chunk] + Math.floor(blocks/chunks)) + (((chunk < (blocks % chunks)))? (1) : (0))));
+    }
+    return cuts;
+};
+
+hop_bytes = function flx_hop_bytes (leaves, edges, ranks, forwarding) {
+    var chunk, hops, leaf, stub1_seq, stub2_itr, total;
+    hops = [];
+    for (chunk = 1; chunk < edges.length - 1; chunk += 1) {
+        total = 0;
+        stub1_seq = leaves;
+        if ((typeof stub1_seq === "object") && (!Array.isArray(stub1_seq))) { stub1_seq = Object.keys(stub1_seq);}
+        for (stub2_itr = 0; stub2_itr < stub1_seq.length; stub2_itr += 1) {
+            leaf = stub1_seq[stub2_itr];
+            if (((ranks > 1) && alive(leaf, edges[chunk]) && ((!held(leaf, edges, chunk, ranks, forwarding))))) {
+                total += leaf[2];
+            }
+        }
+        _pymeth_append.call(hops, total);
+    }
+    return hops;
+};
+
+waiting_bytes = function flx_waiting_bytes (leaves, edges, ranks, forwarding) {
+    var begun, chunk, ended, entering, first, last, leaf, own, rank, stub3_, stub3__, stub3_i0, stub3_iter0, stub4_, stub4__, stub4_i0, stub4_iter0, stub5_seq, stub6_itr;
+    stub3_ = [];stub3_iter0 = _pyfunc_range(0, (edges.length - 1), 1);if ((typeof stub3_iter0 === "object") && (!Array.isArray(stub3_iter0))) {stub3_iter0 = Object.keys(stub3_iter0);}for (stub3_i0=0; stub3_i0<stub3_iter0.length; stub3_i0++) {stub3__ = stub3_iter0[stub3_i0];{stub3_.push(0);}}
+    begun = stub3_;
+    stub4_ = [];stub4_iter0 = _pyfunc_range(0, (edges.length - 1), 1);if ((typeof stub4_iter0 === "object") && (!Array.isArray(stub4_iter0))) {stub4_iter0 = Object.keys(stub4_iter0);}for (stub4_i0=0; stub4_i0<stub4_iter0.length; stub4_i0++) {stub4__ = stub4_iter0[stub4_i0];{stub4_.push(0);}}
+    ended = stub4_;
+    if (((ranks==1) || (forwarding=="naive"))) {
+        return [begun, ended];
+    }
+    stub5_seq = leaves;
+    if ((typeof stub5_seq === "object") && (!Array.isArray(stub5_seq))) { stub5_seq = Object.keys(stub5_seq);}
+    for (stub6_itr = 0; stub6_itr < stub5_seq.length; stub6_itr += 1) {
+        leaf = stub5_seq[stub6_itr];
+        for (rank = 0; rank < ranks; rank += 1) {
+            first = -1;
+            last = -1;
+            chunk = rank;
+            while (chunk < (edges.length - 1)) {
+                entering = (chunk > 0) && alive(leaf, edges[chunk]);
+                own = (forwarding=="cached_own") && alive(leaf, edges[chunk + 1]);
+                if (((first < 0) && (entering || own))) {
+                    first = chunk;
+                } else if (entering) {
+                    last = chunk;
+                }
+                chunk += ranks;
+            }
+            if ((last > 0)) {
+                begun[last] += leaf[2];
+                ended[first] += leaf[2];
+            }
+        }
+    }
+    return [begun, ended];
+};
+
+alive = function flx_alive (leaf, boundary) {
+    return (leaf[0] <= boundary) && (boundary <= leaf[1]);
+};
+
+held = function flx_held (leaf, edges, chunk, ranks, forwarding) {
+    var earlier;
+    earlier = chunk - ranks;
+    if (((forwarding=="naive") || (earlier < 0))) {
+        return false;
+    }
+    if ((forwarding=="cached_own")) {
+        return alive(leaf, edges[earlier + 1]);
+    }
+    return (earlier > 0) && alive(leaf, edges[earlier]);
+};
+
 visible_pairs_of = function flx_visible_pairs_of (tokens, window) {
     var width;
     width = ((window==0))? (tokens) : (Math.min(window, tokens));
@@ -185,12 +199,12 @@ visible_pairs_of = function flx_visible_pairs_of (tokens, window) {
 };
 
 pair_flops = function flx_pair_flops (sublayer, tokens) {
-    var pair, stub1_seq, stub2_itr, total;
+    var pair, stub7_seq, stub8_itr, total;
     total = 0;
-    stub1_seq = sublayer["pairs"];
-    if ((typeof stub1_seq === "object") && (!Array.isArray(stub1_seq))) { stub1_seq = Object.keys(stub1_seq);}
-    for (stub2_itr = 0; stub2_itr < stub1_seq.length; stub2_itr += 1) {
-        pair = stub1_seq[stub2_itr];
+    stub7_seq = sublayer["pairs"];
+    if ((typeof stub7_seq === "object") && (!Array.isArray(stub7_seq))) { stub7_seq = Object.keys(stub7_seq);}
+    for (stub8_itr = 0; stub8_itr < stub7_seq.length; stub8_itr += 1) {
+        pair = stub7_seq[stub8_itr];
         total = total + (pair[0] * visible_pairs_of(tokens, pair[1]));
     }
     return total;
@@ -201,16 +215,16 @@ pair_flops_of_one = function flx_pair_flops_of_one (sublayer, context) {
 };
 
 forward_counts = function flx_forward_counts (model, batch, tokens) {
-    var N, depth, elementwise, matmul, pairs, stub3_seq, stub4_itr, sub;
+    var N, depth, elementwise, matmul, pairs, stub10_itr, stub9_seq, sub;
     N = batch * tokens;
     matmul = ((N * 2) * model["d_model"]) * model["vocab_size"];
     elementwise = N * model["norm_elementwise"];
     pairs = 0;
     depth = (N * ((model["ends"]["matmul"]) + (model["ends"]["elementwise"]))) + (model["ends"]["matmul_fixed"]);
-    stub3_seq = model["sublayers"];
-    if ((typeof stub3_seq === "object") && (!Array.isArray(stub3_seq))) { stub3_seq = Object.keys(stub3_seq);}
-    for (stub4_itr = 0; stub4_itr < stub3_seq.length; stub4_itr += 1) {
-        sub = stub3_seq[stub4_itr];
+    stub9_seq = model["sublayers"];
+    if ((typeof stub9_seq === "object") && (!Array.isArray(stub9_seq))) { stub9_seq = Object.keys(stub9_seq);}
+    for (stub10_itr = 0; stub10_itr < stub9_seq.length; stub10_itr += 1) {
+        sub = stub9_seq[stub10_itr];
         matmul = matmul + (N * sub["matmul"]);
         pairs = pairs + (batch * pair_flops(sub, tokens));
         elementwise = elementwise + (N * (sub["elementwise"] + (sub["norms"] * model["norm_elementwise"])));
@@ -220,16 +234,16 @@ forward_counts = function flx_forward_counts (model, batch, tokens) {
 };
 
 parameter_counts = function flx_parameter_counts (model) {
-    var depth, ends, idle, matrix, stub5_seq, stub6_itr, sub, total;
+    var depth, ends, idle, matrix, stub11_seq, stub12_itr, sub, total;
     matrix = model["vocab_size"] * model["d_model"];
     ends = ((model["tied"] > 0))? (matrix) : (2 * matrix);
     depth = model["ends"]["params"];
     total = ends + model["norm_params"];
     idle = 0;
-    stub5_seq = model["sublayers"];
-    if ((typeof stub5_seq === "object") && (!Array.isArray(stub5_seq))) { stub5_seq = Object.keys(stub5_seq);}
-    for (stub6_itr = 0; stub6_itr < stub5_seq.length; stub6_itr += 1) {
-        sub = stub5_seq[stub6_itr];
+    stub11_seq = model["sublayers"];
+    if ((typeof stub11_seq === "object") && (!Array.isArray(stub11_seq))) { stub11_seq = Object.keys(stub11_seq);}
+    for (stub12_itr = 0; stub12_itr < stub11_seq.length; stub12_itr += 1) {
+        sub = stub11_seq[stub12_itr];
         depth = depth + (sub["depth"]["params"]);
         total = (total + sub["params"]) + (sub["norms"] * model["norm_params"]);
         if (((sub["routed"].length) > 0)) {
@@ -240,12 +254,12 @@ parameter_counts = function flx_parameter_counts (model) {
 };
 
 state_bytes = function flx_state_bytes (model, boundary) {
-    var leaf, stub7_seq, stub8_itr, total;
+    var leaf, stub13_seq, stub14_itr, total;
     total = 0;
-    stub7_seq = model["leaves"];
-    if ((typeof stub7_seq === "object") && (!Array.isArray(stub7_seq))) { stub7_seq = Object.keys(stub7_seq);}
-    for (stub8_itr = 0; stub8_itr < stub7_seq.length; stub8_itr += 1) {
-        leaf = stub7_seq[stub8_itr];
+    stub13_seq = model["leaves"];
+    if ((typeof stub13_seq === "object") && (!Array.isArray(stub13_seq))) { stub13_seq = Object.keys(stub13_seq);}
+    for (stub14_itr = 0; stub14_itr < stub13_seq.length; stub14_itr += 1) {
+        leaf = stub13_seq[stub14_itr];
         if (((leaf[0] <= boundary) && (boundary <= leaf[1]))) {
             total = total + leaf[2];
         }
@@ -254,12 +268,12 @@ state_bytes = function flx_state_bytes (model, boundary) {
 };
 
 new_state_bytes = function flx_new_state_bytes (model, earlier, later) {
-    var leaf, stub10_itr, stub9_seq, total;
+    var leaf, stub15_seq, stub16_itr, total;
     total = 0;
-    stub9_seq = model["leaves"];
-    if ((typeof stub9_seq === "object") && (!Array.isArray(stub9_seq))) { stub9_seq = Object.keys(stub9_seq);}
-    for (stub10_itr = 0; stub10_itr < stub9_seq.length; stub10_itr += 1) {
-        leaf = stub9_seq[stub10_itr];
+    stub15_seq = model["leaves"];
+    if ((typeof stub15_seq === "object") && (!Array.isArray(stub15_seq))) { stub15_seq = Object.keys(stub15_seq);}
+    for (stub16_itr = 0; stub16_itr < stub15_seq.length; stub16_itr += 1) {
+        leaf = stub15_seq[stub16_itr];
         if (((leaf[0] > earlier) && (leaf[0] <= later) && (later <= leaf[1]))) {
             total = total + leaf[2];
         }
@@ -278,12 +292,12 @@ boundary_of_block = function flx_boundary_of_block (model, block) {
 };
 
 kept_leaf_bytes = function flx_kept_leaf_bytes (model, first, last) {
-    var leaf, made, stub11_seq, stub12_itr, total;
+    var leaf, made, stub17_seq, stub18_itr, total;
     total = 0;
-    stub11_seq = model["leaves"];
-    if ((typeof stub11_seq === "object") && (!Array.isArray(stub11_seq))) { stub11_seq = Object.keys(stub11_seq);}
-    for (stub12_itr = 0; stub12_itr < stub11_seq.length; stub12_itr += 1) {
-        leaf = stub11_seq[stub12_itr];
+    stub17_seq = model["leaves"];
+    if ((typeof stub17_seq === "object") && (!Array.isArray(stub17_seq))) { stub17_seq = Object.keys(stub17_seq);}
+    for (stub18_itr = 0; stub18_itr < stub17_seq.length; stub18_itr += 1) {
+        leaf = stub17_seq[stub18_itr];
         made = (leaf[0] > first) || ((first==0) && (leaf[0]==0));
         if ((made && (leaf[0] <= last) && (leaf[3] > 0))) {
             total = total + leaf[2];
@@ -340,100 +354,21 @@ ends_saved_bytes = function flx_ends_saved_bytes (model, tokens, tensor_ranks) {
 };
 
 cache_bytes_of = function flx_cache_bytes_of (model, tokens) {
-    var part, stub13_seq, stub14_itr, stub15_seq, stub16_itr, sub, total;
+    var part, stub19_seq, stub20_itr, stub21_seq, stub22_itr, sub, total;
     total = model["ends"]["cache_fixed"];
-    stub15_seq = model["sublayers"];
-    if ((typeof stub15_seq === "object") && (!Array.isArray(stub15_seq))) { stub15_seq = Object.keys(stub15_seq);}
-    for (stub16_itr = 0; stub16_itr < stub15_seq.length; stub16_itr += 1) {
-        sub = stub15_seq[stub16_itr];
+    stub21_seq = model["sublayers"];
+    if ((typeof stub21_seq === "object") && (!Array.isArray(stub21_seq))) { stub21_seq = Object.keys(stub21_seq);}
+    for (stub22_itr = 0; stub22_itr < stub21_seq.length; stub22_itr += 1) {
+        sub = stub21_seq[stub22_itr];
         total = (total + sub["cache_fixed"]) + (sub["depth"]["cache_fixed"]);
-        stub13_seq = sub["cache"];
-        if ((typeof stub13_seq === "object") && (!Array.isArray(stub13_seq))) { stub13_seq = Object.keys(stub13_seq);}
-        for (stub14_itr = 0; stub14_itr < stub13_seq.length; stub14_itr += 1) {
-            part = stub13_seq[stub14_itr];
+        stub19_seq = sub["cache"];
+        if ((typeof stub19_seq === "object") && (!Array.isArray(stub19_seq))) { stub19_seq = Object.keys(stub19_seq);}
+        for (stub20_itr = 0; stub20_itr < stub19_seq.length; stub20_itr += 1) {
+            part = stub19_seq[stub20_itr];
             total = total + (part[0] * (((part[1]==0))? (tokens) : (Math.min(part[1], tokens))));
         }
     }
     return total;
-};
-
-even_cuts = function flx_even_cuts (blocks, chunks) {
-    var chunk, cuts;
-    cuts = [0];
-    for (chunk = 0; chunk < chunks; chunk += 1) {
-        _pymeth_append.call(cuts, ((cuts[chunk] + Math.floor(blocks/chunks)) + (((chunk < (blocks % chunks)))? (1) : (0))));
-    }
-    return cuts;
-};
-
-hop_bytes = function flx_hop_bytes (leaves, edges, ranks, forwarding) {
-    var chunk, hops, leaf, stub17_seq, stub18_itr, total;
-    hops = [];
-    for (chunk = 1; chunk < edges.length - 1; chunk += 1) {
-        total = 0;
-        stub17_seq = leaves;
-        if ((typeof stub17_seq === "object") && (!Array.isArray(stub17_seq))) { stub17_seq = Object.keys(stub17_seq);}
-        for (stub18_itr = 0; stub18_itr < stub17_seq.length; stub18_itr += 1) {
-            leaf = stub17_seq[stub18_itr];
-            if (((ranks > 1) && alive(leaf, edges[chunk]) && ((!held(leaf, edges, chunk, ranks, forwarding))))) {
-                total += leaf[2];
-            }
-        }
-        _pymeth_append.call(hops, total);
-    }
-    return hops;
-};
-
-waiting_bytes = function flx_waiting_bytes (leaves, edges, ranks, forwarding) {
-    var begun, chunk, ended, entering, first, last, leaf, own, rank, stub19_, stub19__, stub19_i0, stub19_iter0, stub20_, stub20__, stub20_i0, stub20_iter0, stub21_seq, stub22_itr;
-    stub19_ = [];stub19_iter0 = _pyfunc_range(0, (edges.length - 1), 1);if ((typeof stub19_iter0 === "object") && (!Array.isArray(stub19_iter0))) {stub19_iter0 = Object.keys(stub19_iter0);}for (stub19_i0=0; stub19_i0<stub19_iter0.length; stub19_i0++) {stub19__ = stub19_iter0[stub19_i0];{stub19_.push(0);}}
-    begun = stub19_;
-    stub20_ = [];stub20_iter0 = _pyfunc_range(0, (edges.length - 1), 1);if ((typeof stub20_iter0 === "object") && (!Array.isArray(stub20_iter0))) {stub20_iter0 = Object.keys(stub20_iter0);}for (stub20_i0=0; stub20_i0<stub20_iter0.length; stub20_i0++) {stub20__ = stub20_iter0[stub20_i0];{stub20_.push(0);}}
-    ended = stub20_;
-    if (((ranks==1) || (forwarding=="naive"))) {
-        return [begun, ended];
-    }
-    stub21_seq = leaves;
-    if ((typeof stub21_seq === "object") && (!Array.isArray(stub21_seq))) { stub21_seq = Object.keys(stub21_seq);}
-    for (stub22_itr = 0; stub22_itr < stub21_seq.length; stub22_itr += 1) {
-        leaf = stub21_seq[stub22_itr];
-        for (rank = 0; rank < ranks; rank += 1) {
-            first = -1;
-            last = -1;
-            chunk = rank;
-            while (chunk < (edges.length - 1)) {
-                entering = (chunk > 0) && alive(leaf, edges[chunk]);
-                own = (forwarding=="cached_own") && alive(leaf, edges[chunk + 1]);
-                if (((first < 0) && (entering || own))) {
-                    first = chunk;
-                } else if (entering) {
-                    last = chunk;
-                }
-                chunk += ranks;
-            }
-            if ((last > 0)) {
-                begun[last] += leaf[2];
-                ended[first] += leaf[2];
-            }
-        }
-    }
-    return [begun, ended];
-};
-
-alive = function flx_alive (leaf, boundary) {
-    return (leaf[0] <= boundary) && (boundary <= leaf[1]);
-};
-
-held = function flx_held (leaf, edges, chunk, ranks, forwarding) {
-    var earlier;
-    earlier = chunk - ranks;
-    if (((forwarding=="naive") || (earlier < 0))) {
-        return false;
-    }
-    if ((forwarding=="cached_own")) {
-        return alive(leaf, edges[earlier + 1]);
-    }
-    return (earlier > 0) && alive(leaf, edges[earlier]);
 };
 
 tone_of = function flx_tone_of (tables, method, goal) {
@@ -641,17 +576,201 @@ bound_by = function flx_bound_by (compute, memory, launch, link) {
     return name;
 };
 
+MIXER_KERNELS = 8;
+DEPTH_KERNELS = 2;
+PRODUCT_COLUMNS = 64;
+tokens_on_rank = function flx_tokens_on_rank (work) {
+    var share;
+    share = ((work["sequence"]=="tensor"))? (work["tensor"]) : (1);
+    return (work["batch"] * work["tokens"]) / share;
+};
+
+pairs_of_work = function flx_pairs_of_work (sub, work) {
+    var step, total;
+    if ((work["context"] > 0)) {
+        total = 0;
+        for (step = 0; step < work["tokens"]; step += 1) {
+            total = total + pair_flops_of_one(sub, work["context"] + step);
+        }
+        return work["batch"] * total;
+    }
+    return work["batch"] * pair_flops(sub, work["tokens"]);
+};
+
+weights_read = function flx_weights_read (sub, tokens) {
+    var experts, idle;
+    if (((sub["routed"].length)==0)) {
+        return sub["params"];
+    }
+    experts = sub["routed"][0];
+    idle = experts * (Math.pow((1 - ((sub["routed"][1]) / experts)), tokens));
+    return sub["params"] - (idle * (sub["routed"][2]));
+};
+
+cache_read = function flx_cache_read (sub, work) {
+    var part, stub39_seq, stub40_itr, total;
+    if ((work["context"]==0)) {
+        return 0;
+    }
+    total = sub["cache_fixed"];
+    stub39_seq = sub["cache"];
+    if ((typeof stub39_seq === "object") && (!Array.isArray(stub39_seq))) { stub39_seq = Object.keys(stub39_seq);}
+    for (stub40_itr = 0; stub40_itr < stub39_seq.length; stub40_itr += 1) {
+        part = stub39_seq[stub40_itr];
+        total = total + (part[0] * (((part[1]==0))? (work["context"]) : (Math.min(part[1], work["context"]))));
+    }
+    return total * work["batch"];
+};
+
+mixer_operators = function flx_mixer_operators (model, sub, work) {
+    var D, N, between, kept, local, moved, rows, size, t, vector;
+    N = work["batch"] * work["tokens"];
+    t = work["tensor"];
+    D = model["d_model"];
+    rows = N;
+    if (((sub["routed"].length) > 0)) {
+        rows = Math.max(1, ((N * (sub["routed"][1])) / (sub["routed"][0])));
+    }
+    size = harmonic_size(rows, D, D / t);
+    kept = (N * sub["saved"]) / t;
+    local = (N * (sub["local"][1])) / t;
+    moved = ((kept - local) + ((weights_read(sub, N) * model["weights_bytes"]) / t)) + (cache_read(sub, work) / t);
+    between = (((tokens_on_rank(work) * D) * model["activations_bytes"]) * 2) * sub["norms"];
+    vector = ((N * sub["elementwise"]) / t) + ((tokens_on_rank(work) * sub["norms"]) * model["norm_elementwise"]);
+    return [operator((N * sub["matmul"]) / t, size, 0, moved, MIXER_KERNELS - 2), operator(pairs_of_work(sub, work) / t, harmonic_size(Math.max(work["tokens"], 16), D, D), 0, 0, 1), operator(0, 0, vector, (kept + local) + between, sub["norms"] + (sub["local"][0]))];
+};
+
+depth_operator = function flx_depth_operator (model, depth, work, way) {
+    var D, N, columns, kernels, matmul, moved, size, times, vector, weights;
+    N = tokens_on_rank(work);
+    times = ((way=="forward"))? (1) : (2);
+    vector = (times * N) * depth["elementwise"];
+    matmul = times * ((N * depth["matmul"]) + depth["matmul_fixed"]);
+    D = model["d_model"];
+    size = harmonic_size(N, D, Math.max(1, (depth["matmul"] / (2 * D))));
+    if ((work["engine"]=="eager")) {
+        kernels = ((way=="forward"))? (depth["eager"]) : (depth["eager_back"]);
+        return operator(matmul, size, vector, (N * kernels[1]) + kernels[2], kernels[0]);
+    }
+    moved = ((way=="forward"))? (depth["read"] + depth["written"]) : (depth["written"] + (2 * depth["read"]));
+    weights = (times * depth["weights"]) * model["weights_bytes"];
+    columns = (Math.min(depth["weights"], (depth["matmul"] / 2))) / D;
+    return operator(matmul, size, vector, (N * moved) + weights, DEPTH_KERNELS + (((columns >= PRODUCT_COLUMNS))? (2) : (0)));
+};
+
+collective_seconds = function flx_collective_seconds (sent_bytes, link) {
+    if ((sent_bytes <= 0)) {
+        return 0;
+    }
+    return (sent_bytes / link["bytes_per_second"]) + link["latency_seconds"];
+};
+
+sublayer_seconds = function flx_sublayer_seconds (model, sub, work, rates, link) {
+    var backward, depth, depth_back, forward, op, sent, shared, stub41_seq, stub42_itr, twice;
+    forward = 0;
+    backward = 0;
+    stub41_seq = mixer_operators(model, sub, work);
+    if ((typeof stub41_seq === "object") && (!Array.isArray(stub41_seq))) { stub41_seq = Object.keys(stub41_seq);}
+    for (stub42_itr = 0; stub42_itr < stub41_seq.length; stub42_itr += 1) {
+        op = stub41_seq[stub42_itr];
+        forward = forward + operator_seconds(op, rates);
+        twice = operator(2 * op["matmul_flops"], op["size"], 2 * op["vector_flops"], 2 * op["bytes"], 2 * op["kernels"]);
+        backward = backward + operator_seconds(twice, rates);
+    }
+    depth = operator_seconds(depth_operator(model, sub["depth"], work, "forward"), rates);
+    depth_back = operator_seconds(depth_operator(model, sub["depth"], work, "backward"), rates);
+    sent = tensor_parallel_bytes(work["tensor"], 1, work["batch"] * work["tokens"], model["d_model"], model["activations_bytes"], work["sequence"]);
+    shared = collective_seconds(sent / 2, link);
+    return ({forward: forward, backward: backward, depth: depth, depth_back: depth_back, link: shared});
+};
+
+head_seconds = function flx_head_seconds (model, work, rates) {
+    var D, N, V, head, head_back, moved;
+    N = work["batch"] * work["tokens"];
+    D = model["d_model"];
+    V = model["vocab_size"] / work["tensor"];
+    moved = ((D * V) * model["weights_bytes"]) + (((2 * N) * V) * model["activations_bytes"]);
+    head = operator(((2 * N) * D) * V, harmonic_size(N, D, V), 0, moved, 3);
+    head_back = operator(((4 * N) * D) * V, harmonic_size(N, D, V), 0, 2 * moved, 6);
+    return ({forward: operator_seconds(head, rates), backward: operator_seconds(head_back, rates), depth: operator_seconds(depth_operator(model, model["ends"], work, "forward"), rates), depth_back: operator_seconds(depth_operator(model, model["ends"], work, "backward"), rates), link: 0});
+};
+
+gpus_of = function flx_gpus_of (choice) {
+    return (choice["data"] * choice["pipeline"]) * choice["tensor"];
+};
+
+run_of = function flx_run_of (choice) {
+    return ({batch: Math.floor(choice["batch"]/(choice["data"] * choice["microbatches"])), tokens: choice["tokens"], microbatches: choice["microbatches"], pipeline: choice["pipeline"], virtual: choice["virtual"], schedule: ((choice["virtual"] > 1))? ("interleaved") : (choice["schedule"]), transfers: choice["transfers"], forwarding: choice["forwarding"], data: choice["data"], sharding: choice["sharding"], recompute: choice["recompute"], tensor: choice["tensor"], sequence: sequence_of(choice), engine: "fused"});
+};
+
+sequence_of = function flx_sequence_of (choice) {
+    return ((choice["tensor"] > 1))? (choice["sequence"]) : ("none");
+};
+
+work_of_prompts = function flx_work_of_prompts (choice, tokens, context, sequence) {
+    return ({batch: choice["prompts"], tokens: tokens, context: context, tensor: choice["tensor"], sequence: sequence, engine: "fused"});
+};
+
+reach_of = function flx_reach_of (device, devices) {
+    var index, most;
+    for (index = 0; index < device["links"].length; index += 1) {
+        most = device["links"][index][0];
+        if (((most==0) || (devices <= most))) {
+            return index;
+        }
+    }
+    return -1;
+};
+
+link_of = function flx_link_of (device, devices) {
+    if ((devices==1)) {
+        return ({bytes_per_second: 1.0, pair_bytes_per_second: 1.0, latency_seconds: 0.0});
+    }
+    return device["links"][reach_of(device, devices)][1];
+};
+
+links_of = function flx_links_of (device, choice) {
+    return ({tensor: link_of(device, choice["tensor"]), pipeline: link_of(device, choice["tensor"] * choice["pipeline"]), data: link_of(device, gpus_of(choice))});
+};
+
+refusal = function flx_refusal (choice, device, n_layers) {
+    var parts;
+    parts = choice["data"] * choice["microbatches"];
+    if (((choice["batch"] % parts) > 0)) {
+        return ((("A batch of " + _pyfunc_str(choice["batch"])) + " does not divide by replicas x microbatches = ") + _pyfunc_str(parts)) + ".";
+    }
+    if (((choice["virtual"] > 1) && (choice["pipeline"]==1))) {
+        return "Several stages on each rank need more than one pipeline rank.";
+    }
+    if (((choice["virtual"] > 1) && (choice["schedule"]=="gpipe"))) {
+        return "GPipe runs one stage on each rank; choose 1F1B, or one stage.";
+    }
+    if (((choice["virtual"] > 1) && (((choice["microbatches"] % choice["pipeline"]) > 0)))) {
+        return "With several stages on each rank, microbatches have to be a multiple of the pipeline ranks.";
+    }
+    if (((choice["pipeline"] * choice["virtual"]) > n_layers)) {
+        return ("There are more stages than the " + _pyfunc_str(n_layers)) + " blocks of the model; choose fewer.";
+    }
+    if ((((sequence_of(choice)=="tensor")) && (((choice["tokens"] % choice["tensor"]) > 0)))) {
+        return "The tokens do not divide by the tensor ranks that share them.";
+    }
+    if ((((gpus_of(choice) > 1)) && (((reach_of(device, gpus_of(choice))) < 0)))) {
+        return ("Nothing is known that connects " + (_pyfunc_str(gpus_of(choice)))) + " of this device; choose fewer.";
+    }
+    return "";
+};
+
 unpacked = function flx_unpacked (tables, pack, window) {
-    var entry, model, row, stub39_seq, stub40_itr, sublayer;
+    var entry, model, row, stub43_seq, stub44_itr, sublayer;
     model = copied(tables["shared"]);
     model["n_layers"] = pack["n_layers"];
     model["ends"] = pack["ends"];
     model["leaves"] = pack["leaves"];
     model["sublayers"] = [];
-    stub39_seq = pack["sublayers"];
-    if ((typeof stub39_seq === "object") && (!Array.isArray(stub39_seq))) { stub39_seq = Object.keys(stub39_seq);}
-    for (stub40_itr = 0; stub40_itr < stub39_seq.length; stub40_itr += 1) {
-        entry = stub39_seq[stub40_itr];
+    stub43_seq = pack["sublayers"];
+    if ((typeof stub43_seq === "object") && (!Array.isArray(stub43_seq))) { stub43_seq = Object.keys(stub43_seq);}
+    for (stub44_itr = 0; stub44_itr < stub43_seq.length; stub44_itr += 1) {
+        entry = stub43_seq[stub44_itr];
         row = entry[1];
         if ((entry[3] >= 0)) {
             row = tables["families"][entry[3]][place_of(tables["windows"], window)];
@@ -665,12 +784,12 @@ unpacked = function flx_unpacked (tables, pack, window) {
 };
 
 copied = function flx_copied (table) {
-    var found, name, stub41_seq, stub42_itr;
+    var found, name, stub45_seq, stub46_itr;
     found = ({});
-    stub41_seq = table;
-    if ((typeof stub41_seq === "object") && (!Array.isArray(stub41_seq))) { stub41_seq = Object.keys(stub41_seq);}
-    for (stub42_itr = 0; stub42_itr < stub41_seq.length; stub42_itr += 1) {
-        name = stub41_seq[stub42_itr];
+    stub45_seq = table;
+    if ((typeof stub45_seq === "object") && (!Array.isArray(stub45_seq))) { stub45_seq = Object.keys(stub45_seq);}
+    for (stub46_itr = 0; stub46_itr < stub45_seq.length; stub46_itr += 1) {
+        name = stub45_seq[stub46_itr];
         found[name] = table[name];
     }
     return found;
@@ -703,23 +822,23 @@ states_of = function flx_states_of (model) {
 };
 
 method_row = function flx_method_row (tables, choice, method) {
-    var device, generating, held_bytes, hop, links, memory, model, prompt, read, sent, step, stub43_seq, stub44_itr, stub45_seq, stub46_itr, token;
+    var device, generating, held_bytes, hop, links, memory, model, prompt, read, sent, step, stub47_seq, stub48_itr, stub49_seq, stub50_itr, token;
     device = tables["devices"][choice["device"]];
     links = links_of(device, choice);
     model = model_of(tables, choice, method, "training");
     step = training_step(model, run_of(choice), device["rates"], links);
     memory = 0;
-    stub43_seq = step["memory_bytes"];
-    if ((typeof stub43_seq === "object") && (!Array.isArray(stub43_seq))) { stub43_seq = Object.keys(stub43_seq);}
-    for (stub44_itr = 0; stub44_itr < stub43_seq.length; stub44_itr += 1) {
-        held_bytes = stub43_seq[stub44_itr];
+    stub47_seq = step["memory_bytes"];
+    if ((typeof stub47_seq === "object") && (!Array.isArray(stub47_seq))) { stub47_seq = Object.keys(stub47_seq);}
+    for (stub48_itr = 0; stub48_itr < stub47_seq.length; stub48_itr += 1) {
+        held_bytes = stub47_seq[stub48_itr];
         memory = Math.max(memory, held_bytes);
     }
     sent = 0;
-    stub45_seq = step["sent_bytes"];
-    if ((typeof stub45_seq === "object") && (!Array.isArray(stub45_seq))) { stub45_seq = Object.keys(stub45_seq);}
-    for (stub46_itr = 0; stub46_itr < stub45_seq.length; stub46_itr += 1) {
-        hop = stub45_seq[stub46_itr];
+    stub49_seq = step["sent_bytes"];
+    if ((typeof stub49_seq === "object") && (!Array.isArray(stub49_seq))) { stub49_seq = Object.keys(stub49_seq);}
+    for (stub50_itr = 0; stub50_itr < stub49_seq.length; stub50_itr += 1) {
+        hop = stub49_seq[stub50_itr];
         sent = Math.max(sent, hop);
     }
     generating = model_of(tables, choice, method, "generation");
@@ -736,42 +855,42 @@ methods_of = function flx_methods_of (tables, choice) {
 };
 
 sorted_by = function flx_sorted_by (rows, key) {
-    var at, found, row, stub47_, stub47_i, stub47_i0, stub47_iter0, stub48_seq, stub49_itr;
+    var at, found, row, stub51_, stub51_i, stub51_i0, stub51_iter0, stub52_seq, stub53_itr;
     found = [];
-    stub48_seq = rows;
-    if ((typeof stub48_seq === "object") && (!Array.isArray(stub48_seq))) { stub48_seq = Object.keys(stub48_seq);}
-    for (stub49_itr = 0; stub49_itr < stub48_seq.length; stub49_itr += 1) {
-        row = stub48_seq[stub49_itr];
+    stub52_seq = rows;
+    if ((typeof stub52_seq === "object") && (!Array.isArray(stub52_seq))) { stub52_seq = Object.keys(stub52_seq);}
+    for (stub53_itr = 0; stub53_itr < stub52_seq.length; stub53_itr += 1) {
+        row = stub52_seq[stub53_itr];
         at = found.length;
         while ((at > 0) && (((found[at - 1][key]) > row[key]))) {
             at = at - 1;
         }
-        stub47_ = [];stub47_iter0 = _pyfunc_range(0, (found.length + 1), 1);if ((typeof stub47_iter0 === "object") && (!Array.isArray(stub47_iter0))) {stub47_iter0 = Object.keys(stub47_iter0);}for (stub47_i0=0; stub47_i0<stub47_iter0.length; stub47_i0++) {stub47_i = stub47_iter0[stub47_i0];{stub47_.push(((stub47_i < at))? (found[stub47_i]) : (((stub47_i==at))? (row) : (found[stub47_i - 1])));}}
-        found = stub47_;
+        stub51_ = [];stub51_iter0 = _pyfunc_range(0, (found.length + 1), 1);if ((typeof stub51_iter0 === "object") && (!Array.isArray(stub51_iter0))) {stub51_iter0 = Object.keys(stub51_iter0);}for (stub51_i0=0; stub51_i0<stub51_iter0.length; stub51_i0++) {stub51_i = stub51_iter0[stub51_i0];{stub51_.push(((stub51_i < at))? (found[stub51_i]) : (((stub51_i==at))? (row) : (found[stub51_i - 1])));}}
+        found = stub51_;
     }
     return found;
 };
 
 gpipe_order = function flx_gpipe_order (ranks, microbatches) {
-    var backwards, forwards, order, rank, stub50_, stub50_i0, stub50_iter0, stub50_microbatch, stub51_, stub51_i0, stub51_iter0, stub51_microbatch;
+    var backwards, forwards, order, rank, stub54_, stub54_i0, stub54_iter0, stub54_microbatch, stub55_, stub55_i0, stub55_iter0, stub55_microbatch;
     order = [];
     for (rank = 0; rank < ranks; rank += 1) {
-        stub50_ = [];stub50_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub50_iter0 === "object") && (!Array.isArray(stub50_iter0))) {stub50_iter0 = Object.keys(stub50_iter0);}for (stub50_i0=0; stub50_i0<stub50_iter0.length; stub50_i0++) {stub50_microbatch = stub50_iter0[stub50_i0];{stub50_.push(["forward", rank, stub50_microbatch]);}}
-        forwards = stub50_;
-        stub51_ = [];stub51_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub51_iter0 === "object") && (!Array.isArray(stub51_iter0))) {stub51_iter0 = Object.keys(stub51_iter0);}for (stub51_i0=0; stub51_i0<stub51_iter0.length; stub51_i0++) {stub51_microbatch = stub51_iter0[stub51_i0];{stub51_.push(["backward", rank, stub51_microbatch]);}}
-        backwards = stub51_;
+        stub54_ = [];stub54_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub54_iter0 === "object") && (!Array.isArray(stub54_iter0))) {stub54_iter0 = Object.keys(stub54_iter0);}for (stub54_i0=0; stub54_i0<stub54_iter0.length; stub54_i0++) {stub54_microbatch = stub54_iter0[stub54_i0];{stub54_.push(["forward", rank, stub54_microbatch]);}}
+        forwards = stub54_;
+        stub55_ = [];stub55_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub55_iter0 === "object") && (!Array.isArray(stub55_iter0))) {stub55_iter0 = Object.keys(stub55_iter0);}for (stub55_i0=0; stub55_i0<stub55_iter0.length; stub55_i0++) {stub55_microbatch = stub55_iter0[stub55_i0];{stub55_.push(["backward", rank, stub55_microbatch]);}}
+        backwards = stub55_;
         _pymeth_append.call(order, joined(forwards, backwards));
     }
     return order;
 };
 
 one_f_one_b_order = function flx_one_f_one_b_order (ranks, microbatches) {
-    var actions, ahead, microbatch, order, rank, stub52_, stub52_i0, stub52_iter0, stub52_microbatch;
+    var actions, ahead, microbatch, order, rank, stub56_, stub56_i0, stub56_iter0, stub56_microbatch;
     order = [];
     for (rank = 0; rank < ranks; rank += 1) {
         ahead = Math.min(((ranks - 1) - rank), microbatches);
-        stub52_ = [];stub52_iter0 = _pyfunc_range(0, ahead, 1);if ((typeof stub52_iter0 === "object") && (!Array.isArray(stub52_iter0))) {stub52_iter0 = Object.keys(stub52_iter0);}for (stub52_i0=0; stub52_i0<stub52_iter0.length; stub52_i0++) {stub52_microbatch = stub52_iter0[stub52_i0];{stub52_.push(["forward", rank, stub52_microbatch]);}}
-        actions = stub52_;
+        stub56_ = [];stub56_iter0 = _pyfunc_range(0, ahead, 1);if ((typeof stub56_iter0 === "object") && (!Array.isArray(stub56_iter0))) {stub56_iter0 = Object.keys(stub56_iter0);}for (stub56_i0=0; stub56_i0<stub56_iter0.length; stub56_i0++) {stub56_microbatch = stub56_iter0[stub56_i0];{stub56_.push(["forward", rank, stub56_microbatch]);}}
+        actions = stub56_;
         for (microbatch = ahead; microbatch < microbatches; microbatch += 1) {
             _pymeth_append.call(actions, ["forward", rank, microbatch]);
             _pymeth_append.call(actions, ["backward", rank, microbatch - ahead]);
@@ -832,13 +951,13 @@ transfer_seconds = function flx_transfer_seconds (sent_bytes, bytes_per_second, 
 };
 
 simulate = function flx_simulate (order, forward_seconds, backward_seconds, activation_seconds, gradient_seconds, transfers) {
-    var clock, done, moved, rank, ranks, stub53_, stub53__, stub53_i0, stub53_iter0, stub54_, stub54__, stub54_i0, stub54_iter0, unfinished;
+    var clock, done, moved, rank, ranks, stub57_, stub57__, stub57_i0, stub57_iter0, stub58_, stub58__, stub58_i0, stub58_iter0, unfinished;
     ranks = order.length;
     clock = ({stages: forward_seconds.length, seconds: ({forward: forward_seconds, backward: backward_seconds}), link_seconds: ({forward: activation_seconds, backward: gradient_seconds}), arrived: ({forward: _never(order, forward_seconds.length), backward: _never(order, forward_seconds.length)}), link_free: (function list_comprehension (iter0) {var res = [];var _, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {_ = iter0[i0];{res.push((function list_comprehension (iter0) {var res = [];var _, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {_ = iter0[i0];{res.push(0.0);}}return res;}).call(this, _pyfunc_range(0, ranks, 1)));}}return res;}).call(this, _pyfunc_range(0, ranks, 1)), rank_free: (function list_comprehension (iter0) {var res = [];var _, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {_ = iter0[i0];{res.push(0.0);}}return res;}).call(this, _pyfunc_range(0, ranks, 1)), actions: [], transfers: []});
-    stub53_ = [];stub53_iter0 = clock["arrived"]["forward"][0];if ((typeof stub53_iter0 === "object") && (!Array.isArray(stub53_iter0))) {stub53_iter0 = Object.keys(stub53_iter0);}for (stub53_i0=0; stub53_i0<stub53_iter0.length; stub53_i0++) {stub53__ = stub53_iter0[stub53_i0];{stub53_.push(0.0);}}
-    clock["arrived"]["forward"][0] = stub53_;
-    stub54_ = [];stub54_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub54_iter0 === "object") && (!Array.isArray(stub54_iter0))) {stub54_iter0 = Object.keys(stub54_iter0);}for (stub54_i0=0; stub54_i0<stub54_iter0.length; stub54_i0++) {stub54__ = stub54_iter0[stub54_i0];{stub54_.push(0);}}
-    done = stub54_;
+    stub57_ = [];stub57_iter0 = clock["arrived"]["forward"][0];if ((typeof stub57_iter0 === "object") && (!Array.isArray(stub57_iter0))) {stub57_iter0 = Object.keys(stub57_iter0);}for (stub57_i0=0; stub57_i0<stub57_iter0.length; stub57_i0++) {stub57__ = stub57_iter0[stub57_i0];{stub57_.push(0.0);}}
+    clock["arrived"]["forward"][0] = stub57_;
+    stub58_ = [];stub58_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub58_iter0 === "object") && (!Array.isArray(stub58_iter0))) {stub58_iter0 = Object.keys(stub58_iter0);}for (stub58_i0=0; stub58_i0<stub58_iter0.length; stub58_i0++) {stub58__ = stub58_iter0[stub58_i0];{stub58_.push(0);}}
+    done = stub58_;
     moved = true;
     while (moved) {
         moved = false;
@@ -858,16 +977,16 @@ simulate = function flx_simulate (order, forward_seconds, backward_seconds, acti
 };
 
 _never = function flx__never (order, stages) {
-    var action, actions, microbatches, stub55_seq, stub56_itr, stub57_seq, stub58_itr;
+    var action, actions, microbatches, stub59_seq, stub60_itr, stub61_seq, stub62_itr;
     microbatches = 0;
-    stub57_seq = order;
-    if ((typeof stub57_seq === "object") && (!Array.isArray(stub57_seq))) { stub57_seq = Object.keys(stub57_seq);}
-    for (stub58_itr = 0; stub58_itr < stub57_seq.length; stub58_itr += 1) {
-        actions = stub57_seq[stub58_itr];
-        stub55_seq = actions;
-        if ((typeof stub55_seq === "object") && (!Array.isArray(stub55_seq))) { stub55_seq = Object.keys(stub55_seq);}
-        for (stub56_itr = 0; stub56_itr < stub55_seq.length; stub56_itr += 1) {
-            action = stub55_seq[stub56_itr];
+    stub61_seq = order;
+    if ((typeof stub61_seq === "object") && (!Array.isArray(stub61_seq))) { stub61_seq = Object.keys(stub61_seq);}
+    for (stub62_itr = 0; stub62_itr < stub61_seq.length; stub62_itr += 1) {
+        actions = stub61_seq[stub62_itr];
+        stub59_seq = actions;
+        if ((typeof stub59_seq === "object") && (!Array.isArray(stub59_seq))) { stub59_seq = Object.keys(stub59_seq);}
+        for (stub60_itr = 0; stub60_itr < stub59_seq.length; stub60_itr += 1) {
+            action = stub59_seq[stub60_itr];
             microbatches = Math.max(microbatches, (action[2] + 1));
         }
     }
@@ -913,62 +1032,62 @@ _run = function flx__run (clock, rank, action, transfers) {
 };
 
 _summary = function flx__summary (clock, ranks, unfinished) {
-    var action, bubble, busy, idle, share, step, stub59_, stub59__, stub59_i0, stub59_iter0, stub60_seq, stub61_itr, stub62_, stub62_i0, stub62_iter0, stub62_seconds, stub63_seq, stub64_itr;
+    var action, bubble, busy, idle, share, step, stub63_, stub63__, stub63_i0, stub63_iter0, stub64_seq, stub65_itr, stub66_, stub66_i0, stub66_iter0, stub66_seconds, stub67_seq, stub68_itr;
     step = 0.0;
-    stub59_ = [];stub59_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub59_iter0 === "object") && (!Array.isArray(stub59_iter0))) {stub59_iter0 = Object.keys(stub59_iter0);}for (stub59_i0=0; stub59_i0<stub59_iter0.length; stub59_i0++) {stub59__ = stub59_iter0[stub59_i0];{stub59_.push(0.0);}}
-    busy = stub59_;
-    stub60_seq = clock["actions"];
-    if ((typeof stub60_seq === "object") && (!Array.isArray(stub60_seq))) { stub60_seq = Object.keys(stub60_seq);}
-    for (stub61_itr = 0; stub61_itr < stub60_seq.length; stub61_itr += 1) {
-        action = stub60_seq[stub61_itr];
+    stub63_ = [];stub63_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub63_iter0 === "object") && (!Array.isArray(stub63_iter0))) {stub63_iter0 = Object.keys(stub63_iter0);}for (stub63_i0=0; stub63_i0<stub63_iter0.length; stub63_i0++) {stub63__ = stub63_iter0[stub63_i0];{stub63_.push(0.0);}}
+    busy = stub63_;
+    stub64_seq = clock["actions"];
+    if ((typeof stub64_seq === "object") && (!Array.isArray(stub64_seq))) { stub64_seq = Object.keys(stub64_seq);}
+    for (stub65_itr = 0; stub65_itr < stub64_seq.length; stub65_itr += 1) {
+        action = stub64_seq[stub65_itr];
         step = Math.max(step, action["end"]);
         busy[action["rank"]] += action["end"] - action["start"];
     }
-    stub62_ = [];stub62_iter0 = busy;if ((typeof stub62_iter0 === "object") && (!Array.isArray(stub62_iter0))) {stub62_iter0 = Object.keys(stub62_iter0);}for (stub62_i0=0; stub62_i0<stub62_iter0.length; stub62_i0++) {stub62_seconds = stub62_iter0[stub62_i0];{stub62_.push(((step > 0))? (1 - (stub62_seconds / step)) : (0.0));}}
-    idle = stub62_;
+    stub66_ = [];stub66_iter0 = busy;if ((typeof stub66_iter0 === "object") && (!Array.isArray(stub66_iter0))) {stub66_iter0 = Object.keys(stub66_iter0);}for (stub66_i0=0; stub66_i0<stub66_iter0.length; stub66_i0++) {stub66_seconds = stub66_iter0[stub66_i0];{stub66_.push(((step > 0))? (1 - (stub66_seconds / step)) : (0.0));}}
+    idle = stub66_;
     bubble = 0.0;
-    stub63_seq = idle;
-    if ((typeof stub63_seq === "object") && (!Array.isArray(stub63_seq))) { stub63_seq = Object.keys(stub63_seq);}
-    for (stub64_itr = 0; stub64_itr < stub63_seq.length; stub64_itr += 1) {
-        share = stub63_seq[stub64_itr];
+    stub67_seq = idle;
+    if ((typeof stub67_seq === "object") && (!Array.isArray(stub67_seq))) { stub67_seq = Object.keys(stub67_seq);}
+    for (stub68_itr = 0; stub68_itr < stub67_seq.length; stub68_itr += 1) {
+        share = stub67_seq[stub68_itr];
         bubble += share / ranks;
     }
     return ({actions: clock["actions"], transfers: clock["transfers"], step_seconds: step, idle_share: idle, bubble: bubble, unfinished: unfinished});
 };
 
 exposed_seconds = function flx_exposed_seconds (order, forward_seconds, backward_seconds, activation_seconds, gradient_seconds, transfers) {
-    var free, ideal, real, stub65_, stub65__, stub65_i0, stub65_iter0;
-    stub65_ = [];stub65_iter0 = activation_seconds;if ((typeof stub65_iter0 === "object") && (!Array.isArray(stub65_iter0))) {stub65_iter0 = Object.keys(stub65_iter0);}for (stub65_i0=0; stub65_i0<stub65_iter0.length; stub65_i0++) {stub65__ = stub65_iter0[stub65_i0];{stub65_.push(0.0);}}
-    free = stub65_;
+    var free, ideal, real, stub69_, stub69__, stub69_i0, stub69_iter0;
+    stub69_ = [];stub69_iter0 = activation_seconds;if ((typeof stub69_iter0 === "object") && (!Array.isArray(stub69_iter0))) {stub69_iter0 = Object.keys(stub69_iter0);}for (stub69_i0=0; stub69_i0<stub69_iter0.length; stub69_i0++) {stub69__ = stub69_iter0[stub69_i0];{stub69_.push(0.0);}}
+    free = stub69_;
     real = simulate(order, forward_seconds, backward_seconds, activation_seconds, gradient_seconds, transfers);
     ideal = simulate(order, forward_seconds, backward_seconds, free, free, transfers);
     return real["step_seconds"] - ideal["step_seconds"];
 };
 
 peak_memory = function flx_peak_memory (result, fixed_bytes, saved_bytes, activation_bytes, gradient_bytes, waiting_bytes) {
-    var action, boundary_bytes, coming, held, kind, peak, peaks, rank, received, stage, stub66_, stub66_i0, stub66_iter0, stub66_sent, stub67_seq, stub68_itr, stub69_seq, stub70_itr, stub71_seq, stub72_itr;
+    var action, boundary_bytes, coming, held, kind, peak, peaks, rank, received, stage, stub70_, stub70_i0, stub70_iter0, stub70_sent, stub71_seq, stub72_itr, stub73_seq, stub74_itr, stub75_seq, stub76_itr;
     boundary_bytes = ({forward: activation_bytes, backward: gradient_bytes});
     peaks = [];
     for (rank = 0; rank < fixed_bytes.length; rank += 1) {
         coming = ({});
-        stub67_seq = ["forward", "backward"];
-        if ((typeof stub67_seq === "object") && (!Array.isArray(stub67_seq))) { stub67_seq = Object.keys(stub67_seq);}
-        for (stub68_itr = 0; stub68_itr < stub67_seq.length; stub68_itr += 1) {
-            kind = stub67_seq[stub68_itr];
-            stub66_ = [];stub66_iter0 = result["transfers"];if ((typeof stub66_iter0 === "object") && (!Array.isArray(stub66_iter0))) {stub66_iter0 = Object.keys(stub66_iter0);}for (stub66_i0=0; stub66_i0<stub66_iter0.length; stub66_i0++) {stub66_sent = stub66_iter0[stub66_i0];if (!(((stub66_sent["target"]==rank) && (stub66_sent["kind"]==kind)))) {continue;}{stub66_.push(stub66_sent);}}
-            coming[kind] = stub66_;
+        stub71_seq = ["forward", "backward"];
+        if ((typeof stub71_seq === "object") && (!Array.isArray(stub71_seq))) { stub71_seq = Object.keys(stub71_seq);}
+        for (stub72_itr = 0; stub72_itr < stub71_seq.length; stub72_itr += 1) {
+            kind = stub71_seq[stub72_itr];
+            stub70_ = [];stub70_iter0 = result["transfers"];if ((typeof stub70_iter0 === "object") && (!Array.isArray(stub70_iter0))) {stub70_iter0 = Object.keys(stub70_iter0);}for (stub70_i0=0; stub70_i0<stub70_iter0.length; stub70_i0++) {stub70_sent = stub70_iter0[stub70_i0];if (!(((stub70_sent["target"]==rank) && (stub70_sent["kind"]==kind)))) {continue;}{stub70_.push(stub70_sent);}}
+            coming[kind] = stub70_;
         }
         received = ({forward: 0, backward: 0});
         held = fixed_bytes[rank];
         peak = held;
-        stub71_seq = (function list_comprehension (iter0) {var res = [];var action, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {action = iter0[i0];if (!(_pyfunc_op_equals(action["rank"], rank))) {continue;}{res.push(action);}}return res;}).call(this, result["actions"]);
-        if ((typeof stub71_seq === "object") && (!Array.isArray(stub71_seq))) { stub71_seq = Object.keys(stub71_seq);}
-        for (stub72_itr = 0; stub72_itr < stub71_seq.length; stub72_itr += 1) {
-            action = stub71_seq[stub72_itr];
-            stub69_seq = ["forward", "backward"];
-            if ((typeof stub69_seq === "object") && (!Array.isArray(stub69_seq))) { stub69_seq = Object.keys(stub69_seq);}
-            for (stub70_itr = 0; stub70_itr < stub69_seq.length; stub70_itr += 1) {
-                kind = stub69_seq[stub70_itr];
+        stub75_seq = (function list_comprehension (iter0) {var res = [];var action, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {action = iter0[i0];if (!(_pyfunc_op_equals(action["rank"], rank))) {continue;}{res.push(action);}}return res;}).call(this, result["actions"]);
+        if ((typeof stub75_seq === "object") && (!Array.isArray(stub75_seq))) { stub75_seq = Object.keys(stub75_seq);}
+        for (stub76_itr = 0; stub76_itr < stub75_seq.length; stub76_itr += 1) {
+            action = stub75_seq[stub76_itr];
+            stub73_seq = ["forward", "backward"];
+            if ((typeof stub73_seq === "object") && (!Array.isArray(stub73_seq))) { stub73_seq = Object.keys(stub73_seq);}
+            for (stub74_itr = 0; stub74_itr < stub73_seq.length; stub74_itr += 1) {
+                kind = stub73_seq[stub74_itr];
                 while (((received[kind] < (coming[kind].length))) && _begun(coming[kind][received[kind]], action)) {
                     held += boundary_bytes[kind][coming[kind][received[kind]]["boundary"]];
                     received[kind] += 1;
@@ -1000,123 +1119,267 @@ _begun = function flx__begun (transfer, action) {
     return (transfer["start"] < action["end"]) || (transfer["start"] <= action["start"]);
 };
 
-MIXER_KERNELS = 8;
-DEPTH_KERNELS = 2;
-PRODUCT_COLUMNS = 64;
-tokens_on_rank = function flx_tokens_on_rank (work) {
-    var share;
-    share = ((work["sequence"]=="tensor"))? (work["tensor"]) : (1);
-    return (work["batch"] * work["tokens"]) / share;
+ROW = 19;
+RANK = 28;
+bars = function flx_bars (given, chosen, limit, limit_text, label, width) {
+    var bar, drawn, height, least, left, length, most, names, right, scale, start, stub77_seq, stub78_itr, stub79_seq, stub80_itr, tone, top, x, y, zero;
+    names = 172;
+    left = names;
+    right = width - 58;
+    least = 0;
+    most = limit;
+    stub77_seq = given;
+    if ((typeof stub77_seq === "object") && (!Array.isArray(stub77_seq))) { stub77_seq = Object.keys(stub77_seq);}
+    for (stub78_itr = 0; stub78_itr < stub77_seq.length; stub78_itr += 1) {
+        bar = stub77_seq[stub78_itr];
+        least = Math.min(least, bar["value"]);
+        most = Math.max(most, bar["value"]);
+    }
+    scale = ((most > least))? ((right - left) / (most - least)) : (0);
+    zero = left - (least * scale);
+    top = ((limit > 0))? (18) : (2);
+    height = (top + (ROW * given.length)) + 4;
+    drawn = opening(width, height, label);
+    if ((limit > 0)) {
+        x = zero + (limit * scale);
+        drawn = drawn + (text_at(x, 11, ((x > (width / 2)))? ("end") : ("start"), "limit", limit_text));
+        drawn = drawn + line_at(x, top - 3, x, height - 2, "limit");
+    }
+    drawn = drawn + line_at(zero, top, zero, height - 2, "axis");
+    y = top;
+    stub79_seq = sorted_by(given, "value");
+    if ((typeof stub79_seq === "object") && (!Array.isArray(stub79_seq))) { stub79_seq = Object.keys(stub79_seq);}
+    for (stub80_itr = 0; stub80_itr < stub79_seq.length; stub80_itr += 1) {
+        bar = stub79_seq[stub80_itr];
+        tone = bar["tone"] + (((bar["method"]==chosen))? (" chosen") : (""));
+        start = Math.min(zero, (zero + (bar["value"] * scale)));
+        length = Math.max(1, (_pyfunc_abs(bar["value"]) * scale));
+        drawn = ((((drawn + ("<g class=\"bar ")) + tone) + ("\" data-method=\"")) + _pyfunc_str(bar["method"])) + ("\">");
+        drawn = ((((((drawn + ("<rect class=\"reach\" x=\"0\" y=\"")) + place(y)) + ("\" width=\"")) + _pyfunc_str(width)) + ("\" height=\"")) + _pyfunc_str(ROW)) + ("\"/>");
+        drawn = drawn + text_at(names - 8, y + 13.5, "end", "name", bar["name"]);
+        drawn = drawn + box_at(start, y + 3, length, ROW - 6, "fill");
+        drawn = (drawn + (text_at((Math.max(zero, (start + length))) + 5, y + 13.5, "start", "value", bar["text"]))) + "</g>";
+        y = y + ROW;
+    }
+    return drawn + "</svg>";
 };
 
-pairs_of_work = function flx_pairs_of_work (sub, work) {
-    var step, total;
-    if ((work["context"] > 0)) {
-        total = 0;
-        for (step = 0; step < work["tokens"]; step += 1) {
-            total = total + pair_flops_of_one(sub, work["context"] + step);
+opening = function flx_opening (width, height, label) {
+    var at, size;
+    size = (place(width) + " ") + place(height);
+    at = (((("width=\"") + place(width)) + ("\" height=\"")) + place(height)) + ("\"");
+    return (((((("<svg viewBox=\"0 0 ") + size) + ("\" ")) + at) + (" role=\"img\" aria-label=\"")) + label) + ("\">");
+};
+
+text_at = function flx_text_at (x, y, anchor, style, text) {
+    var at;
+    at = (((((((("<text x=\"") + place(x)) + ("\" y=\"")) + place(y)) + ("\" text-anchor=\"")) + anchor) + ("\" class=\"")) + style) + ("\">");
+    return (at + text) + "</text>";
+};
+
+line_at = function flx_line_at (x, y, to_x, to_y, style) {
+    var ends;
+    ends = (((((((("x1=\"") + place(x)) + ("\" y1=\"")) + place(y)) + ("\" x2=\"")) + place(to_x)) + ("\" y2=\"")) + place(to_y)) + ("\"");
+    return ((("<line " + ends) + (" class=\"")) + style) + ("\"/>");
+};
+
+box_at = function flx_box_at (x, y, width, height, style) {
+    var corner, size;
+    corner = (((("x=\"") + place(x)) + ("\" y=\"")) + place(y)) + ("\"");
+    size = (((("width=\"") + place(width)) + ("\" height=\"")) + place(height)) + ("\"");
+    return ((((("<rect " + corner) + " ") + size) + (" class=\"")) + style) + ("\"/>");
+};
+
+lines = function flx_lines (given, chosen, label, width) {
+    var axes, bottom, boundary, decade, digit, drawn, every, front, height, least, left, low, most, named, right, scale, series, steps, stub81_seq, stub82_itr, stub83_seq, stub84_itr, stub85_seq, stub86_itr, stub87_seq, stub88_itr, top, value, x, y;
+    height = 300;
+    left = 62;
+    right = width - 12;
+    top = 24;
+    bottom = height - 34;
+    least = Math.max(1, (given[0]["values"][0]));
+    most = least;
+    stub83_seq = given;
+    if ((typeof stub83_seq === "object") && (!Array.isArray(stub83_seq))) { stub83_seq = Object.keys(stub83_seq);}
+    for (stub84_itr = 0; stub84_itr < stub83_seq.length; stub84_itr += 1) {
+        series = stub83_seq[stub84_itr];
+        stub81_seq = series["values"];
+        if ((typeof stub81_seq === "object") && (!Array.isArray(stub81_seq))) { stub81_seq = Object.keys(stub81_seq);}
+        for (stub82_itr = 0; stub82_itr < stub81_seq.length; stub82_itr += 1) {
+            value = stub81_seq[stub82_itr];
+            least = Math.min(least, Math.max(1, value));
+            most = Math.max(most, value);
         }
-        return work["batch"] * total;
     }
-    return work["batch"] * pair_flops(sub, work["tokens"]);
+    low = log2_of(least) - 0.3;
+    scale = (bottom - top) / ((log2_of(most) + 0.3) - low);
+    steps = ((given[0]["values"]).length) - 1;
+    drawn = opening(width, height, label);
+    decade = 1;
+    while (decade <= (most * 1.2)) {
+        stub85_seq = ((most < (20 * least)))? ([1, 2, 5]) : ([1, 3]);
+        if ((typeof stub85_seq === "object") && (!Array.isArray(stub85_seq))) { stub85_seq = Object.keys(stub85_seq);}
+        for (stub86_itr = 0; stub86_itr < stub85_seq.length; stub86_itr += 1) {
+            digit = stub85_seq[stub86_itr];
+            y = bottom - ((log2_of(digit * decade) - low) * scale);
+            if (((y <= bottom) && (y >= top))) {
+                drawn = drawn + line_at(left, y, right, y, "grid");
+                drawn = drawn + (text_at(left - 7, y + 4, "end", "tick", amount(digit * decade, BYTES)));
+            }
+        }
+        decade = decade * 10;
+    }
+    every = Math.max(1, (Math.floor((steps + 7)/8)));
+    for (boundary = 0; boundary < steps + 1; boundary += 1) {
+        if (((boundary % every)==0)) {
+            x = left + ((boundary / steps) * (right - left));
+            drawn = drawn + (text_at(x, bottom + 16, "middle", "tick", _pyfunc_str(boundary)));
+        }
+    }
+    drawn = drawn + (text_at((left + right) / 2, height - 3, "middle", "tick", "depth, in sublayers of the control"));
+    axes = [left, right, bottom, low, scale];
+    front = "";
+    named = false;
+    stub87_seq = given;
+    if ((typeof stub87_seq === "object") && (!Array.isArray(stub87_seq))) { stub87_seq = Object.keys(stub87_seq);}
+    for (stub88_itr = 0; stub88_itr < stub87_seq.length; stub88_itr += 1) {
+        series = stub87_seq[stub88_itr];
+        if ((series["method"]==chosen)) {
+            front = (front + one_line(series, " chosen", axes)) + name_at(series, axes);
+        } else {
+            drawn = drawn + one_line(series, "", axes);
+            if (((!named) && ((top_of(series)==most)))) {
+                front = name_at(series, axes) + front;
+                named = true;
+            }
+        }
+    }
+    drawn = drawn + front;
+    return drawn + "</svg>";
 };
 
-weights_read = function flx_weights_read (sub, tokens) {
-    var experts, idle;
-    if (((sub["routed"].length)==0)) {
-        return sub["params"];
+one_line = function flx_one_line (series, state, axes) {
+    var drawn, index, path, tone, values, x;
+    values = series["values"];
+    path = "";
+    for (index = 0; index < values.length; index += 1) {
+        x = axes[0] + ((index / (values.length - 1)) * (axes[1] - axes[0]));
+        path = (((path + (((index==0))? ("M") : ("L"))) + place(x)) + " ") + (place(height_of(values[index], axes)));
     }
-    experts = sub["routed"][0];
-    idle = experts * (Math.pow((1 - ((sub["routed"][1]) / experts)), tokens));
-    return sub["params"] - (idle * (sub["routed"][2]));
+    tone = series["tone"] + state;
+    drawn = (((((("<g class=\"series ") + tone) + ("\" data-method=\"")) + _pyfunc_str(series["method"])) + ("\" data-tip=\"")) + series["name"]) + ("\">");
+    return ((((drawn + ("<path d=\"")) + path) + ("\" class=\"reach\"/><path d=\"")) + path) + ("\" class=\"stroke\"/></g>");
 };
 
-cache_read = function flx_cache_read (sub, work) {
-    var part, stub73_seq, stub74_itr, total;
-    if ((work["context"]==0)) {
-        return 0;
-    }
-    total = sub["cache_fixed"];
-    stub73_seq = sub["cache"];
-    if ((typeof stub73_seq === "object") && (!Array.isArray(stub73_seq))) { stub73_seq = Object.keys(stub73_seq);}
-    for (stub74_itr = 0; stub74_itr < stub73_seq.length; stub74_itr += 1) {
-        part = stub73_seq[stub74_itr];
-        total = total + (part[0] * (((part[1]==0))? (work["context"]) : (Math.min(part[1], work["context"]))));
-    }
-    return total * work["batch"];
+name_at = function flx_name_at (series, axes) {
+    var y;
+    y = Math.max(14, ((height_of(top_of(series), axes)) - 8));
+    return (((("<g class=\"series ") + series["tone"]) + ("\">")) + text_at(axes[1], y, "end", "name", series["name"])) + "</g>";
 };
 
-mixer_operators = function flx_mixer_operators (model, sub, work) {
-    var D, N, between, kept, local, moved, rows, size, t, vector;
-    N = work["batch"] * work["tokens"];
-    t = work["tensor"];
-    D = model["d_model"];
-    rows = N;
-    if (((sub["routed"].length) > 0)) {
-        rows = Math.max(1, ((N * (sub["routed"][1])) / (sub["routed"][0])));
-    }
-    size = harmonic_size(rows, D, D / t);
-    kept = (N * sub["saved"]) / t;
-    local = (N * (sub["local"][1])) / t;
-    moved = ((kept - local) + ((weights_read(sub, N) * model["weights_bytes"]) / t)) + (cache_read(sub, work) / t);
-    between = (((tokens_on_rank(work) * D) * model["activations_bytes"]) * 2) * sub["norms"];
-    vector = ((N * sub["elementwise"]) / t) + ((tokens_on_rank(work) * sub["norms"]) * model["norm_elementwise"]);
-    return [operator((N * sub["matmul"]) / t, size, 0, moved, MIXER_KERNELS - 2), operator(pairs_of_work(sub, work) / t, harmonic_size(Math.max(work["tokens"], 16), D, D), 0, 0, 1), operator(0, 0, vector, (kept + local) + between, sub["norms"] + (sub["local"][0]))];
+height_of = function flx_height_of (value, axes) {
+    return axes[2] - (((log2_of(Math.max(1, value))) - axes[3]) * axes[4]);
 };
 
-depth_operator = function flx_depth_operator (model, depth, work, way) {
-    var D, N, columns, kernels, matmul, moved, size, times, vector, weights;
-    N = tokens_on_rank(work);
-    times = ((way=="forward"))? (1) : (2);
-    vector = (times * N) * depth["elementwise"];
-    matmul = times * ((N * depth["matmul"]) + depth["matmul_fixed"]);
-    D = model["d_model"];
-    size = harmonic_size(N, D, Math.max(1, (depth["matmul"] / (2 * D))));
-    if ((work["engine"]=="eager")) {
-        kernels = ((way=="forward"))? (depth["eager"]) : (depth["eager_back"]);
-        return operator(matmul, size, vector, (N * kernels[1]) + kernels[2], kernels[0]);
+top_of = function flx_top_of (series) {
+    var most, stub89_seq, stub90_itr, value;
+    most = 0;
+    stub89_seq = series["values"];
+    if ((typeof stub89_seq === "object") && (!Array.isArray(stub89_seq))) { stub89_seq = Object.keys(stub89_seq);}
+    for (stub90_itr = 0; stub90_itr < stub89_seq.length; stub90_itr += 1) {
+        value = stub89_seq[stub90_itr];
+        most = Math.max(most, value);
     }
-    moved = ((way=="forward"))? (depth["read"] + depth["written"]) : (depth["written"] + (2 * depth["read"]));
-    weights = (times * depth["weights"]) * model["weights_bytes"];
-    columns = (Math.min(depth["weights"], (depth["matmul"] / 2))) / D;
-    return operator(matmul, size, vector, (N * moved) + weights, DEPTH_KERNELS + (((columns >= PRODUCT_COLUMNS))? (2) : (0)));
+    return most;
 };
 
-collective_seconds = function flx_collective_seconds (sent_bytes, link) {
-    if ((sent_bytes <= 0)) {
-        return 0;
+steps = function flx_steps (result, stages, microbatches, label, width) {
+    var action, below, bottom, drawn, height, kind, left, middle, path, rank, ranks, right, scale, sent, shade, shown, stub100_itr, stub91_seq, stub92_itr, stub93_seq, stub94_itr, stub95_seq, stub96_itr, stub97_seq, stub98_itr, stub99_seq, turn;
+    ranks = result["idle_share"].length;
+    left = 52;
+    right = width - 14;
+    height = (RANK * ranks) + 26;
+    scale = (right - left) / result["step_seconds"];
+    drawn = opening(width, height, label);
+    for (rank = 0; rank < ranks; rank += 1) {
+        drawn = drawn + (text_at(left - 8, (RANK * rank) + 15, "end", "tick", "rank " + _pyfunc_str(rank)));
+        drawn = drawn + (box_at(left, (RANK * rank) + 2, right - left, RANK - 5, "idle"));
     }
-    return (sent_bytes / link["bytes_per_second"]) + link["latency_seconds"];
+    for (turn = 0; turn < stages; turn += 1) {
+        stub93_seq = ["forward", "backward"];
+        if ((typeof stub93_seq === "object") && (!Array.isArray(stub93_seq))) { stub93_seq = Object.keys(stub93_seq);}
+        for (stub94_itr = 0; stub94_itr < stub93_seq.length; stub94_itr += 1) {
+            kind = stub93_seq[stub94_itr];
+            path = "";
+            stub91_seq = result["actions"];
+            if ((typeof stub91_seq === "object") && (!Array.isArray(stub91_seq))) { stub91_seq = Object.keys(stub91_seq);}
+            for (stub92_itr = 0; stub92_itr < stub91_seq.length; stub92_itr += 1) {
+                action = stub91_seq[stub92_itr];
+                if (((action["kind"]==kind) && ((Math.floor(action["stage"]/ranks)==turn)))) {
+                    path = path + (outline(action, left, (RANK * action["rank"]) + 2, scale, RANK - 10, 0.4));
+                }
+            }
+            shade = (((((2 * turn) >= stages)) && (stages > 1)))? (" paler") : ("");
+            drawn = (((((drawn + ("<path d=\"")) + path) + ("\" class=\"")) + kind) + shade) + ("\"/>");
+        }
+    }
+    stub97_seq = ["forward", "backward"];
+    if ((typeof stub97_seq === "object") && (!Array.isArray(stub97_seq))) { stub97_seq = Object.keys(stub97_seq);}
+    for (stub98_itr = 0; stub98_itr < stub97_seq.length; stub98_itr += 1) {
+        kind = stub97_seq[stub98_itr];
+        path = "";
+        stub95_seq = result["transfers"];
+        if ((typeof stub95_seq === "object") && (!Array.isArray(stub95_seq))) { stub95_seq = Object.keys(stub95_seq);}
+        for (stub96_itr = 0; stub96_itr < stub95_seq.length; stub96_itr += 1) {
+            sent = stub95_seq[stub96_itr];
+            if ((sent["kind"]==kind)) {
+                below = (((RANK * sent["source"]) + RANK) - 8) + (((kind=="forward"))? (0) : (2.5));
+                path = path + outline(sent, left, below, scale, 2.5, 0);
+            }
+        }
+        drawn = ((((drawn + ("<path d=\"")) + path) + ("\" class=\"sent ")) + kind) + ("\"/>");
+    }
+    drawn = drawn + numbers(result, left, scale);
+    bottom = (RANK * ranks) + 2;
+    drawn = drawn + line_at(left, bottom, right, bottom, "axis");
+    drawn = drawn + text_at(left, bottom + 16, "start", "tick", "0");
+    shown = 0;
+    stub99_seq = result["actions"];
+    if ((typeof stub99_seq === "object") && (!Array.isArray(stub99_seq))) { stub99_seq = Object.keys(stub99_seq);}
+    for (stub100_itr = 0; stub100_itr < stub99_seq.length; stub100_itr += 1) {
+        action = stub99_seq[stub100_itr];
+        shown = Math.max(shown, (action["microbatch"] + 1));
+    }
+    middle = amount(result["step_seconds"] / 2, SECONDS);
+    if ((shown < microbatches)) {
+        middle = ((_pyfunc_str(shown) + " of the ") + _pyfunc_str(microbatches)) + " microbatches";
+    }
+    drawn = drawn + (text_at((left + right) / 2, bottom + 16, "middle", "tick", middle));
+    return (drawn + (text_at(right, bottom + 16, "end", "tick", amount(result["step_seconds"], SECONDS)))) + "</svg>";
 };
 
-sublayer_seconds = function flx_sublayer_seconds (model, sub, work, rates, link) {
-    var backward, depth, depth_back, forward, op, sent, shared, stub75_seq, stub76_itr, twice;
-    forward = 0;
-    backward = 0;
-    stub75_seq = mixer_operators(model, sub, work);
-    if ((typeof stub75_seq === "object") && (!Array.isArray(stub75_seq))) { stub75_seq = Object.keys(stub75_seq);}
-    for (stub76_itr = 0; stub76_itr < stub75_seq.length; stub76_itr += 1) {
-        op = stub75_seq[stub76_itr];
-        forward = forward + operator_seconds(op, rates);
-        twice = operator(2 * op["matmul_flops"], op["size"], 2 * op["vector_flops"], 2 * op["bytes"], 2 * op["kernels"]);
-        backward = backward + operator_seconds(twice, rates);
-    }
-    depth = operator_seconds(depth_operator(model, sub["depth"], work, "forward"), rates);
-    depth_back = operator_seconds(depth_operator(model, sub["depth"], work, "backward"), rates);
-    sent = tensor_parallel_bytes(work["tensor"], 1, work["batch"] * work["tokens"], model["d_model"], model["activations_bytes"], work["sequence"]);
-    shared = collective_seconds(sent / 2, link);
-    return ({forward: forward, backward: backward, depth: depth, depth_back: depth_back, link: shared});
+outline = function flx_outline (action, left, top, scale, height, gap) {
+    var across, length;
+    length = (action["end"] - action["start"]) * scale;
+    length = ((length > (3 * gap)))? (length - gap) : (length);
+    across = ((((("h" + place(length)) + "v") + place(height)) + "h") + place(0 - length)) + "z";
+    return ((("M" + (place(left + (action["start"] * scale)))) + " ") + place(top)) + across;
 };
 
-head_seconds = function flx_head_seconds (model, work, rates) {
-    var D, N, V, head, head_back, moved;
-    N = work["batch"] * work["tokens"];
-    D = model["d_model"];
-    V = model["vocab_size"] / work["tensor"];
-    moved = ((D * V) * model["weights_bytes"]) + (((2 * N) * V) * model["activations_bytes"]);
-    head = operator(((2 * N) * D) * V, harmonic_size(N, D, V), 0, moved, 3);
-    head_back = operator(((4 * N) * D) * V, harmonic_size(N, D, V), 0, 2 * moved, 6);
-    return ({forward: operator_seconds(head, rates), backward: operator_seconds(head_back, rates), depth: operator_seconds(depth_operator(model, model["ends"], work, "forward"), rates), depth_back: operator_seconds(depth_operator(model, model["ends"], work, "backward"), rates), link: 0});
+numbers = function flx_numbers (result, left, scale) {
+    var action, drawn, middle, stub101_seq, stub102_itr, word;
+    drawn = "";
+    stub101_seq = result["actions"];
+    if ((typeof stub101_seq === "object") && (!Array.isArray(stub101_seq))) { stub101_seq = Object.keys(stub101_seq);}
+    for (stub102_itr = 0; stub102_itr < stub101_seq.length; stub102_itr += 1) {
+        action = stub101_seq[stub102_itr];
+        word = _pyfunc_str(action["microbatch"]);
+        if ((((action["end"] - action["start"]) * scale) >= ((7 * word.length) + 3))) {
+            middle = left + (((action["start"] + action["end"]) / 2) * scale);
+            drawn = drawn + (text_at(middle, (RANK * action["rank"]) + 15, "middle", "number", word));
+        }
+    }
+    return drawn;
 };
 
 work_of = function flx_work_of (run) {
@@ -1231,9 +1494,9 @@ stage_memory = function flx_stage_memory (model, run) {
 };
 
 by_rank = function flx_by_rank (values, ranks) {
-    var found, stage, stub77_, stub77__, stub77_i0, stub77_iter0;
-    stub77_ = [];stub77_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub77_iter0 === "object") && (!Array.isArray(stub77_iter0))) {stub77_iter0 = Object.keys(stub77_iter0);}for (stub77_i0=0; stub77_i0<stub77_iter0.length; stub77_i0++) {stub77__ = stub77_iter0[stub77_i0];{stub77_.push(0.0);}}
-    found = stub77_;
+    var found, stage, stub103_, stub103__, stub103_i0, stub103_iter0;
+    stub103_ = [];stub103_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub103_iter0 === "object") && (!Array.isArray(stub103_iter0))) {stub103_iter0 = Object.keys(stub103_iter0);}for (stub103_i0=0; stub103_i0<stub103_iter0.length; stub103_i0++) {stub103__ = stub103_iter0[stub103_i0];{stub103_.push(0.0);}}
+    found = stub103_;
     for (stage = 0; stage < values.length; stage += 1) {
         found[stage % ranks] = found[stage % ranks] + values[stage];
     }
@@ -1241,7 +1504,7 @@ by_rank = function flx_by_rank (values, ranks) {
 };
 
 training_step = function flx_training_step (model, run, rates, links) {
-    var depth, fixed, flow, largest, last_index, link, memory, peaks, ranks, seconds, sent, step, stub78_, stub78_i0, stub78_iter0, stub78_peak, stub79_seq, stub80_itr, tokens, updates, value;
+    var depth, fixed, flow, largest, last_index, link, memory, peaks, ranks, seconds, sent, step, stub104_, stub104_i0, stub104_iter0, stub104_peak, stub105_seq, stub106_itr, tokens, updates, value;
     ranks = run["pipeline"];
     seconds = stage_seconds(model, run, rates, links["tensor"]);
     sent = sent_bytes(model, run);
@@ -1254,16 +1517,16 @@ training_step = function flx_training_step (model, run, rates, links) {
     if ((run["recompute"]=="block")) {
         last_index = model["sublayers"].length;
         largest = largest_block_bytes(model, 0, last_index, tokens_on_rank(work_of(run)));
-        stub78_ = [];stub78_iter0 = peaks;if ((typeof stub78_iter0 === "object") && (!Array.isArray(stub78_iter0))) {stub78_iter0 = Object.keys(stub78_iter0);}for (stub78_i0=0; stub78_i0<stub78_iter0.length; stub78_i0++) {stub78_peak = stub78_iter0[stub78_i0];{stub78_.push(stub78_peak + largest);}}
-        peaks = stub78_;
+        stub104_ = [];stub104_iter0 = peaks;if ((typeof stub104_iter0 === "object") && (!Array.isArray(stub104_iter0))) {stub104_iter0 = Object.keys(stub104_iter0);}for (stub104_i0=0; stub104_i0<stub104_iter0.length; stub104_i0++) {stub104_peak = stub104_iter0[stub104_i0];{stub104_.push(stub104_peak + largest);}}
+        peaks = stub104_;
     }
     step = (flow["step_seconds"] + updates["gradients"]) + updates["optimizer"];
     tokens = ((run["batch"] * run["tokens"]) * run["microbatches"]) * run["data"];
     depth = 0;
-    stub79_seq = seconds["depth"];
-    if ((typeof stub79_seq === "object") && (!Array.isArray(stub79_seq))) { stub79_seq = Object.keys(stub79_seq);}
-    for (stub80_itr = 0; stub80_itr < stub79_seq.length; stub80_itr += 1) {
-        value = stub79_seq[stub80_itr];
+    stub105_seq = seconds["depth"];
+    if ((typeof stub105_seq === "object") && (!Array.isArray(stub105_seq))) { stub105_seq = Object.keys(stub105_seq);}
+    for (stub106_itr = 0; stub106_itr < stub105_seq.length; stub106_itr += 1) {
+        value = stub105_seq[stub106_itr];
         depth = depth + value;
     }
     return ({step_seconds: step, tokens_per_second: tokens / step, pipeline_seconds: flow["step_seconds"], exposed_seconds: flow["exposed_seconds"], bubble: flow["bubble"], gradient_seconds: updates["gradients"], optimizer_seconds: updates["optimizer"], depth_seconds: (depth * run["microbatches"]) / ranks, sent_bytes: sent, memory_bytes: peaks, flops: ((3 * (forward_counts(model, run["batch"], run["tokens"])["all"])) * run["microbatches"]) * run["data"], simulation: flow["simulation"]});
@@ -1290,17 +1553,17 @@ extended = function flx_extended (fewer, more, counts, microbatches) {
 };
 
 pipeline_flow = function flx_pipeline_flow (model, run, seconds, sent, link, saved, fixed) {
-    var busy, count, counts, found, free, ideal, ideal_step, order, peaks, ranks, real, stage, step, stub81_, stub81__, stub81_i0, stub81_iter0, stub82_seq, stub83_itr, waiting;
+    var busy, count, counts, found, free, ideal, ideal_step, order, peaks, ranks, real, stage, step, stub107_, stub107__, stub107_i0, stub107_iter0, stub108_seq, stub109_itr, waiting;
     ranks = run["pipeline"];
     counts = simulated_microbatches(ranks, run["microbatches"]);
-    stub81_ = [];stub81_iter0 = link;if ((typeof stub81_iter0 === "object") && (!Array.isArray(stub81_iter0))) {stub81_iter0 = Object.keys(stub81_iter0);}for (stub81_i0=0; stub81_i0<stub81_iter0.length; stub81_i0++) {stub81__ = stub81_iter0[stub81_i0];{stub81_.push(0.0);}}
-    free = stub81_;
+    stub107_ = [];stub107_iter0 = link;if ((typeof stub107_iter0 === "object") && (!Array.isArray(stub107_iter0))) {stub107_iter0 = Object.keys(stub107_iter0);}for (stub107_i0=0; stub107_i0<stub107_iter0.length; stub107_i0++) {stub107__ = stub107_iter0[stub107_i0];{stub107_.push(0.0);}}
+    free = stub107_;
     waiting = gradients_waiting(model, run);
     found = [];
-    stub82_seq = counts;
-    if ((typeof stub82_seq === "object") && (!Array.isArray(stub82_seq))) { stub82_seq = Object.keys(stub82_seq);}
-    for (stub83_itr = 0; stub83_itr < stub82_seq.length; stub83_itr += 1) {
-        count = stub82_seq[stub83_itr];
+    stub108_seq = counts;
+    if ((typeof stub108_seq === "object") && (!Array.isArray(stub108_seq))) { stub108_seq = Object.keys(stub108_seq);}
+    for (stub109_itr = 0; stub109_itr < stub108_seq.length; stub109_itr += 1) {
+        count = stub108_seq[stub109_itr];
         order = schedule_order(run["schedule"], ranks, run["virtual"], count);
         real = simulate(order, seconds["forward"], seconds["backward"], link, link, run["transfers"]);
         ideal = simulate(order, seconds["forward"], seconds["backward"], free, free, run["transfers"]);
@@ -1321,28 +1584,28 @@ pipeline_flow = function flx_pipeline_flow (model, run, seconds, sent, link, sav
 };
 
 estimated_step = function flx_estimated_step (model, run, rates, links) {
-    var both, each, fixed, flying, held, largest, memory, messages, pipeline, rank, ranks, seconds, sent, slowest, stub84_, stub84_i0, stub84_iter0, stub84_stage, stub85_seq, stub86_itr, stub87_seq, stub88_itr, stub89_, stub89_i0, stub89_iter0, stub89_stage, updates, value, virtual, whole;
+    var both, each, fixed, flying, held, largest, memory, messages, pipeline, rank, ranks, seconds, sent, slowest, stub110_, stub110_i0, stub110_iter0, stub110_stage, stub111_seq, stub112_itr, stub113_seq, stub114_itr, stub115_, stub115_i0, stub115_iter0, stub115_stage, updates, value, virtual, whole;
     ranks = run["pipeline"];
     virtual = run["virtual"];
     seconds = stage_seconds(model, run, rates, links["tensor"]);
     sent = sent_bytes(model, run);
     memory = stage_memory(model, run);
-    stub84_ = [];stub84_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub84_iter0 === "object") && (!Array.isArray(stub84_iter0))) {stub84_iter0 = Object.keys(stub84_iter0);}for (stub84_i0=0; stub84_i0<stub84_iter0.length; stub84_i0++) {stub84_stage = stub84_iter0[stub84_i0];{stub84_.push((seconds["forward"][stub84_stage]) + (seconds["backward"][stub84_stage]));}}
-    both = stub84_;
+    stub110_ = [];stub110_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub110_iter0 === "object") && (!Array.isArray(stub110_iter0))) {stub110_iter0 = Object.keys(stub110_iter0);}for (stub110_i0=0; stub110_i0<stub110_iter0.length; stub110_i0++) {stub110_stage = stub110_iter0[stub110_i0];{stub110_.push((seconds["forward"][stub110_stage]) + (seconds["backward"][stub110_stage]));}}
+    both = stub110_;
     slowest = 0;
     whole = 0;
-    stub85_seq = by_rank(both, ranks);
-    if ((typeof stub85_seq === "object") && (!Array.isArray(stub85_seq))) { stub85_seq = Object.keys(stub85_seq);}
-    for (stub86_itr = 0; stub86_itr < stub85_seq.length; stub86_itr += 1) {
-        value = stub85_seq[stub86_itr];
+    stub111_seq = by_rank(both, ranks);
+    if ((typeof stub111_seq === "object") && (!Array.isArray(stub111_seq))) { stub111_seq = Object.keys(stub111_seq);}
+    for (stub112_itr = 0; stub112_itr < stub111_seq.length; stub112_itr += 1) {
+        value = stub111_seq[stub112_itr];
         slowest = Math.max(slowest, value);
         whole = whole + value;
     }
     messages = 0;
-    stub87_seq = link_seconds(sent, links["pipeline"]);
-    if ((typeof stub87_seq === "object") && (!Array.isArray(stub87_seq))) { stub87_seq = Object.keys(stub87_seq);}
-    for (stub88_itr = 0; stub88_itr < stub87_seq.length; stub88_itr += 1) {
-        value = stub87_seq[stub88_itr];
+    stub113_seq = link_seconds(sent, links["pipeline"]);
+    if ((typeof stub113_seq === "object") && (!Array.isArray(stub113_seq))) { stub113_seq = Object.keys(stub113_seq);}
+    for (stub114_itr = 0; stub114_itr < stub113_seq.length; stub114_itr += 1) {
+        value = stub113_seq[stub114_itr];
         messages = messages + (2 * value);
     }
     pipeline = (run["microbatches"] * slowest) + (((whole - slowest) + messages) / virtual);
@@ -1350,8 +1613,8 @@ estimated_step = function flx_estimated_step (model, run, rates, links) {
         pipeline = pipeline + ((run["microbatches"] * messages) / ranks);
     }
     updates = update_seconds(model, run, memory, seconds["backward"], rates, links);
-    stub89_ = [];stub89_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub89_iter0 === "object") && (!Array.isArray(stub89_iter0))) {stub89_iter0 = Object.keys(stub89_iter0);}for (stub89_i0=0; stub89_i0<stub89_iter0.length; stub89_i0++) {stub89_stage = stub89_iter0[stub89_i0];{stub89_.push((memory["saved"][stub89_stage]) + (((stub89_stage > 0))? (sent[stub89_stage - 1]) : (0)));}}
-    held = stub89_;
+    stub115_ = [];stub115_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub115_iter0 === "object") && (!Array.isArray(stub115_iter0))) {stub115_iter0 = Object.keys(stub115_iter0);}for (stub115_i0=0; stub115_i0<stub115_iter0.length; stub115_i0++) {stub115_stage = stub115_iter0[stub115_i0];{stub115_.push((memory["saved"][stub115_stage]) + (((stub115_stage > 0))? (sent[stub115_stage - 1]) : (0)));}}
+    held = stub115_;
     fixed = by_rank(memory["fixed"], ranks);
     each = by_rank(held, ranks);
     largest = 0;
@@ -1393,26 +1656,26 @@ update_seconds = function flx_update_seconds (model, run, memory, backward_secon
 };
 
 min_of = function flx_min_of (values) {
-    var least, stub90_seq, stub91_itr, value;
+    var least, stub116_seq, stub117_itr, value;
     least = values[0];
-    stub90_seq = values;
-    if ((typeof stub90_seq === "object") && (!Array.isArray(stub90_seq))) { stub90_seq = Object.keys(stub90_seq);}
-    for (stub91_itr = 0; stub91_itr < stub90_seq.length; stub91_itr += 1) {
-        value = stub90_seq[stub91_itr];
+    stub116_seq = values;
+    if ((typeof stub116_seq === "object") && (!Array.isArray(stub116_seq))) { stub116_seq = Object.keys(stub116_seq);}
+    for (stub117_itr = 0; stub117_itr < stub116_seq.length; stub117_itr += 1) {
+        value = stub116_seq[stub117_itr];
         least = Math.min(least, value);
     }
     return least;
 };
 
 forward_pass = function flx_forward_pass (model, work, rates, link) {
-    var depth, head, last, part, shared, stub92_seq, stub93_itr, sub, total;
+    var depth, head, last, part, shared, stub118_seq, stub119_itr, sub, total;
     total = 0;
     depth = 0;
     shared = 0;
-    stub92_seq = model["sublayers"];
-    if ((typeof stub92_seq === "object") && (!Array.isArray(stub92_seq))) { stub92_seq = Object.keys(stub92_seq);}
-    for (stub93_itr = 0; stub93_itr < stub92_seq.length; stub93_itr += 1) {
-        sub = stub92_seq[stub93_itr];
+    stub118_seq = model["sublayers"];
+    if ((typeof stub118_seq === "object") && (!Array.isArray(stub118_seq))) { stub118_seq = Object.keys(stub118_seq);}
+    for (stub119_itr = 0; stub119_itr < stub118_seq.length; stub119_itr += 1) {
+        sub = stub118_seq[stub119_itr];
         part = sublayer_seconds(model, sub, work, rates, link);
         total = total + part["forward"];
         depth = depth + part["depth"];
@@ -1430,269 +1693,6 @@ prefill_state_bytes = function flx_prefill_state_bytes (model, work, chunk_token
         largest = Math.max(largest, state_bytes(model, boundary));
     }
     return work["batch"] * stored_bytes(largest, work["tokens"], chunk_tokens, work["tensor"], work["sequence"]);
-};
-
-ROW = 19;
-RANK = 28;
-bars = function flx_bars (given, chosen, limit, limit_text, label, width) {
-    var bar, drawn, height, least, left, length, most, names, right, scale, start, stub94_seq, stub95_itr, stub96_seq, stub97_itr, tone, top, x, y, zero;
-    names = 172;
-    left = names;
-    right = width - 58;
-    least = 0;
-    most = limit;
-    stub94_seq = given;
-    if ((typeof stub94_seq === "object") && (!Array.isArray(stub94_seq))) { stub94_seq = Object.keys(stub94_seq);}
-    for (stub95_itr = 0; stub95_itr < stub94_seq.length; stub95_itr += 1) {
-        bar = stub94_seq[stub95_itr];
-        least = Math.min(least, bar["value"]);
-        most = Math.max(most, bar["value"]);
-    }
-    scale = ((most > least))? ((right - left) / (most - least)) : (0);
-    zero = left - (least * scale);
-    top = ((limit > 0))? (18) : (2);
-    height = (top + (ROW * given.length)) + 4;
-    drawn = opening(width, height, label);
-    if ((limit > 0)) {
-        x = zero + (limit * scale);
-        drawn = drawn + (text_at(x, 11, ((x > (width / 2)))? ("end") : ("start"), "limit", limit_text));
-        drawn = drawn + line_at(x, top - 3, x, height - 2, "limit");
-    }
-    drawn = drawn + line_at(zero, top, zero, height - 2, "axis");
-    y = top;
-    stub96_seq = sorted_by(given, "value");
-    if ((typeof stub96_seq === "object") && (!Array.isArray(stub96_seq))) { stub96_seq = Object.keys(stub96_seq);}
-    for (stub97_itr = 0; stub97_itr < stub96_seq.length; stub97_itr += 1) {
-        bar = stub96_seq[stub97_itr];
-        tone = bar["tone"] + (((bar["method"]==chosen))? (" chosen") : (""));
-        start = Math.min(zero, (zero + (bar["value"] * scale)));
-        length = Math.max(1, (_pyfunc_abs(bar["value"]) * scale));
-        drawn = ((((drawn + ("<g class=\"bar ")) + tone) + ("\" data-method=\"")) + _pyfunc_str(bar["method"])) + ("\">");
-        drawn = ((((((drawn + ("<rect class=\"reach\" x=\"0\" y=\"")) + place(y)) + ("\" width=\"")) + _pyfunc_str(width)) + ("\" height=\"")) + _pyfunc_str(ROW)) + ("\"/>");
-        drawn = drawn + text_at(names - 8, y + 13.5, "end", "name", bar["name"]);
-        drawn = drawn + box_at(start, y + 3, length, ROW - 6, "fill");
-        drawn = (drawn + (text_at((Math.max(zero, (start + length))) + 5, y + 13.5, "start", "value", bar["text"]))) + "</g>";
-        y = y + ROW;
-    }
-    return drawn + "</svg>";
-};
-
-opening = function flx_opening (width, height, label) {
-    var at, size;
-    size = (place(width) + " ") + place(height);
-    at = (((("width=\"") + place(width)) + ("\" height=\"")) + place(height)) + ("\"");
-    return (((((("<svg viewBox=\"0 0 ") + size) + ("\" ")) + at) + (" role=\"img\" aria-label=\"")) + label) + ("\">");
-};
-
-text_at = function flx_text_at (x, y, anchor, style, text) {
-    var at;
-    at = (((((((("<text x=\"") + place(x)) + ("\" y=\"")) + place(y)) + ("\" text-anchor=\"")) + anchor) + ("\" class=\"")) + style) + ("\">");
-    return (at + text) + "</text>";
-};
-
-line_at = function flx_line_at (x, y, to_x, to_y, style) {
-    var ends;
-    ends = (((((((("x1=\"") + place(x)) + ("\" y1=\"")) + place(y)) + ("\" x2=\"")) + place(to_x)) + ("\" y2=\"")) + place(to_y)) + ("\"");
-    return ((("<line " + ends) + (" class=\"")) + style) + ("\"/>");
-};
-
-box_at = function flx_box_at (x, y, width, height, style) {
-    var corner, size;
-    corner = (((("x=\"") + place(x)) + ("\" y=\"")) + place(y)) + ("\"");
-    size = (((("width=\"") + place(width)) + ("\" height=\"")) + place(height)) + ("\"");
-    return ((((("<rect " + corner) + " ") + size) + (" class=\"")) + style) + ("\"/>");
-};
-
-lines = function flx_lines (given, chosen, label, width) {
-    var axes, bottom, boundary, decade, digit, drawn, every, front, height, least, left, low, most, named, right, scale, series, steps, stub100_seq, stub101_itr, stub102_seq, stub103_itr, stub104_seq, stub105_itr, stub98_seq, stub99_itr, top, value, x, y;
-    height = 300;
-    left = 62;
-    right = width - 12;
-    top = 24;
-    bottom = height - 34;
-    least = Math.max(1, (given[0]["values"][0]));
-    most = least;
-    stub100_seq = given;
-    if ((typeof stub100_seq === "object") && (!Array.isArray(stub100_seq))) { stub100_seq = Object.keys(stub100_seq);}
-    for (stub101_itr = 0; stub101_itr < stub100_seq.length; stub101_itr += 1) {
-        series = stub100_seq[stub101_itr];
-        stub98_seq = series["values"];
-        if ((typeof stub98_seq === "object") && (!Array.isArray(stub98_seq))) { stub98_seq = Object.keys(stub98_seq);}
-        for (stub99_itr = 0; stub99_itr < stub98_seq.length; stub99_itr += 1) {
-            value = stub98_seq[stub99_itr];
-            least = Math.min(least, Math.max(1, value));
-            most = Math.max(most, value);
-        }
-    }
-    low = log2_of(least) - 0.3;
-    scale = (bottom - top) / ((log2_of(most) + 0.3) - low);
-    steps = ((given[0]["values"]).length) - 1;
-    drawn = opening(width, height, label);
-    decade = 1;
-    while (decade <= (most * 1.2)) {
-        stub102_seq = ((most < (20 * least)))? ([1, 2, 5]) : ([1, 3]);
-        if ((typeof stub102_seq === "object") && (!Array.isArray(stub102_seq))) { stub102_seq = Object.keys(stub102_seq);}
-        for (stub103_itr = 0; stub103_itr < stub102_seq.length; stub103_itr += 1) {
-            digit = stub102_seq[stub103_itr];
-            y = bottom - ((log2_of(digit * decade) - low) * scale);
-            if (((y <= bottom) && (y >= top))) {
-                drawn = drawn + line_at(left, y, right, y, "grid");
-                drawn = drawn + (text_at(left - 7, y + 4, "end", "tick", amount(digit * decade, BYTES)));
-            }
-        }
-        decade = decade * 10;
-    }
-    every = Math.max(1, (Math.floor((steps + 7)/8)));
-    for (boundary = 0; boundary < steps + 1; boundary += 1) {
-        if (((boundary % every)==0)) {
-            x = left + ((boundary / steps) * (right - left));
-            drawn = drawn + (text_at(x, bottom + 16, "middle", "tick", _pyfunc_str(boundary)));
-        }
-    }
-    drawn = drawn + (text_at((left + right) / 2, height - 3, "middle", "tick", "depth, in sublayers of the control"));
-    axes = [left, right, bottom, low, scale];
-    front = "";
-    named = false;
-    stub104_seq = given;
-    if ((typeof stub104_seq === "object") && (!Array.isArray(stub104_seq))) { stub104_seq = Object.keys(stub104_seq);}
-    for (stub105_itr = 0; stub105_itr < stub104_seq.length; stub105_itr += 1) {
-        series = stub104_seq[stub105_itr];
-        if ((series["method"]==chosen)) {
-            front = (front + one_line(series, " chosen", axes)) + name_at(series, axes);
-        } else {
-            drawn = drawn + one_line(series, "", axes);
-            if (((!named) && ((top_of(series)==most)))) {
-                front = name_at(series, axes) + front;
-                named = true;
-            }
-        }
-    }
-    drawn = drawn + front;
-    return drawn + "</svg>";
-};
-
-one_line = function flx_one_line (series, state, axes) {
-    var drawn, index, path, tone, values, x;
-    values = series["values"];
-    path = "";
-    for (index = 0; index < values.length; index += 1) {
-        x = axes[0] + ((index / (values.length - 1)) * (axes[1] - axes[0]));
-        path = (((path + (((index==0))? ("M") : ("L"))) + place(x)) + " ") + (place(height_of(values[index], axes)));
-    }
-    tone = series["tone"] + state;
-    drawn = (((((("<g class=\"series ") + tone) + ("\" data-method=\"")) + _pyfunc_str(series["method"])) + ("\" data-tip=\"")) + series["name"]) + ("\">");
-    return ((((drawn + ("<path d=\"")) + path) + ("\" class=\"reach\"/><path d=\"")) + path) + ("\" class=\"stroke\"/></g>");
-};
-
-name_at = function flx_name_at (series, axes) {
-    var y;
-    y = Math.max(14, ((height_of(top_of(series), axes)) - 8));
-    return (((("<g class=\"series ") + series["tone"]) + ("\">")) + text_at(axes[1], y, "end", "name", series["name"])) + "</g>";
-};
-
-height_of = function flx_height_of (value, axes) {
-    return axes[2] - (((log2_of(Math.max(1, value))) - axes[3]) * axes[4]);
-};
-
-top_of = function flx_top_of (series) {
-    var most, stub106_seq, stub107_itr, value;
-    most = 0;
-    stub106_seq = series["values"];
-    if ((typeof stub106_seq === "object") && (!Array.isArray(stub106_seq))) { stub106_seq = Object.keys(stub106_seq);}
-    for (stub107_itr = 0; stub107_itr < stub106_seq.length; stub107_itr += 1) {
-        value = stub106_seq[stub107_itr];
-        most = Math.max(most, value);
-    }
-    return most;
-};
-
-steps = function flx_steps (result, stages, microbatches, label, width) {
-    var action, below, bottom, drawn, height, kind, left, middle, path, rank, ranks, right, scale, sent, shade, shown, stub108_seq, stub109_itr, stub110_seq, stub111_itr, stub112_seq, stub113_itr, stub114_seq, stub115_itr, stub116_seq, stub117_itr, turn;
-    ranks = result["idle_share"].length;
-    left = 52;
-    right = width - 14;
-    height = (RANK * ranks) + 26;
-    scale = (right - left) / result["step_seconds"];
-    drawn = opening(width, height, label);
-    for (rank = 0; rank < ranks; rank += 1) {
-        drawn = drawn + (text_at(left - 8, (RANK * rank) + 15, "end", "tick", "rank " + _pyfunc_str(rank)));
-        drawn = drawn + (box_at(left, (RANK * rank) + 2, right - left, RANK - 5, "idle"));
-    }
-    for (turn = 0; turn < stages; turn += 1) {
-        stub110_seq = ["forward", "backward"];
-        if ((typeof stub110_seq === "object") && (!Array.isArray(stub110_seq))) { stub110_seq = Object.keys(stub110_seq);}
-        for (stub111_itr = 0; stub111_itr < stub110_seq.length; stub111_itr += 1) {
-            kind = stub110_seq[stub111_itr];
-            path = "";
-            stub108_seq = result["actions"];
-            if ((typeof stub108_seq === "object") && (!Array.isArray(stub108_seq))) { stub108_seq = Object.keys(stub108_seq);}
-            for (stub109_itr = 0; stub109_itr < stub108_seq.length; stub109_itr += 1) {
-                action = stub108_seq[stub109_itr];
-                if (((action["kind"]==kind) && ((Math.floor(action["stage"]/ranks)==turn)))) {
-                    path = path + (outline(action, left, (RANK * action["rank"]) + 2, scale, RANK - 10, 0.4));
-                }
-            }
-            shade = (((((2 * turn) >= stages)) && (stages > 1)))? (" paler") : ("");
-            drawn = (((((drawn + ("<path d=\"")) + path) + ("\" class=\"")) + kind) + shade) + ("\"/>");
-        }
-    }
-    stub114_seq = ["forward", "backward"];
-    if ((typeof stub114_seq === "object") && (!Array.isArray(stub114_seq))) { stub114_seq = Object.keys(stub114_seq);}
-    for (stub115_itr = 0; stub115_itr < stub114_seq.length; stub115_itr += 1) {
-        kind = stub114_seq[stub115_itr];
-        path = "";
-        stub112_seq = result["transfers"];
-        if ((typeof stub112_seq === "object") && (!Array.isArray(stub112_seq))) { stub112_seq = Object.keys(stub112_seq);}
-        for (stub113_itr = 0; stub113_itr < stub112_seq.length; stub113_itr += 1) {
-            sent = stub112_seq[stub113_itr];
-            if ((sent["kind"]==kind)) {
-                below = (((RANK * sent["source"]) + RANK) - 8) + (((kind=="forward"))? (0) : (2.5));
-                path = path + outline(sent, left, below, scale, 2.5, 0);
-            }
-        }
-        drawn = ((((drawn + ("<path d=\"")) + path) + ("\" class=\"sent ")) + kind) + ("\"/>");
-    }
-    drawn = drawn + numbers(result, left, scale);
-    bottom = (RANK * ranks) + 2;
-    drawn = drawn + line_at(left, bottom, right, bottom, "axis");
-    drawn = drawn + text_at(left, bottom + 16, "start", "tick", "0");
-    shown = 0;
-    stub116_seq = result["actions"];
-    if ((typeof stub116_seq === "object") && (!Array.isArray(stub116_seq))) { stub116_seq = Object.keys(stub116_seq);}
-    for (stub117_itr = 0; stub117_itr < stub116_seq.length; stub117_itr += 1) {
-        action = stub116_seq[stub117_itr];
-        shown = Math.max(shown, (action["microbatch"] + 1));
-    }
-    middle = amount(result["step_seconds"] / 2, SECONDS);
-    if ((shown < microbatches)) {
-        middle = ((_pyfunc_str(shown) + " of the ") + _pyfunc_str(microbatches)) + " microbatches";
-    }
-    drawn = drawn + (text_at((left + right) / 2, bottom + 16, "middle", "tick", middle));
-    return (drawn + (text_at(right, bottom + 16, "end", "tick", amount(result["step_seconds"], SECONDS)))) + "</svg>";
-};
-
-outline = function flx_outline (action, left, top, scale, height, gap) {
-    var across, length;
-    length = (action["end"] - action["start"]) * scale;
-    length = ((length > (3 * gap)))? (length - gap) : (length);
-    across = ((((("h" + place(length)) + "v") + place(height)) + "h") + place(0 - length)) + "z";
-    return ((("M" + (place(left + (action["start"] * scale)))) + " ") + place(top)) + across;
-};
-
-numbers = function flx_numbers (result, left, scale) {
-    var action, drawn, middle, stub118_seq, stub119_itr, word;
-    drawn = "";
-    stub118_seq = result["actions"];
-    if ((typeof stub118_seq === "object") && (!Array.isArray(stub118_seq))) { stub118_seq = Object.keys(stub118_seq);}
-    for (stub119_itr = 0; stub119_itr < stub118_seq.length; stub119_itr += 1) {
-        action = stub118_seq[stub119_itr];
-        word = _pyfunc_str(action["microbatch"]);
-        if ((((action["end"] - action["start"]) * scale) >= ((7 * word.length) + 3))) {
-            middle = left + (((action["start"] + action["end"]) / 2) * scale);
-            drawn = drawn + (text_at(middle, (RANK * action["rank"]) + 15, "middle", "number", word));
-        }
-    }
-    return drawn;
 };
 
 SECONDS = [[1, "s"], [0.001, "ms"], [1e-06, "\u00b5s"]];
@@ -1776,5 +1776,5 @@ log2_of = function flx_log2_of (value) {
     return result;
 };
 
-return { gpus_of, run_of, sequence_of, work_of_prompts, reach_of, link_of, links_of, refusal, all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes, tensor_parallel_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_tokens, stored_bytes, visible_pairs_of, pair_flops, pair_flops_of_one, forward_counts, parameter_counts, state_bytes, new_state_bytes, boundary_of_block, kept_leaf_bytes, saved_bytes_of, recomputed_bytes_of, largest_block_bytes, ends_saved_bytes, cache_bytes_of, even_cuts, hop_bytes, waiting_bytes, alive, held, tone_of, bars_of, figure, facts, overhead, table_rows, harmonic_size, matmul_efficiency, operator, compute_seconds, memory_seconds, launch_seconds, operator_seconds, total_seconds, fused, bound, bound_by, unpacked, copied, place_of, model_of, step_of, states_of, method_row, methods_of, sorted_by, gpipe_order, one_f_one_b_order, interleaved_order, schedule_order, joined, ideal_bubble, transfer_seconds, simulate, exposed_seconds, peak_memory, tokens_on_rank, pairs_of_work, weights_read, cache_read, mixer_operators, depth_operator, collective_seconds, sublayer_seconds, head_seconds, work_of, stage_seconds, edges_of, sent_bytes, gradients_waiting, stage_memory, by_rank, training_step, link_seconds, simulated_microbatches, extended, pipeline_flow, estimated_step, update_seconds, min_of, forward_pass, prefill_state_bytes, bars, opening, text_at, line_at, box_at, lines, one_line, name_at, height_of, top_of, steps, outline, numbers, fixed, three_digits, amount, percent, place, log2_of };
+return { all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes, tensor_parallel_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_tokens, stored_bytes, even_cuts, hop_bytes, waiting_bytes, alive, held, visible_pairs_of, pair_flops, pair_flops_of_one, forward_counts, parameter_counts, state_bytes, new_state_bytes, boundary_of_block, kept_leaf_bytes, saved_bytes_of, recomputed_bytes_of, largest_block_bytes, ends_saved_bytes, cache_bytes_of, tone_of, bars_of, figure, facts, overhead, table_rows, harmonic_size, matmul_efficiency, operator, compute_seconds, memory_seconds, launch_seconds, operator_seconds, total_seconds, fused, bound, bound_by, tokens_on_rank, pairs_of_work, weights_read, cache_read, mixer_operators, depth_operator, collective_seconds, sublayer_seconds, head_seconds, gpus_of, run_of, sequence_of, work_of_prompts, reach_of, link_of, links_of, refusal, unpacked, copied, place_of, model_of, step_of, states_of, method_row, methods_of, sorted_by, gpipe_order, one_f_one_b_order, interleaved_order, schedule_order, joined, ideal_bubble, transfer_seconds, simulate, exposed_seconds, peak_memory, bars, opening, text_at, line_at, box_at, lines, one_line, name_at, height_of, top_of, steps, outline, numbers, work_of, stage_seconds, edges_of, sent_bytes, gradients_waiting, stage_memory, by_rank, training_step, link_seconds, simulated_microbatches, extended, pipeline_flow, estimated_step, update_seconds, min_of, forward_pass, prefill_state_bytes, fixed, three_digits, amount, percent, place, log2_of };
 })();
