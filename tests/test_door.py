@@ -33,8 +33,10 @@ UNCHANGED = """
 import json, logging, os, sys, warnings
 import torch, numpy, pydantic, jaxtyping, safetensors
 
+NAMES = {name for name, one in logging.root.manager.loggerDict.items() if isinstance(one, logging.Logger)}
+
 def world():
-    loggers = {name: one.level for name, one in logging.root.manager.loggerDict.items() if isinstance(one, logging.Logger)}
+    loggers = {name: logging.getLogger(name).level for name in sorted(NAMES)}
     return repr((sys.meta_path, sys.path_hooks, sys.excepthook, torch.get_default_dtype(), torch.get_default_device(),
         torch.get_num_threads(), torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic,

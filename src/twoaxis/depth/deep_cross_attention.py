@@ -67,9 +67,8 @@ class DeepCrossAttentionConfig(DepthConfig):
             one input.
 
     Example:
-        >>> stack = LayerStack(d_model=2, norm_eps=1e-6, block_lengths=(2,) * 6)
         >>> [DeepCrossAttentionConfig(k=2).n_columns(block + 1) for block in range(7)]
-        [2, 4, 6, 8, 8, 8, 8]
+        [1, 2, 3, 4, 4, 4, 4]
     """
 
     kind: Literal["deep_cross_attention"] = "deep_cross_attention"

@@ -40,8 +40,10 @@ class SavingModel(CostedModel, Protocol):
         ...
 
 
-def decoder_trace(model: SavingModel, shape: Shape, mode: Mode = "eager") -> StackTrace:
+def decoder_trace(model: SavingModel, shape: Shape, mode: Mode = "eager", traffic: bool = True) -> StackTrace:
     """The depth operations of a model, measured in one pass; the same model and shape are measured once.
+
+    Without `traffic`, which takes the longest, reads, writes and kernels are not counted; with many tokens they never are.
 
     Example:
         >>> from twoaxis.model import DecoderConfig
@@ -51,13 +53,15 @@ def decoder_trace(model: SavingModel, shape: Shape, mode: Mode = "eager") -> Sta
         [64, 128, 192, 192, 64]
     """
     parts = tuple(native_config(part) for part in model.parts)
-    return _trace(model.depth, model.stack, shape, parts, model.norm, model.embedding_norm == "rms", mode)
+    few = traffic and shape.total_tokens <= FEW
+    return _trace(model.depth, model.stack, shape, parts, model.norm, model.embedding_norm == "rms", mode, few)
 
 
 @measured_once(64)
-def _trace(depth: Any, stack: LayerStack, shape: Shape, parts: Any, norm: Any, embedding_norm: bool, mode: Mode) -> StackTrace:
-    few = shape.total_tokens <= FEW
-    return trace_stack(depth, stack, shape, parts=parts, norm=norm, embedding_norm=embedding_norm, mode=mode, traffic=few)
+def _trace(
+    depth: Any, stack: LayerStack, shape: Shape, parts: Any, norm: Any, embedding_norm: bool, mode: Mode, traffic: bool
+) -> StackTrace:
+    return trace_stack(depth, stack, shape, parts=parts, norm=norm, embedding_norm=embedding_norm, mode=mode, traffic=traffic)
 
 
 def native_config(part: Any) -> SublayerConfig | None:

@@ -194,10 +194,10 @@ def depth_cache_is_exact(config: DepthConfig) -> None:
             length += tokens
             shape, when = Shape(2, length, element_bytes=8), f"after {length} tokens in chunks {chunks}"
             caches = [held_bytes(sublayer.depth) for block in cache.sublayers for sublayer in block]
-            found = decoder_trace(model.config, shape)
+            found = decoder_trace(model.config, shape, traffic=False)
             exactly(f"depth cache bytes {when}", caches, [operation.cache for operation in found.sublayers])
             exactly(f"cache bytes of the ends {when}", held_bytes(cache.ends), found.ends.cache)
-    few, many = (decoder_trace(model.config, Shape(2, tokens, element_bytes=8)) for tokens in (TOKENS, 200))
+    few, many = (decoder_trace(model.config, Shape(2, tokens, 8), traffic=False) for tokens in (TOKENS, 200))
     carried = [[operation.cache for operation in (*each.sublayers, each.ends)] for each in (few, many)]
     exactly(f"depth cache bytes after 200 tokens and after {TOKENS}", carried[1], carried[0])
 

@@ -90,7 +90,7 @@ def declared_sharing_is_measured(config: DepthConfig) -> None:
 def declared_window_is_measured(config: DepthConfig) -> None:
     """The depth state grows with depth exactly where the declared window begins with `all`."""
     few, many = (decoder_config(config, d_model=WIDTH, n_layers=n) for n in (16, 32))
-    traces = [decoder_trace(model, Shape(1, 1)) for model in (few, many)]
+    traces = [decoder_trace(model, Shape(1, 1), traffic=False) for model in (few, many)]
     floats = [max(each.state_elements(index) for index in range(len(each.states))) for each in traces]
     # A number for each sublayer may be a weight; a source is as wide as a head at least.
     grown = floats[1] - floats[0] > many.stack.n_sublayers - few.stack.n_sublayers
