@@ -55,7 +55,7 @@ class PairedTest:
         low: lower end of the interval for the mean.
         high: upper end of the interval for the mean.
         p: two-sided p value of a zero mean, before any correction.
-        bootstrap: ends of the bootstrap interval over the replicates, to be read beside Student's and never instead of
+        bootstrap: ends of the bootstrap interval over the replicates, to be read next to Student's and never instead of
             it, see `bootstrap_interval`; None when the replicates do not vary. It does not know of a shared error.
         shared: the error that all replicates have in common, which `low`, `high` and `p` include; None if there is none.
     """

@@ -14,7 +14,7 @@ from twoaxis.depth import AttentionResidualsConfig, MUDDFormerConfig, ResidualSc
 from twoaxis.feed_forward import GELUConfig, SwiGLUConfig
 from twoaxis.model import DecoderConfig
 from twoaxis.model.cost import decoder_cost
-from twoaxis.planner.model import ModelShape, OwnPart, Part, preset_names, read_model
+from twoaxis.planner.model import ModelShape, NativeSublayer, Part, preset_names, read_model
 from twoaxis.planner.model.compressed_attention import CompressedAttention, Compressor, Indexer
 from twoaxis.planner.model.latent_attention import KimiDeltaAttention, LatentAttention
 from twoaxis.planner.model.part import Biased, Experts
@@ -150,7 +150,7 @@ def test_the_cache_of_entries_grows_by_their_share_of_a_token() -> None:
 
 def test_biases_count_once() -> None:
     config = GELUConfig(d_ff=48)
-    assert Biased(config, 80).cost(SITE, Shape(1, 3)) == OwnPart(config).cost(SITE, Shape(1, 3)) + Cost(
+    assert Biased(config, 80).cost(SITE, Shape(1, 3)) == NativeSublayer(config).cost(SITE, Shape(1, 3)) + Cost(
         80, elementwise_flops=240
     )
 
@@ -164,7 +164,7 @@ def test_an_own_decoder_costs_as_a_model_what_it_costs_as_a_decoder() -> None:
 
 def test_a_sublayer_that_does_not_fit_the_width_is_refused() -> None:
     with pytest.raises(ConfigError, match="n_heads=5: must be a divisor of d_model=32"):
-        ModelShape("odd", 64, 32, ((OwnPart(AttentionConfig(n_heads=5)), OwnPart(SwiGLUConfig())),))
+        ModelShape("odd", 64, 32, ((NativeSublayer(AttentionConfig(n_heads=5)), NativeSublayer(SwiGLUConfig())),))
 
 
 def test_depth_mixers_meet_parts_of_other_families() -> None:

@@ -9,7 +9,7 @@ from twoaxis.model import DecoderConfig
 from twoaxis.model.config import SublayerConfig
 from twoaxis.planner.model.hugging_face import FAMILIES, known_type, read_hugging_face
 from twoaxis.planner.model.hugging_face.fields import Fields
-from twoaxis.planner.model.part import OwnPart, Part
+from twoaxis.planner.model.part import NativeSublayer, Part
 from twoaxis.sequence import AttentionConfig
 
 LAYOUT_OF_TYPE = {
@@ -82,8 +82,8 @@ def decoder_config(data: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _sublayer(part: Part, data: Mapping[str, Any]) -> SublayerConfig:
-    if type(part) is not OwnPart:
-        got = f"{part.kind} with biases" if isinstance(part, OwnPart) else part.kind
+    if type(part) is not NativeSublayer:
+        got = f"{part.kind} with biases" if isinstance(part, NativeSublayer) else part.kind
         raise ConfigError(f"sublayer {got}: must be one that our decoder has; choose another model")
     return with_rotation(part.config, data) if isinstance(part.config, AttentionConfig) else part.config
 

@@ -69,7 +69,7 @@ PRECISIONS = {
     "bf16": {},
     "fp32": {"weights": 4, "activations": 4, "gradients": 4, "optimizer": 8, "cache": 4},
 }
-"""Bytes of numbers; where weights are in float32 there are no master weights beside them."""
+"""Bytes of numbers; where weights are in float32 there are no master weights next to them."""
 
 
 def plan_of_model(

@@ -33,7 +33,7 @@ class ConvOptions(Config):
 
     @property
     def relation_to_identity(self) -> InitEquivalence:
-        """Exact for zero taps beside the input, and for a single tap on the current token."""
+        """Exact for zero taps next to the input, and for a single tap on the current token."""
         if self.form == "residual" and self.taps_init == "zero":
             return InitEquivalence("exact", "zero taps add nothing to the input")
         if self.form == "plain" and self.taps_init == "identity" and self.activation == "none":
@@ -50,7 +50,7 @@ class ConvOptions(Config):
 
     @property
     def folded(self) -> bool:
-        """Whether the input can be one more tap on the current token: beside a convolution without an activation."""
+        """Whether the input can be one more tap on the current token: next to a convolution without an activation."""
         return self.form == "residual" and self.activation == "none"
 
     def build_conv(self, channels: int) -> "DepthwiseConv":
@@ -59,7 +59,7 @@ class ConvOptions(Config):
 
 
 class DepthwiseConv(LocalMixer):
-    """act(conv(x)), beside x or in its place."""
+    """act(conv(x)), next to x or in its place."""
 
     def __init__(self, options: ConvOptions, channels: int) -> None:
         super().__init__()

@@ -98,7 +98,7 @@ def loglikelihoods(
     passages: Sequence[Passage],
     batch_size: int = BATCH_SIZE,
     stride: int | None = None,
-    told: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> list[Likelihood]:
     """Scores many passages; each token is scored once, and what a passage gets does not depend on the others.
 
@@ -115,7 +115,7 @@ def loglikelihoods(
         batch_size: windows that are read at once.
         stride: tokens that a later window scores, from 1 (as much context as fits for each token) to max_seq_len (no
             overlap); None is half of max_seq_len.
-        told: called with the tokens scored so far and all of them.
+        progress: called with the tokens scored so far and all of them.
 
     Raises:
         ConfigError: a batch size or a stride out of range.
@@ -144,8 +144,8 @@ def loglikelihoods(
             nats[index] += found
             greedy[index] = greedy[index] and best
             done += window.last - window.first
-        if told:
-            told(done, total)
+        if progress:
+            progress(done, total)
     counts = [len(passage.tokens) - passage.first for passage in passages]
     return [Likelihood(*one) for one in zip(nats, counts, greedy, strict=True)]
 

@@ -1,1 +1,1 @@
-"""Floor 1: pure functions on tensors. Each keeps a plain reference beside its fast engine."""
+"""Floor 1: pure functions on tensors. Each keeps a plain reference next to its fast engine."""

@@ -60,7 +60,7 @@ def _check_targets(targets: Tensor, vocab_size: int) -> None:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The gradients are made beside the loss, while the logits of a chunk of tokens are at hand."""
+    """The gradients are made next to the loss, while the logits of a chunk of tokens are at hand."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ def by_head(x: Tensor, n_heads: int) -> Tensor:
 
 
 def spread(weight: Tensor) -> Tensor:
-    """[* H] beside what `by_head` returns."""
+    """[* H] next to what `by_head` returns."""
     return weight if weight.shape[-1] == 1 else weight.unsqueeze(-1)
 
 
@@ -149,7 +149,7 @@ class _Cut:
         return list(zip(*rows, strict=True))
 
     def weights(self, per_head: PerHead) -> list[list[tuple[Tensor, ...]]]:
-        """For each block, its rows of every weight beside what `heads` returns: [source][query]."""
+        """For each block, its rows of every weight next to what `heads` returns: [source][query]."""
         blocks = spread(per_head.flatten(2, 3)).split(self.step, dim=2)
         return [[ways.unbind() for ways in block.unbind()] for block in blocks]
 

@@ -187,7 +187,7 @@ def recommend(goal: Goal, case: Case, announce: Announce = lambda name: None) ->
     Args:
         goal: what the reader wants.
         case: the plan.
-        announce: is told what is counted, which may take seconds.
+        announce: called with the name of each count, which may take seconds.
     """
     name, reason = RECOMMENDED[goal]
     costs = case.comparison.of_goal(goal)

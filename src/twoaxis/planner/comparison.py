@@ -1,4 +1,4 @@
-"""All methods on one model and one setting: what each costs, beside the control, from the cheapest to the dearest."""
+"""All methods on one model and one setting: what each costs, next to the control, from the cheapest to the most expensive."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -11,7 +11,7 @@ from twoaxis.local import LOCAL
 from twoaxis.planner.coefficients import Data, Engine, coefficients_of_both_forms
 from twoaxis.planner.formulas.counts import cache_bytes_of, parameter_counts, state_bytes
 from twoaxis.planner.methods import Axis, Goal, Method, Refusal, fitted
-from twoaxis.planner.model.part import OwnPart
+from twoaxis.planner.model.part import NativeSublayer
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
 from twoaxis.planner.search import RESERVE
@@ -164,7 +164,7 @@ def count_methods(
         known: the methods; the first is the control.
         precision: bytes of one number of each sort.
         engine: of depth operations; only `eager` takes long.
-        announce: is told of each count that takes long.
+        announce: called before each count that takes long.
     """
     found: dict[str, Counted] = {}
     refused: list[Refusal] = []
@@ -262,6 +262,6 @@ def _at_initialisation(one: Counted) -> InitEquivalence:
         if kind in LOCAL:
             found.append(LOCAL.parse(kind).init_equivalence)
         elif kind in SEQUENCE:
-            configs = [part.config for part in one.model.parts if isinstance(part, OwnPart) and part.kind == kind]
+            configs = [part.config for part in one.model.parts if isinstance(part, NativeSublayer) and part.kind == kind]
             found += [config.init_equivalence for config in configs[:1] if isinstance(config, SequenceConfig)]
     return max(found, key=lambda relation: RELATIONS.index(relation.relation))

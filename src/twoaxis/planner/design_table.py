@@ -16,7 +16,7 @@ from twoaxis.planner.formulas.collectives import hop_bytes
 from twoaxis.planner.formulas.counts import ends_saved_bytes, forward_counts, parameter_counts, saved_bytes_of
 from twoaxis.planner.formulas.training_step import edges_of
 from twoaxis.planner.methods import Axis, Method, Refusal, fitted, methods
-from twoaxis.planner.model.part import OwnPart
+from twoaxis.planner.model.part import NativeSublayer
 from twoaxis.planner.model.read import read_model
 from twoaxis.planner.model.shape import ModelShape
 
@@ -130,7 +130,7 @@ def _design(method: Method, model: ModelShape) -> MixingDesign:
     if method.axis == "depth":
         return model.depth.design
     for part in model.parts:
-        if not isinstance(part, OwnPart):
+        if not isinstance(part, NativeSublayer):
             continue
         inside = (part.config.input_local,) if isinstance(part.config, PlacesConfig) else ()
         for config in (part.config, *inside):

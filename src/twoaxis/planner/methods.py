@@ -10,7 +10,7 @@ from twoaxis.core.position import LayerStack
 from twoaxis.depth import DEPTH
 from twoaxis.feed_forward import FEED_FORWARD
 from twoaxis.local.places import PlacesConfig
-from twoaxis.planner.model.part import OwnPart, Part
+from twoaxis.planner.model.part import NativeSublayer, Part
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.sequence import SEQUENCE, AttentionConfig
 from twoaxis.sequence.heads import HeadsConfig
@@ -104,12 +104,12 @@ def _short_swa(model: ModelShape, window: int) -> ModelShape:
 
 def _canon(model: ModelShape, places: tuple[str, ...]) -> ModelShape:
     def mixed(part: Part) -> Part:
-        if not isinstance(part, OwnPart) or not isinstance(part.config, PlacesConfig):
+        if not isinstance(part, NativeSublayer) or not isinstance(part.config, PlacesConfig):
             raise ConfigError(
                 f"Canon layers need attention and feed-forwards of this library; {part.kind!r} has no place for them"
             )
         table = SEQUENCE if part.config.kind in SEQUENCE else FEED_FORWARD
-        return OwnPart(table.parse({**part.config.to_data(), **{place: {"kind": "canon"} for place in places}}))
+        return NativeSublayer(table.parse({**part.config.to_data(), **{place: {"kind": "canon"} for place in places}}))
 
     return model.with_parts(mixed)
 
@@ -118,11 +118,11 @@ def _kv_shift(model: ModelShape) -> ModelShape:
     """In place of every attention."""
 
     def shifted(part: Part) -> Part:
-        if not isinstance(part, OwnPart) or not isinstance(part.config, AttentionConfig):
+        if not isinstance(part, NativeSublayer) or not isinstance(part.config, AttentionConfig):
             return part
         shared = set(HeadsConfig.model_fields) | {"window"}
         options = {name: value for name, value in part.config.to_data().items() if name in shared and name != "kind"}
-        return OwnPart(SEQUENCE.parse({"kind": "kv_shift", **options}))
+        return NativeSublayer(SEQUENCE.parse({"kind": "kv_shift", **options}))
 
     changed = model.with_parts(shifted)
     if changed.parts == model.parts:

@@ -107,7 +107,7 @@ def plan_model(
         goal: what the reader wants.
         budget: limits that methods are held to.
         prompts: sequences that generate at once.
-        announce: is told what is counted.
+        announce: called with the name of each count.
 
     Raises:
         ConfigError: no arrangement is possible, or none fits the device.

@@ -39,7 +39,7 @@ class SequenceConfig(Config, ABC):
 
     @property
     def unseen_keys(self) -> int:
-        """Keys that every query weighs beside those of tokens, such as a sink."""
+        """Keys that every query weighs next to those of tokens, such as a sink."""
         return 0
 
     @property

@@ -187,7 +187,7 @@ def recompute_parity(config: AxisConfig) -> None:
 
 
 def _kept_and_allowed(model: Decoder, tokens: Tensor) -> tuple[int, int]:
-    """What a pass with recomputing keeps beside the states between blocks, and what entering and leaving keep alone."""
+    """What a pass with recomputing keeps next to the states between blocks, and what entering and leaving keep alone."""
     parameters = list(model.parameters())
     embeddings = model.embed(tokens).detach().requires_grad_()
     states: list[Tensor] = []

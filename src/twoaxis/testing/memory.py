@@ -103,7 +103,7 @@ def recomputing_bytes_are_exact(config: AxisConfig) -> None:
 
 
 def _kept_between_passes(model: Decoder) -> int:
-    """What hooks are told of, and what the recomputation of each block will start from: its state, and tables of the layout."""
+    """Tensors that hooks receive, and those from which each block is recomputed: its state, and tables of the layout."""
     tokens, targets, given, layouts = toy_tokens(), toy_tokens(seed=1), list[Any](), list[Any]()
 
     def note(_: Any, inputs: tuple[Any, TokenLayout]) -> None:

@@ -58,7 +58,7 @@ def decoder_config(config: AxisConfig, **changes: Any) -> DecoderConfig:
     else:
         places = {"input_local": config, "projected_local": config}
         sequence, feed_forward = sequence.replace(**places), feed_forward.replace(**places)
-    # Small embeddings, so that what the mixers add is not lost beside them.
+    # Small embeddings, so that what the mixers add is not lost next to them.
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "d_model": D_MODEL, "n_layers": N_LAYERS, "max_seq_len": 4096}
     sizes["embedding_std"] = 0.02
     return DecoderConfig(**{**sizes, "depth": depth, "blocks": ((sequence, feed_forward),), **changes})

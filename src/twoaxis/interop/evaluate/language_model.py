@@ -93,7 +93,7 @@ class DecoderLM(TemplateLM):
             prefix = context or self._text.before_text
             passages.append(Passage(torch.tensor([*prefix, *continuation], dtype=torch.long), len(prefix)))
         self._warn(len(passage.tokens) - longest - 1 for passage in passages)
-        found = loglikelihoods(self._model, passages, self._batch_size, told=self._stage("scoring continuations"))
+        found = loglikelihoods(self._model, passages, self._batch_size, progress=self._stage("scoring continuations"))
         return [(one.nats, one.greedy) for one in found]
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:

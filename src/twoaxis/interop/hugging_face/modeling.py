@@ -86,7 +86,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
     off meanwhile.
 
     With an attention function that an inference engine has registered (`attn_implementation="vllm"`), the engine keeps keys and
-    values: tokens of many requests come in one row, told apart by the engine alone, and what else is passed to the model goes
+    values: tokens of many requests come in one row, separated by the engine alone, and what else is passed to the model goes
     on to that function. What no engine can run is refused (`twoaxis.interop.engines`).
 
     Raises:
@@ -141,7 +141,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         """Returns hidden states, and the cache when one is used.
 
         Args:
-            input_ids: tokens, or None beside `inputs_embeds`.
+            input_ids: tokens, or None next to `inputs_embeds`.
             attention_mask: not 0 where a token is real, for all tokens so far; rows are padded on either side.
             position_ids: as in `token_layout`.
             cache: what earlier calls returned; changed in place.
@@ -155,7 +155,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
 
         Raises:
             ConfigError: a cache of another class, attention weights requested, more tokens than the model has positions, or a
-                cache or a mask beside the attention of an engine.
+                cache or a mask next to the attention of an engine.
         """
         if output_attentions:
             raise ConfigError(problem("output_attentions", True, "False", "attention weights are never formed; leave it out"))

@@ -148,7 +148,7 @@ def stored_bytes(state_bytes: float, tokens: int, chunk_tokens: int, ranks: int,
 def even_cuts(blocks: int, chunks: int) -> list[int]:
     """The block at which each chunk begins, and the end; the first chunks get one block more where they do not divide.
 
-    The last chunk has the head beside its blocks, so it is the one to get less.
+    The last chunk has the head next to its blocks, so it is the one to get less.
 
     Example:
         >>> even_cuts(7, 3)

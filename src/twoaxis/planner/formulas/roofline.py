@@ -169,7 +169,7 @@ DEPTH_KERNELS = 2
 """Launches of a fused depth operation: the read and the write."""
 
 PRODUCT_COLUMNS = 64
-"""Columns from which a product with parameters is a kernel of its own: a kernel that streams rows adds up a few sums beside
+"""Columns from which a product with parameters is a kernel of its own: a kernel that streams rows adds up a few sums next to
 them, while this many are a tile of tensor cores. What follows the product is another kernel."""
 
 

@@ -281,7 +281,7 @@ def peak_memory(
     Args:
         result: what `simulate` has returned.
         fixed_bytes: of each rank, whatever runs on it: weights, gradients, optimizer.
-        saved_bytes: that each stage saves of a microbatch for its backward pass, beside what it has received.
+        saved_bytes: that each stage saves of a microbatch for its backward pass, next to what it has received.
         activation_bytes: of a microbatch that cross the boundary after each stage but the last.
         gradient_bytes: that come back over this boundary.
         waiting_bytes: of gradients that a rank adds up for an earlier stage of its own: those that begin to wait in the

@@ -216,7 +216,7 @@ def _fitted(name: str, device: torch.device, works: _Works, seconds: dict[str, f
 
 
 def _rows(works: _Works, found: list[tuple[Work, Sample]], fitted: Device) -> Iterator[Ceiling]:
-    """What was measured beside what the fit makes of it."""
+    """What was measured next to what the fit makes of it."""
     copying = fitted.replace(bandwidth_efficiency=Figure(value=1.0, source=SOURCE))
     main = next(iter(works.products))
     of_format = {work.name: known for known, products in works.products.items() for work in products}
@@ -230,7 +230,7 @@ def _rows(works: _Works, found: list[tuple[Work, Sample]], fitted: Device) -> It
 def _predictions(
     works: Iterable[Work], rates: Data, measure: Measure | None, watch: Stopwatch
 ) -> tuple[list[Prediction], list[str]]:
-    """Predictions beside measurements, and the names of what there was no time for."""
+    """Predictions next to measurements, and the names of what there was no time for."""
     found, left_out = [], []
     for work in works:
         if measure is None and watch.left_seconds <= 0:

@@ -1,7 +1,7 @@
 """Models as the planner sees them: their sublayers, their depth mixer, and what those cost; nothing is built."""
 
-from twoaxis.planner.model.part import OwnPart, Part, Routed
+from twoaxis.planner.model.part import NativeSublayer, Part, Routed
 from twoaxis.planner.model.read import preset_names, read_model
 from twoaxis.planner.model.shape import ModelShape
 
-__all__ = ["ModelShape", "OwnPart", "Part", "Routed", "preset_names", "read_model"]
+__all__ = ["ModelShape", "NativeSublayer", "Part", "Routed", "preset_names", "read_model"]

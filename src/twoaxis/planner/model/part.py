@@ -84,7 +84,7 @@ class Part(ABC):
 
 
 @dataclass(frozen=True)
-class OwnPart(Part):
+class NativeSublayer(Part):
     """A sublayer of this library, by its configuration."""
 
     config: SequenceConfig | FeedForwardConfig
@@ -130,12 +130,12 @@ class OwnPart(Part):
         return tuple(n for local, n in zip(inside, self.config.local_channels(site), strict=True) if local is not None)
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """As declared beside its mathematics."""
+        """As declared next to its mathematics."""
         return self.config.cost(site, shape)
 
 
 @dataclass(frozen=True)
-class Biased(OwnPart):
+class Biased(NativeSublayer):
     """Adds biases to what the configuration counts.
 
     Cost: params and flops per token one for each bias; nothing saved, since the gradient of a bias needs no activation

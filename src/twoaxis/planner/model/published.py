@@ -13,7 +13,7 @@ from twoaxis.ledger.decoder_memory import part_cache_bytes
 from twoaxis.ledger.published import PublishedModel, PublishedSublayer, count_published
 from twoaxis.model.cost import NORMS
 from twoaxis.planner.model.latent_attention import LatentAttention
-from twoaxis.planner.model.part import Biased, Experts, OwnPart, Part, Routed
+from twoaxis.planner.model.part import Biased, Experts, NativeSublayer, Part, Routed
 from twoaxis.planner.model.shape import ModelShape, Norm
 from twoaxis.sequence import AttentionConfig
 
@@ -92,7 +92,7 @@ def read_published(data: Mapping[str, Any], name: str) -> ModelShape:
         others = subs[0].beside - vectors * len(subs) + left
         left = 0
         if others:
-            at = next((at for at, part in enumerate(block) if isinstance(part, OwnPart | TracedPart)), 0)
+            at = next((at for at, part in enumerate(block) if isinstance(part, NativeSublayer | TracedPart)), 0)
             block[at] = _with_others(block[at], subs[at], others)
     return ModelShape(
         name=name,
@@ -108,7 +108,7 @@ def read_published(data: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def _with_others(part: Part, sub: PublishedSublayer, others: int) -> Part:
-    if isinstance(part, OwnPart):
+    if isinstance(part, NativeSublayer):
         return Biased(part.config, (part.biases if isinstance(part, Biased) else 0) + others)
     return TracedPart(sub, others)
 
@@ -127,7 +127,7 @@ def _part(sub: PublishedSublayer, model: PublishedModel) -> Part:
             continue
         if same and not others:
             return part
-        if same and isinstance(part, OwnPart) and 0 < others < sub.params // 8:
+        if same and isinstance(part, NativeSublayer) and 0 < others < sub.params // 8:
             return Biased(part.config, others)
     return traced
 
@@ -146,7 +146,7 @@ def _alike(sub: PublishedSublayer, model: PublishedModel) -> Iterator[Part]:
         for width in sorted(widths):
             for config, count in ((SwiGLUConfig(d_ff=width), 3), (GELUConfig(d_ff=width), 2)):
                 if count * width * model.d_model == matrices:
-                    yield OwnPart(config)
+                    yield NativeSublayer(config)
     elif sub.experts:
         yield from _experts(sub, model.d_model)
 
@@ -160,7 +160,9 @@ def _attentions(sub: PublishedSublayer, model: PublishedModel) -> Iterator[Part]
         raise ConfigError(problem("num_key_value_heads", found.n_kv_heads, allowed, "correct one of them"))
     if found.key_dim == found.value_dim and found.key_dim % 2 == 0:
         plain = AttentionConfig(n_heads=found.n_heads, n_kv_heads=found.n_kv_heads, head_dim=found.key_dim, window=found.window)
-        yield from (OwnPart(plain.replace(bias=b, qk_norm=norm)) for b in ("none", "qkv") for norm in ("none", "before_rope"))
+        yield from (
+            NativeSublayer(plain.replace(bias=b, qk_norm=norm)) for b in ("none", "qkv") for norm in ("none", "before_rope")
+        )
     if config.get("kv_lora_rank") and config.get("qk_nope_head_dim") and config.get("qk_rope_head_dim"):
         yield LatentAttention(
             n_heads=found.n_heads,

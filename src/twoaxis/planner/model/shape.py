@@ -10,7 +10,7 @@ from twoaxis.core.position import LayerStack
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FeedForwardConfig
 from twoaxis.model import DecoderConfig
-from twoaxis.planner.model.part import OwnPart, Part
+from twoaxis.planner.model.part import NativeSublayer, Part
 from twoaxis.sequence import SequenceConfig
 
 Norm = Literal["rms", "layer"]
@@ -89,7 +89,7 @@ class ModelShape:
 
     def with_sublayer(self, config: SequenceConfig | FeedForwardConfig) -> Self:
         """The same model with one more sublayer at the start of each block, such as ShortSWA."""
-        return replace(self, blocks=tuple((OwnPart(config), *block) for block in self.blocks))
+        return replace(self, blocks=tuple((NativeSublayer(config), *block) for block in self.blocks))
 
     def with_parts(self, change: Callable[[Part], Part]) -> Self:
         """The same model with every sublayer changed."""
@@ -106,7 +106,7 @@ class ModelShape:
             name,
             config.vocab_size,
             config.d_model,
-            tuple(tuple(OwnPart(sublayer) for sublayer in block) for block in config.layers),
+            tuple(tuple(NativeSublayer(sublayer) for sublayer in block) for block in config.layers),
             config.depth,
             config.tie_embeddings,
             norm_eps=config.norm_eps,

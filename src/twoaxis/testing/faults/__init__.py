@@ -1,4 +1,4 @@
-"""Planted faults: mixers that are wrong in one way each, beside a right twin, to show that every check can fail."""
+"""Planted faults: mixers that are wrong in one way each, next to a right twin, to show that every check can fail."""
 
 from twoaxis.testing.faults.depth import DEPTH_FAULTS
 from twoaxis.testing.faults.fault import Fault

@@ -11,7 +11,7 @@ from twoaxis.depth import AttentionResidualsConfig, MUDDFormerConfig
 from twoaxis.feed_forward import GELUConfig, SwiGLUConfig
 from twoaxis.feed_forward.base import rising_width
 from twoaxis.planner.model.hugging_face.fields import Fields
-from twoaxis.planner.model.part import Biased, OwnPart, Part
+from twoaxis.planner.model.part import Biased, NativeSublayer, Part
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.sequence import AttentionConfig
 
@@ -76,14 +76,14 @@ def attention(
         raise ConfigError(problem("head_dim", width, "even, since rotary positions turn pairs of channels", "correct it"))
     bias = "none" if biases == "none" else "qkv"
     config = AttentionConfig(n_heads=heads, n_kv_heads=kv_heads, head_dim=width, window=window, bias=bias, **options)
-    return Biased(config, fields.size("hidden_size")) if biases == "all" else OwnPart(config)
+    return Biased(config, fields.size("hidden_size")) if biases == "all" else NativeSublayer(config)
 
 
 def swiglu(fields: Fields, name: str = "intermediate_size", activations: Sequence[str] = SILU) -> Part:
     """A SwiGLU whose hidden width is the key of this name, with biases where `mlp_bias` says so."""
     fields.word("hidden_act", "silu", activations)
     config, width = SwiGLUConfig(d_ff=fields.size(name)), fields.size(name)
-    return Biased(config, 2 * width + fields.size("hidden_size")) if fields.flag("mlp_bias", False) else OwnPart(config)
+    return Biased(config, 2 * width + fields.size("hidden_size")) if fields.flag("mlp_bias", False) else NativeSublayer(config)
 
 
 def refuse_experts(fields: Fields) -> None:
@@ -221,8 +221,8 @@ def _attention(fields: Fields, biased: bool) -> Part:
         rope_dim=int(width // heads * fields.number("rotary_pct", 1.0, most=1)) // 2 * 2,
         qk_norm="before_rope" if fields.flag("use_qk_norm", False) else "none",
     )
-    return Biased(config, 4 * width) if biased else OwnPart(config)
+    return Biased(config, 4 * width) if biased else NativeSublayer(config)
 
 
 def _feed_forward(fields: Fields, hidden: int, pythia: bool) -> Part:
-    return Biased(GELUConfig(d_ff=hidden), hidden + fields.size("dim")) if pythia else OwnPart(SwiGLUConfig(d_ff=hidden))
+    return Biased(GELUConfig(d_ff=hidden), hidden + fields.size("dim")) if pythia else NativeSublayer(SwiGLUConfig(d_ff=hidden))
