@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import twoaxis
-from twoaxis import CheckpointError, ConfigError, Decoder, DecoderConfig, Sampling
+from twoaxis import CheckpointError, ConfigError, DataError, Decoder, DecoderConfig, Sampling
 from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.train import TrainConfig
 
@@ -174,3 +175,39 @@ def test_retrofit_keeps_what_a_model_computes(model: Decoder, tmp_path: Path) ->
         twoaxis.retrofit(plain)
     with pytest.raises(ConfigError, match=r"^difference of logits=.*: must be at most bound=-1"):
         twoaxis.retrofit(plain, depth="attention_residuals", bound=-1.0)
+
+
+def test_a_mixer_refuses_arguments_it_has_no_use_for() -> None:
+    mixer, x = twoaxis.ShortSWA(d_model=8, n_heads=2), torch.zeros(1, 3, 8)
+    for wrong in (lambda: mixer(x, layouts=None), lambda: mixer(x, None, None, 7), lambda: mixer(x, None, mask=x)):
+        with pytest.raises(ConfigError, match=r"^ShortSWA: arguments=.+ must be context, layout, cache; leave others out$"):
+            wrong()
+    with pytest.raises(ConfigError, match="d_model is given twice"):
+        twoaxis.DeepDelta(None, 64, d_model=32)
+    with pytest.raises(ConfigError, match=r"norm_eps=inf: must be a finite number"):
+        twoaxis.DeepDelta(d_model=8, norm_eps=float("inf"))
+
+
+def test_saving_keeps_what_a_published_model_brought(tmp_path: Path) -> None:
+    model = Decoder.build({"vocab_size": 256, "d_model": 8, "n_layers": 1})
+    model.tokenizer, model.end_tokens = ByteTokenizer(), frozenset({3, 5})
+    model.source_files = {"chat_template.jinja": b"{{ messages }}"}
+    model.save(tmp_path / "one")
+    again = twoaxis.load(tmp_path / "one")
+    assert again.end_tokens >= {3, 5} and again.source_files["chat_template.jinja"] == b"{{ messages }}"
+    modes = {(tmp_path / "one" / name).stat().st_mode for name in ("config.json", "model.safetensors")}
+    assert len(modes) == 1, "weights are readable by whom the configuration is"
+
+
+@pytest.mark.parametrize("prompts", [[1, 2.5], [[1.5]], ["a", [1]], None, 7])
+def test_prompts_that_are_none_are_refused_in_one_line(prompts: Any) -> None:
+    model = Decoder.build({"vocab_size": 8, "d_model": 8, "n_layers": 1})
+    with pytest.raises(DataError, match=r"^prompts: must be"):
+        model.generate(prompts, 2)
+    assert len(model.generate(np.array([1, 2]), 2, stop_token=[7])) <= 2
+
+
+def test_only_float32_on_the_cpu_is_retrofitted() -> None:
+    model = Decoder.build({"vocab_size": 8, "d_model": 8, "n_layers": 1})
+    with pytest.raises(ConfigError, match=r"^model='torch.bfloat16 on cpu'"):
+        twoaxis.retrofit(model.bfloat16(), sequence="canon")

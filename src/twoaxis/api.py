@@ -1,6 +1,6 @@
 """Loads, saves and retrofits models: the part of the public interface that reads and writes files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,10 +45,13 @@ def load(path: Path | str, step: int | None = None) -> "Decoder":
         twoaxis.core.errors.CheckpointError: runs/none/config.json: cannot be read (No such file or directory); name the folder
         of a whole checkpoint
     """
+    from twoaxis.checkpoints.published_folder import read_source_files
+
     source = Path(path)
     model, tokenizer, _ = _read(source, step)
     model.tokenizer = tokenizer
-    model.end_tokens = frozenset() if tokenizer is None else end_tokens(source, tokenizer)
+    if tokenizer is not None:
+        model.source_files, model.end_tokens = read_source_files(source), end_tokens(source, tokenizer)
     return model
 
 
@@ -110,7 +113,7 @@ def save(model: "Decoder", path: Path | str) -> Path:
     """
     from twoaxis.checkpoints.decoder_folder import write_decoder
 
-    return write_decoder(model, Path(path), _tokenizer(model))
+    return write_decoder(model, Path(path), _tokenizer(model), model.source_files)
 
 
 def save_pretrained(model: "Decoder", path: Path | str) -> Path:
@@ -122,7 +125,7 @@ def save_pretrained(model: "Decoder", path: Path | str) -> Path:
     """
     from twoaxis.interop.hugging_face import export_folder
 
-    return export_folder(model, Path(path), _tokenizer(model))
+    return export_folder(model, Path(path), _tokenizer(model), model.source_files)
 
 
 def _tokenizer(model: "Decoder") -> "Tokenizer | None":
@@ -135,14 +138,14 @@ def _tokenizer(model: "Decoder") -> "Tokenizer | None":
 
 
 def retrofit(
-    source: "Decoder | Path | str", depth: Any = None, sequence: Sequence[Any] = (), *, bound: float = 1e-3, seed: int = 0
+    source: "Decoder | Path | str", depth: Any = None, sequence: Any = (), *, bound: float = 1e-3, seed: int = 0
 ) -> "Decoder":
     """Adds mixers to a trained model, which computes the same at first; `twoaxis retrofit` also writes a run to train on.
 
     Args:
         source: the model, or what `load` reads.
         depth: the new depth mixer, by kind, table or configuration; None leaves it.
-        sequence: new mixers along positions, such as `short_swa` or `canon`.
+        sequence: a new mixer along positions, such as `short_swa` or `canon`, or several.
         bound: the largest difference of logits that is accepted, on random tokens.
         seed: of the values of new parameters, and of the tokens.
 
@@ -150,7 +153,8 @@ def retrofit(
         A new model with the weights of the old one, its tokenizer, and the new mixers.
 
     Raises:
-        ConfigError: nothing to add, mixers that do not fit, or logits that differ by more than the bound.
+        ConfigError: nothing to add, mixers that do not fit, logits that differ by more than the bound, or a model that is
+            not in float32 on the CPU.
 
     Example:
         >>> from twoaxis import Decoder
@@ -166,7 +170,11 @@ def retrofit(
     if depth is None and not sequence:
         raise ConfigError("nothing to add; name a mixer with depth or sequence")
     base = source if isinstance(source, Decoder) else load(source)
-    model = convert(base, target_config(base.config, depth, [one for one in sequence]), seed).model
+    if (got := (base.embedding.weight.dtype, base.embedding.weight.device.type)) != (torch.float32, "cpu"):
+        remedy = 'convert it first with model.float().to("cpu"), and back afterwards'
+        raise ConfigError(problem("model", f"{got[0]} on {got[1]}", "torch.float32 on cpu", remedy))
+    sequence = [sequence] if isinstance(sequence, str | Mapping) else [*sequence]
+    model = convert(base, target_config(base.config, depth, sequence), seed).model
     width = min(256, base.config.max_seq_len)
     rows = torch.randint(base.config.vocab_size, (4, width), generator=torch.Generator().manual_seed(seed))
     difference, _ = largest_difference(base, model, rows)
@@ -174,5 +182,5 @@ def retrofit(
     if not difference <= bound:
         remedy = "choose a mixer that starts as the model was, or raise bound"
         raise ConfigError(problem("difference of logits", difference, f"at most bound={bound:g}", remedy))
-    model.tokenizer, model.end_tokens = base.tokenizer, base.end_tokens
+    model.tokenizer, model.end_tokens, model.source_files = base.tokenizer, base.end_tokens, base.source_files
     return model.train(base.training)

@@ -36,7 +36,7 @@ def test_counts_without_memory_are_those_of_real_tensors(depth: DepthConfig) -> 
 
 
 def test_one_stream_adds_in_one_kernel() -> None:
-    found = trace_stack(ResidualConfig(), LayerStack(8, 1e-6, (1,)), Shape(1, 5, 4))
+    found = trace_stack(ResidualConfig(), LayerStack(8, 1e-6, (1,)), Shape(1, 5, 4), backward=True)
     assert found.sublayers[0].forward == Kernels(1, 5 * 3 * 8 * 4)
     assert found.ends.forward.count == 0
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from twoaxis.core.cost import Shape
+from twoaxis.core.errors import ConfigError
 from twoaxis.core.measure import saved_bytes
 from twoaxis.depth import DEPTH
 from twoaxis.ledger.decoder_memory import decoder_cache_bytes, decoder_saved_bytes, decoder_trace
@@ -116,3 +117,16 @@ def test_modules_and_states_are_alike_by_what_they_hold() -> None:
     assert likeness(one) == likeness(other) != likeness(torch.nn.Linear(3, 2, device="meta"))
     x, y = torch.zeros(2), torch.zeros(2)
     assert pattern((x, y)) == pattern((y, x)) != pattern((x, x))
+
+
+@pytest.mark.parametrize("callers", [torch.no_grad, torch.inference_mode])
+def test_the_modes_of_the_caller_change_no_count(callers: Any) -> None:
+    model, shape = toy_decoder(DEPTH.parse("deep_delta"), dtype=torch.float32).config, Shape(1, 7, 4)
+    expected = decoder_saved_bytes(model, shape)
+    with callers():
+        assert decoder_saved_bytes(model, Shape(1, 8, 4)) > expected
+
+
+def test_other_widths_are_refused() -> None:
+    with pytest.raises(ConfigError, match="bytes of one number=1: must be 2, 4 or 8"):
+        decoder_trace(toy_decoder(DEPTH.parse("residual")).config, Shape(1, 3, 1))

@@ -4,6 +4,8 @@ They are the folders that `twoaxis.interop.hugging_face` writes and reads, less 
 """
 
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from twoaxis.checkpoints.published_folder import (
     read_json,
     read_tensors,
     read_tokenizer,
+    write_source_files,
 )
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.core.files import check_utf8, new_folder
@@ -42,8 +45,10 @@ class DecoderFolder(NamedTuple):
     tokenizer: Tokenizer | None
 
 
-def write_decoder(model: Decoder, folder: Path, tokenizer: Tokenizer | None = None) -> Path:
-    """Writes a model in its own dtype, and its tokenizer; the folder appears whole or not at all.
+def write_decoder(
+    model: Decoder, folder: Path, tokenizer: Tokenizer | None = None, source_files: Mapping[str, bytes] | None = None
+) -> Path:
+    """Writes a model in its own dtype, its tokenizer and its source files; the folder appears whole or not at all.
 
     Raises:
         DataError: the folder holds something, or cannot be written.
@@ -55,10 +60,15 @@ def write_decoder(model: Decoder, folder: Path, tokenizer: Tokenizer | None = No
     with new_folder(folder) as draft:
         _write_json(draft / "config.json", config)
         save_file(tensors, draft / SINGLE, metadata={"format": "pt"})
+        # safetensors makes its files private, whatever the umask.
+        shutil.copymode(draft / "config.json", draft / SINGLE)
         if tokenizer is not None:
             (draft / DEFINITION_FILE).write_text(tokenizer.definition, encoding="utf-8")
-            if (end := tokenizer.end_of_document) is not None:
-                _write_json(draft / GENERATION_CONFIG, {"eos_token_id": end, "pad_token_id": end})
+            end = tokenizer.end_of_document
+            if ends := sorted(model.end_tokens | ({end} if end is not None else set())):
+                settings = {"eos_token_id": ends if len(ends) > 1 else ends[0], "pad_token_id": ends[0] if end is None else end}
+                _write_json(draft / GENERATION_CONFIG, settings)
+            write_source_files(source_files or {}, draft)
     return folder
 
 

@@ -1,6 +1,7 @@
 """Mixers built by keywords: `DeepDelta(d_model=64, value_target="paper")`, for code that has no `DecoderConfig`."""
 
 import inspect
+import math
 from abc import ABCMeta
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypeVar, overload
@@ -100,7 +101,10 @@ def _calls_constructor(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def _by_keywords(cls: Any, config_class: type[Config], args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
     if len(args) > len(ORDER):
         raise ConfigError(f"{cls.__name__}: got {len(args)} arguments without names: must be at most 3; name the others")
-    given = {**dict(zip(ORDER, args, strict=False)), **kwargs}
+    ordered = dict(zip(ORDER, args, strict=False))
+    if twice := sorted(ordered.keys() & kwargs.keys()):
+        raise ConfigError(f"{cls.__name__}: {twice[0]} is given twice; give it once")
+    given = {**ordered, **kwargs}
     config, d_model = given.pop("config", None), given.pop("d_model", None)
     fields = config_class.model_fields
     around = {name: given.pop(name, default) for name, default in cls.around.items() if name not in fields}
@@ -138,8 +142,8 @@ def _site(
         raise ConfigError(
             problem("index", index, f"a whole number from 0 to {n_layers * sublayers - 1}", "raise n_layers or sublayers")
         )
-    if not isinstance(norm_eps, int | float) or not norm_eps > 0:
-        raise ConfigError(problem("norm_eps", norm_eps, "a number > 0", "leave it out for 1e-6"))
+    if isinstance(norm_eps, bool) or not isinstance(norm_eps, int | float) or not 0 < norm_eps < math.inf:
+        raise ConfigError(problem("norm_eps", norm_eps, "a finite number > 0", "leave it out for 1e-6"))
     slots: tuple[SublayerInfo, ...] = ()
     if n_heads := heads.get("n_heads"):
         shape = HeadShape(n_heads, heads["n_kv_heads"] or n_heads, heads["head_dim"] or max(1, d_model // n_heads))
@@ -166,7 +170,11 @@ def _with_layout(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
             return args, kwargs
         args, kwargs = (kwargs[name],), {key: value for key, value in kwargs.items() if key != name}
     context, *rest = args
-    layout, cache = [*rest, *(kwargs.get(name) for name in ("layout", "cache")[len(rest) :])][:2]
+    names = ("layout", "cache")[len(rest) :]
+    if len(rest) > 2 or not kwargs.keys() <= set(names):
+        got = ", ".join(sorted(kwargs.keys() - set(names))) or f"{len(args)} arguments"
+        raise ConfigError(problem(f"{type(module).__name__}: arguments", got, "context, layout, cache", "leave others out"))
+    layout, cache = [*rest, *(kwargs.get(name) for name in names)]
     if layout is None:
         if cache is not None:
             raise ConfigError("layout=None: must be given with a cache; pass TokenLayout.contiguous(tokens, start)")

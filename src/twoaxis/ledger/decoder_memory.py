@@ -11,7 +11,7 @@ from twoaxis.core.cost import Shape
 from twoaxis.core.measure import saved_bytes
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.depth import DepthConfig
-from twoaxis.ledger.meter import DTYPES, Mode, measured_once, without_memory
+from twoaxis.ledger.meter import Mode, measured_dtype, measured_once, without_memory
 from twoaxis.ledger.stack import StackTrace, trace_stack
 from twoaxis.ledger.sublayer import cached_once, saved_once
 from twoaxis.model.config import SublayerConfig
@@ -43,7 +43,7 @@ class SavingModel(CostedModel, Protocol):
 def decoder_trace(model: SavingModel, shape: Shape, mode: Mode = "eager", traffic: bool = True) -> StackTrace:
     """The depth operations of a model, measured in one pass; the same model and shape are measured once.
 
-    Without `traffic`, which takes the longest, reads, writes and kernels are not counted; with many tokens they never are.
+    Without `traffic`, which takes the longest, reads and writes are not counted; with many tokens they never are.
 
     Example:
         >>> from twoaxis.model import DecoderConfig
@@ -144,7 +144,7 @@ def rotation_bytes(model: SavingModel, shape: Shape) -> int:
 @measured_once(256)
 def loss_saved_bytes(d_model: int, vocab_size: int, shape: Shape, mode: Mode = "eager") -> int:
     """Bytes that the loss saves: no logits, but the gradients of the hidden numbers and of the head."""
-    dtype = torch.float32 if mode == "autocast" else DTYPES[shape.element_bytes]
+    dtype = measured_dtype(mode, shape.element_bytes)
     # Tensors without memory have no targets that could be wrong.
     with without_memory(mode), patch("twoaxis.ops.cross_entropy._check_targets"):
         hidden = torch.empty(shape.total_tokens, d_model, dtype=dtype, requires_grad=True)

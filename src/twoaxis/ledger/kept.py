@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,6 @@ import torch
 from twoaxis.core import measure
 from twoaxis.core.errors import DataError
 from twoaxis.core.files import cache_folder, replacing
-
-MEASURED_CODE = ("core", "ops", "depth", "sequence", "local", "feed_forward", "ledger")
-"""Folders of the package on which a measurement depends."""
 
 Data = dict[str, Any]
 
@@ -32,15 +30,20 @@ def read_or_measure(key: tuple[Any, ...], measure: Callable[[], Data]) -> Data:
         key: all that the result depends on besides code; its `repr` must say everything.
         measure: makes the result.
     """
-    path = cache_folder() / "measured" / f"{_name(key)}.json"
+    try:
+        path = cache_folder() / "measured" / f"{_name(key)}.json"
+    except RuntimeError:  # There is no home directory.
+        return measure()
     with suppress(OSError, ValueError):
-        return json.loads(path.read_bytes())
+        kept = json.loads(path.read_bytes())
+        if isinstance(kept, dict) and kept.get("key") == repr(key):
+            return kept["found"]
     if (announce := _ANNOUNCE.get()) is not None:
         announce(f"measures memory and traffic of depth mixers, once for this version; keeps them in {path.parent}")
         _ANNOUNCE.set(None)
     found = measure()
     with suppress(OSError, DataError), replacing(path) as file:
-        file.write(json.dumps(found).encode())
+        file.write(json.dumps({"key": repr(key), "found": found}).encode())
     return found
 
 
@@ -60,9 +63,8 @@ def _name(key: tuple[Any, ...]) -> str:
 
 @lru_cache(maxsize=1)
 def _code() -> str:
-    """A hash of every file on which a measurement depends."""
-    root, found = Path(measure.__file__).parents[1], hashlib.sha256()
-    for folder in MEASURED_CODE:
-        for path in sorted((root / folder).glob("*.py")):
-            found.update(path.name.encode() + path.read_bytes())
+    """A hash of the package's version and of all of its files."""
+    root, found = Path(measure.__file__).parents[1], hashlib.sha256(version("twoaxis").encode())
+    for path in sorted(root.rglob("*.py")):
+        found.update(path.name.encode() + path.read_bytes())
     return found.hexdigest()

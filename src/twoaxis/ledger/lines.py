@@ -73,7 +73,8 @@ def saved_by_training(model: SavingModel, shape: Shape) -> Data:
     def measured() -> Data:
         return {"saved": decoder_saved_bytes(model, shape), "recomputed": recomputing_peak_bytes(model, shape)}
 
-    configs = (model.depth, *(native_config(part) for part in model.parts))
+    # A part that this library cannot build says itself what it saves, so its own class counts.
+    configs = (model.depth, *(native_config(part) or part for part in model.parts))
     key = ("training", model.depth, model.stack, model.parts, model.norm, model.embedding_norm, model.vocab_size, shape)
     return _kept(key, model.stack, configs, measured)
 

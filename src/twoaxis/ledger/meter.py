@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.measure import Operation, Operations, Reads, new_bytes, saved_for_backward, storage_bytes, storage_of, tensors
 
 P = ParamSpec("P")
@@ -52,19 +53,31 @@ class Kernels:
         return Kernels(self.count + other.count, self.bytes + other.bytes)
 
 
+def measured_dtype(mode: Mode, element_bytes: int) -> torch.dtype:
+    """Returns the dtype of a model whose numbers have this many bytes.
+
+    Raises:
+        ConfigError: engines compute in no such dtype.
+    """
+    if element_bytes not in DTYPES:
+        raise ConfigError(problem("bytes of one number", element_bytes, "2, 4 or 8 where memory is measured", "count with 2"))
+    return torch.float32 if mode == "autocast" else DTYPES[element_bytes]
+
+
 @contextmanager
 def without_memory(mode: Mode) -> Iterator[None]:
-    """Makes tensors without memory within the block, and runs engines as this mode does."""
-    if mode == "autocast":
-        # The meta device knows no autocast, so tensors say that they lie on the CPU.
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"), torch.autocast("cpu", torch.bfloat16):
-            yield
-    elif mode == "compiled":
-        with torch.device("meta"), patch("torch.compiler.is_compiling", return_value=True), _AttentionOfCPU():
-            yield
-    else:
-        with torch.device("meta"), _AttentionOfCPU():
-            yield
+    """Makes tensors without memory within the block, and runs engines as this mode does, whatever the caller's modes are."""
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
+        if mode == "autocast":
+            # The meta device has no autocast, so tensors say that they are on the CPU.
+            with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
+                yield
+        elif mode == "compiled":
+            with torch.device("meta"), patch("torch.compiler.is_compiling", return_value=True), _AttentionOfCPU():
+                yield
+        else:
+            with torch.device("meta"), _AttentionOfCPU():
+                yield
 
 
 class _AttentionOfCPU(TorchFunctionMode):

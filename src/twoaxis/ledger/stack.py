@@ -20,7 +20,7 @@ from twoaxis.core.measure import Operations, first_ways, saved_for_backward, sto
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import QKV, Heads
 from twoaxis.depth import DepthConfig, DepthMixer
-from twoaxis.ledger.meter import DTYPES, Call, Kernels, Mode, held_bytes, leaf, moved, placed, watch, without_memory
+from twoaxis.ledger.meter import Call, Kernels, Mode, held_bytes, leaf, measured_dtype, moved, placed, watch, without_memory
 from twoaxis.ledger.repeats import Repeat, likeness, pattern
 from twoaxis.model.config import SublayerConfig
 from twoaxis.ops.norm import layer_norm, rms_norm
@@ -167,7 +167,7 @@ def trace_stack(
 
     Example:
         >>> from twoaxis.depth import ResidualConfig
-        >>> found = trace_stack(ResidualConfig(), LayerStack(8, 1e-6, (1,)), Shape(1, 1))
+        >>> found = trace_stack(ResidualConfig(), LayerStack(8, 1e-6, (1,)), Shape(1, 1), backward=True)
         >>> found.sublayers[0].read, found.sublayers[0].written, found.sublayers[0].forward.count
         (64, 32, 1)
     """
@@ -192,7 +192,7 @@ class _Tracer:
     ) -> None:
         self.mode = mode
         self.depth, self.stack, self.shape, self.parts, self.norm, self.backward = depth, stack, shape, parts, norm, backward
-        self.dtype = torch.float32 if mode == "autocast" else DTYPES[shape.element_bytes]
+        self.dtype = measured_dtype(mode, shape.element_bytes)
         with torch.device("meta"):
             mixers, ends = depth.build(stack)
             attend = [self._attention(mixer, site) for mixer, site in zip(mixers, stack.sites, strict=True)]
@@ -252,7 +252,7 @@ class _Tracer:
             saves_update=any(storage_of(tensor) in given - entered for tensor in enter.saved),
             saved=self._beyond((*enter.saved, *leave.saved), alive),
             cache=self._ends_cache(embeddings),
-            forward=enter.kernels + leave.kernels,
+            forward=enter.kernels + leave.kernels if self.backward else Kernels(),
             backward=backward,
         )
 
@@ -307,7 +307,7 @@ class _Tracer:
             saved=self._beyond(saved, alive),
             heads_saved=heads_saved,
             cache=self._cache(mixer, state),
-            forward=sum((call.kernels for call in calls), Kernels()),
+            forward=sum((call.kernels for call in calls), Kernels()) if self.backward else Kernels(),
             backward=self._backward_of(calls, (following, views, mixed), state),
         )
 

@@ -14,7 +14,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import saved_for_backward, storage_bytes, storage_of, tensors
 from twoaxis.core.position import SublayerInfo, SublayerPosition
 from twoaxis.feed_forward import FeedForwardConfig
-from twoaxis.ledger.meter import DTYPES, Mode, held_bytes, measured_once, placed, without_memory
+from twoaxis.ledger.meter import Mode, held_bytes, measured_dtype, measured_once, placed, without_memory
 from twoaxis.local import LocalConfig
 from twoaxis.sequence import SequenceConfig
 
@@ -84,7 +84,7 @@ class _Alike:
 
 
 def _ready(config: MeasuredConfig, site: SublayerPosition, shape: Shape, mode: Mode) -> tuple[Any, torch.Tensor, TokenLayout]:
-    dtype = torch.float32 if mode == "autocast" else DTYPES[shape.element_bytes]
+    dtype = measured_dtype(mode, shape.element_bytes)
     with torch.device("meta"):
         module: Any = config.build(site.d_model) if isinstance(config, LocalConfig) else config.build(site)
     context = torch.empty(shape.batch, shape.tokens, site.d_model, dtype=dtype)

@@ -77,6 +77,7 @@ class Decoder(DeclaredModule):
     Attributes:
         tokenizer: with it, `generate` takes and returns text; None until it is set, or the model loaded with one.
         end_tokens: tokens that end a row in `generate`, in addition to the end of a document.
+        source_files: files of a published model that saving restores: chat template, tokenizer options, generation settings.
 
     Example:
         >>> config = DecoderConfig(vocab_size=16, d_model=8, n_layers=1)
@@ -89,6 +90,7 @@ class Decoder(DeclaredModule):
         self.config = config = DecoderConfig.parse(config)
         self.tokenizer: TextTokenizer | None = None
         self.end_tokens: frozenset[int] = frozenset()
+        self.source_files: Mapping[str, bytes] = {}
         self.embedding = nn.Embedding(config.vocab_size, config.d_model, device="meta")
         shape, init = (config.vocab_size, config.d_model), Normal(config.initial_embedding_std)
         self.embedding.weight = self.parameter("embedding.weight", shape, init, "embedding")

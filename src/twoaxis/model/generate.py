@@ -4,6 +4,7 @@ Letters: B batch, T position, V vocabulary.
 """
 
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -167,11 +168,9 @@ def generate(
 
 def continue_prompts(model: Decoder, prompts: Any, max_new_tokens: int, options: dict[str, Any]) -> Any:
     """Continues one prompt or several, in text or in tokens; see `Decoder.generate`."""
-    prompts = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-    single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-    rows: list[Any] = [prompts] if single else list(prompts)
     tokenizer = model.tokenizer
-    texts = bool(rows) and all(isinstance(row, str) for row in rows)
+    single, rows = _rows_of(prompts)
+    texts = bool(rows) and isinstance(rows[0], str)
     if texts and tokenizer is None:
         raise ConfigError(problem("prompts", rows[0], "token ids, since the model has no tokenizer", "set model.tokenizer"))
     if tokenizer is not None:
@@ -183,6 +182,22 @@ def continue_prompts(model: Decoder, prompts: Any, max_new_tokens: int, options:
     return results[0] if single else results
 
 
+def _rows_of(prompts: Any) -> tuple[bool, list[Any]]:
+    """Whether there is one prompt, and all prompts: texts, or lists of whole numbers."""
+    prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    try:
+        # A number has no axis, one of numpy or torch neither.
+        single = isinstance(prompts, str) or (
+            len(prompts) > 0 and not isinstance(prompts[0], str | Sequence) and getattr(prompts[0], "ndim", 0) == 0
+        )
+        rows = [prompts] if single else list(prompts)
+        if not all(isinstance(row, str) for row in rows):
+            rows = [[operator.index(token) for token in row] for row in rows]
+    except TypeError:
+        raise DataError("prompts: must be a text, token ids, or a list of either; give whole numbers for ids") from None
+    return single, rows
+
+
 def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
     """The arguments of `generate`, with those of a `Sampling` put into one."""
     own = {name: value for name, value in options.items() if name in Sampling.model_fields}
@@ -191,7 +206,10 @@ def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
     if unknown := [name for name in others if name not in known]:
         remedy = nearest(unknown[0], (*known, *Sampling.model_fields))
         raise ConfigError(f"generate: unknown keyword {unknown[0]!r}; {remedy}")
-    return {**others, "sampling": others.get("sampling", GREEDY).replace(**own)} if own else others
+    if stops := others.get("stop_token"):
+        others["stop_token"] = frozenset(stops) if isinstance(stops, set | list | tuple) else stops
+    sampling = Sampling.parse(others.pop("sampling", None) or {})
+    return {**others, "sampling": sampling.replace(**own)}
 
 
 def stream(
