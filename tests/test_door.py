@@ -179,11 +179,12 @@ def test_retrofit_keeps_what_a_model_computes(model: Decoder, tmp_path: Path) ->
 
 def test_a_mixer_refuses_arguments_it_has_no_use_for() -> None:
     mixer, x = twoaxis.ShortSWA(d_model=8, n_heads=2), torch.zeros(1, 3, 8)
+    untyped: Any = twoaxis.DeepDelta
     for wrong in (lambda: mixer(x, layouts=None), lambda: mixer(x, None, None, 7), lambda: mixer(x, None, mask=x)):
         with pytest.raises(ConfigError, match=r"^ShortSWA: arguments=.+ must be context, layout, cache; leave others out$"):
             wrong()
     with pytest.raises(ConfigError, match="d_model is given twice"):
-        twoaxis.DeepDelta(None, 64, d_model=32)
+        untyped(None, 64, d_model=32)
     with pytest.raises(ConfigError, match=r"norm_eps=inf: must be a finite number"):
         twoaxis.DeepDelta(d_model=8, norm_eps=float("inf"))
 

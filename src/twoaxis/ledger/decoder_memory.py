@@ -169,4 +169,4 @@ def _distinct(saves: Iterable[tuple[int, int, int]]) -> int:
 
 def depth_state(depth: DepthConfig, stack: LayerStack, element_bytes: int = 4) -> StackTrace:
     """The states of a stack by itself, one token of it."""
-    return _trace(depth, stack, Shape(1, 1, element_bytes), (), "rms", False, "eager")
+    return _trace(depth, stack, Shape(1, 1, element_bytes), (), "rms", False, "eager", False)

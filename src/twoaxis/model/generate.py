@@ -190,7 +190,7 @@ def _rows_of(prompts: Any) -> tuple[bool, list[Any]]:
         single = isinstance(prompts, str) or (
             len(prompts) > 0 and not isinstance(prompts[0], str | Sequence) and getattr(prompts[0], "ndim", 0) == 0
         )
-        rows = [prompts] if single else list(prompts)
+        rows: list[Any] = [prompts] if single else list(prompts)
         if not all(isinstance(row, str) for row in rows):
             rows = [[operator.index(token) for token in row] for row in rows]
     except TypeError:
