@@ -10,7 +10,8 @@ pytest.importorskip("transformers", reason="needs transformers for families that
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
-from twoaxis.ledger.decoder_memory import decoder_cache_bytes, depth_state
+from twoaxis.ledger.decoder_memory import decoder_cache_bytes
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.model.cost import decoder_cost
 from twoaxis.planner.model import ModelShape, read_model
 from twoaxis.planner.model.hugging_face import FAMILIES, NOT_MODELLED, read_hugging_face
@@ -248,7 +249,7 @@ def test_kimi_k3_reads_blocks_of_layers() -> None:
     model = read_model(config("kimi-k3"))
     assert model.depth.to_data()["block_size"] == 12 and model.depth.to_data()["count"] == "layer"
     # The embedding and, of 93 layers, eight blocks.
-    assert len(depth_state(model.depth, model.stack).states[-1]) >= 9
+    assert len(trace_stack(model.depth, model.stack, Shape(1, 1, 4), traffic=False).states[-1]) >= 9
     assert "text decoder" in model.name
 
 

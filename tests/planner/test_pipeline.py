@@ -20,7 +20,7 @@ from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.registry import Row
 from twoaxis.depth import AttentionResidualsConfig
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Layout
-from twoaxis.ledger.decoder_memory import depth_state
+from twoaxis.ledger.stack import trace_stack
 from twoaxis.planner.formulas import collectives
 from twoaxis.planner.formulas.collectives import even_cuts, hop_bytes
 from twoaxis.planner.formulas.schedules import gpipe_order, interleaved_order, one_f_one_b_order, schedule_order
@@ -194,7 +194,7 @@ def named(shape: ModelShape) -> list[dict[Any, int]]:
     """Bytes per token of the tensors of every state by name: of a `History` what it says, of other mixers what they make."""
     depth, stack = shape.depth, shape.stack
     if not isinstance(depth, History):
-        found = depth_state(depth, stack, 2).states
+        found = trace_stack(depth, stack, Shape(1, 1, 2), traffic=False).states
         return [{tensor.number: tensor.bytes for tensor in state} for state in found]
     states, length = list[dict[Any, int]](), depth.size * stack.block_lengths[0]
     for index in range(stack.n_sublayers + 1):

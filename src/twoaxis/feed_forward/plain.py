@@ -104,7 +104,6 @@ class ReLU2Config(PlainConfig):
     """
 
     kind: Literal["relu2"] = "relu2"
-    # The rectified numbers before they are squared.
 
     @property
     def activation(self) -> Callable[[Tensor], Tensor]:

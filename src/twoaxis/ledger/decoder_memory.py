@@ -10,7 +10,6 @@ from torch import nn
 from twoaxis.core.cost import Shape
 from twoaxis.core.measure import saved_bytes
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.depth import DepthConfig
 from twoaxis.ledger.meter import Mode, measured_dtype, measured_once, without_memory
 from twoaxis.ledger.stack import StackTrace, trace_stack
 from twoaxis.ledger.sublayer import cached_once, saved_once
@@ -165,8 +164,3 @@ def _outside_blocks(model: SavingModel, shape: Shape, mode: Mode) -> int:
 
 def _distinct(saves: Iterable[tuple[int, int, int]]) -> int:
     return sum({storage: size for _, storage, size in saves}.values())
-
-
-def depth_state(depth: DepthConfig, stack: LayerStack, element_bytes: int = 4) -> StackTrace:
-    """The states of a stack by itself, one token of it."""
-    return _trace(depth, stack, Shape(1, 1, element_bytes), (), "rms", False, "eager", False)
