@@ -24,6 +24,7 @@ from twoaxis.cli.serve import serve
 from twoaxis.cli.show import show
 from twoaxis.cli.study import study
 from twoaxis.cli.train import train
+from twoaxis.cli.output import is_first_process
 from twoaxis.core.errors import ConfigError, TwoAxisError, nearest
 from twoaxis.core.interrupt import termination_as_interrupt
 
@@ -147,7 +148,9 @@ def _usage(error: Any, words: Sequence[str]) -> str:
 def _fail(error: Exception, message: str, debug: bool) -> int:
     if debug:
         raise error
-    print(f"twoaxis: {' '.join(message.split())}", file=sys.stderr)
+    # The first of several processes says for all what any of them has found.
+    if is_first_process() or not isinstance(error, (TwoAxisError, _UsageError)):
+        print(f"twoaxis: {' '.join(message.split())}", file=sys.stderr)
     return BAD_INPUT
 
 

@@ -1,4 +1,4 @@
-"""Results as JSON for machines, and names of files as text."""
+"""Results as JSON for machines, names of files as text, and which of several processes shows them."""
 
 import json
 import os
@@ -13,6 +13,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a tabl
 def print_json(data: Any) -> None:
     """Prints data as indented JSON."""
     print(json.dumps(data, indent=1, ensure_ascii=False))
+
+
+def is_first_process() -> bool:
+    """Whether this is the first of the processes that `torchrun` has started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def name_of(path: Path) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from twoaxis.cli.output import Json, name_of, print_json
+from twoaxis.cli.output import Json, is_first_process, name_of, print_json
 from twoaxis.display.tables import print_table
 
 
@@ -14,7 +14,10 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="Changes to the recipe as key=value, such as model.depth.kind=deep_delta.")
     ] = None,
-    run: Annotated[Path | None, typer.Option(help="The folder of the run; by default runs/ and the recipe's name.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", "--folder", help="The folder of the run; by default runs/ and the recipe's name."),
+    ] = None,
     track: Annotated[
         list[str] | None,
         typer.Option(metavar="TRACKER", help="Where else to show the numbers: tensorboard, wandb or trackio; may be repeated."),
@@ -39,6 +42,9 @@ def train(
     WANDB_MODE=offline on this machine. Each is an extra, such as twoaxis[wandb], and takes options as an inline table:
     --track '{kind="wandb", project="depth"}'.
 
+    On several processes: torchrun --nproc-per-node 2 -m twoaxis train RECIPE parallel.shard=2 --folder RUN. The folder must be
+    one that all processes see; torchrun takes --run for an option of its own.
+
     Example: twoaxis train examples/tiny.toml model.depth=deep_delta steps=50 --run runs/delta
     """
     from twoaxis.core.config import parse_value
@@ -50,7 +56,9 @@ def train(
     folder = run or Path("runs") / recipe.stem
     result = run_training(config, folder, console_progress(), trackers=[parse_value(one) for one in track or []])
     data = result.to_data()
-    if as_json:
+    if not is_first_process():
+        pass
+    elif as_json:
         print_json({"run": name_of(folder), **data})
     else:
         rows = [(key, plain(value, decimal)) for key, value in data.items() if value is not None]

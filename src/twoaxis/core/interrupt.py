@@ -50,6 +50,11 @@ class StopRequest:
 
     name = ""
 
+    @property
+    def number(self) -> int:
+        """The number of the signal, 0 without one."""
+        return signal.Signals[self.name].value if self.name else 0
+
     def receive(self, number: int, frame: FrameType | None) -> None:
         """Handles one signal.
 

@@ -37,6 +37,15 @@ class Batch(NamedTuple):
         documents = None if self.documents is None else self.documents.to(device)
         return Batch(self.tokens.to(device), self.targets.to(device), documents)
 
+    def part(self, index: int, count: int) -> "Batch":
+        """Cuts the rows into `count` parts of equal size and returns one; rows are repeated, without a target, where they lack."""
+        size = -(-len(self.tokens) // count)
+        rows = torch.arange(index * size, (index + 1) * size)
+        there = rows < len(self.tokens)
+        rows = rows.clamp(max=len(self.tokens) - 1)
+        documents = None if self.documents is None else self.documents[rows]
+        return Batch(self.tokens[rows], self.targets[rows].masked_fill(~there[:, None], IGNORE), documents)
+
     def micro_batches(self, rows: int) -> "list[Batch]":
         """Cuts the batch into batches of at most this many rows."""
         tokens, targets = self.tokens.split(rows), self.targets.split(rows)

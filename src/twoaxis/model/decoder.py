@@ -244,6 +244,15 @@ class Decoder(DeclaredModule):
         total = linear_cross_entropy(hidden.flatten(0, 1), self.head_weight, targets.flatten())
         return total, (targets != IGNORE).sum()
 
+    @torch.no_grad()
+    def correct(
+        self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], layout: TokenLayout | None = None
+    ) -> Int[Tensor, ""]:
+        """Returns the number of targets that are the most likely token; those that are `IGNORE` do not count."""
+        hidden, _ = self.hidden(self.embed(tokens), layout)
+        valid = targets != IGNORE
+        return (self.logits(hidden[valid]).argmax(-1) == targets[valid]).sum()
+
     def _layout(self, embeddings: Tensor, layout: TokenLayout | None, cache: DecoderCache | None) -> TokenLayout:
         tokens = embeddings.shape[1]
         if layout is not None and layout.positions.shape[1] != tokens:

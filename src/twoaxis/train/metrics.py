@@ -65,6 +65,23 @@ def read_metrics(path: Path) -> list[StepRecord]:
     return _intact(path.read_bytes())[0] if path.exists() else []
 
 
+class UnwrittenMetrics:
+    """The records of a rank that writes no file: those of the steps that it takes itself."""
+
+    def __init__(self) -> None:
+        self.records: list[StepRecord] = []
+
+    def append(self, record: StepRecord) -> None:
+        """Keeps one record."""
+        self.records.append(record)
+
+    def sync(self) -> None:
+        """Has nothing to flush."""
+
+    def close(self) -> None:
+        """Has nothing to close."""
+
+
 class MetricsLog:
     """Appends records after the `step` of a checkpoint; records of later steps are truncated.
 

@@ -12,6 +12,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.data import CorpusField, Packing, TokenizerField, parse_corpus, parse_tokenizer
 from twoaxis.model import DecoderConfig
 from twoaxis.train.optim import OptimizerConfig
+from twoaxis.train.parallel.layout import ParallelConfig
 from twoaxis.train.schedule import AnnealConfig, CosineConfig, ScheduleField
 
 ANY_VOCABULARY = 1
@@ -66,7 +67,7 @@ class TrainConfig(Config):
         schedule: the learning-rate schedule, by table or bare kind.
         anneal: parameters set by a schedule instead of the optimizer, such as the blend of a retrofitted model.
         batch_size: windows in a step.
-        micro_batch_size: windows computed at once; None means all of them.
+        micro_batch_size: windows that a process computes at once; None means all of its own.
         steps: optimizer steps.
         seed: of the initial values and of the order of the data.
         validate_every: steps between validations; the last step always has one.
@@ -77,6 +78,7 @@ class TrainConfig(Config):
         device: `auto`, or any device of torch.
         compile: what `torch.compile` compiles: nothing (`off`), each `block`, or the whole `model`.
         recompute: activation checkpointing of nothing (`off`) or of every `block`.
+        parallel: the processes of the run.
 
     Raises:
         ConfigError: anything that cannot be run.
@@ -107,6 +109,7 @@ class TrainConfig(Config):
     device: str = "auto"
     compile: Literal["off", "block", "model"] = "off"
     recompute: Literal["off", "block"] = "off"
+    parallel: ParallelConfig = ParallelConfig()
 
     @field_validator("device")
     @classmethod
@@ -125,6 +128,7 @@ class TrainConfig(Config):
             allowed = f"at most batch_size={self.batch_size}"
             raise ConfigError(problem("micro_batch_size", self.micro_batch_size, allowed, "lower it, or leave it out"))
         self.schedule.check(self.steps)
+        self.parallel.check(self.batch_size, self.micro_batch_size, self.compile)
         return self
 
     def decoder(self, vocab_size: int) -> DecoderConfig:

@@ -55,7 +55,7 @@ class RunFolder:
         """
         if not (self.path / "config.json").exists():
             return
-        difference = first_difference(self.config.to_data(), config.to_data())
+        difference = first_difference(_trained(self.config), _trained(config))
         if difference:
             key, there, here = difference
             raise CheckpointError(
@@ -178,7 +178,7 @@ def is_longer(folder: RunFolder, config: TrainConfig) -> bool:
     if not (folder.path / "config.json").exists():
         return False
     there, result = folder.config, folder.result
-    if {**there.to_data(), "steps": config.steps} != config.to_data() or (result is not None and result.status == "diverged"):
+    if {**_trained(there), "steps": config.steps} != _trained(config) or (result is not None and result.status == "diverged"):
         return False
     if config.steps > there.steps:
         taken, kind = newest_step(folder.checkpoints), config.schedule.to_data()["kind"]
@@ -204,6 +204,11 @@ def lengthen(folder: RunFolder, config: TrainConfig, progress: Progress) -> None
         progress.note(f"{folder.path}: goes on after step {taken} to step {config.steps}, instead of {before}")
     # After the recipe, so that a full disk leaves the shorter run unchanged.
     (folder.path / "result.json").unlink(missing_ok=True)
+
+
+def _trained(config: TrainConfig) -> dict[str, Any]:
+    """The recipe without the layout of its processes, which may change when a run is resumed."""
+    return {key: value for key, value in config.to_data().items() if key != "parallel"}
 
 
 def _first_other_rate(there: TrainConfig, here: TrainConfig, taken: int) -> int | None:

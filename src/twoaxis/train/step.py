@@ -14,8 +14,8 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.data import Batch
 from twoaxis.model import Decoder
 from twoaxis.model.block import Block
-from twoaxis.ops.cross_entropy import IGNORE
 from twoaxis.train.optim import set_learning_rate
+from twoaxis.train.parallel.placement import Placement
 from twoaxis.train.recipe import TrainConfig
 
 ISOLATED: dict[str, Any] = {"isolate_recompiles": True}
@@ -80,9 +80,7 @@ class TokenLoss:
         """The number of targets that are the most likely token; not compiled."""
         tokens, targets, documents = batch.to(self.device)
         with self._precision(), torch.compiler.set_stance("force_eager"):
-            hidden, _ = self.model.hidden(self.model.embed(tokens), _layout(documents))
-            valid = targets != IGNORE
-            return (self.model.logits(hidden[valid]).argmax(-1) == targets[valid]).sum()
+            return self.model.correct(tokens, targets, _layout(documents))
 
     def _eager_loss(
         self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None
@@ -106,14 +104,14 @@ def _layout(documents: Int[Tensor, "B T"] | None) -> TokenLayout | None:
 
 
 def rows_at_once(config: TrainConfig) -> int:
-    """Windows in a micro-batch.
+    """Windows in a micro-batch of one process.
 
     Raises:
         ConfigError: a compiled recipe, whose shapes are static, with micro-batches that do not divide the batch.
     """
-    rows = config.micro_batch_size or config.batch_size
-    if config.compile != "off" and config.batch_size % rows:
-        allowed = f"a divisor of batch_size={config.batch_size} when compiled"
+    rows = config.micro_batch_size or config.batch_size // config.parallel.data_ranks
+    if config.compile != "off" and (config.batch_size // config.parallel.data_ranks) % rows:
+        allowed = f"a divisor of the {config.batch_size // config.parallel.data_ranks} windows of a process when compiled"
         raise ConfigError(problem("micro_batch_size", rows, allowed, "change one of them or set compile=off"))
     return rows
 
@@ -132,16 +130,24 @@ class StepOutcome(NamedTuple):
     tokens: int
 
 
-def accumulate_gradients(token_loss: Callable[[Batch], Tensor], batch: Batch, rows: int) -> tuple[Tensor, int]:
+def accumulate_gradients(
+    token_loss: Callable[[Batch], Tensor], batch: Batch, rows: int, tokens: int | None = None
+) -> tuple[Tensor, int]:
     """Accumulates the gradient of the mean token loss of the batch over micro-batches of `rows` windows.
 
     The summed `token_loss` of each micro-batch is divided by the valid tokens of the whole batch, so all tokens weigh the same.
     A batch without a valid token has loss 0 and gradients 0.
 
+    Args:
+        token_loss: the summed loss of a batch.
+        batch: the rows of this process.
+        rows: windows of a micro-batch.
+        tokens: valid tokens of all processes; None counts those of `batch`.
+
     Returns:
-        The mean loss, and the number of valid tokens.
+        The loss of these rows over all valid tokens, and their number.
     """
-    tokens = batch.n_targets
+    tokens = batch.n_targets if tokens is None else tokens
     losses = []
     for part in batch.micro_batches(rows):
         loss = token_loss(part) / max(tokens, 1)
@@ -150,10 +156,12 @@ def accumulate_gradients(token_loss: Callable[[Batch], Tensor], batch: Batch, ro
     return torch.stack(losses).sum(), tokens
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], clip_norm: float | None) -> Tensor:
-    """Clips the gradients to the norm, and returns their norm before clipping."""
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], clip_norm: float | None, whole_norm: Callable[[Tensor], Tensor] = lambda norm: norm
+) -> Tensor:
+    """Clips the gradients to the norm, and returns their norm before clipping; `whole_norm` makes it that of all processes."""
     parameters = list(parameters)
-    norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    norm = whole_norm(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if clip_norm is not None:
         nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
     return norm
@@ -167,13 +175,26 @@ def take_step(
     rows: int,
     multiplier: float,
     clip_norm: float | None,
+    placement: Placement | None = None,
 ) -> StepOutcome:
-    """Takes one optimizer step and waits for the device once; a loss or norm may be not finite."""
+    """Takes one optimizer step and waits for the device once; a loss or norm may be not finite.
+
+    Args:
+        token_loss: the summed loss of a batch.
+        optimizer: of the parameters of this process.
+        batch: of all processes.
+        rows: windows of a micro-batch.
+        multiplier: of the full learning rate.
+        clip_norm: largest norm of the whole gradient; None does not clip.
+        placement: of model and batch; None is one process.
+    """
+    placement = placement or Placement()
     set_learning_rate(optimizer, multiplier)
-    loss, tokens = accumulate_gradients(token_loss, batch, rows)
+    loss, tokens = accumulate_gradients(token_loss, placement.rows(batch), rows, batch.n_targets)
+    placement.take_gradients()
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    norm = clip_gradients(parameters, clip_norm)
-    measured = torch.stack([loss.double(), norm.double()])
+    norm = clip_gradients(parameters, clip_norm, placement.whole_norm)
+    measured = torch.stack([placement.ranks.sum(loss.double()), norm.double()])
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     mean_loss, grad_norm = measured.tolist()

@@ -1,5 +1,7 @@
 """Everything that a run trains with, restored from its newest checkpoint, and validation on fixed batches."""
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -9,25 +11,18 @@ from torch import Tensor
 from twoaxis.core.errors import DataError
 from twoaxis.core.files import remove_drafts
 from twoaxis.data import Batch, PackedSampler, PreparedData, prepare, validation_batches
-from twoaxis.model import Decoder
-from twoaxis.train.checkpoint import Checkpoint, load_newest, remove_old, save_checkpoint, set_aside_newer
-from twoaxis.train.environment import changed_environment, describe_environment, peak_bytes
-from twoaxis.train.metrics import MetricsLog
+from twoaxis.train.checkpoint import remove_old, set_aside_newer
+from twoaxis.train.environment import changed_environment, code_sha256, describe_environment, peak_bytes
+from twoaxis.train.metrics import MetricsLog, UnwrittenMetrics
 from twoaxis.train.optim import build_optimizer, group_table, parameter_groups
+from twoaxis.train.parallel.placement import placement_of
+from twoaxis.train.parallel.ranks import Ranks
 from twoaxis.train.progress import Progress
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import RunFolder, lengthen
 from twoaxis.train.schedule import Annealing
 from twoaxis.train.step import StepOutcome, TokenLoss, choose_device, rows_at_once, take_step
-from twoaxis.train.training_state import (
-    model_tensors,
-    optimizer_tensors,
-    parameters_sha256,
-    random_state,
-    restore_model,
-    restore_optimizer,
-    restore_random_state,
-)
+from twoaxis.train.training_state import random_state, restore_random_state
 
 
 class Validation(NamedTuple):
@@ -51,8 +46,16 @@ def evaluate(
     batches: Sequence[Batch],
     data: PreparedData,
     hits: Callable[[Batch], Tensor] | None = None,
+    total: Callable[[Tensor], Tensor] = lambda value: value,
 ) -> Validation:
     """Computes the mean loss over batches from summed token losses, and the accuracy from `hits` for a corpus with answers.
+
+    Args:
+        token_loss: the summed loss of a batch.
+        batches: the validation batches.
+        data: their corpus.
+        hits: the number of right answers of a batch.
+        total: makes a number that of all processes.
 
     Raises:
         DataError: the batches have no valid target.
@@ -64,10 +67,10 @@ def evaluate(
             "use longer documents or data.packing=joined"
         )
     # In float64, so that many batches lose no digits.
-    loss = float(torch.stack([token_loss(batch) for batch in batches]).cpu().double().sum()) / tokens
+    loss = float(total(torch.stack([token_loss(batch) for batch in batches]).cpu().double().sum())) / tokens
     accuracy = None
     if hits is not None and data.answer_cues:
-        accuracy = int(torch.stack([hits(batch) for batch in batches]).sum()) / tokens
+        accuracy = int(total(torch.stack([hits(batch) for batch in batches]).cpu().sum())) / tokens
     return Validation(loss, data.bits_per_byte(loss), tokens, accuracy)
 
 
@@ -82,6 +85,7 @@ class Trainer:
         saved_step: the step of the newest checkpoint, 0 when there is none.
         tokens_per_step: tokens read in a step.
         earlier_peak_bytes: the largest resident memory of the processes before this one.
+        placement: what this process holds of model, batches and checkpoints.
 
     Raises:
         ConfigError: a recipe that cannot be run here.
@@ -89,30 +93,27 @@ class Trainer:
         CheckpointError: a folder of another run, or no intact checkpoint among several.
     """
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, progress: Progress) -> None:
+    def __init__(self, config: TrainConfig, folder: RunFolder, progress: Progress, ranks: Ranks | None = None) -> None:
+        ranks = ranks or Ranks()
         self.config, self.folder, self.progress = config, folder, progress
-        data, rows, device = config.data, rows_at_once(config), choose_device(config.device)
-        self.data = prepare(data.corpus, data.tokenizer.in_run_folder(folder.path), progress=progress.preparing)
-        self.rows = rows
-        cues, held_out = self.data.answer_cues, self.data.validation
-        self.sampler = PackedSampler(self.data.train, config.batch_size, data.seq_len, config.seed, data.packing, cues)
-        self.validation = validation_batches(held_out, rows, data.seq_len, config.validation_tokens, data.packing, cues)
+        self.placement, self.ranks = placement_of(ranks), ranks
+        self.rows = ranks.each(lambda: rows_at_once(config))
+        device = ranks.device or ranks.each(lambda: choose_device(config.device))
+        self.data = self._prepare()
+        decoder = ranks.each(lambda: config.decoder(self.data.tokenizer.vocab_size))
         torch.manual_seed(config.seed)
-        self.model = Decoder.build(config.decoder(self.data.tokenizer.vocab_size), config.seed)
+        self.model = self.placement.build(decoder, config.seed, device)
         options = (*config.optimizer.groups, *(anneal.group for anneal in config.anneal))
-        groups = parameter_groups(self.model, config.optimizer.replace(groups=options))
-        self.annealing = Annealing(self.model, config.anneal)
+        groups = ranks.each(lambda: parameter_groups(self.model, config.optimizer.replace(groups=options)))
+        self.annealing = ranks.each(lambda: Annealing(self.model, config.anneal))
         # After the data and the model, so that an error above leaves the shorter run unchanged.
-        lengthen(folder, config, progress)
-        folder.claim(config, self.data)
-        folder.write_once("initial_parameters", parameters_sha256(self.model))
-        self.model.to(device)
-        self.optimizer = build_optimizer(groups, config.optimizer)
+        ranks.first(self._claim)
+        self.optimizer = ranks.each(lambda: build_optimizer(self.placement.local(groups), config.optimizer))
         self.token_loss = TokenLoss(self.model, config)
-        self.tokens_per_step = config.batch_size * data.seq_len
+        self.tokens_per_step = config.batch_size * config.data.seq_len
         self.step = self.saved_step = self.earlier_peak_bytes = 0
         self._noted_empty = False
-        self._describe(group_table(groups))
+        ranks.first(lambda: self._describe(group_table(groups)))
         self._resume()
 
     def take_step(self, multiplier: float) -> StepOutcome:
@@ -125,6 +126,7 @@ class Trainer:
             rows=self.rows,
             multiplier=multiplier,
             clip_norm=self.config.optimizer.clip_norm,
+            placement=self.placement,
         )
         self.step += 1
         if not outcome.tokens and not self._noted_empty:
@@ -137,7 +139,14 @@ class Trainer:
 
     def validate(self) -> Validation:
         """Measures loss, and accuracy for a corpus with answers, on the validation batches."""
-        return evaluate(self.token_loss.evaluate, self.validation, self.data, self.token_loss.hits)
+        rows, loss = self.placement.rows, self.token_loss
+        return evaluate(
+            lambda batch: loss.evaluate(rows(batch)),
+            self.validation,
+            self.data,
+            lambda batch: loss.hits(rows(batch)),
+            self.ranks.sum,
+        )
 
     def save(self) -> None:
         """Writes a checkpoint.
@@ -145,7 +154,7 @@ class Trainer:
         Raises:
             CheckpointError: the disk is full or cannot be written; earlier checkpoints are unchanged.
         """
-        self.metrics.sync()
+        self.ranks.first(self.metrics.sync)
         losses = [record.validation_loss for record in self.metrics.records if record.validation_loss is not None]
         state = {
             "schedule_step": self.step,
@@ -154,27 +163,55 @@ class Trainer:
             "best_validation_loss": min(losses, default=None),
             "peak_memory_bytes": max(self.earlier_peak_bytes, peak_bytes()),
         }
-        checkpoint = Checkpoint(self.step, model_tensors(self.model), optimizer_tensors(self.model, self.optimizer), state)
-        save_checkpoint(self.folder.checkpoints, checkpoint, self.config.keep_checkpoints)
+        folder, keep = self.folder.checkpoints, self.config.keep_checkpoints
+        self.placement.save(folder, self.step, self.model, self.optimizer, state, keep)
         self.saved_step = self.step
 
+    def _prepare(self) -> PreparedData:
+        """Reads the data, which must be the same on all ranks, and the windows of training and validation."""
+        config, data, ranks = self.config, self.config.data, self.ranks
+        tokenizer = data.tokenizer.in_run_folder(self.folder.path)
+        prepared = ranks.in_turn(lambda: prepare(data.corpus, tokenizer, progress=self.progress.preparing))
+        ranks.check_same(
+            {
+                "recipe": hashlib.sha256(json.dumps(config.to_data(), sort_keys=True).encode()).hexdigest()[:12],
+                "corpus": prepared.train.header.corpus[:12],
+                "tokenizer": prepared.train.header.tokenizer[:12],
+                "torch version": torch.__version__,
+                "code of twoaxis": code_sha256()[:12],
+            }
+        )
+        cues, windows = prepared.answer_cues, (data.seq_len, config.validation_tokens, data.packing)
+        self.sampler = ranks.each(
+            lambda: PackedSampler(prepared.train, config.batch_size, data.seq_len, config.seed, data.packing, cues)
+        )
+        rows = self.rows * config.parallel.data_ranks
+        self.validation = ranks.each(lambda: validation_batches(prepared.validation, rows, *windows, cues))
+        return prepared
+
+    def _claim(self) -> None:
+        lengthen(self.folder, self.config, self.progress)
+        self.folder.claim(self.config, self.data)
+        self.folder.write_once("initial_parameters", self.placement.initial_sha256)
+
     def _resume(self) -> None:
-        remove_drafts(self.folder.checkpoints)
-        checkpoint = load_newest(self.folder.checkpoints, self.progress.note)
-        if checkpoint is not None:
-            restore_model(self.model, checkpoint.model)
-            self.step = self.saved_step = checkpoint.step
+        ranks, folder = self.ranks, self.folder.checkpoints
+        ranks.first(lambda: remove_drafts(folder))
+        restored = self.placement.restore(folder, self.model, self.optimizer, self.progress.note)
+        if restored is not None:
+            self.step, state = restored
+            self.saved_step = self.step
             self.progress.note(f"{self.folder.path}: resuming after step {self.step}")
-        # The checkpoint of an imported model has nothing but weights.
-        if checkpoint is not None and "sampler" in checkpoint.state:
-            restore_optimizer(self.model, self.optimizer, checkpoint.optimizer)
-            self.sampler.restore(checkpoint.state["sampler"])
-            restore_random_state(checkpoint.state["random"])
-            self.earlier_peak_bytes = checkpoint.state["peak_memory_bytes"]
-        self.metrics = MetricsLog(self.folder.metrics, self.step)
-        set_aside_newer(self.folder.checkpoints, self.step)
+            # The checkpoint of an imported model has nothing but weights.
+            if "sampler" in state:
+                ranks.each(lambda: self.sampler.restore(state["sampler"]))
+                restore_random_state(state["random"])
+                self.earlier_peak_bytes = state["peak_memory_bytes"]
+        written = ranks.is_first
+        self.metrics = ranks.each(lambda: MetricsLog(self.folder.metrics, self.step) if written else UnwrittenMetrics())
+        ranks.first(lambda: set_aside_newer(folder, self.step))
         # After an intact one is found: a process that was killed may have left more than `keep_checkpoints`.
-        remove_old(self.folder.checkpoints, self.config.keep_checkpoints)
+        ranks.first(lambda: remove_old(folder, self.config.keep_checkpoints))
 
     def _describe(self, groups: str) -> None:
         for remark in self.data.remarks:
@@ -183,7 +220,7 @@ class Trainer:
         if read < wanted:
             has = f"the validation text has {read:,} tokens in whole windows"
             self.progress.note(f"validation_tokens={wanted:,}: {has}; all of them are read")
-        environment = describe_environment(self.token_loss.device, self.token_loss.dtype)
+        environment = describe_environment(self.token_loss.device, self.token_loss.dtype, self.ranks.count)
         self.folder.write_once("env", environment)
         changes = changed_environment(self.folder.read("env"), environment)
         if changes:
@@ -191,5 +228,6 @@ class Trainer:
         self.progress.note(groups)
         self.progress.note(
             f"device {environment['device']}, {environment['precision']}, {environment['threads']} threads, "
-            f"compile {self.config.compile}" + ("; the first step compiles" if self.config.compile != "off" else "")
+            + (f"{self.ranks.count} processes, " if self.ranks.count > 1 else "")
+            + f"compile {self.config.compile}" + ("; the first step compiles" if self.config.compile != "off" else "")
         )

@@ -25,9 +25,9 @@ def restore_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         CheckpointError: a parameter that is missing, unknown, or of another shape or dtype.
     """
     parameters = dict(model.named_parameters())
-    _compare_names(parameters, tensors)
+    compare_names(parameters, tensors)
     for name, parameter in parameters.items():
-        _compare("parameter", name, tensors[name], parameter)
+        compare("parameter", name, tensors[name], parameter)
         parameter.copy_(tensors[name])
 
 
@@ -54,7 +54,7 @@ def restore_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, tensor
             raise CheckpointError(f"checkpoint has optimizer state of the unknown parameter {name!r}; use the run's own model")
         parameter = parameters[name]
         if value.ndim:
-            _compare("optimizer state", key, value, parameter)
+            compare("optimizer state", key, value, parameter)
         # Copied into memory that torch allocates: kernels may round differently at the alignment of the file.
         fresh = torch.empty_like(value, device=parameter.device if optimizer.defaults["fused"] or value.ndim else "cpu")
         optimizer.state[parameter][kind] = fresh.copy_(value)
@@ -80,16 +80,22 @@ def restore_random_state(states: Mapping[str, str]) -> None:
 
 def parameters_sha256(model: nn.Module) -> dict[str, str]:
     """The SHA-256 of every parameter by name."""
-    return {name: _digest(tensor) for name, tensor in model_tensors(model).items()}
+    return {name: tensor_sha256(tensor) for name, tensor in model_tensors(model).items()}
 
 
-def _digest(tensor: Tensor) -> str:
+def tensor_sha256(tensor: Tensor) -> str:
+    """The SHA-256 of the dtype, shape and bytes of a tensor on the CPU."""
     digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
     digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def _compare_names(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+def compare_names(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+    """Compares the names of the parameters of a model with those of a checkpoint.
+
+    Raises:
+        CheckpointError: one is missing or unknown.
+    """
     missing, unknown = sorted(here.keys() - there.keys()), sorted(there.keys() - here.keys())
     if missing or unknown:
         differs = f"lacks {missing[0]!r}" if missing else f"has the unknown {unknown[0]!r}"
@@ -97,7 +103,12 @@ def _compare_names(here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
         raise CheckpointError(f"checkpoint {differs}{more}; it belongs to another model; use the run's own configuration")
 
 
-def _compare(what: str, name: str, there: Tensor, here: Tensor) -> None:
+def compare(what: str, name: str, there: Tensor, here: Tensor) -> None:
+    """Compares shape and dtype of a tensor in a checkpoint with those of the model.
+
+    Raises:
+        CheckpointError: one differs.
+    """
     if there.shape != here.shape or there.dtype != here.dtype:
         raise CheckpointError(
             f"checkpoint {what} {name!r} is {_kind(there)}; must be {_kind(here)}; use the run's own configuration"

@@ -1,0 +1,187 @@
+"""The processes of a run: started by `torchrun`, joined here, and what they exchange besides tensors of the model."""
+
+import gc
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from twoaxis.core.errors import CheckpointError, ConfigError, DataError, TwoAxisError, problem
+from twoaxis.train.parallel.layout import ParallelConfig
+
+T = TypeVar("T")
+
+KINDS: Mapping[str, type[TwoAxisError]] = {kind.__name__: kind for kind in (ConfigError, DataError, CheckpointError)}
+"""The errors that one rank reports to the others, by name."""
+
+LOST = ("gloo", "Gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "Timed out", "timed out", "c10d")
+"""Words in the errors of collectives whose other side is gone."""
+
+
+class Ranks:
+    """The processes of one run; a run of one process sends nothing.
+
+    Attributes:
+        rank: of this process, from 0.
+        count: of all processes.
+        mesh: the ranks by `replicate` and `shard`; None for one process.
+    """
+
+    def __init__(self, mesh: DeviceMesh | None = None) -> None:
+        self.mesh = mesh
+        self.rank, self.count = (0, 1) if mesh is None else (dist.get_rank(), dist.get_world_size())
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the folder of the run and tells its progress."""
+        return self.rank == 0
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of this rank; None leaves the choice to the recipe."""
+        if self.mesh is None or self.mesh.device_type == "cpu":
+            return None
+        return torch.device(self.mesh.device_type, torch.accelerator.current_device_index())
+
+    def sum(self, values: Tensor) -> Tensor:
+        """The sum over all ranks."""
+        if self.count > 1:
+            values = values.clone()
+            dist.all_reduce(values)
+        return values
+
+    def largest(self, number: int) -> int:
+        """The largest of the numbers of all ranks."""
+        if self.count == 1:
+            return number
+        value = torch.tensor(number)
+        dist.all_reduce(value, dist.ReduceOp.MAX)
+        return int(value)
+
+    def gather(self, value: Any) -> list[Any]:
+        """The JSON-ready values of all ranks, in order."""
+        if self.count == 1:
+            return [value]
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
+        dist.all_gather(sizes, torch.tensor([own.numel()]))
+        longest = max(int(size) for size in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: own.numel()] = own
+        found = [torch.empty_like(padded) for _ in range(self.count)]
+        dist.all_gather(found, padded)
+        return [json.loads(bytes(one[: int(size)].tolist())) for one, size in zip(found, sizes, strict=True)]
+
+    def each(self, work: Callable[[], T]) -> T:
+        """Has every rank do its work, without collectives; an error of one is an error of all.
+
+        Raises:
+            TwoAxisError: the error of the lowest rank that has one.
+        """
+        if self.count == 1:
+            return work()
+        done, failed = None, None
+        try:
+            done = work()
+        except TwoAxisError as error:
+            kind = next((name for name, one in KINDS.items() if isinstance(error, one)), "CheckpointError")
+            failed = {"kind": kind, "message": str(error)}
+        for error in self.gather(failed):
+            if error is not None:
+                raise KINDS[error["kind"]](error["message"])
+        return done  # type: ignore[return-value]
+
+    def first(self, work: Callable[[], T]) -> T:
+        """Has the first rank do a work with a JSON-ready result, which all return."""
+        found = self.each(lambda: work() if self.is_first else None)
+        return self.gather(found)[0]
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """Has the first rank do a work before all others, which then find its files."""
+        if self.count == 1:
+            return work()
+        found = self.each(lambda: work() if self.is_first else None)
+        other = self.each(lambda: None if self.is_first else work())
+        return found if self.is_first else other  # type: ignore[return-value]
+
+    def check_same(self, what: Mapping[str, str]) -> None:
+        """Compares values by name between all ranks.
+
+        Raises:
+            ConfigError: the first that differs.
+        """
+        everywhere = self.gather(dict(what))
+        for name, value in everywhere[0].items():
+            other = next((rank for rank, values in enumerate(everywhere) if values[name] != value), None)
+            if other is not None:
+                raise ConfigError(
+                    f"{name}: {value} on rank 0, {everywhere[other][name]} on rank {other}: must be equal on all ranks; start "
+                    "every process with the same recipe, files and versions"
+                )
+
+    @contextmanager
+    def watched(self, saved_step: Callable[[], int]) -> Iterator[None]:
+        """Turns the error of a collective whose other side is gone into one line.
+
+        Raises:
+            CheckpointError: a rank has ended, or has not answered in time.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            if self.count == 1 or not any(word in str(error) for word in LOST):
+                raise
+            raise CheckpointError(
+                f"rank {self.rank} of {self.count}: another process of the run has ended or does not answer; the checkpoint of "
+                f"step {saved_step()} is intact; start all processes again to resume"
+            ) from error
+
+
+@contextmanager
+def joined(config: ParallelConfig, device: str = "auto") -> Iterator[Ranks]:
+    """Joins the processes that `torchrun` has started, one for each rank of the layout.
+
+    Raises:
+        ConfigError: another number of processes, or processes that do not find each other.
+    """
+    started = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    if started != config.ranks:
+        sizes = f"parallel.shard={config.shard} * parallel.replicate={config.replicate}"
+        remedy = f"torchrun --nproc-per-node {config.ranks} -m twoaxis train RECIPE" if started == 1 else "change one of them"
+        raise ConfigError(problem("processes", started, f"{config.ranks}, {sizes}", f"start {remedy}" if started == 1 else remedy))
+    if started == 1:
+        yield Ranks()
+        return
+    kind = _device_kind(device)
+    if kind != "cpu":
+        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
+    try:
+        # Values of the run are exchanged on the CPU, tensors of the model on their device.
+        backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
+        dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_seconds))
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"rank {os.environ['RANK']}: cannot join the others ({str(error).splitlines()[0]}); check that all processes are "
+            "started, and that MASTER_ADDR and MASTER_PORT are reachable and free"
+        ) from None
+    try:
+        names = ("replicate", "shard")
+        yield Ranks(init_device_mesh(kind, (config.replicate, config.shard), mesh_dim_names=names))
+    finally:
+        # Models that hold process groups must go first, or gloo ends the process with an abort.
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def _device_kind(device: str) -> str:
+    if device != "auto":
+        return torch.device(device).type
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if found is None else found.type

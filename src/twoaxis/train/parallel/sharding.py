@@ -1,0 +1,116 @@
+"""A decoder whose parameters, gradients and optimizer state are divided among ranks: FSDP2, one unit per block."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Shard
+
+from twoaxis.core.parameters import initial_values
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.train.training_state import tensor_sha256
+
+FORWARD_METHODS = ("loss", "correct")
+"""Methods of a decoder that gather its parameters, as calling it does."""
+
+
+def shard(config: DecoderConfig, mesh: DeviceMesh, seed: int) -> tuple[Decoder, dict[str, str]]:
+    """Builds a decoder that holds the shards of this rank only, with the initial values of the whole decoder for the seed.
+
+    Gradients are summed over the ranks, not averaged: a loss is divided by the tokens of all of them.
+
+    Cost: of whole parameters, a rank holds one at a time while it draws initial values, and those of a block in a step
+
+    Returns:
+        The decoder, and the SHA-256 of every whole parameter by name.
+    """
+    with torch.device("meta"):
+        model = Decoder(config)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for name in FORWARD_METHODS:
+        register_fsdp_forward_method(model, name)
+    model.to_empty(device=_device(mesh))
+    for unit in _units(model):
+        unit.set_gradient_divide_factor(1.0)
+        # gloo has no other reduction with a factor.
+        unit.set_force_sum_reduction_for_comms(True)
+        # Once, so that a shard stays in the memory that the optimizer is given.
+        unit.unshard()
+        unit.reshard()
+    return model, _initialise(model, seed)
+
+
+def local_part(whole: Tensor, placed: DTensor) -> Tensor:
+    """The part of a whole tensor that this rank holds of a sharded one."""
+    for size, place, rank in zip(placed.device_mesh.shape, placed.placements, _coordinate(placed.device_mesh), strict=True):
+        if isinstance(place, Shard):
+            parts = whole.chunk(size, place.dim)
+            whole = parts[rank] if rank < len(parts) else whole.narrow(place.dim, 0, 0)
+    return whole
+
+
+class Shards:
+    """The shards of this rank as plain parameters, for the optimizer: a step dispatches no distributed tensor.
+
+    Args:
+        placed: parameters of a sharded decoder by name.
+
+    Attributes:
+        parameters: the local parameters by name; they share memory with those of the model.
+    """
+
+    def __init__(self, placed: Mapping[str, nn.Parameter]) -> None:
+        self._placed = {name: _distributed(one) for name, one in placed.items()}
+        self.parameters = {
+            name: nn.Parameter(one.detach().to_local(), one.requires_grad) for name, one in self._placed.items()
+        }
+
+    def take_gradients(self) -> None:
+        """Moves the gradients of the model to the local parameters."""
+        for name, placed in self._placed.items():
+            gradient = placed.grad
+            self.parameters[name].grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            placed.grad = None
+
+    def place(self, name: str, local: Tensor) -> DTensor:
+        """A tensor like the local parameter of this name, such as optimizer state, as the shard of a whole one."""
+        placed = self._placed[name]
+        return DTensor.from_local(
+            local, placed.device_mesh, placed.placements, run_check=False, shape=placed.shape, stride=placed.stride()
+        )
+
+
+def _initialise(model: Decoder, seed: int) -> dict[str, str]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    digests = {}
+    with torch.no_grad():
+        for parameter, value in initial_values(model, seed):
+            placed = _distributed(parameter)
+            digests[names[id(parameter)]] = tensor_sha256(value)
+            placed.to_local().copy_(local_part(value, placed))
+    return digests
+
+
+def _distributed(parameter: Tensor) -> DTensor:
+    assert isinstance(parameter, DTensor), "a parameter of a sharded decoder is no shard"
+    return parameter
+
+
+def _units(model: nn.Module) -> Iterator[FSDPModule]:
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def _coordinate(mesh: DeviceMesh) -> list[int]:
+    found = mesh.get_coordinate()
+    assert found is not None, "this rank is outside the mesh"
+    return list(found)
+
+
+def _device(mesh: DeviceMesh) -> torch.device:
+    if mesh.device_type == "cpu":
+        return torch.device("cpu")
+    return torch.device(mesh.device_type, torch.accelerator.current_device_index())
