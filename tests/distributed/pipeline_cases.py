@@ -11,7 +11,7 @@ from twoaxis.depth import DEPTH
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.planner.ledger import payload
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.train.parallel import PipelineConfig
+from twoaxis.train.parallel.boundaries import PipelineConfig
 
 from .pipeline_worker import LEARNING_RATE, STEPS, VOCABULARY, StrangeConfig, batch
 

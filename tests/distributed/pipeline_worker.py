@@ -26,7 +26,8 @@ from twoaxis.depth import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.depth.base import Layout
 from twoaxis.model import DecoderConfig
 from twoaxis.ops.cross_entropy import IGNORE
-from twoaxis.train.parallel import Pipeline, PipelineConfig
+from twoaxis.train.parallel.boundaries import PipelineConfig
+from twoaxis.train.parallel.pipeline import Pipeline
 from twoaxis.train.parallel.stage import CachingStage
 
 STEPS = 2

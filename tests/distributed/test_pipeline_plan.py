@@ -20,7 +20,8 @@ from twoaxis.planner.ledger import Forwarding, payload
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.setting import ParallelLayout, Setting
 from twoaxis.sequence import SEQUENCE
-from twoaxis.train.parallel import Pipeline, PipelineConfig, make_plan
+from twoaxis.train.parallel.boundaries import PipelineConfig, make_plan
+from twoaxis.train.parallel.pipeline import Pipeline
 from twoaxis.train.parallel.stage import build_part
 
 from .pipeline_cases import decoder, pipeline

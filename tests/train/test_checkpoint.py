@@ -216,10 +216,10 @@ def test_random_state_is_restored() -> None:
 
 
 def test_a_newer_format_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twoaxis.train.checkpoint.FORMAT", 2)
+    monkeypatch.setattr("twoaxis.train.checkpoint.FORMAT", 3)
     save_checkpoint(tmp_path, checkpoint(1), keep=1)
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="has format 2; must be 1; update twoaxis"):
+    with pytest.raises(CheckpointError, match="has format 3; must be 1 or 2; update twoaxis"):
         load_checkpoint(tmp_path / "step-00000001")
 
 

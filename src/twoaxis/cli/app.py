@@ -17,6 +17,7 @@ from twoaxis.cli.evaluate import evaluate
 from twoaxis.cli.export import export, import_
 from twoaxis.cli.generate import generate
 from twoaxis.cli.list import list_mixers
+from twoaxis.cli.output import is_first_process
 from twoaxis.cli.plan import plan
 from twoaxis.cli.report import report
 from twoaxis.cli.retrofit import retrofit
@@ -24,7 +25,6 @@ from twoaxis.cli.serve import serve
 from twoaxis.cli.show import show
 from twoaxis.cli.study import study
 from twoaxis.cli.train import train
-from twoaxis.cli.output import is_first_process
 from twoaxis.core.errors import ConfigError, TwoAxisError, nearest
 from twoaxis.core.interrupt import termination_as_interrupt
 

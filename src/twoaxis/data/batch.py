@@ -38,7 +38,7 @@ class Batch(NamedTuple):
         return Batch(self.tokens.to(device), self.targets.to(device), documents)
 
     def part(self, index: int, count: int) -> "Batch":
-        """Cuts the rows into `count` parts of equal size and returns one; rows are repeated, without a target, where they lack."""
+        """One of `count` parts of equal size; rows that lack are filled with others, whose targets are `IGNORE`."""
         size = -(-len(self.tokens) // count)
         rows = torch.arange(index * size, (index + 1) * size)
         there = rows < len(self.tokens)

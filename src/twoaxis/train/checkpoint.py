@@ -138,7 +138,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         state = read_state(path)
         for name, sha256 in state["files"].items():
-            if filefile_sha256(path / name) != sha256:
+            if file_sha256(path / name) != sha256:
                 raise CheckpointError(f"checkpoint {path.name} is damaged: {name} differs from its checksum")
         if state["format"] == FORMAT_SHARDED:
             return _gathered(path, state)

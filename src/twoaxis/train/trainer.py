@@ -181,12 +181,14 @@ class Trainer:
                 "code of twoaxis": code_sha256()[:12],
             }
         )
-        cues, windows = prepared.answer_cues, (data.seq_len, config.validation_tokens, data.packing)
+        cues = prepared.answer_cues
         self.sampler = ranks.each(
             lambda: PackedSampler(prepared.train, config.batch_size, data.seq_len, config.seed, data.packing, cues)
         )
-        rows = self.rows * config.parallel.data_ranks
-        self.validation = ranks.each(lambda: validation_batches(prepared.validation, rows, *windows, cues))
+        rows, tokens = self.rows * config.parallel.data_ranks, config.validation_tokens
+        self.validation = ranks.each(
+            lambda: validation_batches(prepared.validation, rows, data.seq_len, tokens, data.packing, cues)
+        )
         return prepared
 
     def _claim(self) -> None:
@@ -229,5 +231,6 @@ class Trainer:
         self.progress.note(
             f"device {environment['device']}, {environment['precision']}, {environment['threads']} threads, "
             + (f"{self.ranks.count} processes, " if self.ranks.count > 1 else "")
-            + f"compile {self.config.compile}" + ("; the first step compiles" if self.config.compile != "off" else "")
+            + f"compile {self.config.compile}"
+            + ("; the first step compiles" if self.config.compile != "off" else "")
         )

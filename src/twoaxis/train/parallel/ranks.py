@@ -153,9 +153,9 @@ def joined(config: ParallelConfig, device: str = "auto") -> Iterator[Ranks]:
     """
     started = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     if started != config.ranks:
-        sizes = f"parallel.shard={config.shard} * parallel.replicate={config.replicate}"
-        remedy = f"torchrun --nproc-per-node {config.ranks} -m twoaxis train RECIPE" if started == 1 else "change one of them"
-        raise ConfigError(problem("processes", started, f"{config.ranks}, {sizes}", f"start {remedy}" if started == 1 else remedy))
+        allowed = f"{config.ranks}, parallel.shard={config.shard} * parallel.replicate={config.replicate}"
+        start = f"start them with: torchrun --nproc-per-node {config.ranks} -m twoaxis train RECIPE"
+        raise ConfigError(problem("processes", started, allowed, start if started == 1 else "change one of them"))
     if started == 1:
         yield Ranks()
         return

@@ -4,6 +4,7 @@ The files are safetensors with the place of each shard in their header; nothing 
 all: the first rank makes the draft, adds the checksums of all files, and renames it.
 """
 
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorage
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from twoaxis.core.errors import CheckpointError, system_reason
+from twoaxis.core.files import draft_of
 from twoaxis.train.checkpoint import (
     FORMAT_SHARDED,
     checkpoint_paths,
@@ -26,14 +28,15 @@ from twoaxis.train.checkpoint import (
     read_state,
     remove_old,
 )
-from twoaxis.core.files import draft_of
 from twoaxis.train.parallel.ranks import Ranks
 
 FILE_BYTES = 2**28
 """About the largest file that a rank writes; each is held in memory once while it is written."""
 
 
-def save_shards(folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int, ranks: Ranks) -> None:
+def save_shards(
+    folder: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], keep: int, ranks: Ranks
+) -> None:
     """Writes `folder/step-00001234`, then removes all but the newest `keep` checkpoints; every rank calls it.
 
     Args:
@@ -98,7 +101,10 @@ def stored_tensors(path: Path) -> dict[str, TensorStorageMetadata]:
 
 def read_into(path: Path, tensors: Mapping[str, Tensor], alone: bool = False) -> None:
     """Reads tensors by name into memory that is there: whole ones, or the shards of this rank; only what it needs is read."""
-    dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=alone)
+    with warnings.catch_warnings():
+        # It is said of one process that it is one.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=alone)
 
 
 def read_whole(path: Path) -> dict[str, Tensor]:
@@ -152,8 +158,8 @@ def _as_checkpoint_error(folder: Path, step: int, work: Callable[[], Any]) -> Ca
 
 def _unwritten(folder: Path, step: int, reason: str) -> str:
     return (
-        f"checkpoint of step {step}: cannot be written to {folder} ({reason}); earlier checkpoints are intact; free space there "
-        "and run again to resume"
+        f"checkpoint of step {step}: cannot be written to {folder} ({reason}); earlier checkpoints are intact; free space "
+        "there and run again to resume"
     )
 
 

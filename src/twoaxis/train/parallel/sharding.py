@@ -66,7 +66,7 @@ class Shards:
     def __init__(self, placed: Mapping[str, nn.Parameter]) -> None:
         self._placed = {name: _distributed(one) for name, one in placed.items()}
         self.parameters = {
-            name: nn.Parameter(one.detach().to_local(), one.requires_grad) for name, one in self._placed.items()
+            name: nn.Parameter(_distributed(one.detach()).to_local(), one.requires_grad) for name, one in self._placed.items()
         }
 
     def take_gradients(self) -> None:
