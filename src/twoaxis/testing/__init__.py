@@ -14,6 +14,7 @@ from twoaxis.testing import (
     gradient,
     memory,
     mixing_design,
+    sharded,
     state,
 )
 from twoaxis.testing.conformance import Check, CheckFailed, CheckResult, iterate_checks, run_checks
@@ -39,6 +40,7 @@ _EVERY_AXIS = (
     memory.decoder_saved_bytes_are_exact,
     memory.recomputing_bytes_are_exact,
     gradient.compiles_once,
+    sharded.sharded_equals_whole,
 )
 
 

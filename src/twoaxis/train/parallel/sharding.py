@@ -1,5 +1,6 @@
 """A decoder whose parameters, gradients and optimizer state are divided among ranks: FSDP2, one unit per block."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -26,6 +27,8 @@ def shard(config: DecoderConfig, mesh: DeviceMesh, seed: int) -> tuple[Decoder, 
     Returns:
         The decoder, and the SHA-256 of every whole parameter by name.
     """
+    # What a block returns is never changed in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     with torch.device("meta"):
         model = Decoder(config)
     for block in model.blocks:
