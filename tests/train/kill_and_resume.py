@@ -76,6 +76,7 @@ class Case:
 
     name = ""
     moments = ("while writing", "at any moment")
+    command = (sys.executable, "-m", "twoaxis")
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seconds = folder, 0.0
@@ -127,7 +128,7 @@ class Case:
     def begin(self, words: list[object]) -> subprocess.Popen[bytes]:
         """Starts a process."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TWOAXIS_CACHE": str(self.folder / "cache")}
-        command = [sys.executable, "-m", "twoaxis", *map(str, words)]
+        command = [*self.command, *map(str, words)]
         with open(self.folder / "errors.txt", "ab") as log:
             return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=log)
 
@@ -143,6 +144,10 @@ class Case:
         del chance
         process.send_signal(number)
         process.wait()
+
+    def traces(self, said: str) -> int:
+        """How many traces the verb has shown."""
+        return said.count("Traceback")
 
 
 class Export(Case):
@@ -221,7 +226,30 @@ class Study(Train):
         process.wait()
 
 
-CASES: dict[str, type[Case]] = {case.name: case for case in (Train, Study, Export, Retrofit)}
+class Ranks(Train):
+    """A training run of two processes, one of which is killed, or all of which are told to stop."""
+
+    name = "ranks"
+    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "twoaxis")
+
+    def words(self, out: Path) -> list[object]:
+        return ["train", self.input, "parallel.shard=2", "--folder", out]
+
+    def kill(self, process: subprocess.Popen[bytes], number: signal.Signals, chance: random.Random) -> None:
+        threads = Path(f"/proc/{process.pid}/task").glob("*/children")
+        children = [int(child) for thread in threads for child in thread.read_text().split()]
+        if number == signal.SIGKILL and children:
+            os.kill(chance.choice(children), number)
+        else:
+            process.terminate()
+        process.wait(timeout=60)
+
+    def traces(self, said: str) -> int:
+        # The launcher shows one of its own whenever a process of it fails.
+        return said.count("Traceback") - said.count("in launch_agent\n") - said.count("in _handle_termination\n")
+
+
+CASES: dict[str, type[Case]] = {case.name: case for case in (Train, Study, Export, Retrofit, Ranks)}
 
 
 def wait_for(moment: str, case: Case, process: subprocess.Popen[bytes], out: Path, chance: random.Random) -> None:
@@ -287,7 +315,7 @@ def kill_and_compare(case: Case, kills: int, chance: random.Random) -> tuple[Cou
             number += 1
             out = case.folder / str(number) / "out"
     said = (case.folder / "errors.txt").read_text()
-    wrong += [f"{case.name}: a trace was shown: {case.folder / 'errors.txt'}"] if "Traceback" in said else []
+    wrong += [f"{case.name}: a trace was shown: {said[-3000:]}"] if case.traces(said) else []
     counts["wrong"] = len(wrong)
     return counts, wrong
 

@@ -3,6 +3,8 @@
 import gc
 import json
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -138,6 +140,9 @@ class Ranks:
         except RuntimeError as error:
             if self.count == 1 or not any(word in str(error) for word in LOST):
                 raise
+            if threading.current_thread() is threading.main_thread():
+                # The launcher ends all processes now; this one first says why.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             raise CheckpointError(
                 f"rank {self.rank} of {self.count}: another process of the run has ended or does not answer; the checkpoint of "
                 f"step {saved_step()} is intact; start all processes again to resume"
