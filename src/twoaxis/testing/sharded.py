@@ -42,7 +42,9 @@ def sharded_equals_whole(config: AxisConfig) -> None:
         expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         size = max(1.0, float(expected.abs().max()))
         if (away := distance(gradients.get(name, torch.zeros_like(expected)), expected) / size) > limit:
-            raise CheckFailed(f"gradient of {name} on {RANKS} ranks: differs by {away:.1e} of its size, must be within {limit:.0e}")
+            raise CheckFailed(
+                f"gradient of {name} on {RANKS} ranks: differs by {away:.1e} of its size, must be within {limit:.0e}"
+            )
 
 
 def _loss(model: Decoder, tokens: Tensor) -> Tensor:
@@ -74,7 +76,7 @@ class _Ranks:
                 assert process.stdin is not None
                 pickle.dump(config, process.stdin)
                 process.stdin.flush()
-            answers = [pickle.load(process.stdout) for process in self._processes if process.stdout is not None]  # noqa: S301
+            answers = [pickle.load(process.stdout) for process in self._processes if process.stdout is not None]
         except (OSError, EOFError, pickle.PicklingError, AttributeError) as error:
             _ranks.cache_clear()
             self.end()
@@ -124,7 +126,7 @@ def _serve() -> None:
 
 def _next(questions: BinaryIO) -> Any:
     try:
-        return pickle.load(questions)  # noqa: S301
+        return pickle.load(questions)
     except EOFError:
         return None
 

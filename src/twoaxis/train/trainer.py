@@ -140,13 +140,15 @@ class Trainer:
     def validate(self) -> Validation:
         """Measures loss, and accuracy for a corpus with answers, on the validation batches."""
         rows, loss = self.placement.rows, self.token_loss
-        return evaluate(
+        measured = evaluate(
             lambda batch: loss.evaluate(rows(batch)),
             self.validation,
             self.data,
             lambda batch: loss.hits(rows(batch)),
             self.ranks.sum,
         )
+        self.placement.end_validation(self.model)
+        return measured
 
     def save(self) -> None:
         """Writes a checkpoint.

@@ -50,6 +50,9 @@ class Placement:
     def take_gradients(self) -> None:
         """Gives the gradients of the model to the parameters that this process updates."""
 
+    def end_validation(self, model: Decoder) -> None:
+        """Frees what a pass without gradients has gathered."""
+
     def whole_norm(self, norm: Tensor) -> Tensor:
         """The norm of the gradients of all processes, from that of this one."""
         return norm

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
@@ -45,6 +46,11 @@ class Sharded(Placement):
     def take_gradients(self) -> None:
         """Moves the gradients of the shards to the local parameters."""
         self._shards.take_gradients()
+
+    def end_validation(self, model: Decoder) -> None:
+        """Frees the parameters of the root, which else stay as they are until a backward pass, whatever becomes of the shards."""
+        assert isinstance(model, FSDPModule)
+        model.reshard()
 
     def whole_norm(self, norm: Tensor) -> Tensor:
         """The root of the summed squares over the ranks that divide a parameter."""

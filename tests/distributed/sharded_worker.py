@@ -1,0 +1,177 @@
+"""One rank of the sharded runs that test_sharded.py compares: `python sharded_worker.py FOLDER RANK RANKS`."""
+
+import errno
+import itertools
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from twoaxis.core.errors import TwoAxisError
+from twoaxis.train import TrainConfig, read_metrics, train
+from twoaxis.train.parallel import sharded_checkpoint
+
+WORDS = [
+    "depth",
+    "axis",
+    "stream",
+    "block",
+    "layer",
+    "source",
+    "weight",
+    "read",
+    "write",
+    "gate",
+    "norm",
+    "query",
+    "key",
+    "value",
+    "state",
+    "token",
+]
+
+
+def recipe(folder: Path, **changes: Any) -> TrainConfig:
+    """Small, with a group that is frozen, one that is annealed, micro-batches and isolated documents."""
+    corpus = folder / "corpus.txt"
+    if not corpus.exists():
+        corpus.write_text(" ".join(WORDS[n * n % 16] for n in range(3000)))
+    data = {
+        "model": {"d_model": 24, "n_layers": 2, "depth": "mhc"},
+        "data": {"corpus": str(corpus), "seq_len": 32},
+        "optimizer": {"groups": [{"pattern": "embedding.weight", "lr_scale": 0}], "clip_norm": 0.5},
+        "anneal": [{"pattern": "norm.gain", "start": 1.0, "stop": 0.5, "steps": 4}],
+        "schedule": "constant",
+        "batch_size": 12,
+        "micro_batch_size": 4,
+        "steps": 6,
+        "validate_every": 3,
+        "validation_tokens": 500,
+        "checkpoint_every": 3,
+        "device": "cpu",
+        **changes,
+    }
+    return TrainConfig.from_data(data)
+
+
+def losses(folder: Path) -> list[list[float | None]]:
+    """What the metrics of a run hold, without times."""
+    return [
+        [record.loss, record.grad_norm, record.tokens, record.validation_loss]
+        for record in read_metrics(folder / "metrics.jsonl")
+    ]
+
+
+class Worker:
+    """One rank: runs scenarios by name, and keeps what they came to."""
+
+    def __init__(self, folder: Path, rank: int, ranks: int) -> None:
+        self.folder, self.rank, self.ranks = folder, rank, ranks
+        self.found: dict[str, Any] = {}
+        self.whole: dict[str, Any] = {"shard": ranks, "timeout_seconds": 60}
+
+    def run(self, name: str, should_stop: Callable[[], bool] | None = None, **changes: Any) -> str:
+        """Trains, or says why not."""
+        _meet(self.folder / name, self.rank)
+        config = recipe(self.folder, **{"parallel": self.whole, **changes})
+        try:
+            return train(config, self.folder / name, should_stop=should_stop).status
+        except TwoAxisError as error:
+            return f"{type(error).__name__}: {error}"
+
+    def straight(self) -> None:
+        """From the beginning to the end; then once more, which reads the result."""
+        self.found["straight"] = self.run("straight")
+        self.found["again"] = self.run("straight")
+
+    def stopped(self) -> None:
+        """Stopped by the second rank alone after two steps, and continued."""
+        taken = iter(range(99))
+        stop = (lambda: next(taken) >= 1) if self.rank == 1 else None
+        self.found["stopped"] = [self.run("stopped", stop), self.run("stopped")]
+
+    def replicated(self) -> None:
+        """Two copies of the whole model."""
+        self.found["replicated"] = self.run("replicated", parallel={"replicate": self.ranks})
+
+    def half_precision(self) -> None:
+        """Under autocast."""
+        self.found["bfloat16"] = self.run("bfloat16", precision="bfloat16")
+
+    def other_recipe(self) -> None:
+        """Another seed on the last rank."""
+        self.found["other recipe"] = self.run("other", seed=int(self.rank == self.ranks - 1))
+
+    def full_disk(self) -> None:
+        """No space for the first rank at the second checkpoint; then there is."""
+        finish = sharded_checkpoint.finish_checkpoint
+
+        def fails(draft: Path, path: Path, state: Any) -> None:
+            if path.name == "step-00000006":
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            finish(draft, path, state)
+
+        sharded_checkpoint.finish_checkpoint = fails
+        said = self.run("full")
+        sharded_checkpoint.finish_checkpoint = finish
+        left = sorted(path.name for path in (self.folder / "full" / "checkpoints").iterdir())
+        self.found["full disk"] = [said, left, self.run("full")]
+
+    def missing_shard(self) -> None:
+        """The newest checkpoint of the first run without the file of a rank."""
+        if self.rank == 0:
+            shutil.copytree(self.folder / "straight", self.folder / "missing")
+            next((self.folder / "missing/checkpoints/step-00000006").glob("shard-00002-*")).unlink()
+            (self.folder / "missing/result.json").unlink()
+        self.found["missing shard"] = self.run("missing")
+
+
+_RUNS = itertools.count()
+
+
+def _meet(folder: Path, rank: int) -> None:
+    """A port of this machine that the ranks share for their next run."""
+    path = folder.parent / f".port-{next(_RUNS)}"
+    if rank == 0:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            path.with_suffix(".draft").write_text(str(free.getsockname()[1]))
+        path.with_suffix(".draft").rename(path)
+    while not path.exists():
+        time.sleep(0.01)
+    os.environ["MASTER_PORT"] = path.read_text()
+
+
+def main() -> None:
+    """Runs every scenario in order."""
+    folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "TWOAXIS_CACHE": str(folder / "cache"),
+    }
+    worker = Worker(folder, rank, ranks)
+    for scenario in (
+        worker.straight,
+        worker.stopped,
+        worker.replicated,
+        worker.half_precision,
+        worker.other_recipe,
+        worker.full_disk,
+        worker.missing_shard,
+    ):
+        scenario()
+    (folder / f"found-{rank}.json").write_text(json.dumps(worker.found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""A19: sharded runs are those of one process: losses, weights, checkpoints, interruptions, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from twoaxis.core.errors import ConfigError
+from twoaxis.depth import DEPTH, DepthConfig
+from twoaxis.sequence import SEQUENCE, SequenceConfig
+from twoaxis.testing.sharded import sharded_equals_whole
+from twoaxis.train import Result, load_trained, train
+from twoaxis.train.checkpoint import load_checkpoint
+
+from .processes import run_processes
+from .sharded_worker import losses, recipe
+
+RANKS = 2
+WORKER = Path(__file__).with_name("sharded_worker.py")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The runs of two ranks, and that of one process from the same recipe."""
+    folder = tmp_path_factory.mktemp("sharded")
+    run_processes(WORKER, folder, RANKS, timeout_seconds=300)
+    train(recipe(folder), folder / "whole")
+    return folder
+
+
+def found(folder: Path, name: str) -> Any:
+    """What a scenario came to, on all ranks alike."""
+    every = [json.loads((folder / f"found-{rank}.json").read_text())[name] for rank in range(RANKS)]
+    assert every[1:] == every[:-1], every
+    return every[0]
+
+
+def close(a: list[list[float | None]], b: list[list[float | None]], rtol: float = 1e-6) -> None:
+    assert [[entry is None for entry in row] for row in a] == [[entry is None for entry in row] for row in b]
+    numbers = [torch.tensor([[0.0 if entry is None else entry for entry in row] for row in one]) for one in (a, b)]
+    torch.testing.assert_close(*numbers, rtol=rtol, atol=0)
+
+
+def test_losses_and_weights_are_those_of_one_process(folder: Path) -> None:
+    assert found(folder, "straight") == found(folder, "again") == "finished"
+    close(losses(folder / "straight"), losses(folder / "whole"))
+    sharded, whole = (load_trained(folder / name).model.state_dict() for name in ("straight", "whole"))
+    # The sixth update of AdamW divides by small second moments.
+    torch.testing.assert_close(sharded, whole, rtol=1e-4, atol=5e-6)
+
+
+def test_initial_values_are_those_of_one_process(folder: Path) -> None:
+    sharded, whole = (json.loads((folder / name / "initial_parameters.json").read_text()) for name in ("straight", "whole"))
+    assert sharded == whole
+
+
+def test_replicas_are_one_process_too(folder: Path) -> None:
+    assert found(folder, "replicated") == "finished"
+    close(losses(folder / "replicated"), losses(folder / "whole"))
+
+
+def test_a_stopped_run_resumes_bit_for_bit(folder: Path) -> None:
+    assert found(folder, "stopped") == ["interrupted", "finished"]
+    assert losses(folder / "stopped") == losses(folder / "straight")
+    one, other = (folder / name / "checkpoints" / "step-00000006" for name in ("stopped", "straight"))
+    files = sorted(path.name for path in one.glob("*.safetensors"))
+    assert len(files) == RANKS and files == sorted(path.name for path in other.glob("*.safetensors"))
+    for name in files:
+        a, b = load_file(one / name), load_file(other / name)
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
+
+
+def test_autocast_is_that_of_one_process(folder: Path) -> None:
+    assert found(folder, "bfloat16") == "finished"
+    train(recipe(folder, precision="bfloat16"), folder / "whole_bfloat16")
+    close(losses(folder / "bfloat16"), losses(folder / "whole_bfloat16"), rtol=2e-3)
+
+
+def test_a_recipe_of_its_own_is_refused_on_every_rank(folder: Path) -> None:
+    said = found(folder, "other recipe")
+    assert said.startswith("ConfigError: recipe: ") and "on rank 1: must be equal on all ranks" in said
+    assert not (folder / "other" / "config.json").exists()
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint(folder: Path) -> None:
+    said, left, after = found(folder, "full disk")
+    assert said.startswith("CheckpointError: checkpoint of step 6: cannot be written") and "No space left on device" in said
+    assert (left, after) == (["step-00000003"], "finished")
+    assert losses(folder / "full") == losses(folder / "straight")
+
+
+def test_a_missing_shard_is_noticed_and_the_checkpoint_before_it_used(folder: Path) -> None:
+    assert found(folder, "missing shard") == "finished"
+    assert losses(folder / "missing") == losses(folder / "straight")
+    assert [path.name for path in (folder / "missing" / "checkpoints").glob("damaged-*")]
+
+
+def test_one_process_goes_on_from_shards_and_three_from_it(folder: Path) -> None:
+    shutil.copytree(folder / "straight", folder / "other_sizes")
+    longer = recipe(folder, steps=12)
+    assert train(longer, folder / "other_sizes").steps == 12
+    train(longer, folder / "whole_longer")
+    close(losses(folder / "other_sizes"), losses(folder / "whole_longer"))
+
+
+def test_a_gathered_checkpoint_holds_what_one_process_writes(folder: Path) -> None:
+    sharded, whole = (load_checkpoint(folder / name / "checkpoints" / "step-00000006") for name in ("straight", "whole"))
+    assert sharded.model.keys() == whole.model.keys() and sharded.optimizer.keys() == whole.optimizer.keys()
+    assert all(sharded.optimizer[name].shape == one.shape for name, one in whole.optimizer.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"parallel": {"shard": 5}}, "batch_size=12: must be a multiple of parallel.shard"),
+        ({"parallel": {"shard": 4}}, "micro_batch_size=4: must be at most the 3 windows of a rank"),
+        ({"parallel": {"shard": 2}, "compile": "model"}, "must be 'off' or 'block'"),
+        ({"parallel": {"shard": 0}}, "shard=0: must be >= 1"),
+    ],
+    ids=["rows", "micro-batch", "whole model", "none"],
+)
+def test_a_layout_that_does_not_fit_is_refused_with_the_recipe(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        recipe(tmp_path, **changes)
+
+
+def test_too_few_processes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"processes=1: must be 2, .*torchrun --nproc-per-node 2"):
+        train(recipe(tmp_path, parallel={"shard": 2}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_mixer_is_sharded_like_one_process() -> None:
+    examples: list[DepthConfig | SequenceConfig] = [row.example(next(iter(row.examples))) for row in DEPTH]
+    examples += [row.example(next(iter(row.examples))) for row in SEQUENCE]
+    for config in examples:
+        sharded_equals_whole.run(config)
+
+
+def test_a_result_of_two_ranks_counts_tokens_once(folder: Path) -> None:
+    one, other = (Result.from_data(json.loads((folder / name / "result.json").read_text())) for name in ("straight", "whole"))
+    assert (one.tokens, one.target_tokens, one.parameters) == (other.tokens, other.target_tokens, other.parameters)
