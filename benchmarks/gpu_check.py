@@ -204,7 +204,7 @@ def device_name(device: str) -> str:
     """
     import torch
 
-    from twoaxis.train.step import choose_device
+    from twoaxis.train.token_loss import choose_device
 
     chosen = choose_device(device)
     name = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{os.cpu_count()}-core-{chosen.type}"

@@ -26,7 +26,7 @@ from twoaxis.data import prepare, validation_batches
 from twoaxis.data.tokenizer import SubwordTokenizer
 from twoaxis.train import RunFolder, load_trained, save_trained
 from twoaxis.train.metrics import read_metrics
-from twoaxis.train.step import TokenLoss, rows_at_once
+from twoaxis.train.token_loss import TokenLoss, rows_at_once
 from twoaxis.train.trainer import evaluate
 
 TOKENS_PER_STEP, HELD_OUT_TOKENS, EDGE = 128, 8192, 20

@@ -17,7 +17,7 @@ from benchmarks.gpu.timing import Candidate, peak_mib, ratios, timed
 from twoaxis import DEPTH, Decoder, generate
 from twoaxis.data import Batch
 from twoaxis.train.recipe import TrainConfig
-from twoaxis.train.step import TokenLoss
+from twoaxis.train.token_loss import TokenLoss
 
 STUDIED = (
     "deep_delta",

@@ -13,7 +13,7 @@ from twoaxis.data.synthetic import MqarConfig, SyntheticConfig
 from twoaxis.model import Decoder
 from twoaxis.ops.cross_entropy import IGNORE
 from twoaxis.train import TrainConfig, read_metrics, train
-from twoaxis.train.step import TokenLoss
+from twoaxis.train.token_loss import TokenLoss
 from twoaxis.train.trainer import evaluate
 
 from .synthetic_solvers import SOLVERS, answers

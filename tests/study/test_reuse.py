@@ -12,7 +12,7 @@ from twoaxis.study.report import read_study_folder
 from twoaxis.study.running.engine import LocalEngine
 from twoaxis.study.running.study_folder import RunKey, StudyFolder
 from twoaxis.train.environment import describe_environment
-from twoaxis.train.step import choose_device, choose_dtype
+from twoaxis.train.token_loss import choose_device, choose_dtype
 
 from .scripted import FakeTrainer
 

@@ -7,8 +7,9 @@ from torch import Tensor
 from twoaxis import Decoder, DecoderConfig, TokenLayout
 from twoaxis.data import Batch
 from twoaxis.ops.cross_entropy import IGNORE
+from twoaxis.train.gradients import accumulate_gradients, clip_gradients
 from twoaxis.train.optim import OptimizerConfig, build_optimizer, parameter_groups
-from twoaxis.train.step import accumulate_gradients, clip_gradients, take_step
+from twoaxis.train.step import take_step
 
 ROWS, LENGTH, VOCABULARY = 6, 5, 13
 

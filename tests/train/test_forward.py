@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from twoaxis.train import RunFolder, TrainConfig, read_metrics, train
-from twoaxis.train.step import choose_dtype
+from twoaxis.train.token_loss import choose_dtype
 
 Recipe = Callable[..., TrainConfig]
 

@@ -37,9 +37,15 @@ class Batch(NamedTuple):
         documents = None if self.documents is None else self.documents.to(device)
         return Batch(self.tokens.to(device), self.targets.to(device), documents)
 
-    def part(self, index: int, count: int) -> "Batch":
-        """One of `count` parts of equal size; rows that lack are filled with others, whose targets are `IGNORE`."""
-        size = -(-len(self.tokens) // count)
+    def part(self, index: int, count: int, size: int | None = None) -> "Batch":
+        """One of `count` parts of equal size; rows that lack are filled with others, whose targets are `IGNORE`.
+
+        Args:
+            index: of the part.
+            count: of all parts.
+            size: of each part; None is as small as it can be.
+        """
+        size = -(-len(self.tokens) // count) if size is None else size
         rows = torch.arange(index * size, (index + 1) * size)
         there = rows < len(self.tokens)
         rows = rows.clamp(max=len(self.tokens) - 1)

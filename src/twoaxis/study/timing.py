@@ -26,7 +26,8 @@ from twoaxis.model import Decoder
 from twoaxis.train.environment import describe_environment
 from twoaxis.train.optim import build_optimizer, parameter_groups
 from twoaxis.train.recipe import TrainConfig
-from twoaxis.train.step import TokenLoss, choose_device, rows_at_once, take_step
+from twoaxis.train.step import take_step
+from twoaxis.train.token_loss import TokenLoss, choose_device, rows_at_once
 
 WARMUP_STEPS = 2
 STEPS_IN_A_TURN = 2

@@ -128,7 +128,13 @@ class TrainConfig(Config):
             allowed = f"at most batch_size={self.batch_size}"
             raise ConfigError(problem("micro_batch_size", self.micro_batch_size, allowed, "lower it, or leave it out"))
         self.schedule.check(self.steps)
-        self.parallel.check(self.batch_size, self.micro_batch_size, self.compile)
+        self.parallel.check(
+            n_layers=self.model["n_layers"],
+            batch_size=self.batch_size,
+            micro_batch_size=self.micro_batch_size,
+            compiled=self.compile,
+            recompute=self.recompute,
+        )
         return self
 
     def decoder(self, vocab_size: int) -> DecoderConfig:

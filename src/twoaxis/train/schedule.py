@@ -154,13 +154,18 @@ class AnnealConfig(Config):
 class Annealing:
     """The annealed parameters of a model. Their values depend on the step alone, so a resumed run restores nothing.
 
+    Args:
+        model: or the part of one that this process holds.
+        configs: what to anneal.
+        names: of all parameters of the whole model; None is those of `model`.
+
     Raises:
         ConfigError: a pattern that matches no parameter.
     """
 
-    def __init__(self, model: nn.Module, configs: Sequence[AnnealConfig]) -> None:
+    def __init__(self, model: nn.Module, configs: Sequence[AnnealConfig], names: Sequence[str] | None = None) -> None:
         named = dict(model.named_parameters())
-        check_patterns("anneal", [config.pattern for config in configs], list(named))
+        check_patterns("anneal", [config.pattern for config in configs], list(named) if names is None else list(names))
         self._annealed = [
             (config, [parameter for name, parameter in named.items() if fnmatch.fnmatchcase(name, config.pattern)])
             for config in configs

@@ -21,7 +21,8 @@ from twoaxis.train.progress import Progress
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import RunFolder, lengthen
 from twoaxis.train.schedule import Annealing
-from twoaxis.train.step import StepOutcome, TokenLoss, choose_device, rows_at_once, take_step
+from twoaxis.train.step import StepOutcome, take_step
+from twoaxis.train.token_loss import choose_device, rows_at_once
 from twoaxis.train.training_state import random_state, restore_random_state
 
 
@@ -102,14 +103,17 @@ class Trainer:
         self.data = self._prepare()
         decoder = ranks.each(lambda: config.decoder(self.data.tokenizer.vocab_size))
         torch.manual_seed(config.seed)
-        self.model = self.placement.build(decoder, config.seed, device)
+        self.model = self.placement.build(config, decoder, device)
+        whole = self.placement.whole(self.model)
         options = (*config.optimizer.groups, *(anneal.group for anneal in config.anneal))
-        groups = ranks.each(lambda: parameter_groups(self.model, config.optimizer.replace(groups=options)))
-        self.annealing = ranks.each(lambda: Annealing(self.model, config.anneal))
+        groups = ranks.each(lambda: parameter_groups(whole, config.optimizer.replace(groups=options)))
+        self.annealing = ranks.each(
+            lambda: Annealing(self.model, config.anneal, [name for name, _ in whole.named_parameters()])
+        )
         # After the data and the model, so that an error above leaves the shorter run unchanged.
         ranks.first(self._claim)
-        self.optimizer = ranks.each(lambda: build_optimizer(self.placement.local(groups), config.optimizer))
-        self.token_loss = TokenLoss(self.model, config)
+        self.optimizer = ranks.each(lambda: build_optimizer(self.placement.local(groups, self.model), config.optimizer))
+        self.token_loss = self.placement.losses(self.model, config)
         self.tokens_per_step = config.batch_size * config.data.seq_len
         self.step = self.saved_step = self.earlier_peak_bytes = 0
         self._noted_empty = False

@@ -13,7 +13,7 @@ from twoaxis.study.running.study_folder import RunKey, StudyFolder
 from twoaxis.train.environment import describe_environment
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.run_folder import RunFolder, json_bytes
-from twoaxis.train.step import choose_device, choose_dtype
+from twoaxis.train.token_loss import choose_device, choose_dtype
 
 SAME = ("code", "versions", "platform", "threads", "device", "device_name", "precision")
 """Keys of the environment that may change the last digits of a loss, and so must be equal."""

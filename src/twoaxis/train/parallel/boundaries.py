@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -21,12 +21,11 @@ from torch.utils._pytree import TreeSpec, tree_flatten
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
+from twoaxis.ledger.meter import placed, without_memory
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.planner.formulas.collectives import even_cuts
 from twoaxis.planner.ledger import Forwarding
-
-Schedule = Literal["gpipe", "1f1b", "interleaved"]
-Recompute = Literal["off", "block"]
+from twoaxis.train.parallel.layout import Recompute, Schedule
 
 
 class PipelineConfig(Config):
@@ -206,8 +205,18 @@ class Plan:
         return found
 
 
-def make_plan(decoder: DecoderConfig, config: PipelineConfig, rows: int, tokens: int, dtype: torch.dtype) -> Plan:
-    """Runs the decoder once on the meta device and compares its states, for microbatches of `rows` rows.
+def make_plan(
+    decoder: DecoderConfig, config: PipelineConfig, rows: int, tokens: int, dtype: torch.dtype, autocast: bool = False
+) -> Plan:
+    """Runs the decoder once without memory and compares its states, for microbatches of `rows` rows.
+
+    Args:
+        decoder: the whole model.
+        config: its stages.
+        rows: of a microbatch.
+        tokens: of a row.
+        dtype: of the parameters.
+        autocast: whether the stages run under bfloat16 autocast.
 
     Example:
         >>> decoder = DecoderConfig(vocab_size=16, d_model=8, n_layers=4, depth={"kind": "denseformer"})
@@ -218,6 +227,8 @@ def make_plan(decoder: DecoderConfig, config: PipelineConfig, rows: int, tokens:
     blocks = config.blocks(decoder.n_layers)
     with torch.device("meta"):
         model = Decoder(decoder).to(dtype)
+    with without_memory("autocast" if autocast else "eager"):
+        placed(model, dtype)
         states = _states(model, torch.empty(rows, tokens, dtype=torch.int64), [part.stop for part in blocks[:-1]])
     numbers: dict[int, int] = {}
     carried: list[Carried] = []

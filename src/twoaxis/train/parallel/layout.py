@@ -1,22 +1,37 @@
 """How a run is spread over processes: the part `parallel` of a recipe."""
 
+from typing import TYPE_CHECKING, ClassVar, Literal
+
 from pydantic import Field
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, problem
 
+if TYPE_CHECKING:
+    from twoaxis.train.parallel.boundaries import PipelineConfig
+
+Schedule = Literal["gpipe", "1f1b", "interleaved"]
+Recompute = Literal["off", "block"]
+
 
 class ParallelConfig(Config):
     """The processes of a run; by default there is one.
 
-    The product of all sizes is the number of processes, which `torchrun` starts. The layout changes neither the data of a step
-    nor the meaning of any other option, so a run may be resumed with another one.
+    The product of `pipeline`, `replicate` and `shard` is the number of processes, which `torchrun` starts; ranks of one shard
+    group have neighbouring numbers. The layout changes neither the data of a step nor the meaning of another option, so a run
+    may be resumed with a different one.
 
-    Source: ZeRO, arXiv:1910.02054, stage 3, as torch.distributed.fsdp.fully_shard does it
+    Source: ZeRO, arXiv:1910.02054, stage 3, as torch.distributed.fsdp.fully_shard does it; pipelines as in `PipelineConfig`
 
     Args:
         shard: ranks that divide parameters, gradients and optimizer state among them, and the rows of a batch.
         replicate: copies of such a group, which divide the rows of a batch further.
+        pipeline: stages of blocks, one for each rank; the micro-batches of a recipe are those of the pipeline.
+        schedule: `gpipe` runs all forward passes first; `1f1b` and `interleaved` alternate, the latter over several stages on
+            each rank.
+        virtual: stages on each rank, above 1 with `interleaved` only.
+        forwarding: what crosses a boundary: the whole depth state (`naive`), or those of its tensors that the receiving rank
+            has not received (`cached`), or neither received nor computed (`cached_own`).
         timeout_seconds: how long a rank waits for the others before it gives up.
 
     Example:
@@ -24,25 +39,59 @@ class ParallelConfig(Config):
         8
     """
 
+    called: ClassVar[str] = "part `parallel` of a recipe"
+
     shard: int = Field(default=1, ge=1)
     replicate: int = Field(default=1, ge=1)
+    pipeline: int = Field(default=1, ge=1)
+    schedule: Schedule = "1f1b"
+    virtual: int = Field(default=1, ge=1)
+    forwarding: Literal["naive", "cached", "cached_own"] = "naive"
     timeout_seconds: float = Field(default=600.0, gt=0)
 
     @property
     def ranks(self) -> int:
         """The number of processes."""
-        return self.shard * self.replicate
+        return self.pipeline * self.data_ranks
 
     @property
     def data_ranks(self) -> int:
         """The number of parts of a batch."""
         return self.shard * self.replicate
 
-    def check(self, batch_size: int, micro_batch_size: int | None, compiled: str) -> None:
+    def stages(self, batch_size: int, micro_batch_size: int | None, recompute: Recompute) -> "PipelineConfig":
+        """The pipeline of a recipe.
+
+        Raises:
+            ConfigError: micro-batches that do not fit the schedule.
+        """
+        from twoaxis.train.parallel.boundaries import PipelineConfig
+
+        rows = batch_size // self.data_ranks
+        size = micro_batch_size or rows
+        if rows % size:
+            allowed = f"a divisor of the {rows} windows of a pipeline, batch_size={batch_size} over {self.data_ranks}"
+            raise ConfigError(problem("micro_batch_size", micro_batch_size, allowed, "change one of them"))
+        count = rows // size
+        if self.schedule == "1f1b" and count < self.pipeline:
+            allowed = f"at most {rows // self.pipeline} for {self.pipeline} or more micro-batches with schedule='1f1b'"
+            raise ConfigError(problem("micro_batch_size", size, allowed, "lower it, raise batch_size, or use schedule=gpipe"))
+        sizes = {"ranks": self.pipeline, "virtual": self.virtual, "microbatches": count}
+        return PipelineConfig(**sizes, schedule=self.schedule, forwarding=self.forwarding, recompute=recompute)
+
+    def check(
+        self,
+        *,
+        n_layers: int,
+        batch_size: int,
+        micro_batch_size: int | None,
+        compiled: str,
+        recompute: Recompute,
+    ) -> None:
         """Refuses a recipe that this layout cannot run.
 
         Raises:
-            ConfigError: a batch that does not divide, or a model that is compiled as a whole.
+            ConfigError: a batch, blocks or micro-batches that do not divide, or a model that cannot be compiled like this.
         """
         if batch_size % self.data_ranks:
             allowed = f"a multiple of parallel.shard * parallel.replicate = {self.data_ranks}"
@@ -54,3 +103,10 @@ class ParallelConfig(Config):
         if self.ranks > 1 and compiled == "model":
             allowed = "'off' or 'block' with more than one process, where parameters are gathered between blocks"
             raise ConfigError(problem("compile", compiled, allowed, "use compile=block"))
+        if self.pipeline > 1:
+            self.stages(batch_size, micro_batch_size, recompute).blocks(n_layers)
+        elif (self.virtual, self.forwarding) != (1, "naive"):
+            name = "virtual" if self.virtual != 1 else "forwarding"
+            raise ConfigError(
+                problem(f"parallel.{name}", getattr(self, name), "left out without a pipeline", "set parallel.pipeline")
+            )

@@ -11,13 +11,15 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.model import DecoderConfig
-from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
+from twoaxis.ops.cross_entropy import IGNORE
 from twoaxis.ops.precision import statistics_dtype
 from twoaxis.train.parallel.boundaries import PipelineConfig, make_plan
+from twoaxis.train.parallel.sharding import initialise_shards, shard_units
 from twoaxis.train.parallel.stage import (
     CachingStage,
     DecoderStage,
@@ -29,6 +31,7 @@ from twoaxis.train.parallel.stage import (
     sum_over_all,
     sum_over_two,
 )
+from twoaxis.train.training_state import parameters_sha256
 
 
 class PipelineLoss(NamedTuple):
@@ -37,10 +40,12 @@ class PipelineLoss(NamedTuple):
     Attributes:
         total: the sum of the token losses in nats.
         tokens: the number of tokens with a loss.
+        correct: of a pass without gradients: targets that are the most likely token; 0 otherwise.
     """
 
     total: Float[Tensor, ""]
     tokens: Int[Tensor, ""]
+    correct: Int[Tensor, ""]
 
 
 class Pipeline:
@@ -58,10 +63,13 @@ class Pipeline:
         device: of the parameters; the group must be able to send from it.
         dtype: of the parameters.
         group: the processes, in the order of the stages; None means all.
+        autocast: whether the stages run under bfloat16 autocast.
+        mesh: the ranks among which each part is sharded (FSDP2), which divide the rows of a batch; None keeps it whole.
 
     Attributes:
         model: the part of the decoder on this rank, with the parameter names of the whole.
         plan: the tensors that cross each boundary.
+        initial_sha256: the SHA-256 of the initial value of every whole parameter of this rank, by name.
 
     Raises:
         ConfigError: a pipeline that does not fit the model, the batch or the group.
@@ -88,11 +96,14 @@ class Pipeline:
         device: torch.device | None = None,
         dtype: torch.dtype = torch.float32,
         group: dist.ProcessGroup | None = None,
+        autocast: bool = False,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         _check_sizes(decoder, config, batch_size, seq_len, group)
         self.config, self.shape, self.group = config, (batch_size, seq_len), group
         self.device = device or torch.device("cpu")
-        self.plan = make_plan(decoder, config, batch_size // config.microbatches, seq_len, dtype)
+        self.plan = make_plan(decoder, config, batch_size // config.microbatches, seq_len, dtype, autocast)
+        self._autocast, self._divisor = autocast, 1
         self.rank = dist.get_rank(group)
         mine = range(self.rank, config.stages, config.ranks)
         self.holds_first, self.holds_last = self.rank == 0, self.rank == config.ranks - 1
@@ -102,16 +113,29 @@ class Pipeline:
             holds_first=self.holds_first,
             holds_last=self.holds_last,
             seed=seed,
-            device=self.device,
+            device=self.device if mesh is None else torch.device("meta"),
             dtype=dtype,
         )
         self._cache = StageCache()
-        self._stages = [self._stage(index) for index in mine]
+        modules = [self._module(index) for index in mine]
+        if mesh is not None:
+            if config.virtual > 1 and self.model.ends is not None and self.model.ends.lends:
+                allowed = "1 with sharded parameters and a depth mixer whose ends lend parameters to every block"
+                raise ConfigError(problem("virtual", config.virtual, allowed, "use schedule='1f1b'"))
+            shard_units(self.model, [(module, module.blocks) for module in modules], mesh, gathers_once=True)
+            self.initial_sha256 = initialise_shards(self.model, seed)
+        else:
+            self.initial_sha256 = parameters_sha256(self.model)
+        self._stages = [self._stage(module) for module in modules]
         self._schedule = _schedule(config, self._stages, self._loss)
         self._shared = self._shared_gradients()
 
     def step(
-        self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], documents: Int[Tensor, "B T"] | None = None
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        documents: Int[Tensor, "B T"] | None = None,
+        divide_by: int = 1,
     ) -> PipelineLoss:
         """Accumulates the gradient of the summed token loss in the parameters of this rank.
 
@@ -121,11 +145,13 @@ class Pipeline:
             tokens: ids.
             targets: the next ids, or IGNORE.
             documents: the document of each token; None means that rows are one document each.
+            divide_by: of the gradient, such as the number of all tokens; the returned loss is not divided.
 
         Raises:
             ConfigError: a batch of another shape than the buffers, or autocast, under which dtypes would differ from theirs.
         """
         self._check(tokens, targets, documents)
+        self._divisor = divide_by
         with ExitStack() as stack:
             for shared in self._shared:
                 stack.enter_context(shared.summed())
@@ -153,39 +179,44 @@ class Pipeline:
             )
 
     def _run(self, run: Callable[..., Any], tokens: Tensor, targets: Tensor, documents: Tensor | None) -> PipelineLoss:
-        given = {} if documents is None else {"documents": documents.to(self.device)}
-        target = targets.to(self.device) if self.holds_last else None
-        losses: list[Tensor] = []
+        given = {"targets": targets.to(self.device)}
+        if documents is not None:
+            given["documents"] = documents.to(self.device)
+        self._measured: list[Tensor] = []
         run(
             *((tokens.to(self.device),) if self.holds_first else ()),
-            target=target,
-            losses=losses,
+            target=given["targets"] if self.holds_last else None,
             return_outputs=False,
             **given,
         )
-        total = torch.zeros((), dtype=statistics_dtype(next(self.model.parameters())), device=self.device)
+        measured = torch.zeros(2, dtype=statistics_dtype(next(self.model.parameters())), device=self.device)
         if self.holds_last:
-            total += torch.stack([loss.detach() for loss in losses]).sum()
-        dist.broadcast(total, group=self.group, group_src=self.config.ranks - 1)
-        return PipelineLoss(total, (targets != IGNORE).sum())
+            measured += torch.stack(self._measured).sum(0)
+        dist.broadcast(measured, group=self.group, group_src=self.config.ranks - 1)
+        return PipelineLoss(measured[0], (targets != IGNORE).sum(), measured[1].long())
 
-    def _stage(self, index: int) -> CachingStage:
-        plan, rows = self.plan, self.shape[0] // self.config.microbatches
-        module = DecoderStage(self.model, plan, index, self.shape[1], self._cache, self.config.recompute)
+    def _module(self, index: int) -> DecoderStage:
+        return DecoderStage(self.model, self.plan, index, self.shape[1], self._cache, self.config.recompute, self._autocast)
+
+    def _stage(self, module: DecoderStage) -> CachingStage:
+        plan, index, rows = self.plan, module.index, self.shape[0] // self.config.microbatches
         tokens = torch.empty(rows, self.shape[1], dtype=torch.int64, device="meta")
-        hidden = torch.empty(rows, self.shape[1], self.model.config.d_model, device="meta")
+        dtype = statistics_dtype(next(self.model.parameters()))
+        measured = torch.empty(2, dtype=dtype, device="meta", requires_grad=True)
         return CachingStage(
             module,
             index,
             plan.stages,
             self.device,
             input_args=plan.placeholders(index - 1) if index else (tokens,),
-            output_args=plan.placeholders(index) if index < plan.stages - 1 else (hidden,),
+            output_args=plan.placeholders(index) if index < plan.stages - 1 else (measured,),
             group=self.group,
         )
 
-    def _loss(self, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
-        return linear_cross_entropy(hidden.flatten(0, 1), self.model.head_weight, targets.flatten())
+    def _loss(self, measured: Float[Tensor, "2"], targets: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
+        del targets
+        self._measured.append(measured.detach())
+        return measured[0] / self._divisor
 
     def _shared_gradients(self) -> list[SharedGradients]:
         """For the parameters of all ranks, and for those of the first and the last rank."""

@@ -2,16 +2,20 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 
 from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.train.checkpoint import Checkpoint, load_newest, save_checkpoint
+from twoaxis.train.gradients import accumulate_gradients, gradient_norm
 from twoaxis.train.optim import ParameterGroup
 from twoaxis.train.parallel.ranks import Ranks
+from twoaxis.train.recipe import TrainConfig
+from twoaxis.train.token_loss import TokenLoss
 from twoaxis.train.training_state import (
     model_tensors,
     optimizer_tensors,
@@ -19,6 +23,28 @@ from twoaxis.train.training_state import (
     restore_model,
     restore_optimizer,
 )
+
+BatchLoss = Callable[[Batch], Tensor]
+"""The summed loss of a batch, with its graph."""
+
+
+class Losses(Protocol):
+    """The losses of a model; `TokenLoss` is one."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def __call__(self, batch: Batch) -> Float[Tensor, ""]:
+        """The sum of the token losses of the batch in nats, with its graph."""
+        ...
+
+    def evaluate(self, batch: Batch) -> Float[Tensor, ""]:
+        """The same sum without gradients."""
+        ...
+
+    def hits(self, batch: Batch) -> Int[Tensor, ""]:
+        """The number of targets that are the most likely token."""
+        ...
 
 
 class Placement:
@@ -33,29 +59,43 @@ class Placement:
         self.ranks = ranks or Ranks()
         self.initial_sha256: dict[str, str] = {}
 
-    def build(self, config: DecoderConfig, seed: int, device: torch.device) -> Decoder:
-        """Builds the decoder with its initial values."""
-        model = Decoder.build(config, seed)
+    def build(self, config: TrainConfig, decoder: DecoderConfig, device: torch.device) -> Decoder:
+        """Builds what this process holds of the decoder, with its initial values."""
+        model = Decoder.build(decoder, config.seed)
         self.initial_sha256 = parameters_sha256(model)
         return model.to(device)
 
-    def local(self, groups: Iterable[ParameterGroup]) -> list[ParameterGroup]:
-        """The groups with the parameters that this process updates."""
+    def whole(self, model: Decoder) -> Decoder:
+        """A decoder with all parameters, for their names and declarations."""
+        return model
+
+    def losses(self, model: Decoder, config: TrainConfig) -> Losses:
+        """How the losses of the decoder are computed."""
+        return TokenLoss(model, config)
+
+    def local(self, groups: Iterable[ParameterGroup], model: Decoder) -> list[ParameterGroup]:
+        """The groups of the whole decoder with the parameters that this process updates."""
+        del model
         return list(groups)
 
     def rows(self, batch: Batch) -> Batch:
         """The rows of a batch that this process computes."""
         return batch
 
-    def take_gradients(self) -> None:
-        """Gives the gradients of the model to the parameters that this process updates."""
+    def accumulate(self, token_loss: BatchLoss, batch: Batch, rows: int) -> tuple[Tensor, int]:
+        """Accumulates the gradients of the parameters that this process updates, in micro-batches of `rows` windows.
+
+        Returns:
+            The part of this process of the mean loss over the valid tokens of the whole batch, and their number.
+        """
+        return accumulate_gradients(token_loss, batch, rows)
+
+    def norm(self, parameters: list[nn.Parameter]) -> Tensor:
+        """The norm of the gradients of all processes."""
+        return gradient_norm(parameters)
 
     def end_validation(self, model: Decoder) -> None:
         """Frees what a pass without gradients has gathered."""
-
-    def whole_norm(self, norm: Tensor) -> Tensor:
-        """The norm of the gradients of all processes, from that of this one."""
-        return norm
 
     def save(self, folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimizer, state: Any, keep: int) -> None:
         """Writes a checkpoint, then removes all but the newest `keep`.
@@ -86,9 +126,13 @@ class Placement:
 
 def placement_of(ranks: Ranks) -> Placement:
     """What a process of these ranks holds."""
-    if ranks.count == 1:
+    if ranks.mesh is None:
         return Placement(ranks)
-    # Only here, since the import takes long.
+    # Only here, since these imports take seconds.
+    if ranks.mesh.size(0) > 1:
+        from twoaxis.train.parallel.pipelined import Pipelined
+
+        return Pipelined(ranks)
     from twoaxis.train.parallel.sharded import Sharded
 
     return Sharded(ranks)

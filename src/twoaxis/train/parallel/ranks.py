@@ -20,6 +20,9 @@ from twoaxis.train.parallel.layout import ParallelConfig
 
 T = TypeVar("T")
 
+MESH = ("pipeline", "replicate", "shard")
+"""The dimensions of the mesh of ranks; the last one has neighbours."""
+
 KINDS: Mapping[str, type[TwoAxisError]] = {kind.__name__: kind for kind in (ConfigError, DataError, CheckpointError)}
 """The errors that one rank reports to the others, by name."""
 
@@ -33,7 +36,7 @@ class Ranks:
     Attributes:
         rank: of this process, from 0.
         count: of all processes.
-        mesh: the ranks by `replicate` and `shard`; None for one process.
+        mesh: the ranks by the dimensions `MESH`; None for one process.
     """
 
     def __init__(self, mesh: DeviceMesh | None = None) -> None:
@@ -158,7 +161,8 @@ def joined(config: ParallelConfig, device: str = "auto") -> Iterator[Ranks]:
     """
     started = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     if started != config.ranks:
-        allowed = f"{config.ranks}, parallel.shard={config.shard} * parallel.replicate={config.replicate}"
+        sizes = (f"{name}={size}" for name in MESH if (size := getattr(config, name)) > 1)
+        allowed = f"{config.ranks} as parallel has {' * '.join(sizes) or 'one process'}"
         start = f"start them with: torchrun --nproc-per-node {config.ranks} -m twoaxis train RECIPE"
         raise ConfigError(problem("processes", started, allowed, start if started == 1 else "change one of them"))
     if started == 1:
@@ -177,8 +181,7 @@ def joined(config: ParallelConfig, device: str = "auto") -> Iterator[Ranks]:
             "started, and that MASTER_ADDR and MASTER_PORT are reachable and free"
         ) from None
     try:
-        names = ("replicate", "shard")
-        yield Ranks(init_device_mesh(kind, (config.replicate, config.shard), mesh_dim_names=names))
+        yield Ranks(init_device_mesh(kind, tuple(getattr(config, name) for name in MESH), mesh_dim_names=MESH))
     finally:
         # Models that hold process groups must go first, or gloo ends the process with an abort.
         gc.collect()

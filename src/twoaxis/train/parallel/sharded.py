@@ -7,60 +7,81 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.train.gradients import accumulate_gradients, gradient_norm
 from twoaxis.train.optim import ParameterGroup
-from twoaxis.train.parallel.placement import Placement
+from twoaxis.train.parallel.placement import BatchLoss, Placement
+from twoaxis.train.parallel.ranks import Ranks
 from twoaxis.train.parallel.sharded_checkpoint import newest_intact, read_into, read_scalars, save_shards, stored_tensors
 from twoaxis.train.parallel.sharding import Shards, shard
+from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.training_state import compare, compare_names
 
 
 class Sharded(Placement):
     """A rank of several, each with its shards of every parameter and its rows of every batch."""
 
-    def build(self, config: DecoderConfig, seed: int, device: torch.device) -> Decoder:
+    def __init__(self, ranks: Ranks) -> None:
+        super().__init__(ranks)
+        assert ranks.mesh is not None
+        self.mesh = ranks.mesh
+        replicate, self._shard_ranks = self.mesh.size(1), self.mesh.size(2)
+        self._data_ranks = replicate * self._shard_ranks
+        place = self.mesh.get_coordinate()
+        assert place is not None
+        self._data_rank = place[1] * self._shard_ranks + place[2]
+
+    @property
+    def data_mesh(self) -> DeviceMesh:
+        """The ranks that divide the rows of a batch."""
+        return self.mesh["shard"] if self.mesh.size(1) == 1 else self.mesh["replicate", "shard"]
+
+    def build(self, config: TrainConfig, decoder: DecoderConfig, device: torch.device) -> Decoder:
         """Builds the shards of this rank."""
         del device
-        assert self.ranks.mesh is not None
-        model, self.initial_sha256 = shard(config, self.ranks.mesh, seed)
+        model, self.initial_sha256 = shard(decoder, self.data_mesh, config.seed)
         return model
 
-    def local(self, groups: Iterable[ParameterGroup]) -> list[ParameterGroup]:
+    def local(self, groups: Iterable[ParameterGroup], model: Decoder) -> list[ParameterGroup]:
         """The groups with the shards of this rank as plain parameters."""
-        groups = list(groups)
+        groups, here = list(groups), dict(model.named_parameters())
         for group in groups:
-            for parameter in group.parameters.values():
-                parameter.requires_grad_(parameter.requires_grad and group.lr_scale > 0)
-        self._shards = Shards({name: parameter for group in groups for name, parameter in group.parameters.items()})
+            for name in here.keys() & group.parameters.keys():
+                here[name].requires_grad_(here[name].requires_grad and group.lr_scale > 0)
+        self._shards = Shards(here)
         own = self._shards.parameters
-        return [replace(group, parameters={name: own[name] for name in group.parameters}) for group in groups]
+        return [replace(group, parameters={name: own[name] for name in group.parameters if name in own}) for group in groups]
 
     def rows(self, batch: Batch) -> Batch:
         """An equal part of the rows; what is missing of it is filled with rows without a target."""
-        return batch.part(self.ranks.rank, self.ranks.count)
+        return batch.part(self._data_rank, self._data_ranks)
 
-    def take_gradients(self) -> None:
-        """Moves the gradients of the shards to the local parameters."""
+    def accumulate(self, token_loss: BatchLoss, batch: Batch, rows: int) -> tuple[Tensor, int]:
+        """Accumulates the gradients of the shards, which are sums over all ranks."""
+        found = accumulate_gradients(token_loss, self.rows(batch), rows, batch.n_targets)
         self._shards.take_gradients()
+        return found
 
-    def end_validation(self, model: Decoder) -> None:
-        """Frees the parameters of the root, which else stay as they are until a backward pass, whatever becomes of the shards."""
-        assert isinstance(model, FSDPModule)
-        model.reshard()
-
-    def whole_norm(self, norm: Tensor) -> Tensor:
+    def norm(self, parameters: list[nn.Parameter]) -> Tensor:
         """The root of the summed squares over the ranks that divide a parameter."""
-        assert self.ranks.mesh is not None
+        norm = gradient_norm(parameters)
         squares = norm.double().square()
-        dist.all_reduce(squares, group=self.ranks.mesh["shard"].get_group())
+        dist.all_reduce(squares, group=self.mesh["shard"].get_group())
         return squares.sqrt().to(norm.dtype)
 
+    def end_validation(self, model: Decoder) -> None:
+        """Frees the gathered parameters of the root, which else keep their values until the next backward pass."""
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
     def save(self, folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimizer, state: Any, keep: int) -> None:
-        """Writes the shards of all ranks as one checkpoint."""
+        """Writes the parts of all ranks as one checkpoint."""
         tensors: dict[str, Tensor] = {name: parameter.detach() for name, parameter in model.named_parameters()}
         steps: dict[str, float] = {}
         for name, parameter in self._shards.parameters.items():
@@ -69,32 +90,35 @@ class Sharded(Placement):
                     tensors[f"{kind}/{name}"] = self._shards.place(name, value)
                 else:
                     steps[name] = float(value)
-        save_shards(folder, step, tensors, {**state, "optimizer_steps": steps}, keep, self.ranks)
+        every = {name: taken for found in self.ranks.gather(steps) for name, taken in found.items()}
+        save_shards(folder, step, tensors, {**state, "optimizer_steps": every}, keep, self.ranks)
 
     def restore(
         self, folder: Path, model: Decoder, optimizer: torch.optim.Optimizer, say: Callable[[str], None]
     ) -> tuple[int, dict[str, Any]] | None:
-        """Reads the shards of this rank, whatever the number of processes that wrote the checkpoint."""
+        """Reads the parts of this rank, whatever the layout that wrote the checkpoint."""
         found = newest_intact(folder, self.ranks, say)
         if found is None:
             return None
         path, state = found
         stored = stored_tensors(path)
         tensors: dict[str, Tensor] = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        compare_names(tensors, {name: one for name, one in stored.items() if "/" not in name})
+        everywhere = {name: None for names in self.ranks.gather(list(tensors)) for name in names}
+        compare_names(everywhere, {name: one for name, one in stored.items() if "/" not in name})
         optimizer.state.clear()
+        own = self._shards.parameters
         for key, whole in stored.items() if "sampler" in state else ():
             kind, is_state, name = key.partition("/")
-            if is_state and len(whole.size):
-                parameter = self._shards.parameters[name]
-                optimizer.state[parameter][kind] = fresh = torch.empty_like(parameter, dtype=whole.properties.dtype)
-                tensors[key] = self._shards.place(name, fresh)
+            if is_state and len(whole.size) and name in own:
+                fresh = torch.empty_like(own[name], dtype=whole.properties.dtype, requires_grad=False)
+                optimizer.state[own[name]][kind], tensors[key] = fresh, self._shards.place(name, fresh)
         for name, tensor in tensors.items():
             there = torch.empty(stored[name].size, dtype=stored[name].properties.dtype, device="meta")
             compare("optimizer state" if "/" in name else "parameter", name, there, tensor)
         read_into(path, tensors)
-        for name, taken in state.get("optimizer_steps", read_scalars(path)).items():
-            parameter = self._shards.parameters[name.removeprefix("step/")]
-            device = parameter.device if optimizer.defaults["fused"] else "cpu"
-            optimizer.state[parameter]["step"] = torch.tensor(float(taken), device=device)
+        for key, taken in state.get("optimizer_steps", read_scalars(path)).items():
+            name = key.removeprefix("step/")
+            if name in own:
+                device = own[name].device if optimizer.defaults["fused"] else "cpu"
+                optimizer.state[own[name]]["step"] = torch.tensor(float(taken), device=device)
         return state["step"], state

@@ -60,7 +60,7 @@ def save_shards(
 
         try:
             draft = folder / ranks.first(_as_checkpoint_error(folder, step, begin))
-            writer = HuggingFaceStorageWriter(str(draft), _files(tensors, ranks.count), save_distributed=True)
+            writer = HuggingFaceStorageWriter(str(draft), _files(tensors, ranks), save_distributed=True)
             dcp.save(dict(tensors), storage_writer=writer)
         except CheckpointException as error:
             raise CheckpointError(_unwritten(folder, step, _reason(error))) from None
@@ -123,11 +123,13 @@ def read_scalars(path: Path) -> dict[str, Tensor]:
         return {name: opened.get_tensor(name) for name in opened.keys() if not opened.get_slice(name).get_shape()}  # noqa: SIM118
 
 
-def _files(tensors: Mapping[str, Tensor], ranks: int) -> dict[str, int]:
-    """The number of the file for each tensor, from 1; the same on all ranks, since the sizes are those of whole tensors."""
+def _files(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, int]:
+    """The number of the file for each tensor of any rank, from 1, by the bytes that a rank writes of it."""
+    sizes = {name: tensor.numel() * tensor.element_size() for name, tensor in tensors.items()}
+    whole = {name: size for found in ranks.gather(sizes) for name, size in found.items()}
     numbers, filled = {}, 0
-    for name, tensor in tensors.items():
-        filled += tensor.numel() * tensor.element_size() // ranks
+    for name, size in whole.items():
+        filled += size // ranks.count
         numbers[name] = 1 + filled // FILE_BYTES
     return numbers
 

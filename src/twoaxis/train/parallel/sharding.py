@@ -1,7 +1,7 @@
 """A decoder whose parameters, gradients and optimizer state are divided among ranks: FSDP2, one unit per block."""
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -27,24 +27,41 @@ def shard(config: DecoderConfig, mesh: DeviceMesh, seed: int) -> tuple[Decoder, 
     Returns:
         The decoder, and the SHA-256 of every whole parameter by name.
     """
-    # What a block returns is never changed in place.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     with torch.device("meta"):
         model = Decoder(config)
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    shard_units(model, [(model, model.blocks)], mesh)
     for name in FORWARD_METHODS:
         register_fsdp_forward_method(model, name)
+    return model, initialise_shards(model, seed)
+
+
+def shard_units(
+    model: Decoder, roots: Iterable[tuple[nn.Module, Iterable[nn.Module]]], mesh: DeviceMesh, gathers_once: bool = False
+) -> None:
+    """Shards a decoder, or a part of one, that is on the meta device; the shards have no values yet.
+
+    Args:
+        model: all of it.
+        roots: modules that are called, each with the blocks in it that are gathered one at a time.
+        mesh: `shard`, or `replicate` and `shard`.
+        gathers_once: whether blocks stay whole from their first forward pass to the end of the step, as the micro-batches of a
+            pipeline want them.
+    """
+    # What a block returns is never changed in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+    units: list[FSDPModule] = []
+    for root, blocks in roots:
+        for block in blocks:
+            units.append(fully_shard(block, mesh=mesh, reshard_after_forward=not gathers_once))
+        units.append(fully_shard(root, mesh=mesh))
     model.to_empty(device=_device(mesh))
-    for unit in _units(model):
+    for unit in units:
         unit.set_gradient_divide_factor(1.0)
         # gloo has no other reduction with a factor.
         unit.set_force_sum_reduction_for_comms(True)
         # Once, so that a shard stays in the memory that the optimizer is given.
         unit.unshard()
         unit.reshard()
-    return model, _initialise(model, seed)
 
 
 def local_part(whole: Tensor, placed: DTensor) -> Tensor:
@@ -60,17 +77,18 @@ class Shards:
     """The shards of this rank as plain parameters, for the optimizer: a step dispatches no distributed tensor.
 
     Args:
-        placed: parameters of a sharded decoder by name.
+        model: parameters of a decoder by name; those that are not sharded stay as they are.
 
     Attributes:
         parameters: the local parameters by name; they share memory with those of the model.
     """
 
-    def __init__(self, placed: Mapping[str, nn.Parameter]) -> None:
-        self._placed = {name: _distributed(one) for name, one in placed.items()}
-        self.parameters = {
+    def __init__(self, model: Mapping[str, nn.Parameter]) -> None:
+        self._placed = {name: one for name, one in model.items() if isinstance(one, DTensor)}
+        local = {
             name: nn.Parameter(_distributed(one.detach()).to_local(), one.requires_grad) for name, one in self._placed.items()
         }
+        self.parameters = {**model, **local}
 
     def take_gradients(self) -> None:
         """Moves the gradients of the model to the local parameters."""
@@ -79,15 +97,22 @@ class Shards:
             self.parameters[name].grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
             placed.grad = None
 
-    def place(self, name: str, local: Tensor) -> DTensor:
+    def place(self, name: str, local: Tensor) -> Tensor:
         """A tensor like the local parameter of this name, such as optimizer state, as the shard of a whole one."""
+        if name not in self._placed:
+            return local
         placed = self._placed[name]
         return DTensor.from_local(
             local, placed.device_mesh, placed.placements, run_check=False, shape=placed.shape, stride=placed.stride()
         )
 
 
-def _initialise(model: Decoder, seed: int) -> dict[str, str]:
+def initialise_shards(model: Decoder, seed: int) -> dict[str, str]:
+    """Sets the shards of a decoder, or of a part of one, to their initial values for the seed.
+
+    Returns:
+        The SHA-256 of every whole parameter by name.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     digests = {}
     with torch.no_grad():
@@ -101,10 +126,6 @@ def _initialise(model: Decoder, seed: int) -> dict[str, str]:
 def _distributed(parameter: Tensor) -> DTensor:
     assert isinstance(parameter, DTensor), "a parameter of a sharded decoder is no shard"
     return parameter
-
-
-def _units(model: nn.Module) -> Iterator[FSDPModule]:
-    return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
 def _coordinate(mesh: DeviceMesh) -> list[int]:

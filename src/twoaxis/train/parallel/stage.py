@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initialise, materialize
 from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 from twoaxis.train.parallel.boundaries import Plan, Recompute
 
 
@@ -120,7 +122,12 @@ class SharedGradients:
         for parameter, users in zip(self.parameters, self._sum_over_ranks(used.int()).tolist(), strict=True):
             if users:
                 own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.contiguous()
-                parameter.grad = self._sum_over_ranks(own)
+                if isinstance(own, DTensor):
+                    # The other ranks hold the same shard of it.
+                    own.to_local().copy_(self._sum_over_ranks(own.to_local()))
+                    parameter.grad = own
+                else:
+                    parameter.grad = self._sum_over_ranks(own)
 
 
 def build_part(
@@ -134,6 +141,8 @@ def build_part(
     dtype: torch.dtype,
 ) -> Decoder:
     """Builds a decoder with only these blocks and the other modules that the rank needs; nothing else takes memory.
+
+    On the meta device it has no initial values.
 
     Names and initial values are those of the whole decoder, so the parts of all ranks together are its checkpoint. The
     ends of the stack, and a tied embedding, are on the first and on the last rank; ends that lend their parameters to the
@@ -165,6 +174,9 @@ def build_part(
                 part.declarations.pop(f"{name}.weight", None)
         return part
 
+    if device.type == "meta":
+        with device:
+            return build().to(dtype)
     part = materialize(build, device).to(dtype)
     initialise(part, seed)
     return part
@@ -184,24 +196,52 @@ def parameters_of_all_ranks(part: Decoder) -> list[nn.Parameter]:
 class DecoderStage(nn.Module):
     """Runs the blocks of one stage, from received tensors to sent ones; rows have `tokens` tokens.
 
-    The first stage receives token ids; the last returns normalised hidden states.
+    The first stage receives token ids; the last returns the summed token loss, and in a pass without gradients the number of
+    targets that are the most likely token.
     """
 
-    def __init__(self, model: Decoder, plan: Plan, index: int, tokens: int, cache: StageCache, recompute: Recompute) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        plan: Plan,
+        index: int,
+        tokens: int,
+        cache: StageCache,
+        recompute: Recompute,
+        autocast: bool = False,
+    ) -> None:
         super().__init__()
-        self.model, self.plan, self.index, self.tokens, self.cache = model, plan, index, tokens, cache
-        self.recompute = recompute == "block"
+        self.plan, self.index, self.tokens, self.cache = plan, index, tokens, cache
+        # Not as a submodule: those of a stage are what it uses, so that it can be sharded by itself.
+        self._model = (model,)
+        self.recompute, self.autocast = recompute == "block", autocast
         self.is_first, self.is_last = index == 0, index == plan.stages - 1
+        self.blocks = nn.ModuleList(model.blocks[block] for block in plan.blocks[index])
+        self.embedding = model.embedding if self.is_first or (self.is_last and model.head is None) else None
+        self.embedding_norm = model.embedding_norm if self.is_first else None
+        self.norm, self.head = (model.norm, model.head) if self.is_last else (None, None)
+        lends = model.ends is not None and model.ends.lends
+        self.ends = model.ends if self.is_first or self.is_last or lends else None
         self.received = () if self.is_first else plan.sent(index - 1)
         self.sent = () if self.is_last else plan.sent(index)
         self.fetched, self.kept = plan.fetched(index), plan.kept(index)
         self._leaves: dict[int, dict[int, Tensor]] = {}
 
     def forward(
-        self, *received: Tensor, microbatch: int, documents: Int[Tensor, "B T"] | None = None
+        self,
+        *received: Tensor,
+        microbatch: int,
+        targets: Int[Tensor, "B T"] | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
-        """Returns the sent tensors, or the hidden states of the last stage."""
-        model, device = self.model, received[0].device
+        """Returns the sent tensors, or what the last stage has measured."""
+        with torch.autocast(received[0].device.type, torch.bfloat16, enabled=self.autocast):
+            return self._run(received, microbatch, targets, documents)
+
+    def _run(
+        self, received: tuple[Tensor, ...], microbatch: int, targets: Tensor | None, documents: Tensor | None
+    ) -> Tensor | tuple[Tensor, ...]:
+        model, device = self._model[0], received[0].device
         layout = TokenLayout.contiguous(self.tokens, device=device) if documents is None else TokenLayout.packed(documents)
         entering: dict[int, Tensor] = {}
         if self.is_first:
@@ -210,19 +250,28 @@ class DecoderStage(nn.Module):
             boundary = self.plan.boundaries[self.index - 1]
             entering = self._gather(received, microbatch)
             state = tree_unflatten([entering[number] for number in boundary.leaves], boundary.structure)
-        for index in self.plan.blocks[self.index]:
-            block = model.blocks[index]
+        for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():
                 state, _ = checkpoint(block, state, layout, use_reentrant=False)
             else:
                 state, _ = block(state, layout)
         if self.is_last:
+            assert targets is not None
             hidden, _ = model.ends.leave(state, layout)
-            return model.norm(hidden)
+            return self._measure(model, model.norm(hidden), targets)
         leaving = dict(zip(self.plan.boundaries[self.index].leaves, tree_leaves(state), strict=True))
         for number in self.kept:
             self.cache.put(microbatch, number, entering[number] if number in entering else leaving[number])
         return tuple(leaving[number].contiguous() for number in self.sent)
+
+    def _measure(self, model: Decoder, hidden: Float[Tensor, "B T D"], targets: Int[Tensor, "B T"]) -> Float[Tensor, "2"]:
+        """The summed loss, and without gradients the number of targets that are the most likely token."""
+        loss = linear_cross_entropy(hidden.flatten(0, 1), model.head_weight, targets.flatten())
+        correct = torch.zeros_like(loss)
+        if not torch.is_grad_enabled():
+            valid = targets != IGNORE
+            correct += (model.logits(hidden[valid]).argmax(-1) == targets[valid]).sum()
+        return torch.stack((loss, correct))
 
     def _gather(self, received: tuple[Tensor, ...], microbatch: int) -> dict[int, Tensor]:
         """The tensors of the entering state by number: received ones and cached ones."""
