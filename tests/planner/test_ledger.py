@@ -3,7 +3,8 @@
 import pytest
 
 from twoaxis.core.cost import Shape
-from twoaxis.depth import DEPTH, DepthConfig
+from twoaxis.core.errors import ConfigError
+from twoaxis.depth import DEPTH, DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig
 from twoaxis.ledger.decoder_memory import decoder_cache_bytes, decoder_saved_bytes, decoder_trace, recomputing_peak_bytes
 from twoaxis.model import DecoderConfig
@@ -88,3 +89,10 @@ def test_the_ledger_of_a_model_is_the_sum_of_its_parts() -> None:
     assert found.optimizer_bytes == 12 * found.params["all"]
     assert found.cache_bytes == decoder_cache_bytes(config, Shape(1, 40, 2))
     assert len(found.state_bytes) == config.n_layers + 1
+
+
+def test_an_empty_batch_or_length_is_refused() -> None:
+    model = ModelShape.of_decoder(decoder_config(ResidualConfig()))
+    for batch, tokens, message in ((1, 0, "tokens=0: must be at least 1"), (0, 4, "batch=0: must be at least 1")):
+        with pytest.raises(ConfigError, match=message):
+            ledger(model, batch, tokens)

@@ -48,6 +48,10 @@ def evaluate(
 
     if not text and tasks is None:
         raise ConfigError("nothing to evaluate; name a text with --text, or tasks with --tasks and --include")
+    if stride is not None and not text:
+        raise ConfigError(f"stride={stride}: must come with a text, whose windows it moves; add --text, or leave it out")
+    if limit is not None and tasks is None:
+        raise ConfigError(f"limit={limit}: must come with tasks, whose examples it limits; add --tasks, or leave it out")
     texts = _read(text or [])
     folder = _open(tasks, include)
     progress = console_progress()

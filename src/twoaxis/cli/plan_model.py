@@ -160,7 +160,7 @@ def _write_page(planned: "ModelPlan", path: Path) -> None:
     from twoaxis.planner.page import write_page
 
     goal = None if planned.recommendation is None else planned.recommendation.goal
-    write_page(path, planned.model, planned.setting, "all" if goal in (None, "both") else goal)
+    write_page(path, planned.model, planned.setting, "all" if goal in (None, "both") else goal, planned.prompts)
     print(f"wrote {path}", file=sys.stderr)
 
 

@@ -45,6 +45,7 @@ def study(
         return print_plan(plan_study(config), as_json)
     folder = out or Path("runs") / study_file.stem
     trackers = [word for name in track or [] for word in ("--track", name)]
+    words = [str(study_file), *(overrides or []), "--out", str(folder), "--jobs", str(jobs), "--engine", engine, *trackers]
     if engine == "ray":
         from twoaxis.study.running.ray_engine import RayEngine
 
@@ -57,9 +58,7 @@ def study(
         progress=console_study_progress(),
         engine=chosen,
         command=lambda recipe, run: [*train_command(recipe, run), *trackers],
-        # With the jobs, since they share out the threads, on which last digits may depend.
-        command_line=shlex.join(
-            ["twoaxis", "study", str(study_file), *(overrides or []), "--out", str(folder), "--jobs", str(jobs)]
-        ),
+        # With the jobs and the engine, since they divide the threads, on which last digits may depend.
+        command_line=shlex.join(["twoaxis", "study", *words]),
     )
     return print_report(write_report(folder), as_json)

@@ -203,7 +203,10 @@ def ledger(
         batch: sequences.
         tokens: in each; None takes the length that the model was made for.
         precision: bytes of one number of each sort.
-        engine: `fused` leaves out the traffic of the eager depth operation, whose count takes a while in deep models.
+        engine: `fused` leaves out the traffic of the eager depth operation, which takes a while to count in deep models.
+
+    Raises:
+        ConfigError: a batch or a length below 1.
 
     Example:
         >>> from twoaxis import DecoderConfig
@@ -212,7 +215,10 @@ def ledger(
         >>> counts.params["all"], counts.state_bytes
         (117568, (132, 396, 660))
     """
-    tokens = tokens or model.max_seq_len
+    tokens = model.max_seq_len if tokens is None else tokens
+    for name, value in (("batch", batch), ("tokens", tokens)):
+        if value < 1:
+            raise ConfigError(problem(name, value, "at least 1", "correct it"))
     try:
         numbers = coefficients(model, precision, engine)
     except ConfigError:

@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.planner.coefficients import Data, Engine
-from twoaxis.planner.formulas.schedules import schedule_order
 from twoaxis.planner.formulas.training_step import forward_pass, prefill_state_bytes, training_step
 from twoaxis.planner.hardware import Device
 from twoaxis.planner.hardware.device import NumberFormat
@@ -72,11 +71,6 @@ class ParallelLayout(Config):
         """Stages of the pipeline, C."""
         return self.pipeline * self.virtual
 
-    def order(self) -> list[list[list]]:
-        """The actions of each pipeline rank; see `formulas.schedules`."""
-        schedule = "interleaved" if self.virtual > 1 else self.schedule
-        return schedule_order(schedule, self.pipeline, self.virtual, self.microbatches)
-
     def microbatch(self, batch: int) -> int:
         """Sequences in one microbatch when all data ranks together see so many in a step.
 
@@ -110,7 +104,7 @@ class ParallelLayout(Config):
 
 
 NUMBER_FORMATS = {2: NumberFormat.BF16, 4: NumberFormat.FP32, 8: NumberFormat.FP64}
-"""Of matrix products, by the bytes of an activation."""
+"""The number format of matrix products, by the bytes of an activation."""
 
 Recompute = Literal["off", "block"]
 Sharding = Literal["none", "optimizer", "weights"]
@@ -147,6 +141,9 @@ class Setting:
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise ConfigError(problem("tokens", self.tokens, "at least 1", "give the length of one sequence"))
+        if self.precision.activations not in NUMBER_FORMATS:
+            allowed = f"one of {', '.join(map(str, NUMBER_FORMATS))} bytes"
+            raise ConfigError(problem("precision.activations", self.precision.activations, allowed, "use 2 for bfloat16"))
         self.layout.microbatch(self.batch)
 
     def replace(self, **changes: Any) -> Self:

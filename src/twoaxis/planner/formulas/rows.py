@@ -7,7 +7,7 @@ A `choice` holds `device` and `layers` (numbers in the lists of the page), `toke
 `tables` hold the `shared` numbers, the different `rows` (sublayers without their depth operations) and `depths` (depth
 operations) once each, and `packs`. A pack holds `ends`, `leaves`, `n_layers`, and for every sublayer [block, row, depth,
 family]. A sublayer whose window a reader sets belongs to one of the `families`: its rows at each of the `windows`; the family
-of others is -1.
+of others is -1. `tensor` holds, for each method, the numbers of tensor ranks that can share its heads.
 """
 
 from typing import Any
@@ -212,9 +212,10 @@ def method_row(tables: Data, choice: Data, method: int) -> Data:
 
 
 def methods_of(tables: Data, choice: Data) -> list[int]:
-    """The methods that fit the model at this depth; the control is the first."""
+    """The methods that fit the model at this depth and whose heads the tensor ranks can share; the control is the first."""
     fitting = tables["models"][choice["layers"]]
-    return [method for method in range(len(fitting)) if len(fitting[method]) > 0]
+    ranks = choice["tensor"]
+    return [m for m in range(len(fitting)) if len(fitting[m]) > 0 and place_of(tables["tensor"][m], ranks) >= 0]
 
 
 def sorted_by(rows: list, key: str) -> list:

@@ -7,6 +7,7 @@ from typing import Any
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.planner.coefficients import coefficients
+from twoaxis.planner.formulas.rows import methods_of
 from twoaxis.planner.hardware import Device, read_device, shipped_devices
 from twoaxis.planner.methods import WINDOW, Method, Refusal, fitted, methods
 from twoaxis.planner.model.shape import ModelShape
@@ -21,8 +22,7 @@ WINDOWS = (4, 8, 16, 32, 64, WINDOW, 256, 512, 1024, 2048, 4096, 8192)
 OF_ONE_MODEL = ("name", "depth_kind", "n_layers", "sublayers", "ends", "leaves")
 """What differs between the coefficients of the methods; the rest is shared."""
 
-PROMPTS = 8
-"""Sequences that generate at once, until a reader chooses."""
+MOST_TENSOR_RANKS = 16
 
 
 def tables(model: ModelShape, setting: Setting) -> Data:
@@ -39,6 +39,7 @@ def tables(model: ModelShape, setting: Setting) -> Data:
         deep = with_layers(model, n_layers)
         found["models"].append([pool.model(method, deep, setting.precision) for method in range(len(methods()))])
     found["methods"] = [{"name": named(method), "goal": method.goal} for method in methods()]
+    found["tensor"] = [ranks_of(method, model, setting.layout.tensor) for method in methods()]
     found["devices"] = [numbers for device in devices_of(setting) if (numbers := device_numbers(device, setting)) is not None]
     return found
 
@@ -152,8 +153,15 @@ class Pool:
         return self._numbers[key]
 
 
-def first_choice(found: Data, model: ModelShape, setting: Setting) -> Data:
-    """The setting as the page takes it; see `choice`."""
+def first_choice(found: Data, model: ModelShape, setting: Setting, prompts: int) -> Data:
+    """The setting as the page takes it; see `formulas.rows` for its keys.
+
+    Args:
+        found: the tables of the page.
+        model: of the plan.
+        setting: where the page starts.
+        prompts: sequences that generate at once.
+    """
     layout = setting.layout
     return {
         "device": [device["name"] for device in found["devices"]].index(setting.device.name),
@@ -166,7 +174,7 @@ def first_choice(found: Data, model: ModelShape, setting: Setting) -> Data:
         "virtual": layout.virtual,
         "tensor": layout.tensor,
         "data": layout.data,
-        "prompts": PROMPTS,
+        "prompts": prompts,
         "sequence": layout.sequence,
         "schedule": layout.schedule,
         "forwarding": setting.forwarding,
@@ -179,6 +187,13 @@ def first_choice(found: Data, model: ModelShape, setting: Setting) -> Data:
 def tensor_ranks(model: ModelShape, most: int) -> list[int]:
     """Powers of two that every head of the model can be shared by."""
     return [ranks for ranks in powers(1, most) if _divides(model, ranks)]
+
+
+def ranks_of(method: Method, model: ModelShape, own: int) -> list[int]:
+    """The numbers of tensor ranks on the page that can share the heads of the model with a method."""
+    shape = fitted(method, model)
+    known = with_own(tensor_ranks(model, MOST_TENSOR_RANKS), own)
+    return [] if isinstance(shape, Refusal) else [ranks for ranks in known if _divides(shape, ranks)]
 
 
 def powers(first: int, last: int) -> list[int]:
@@ -215,7 +230,7 @@ WORDS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 
 def controls(found: Data, choice: Data, model: ModelShape, view: Data) -> dict[str, list[Data]]:
     """The groups of the form; every control holds the name of what it sets."""
-    fit = [(str(at), found["methods"][at]["name"]) for at, packs in enumerate(found["models"][choice["layers"]]) if packs]
+    fit = [(str(at), found["methods"][at]["name"]) for at in methods_of(found, choice)]
     devices = [(str(at), device["name"]) for at, device in enumerate(found["devices"])]
     depths, windows = found["layers"], found["windows"]
     return {
@@ -236,7 +251,7 @@ def controls(found: Data, choice: Data, model: ModelShape, view: Data) -> dict[s
         ],
         "Devices": [
             _select("device", "Device", devices, str(choice["device"])),
-            _numbers("tensor", "Tensor ranks", tensor_ranks(model, 16), choice),
+            _numbers("tensor", "Tensor ranks", tensor_ranks(model, MOST_TENSOR_RANKS), choice),
             _numbers("pipeline", "Pipeline ranks", powers(1, 32), choice),
             _numbers("virtual", "Stages on each", powers(1, 8), choice),
             _numbers("data", "Replicas", powers(1, 1024), choice),

@@ -849,9 +849,10 @@ method_row = function flx_method_row (tables, choice, method) {
 };
 
 methods_of = function flx_methods_of (tables, choice) {
-    var fitting;
+    var fitting, ranks;
     fitting = tables["models"][choice["layers"]];
-    return (function list_comprehension (iter0) {var res = [];var method, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {method = iter0[i0];if (!(((fitting[method].length) > 0))) {continue;}{res.push(method);}}return res;}).call(this, _pyfunc_range(0, fitting.length, 1));
+    ranks = choice["tensor"];
+    return (function list_comprehension (iter0) {var res = [];var m, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {m = iter0[i0];if (!(((((fitting[m].length) > 0)) && ((place_of(tables["tensor"][m], ranks) >= 0))))) {continue;}{res.push(m);}}return res;}).call(this, _pyfunc_range(0, fitting.length, 1));
 };
 
 sorted_by = function flx_sorted_by (rows, key) {
