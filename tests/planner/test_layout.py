@@ -10,6 +10,7 @@ from twoaxis.planner.formulas.schedules import gpipe_order, interleaved_order, o
 from twoaxis.planner.hardware import read_device
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
+from twoaxis.planner.search import Request
 from twoaxis.planner.setting import ParallelLayout, Setting
 
 
@@ -113,3 +114,17 @@ def test_an_activation_has_the_bytes_of_a_number_format() -> None:
     layout = ParallelLayout(gpus=1)
     with pytest.raises(ConfigError, match=r"^precision\.activations=1: must be one of 2, 4, 8 bytes; use 2 for bfloat16$"):
         Setting(read_device("h100"), layout, batch=1, tokens=8, precision=Precision(activations=1))
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("recompute", "blocks"), ("sharding", "zero3"), ("forwarding", "cache"), ("engine", "fuse"), ("transfers", "blocked")],
+)
+def test_unknown_words_are_refused(word: str, value: str) -> None:
+    given: dict[str, Any] = {word: value}
+    layout = ParallelLayout(gpus=1)
+    with pytest.raises(ConfigError, match=f"^{word}='{value}': must be one of "):
+        Setting(read_device("h100"), layout, batch=1, tokens=8, **given)
+    if word != "transfers":
+        with pytest.raises(ConfigError, match=f"^{word}='{value}': must be one of "):
+            Request(read_device("h100"), gpus=1, tokens=8, **given)

@@ -122,7 +122,7 @@ def plan_of_model(
         raise ConfigError(problem("html", str(html), "a file that ends in .html", f"write to {html.with_suffix('.html')}"))
     device, model = read_device(hardware), read_model(source)
     tokens = min(model.max_seq_len, LONGEST_CONTEXT) if context is None else context
-    request = Request(device, gpus, tokens, precision=_precision(device, precision), **_checked(arrangement))
+    request = Request(device, gpus, tokens, precision=_precision(device, precision), **arrangement)
     planned = plan_model(model, request, wanted, budget, prompts, _announce)
     if html is not None:
         _write_page(planned, html)
@@ -162,28 +162,6 @@ def _write_page(planned: "ModelPlan", path: Path) -> None:
     goal = None if planned.recommendation is None else planned.recommendation.goal
     write_page(path, planned.model, planned.setting, "all" if goal in (None, "both") else goal, planned.prompts)
     print(f"wrote {path}", file=sys.stderr)
-
-
-def _checked(arrangement: dict[str, Any]) -> dict[str, Any]:
-    """The fixed parts of the arrangement; words are among those that are known."""
-    from typing import get_args
-
-    from twoaxis.planner.coefficients import Engine
-    from twoaxis.planner.ledger import FORWARDINGS
-    from twoaxis.planner.setting import Recompute, SequenceSharding, Sharding
-
-    words = {
-        "sequence": get_args(SequenceSharding),
-        "schedule": ("1f1b", "gpipe"),
-        "recompute": get_args(Recompute),
-        "sharding": get_args(Sharding),
-        "forwarding": FORWARDINGS,
-        "engine": get_args(Engine),
-    }
-    for name, known in words.items():
-        if name in arrangement:
-            _known(name, arrangement[name], known)
-    return arrangement
 
 
 def _known(what: str, got: str, known: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ from twoaxis.planner.hardware import Device
 from twoaxis.planner.ledger import Forwarding
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
-from twoaxis.planner.setting import ParallelLayout, Recompute, SequenceSharding, Setting, Sharding
+from twoaxis.planner.setting import ParallelLayout, Recompute, SequenceSharding, Setting, Sharding, check_words
 
 BATCH_TOKENS = 4 * 2**20
 """Tokens of one training step where the batch is not given, as models of 7B to 70B parameters are trained with."""
@@ -50,7 +50,7 @@ class Request:
         forwarding: what crosses stage boundaries.
 
     Raises:
-        ConfigError: a number below 1, or one that does not divide the GPUs.
+        ConfigError: an unknown word, a number below 1, or one that does not divide the GPUs.
     """
 
     device: Device
@@ -71,6 +71,7 @@ class Request:
     forwarding: Forwarding = "naive"
 
     def __post_init__(self) -> None:
+        check_words(self)
         for name in ("gpus", "tokens", "batch", "tensor", "pipeline", "virtual", "data", "microbatches"):
             value = getattr(self, name)
             if value is not None and value < 1:

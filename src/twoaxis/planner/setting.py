@@ -1,12 +1,12 @@
 """The assumptions of a plan besides the model: device, arrangement of GPUs, batch, precision, recomputation."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from twoaxis.core.config import Config
-from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.planner.coefficients import Data, Engine
 from twoaxis.planner.formulas.training_step import forward_pass, prefill_state_bytes, training_step
 from twoaxis.planner.hardware import Device
@@ -108,6 +108,26 @@ NUMBER_FORMATS = {2: NumberFormat.BF16, 4: NumberFormat.FP32, 8: NumberFormat.FP
 
 Recompute = Literal["off", "block"]
 Sharding = Literal["none", "optimizer", "weights"]
+Transfers = Literal["overlapped", "blocking"]
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "sequence": get_args(SequenceSharding),
+    "schedule": ("1f1b", "gpipe"),
+    "recompute": get_args(Recompute),
+    "sharding": get_args(Sharding),
+    "forwarding": get_args(Forwarding),
+    "engine": get_args(Engine),
+    "transfers": get_args(Transfers),
+}
+"""The values of each option that is a word."""
+
+
+def check_words(given: Any) -> None:
+    """Raises ConfigError when an option of a request or a setting has none of its `WORDS`; None leaves it open."""
+    for name, known in WORDS.items():
+        value = getattr(given, name, None)
+        if value is not None and value not in known:
+            raise ConfigError(problem(name, value, f"one of {', '.join(known)}", nearest(str(value), known)))
 
 
 @dataclass(frozen=True)
@@ -136,9 +156,10 @@ class Setting:
     forwarding: Forwarding = "naive"
     recompute: Recompute = "off"
     sharding: Sharding = "optimizer"
-    transfers: Literal["overlapped", "blocking"] = "overlapped"
+    transfers: Transfers = "overlapped"
 
     def __post_init__(self) -> None:
+        check_words(self)
         if self.tokens < 1:
             raise ConfigError(problem("tokens", self.tokens, "at least 1", "give the length of one sequence"))
         if self.precision.activations not in NUMBER_FORMATS:
