@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -12,10 +12,6 @@ from twoaxis.cli.models import Step
 from twoaxis.cli.output import Json, name_of, print_json
 from twoaxis.display.numbers import loss, signed, significant
 from twoaxis.display.tables import print_item, print_table
-
-if TYPE_CHECKING:
-    from twoaxis.audit import Audit
-
 
 ZERO, MEAN = (tuple(f"{by}{what}" for what in ("", " +-", " random")) for by in ("zero", "mean"))
 """The change of loss by either replacement, its standard error, and that of a random change of the same size."""
@@ -159,8 +155,7 @@ def audit(
         _print(found, name_of(run))
 
 
-def _print(found: "Audit", run: str) -> None:
-
+def _print(found: Audit, run: str) -> None:
     print_item(
         f"{run}: {found.depth} after {found.step:,} steps, loss {found.loss:.4f} nats per token over {found.targets:,} targets "
         f"in {found.sequences:,} sequences",

@@ -1,9 +1,8 @@
-"""How the plan of a model is printed: its setting, its ledger, every method, and the recommendation."""
+"""How the plan of a model is printed: its setting, its ledger, every method, and the recommendation with its evidence."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from twoaxis.cli.plan_model import print_evidence
 from twoaxis.display.numbers import bytes_text as _bytes
 from twoaxis.display.numbers import change as _change
 from twoaxis.display.numbers import count_text as _count
@@ -14,6 +13,7 @@ from twoaxis.display.tables import print_item, print_table
 if TYPE_CHECKING:
     from twoaxis.planner.advice import Recommendation, WhatIf
     from twoaxis.planner.comparison import MethodCost
+    from twoaxis.planner.evidence import Side, StudyEvidence
     from twoaxis.planner.model_plan import ModelPlan
 
 METHODS = (
@@ -29,6 +29,16 @@ FLOPS = {
     "depth": "in depth operations",
 }
 SHOWN_ALTERNATIVES = 3
+
+TITLES: "dict[Side, str]" = {
+    "for": "For it",
+    "against": "Against it",
+    "mixed": "For it in some comparisons, against it in others",
+    "undecided": "Undecided",
+    "withdrawn": "Withdrawn, so neither for nor against it",
+}
+
+SHOWN_PAIRS = 4
 
 
 def print_model_plan(planned: "ModelPlan") -> None:
@@ -231,3 +241,36 @@ def _what_if(each: "WhatIf") -> str:
     if each.over != each.over_before:
         verdict = f"; over {', '.join(each.over)}" if each.over else "; within all limits"
     return f"{each.change}: {rank}, {_change(each.step_overhead)}{verdict}"
+
+
+def print_evidence(studies: "Sequence[StudyEvidence]") -> None:
+    """Prints the studies of a recommendation under the side that they are on."""
+    from twoaxis.planner.evidence import NATURE, NO_VALID_STUDY
+
+    print_item(f"Evidence. {NATURE}", "")
+    if all(study.withdrawn for study in studies):
+        print_item(NO_VALID_STUDY, "")
+    for side, title in TITLES.items():
+        chosen = [study for study in studies if study.side == side]
+        if chosen:
+            print(f"{title}:")
+        for study in chosen:
+            _print_study(study)
+
+
+def _print_study(study: "StudyEvidence") -> None:
+    if study.withdrawn:
+        print_item(f"{study.name}: {study.withdrawn}. {study.question}")
+        return
+    print_item(f"{study.name}: {study.question}")
+    # The comparison with the control comes first, then what decides something.
+    pairs = sorted(study.pairs, key=lambda pair: (not pair.with_control, pair.verdict not in ("better", "worse")))
+    for pair in pairs[:SHOWN_PAIRS]:
+        print_item(f"{pair.sentence}.", "  - ")
+    if rest := pairs[SHOWN_PAIRS:]:
+        counts = {word: sum(pair.verdict == word for pair in rest) for word in ("better", "worse", "undecided", None)}
+        said = ", ".join(f"{count} {word or 'without a verdict'}" for word, count in counts.items() if count)
+        print_item(f"and {len(rest)} more comparisons: {said}.", "  - ")
+    if study.forms:
+        print_item(f"Not the form of this plan: {'; '.join(study.forms)}.", "  ")
+    print_item(f"Gate passed: {study.gate}. Scale: {study.scale}. All numbers: {study.report}", "  ")

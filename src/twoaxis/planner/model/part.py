@@ -31,10 +31,6 @@ class Routed:
     used: int
     params: int
 
-    def read(self, tokens: int) -> float:
-        """Experts that a pass of so many tokens is expected to read, when the router chooses evenly."""
-        return self.experts * (1 - (1 - self.used / self.experts) ** tokens)
-
 
 class Part(ABC):
     """A sublayer between its norm and its write."""
@@ -76,11 +72,6 @@ class Part(ABC):
     def in_generation(self) -> "Part":
         """The form that computes single tokens behind a context; the same unless a part says otherwise."""
         return self
-
-    def parameters_read(self, site: SublayerPosition, tokens: int) -> float:
-        """Parameters that a pass of so many tokens reads: all of them, but for experts that no token is sent to."""
-        params = self.cost(site, Shape(1, 1)).params
-        return params if self.routed is None else params - self.routed.params * (self.routed.experts - self.routed.read(tokens))
 
 
 @dataclass(frozen=True)
@@ -192,8 +183,8 @@ class Experts(Part):
         >>> from twoaxis.core.position import LayerStack
         >>> site = LayerStack(4096, 1e-5, (1,)).sites[0]
         >>> mixtral = Experts(4096, n_experts=8, per_token=2, d_expert=14336)
-        >>> mixtral.cost(site, Shape(1, 1)).params, int(mixtral.parameters_read(site, tokens=1))
-        (1409318912, 352354304)
+        >>> mixtral.cost(site, Shape(1, 1)).params, mixtral.routed.params
+        (1409318912, 176160768)
     """
 
     width: int
