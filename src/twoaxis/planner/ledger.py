@@ -29,13 +29,13 @@ BACKWARD = 2
 
 @dataclass(frozen=True)
 class DepthTraffic:
-    """What the depth operation moves per token, over the whole stack.
+    """Bytes per token that the depth operations of the stack read and write.
 
     Attributes:
-        fused_bytes: with one kernel for each read and write, the mean over sublayers.
-        largest_fused_bytes: of the sublayer that moves most.
-        eager_bytes: with one kernel for each operation, the mean over sublayers.
-        eager_kernels: of one forward pass, all sublayers together; None, as the bytes, where that form is out of the question.
+        fused_bytes: mean over sublayers, with one kernel for each read and write.
+        largest_fused_bytes: of the sublayer with the most traffic.
+        eager_bytes: mean over sublayers, with one kernel for each operation; None if not counted.
+        eager_kernels: of one forward pass, over all sublayers; None if not counted.
     """
 
     fused_bytes: float
@@ -56,13 +56,13 @@ class Ledger:
         forward_flops: per token, by `matmul`, `pairs` (attention's quadratic term), `elementwise`, `depth`, `all`.
         training_flops_per_token: forward and backward.
         recomputed_training_flops_per_token: with every block computed once more in the backward pass.
-        depth: what the depth operation moves.
-        saved_bytes: what autograd keeps for the backward pass of the whole batch.
-        recomputed_saved_bytes: kept when only the states between blocks are, with what recomputing one block adds.
+        depth: traffic of the depth operations.
+        saved_bytes: saved for backward, of the whole batch.
+        recomputed_saved_bytes: the same with blocks recomputed: states between blocks, and one block.
         parameter_bytes: weights.
         gradient_bytes: gradients.
-        optimizer_bytes: what the optimizer keeps.
-        cache_bytes_per_token: what one more token adds to a long sequence in generation.
+        optimizer_bytes: state of the optimizer.
+        cache_bytes_per_token: added by one more token in generation.
         cache_bytes: of one sequence of `tokens` tokens.
         state_bytes: per token, of the depth state before the first block, between blocks, and after the last.
     """
@@ -85,7 +85,7 @@ class Ledger:
     state_bytes: tuple[int, ...]
 
     def to_data(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """Plain JSON-ready data."""
         return asdict(self)
 
 
@@ -96,13 +96,13 @@ def ledger(
     precision: Precision | None = None,
     engine: Engine = "eager",
 ) -> Ledger:
-    """Counts everything about a model; nothing is built and nothing is timed.
+    """Counts the costs of a model; nothing is built and nothing is timed.
 
     Args:
         model: the model.
         batch: sequences.
-        tokens: in each; None takes the length that the model was made for.
-        precision: bytes of one number of each sort.
+        tokens: in each; None takes max_seq_len.
+        precision: bytes per number.
         engine: `fused` leaves out the traffic of the eager depth operation, which takes a while to count in deep models.
 
     Raises:

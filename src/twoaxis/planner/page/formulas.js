@@ -443,7 +443,7 @@ facts = function flx_facts (choice, rows, step, view) {
         }
     }
     row = found["row"];
-    return [["devices", _pyfunc_str(gpus_of(choice))], ["tokens in a step", amount(choice["batch"] * choice["tokens"], COUNTS)], ["step of the control", amount(rows[0]["step_seconds"], SECONDS)], ["step of the method", amount(row["step_seconds"], SECONDS)], ["which is more by", percent(overhead(row, rows[0], "step_seconds"))], ["tokens a second", amount(row["tokens_per_second"], COUNTS)], ["bubble", percent(step["bubble"])], ["exposed communication", amount(step["exposed_seconds"], SECONDS)]];
+    return [["devices", _pyfunc_str(gpus_of(choice))], ["tokens in a step", amount(choice["batch"] * choice["tokens"], COUNTS)], ["step of the control", amount(rows[0]["step_seconds"], SECONDS)], ["step of the method", amount(row["step_seconds"], SECONDS)], ["overhead", percent(overhead(row, rows[0], "step_seconds"))], ["tokens a second", amount(row["tokens_per_second"], COUNTS)], ["bubble", percent(step["bubble"])], ["exposed communication", amount(step["exposed_seconds"], SECONDS)]];
 };
 
 overhead = function flx_overhead (row, control, key) {
@@ -755,7 +755,7 @@ refusal = function flx_refusal (choice, device, n_layers) {
         return "The tokens do not divide by the tensor ranks that share them.";
     }
     if ((((gpus_of(choice) > 1)) && (((reach_of(device, gpus_of(choice))) < 0)))) {
-        return ("Nothing is known that connects " + (_pyfunc_str(gpus_of(choice)))) + " of this device; choose fewer.";
+        return ("No link in the file of this device connects " + (_pyfunc_str(gpus_of(choice)))) + " of them; choose fewer.";
     }
     return "";
 };
