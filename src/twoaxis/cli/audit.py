@@ -1,4 +1,4 @@
-"""`twoaxis audit RUN`: what a trained model does along both axes, and what of it matters."""
+"""`twoaxis audit RUN`: what a trained model does along both axes, and how much each part matters."""
 
 import math
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class AuditTable(NamedTuple):
 
 
 def audit_tables(audit: Audit) -> list[AuditTable]:
-    """All tables that hold something, what matters first."""
+    """All tables that are not empty, ablations of sublayers first."""
     tables = [
         _sublayers(audit),
         _removed(audit, "sources taken out of one read, or the embedding out of all", ("source", "embedding")),
@@ -133,11 +133,11 @@ def audit(
     step: Step = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a trained model along depth and positions, and what its loss loses without each part.
+    """Measure a trained model along depth and positions, and the change of its loss without each part.
 
     Weights over depth, gates, streams, norms, gradients and attention distance show what the model does. A large weight is no
-    large effect, so each sublayer, stream, local mixer, and favourite source is also taken away, beside a random change of the
-    same size. The run's own validation text is read in float32 on the CPU. The result is also written to RUN/audit.json.
+    large effect, so each sublayer, stream, local mixer, and favourite source is also removed, and compared with a random change
+    of the same size. The run's own validation text is read in float32 on the CPU. The result is also written to RUN/audit.json.
 
     Example: twoaxis audit runs/delta --tokens 4096
     """

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 LONGEST_CONTEXT = 8192
-"""Tokens of a sequence where nothing is asked; models are made for far more than they are trained with."""
+"""The default tokens of a sequence, at most; many models accept far more than they are trained with."""
 
 PRECISIONS = {
     "bf16": {},
     "fp32": {"weights": 4, "activations": 4, "gradients": 4, "optimizer": 8, "cache": 4},
 }
-"""Bytes of numbers; where weights are in float32 there are no master weights next to them."""
+"""Bytes per number; float32 weights have no separate master weights."""
 
 
 def plan_of_model(
@@ -42,14 +42,14 @@ def plan_of_model(
     html: Path | None = None,
     **arrangement: Any,
 ) -> int:
-    """Plans a model and prints what was found; 1 where a budget is given that nothing fits.
+    """Plans a model and prints the plan; returns 1 if no method fits the budget.
 
     Args:
         source: a file, a folder or a preset.
         as_json: whether to print JSON.
         hardware: a device by name, or its file.
         gpus: devices in all.
-        goal: what the reader wants.
+        goal: of the reader.
         context: tokens of a sequence.
         prompts: sequences that generate at once.
         budget_memory: with its unit.
@@ -59,7 +59,7 @@ def plan_of_model(
         arrangement: fields of the request that are fixed.
 
     Raises:
-        ConfigError: anything that cannot be planned, in one line.
+        ConfigError: in one line, if it cannot be planned.
     """
     from twoaxis.planner.advice import RECOMMENDED
     from twoaxis.planner.hardware import read_device
@@ -86,7 +86,7 @@ def plan_of_model(
 
 
 def _print(planned: "ModelPlan", as_json: bool) -> None:
-    """Prints a plan, and what its counts leave out."""
+    """Prints a plan, and notes on what is not counted."""
     from twoaxis.cli.plan_tables import print_model_plan
 
     if as_json:
@@ -125,7 +125,7 @@ def _known(what: str, got: str, known: Sequence[str]) -> None:
 
 
 def _precision(device: "Device", name: str | None) -> "Precision":
-    """Mixed bfloat16 where nothing is asked and the device has it, else float32."""
+    """The precision by name; by default mixed bfloat16 if the device has it, else float32."""
     from twoaxis.planner.quantities import Precision
 
     formats = [str(known) for known in device.peak_flops_per_second]

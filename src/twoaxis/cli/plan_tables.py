@@ -1,4 +1,4 @@
-"""How the plan of a model is printed: its setting, its ledger, every method, and the recommendation with its evidence."""
+"""Prints the plan of a model: its setting, its ledger, every method, and the recommendation with its evidence."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -42,7 +42,7 @@ SHOWN_PAIRS = 4
 
 
 def print_model_plan(planned: "ModelPlan") -> None:
-    """Prints a plan for people."""
+    """Prints a plan as text."""
     _print_setting(planned)
     print()
     _print_ledger(planned)
@@ -52,7 +52,7 @@ def print_model_plan(planned: "ModelPlan") -> None:
         print_item(f"refused: {each.method.name}: {each.reason}", "")
     print()
     if planned.recommendation is None:
-        print_item("`--goal shortcut`, `local-mixing` or `both` adds what the paper recommends, and what changes that.", "")
+        print_item("`--goal shortcut`, `local-mixing` or `both` adds the paper's recommendation, and what would change it.", "")
     else:
         _print_recommendation(planned.recommendation, planned.comparison.control)
 
@@ -75,7 +75,7 @@ def _print_setting(planned: "ModelPlan") -> None:
         ("depth operations", setting.engine),
         (
             "generation",
-            f"{planned.prompts} sequences behind {setting.tokens} tokens, on {layout.tensor} tensor ranks; as prefill",
+            f"{planned.prompts} sequences after {setting.tokens} tokens, on {layout.tensor} tensor ranks; the same in prefill",
         ),
         ("control", f"{_seconds(control.step_seconds)} a step, {percent(planned.flops_share)} of peak FLOPs"),
         (
@@ -120,7 +120,7 @@ def _print_ledger(planned: "ModelPlan") -> None:
 def _print_methods(planned: "ModelPlan") -> None:
     costs = planned.costs
     rows = [_row(cost) for cost in costs]
-    # A column of nothing but zeros or blanks says nothing.
+    # Columns of zeros or blanks alone are left out.
     kept = [at for at in range(len(METHODS)) if any(row[at] not in ("", "0") for row in rows)]
     columns = [METHODS[at] for at in kept]
     title = "Methods, cheapest training step first; percentages and parameters are beyond the control's"
@@ -193,7 +193,7 @@ def _print_cost(found: "Recommendation", cost: "MethodCost", control: "MethodCos
         "",
     )
     said = [f"By the training step it is number {found.rank} of {found.of} for this goal."]
-    for word, others in (("Cheaper", found.cheaper), ("Dearer", found.dearer)):
+    for word, others in (("Cheaper", found.cheaper), ("More expensive", found.dearer)):
         if others:
             shown = ", ".join(f"{each.name} {_change(each.step_overhead)}" for each in others[:SHOWN_ALTERNATIVES])
             more = len(others) - SHOWN_ALTERNATIVES
@@ -244,7 +244,7 @@ def _what_if(each: "WhatIf") -> str:
 
 
 def print_evidence(studies: "Sequence[StudyEvidence]") -> None:
-    """Prints the studies of a recommendation under the side that they are on."""
+    """Prints the studies of a recommendation, grouped by what they support."""
     from twoaxis.planner.evidence import NATURE, NO_VALID_STUDY
 
     print_item(f"Evidence. {NATURE}", "")
@@ -263,7 +263,7 @@ def _print_study(study: "StudyEvidence") -> None:
         print_item(f"{study.name}: {study.withdrawn}. {study.question}")
         return
     print_item(f"{study.name}: {study.question}")
-    # The comparison with the control comes first, then what decides something.
+    # Comparisons with the control come first, then decisive ones.
     pairs = sorted(study.pairs, key=lambda pair: (not pair.with_control, pair.verdict not in ("better", "worse")))
     for pair in pairs[:SHOWN_PAIRS]:
         print_item(f"{pair.sentence}.", "  - ")

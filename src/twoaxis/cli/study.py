@@ -17,9 +17,9 @@ def study(
         list[str] | None, typer.Argument(help="Changes to the study as key=value, such as replicates=3 or budget.steps=400.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the study; by default runs/ and the file's name.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once; the cores are shared out between them.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once; they divide the cores.")] = 1,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where runs are made: here, or on a Ray cluster that shares the folder.")
+        Literal["local", "ray"], typer.Option(help="Where runs are executed: here, or on a Ray cluster that shares the folder.")
     ] = "local",
     track: Annotated[list[str] | None, typer.Option(help="A tracker for every run, such as tensorboard; repeatable.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, measure nothing, and stop.")] = False,
@@ -28,8 +28,8 @@ def study(
     """Run a study, print its table, and write its report.
 
     A study has a question, arms, a control, replicates and a budget fixed in advance; every run is a process of its own.
-    Stop it at any moment: the same command keeps what is finished and resumes the rest. A report is written whatever came
-    out; "undecided" is a verdict, and says what would decide.
+    It can be stopped at any moment: the same command keeps finished runs and resumes the others. A report is written for every
+    outcome; "undecided" is a verdict, and states what would decide.
 
     Example: twoaxis study studies/first.toml replicates=3 --out runs/first
     """
