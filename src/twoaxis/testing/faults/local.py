@@ -1,4 +1,4 @@
-"""Local mixers and feed-forwards that are right but for one fault."""
+"""Local mixers and feed-forwards that are correct except for one fault."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ Output = tuple[Tensor, Any]
 
 
 class _Planted(CanonConfig):
-    """Canon with another module or another statement about itself."""
+    """Canon with another module or another declaration."""
 
     module: ClassVar[type[DepthwiseConv]] = DepthwiseConv
     misstated: ClassVar[Cost] = Cost()
@@ -40,7 +40,7 @@ class _Planted(CanonConfig):
 
 
 class _ForgetsLaterChunks(DepthwiseConv):
-    """Starts every call of several tokens anew, as a cache for single steps only does."""
+    """Ignores the history in calls of several tokens, as caches for single steps do."""
 
     def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
         if cache is not None and x.shape[1] > 1:
@@ -50,7 +50,7 @@ class _ForgetsLaterChunks(DepthwiseConv):
 
 
 class _NewestTapFirst(DepthwiseConv):
-    """Takes the first tap for the current token, so that the identity stands on the oldest one."""
+    """Uses the first tap for the current token, so that the identity is on the oldest one."""
 
     def __init__(self, options: Any, channels: int) -> None:
         super().__init__(options, channels)
@@ -103,7 +103,7 @@ LOCAL_FAULTS = (
 
 
 class _PlantedFeedForward(GELUConfig):
-    """GELU with another module or another statement about itself."""
+    """GELU with another module or another declaration."""
 
     module: ClassVar[type[Plain]] = Plain
     misstated: ClassVar[Cost] = Cost()
