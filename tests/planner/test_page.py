@@ -13,7 +13,7 @@ import pytest
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, sorted_by, unpacked
-from twoaxis.planner.formulas.written import log2_of, percent, three_digits
+from twoaxis.planner.formulas.written import BYTES, amount, log2_of, percent, three_digits
 from twoaxis.planner.methods import Refusal, fitted, methods
 from twoaxis.planner.model import read_model
 from twoaxis.planner.model.shape import ModelShape
@@ -254,3 +254,7 @@ def test_numbers_are_rounded_and_sorted() -> None:
     assert [log2_of(2.0**n) for n in (-3, 0, 9)] == [-3, 0, 9]
     rows = [{"at": at, "value": value} for at, value in enumerate([3, 1, 2, 1])]
     assert [row["at"] for row in sorted_by(rows, "value")] == [1, 3, 2, 0]
+
+
+def test_an_amount_that_rounds_to_a_thousand_has_the_next_unit() -> None:
+    assert [amount(value, BYTES) for value in (999.4, 999.6, 999.6e6, 1e9)] == ["999 B", "1.00 kB", "1.00 GB", "1.00 GB"]

@@ -39,18 +39,18 @@ def three_digits(value: float) -> str:
 
 
 def amount(value: float, units: list) -> str:
-    """A number in the largest unit not above it.
+    """A number in the largest unit not above it, after rounding to three digits.
 
     Example:
-        >>> amount(0.0123, SECONDS), amount(8e10, BYTES), amount(0, BYTES)
-        ('12.3 ms', '80.0 GB', '0')
+        >>> amount(0.0123, SECONDS), amount(8e10, BYTES), amount(0, BYTES), amount(999.6e6, BYTES)
+        ('12.3 ms', '80.0 GB', '0', '1.00 GB')
     """
     if value < 0:
         return "-" + amount(0 - value, units)
     if value == 0:
         return "0"
     for unit in units:
-        if value >= unit[0]:
+        if value >= 0.9995 * unit[0]:
             return three_digits(value / unit[0]) + " " + unit[1]
     last = units[len(units) - 1]
     return three_digits(value / last[0]) + " " + last[1]

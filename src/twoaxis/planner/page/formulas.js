@@ -1738,7 +1738,7 @@ amount = function flx_amount (value, units) {
     if ((typeof stub120_seq === "object") && (!Array.isArray(stub120_seq))) { stub120_seq = Object.keys(stub120_seq);}
     for (stub121_itr = 0; stub121_itr < stub120_seq.length; stub121_itr += 1) {
         unit = stub120_seq[stub121_itr];
-        if ((value >= unit[0])) {
+        if ((value >= (0.9995 * unit[0]))) {
             return (three_digits(value / unit[0]) + " ") + unit[1];
         }
     }
