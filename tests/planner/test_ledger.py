@@ -8,9 +8,11 @@ from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig
 from twoaxis.ledger.decoder_memory import decoder_cache_bytes, decoder_saved_bytes, decoder_trace, recomputing_peak_bytes
 from twoaxis.model import DecoderConfig
 from twoaxis.model.cost import decoder_cost
-from twoaxis.planner import ModelShape, Precision, ledger
+from twoaxis.planner import ModelShape, Precision, ledger, read_model
 from twoaxis.planner.coefficients import Data, coefficients
 from twoaxis.planner.formulas import counts
+from twoaxis.planner.hardware import read_device
+from twoaxis.planner.setting import ParallelLayout, Setting
 from twoaxis.sequence import SEQUENCE, SequenceConfig
 from twoaxis.testing.toy import decoder_config
 
@@ -88,3 +90,22 @@ def test_the_ledger_of_a_model_is_the_sum_of_its_parts() -> None:
     assert found.optimizer_bytes == 12 * found.params["all"]
     assert found.cache_bytes == decoder_cache_bytes(config, Shape(1, 40, 2))
     assert len(found.state_bytes) == config.n_layers + 1
+
+
+def test_activations_and_caches_of_one_byte_are_counted() -> None:
+    model = read_model("gpt-124m")
+    one, two = (ledger(model, tokens=64, precision=Precision(activations=n, cache=n)) for n in (1, 2))
+    assert [2 * each for each in one.state_bytes] == list(two.state_bytes)
+    assert 2 * one.cache_bytes == two.cache_bytes
+    # Statistics of norms, of attention and of the loss stay in float32.
+    assert one.saved_bytes < two.saved_bytes < 2 * one.saved_bytes
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations", "expected"), [(2, 1, "bf16"), (1, 1, "fp8"), (2, 2, "bf16"), (4, 4, "fp32")]
+)
+def test_products_run_in_one_byte_where_weights_have_one_too(weights: int, activations: int, expected: str) -> None:
+    precision = Precision(weights=weights, activations=activations)
+    setting = Setting(read_device("h100"), ParallelLayout(gpus=1), batch=1, tokens=64, precision=precision)
+    assert setting.number_format == expected
+    assert setting.rates["flops_per_second"] > 0

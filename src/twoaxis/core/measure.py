@@ -4,10 +4,11 @@ All of it holds for tensors without memory too, so that the largest model is mea
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -166,6 +167,36 @@ def storage_of(tensor: Tensor) -> int:
         return tensor.untyped_storage()._cdata
 
 
+NOTHING: Mapping[torch.dtype, torch.dtype] = MappingProxyType({})
+
+_IN_PLACE_OF: ContextVar[Mapping[torch.dtype, torch.dtype]] = ContextVar("_IN_PLACE_OF", default=NOTHING)
+
+
+@contextmanager
+def counted_as(dtypes: Mapping[torch.dtype, torch.dtype]) -> Iterator[None]:
+    """Counts tensors of these dtypes, which run, as those in whose place they run and in which PyTorch computes nothing."""
+    token = _IN_PLACE_OF.set(dtypes)
+    try:
+        yield
+    finally:
+        _IN_PLACE_OF.reset(token)
+
+
+def counted_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that a tensor of this dtype counts as."""
+    return _IN_PLACE_OF.get().get(dtype, dtype)
+
+
+def element_bytes(tensor: Tensor) -> int:
+    """Bytes of one element."""
+    return counted_dtype(tensor.dtype).itemsize
+
+
+def bytes_behind(tensor: Tensor) -> int:
+    """Bytes of the whole storage behind a tensor."""
+    return tensor.untyped_storage().nbytes() // tensor.element_size() * element_bytes(tensor)
+
+
 class Elements:
     """A set of tensor elements, each counted once however many tensors or slices show it."""
 
@@ -195,7 +226,7 @@ class Elements:
         found = 0
         for key, seen in self._seen.items():
             shown = self._shown[key]
-            found += shown.untyped_storage().nbytes() if seen is None else int(seen.sum()) * shown.element_size()
+            found += bytes_behind(shown) if seen is None else int(seen.sum()) * element_bytes(shown)
         return found
 
 
@@ -251,7 +282,7 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 def storage_bytes(found: Iterable[Tensor]) -> int:
     """Bytes of the distinct storages behind these tensors."""
-    return sum({storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in found}.values())
+    return sum({storage_of(tensor): bytes_behind(tensor) for tensor in found}.values())
 
 
 @contextmanager

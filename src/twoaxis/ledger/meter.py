@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, Literal, ParamSpec, TypeVar, cast
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +18,29 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.measure import Operation, Operations, Reads, new_bytes, saved_for_backward, storage_bytes, storage_of, tensors
+from twoaxis.core.measure import (
+    NOTHING,
+    Operation,
+    Operations,
+    Reads,
+    counted_as,
+    element_bytes,
+    new_bytes,
+    saved_for_backward,
+    storage_bytes,
+    storage_of,
+    tensors,
+)
+from twoaxis.ops.precision import plain_forms
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-"""Of numbers of the model, by their bytes."""
+DTYPES = {1: torch.bfloat16, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+"""Of numbers of the model, by their bytes; PyTorch computes in no dtype of one byte, so bfloat16 runs and is counted as one."""
+
+ONE_BYTE = {torch.bfloat16: torch.float8_e4m3fn}
+"""What such a number is counted as; statistics stay in float32, and positions in int64."""
 
 Mode = Literal["eager", "autocast", "compiled"]
 """What runs: the hand-written engines; the same with float32 weights under bfloat16 autocast; the plain forms that
@@ -60,20 +75,30 @@ def measured_dtype(mode: Mode, element_bytes: int) -> torch.dtype:
         ConfigError: engines compute in no such dtype.
     """
     if element_bytes not in DTYPES:
-        raise ConfigError(problem("bytes of one number", element_bytes, "2, 4 or 8 where memory is measured", "count with 2"))
+        raise ConfigError(
+            problem("bytes of one number", element_bytes, "1, 2, 4 or 8 where memory is measured", "count with 2")
+        )
+    if element_bytes == 1 and mode == "autocast":
+        raise ConfigError(problem("bytes of one number", 1, "2, 4 or 8 under autocast", "count with mode='eager'"))
     return torch.float32 if mode == "autocast" else DTYPES[element_bytes]
 
 
 @contextmanager
-def without_memory(mode: Mode) -> Iterator[None]:
-    """Makes tensors without memory within the block, and runs engines as this mode does, whatever the caller's modes are."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
+def without_memory(mode: Mode, number_bytes: int = 2) -> Iterator[None]:
+    """Makes tensors without memory within the block, and runs engines as this mode does, whatever the caller's modes are.
+
+    Args:
+        mode: what runs.
+        number_bytes: of one number; with 1 those of bfloat16 are counted as one byte.
+    """
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast")
+    with torch.inference_mode(False), torch.enable_grad(), autocast, counted_as(ONE_BYTE if number_bytes == 1 else NOTHING):
         if mode == "autocast":
             # The meta device has no autocast, so tensors say that they are on the CPU.
             with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
                 yield
         elif mode == "compiled":
-            with torch.device("meta"), patch("torch.compiler.is_compiling", return_value=True), _AttentionOfCPU():
+            with torch.device("meta"), plain_forms(), _AttentionOfCPU():
                 yield
         else:
             with torch.device("meta"), _AttentionOfCPU():
@@ -170,7 +195,7 @@ def watch(operation: Callable[..., Any], *given: Any, owned: frozenset[int] = fr
 def moved(operation: Operation) -> Kernels:
     """One kernel, with the bytes of its inputs and its results; what is written in place is read and written."""
     found = (*operation.given, *operation.made)
-    return Kernels(1, sum(tensor.numel() * tensor.element_size() for tensor in found))
+    return Kernels(1, sum(tensor.numel() * element_bytes(tensor) for tensor in found))
 
 
 def held_bytes(cache: Any, of_tokens: bool = True) -> int:

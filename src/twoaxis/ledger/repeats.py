@@ -50,10 +50,12 @@ class Storage:
     Attributes:
         number: of the tensor in the state, or of the new storage.
         size: bytes of a new one; None for one of the state.
+        dtype: of a new one.
     """
 
     number: int
-    size: int | None
+    size: int | None = None
+    dtype: torch.dtype = torch.uint8
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,10 @@ class Repeat(Generic[R]):
     @classmethod
     def of(cls, result: R, state: Any, saves: list[Tensor], following: Any) -> "Repeat[R]":
         """The record of one sublayer."""
-        known = {storage_of(tensor): Storage(number, None) for number, tensor in reversed(list(enumerate(tensors(state))))}
+        known = {storage_of(tensor): Storage(number) for number, tensor in reversed(list(enumerate(tensors(state))))}
 
         def memory(tensor: Tensor) -> Storage:
-            return known.setdefault(storage_of(tensor), Storage(len(known), tensor.untyped_storage().nbytes()))
+            return known.setdefault(storage_of(tensor), Storage(len(known), tensor.untyped_storage().nbytes(), tensor.dtype))
 
         leaves, spec = tree_flatten(following)
         made = tuple((memory(t), t.shape, t.stride(), t.storage_offset(), t.dtype) for t in leaves)
@@ -92,7 +94,7 @@ class Repeat(Generic[R]):
             if storage.size is None:
                 return leaves[storage.number]
             if storage not in made:
-                made[storage] = torch.empty(storage.size, dtype=torch.uint8)
+                made[storage] = torch.empty(storage.size // storage.dtype.itemsize, dtype=storage.dtype)
             return made[storage]
 
         following = [

@@ -16,7 +16,17 @@ from torch.utils._pytree import tree_map
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.measure import Operations, first_ways, saved_for_backward, storage_bytes, storage_of, tensors
+from twoaxis.core.measure import (
+    Operations,
+    bytes_behind,
+    counted_dtype,
+    element_bytes,
+    first_ways,
+    saved_for_backward,
+    storage_bytes,
+    storage_of,
+    tensors,
+)
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import QKV, Heads
 from twoaxis.depth import DepthConfig, DepthMixer
@@ -38,7 +48,7 @@ class StateTensor:
     Attributes:
         number: the same for the same tensor, in two states or twice in one.
         shape: of it.
-        dtype: of it.
+        dtype: of it, or that it counts as.
         saved: whether autograd saves it for the backward pass: for the norm behind a read, or for a later write.
     """
 
@@ -171,7 +181,7 @@ def trace_stack(
         >>> found.sublayers[0].read, found.sublayers[0].written, found.sublayers[0].forward.count
         (64, 32, 1)
     """
-    with without_memory(mode), nullcontext() if backward else first_ways():
+    with without_memory(mode, shape.element_bytes), nullcontext() if backward else first_ways():
         every = tuple(parts) or (None,) * stack.n_sublayers
         return _Tracer(depth, stack, shape, every, norm, mode, backward, traffic).run(embedding_norm)
 
@@ -230,8 +240,8 @@ class _Tracer:
             self._state_tensors(),
             tuple(operations),
             self._both_ends(embeddings, enter, last, leave),
-            tuple((index, storage_of(tensor), tensor.untyped_storage().nbytes()) for index, tensor in self.saves),
-            tuple(tuple((storage_of(t), t.untyped_storage().nbytes()) for t in tensors(state)) for state in self.states),
+            tuple((index, storage_of(tensor), bytes_behind(tensor)) for index, tensor in self.saves),
+            tuple(tuple((storage_of(t), bytes_behind(t)) for t in tensors(state)) for state in self.states),
             norm_saved,
         )
 
@@ -359,7 +369,7 @@ class _Tracer:
 
     def _view_bytes(self, views: Any, state: Any, following: Any) -> int:
         held = _storages((state, following)) | self.owned
-        found = {storage_of(t): t.numel() * t.element_size() for t in tensors(views) if storage_of(t) not in held}
+        found = {storage_of(t): t.numel() * element_bytes(t) for t in tensors(views) if storage_of(t) not in held}
         return sum(found.values())
 
     def _check_kernels(self, site: SublayerPosition, calls: Sequence[Call]) -> None:
@@ -412,7 +422,7 @@ class _Tracer:
         def named(tensor: Tensor) -> StateTensor:
             key = (storage_of(tensor), tensor.storage_offset(), tensor.shape)
             number = numbers.setdefault(key, len(numbers))
-            return StateTensor(number, tuple(tensor.shape), tensor.dtype, storage_of(tensor) in saved)
+            return StateTensor(number, tuple(tensor.shape), counted_dtype(tensor.dtype), storage_of(tensor) in saved)
 
         with torch._C.DisableTorchFunction():
             return tuple(tuple(named(tensor) for tensor in tensors(state)) for state in self.states)

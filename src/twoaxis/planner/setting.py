@@ -109,7 +109,7 @@ class ParallelLayout(Config):
             raise ConfigError(problem("tokens", tokens, f"a multiple of tensor={self.tensor}", "use sequence='none'"))
 
 
-NUMBER_FORMATS = {2: NumberFormat.BF16, 4: NumberFormat.FP32, 8: NumberFormat.FP64}
+NUMBER_FORMATS = {1: NumberFormat.FP8, 2: NumberFormat.BF16, 4: NumberFormat.FP32, 8: NumberFormat.FP64}
 """Of matrix products, by the bytes of an activation."""
 
 Recompute = Literal["off", "block"]
@@ -177,7 +177,9 @@ class Setting:
     @property
     def number_format(self) -> NumberFormat:
         """Of matrix products."""
-        return NUMBER_FORMATS[self.precision.activations]
+        activations = self.precision.activations
+        # Products of activations of one byte with wider weights run in 16 bits.
+        return NUMBER_FORMATS[2 if activations == 1 < self.precision.weights else activations]
 
     @property
     def rates(self) -> dict[str, float]:
