@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.measure import (
@@ -29,9 +30,12 @@ from twoaxis.core.measure import (
     saved_for_backward,
     storage_bytes,
     storage_of,
+    storages_of,
     tensors,
 )
 from twoaxis.ops.precision import plain_forms
+
+_CONSTRUCTORS = frozenset(_device_constructors())
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,19 +101,21 @@ def without_memory(mode: Mode, number_bytes: int = 2) -> Iterator[None]:
             # The meta device has no autocast, so tensors say that they are on the CPU.
             with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
                 yield
-        elif mode == "compiled":
-            with torch.device("meta"), plain_forms(), _AttentionOfCPU():
-                yield
         else:
-            with torch.device("meta"), _AttentionOfCPU():
+            with plain_forms() if mode == "compiled" else nullcontext(), _OnMeta():
                 yield
 
 
-class _AttentionOfCPU(TorchFunctionMode):
-    """Attention on the meta device as the engine computes it that runs on a CPU, and not from its products."""
+class _OnMeta(TorchFunctionMode):
+    """New tensors on the meta device, and attention there as the engine computes it that runs on a CPU, not from its products.
+
+    One mode in place of two, since each looks at every call of PyTorch.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _CONSTRUCTORS:
+            return func(*args, **kwargs) if kwargs.get("device") is not None else func(*args, **(kwargs | {"device": "meta"}))
         if func is not torch.nn.functional.scaled_dot_product_attention or args[0].device.type != "meta":
             return func(*args, **kwargs)
         query, mask = args[0], kwargs.get("attn_mask")
@@ -122,7 +128,7 @@ class _AttentionOfCPU(TorchFunctionMode):
 
 def placed(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The module, built on the meta device, where the tensors of this block are."""
-    device = torch.get_default_device()
+    device = torch.empty(()).device
     if device.type == "meta":
         return module.to(dtype)
     made = dict[int, Tensor]()
@@ -141,7 +147,8 @@ def placed(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def leaf(value: Any) -> Any:
     """The tensor as the start of a graph of its own, in the same storage."""
-    return value.detach().requires_grad_(value.is_floating_point()) if isinstance(value, Tensor) else value
+    with torch._C.DisableTorchFunction():
+        return value.detach().requires_grad_(value.is_floating_point()) if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True)
@@ -165,31 +172,34 @@ class Call:
     likeness: int
 
 
-def watch(operation: Callable[..., Any], *given: Any, owned: frozenset[int] = frozenset(), traffic: bool = True) -> Call:
+def watch(
+    operation: Callable[..., Any], *given: Any, owned: frozenset[int] = frozenset(), traffic: bool = True, kernels: bool = False
+) -> Call:
     """Runs an operation and notes what it does.
 
     Args:
         operation: called with `given`.
         given: its inputs.
         owned: storages of parameters, which are neither inputs nor outputs.
-        traffic: whether operations are watched; without it only what is saved is known.
+        traffic: whether what is read and written is counted.
+        kernels: whether kernels are counted, and with them the likeness of calls.
     """
-    inputs = tensors(given)
-    reads, kernels, likeness = Reads(tensor for tensor in inputs if storage_of(tensor) not in owned), Kernels(), 0
+    inputs = storages_of(given)
+    reads, counted, likeness = Reads(inputs - owned), Kernels(), 0
 
     def note(each: Operation) -> None:
-        nonlocal kernels, likeness
+        nonlocal counted, likeness
         if traffic:
             reads.note(each)
-        if each.moves:
-            kernels += moved(each)
-        likeness = hash((likeness, each.name, *(tensor.shape for tensor in each.given)))
+        if kernels:
+            counted += moved(each) if each.moves else Kernels()
+            likeness = hash((likeness, each.name, *(tensor.shape for tensor in each.given)))
 
-    with saved_for_backward() as saved, Operations(note) if traffic else nullcontext():
+    with saved_for_backward() as saved, Operations(note if traffic or kernels else None):
         result = operation(*given)
-    known = {storage_of(tensor) for tensor in inputs} | owned
+    known = inputs | owned
     made = new_bytes([tensor for tensor in tensors(result) if storage_of(tensor) not in known], ()) if traffic else 0
-    return Call(result, reads.touched.bytes(), made, saved, kernels, likeness)
+    return Call(result, reads.touched.bytes(), made, saved, counted, likeness)
 
 
 def moved(operation: Operation) -> Kernels:

@@ -83,8 +83,9 @@ class Repeat(Generic[R]):
             return known.setdefault(storage_of(tensor), Storage(len(known), tensor.untyped_storage().nbytes(), tensor.dtype))
 
         leaves, spec = tree_flatten(following)
-        made = tuple((memory(t), t.shape, t.stride(), t.storage_offset(), t.dtype) for t in leaves)
-        return cls(result, tuple(memory(tensor) for tensor in saves), made, spec)
+        with torch._C.DisableTorchFunction():
+            made = tuple((memory(t), t.shape, t.stride(), t.storage_offset(), t.dtype) for t in leaves)
+            return cls(result, tuple(memory(tensor) for tensor in saves), made, spec)
 
     def on(self, state: Any) -> tuple[list[Tensor], Any]:
         """What another sublayer saves that runs the same on this state, and the next state."""
@@ -94,11 +95,16 @@ class Repeat(Generic[R]):
             if storage.size is None:
                 return leaves[storage.number]
             if storage not in made:
-                made[storage] = torch.empty(storage.size // storage.dtype.itemsize, dtype=storage.dtype)
+                made[storage] = torch.empty(
+                    storage.size // storage.dtype.itemsize, dtype=storage.dtype, device=leaves[0].device
+                )
             return made[storage]
 
-        following = [
-            torch.empty(0, dtype=dtype).set_(memory(storage).untyped_storage(), offset, shape, stride)
-            for storage, shape, stride, offset, dtype in self.following
-        ]
-        return [memory(storage) for storage in self.saves], tree_unflatten(following, self.spec)
+        with torch._C.DisableTorchFunction():
+            following = [
+                torch.empty(0, dtype=dtype, device=leaves[0].device).set_(
+                    memory(storage).untyped_storage(), offset, shape, stride
+                )
+                for storage, shape, stride, offset, dtype in self.following
+            ]
+            return [memory(storage) for storage in self.saves], tree_unflatten(following, self.spec)
