@@ -3,6 +3,7 @@
 The conformance suite holds it against real tensors for every mixer, and `docs/planner/published` against published formulas.
 """
 
+import functools
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -105,12 +106,24 @@ def test_depth_operations_are_lines_in_the_tokens(row: Any) -> None:
         assert tokens * each + once <= operation.saved <= tokens * each + 2 * max(once, 0)
 
 
-def test_sublayers_that_run_the_same_are_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = decoder_config(DEPTH.parse("hyper_connections"), n_layers=6)
-    shape = Shape(1, 5, 4)
-    first = trace_stack(config.depth, config.stack, shape)
+REPEATING = (
+    "hyper_connections/dynamic",
+    "deep_delta/ddl_tc",
+    "deep_delta/channel_linear",
+    "denseformer/last",
+    *(f"depth_attention/{name}" for name in ("all", "sublayers", "own")),
+)
+
+
+@pytest.mark.parametrize("name", REPEATING)
+def test_sublayers_that_run_the_same_are_measured_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their backward passes too, where some share parameters, whose gradients are added, and some differ in what they keep."""
+    kind, example = name.split("/")
+    config = decoder_config(DEPTH[kind].example(example), n_layers=6)
+    run = functools.partial(trace_stack, config.depth, config.stack, Shape(1, 5, 4), parts=config.parts, backward=True)
+    first = run()
     monkeypatch.setattr("twoaxis.ledger.stack.likeness", lambda mixer: id(mixer))
-    each = trace_stack(config.depth, config.stack, shape)
+    each = run()
     assert (first.states, first.sublayers, first.ends) == (each.states, each.sublayers, each.ends)
     assert [save[::2] for save in first.saves] == [save[::2] for save in each.saves]
 

@@ -161,7 +161,6 @@ class Call:
         written: bytes of elements that it has made and returned, each once.
         saved: what autograd has saved for its backward pass.
         kernels: as PyTorch runs it operation by operation.
-        likeness: the operations and shapes, equal for calls that run the same.
     """
 
     result: Any
@@ -169,7 +168,6 @@ class Call:
     written: int
     saved: list[Tensor]
     kernels: Kernels
-    likeness: int
 
 
 def watch(
@@ -182,24 +180,23 @@ def watch(
         given: its inputs.
         owned: storages of parameters, which are neither inputs nor outputs.
         traffic: whether what is read and written is counted.
-        kernels: whether kernels are counted, and with them the likeness of calls.
+        kernels: whether kernels are counted.
     """
     inputs = storages_of(given)
-    reads, counted, likeness = Reads(inputs - owned), Kernels(), 0
+    reads, counted = Reads(inputs - owned), Kernels()
 
     def note(each: Operation) -> None:
-        nonlocal counted, likeness
+        nonlocal counted
         if traffic:
             reads.note(each)
         if kernels:
             counted += moved(each) if each.moves else Kernels()
-            likeness = hash((likeness, each.name, *(tensor.shape for tensor in each.given)))
 
     with saved_for_backward() as saved, Operations(note if traffic or kernels else None):
         result = operation(*given)
     known = inputs | owned
     made = new_bytes([tensor for tensor in tensors(result) if storage_of(tensor) not in known], ()) if traffic else 0
-    return Call(result, reads.touched.bytes(), made, saved, counted, likeness)
+    return Call(result, reads.touched.bytes(), made, saved, counted)
 
 
 def moved(operation: Operation) -> Kernels:

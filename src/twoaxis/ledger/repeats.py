@@ -17,9 +17,11 @@ IGNORED = {name for name in vars(nn.Module()) if name not in KEPT} | {"declarati
 
 
 def likeness(value: Any) -> Any:
-    """All that the operations of a module depend on, hashable; equal for modules that run the same on equal tensors."""
+    """All that a module and its backward pass depend on, hashable; equal for modules that run the same on equal tensors."""
     if isinstance(value, Tensor):
-        return ("tensor", tuple(value.shape), value.stride(), value.dtype, value.requires_grad)
+        # A second gradient is added to the first.
+        added = value.is_leaf and value.grad is not None
+        return ("tensor", tuple(value.shape), value.stride(), value.dtype, value.requires_grad, added)
     if isinstance(value, nn.Module):
         return (type(value), *((name, likeness(each)) for name, each in vars(value).items() if name not in IGNORED))
     if isinstance(value, dict):

@@ -219,7 +219,6 @@ class _Tracer:
         self.layout = TokenLayout.contiguous(shape.tokens)
         self.saves: list[tuple[int, Tensor]] = []
         self.states: list[Any] = []
-        self.alike: dict[Any, Kernels] = {}
         self.repeats: dict[Any, Repeat[DepthOperation]] = {}
         self.watched: Any = {"owned": self.owned, "traffic": traffic, "kernels": backward}
 
@@ -258,8 +257,7 @@ class _Tracer:
     def _both_ends(self, embeddings: Tensor, enter: Call, last: Any, leave: Call) -> DepthOperation:
         given, entered, left = (storages_of(value) for value in (embeddings, enter.result, leave.result))
         alive = given | entered | storages_of(last) | left
-        passes = ((enter, embeddings), (leave, last))
-        backward = sum((self._backward_of([call], (call.result,), given) for call, given in passes), Kernels())
+        backward = sum((self._backward_of(call.result) for call in (enter, leave)), Kernels())
         return DepthOperation(
             read=enter.read + leave.read,
             written=enter.written + leave.written,
@@ -281,9 +279,16 @@ class _Tracer:
             self.repeats[key] = Repeat.of(operation, state, saved, self.states[-1])
         else:
             saved, following = self.repeats[key].on(state)
+            self._share_gradients(mixer)
             self._save(site.index, saved)
             self.states.append(following)
         return self.repeats[key].result
+
+    def _share_gradients(self, mixer: DepthMixer) -> None:
+        """Gives parameters gradients as the run does that is repeated, for sublayers to come may use some of them too."""
+        if self.backward:
+            for parameter in mixer.parameters():
+                parameter.grad = torch.empty_like(parameter)
 
     def _sublayer(self, mixer: DepthMixer, site: SublayerPosition) -> DepthOperation:
         index, state = site.index, _leaves(self.states[-1])
@@ -323,7 +328,7 @@ class _Tracer:
             heads_saved=heads_saved,
             cache=self._cache(mixer, state),
             forward=sum((call.kernels for call in calls), Kernels()),
-            backward=self._backward_of(calls, (following, views, mixed), state),
+            backward=self._backward_of((following, views, mixed)),
         )
 
     def _mix(self, mixer: DepthMixer, site: SublayerPosition, context: Any, state: Any) -> tuple[Call, Heads, list[Tensor]]:
@@ -385,28 +390,22 @@ class _Tracer:
         allowed = f"at most {MOST_KERNELS} operations in sublayer {index} of {self.stack.n_sublayers}"
         return ConfigError(f"engine 'eager': {self.depth.kind!r} must take {allowed}; got more, so plan it with engine='fused'")
 
-    def _backward_of(self, calls: Sequence[Call], made: Any, state: Any) -> Kernels:
-        """Kernels of the backward pass; counted once for calls that have run the same on a state of as many tensors."""
-        if not self.backward:
-            return Kernels()
-        # Gradients of a tensor that the state holds twice are added.
-        key = (len(tensors(state)) - len(storages_of(state)), *(call.likeness for call in calls))
-        if key not in self.alike:
-            outputs = [t for t in tensors(made) if t.requires_grad and t.grad_fn is not None]
-            total = Kernels()
+    def _backward_of(self, made: Any) -> Kernels:
+        """Kernels of the backward pass; the gradient of a parameter that an earlier sublayer has used too is added to its."""
+        outputs = [t for t in tensors(made) if t.requires_grad and t.grad_fn is not None] if self.backward else []
+        total = Kernels()
 
-            def note(operation: Any) -> None:
-                nonlocal total
-                if operation.moves:
-                    total += moved(operation)
-                if total.count > MOST_KERNELS:
-                    raise self._too_many(len(self.states) - 2)
+        def note(operation: Any) -> None:
+            nonlocal total
+            if operation.moves:
+                total += moved(operation)
+            if total.count > MOST_KERNELS:
+                raise self._too_many(len(self.states) - 2)
 
+        if outputs:
             with Operations(note):
-                if outputs:
-                    torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
-            self.alike[key] = total
-        return self.alike[key]
+                torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
+        return total
 
     def _cache(self, mixer: DepthMixer, state: Any) -> int:
         if not self.depth.design.position:
