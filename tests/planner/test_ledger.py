@@ -5,6 +5,7 @@ import pytest
 from twoaxis.core.cost import Shape
 from twoaxis.depth import DEPTH, DepthConfig
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig
+from twoaxis.ledger import lines
 from twoaxis.ledger.decoder_memory import decoder_cache_bytes, decoder_saved_bytes, decoder_trace, recomputing_peak_bytes
 from twoaxis.model import DecoderConfig
 from twoaxis.model.cost import decoder_cost
@@ -109,3 +110,16 @@ def test_products_run_in_one_byte_where_weights_have_one_too(weights: int, activ
     setting = Setting(read_device("h100"), ParallelLayout(gpus=1), batch=1, tokens=64, precision=precision)
     assert setting.number_format == expected
     assert setting.rates["flops_per_second"] > 0
+
+
+def test_an_eager_form_that_is_not_counted_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ModelShape.of_decoder(decoder_config(DEPTH.parse("hyper_connections")))
+    counted = ledger(model, engine="eager").depth
+    assert (counted.eager_refused, ledger(model, engine="fused").depth.eager_refused) == (None, None)
+    monkeypatch.setattr("twoaxis.ledger.stack.MOST_KERNELS", 10)
+    lines._lines.cache_clear()
+    refused = ledger(model, engine="eager").depth
+    lines._lines.cache_clear()
+    assert (refused.fused_bytes, refused.eager_kernels) == (counted.fused_bytes, None)
+    assert refused.eager_refused is not None
+    assert "'hyper_connections' must take at most 10 operations in sublayer 0" in refused.eager_refused

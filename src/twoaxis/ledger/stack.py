@@ -42,6 +42,10 @@ MOST_KERNELS = 20_000
 Norm = Literal["rms", "layer"]
 
 
+class TooManyKernels(ConfigError):
+    """A depth mixer that takes too many operations to run without a compiler."""
+
+
 @dataclass(frozen=True)
 class StateTensor:
     """One tensor of a depth state.
@@ -178,7 +182,7 @@ def trace_stack(
         traffic: whether reads, writes and kernels are counted, element by element, which takes long for many tokens.
 
     Raises:
-        ConfigError: more than `MOST_KERNELS` operations in one pass of one sublayer.
+        TooManyKernels: more than `MOST_KERNELS` operations in one pass of one sublayer.
 
     Example:
         >>> from twoaxis.depth import ResidualConfig
@@ -386,9 +390,11 @@ class _Tracer:
         if self.backward and sum(call.kernels.count for call in calls) > MOST_KERNELS:
             raise self._too_many(site.index)
 
-    def _too_many(self, index: int) -> ConfigError:
+    def _too_many(self, index: int) -> TooManyKernels:
         allowed = f"at most {MOST_KERNELS} operations in sublayer {index} of {self.stack.n_sublayers}"
-        return ConfigError(f"engine 'eager': {self.depth.kind!r} must take {allowed}; got more, so plan it with engine='fused'")
+        return TooManyKernels(
+            f"engine 'eager': {self.depth.kind!r} must take {allowed}; got more, so plan it with engine='fused'"
+        )
 
     def _backward_of(self, made: Any) -> Kernels:
         """Kernels of the backward pass; the gradient of a parameter that an earlier sublayer has used too is added to its."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.ledger.lines import depth_lines, saved_by_training
+from twoaxis.ledger.stack import TooManyKernels
 from twoaxis.planner.coefficients import Engine, coefficients
 from twoaxis.planner.formulas.collectives import even_cuts, hop_bytes, waiting_bytes
 from twoaxis.planner.formulas.counts import (
@@ -135,13 +136,15 @@ class DepthTraffic:
         fused_bytes: with one kernel for each read and write, the mean over sublayers.
         largest_fused_bytes: of the sublayer that moves most.
         eager_bytes: with one kernel for each operation, the mean over sublayers.
-        eager_kernels: of one forward pass, all sublayers together; None, as the bytes, where that form is out of the question.
+        eager_kernels: of one forward pass, all sublayers together; None, as the bytes, where they are not counted.
+        eager_refused: why they are not although the engine is `eager`.
     """
 
     fused_bytes: float
     largest_fused_bytes: float
     eager_bytes: float | None
     eager_kernels: int | None
+    eager_refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -203,7 +206,8 @@ def ledger(
         batch: sequences.
         tokens: in each; None takes the length that the model was made for.
         precision: bytes of one number of each sort.
-        engine: `fused` leaves out the traffic of the eager depth operation, whose count takes a while in deep models.
+        engine: `fused` leaves out the traffic of the eager depth operation, whose count takes a while in deep models; `eager`
+            says in `depth.eager_refused` why it is not counted.
 
     Example:
         >>> from twoaxis import DecoderConfig
@@ -213,10 +217,11 @@ def ledger(
         (117568, (132, 396, 660))
     """
     tokens = tokens or model.max_seq_len
+    refused = None
     try:
         numbers = coefficients(model, precision, engine)
-    except ConfigError:
-        numbers = coefficients(model, precision)
+    except TooManyKernels as error:
+        numbers, refused = coefficients(model, precision), str(error)
     total = batch * tokens
     params = parameter_counts(numbers)
     flops = {name: value / total for name, value in forward_counts(numbers, batch, tokens).items()}
@@ -229,7 +234,7 @@ def ledger(
         forward_flops=flops,
         training_flops_per_token=(1 + BACKWARD) * flops["all"],
         recomputed_training_flops_per_token=(2 + BACKWARD) * flops["all"],
-        depth=_traffic(numbers),
+        depth=_traffic(numbers, refused),
         saved_bytes=saved["saved"],
         recomputed_saved_bytes=saved["recomputed"],
         parameter_bytes=params["all"] * numbers["weights_bytes"],
@@ -241,7 +246,7 @@ def ledger(
     )
 
 
-def _traffic(numbers: dict[str, Any]) -> DepthTraffic:
+def _traffic(numbers: dict[str, Any], refused: str | None) -> DepthTraffic:
     operations = [sublayer["depth"] for sublayer in numbers["sublayers"]]
     fused = [operation["read"] + operation["written"] for operation in operations]
     eager = [operation["eager"] for operation in (*operations, numbers["ends"]) if "eager" in operation]
@@ -250,4 +255,5 @@ def _traffic(numbers: dict[str, Any]) -> DepthTraffic:
         largest_fused_bytes=max(fused),
         eager_bytes=sum(each for _, each, _ in eager) / len(operations) if eager else None,
         eager_kernels=sum(count for count, _, _ in eager) if eager else None,
+        eager_refused=refused,
     )
