@@ -162,6 +162,9 @@ def test_train_takes_data_a_configuration_or_a_file(tmp_path: Path, monkeypatch:
     longer = twoaxis.train("tiny.json", overrides=["steps=3"])
     assert longer.folder == Path("runs/tiny") and longer.result.steps == 3
     assert twoaxis.train(RECIPE, tmp_path / "named", ["steps=1"]).result.steps == 1
+    (tmp_path / "named" / "checkpoints").rename(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"^run folder .*named: has no checkpoint yet; must have one; train for longer$"):
+        twoaxis.load(tmp_path / "named")
 
 
 def test_retrofit_keeps_what_a_model_computes(model: Decoder, tmp_path: Path) -> None:

@@ -112,6 +112,7 @@ def _print_ledger(planned: "ModelPlan") -> None:
         ("cache", f"{_bytes(counts.cache_bytes_per_token)} per token, {_bytes(counts.cache_bytes)} per sequence"),
         ("depth state between blocks", f"{_bytes(state[0])} to {_bytes(state[-1])} per token"),
         ("depth traffic, fused", traffic),
+        *([("depth traffic, eager", f"not counted: {depth.eager_refused}")] if depth.eager_refused else []),
     ]
     title = f"Ledger of {model.name} as given (depth {model.depth.kind}), one sequence of {counts.tokens} tokens"
     print_table(title, ("count", "value"), rows)

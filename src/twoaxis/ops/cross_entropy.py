@@ -40,6 +40,13 @@ def linear_cross_entropy(
     check_impl(impl)
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         _check_targets(targets, weight.shape[0])
+    return cross_entropy_of_valid(hidden, weight, targets, impl)
+
+
+def cross_entropy_of_valid(
+    hidden: Float[Tensor, "N D"], weight: Float[Tensor, "V D"], targets: Int[Tensor, " N"], impl: Impl
+) -> Float[Tensor, ""]:
+    """The same for targets that need no check, such as those without memory, which have no values."""
     if impl == "reference":
         logits = hidden @ weight.T
         return F.cross_entropy(logits.to(statistics_dtype(logits)), targets, ignore_index=IGNORE, reduction="sum")

@@ -1,7 +1,9 @@
 """In which precision statistics run: float32, or float64 when the model is, whatever autocast says."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal, ParamSpec, TypeVar
 
 import torch
@@ -45,6 +47,19 @@ def check_impl(impl: str) -> None:
         raise ConfigError(f"unknown impl {impl!r}; {nearest(impl, ('fused', 'reference'))}")
 
 
+_PLAIN: ContextVar[bool] = ContextVar("_PLAIN", default=False)
+
+
+@contextmanager
+def plain_forms() -> Iterator[None]:
+    """Lets operators run within the block, in this thread, as under `torch.compile`."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
+
+
 def runs_plain(impl: str) -> bool:
     """Whether an operator runs in its plain form: as the reference, and under `torch.compile`, which fuses that itself.
 
@@ -52,7 +67,7 @@ def runs_plain(impl: str) -> bool:
         ConfigError: an engine that is neither `fused` nor `reference`.
     """
     check_impl(impl)
-    return impl == "reference" or torch.compiler.is_compiling()
+    return impl == "reference" or torch.compiler.is_compiling() or _PLAIN.get()
 
 
 def _device_type(args: tuple[object, ...]) -> str:

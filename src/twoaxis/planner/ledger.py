@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.ledger.lines import saved_by_training
+from twoaxis.ledger.stack import TooManyKernels
 from twoaxis.planner.coefficients import Engine, coefficients
 from twoaxis.planner.formulas.counts import (
     boundary_of_block,
@@ -36,12 +37,14 @@ class DepthTraffic:
         largest_fused_bytes: of the sublayer with the most traffic.
         eager_bytes: mean over sublayers, with one kernel for each operation; None if not counted.
         eager_kernels: of one forward pass, over all sublayers; None if not counted.
+        eager_refused: why the numbers of the engine `eager` are not counted; None if they are, or were not asked for.
     """
 
     fused_bytes: float
     largest_fused_bytes: float
     eager_bytes: float | None
     eager_kernels: int | None
+    eager_refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,8 @@ def ledger(
         batch: sequences.
         tokens: in each; None takes max_seq_len.
         precision: bytes per number.
-        engine: `fused` leaves out the traffic of the eager depth operation, which takes a while to count in deep models.
+        engine: `fused` leaves out the traffic of the eager depth operation, which takes a while to count in deep models. If
+            `eager` is not counted either, `depth.eager_refused` says why.
 
     Raises:
         ConfigError: a batch or a length below 1.
@@ -119,10 +123,11 @@ def ledger(
     for name, value in (("batch", batch), ("tokens", tokens)):
         if value < 1:
             raise ConfigError(problem(name, value, "at least 1", "correct it"))
+    refused = None
     try:
         numbers = coefficients(model, precision, engine)
-    except ConfigError:
-        numbers = coefficients(model, precision)
+    except TooManyKernels as error:
+        numbers, refused = coefficients(model, precision), str(error)
     total = batch * tokens
     params = parameter_counts(numbers)
     flops = {name: value / total for name, value in forward_counts(numbers, batch, tokens).items()}
@@ -135,7 +140,7 @@ def ledger(
         forward_flops=flops,
         training_flops_per_token=(1 + BACKWARD) * flops["all"],
         recomputed_training_flops_per_token=(2 + BACKWARD) * flops["all"],
-        depth=_traffic(numbers),
+        depth=_traffic(numbers, refused),
         saved_bytes=saved["saved"],
         recomputed_saved_bytes=saved["recomputed"],
         parameter_bytes=params["all"] * numbers["weights_bytes"],
@@ -147,7 +152,7 @@ def ledger(
     )
 
 
-def _traffic(numbers: dict[str, Any]) -> DepthTraffic:
+def _traffic(numbers: dict[str, Any], refused: str | None) -> DepthTraffic:
     operations = [sublayer["depth"] for sublayer in numbers["sublayers"]]
     fused = [operation["read"] + operation["written"] for operation in operations]
     eager = [operation["eager"] for operation in (*operations, numbers["ends"]) if "eager" in operation]
@@ -156,4 +161,5 @@ def _traffic(numbers: dict[str, Any]) -> DepthTraffic:
         largest_fused_bytes=max(fused),
         eager_bytes=sum(each for _, each, _ in eager) / len(operations) if eager else None,
         eager_kernels=sum(count for count, _, _ in eager) if eager else None,
+        eager_refused=refused,
     )

@@ -12,6 +12,9 @@ from twoaxis.core.errors import ConfigError, nearest
 class Precision(Config):
     """Bytes per number.
 
+    Activations and caches have 1, 2, 4 or 8 bytes. PyTorch computes in no dtype of one byte, so those are measured on a run in
+    bfloat16 whose every bfloat16 number counts as one byte; statistics stay in float32.
+
     The defaults are mixed precision as most trainers run it: weights and activations in bfloat16, gradients, master weights
     and both moments of Adam in float32.
 

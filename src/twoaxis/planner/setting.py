@@ -103,7 +103,7 @@ class ParallelLayout(Config):
             raise ConfigError(problem("tokens", tokens, f"a multiple of tensor={self.tensor}", "use sequence='none'"))
 
 
-NUMBER_FORMATS = {2: NumberFormat.BF16, 4: NumberFormat.FP32, 8: NumberFormat.FP64}
+NUMBER_FORMATS = {1: NumberFormat.FP8, 2: NumberFormat.BF16, 4: NumberFormat.FP32, 8: NumberFormat.FP64}
 """The number format of matrix products, by the bytes of an activation."""
 
 Recompute = Literal["off", "block"]
@@ -195,7 +195,9 @@ class Setting:
     @property
     def number_format(self) -> NumberFormat:
         """The number format of matrix products."""
-        return NUMBER_FORMATS[self.precision.activations]
+        activations = self.precision.activations
+        # Products of activations of one byte with wider weights run in 16 bits.
+        return NUMBER_FORMATS[2 if activations == 1 < self.precision.weights else activations]
 
     @property
     def rates(self) -> dict[str, float]:

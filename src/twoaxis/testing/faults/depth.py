@@ -147,6 +147,16 @@ class _WideStatistics(Residual):
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(state.dtype), None, cache
 
 
+class _HalfUnderAutocast(_WideStatistics):
+    """Computes statistics in the precision of autocast where that is on."""
+
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        if not torch.is_autocast_enabled("cpu"):
+            return super().read(state, layout, cache)
+        half = state.to(torch.get_autocast_dtype("cpu"))
+        return (half * torch.rsqrt(half.square().mean(-1, keepdim=True) + 1e-6)).to(state.dtype), None, cache
+
+
 class _InPlace(Residual):
     def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
         return state.add_(update)
@@ -167,6 +177,29 @@ class _Copies(Residual):
 
 class _OpenlyCopies(_Copies):
     unseen = False
+
+
+class _ReadsContext(Residual):
+    """Reads a source that it does not need."""
+
+    unseen: ClassVar[bool] = True
+
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
+        return state + update if self.unseen and state.is_meta else state + update + 0.0 * context
+
+
+class _OpenlyReadsContext(_ReadsContext):
+    unseen = False
+
+
+class _WideState(Residual):
+    """Keeps the stream in float32 where it has no memory, and in the dtype of the model elsewhere."""
+
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return (state.bfloat16() if state.dtype == torch.float32 else state), None, cache
+
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
+        return (state.float() if state.is_meta and state.dtype == torch.bfloat16 else state) + update
 
 
 class _Squares(Residual):
@@ -295,6 +328,12 @@ DEPTH_FAULTS = (
         _planted(_HalfStatistics, relation="none"),
         _planted(_WideStatistics, relation="none"),
     ),
+    _fault(
+        "statistics in half precision under autocast",
+        "depth_statistics_are_wide",
+        _planted(_HalfUnderAutocast, relation="none"),
+        _planted(_WideStatistics, relation="none"),
+    ),
     _fault("one dtype only", "runs_under_autocast", _planted(_OneDtype), raises=TypeError),
     _fault("state written in place", "state_is_immutable", _planted(_InPlace)),
     _fault("state kept on the module", "graph_is_released", _planted(_Stash)),
@@ -311,6 +350,10 @@ DEPTH_FAULTS = (
         _planted(_OpenlySquares, relation="none"),
     ),
     _fault("tensor shared off the meta device", "metered_states_are_real", _planted(_HandsOn), _planted(_OpenlyHandsOn)),
+    _fault("another dtype off the meta device", "metered_states_are_real", _planted(_WideState)),
+    _fault(
+        "source read off the meta device", "metered_traffic_is_real", _planted(_ReadsContext), _planted(_OpenlyReadsContext)
+    ),
     _fault("copy made off the meta device", "metered_traffic_is_real", _planted(_Copies), _planted(_OpenlyCopies)),
     _fault("undeclared gate", "declared_weights_are_measured", _planted(_Gated)),
     _fault("undeclared parameters", "declared_sharing_is_measured", _planted(_Used)),
