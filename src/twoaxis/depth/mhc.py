@@ -23,10 +23,9 @@ from twoaxis.depth.mhc_forms import PRESETS, Form, Init, Preset, ReadOut, Residu
 from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
-from twoaxis.ops.scores import joint_scores
+from twoaxis.ops.scores import joint_scores, stream_scores
 from twoaxis.ops.sinkhorn import Order, Start, sinkhorn
-from twoaxis.ops.stream_scores import stream_scores
-from twoaxis.ops.streams import piece_names
+from twoaxis.ops.streams import mean_streams, piece_names, sum_streams
 
 
 class MHCConfig(DepthConfig):
@@ -237,7 +236,7 @@ class MHC(StreamsMixer, config=MHCConfig):
             each, scores = n, joint_scores(state, self.fn, self.form.norm_eps, self.impl)
         else:
             maps = self.fn.to(dtype) * self.gain.to(dtype)
-            scores = stream_scores(state, maps, "rms", self.form.norm_eps, 1, self.impl)
+            scores = stream_scores(state, maps, self.form.norm_eps, self.impl)
         sizes = (each, each, n * each)[: len(self.scale)]
         scale = torch.cat([one.expand(size) for one, size in zip(self.scale.to(dtype).split(1), sizes, strict=True)])
         logits = torch.addcmul(self.base.to(dtype)[..., None, None], scale[:, None, None], scores)
@@ -263,14 +262,9 @@ class MHCEnds(ParallelEnds):
     @outside_autocast
     def leave(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
         """Returns the one stream that the final norm sees."""
-        if self.form.read_out == "sum":
-            return super().leave(state, layout, cache)
         if self.form.read_out == "learned":
             return mix(state, self._read_out(state).unsqueeze(0), self.config.impl)[0], cache
-        total = state[0].to(statistics_dtype(state[0]))
-        for stream in state[1:]:
-            total = total + stream
-        return (total / len(state)).to(state[0].dtype), cache
+        return sum_streams(state) if self.form.read_out == "sum" else mean_streams(state), cache
 
     def explain(self, done: Read) -> Explanation:
         """Returns the learned read-out; nothing where the streams weigh the same."""

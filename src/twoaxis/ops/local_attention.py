@@ -31,7 +31,8 @@ def local_attention(
 ) -> Float[Tensor, "B H T K"]:
     """Attends from each query to the last `window` keys of its own document, itself included.
 
-    Equation: y_t = sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j over j in [t-window+1, t] with documents[j] = documents[t]
+    Equation: y_t = sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j over j in [t-window+1, t] with key_documents[j] =
+              documents[t]
     Source:   Residual Stream Duality, arXiv:2603.16039, Algorithm 1; window=None is full causal attention
     Shapes:   consecutive groups of H/G query heads share a kv-head; softmax in float32 (float64 for float64)
     Sink:     a score per query head that takes part in the softmax with a value of zero (gpt-oss, arXiv:2508.10925)
@@ -39,10 +40,14 @@ def local_attention(
     Cost:     flops 4*K per head and visible pair; the fused engine holds T*(chunk+window) booleans, never T*S
 
     Raises:
-        ConfigError: a window below 1, heads not a multiple of kv-heads, or more queries than keys.
+        ConfigError: a window below 1, heads not a multiple of kv-heads, more queries than keys, or documents of the queries
+            without those of the keys.
     """
     check_impl(impl)
     _check(q, k, window)
+    if (documents is None) != (key_documents is None):
+        given = "documents alone" if key_documents is None else "key_documents alone"
+        raise ConfigError(f"local_attention: got {given}; must be both or neither; give those of the queries and of the keys")
     if window is not None and window >= k.shape[2]:
         window = None
     if impl == "reference":

@@ -21,34 +21,6 @@ NUMBERS_IN_CACHE = 2**17
 
 
 @outside_autocast
-def mix_streams(
-    streams: Sequence[Float[Tensor, "B T D"]],
-    update: Float[Tensor, "B T D"],
-    residual: Float[Tensor, "source result *each"] | None,
-    write: Float[Tensor, "n *per"],
-    impl: Impl = "fused",
-) -> tuple[Float[Tensor, "B T D"], ...]:
-    """Mixes the streams and adds the update to each of them; the read is `ops.mix.mix`.
-
-    Equation: S'_i = w_i y + sum_j R_ji S_j with R [source j, destination i]; None is the identity, S'_i = S_i + w_i y
-    Source:   Hyper-Connections, arXiv:2409.19606v3, algorithm 2 (depth connection)
-    Shapes:   weights one number each, or one per token ("B T"), in the precision of statistics; each S'_i in the dtype of the
-              streams, rounded once
-    Cost:     flops 2*D per weight and token; saves the streams, the update and the weights
-
-    Raises:
-        ConfigError: weights for another number of streams.
-
-    Example:
-        >>> streams = torch.ones(1, 1, 1), torch.full((1, 1, 1), 10.0)
-        >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-        >>> [s.item() for s in mix_streams(streams, torch.full((1, 1, 1), 0.5), swap, torch.tensor([2.0, 0.0]))]
-        [11.0, 1.0]
-    """
-    return mix_pieces(streams, update, residual, write.unsqueeze(0), 1, impl)
-
-
-@outside_autocast
 def mix_pieces(
     streams: Sequence[Float[Tensor, "B T D"]],
     update: Float[Tensor, "B T D"] | None,
@@ -57,15 +29,24 @@ def mix_pieces(
     n_fractions: int,
     impl: Impl = "fused",
 ) -> tuple[Float[Tensor, "B T D"], ...]:
-    """As `mix_streams` between the fractions of the streams; without an update it is a read of Q / m results.
+    """Mixes the pieces of the streams and adds the update to each of them; without an update it is a read of Q / m results.
 
     Equation: X'_i = sum_f W_fi y_f + sum_j R_ji X_j over pieces i, j and fractions f; with one row, fraction i mod m of the
-              update goes to piece i alone: X'_i = W_0i y_(i mod m) + sum_j R_ji X_j
-    Source:   Frac-Connections, arXiv:2503.14125
+              update goes to piece i alone: X'_i = W_0i y_(i mod m) + sum_j R_ji X_j. R = None is the identity. Whole streams
+              are m = 1
+    Source:   Hyper-Connections, arXiv:2409.19606v3, algorithm 2 (depth connection); Frac-Connections, arXiv:2503.14125
+    Shapes:   weights one number each, or one per token ("B T"), in the precision of statistics; each X'_i in the dtype of the
+              streams, rounded once
     Cost:     flops 2*D/m per weight and token; saves the streams, the update and the weights
 
     Raises:
         ConfigError: weights for another number of pieces.
+
+    Example:
+        >>> streams = torch.ones(1, 1, 1), torch.full((1, 1, 1), 10.0)
+        >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+        >>> [s.item() for s in mix_pieces(streams, torch.full((1, 1, 1), 0.5), swap, torch.tensor([[2.0, 0.0]]), 1)]
+        [11.0, 1.0]
     """
     plan = _plan(len(streams) * n_fractions, n_fractions, residual, write)
     given = streams if update is None else (*streams, update)
@@ -76,12 +57,19 @@ def mix_pieces(
 
 def sum_streams(streams: Sequence[Float[Tensor, "B T D"]]) -> Float[Tensor, "B T D"]:
     """Returns the sum of the streams, added in float32 and rounded once; saves nothing."""
-    if len(streams) == 1:
-        return streams[0]
+    return streams[0] if len(streams) == 1 else _total(streams).to(streams[0].dtype)
+
+
+def mean_streams(streams: Sequence[Float[Tensor, "B T D"]]) -> Float[Tensor, "B T D"]:
+    """Returns the mean of the streams, computed in float32 and rounded once; saves nothing."""
+    return (_total(streams) / len(streams)).to(streams[0].dtype)
+
+
+def _total(streams: Sequence[Tensor]) -> Tensor:
     total = streams[0].to(statistics_dtype(streams[0]))
     for stream in streams[1:]:
         total = total + stream
-    return total.to(streams[0].dtype)
+    return total
 
 
 def stream_sums(
@@ -148,7 +136,7 @@ def _plan(pieces: int, m: int, residual: Tensor | None, write: Tensor | None) ->
     fits = fits and n_results % m == 0 and (write is None or (write.shape[0] in (1, m) and write.shape[1] == n_results))
     if not fits:
         shapes = [None if weights is None else tuple(weights.shape) for weights in (residual, write)]
-        raise ConfigError(f"mix_streams: got weights {shapes} for {pieces} pieces; give one row per source of each result")
+        raise ConfigError(f"mix_pieces: got weights {shapes} for {pieces} pieces; give one row per source of each result")
     terms = [] if residual is None else [_Term(j, i, 0, j) for j in range(pieces) for i in range(n_results)]
     if write is not None:
         rows = range(write.shape[0])
