@@ -48,11 +48,15 @@ class MixerType(ABCMeta):
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)
 
-    # The first returns Any: with T, a type checker also checks the keywords against the constructor of T.
+    # Any in the first: for T alone, a type checker also checks the keywords against the constructor of T.
     @overload
     def __call__(
-        cls, config: Config | Mapping[str, Any] | str | None = None, d_model: int | None = None, *args: float, **options: Any
-    ) -> Any: ...
+        cls: type[T],
+        config: Config | Mapping[str, Any] | str | None = None,
+        d_model: int | None = None,
+        *args: float,
+        **options: Any,
+    ) -> T | Any: ...
     @overload
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T: ...
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
