@@ -231,10 +231,10 @@ class DepthEnds(DeclaredModule, ABC):
     """Makes a depth state of the embeddings, and of the last state what the final norm sees.
 
     Attributes:
-        lends: whether mixers use parameters of the ends, so that every rank of a pipeline needs them.
+        shares_parameters: whether mixers use parameters of the ends, so that every rank of a pipeline needs them.
     """
 
-    lends = False
+    shares_parameters = False
 
     @abstractmethod
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[State, Any]:

@@ -94,7 +94,7 @@ class DeepDeltaConfig(DepthConfig):
 
     Raises:
         ConfigError: beta_init outside (0, 2), several channels without a compressor, a blend of several channels or of another
-            eps than the model's, or options that a preset fixes otherwise.
+            eps than the model's, options that a preset fixes otherwise, or a kernel_size or gate_width that nothing reads.
 
     Example:
         >>> DeepDeltaConfig(preset="ddl_cc_ec").value_channels, DeepDeltaConfig().value_target
@@ -148,7 +148,7 @@ class DeepDeltaConfig(DepthConfig):
         return value
 
     @model_validator(mode="after")
-    def _channels_are_compressed(self) -> Self:
+    def _options_fit(self) -> Self:
         if self.value_channels > 1 and self.compressor == "none":
             remedy = "use 'channel' or 'time', or one channel"
             raise ConfigError(problem("compressor", "none", f"given for value_channels={self.value_channels}", remedy))
@@ -161,6 +161,13 @@ class DeepDeltaConfig(DepthConfig):
         if self.context_eps is not None and self.blend != "none":
             allowed = "left out with a blend, which starts as the plain model and keeps its norms"
             raise ConfigError(problem("context_eps", self.context_eps, allowed, "set norm_eps of the model"))
+        if self.compressor != "time" and self.expansion != "embedding_conv":
+            remedy = "remove it, or use compressor='time' or expansion='embedding_conv'"
+            self.refuse_options(("kernel_size",), ", since nothing is convolved along positions", remedy)
+        if self.gate == "linear":
+            self.refuse_options(
+                ("gate_width",), ", since a linear gate has no hidden layer", "remove it, or use gate='two_layer'"
+            )
         for option, value in PRESETS[self.preset].items():
             if getattr(self, option) != value:
                 allowed = f"{value!r} with preset={self.preset!r}"

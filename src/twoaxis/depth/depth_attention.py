@@ -183,8 +183,8 @@ class DepthAttentionConfig(DepthConfig):
     def build(self, stack: LayerStack) -> "tuple[Sequence[DepthMixer], DepthAttentionEnds]":
         """Builds a reader for each state, with matrices of its own or with those of the ends."""
         ends = DepthAttentionEnds(self, stack)
-        lender = ends if self.projections == "shared" else None
-        mixers = [StreamWrite() if self.read_at(site) is None else DepthAttention(self, site, lender) for site in stack.sites]
+        owner = ends if self.projections == "shared" else None
+        mixers = [StreamWrite() if self.read_at(site) is None else DepthAttention(self, site, owner) for site in stack.sites]
         return mixers, ends
 
 
@@ -194,15 +194,15 @@ class DepthAttention(Reader, DepthMixer, config=DepthAttentionConfig):
     Args:
         config: the options.
         site: of the sublayer.
-        lender: the ends, when all readers share their matrices.
+        owner: the ends, when all readers share their matrices.
     """
 
-    def __init__(self, config: DepthAttentionConfig, site: SublayerPosition, lender: Reader | None) -> None:
+    def __init__(self, config: DepthAttentionConfig, site: SublayerPosition, owner: Reader | None) -> None:
         super().__init__()
         self.form, read = config.form(site.stack), config.read_at(site)
         assert read is not None, "a sublayer that reads nothing adds to the stream alone"
-        self.prepare_read(read, lender)
-        if lender is None:
+        self.prepare_read(read, owner)
+        if owner is None:
             self.declare(read.parts)
 
     @classmethod
@@ -236,9 +236,9 @@ class DepthAttentionEnds(Reader, DepthEnds):
 
     def __init__(self, config: DepthAttentionConfig, stack: LayerStack) -> None:
         super().__init__()
-        self.config, self.form, self.lends = config, config.form(stack), config.projections == "shared"
+        self.config, self.form, self.shares_parameters = config, config.form(stack), config.projections == "shared"
         reads = config.reads(stack)
-        if self.lends:
+        if self.shares_parameters:
             self.declare(max(read.parts for read in reads))
         elif config.head == "read":
             self.declare(reads[-1].parts)

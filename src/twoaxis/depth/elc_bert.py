@@ -59,7 +59,8 @@ class ElcBertConfig(DepthConfig):
         impl: `fused` or `reference`.
 
     Raises:
-        ConfigError: a blend of another variant, or one behind a norm of the embedding, where the plain stream is not summed.
+        ConfigError: a blend of another variant, a blend after a norm of the embedding, where the plain stream is not summed, or
+            a source_eps without a LayerNorm.
 
     Example:
         >>> ElcBertConfig(variant="base").init_equivalence.relation
@@ -82,7 +83,13 @@ class ElcBertConfig(DepthConfig):
         return MixingDesign("none", "none", value, "softmax", "all", "block", "replaces the stream")
 
     @model_validator(mode="after")
-    def _sums_everything(self) -> Self:
+    def _options_fit(self) -> Self:
+        if self.variant != "normalized" and not self.norms_embedding:
+            reason, remedy = (
+                f", since variant={self.variant!r} has no LayerNorm here",
+                "remove it, or use embedding_norm='layer'",
+            )
+            self.refuse_options(("source_eps",), reason, remedy)
         if self.blend == "annealed" and self.variant != "weighted_output":
             allowed = "'weighted_output' with blend='annealed'"
             raise ConfigError(problem("variant", self.variant, allowed, "use that variant"))

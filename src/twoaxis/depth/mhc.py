@@ -128,8 +128,8 @@ class MHCConfig(DepthConfig):
         if form.residual == "identity":
             reason = ", since the residual is the identity"
             self.refuse_options(mhc_forms.OF_SINKHORN, reason, "remove it or use residual='sinkhorn'")
-        # Sinkhorn refuses what excludes each other.
-        assert form.sinkhorn.rounds
+        # Making the options of Sinkhorn refuses those that exclude each other; not in an assert, which -O drops.
+        _ = form.sinkhorn
         if self.init == "preserving" and self.write_magnitude <= 1:
             allowed = "above 1 with init='preserving', which writes with weight 1"
             raise ConfigError(problem("write_magnitude", self.write_magnitude, allowed, "use 2.0, or another init"))

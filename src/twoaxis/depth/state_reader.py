@@ -92,7 +92,7 @@ class ReaderForm:
 
 
 class Reader(DeclaredModule):
-    """Reads the stream and its memory, with matrices of its own or with those of a lender."""
+    """Reads the stream and its memory, with matrices of its own or of another reader."""
 
     form: ReaderForm
 
@@ -108,16 +108,16 @@ class Reader(DeclaredModule):
         if form.norm_eps is not None:
             self.gain = self.parameter("gain", (D,), Constant(1.0), "norm")
 
-    def prepare_read(self, read: StateRead, lender: "Reader | None" = None) -> None:
-        """Sets the constants of one read; its matrices are those of the lender, or else its own."""
+    def prepare_read(self, read: StateRead, owner: "Reader | None" = None) -> None:
+        """Sets the constants of one read; its matrices are those of `owner`, or else its own."""
         self.state_read = read
-        # In a tuple, a module stays with the one that lends it.
-        self._lender = () if lender is None else (lender,)
+        # In a tuple, so that only its owner registers it.
+        self._owner = () if owner is None else (owner,)
 
     @property
     def matrices(self) -> "Reader":
         """The module that owns the matrices."""
-        return self._lender[0] if self._lender else self
+        return self._owner[0] if self._owner else self
 
     def heads(self, x: Stream) -> list[Float[Tensor, "B T H K"]]:
         """Returns the query and the key, where there are such, and the value."""

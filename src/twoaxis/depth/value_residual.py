@@ -55,7 +55,8 @@ class ValueResidualConfig(DepthConfig):
         impl: `fused` or `reference`.
 
     Raises:
-        ConfigError: no sublayer with heads, kv-heads of different widths in one chain, or a layer 0 that is to mix.
+        ConfigError: no sublayer with heads, kv-heads of different widths in one chain, a layer 0 that is to mix, or weights
+            that the variant does not have.
 
     Example:
         >>> ValueResidualConfig(first=0.0, own=1.0).init_equivalence.relation
@@ -85,12 +86,14 @@ class ValueResidualConfig(DepthConfig):
         )
 
     @model_validator(mode="after")
-    def _layers_come_later(self) -> Self:
+    def _options_fit(self) -> Self:
         if self.layers is not None and (not self.layers or min(self.layers) < 1):
             got, remedy = list(self.layers), "leave out layer 0, whose values the others mix in"
             raise ConfigError(problem("layers", got, "one or more layers >= 1", remedy))
         if self.variant == "svformer" and self.layers is not None:
             raise ConfigError(problem("layers", list(self.layers), "left out with svformer", "choose another variant"))
+        if self.variant in ("gated", "svformer"):
+            self.refuse_options(("first", "own"), f" with {self.variant}, which has no such weights", "choose another variant")
         return self
 
     @property

@@ -21,7 +21,7 @@ from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, 
 from twoaxis.depth.history import Combination, Granularity, n_units, unit_of
 from twoaxis.ops.depth_read import source_factor
 from twoaxis.ops.norm import layer_norm, rms_norm
-from twoaxis.ops.precision import Impl, outside_autocast
+from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 
 NormKind = Literal["rms", "layer", "l2"]
 
@@ -272,7 +272,7 @@ def _normalised(h: Stream, config: VerticalAttentionConfig, eps: float) -> Strea
     if config.norm_kind == "layer":
         return layer_norm(h, eps, config.impl)
     gain = 1.0 if config.norm_kind == "rms" else h.shape[-1] ** -0.5
-    return rms_norm(h, h.new_full(h.shape[-1:], gain), eps, config.impl)
+    return rms_norm(h, h.new_full(h.shape[-1:], gain, dtype=statistics_dtype(h)), eps, config.impl)
 
 
 @outside_autocast

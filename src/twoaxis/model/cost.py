@@ -8,7 +8,7 @@ from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.depth import DepthConfig
 
 NORMS = {"rms": (1, 4), "layer": (2, 7)}
-"""(parameters, operations) of a norm per feature: square, add, scale, gain; a layer norm also sums, subtracts, and adds a bias."""
+"""(parameters, operations) of a norm per feature: square, add, scale, gain; layer: also sum, subtract, and add a bias."""
 
 
 @runtime_checkable
