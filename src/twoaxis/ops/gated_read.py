@@ -1,4 +1,4 @@
-"""The gated read: the mean of normalised residual streams behind an elementwise gate that a low-rank map of them all sets.
+"""The gated read: the mean of normalised residual streams, each times an elementwise gate from a low-rank map of all of them.
 
 Letters: B batch, T position, D width, n streams, R rank of the gate, M further rows of the map, N = B T tokens.
 """
@@ -25,7 +25,7 @@ def gated_read(
     eps: float,
     impl: Impl = "fused",
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "M B T"] | None]:
-    """Reads one tensor from n streams, and further products of the normalised streams on the way.
+    """Reads one tensor from n streams, and computes further products of the normalised streams.
 
     Equation: y_j = gain_j * S_j / rms(S_j),  g = sigmoid(up silu(down y / n)),  u = 1/n sum_j g_j * y_j,  s = extra y / n
     Source:   transformers 5.24 models/qwen4_exp, Qwen4ExpTextGatedResidual
@@ -135,7 +135,7 @@ class _GatedRead(torch.autograd.Function):
 
 
 def _columns(rows: Tensor, j: int, D: int, dtype: torch.dtype) -> Tensor:
-    """What a map has for stream j."""
+    """The columns of a map for stream j."""
     return rows[:, j * D : (j + 1) * D].to(dtype)
 
 

@@ -1,7 +1,7 @@
 """Generalised residual: sums of sources along depth, weighted per feature and per token, for several readers in one sweep.
 
 Letters: B batch, T position, D width, S sources, C ways (results), N = B T tokens. Sources are a sequence of separate
-tensors: weights per token and feature would be S C times as large as all that is read here.
+tensors. Weights per token and feature are never materialised: they would be C times as large as the sources.
 """
 
 import math
@@ -102,7 +102,7 @@ def grn_scores(
 
 
 def _effective(score_weight: Tensor, score_gain: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What is multiplied with a source, but for the inverse rms."""
+    """The weight of a score with the gain in it, without the inverse rms."""
     weight = score_weight.to(dtype)
     return weight if score_gain is None else weight * score_gain.to(dtype)
 

@@ -1,4 +1,4 @@
-"""The dynamic read of Hyper- and Frac-Connections: each token's mixing weights, and what the sublayer sees of its streams.
+"""The dynamic read of Hyper- and Frac-Connections: the mixing weights of each token, and the input of the sublayer.
 
 Letters: B batch, T position, D width, n streams, m fractions of a stream, P = n m pieces (all fractions of the first stream,
 then those of the next), E = D / m width of a piece, C columns: weights that start from one piece, N = B T tokens.
@@ -23,7 +23,7 @@ Activation = Literal["tanh", "none"]
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """How a piece becomes its scores: its norm with its eps, the fractions of a stream, and what bounds a score."""
+    """The scores of a piece: norm and its eps, activation, and fractions of a stream."""
 
     norm: StreamNorm
     eps: float
@@ -32,7 +32,7 @@ class ScoreRule:
 
 
 class HyperRead(NamedTuple):
-    """What a sublayer sees, the columns of the weights that are not of the read, and the streams for the write.
+    """The input of the sublayer, the columns of the weights after those of the read, and the streams for the write.
 
     The streams are the ones that were read. Only when the write takes them from here do their gradients from both meet in one
     buffer.
@@ -116,7 +116,7 @@ def _normalised(piece: Tensor, norm: StreamNorm, eps: float) -> Tensor:
 
 
 def _change(scores: Tensor, offset: Tensor, rule: ScoreRule) -> Tensor:
-    """What the tokens add to the static weights, before its scale."""
+    """The numbers that tokens add to the static weights, before their scale."""
     shifted = scores + offset.unsqueeze(-1)
     return shifted.tanh_() if rule.activation == "tanh" else shifted
 
@@ -148,7 +148,7 @@ def _normalised_products(streams: list[Tensor], maps: Tensor, rule: ScoreRule) -
 
 
 class _HyperRead(torch.autograd.Function):
-    """Goes through the tokens once in each direction, a few at a time, so that every stream is fetched once."""
+    """Goes through the tokens once in each direction, a few at a time, so that every stream is read from memory once."""
 
     @staticmethod
     def forward(
@@ -171,14 +171,14 @@ class _HyperRead(torch.autograd.Function):
                     total.addcmul_(piece, weight)
         ctx.save_for_backward(static, scale, maps, offset, scores, statistics, *streams)
         ctx.rule = rule
-        # A stream is given on as a tensor of its own, which no one writes in place.
+        # A stream is returned as a tensor of its own; nothing writes to it in place.
         passed = (stream.detach() for stream in streams)
         return view.view_as(streams[0]).to(streams[0].dtype), weights.unflatten(-1, tokens)[:, m:], *passed
 
     @staticmethod
     @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """With g the gradient of the scores s and r the inverse: dx = r (g^T W - (g^T s) norm(x) / E) + what the read gives."""
+        """With g the gradient of the scores s and r the inverse: dx = r (g^T W - (g^T s) norm(x) / E) + that of the read."""
         grad_view, grad_rest, *grad_passed = grad_outputs
         static, scale, maps, offset, scores, statistics, *streams = ctx.saved_tensors
         rule: ScoreRule = ctx.rule

@@ -1,4 +1,4 @@
-"""Low-rank sums: what a sublayer adds, the stream, and low-rank maps of one or several sources, weighted and added at once.
+"""Low-rank sums: an update, the stream, and low-rank maps of one or several sources, weighted and added at once.
 
 Letters: B batch, T position, D width, S sources, R rank of one map, M maps (1 for all sources, or S),
 N = B T tokens.
@@ -63,7 +63,7 @@ def _plain(
 
 
 def _weighted(hidden: Sequence[Tensor], weights: Tensor, n_maps: int) -> Tensor:
-    """The hidden numbers of all sources, side by side for maps of their own and added for a common one."""
+    """The hidden features of all sources, concatenated for separate maps and added for a shared one."""
     parts = [h * weights[j : j + 1] for j, h in enumerate(hidden)]
     return sum(parts[1:], parts[0]) if n_maps == 1 else torch.cat(parts, dim=-1)
 

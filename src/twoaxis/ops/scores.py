@@ -21,7 +21,7 @@ SMALLEST_RMS = 1e-12
 
 @outside_autocast
 def row_product(x: Float[Tensor, "B T D"], weight: Float[Tensor, " D"], impl: Impl = "fused") -> Float[Tensor, "B T"]:
-    """Returns x w for every token, in the statistics precision.
+    """Returns x w for every token, in the precision of statistics.
 
     BLAS computes a matrix-vector product on one core; product and sum, and a product per sequence in the backward pass,
     use all of them.
@@ -56,7 +56,7 @@ class _RowProduct(torch.autograd.Function):
 
 @outside_autocast
 def linear_scores(x: Float[Tensor, "B T D"], weight: Float[Tensor, "C D"], impl: Impl = "fused") -> Float[Tensor, "C B T"]:
-    """Multiplies each token with each row of a weight; the scores of one row stand together.
+    """Multiplies each token with each row of a weight; the scores of one row are contiguous.
 
     Cost: matrix product flops 2*C*D per token; saves x and the weight
 

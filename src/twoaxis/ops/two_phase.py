@@ -21,7 +21,7 @@ from twoaxis.ops.scores import row_product
 
 
 class EarlyRead(NamedTuple):
-    """The finished read of some of the sources; to whatever is merged in later it is one more source with a known score.
+    """The complete read of some of the sources; for a later merge it is one more source with a known score.
 
     Attributes:
         mixture: the read of these sources alone, in the precision of statistics.
@@ -40,11 +40,11 @@ def early_reads(
     n_heads: int = 1,
     impl: Impl = "fused",
 ) -> tuple[EarlyRead, ...]:
-    """Reads the sources at hand for several queries in one sweep: phase 1 of training, one result per query.
+    """Reads the given sources for several queries in one pass: phase 1, one result per query.
 
     Equation: m = sum_i softmax_i(s) v_i,  l = log sum_i exp(s_i),  s_i = r_i * q^T v_i, per head
     Source:   Attention Residuals, arXiv:2603.15031, Algorithm 1, normalised, so that merging is a softmax over (l, s_late)
-    Deviates: the maximum and the sum are kept as one number, their log-sum-exp
+    Deviates: the maximum and the sum are stored as one number, their log-sum-exp
     Shapes:   all results in float32 (float64 for float64)
     Cost:     flops 4*D per source, query and token; saves the sources and 2*H numbers per source, query and token
 
@@ -73,7 +73,7 @@ def late_read(
     query: Float[Tensor, " D"],
     impl: Impl = "fused",
 ) -> Float[Tensor, "B T D"]:
-    """Merges the sources that came later into an early read: phase 2 of training, equal to the read of all at once.
+    """Merges later sources into an early read: phase 2, equal to the read of all at once.
 
     Equation: h = softmax over (l, s_late) of (m, v_late)
     Source:   Attention Residuals, arXiv:2603.15031, Algorithm 1
@@ -90,7 +90,7 @@ def late_read(
 
 
 class _EarlyReads(torch.autograd.Function):
-    """One sweep over the sources each way, whatever the number of queries."""
+    """One pass over the sources in each direction, for any number of queries."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, n_heads: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -111,7 +111,7 @@ class _EarlyReads(torch.autograd.Function):
         sources, factors = tensors[:n], tensors[n:]
         grads, by_total = grad_outputs[::2], torch.stack(grad_outputs[1::2])
         by_weight = products(sources, grads, weights.shape[-1])
-        # What every weight of one query loses to the others, less what its total passes on.
+        # The mean of the weights' gradients, less the gradient of the log total.
         lost = (weights * by_weight).sum(0).sub_(by_total)
         by_logit = by_weight.sub_(lost).mul_(weights)
         by_factor = (by_logit * scores).sum((1, -1))

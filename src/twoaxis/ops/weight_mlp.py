@@ -1,7 +1,7 @@
-"""Numbers that a token computes from itself: a norm without a gain of its own, a map, GELU, a map.
+"""Numbers computed from each token: a norm, a map, GELU, a map.
 
 Letters: B batch, T position, D width, K hidden width, M numbers of a token, N = B T tokens. Inside, tokens are columns, so that
-each of the M numbers lies in memory as one [B T] table for the operators that scale whole tensors with it.
+each of the M numbers is contiguous over tokens, for the operators that scale whole tensors with it.
 """
 
 from typing import Any, Literal
@@ -28,7 +28,7 @@ def weight_mlp(
     form: GELUForm = "erf",
     impl: Impl = "fused",
 ) -> Float[Tensor, "M B T"]:
-    """Returns M numbers of every token, in the statistics precision.
+    """Returns M numbers of every token, in the precision of statistics.
 
     Equation: y = W_2 gelu(W_1 (x / sqrt(mean(x^2) + eps) * gain)) + b
     Source:   MUDDFormer, arXiv:2502.12170v2, section 3
@@ -54,7 +54,7 @@ def _plain(
 
 
 def _scaled(to_hidden: Tensor, gain: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A gain of the input is one of the map's columns."""
+    """Multiplies the columns of the map by a gain of the input."""
     return to_hidden.to(dtype) if gain is None else to_hidden.to(dtype) * gain.to(dtype)
 
 
