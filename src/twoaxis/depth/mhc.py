@@ -40,14 +40,14 @@ class MHCConfig(DepthConfig):
               lucidrains/hyper-connections 0.4.11 (v1 and v2 are the same mathematics)
     Deviates: R is [source j, destination i], as in the comb of DeepSeek, whose transpose is applied to the streams; the paper's
               H_res is the transpose, H_res = R^T, and S' = H_res S. The paper does not publish its read-out: `sum`. It gives
-              the scales 0.01 and no other initial value: `preserving` is ours. What it decays is not published: here fn alone.
+              the scales 0.01 and no other initial value: `preserving` is ours. Decay is not published: here fn alone.
               lucidrains divides by the norm of a row, here by its rms with an eps of 1e-20
     Shapes:   state n times [B T D]; update [B T D] -> state; scores, rounds and weights in float32, streams rounded once.
               joint: fn [n*(n+2), n*D] in DeepSeek's order, rows a (n), b (n), R (n*n, row-major [source, destination]), columns
               stream-major; base as the rows; scale [3] of (a, b, R). per_stream: fn [n+2, D], rows a, b, R (n destinations),
               base [n, n+2] in the same columns. The identity has no rows for R
     Init:     UP_TO_NORM with `preserving` and no eps on the weights: fn 0, scale 0.01, b = 1, R with the logit 3 on its
-              diagonal, and sublayer g reads 0.7 of stream g mod n, so that the streams part as soon as they are trained. NONE
+              diagonal, and sublayer g reads 0.7 of stream g mod n, so that the streams diverge in training. NONE
               with the authors' inits. R of the first sublayer, whose streams are equal, and of the last one before a sum or
               mean cannot matter (up to convergence and eps): its rows of fn, base and scale get no gradient there
     Cost:     params n*(n + 2)*(n*D + 1) + 3 per sublayer (per_stream: (n + 2)*(D + n) + 3 + D), learned read-out n*n*D + n + 1;
@@ -58,7 +58,7 @@ class MHCConfig(DepthConfig):
               at most 1.6, against about 3000 without the constraint
 
     Args:
-        preset: whose choices the options below have where they are left out. `paper`; `deepseek_v4`, the form of its
+        preset: gives the options below that are left out: `paper`; `deepseek_v4`, the form of its
             checkpoints; `glm5`, the same with a mean read-out; `lucidrains_v1` and `lucidrains_v2`; `hy_v4`, without mixing.
         n_streams: residual streams; all published models have 4.
         scores: `joint` of all streams together, or `per_stream`.
@@ -145,7 +145,7 @@ class MHCConfig(DepthConfig):
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """Up to the scale of the read and of the read-out; none with another init or an eps on what is kept and written."""
+        """Up to the scale of the read and of the read-out; none with another init, or an eps on residual or write weights."""
         form = self.form
         if self.init != "preserving":
             return InitEquivalence("none", f"the init {self.init!r} writes with weights other than 1")
@@ -207,7 +207,7 @@ class MHC(StreamsMixer, config=MHCConfig):
             self.gain = self.parameter("gain", (site.d_model,), Constant(1.0), "norm")
 
     def read(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Mixing, Any]:
-        """Returns the weighted sum of the streams, and the weights that its write takes."""
+        """Returns the weighted sum of the streams, and the streams and weights for the write."""
         read, residual, write = self.weights(state)
         (view,) = mix(state, read.unsqueeze(0), self.impl)
         return view, Mixing(state, residual, write.unsqueeze(0)), cache
@@ -261,13 +261,13 @@ class MHCEnds(ParallelEnds):
 
     @outside_autocast
     def leave(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
-        """Returns the one stream that the final norm sees."""
+        """Returns the input of the final norm."""
         if self.form.read_out == "learned":
             return mix(state, self._read_out(state).unsqueeze(0), self.config.impl)[0], cache
         return sum_streams(state) if self.form.read_out == "sum" else mean_streams(state), cache
 
     def explain(self, done: Read) -> Explanation:
-        """Returns the learned read-out; nothing where the streams weigh the same."""
+        """Returns the learned read-out; nothing where all streams have the same weight."""
         if self.form.read_out != "learned":
             return Explanation()
         state, left = done.state, done.views

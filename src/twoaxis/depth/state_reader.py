@@ -1,4 +1,4 @@
-"""Attention of a token to its own earlier states, whose keys and values the depth state keeps.
+"""Attention of a token to its own earlier states, whose keys and values are in the depth state.
 
 Letters: B batch, T position, D width, H heads, K key width, W numbers in all heads.
 """
@@ -22,7 +22,7 @@ from twoaxis.ops.precision import Impl
 
 
 class StreamAndMemory(NamedTuple):
-    """The depth state: the stream, and the keys and values of earlier states that later reads can see."""
+    """The depth state: the stream, and the keys and values of earlier states in the window of later reads."""
 
     stream: Stream
     keys: tuple[Float[Tensor, "B T H K"], ...]
@@ -34,8 +34,8 @@ class StateRead:
     """One read.
 
     Attributes:
-        names: of the states that it sees, its own last.
-        keeps: keys and values that it leaves to later ones, its own included.
+        names: of the states in its window, its own last.
+        keeps: keys and values that it keeps for later reads, its own included.
     """
 
     names: tuple[str, ...] = field(compare=False)
@@ -54,7 +54,7 @@ class StateRead:
 
 @dataclass(frozen=True)
 class ReaderForm:
-    """How states are read.
+    """The form of all reads of a model.
 
     Attributes:
         d_model: D.
@@ -77,7 +77,7 @@ class ReaderForm:
     impl: Impl
 
     def params(self, parts: int) -> int:
-        """Numbers in a set of this many matrices, an output and a gain where there are such."""
+        """Parameters of this many matrices, and of the output and the gain if they exist."""
         return (parts + (self.output is not None)) * self.d_model * self.width + self.d_model * (self.norm_eps is not None)
 
     def cost(self, read: StateRead, tokens: int, shares: bool) -> Cost:
@@ -101,7 +101,7 @@ class Reader(DeclaredModule):
         form, D, W = self.form, self.form.d_model, self.form.width
         self.projection = self.parameter("projection", (parts * W, D), Normal(matrix_std(D)), "matrix")
         if form.output is not None:
-            # Not an nn.Linear: a host that fills those anew would end the equivalence with the plain model.
+            # Not an nn.Linear: hosts initialise those again, which would end the equivalence with the plain model.
             scaled = Normal(matrix_std(W) / math.sqrt(2 * form.n_blocks))
             start = Constant(0.0) if form.output == "zero" else scaled
             self.output = self.parameter("output", (D, W), start, "matrix")
@@ -120,7 +120,7 @@ class Reader(DeclaredModule):
         return self._owner[0] if self._owner else self
 
     def heads(self, x: Stream) -> list[Float[Tensor, "B T H K"]]:
-        """Returns the query and the key, where there are such, and the value."""
+        """Returns the query and the key, if they exist, and the value."""
         form, parts, matrices = self.form, self.state_read.parts, self.matrices
         context = x if form.norm_eps is None else rms_norm(x, matrices.gain, form.norm_eps)
         # A read that needs fewer matrices than the set has leaves out the first ones.
@@ -128,7 +128,7 @@ class Reader(DeclaredModule):
         return [part.unflatten(-1, (form.n_heads, -1)).contiguous() for part in projected]
 
     def stream_and_memory(self, state: StreamAndMemory) -> StreamAndMemory:
-        """Returns the stream with what is read, and the keys and values for the next read."""
+        """Returns the stream after the read, and the keys and values for the next read."""
         x = state.stream
         *rest, value = self.heads(x)
         mixed, keys, values = value, (), ()
@@ -140,7 +140,7 @@ class Reader(DeclaredModule):
         return StreamAndMemory(self.joined(x, mixed.flatten(2)), keys, values)
 
     def joined(self, x: Stream, mixed: Float[Tensor, "B T W"]) -> Stream:
-        """Returns the stream with what is read."""
+        """Returns the stream after the read."""
         update = mixed if self.form.output is None else F.linear(mixed, self.matrices.output)
         update = update.to(x.dtype)
         return x + update if self.form.adds else update

@@ -36,7 +36,7 @@ class ValueResidualConfig(DepthConfig):
     Source:   Value Residual Learning, arXiv:2410.17897, section 3; `gated` is that of x-transformers 2.31.10
     Deviates: a chain is all sublayers of one kind that have heads, so that a ShortSWA never takes values of another width;
               svformer caches the shared values once per layer. The published start of plus is not known; here it equals that of
-              learnable: logits 0, and the scale that makes each l1_n the option `first`. The authors' repository holds fixed
+              learnable: logits 0, and the scale that makes each l1_n the option `first`. The authors' repository has fixed
               weights of 1/2 and svformer alone; learnable, plus, dense and a subset of layers follow the paper's text. No
               weight decays here; theirs are not published
     Shapes:   state ([B T D], values [B T G*K] per chain); heads [B T G K]; weights and gates in float32
@@ -104,7 +104,7 @@ class ValueResidualConfig(DepthConfig):
         return InitEquivalence("none", "attention in later layers mixes in the values of the first one")
 
     def prepare(self, stack: LayerStack) -> LayerStack:
-        """Refuses stacks without heads or with uneven ones, and takes over later values of svformer."""
+        """Refuses stacks without heads or with uneven ones, and drops the values of later layers of svformer."""
         check_chains(stack, self.kind)
         if self.variant != "svformer":
             return stack
@@ -120,7 +120,7 @@ class ValueResidualConfig(DepthConfig):
         return [s.index for s in site.stack.sites if s.slot.kind == site.slot.kind and self.mixes(s)]
 
     def shares(self, site: SublayerPosition) -> int:
-        """Weights that this sublayer owns and the later ones of its chain give to its values."""
+        """Number of weights that this sublayer owns and later ones of its chain apply to its values."""
         return len(self.mixing(site)) if self.variant == "plus" and place_in_chain(site) == 0 else 0
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
