@@ -136,7 +136,7 @@ def test_a_state_that_skipped_sublayers_is_refused() -> None:
             return axis.leave(state)
 
         assert run(0, 1, 2).shape == (1, 2, 8)
-        message = r"^tensors of the depth state=\d+: must be \d+ at this place; begin with axis.enter and call every mixer"
+        message = r"^tensors of the depth state=\d+: must be \d+ at this position; begin with axis.enter and call every mixer"
         for blocks in ((0, 1), (0, 2)):
             with pytest.raises(ConfigError, match=message):
                 run(*blocks)

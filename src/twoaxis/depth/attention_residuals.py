@@ -44,7 +44,7 @@ class AttentionResidualsConfig(DepthConfig):
               tests for a new block inside a layer and disagrees with its own comment: here every block_size-th sublayer opens
               one, as in fla. The report says of its input-dependent query only that it is projected from the hidden state: here
               from the newest key. mixture="sum" is ours. Which parameters the authors decay is not published: here neither
-              queries nor gains. inkling2: where layer 0 has global attention, the authors apply three norms to one input;
+              queries nor gains. inkling2: where layer 0 has global attention, the authors have three norms there, we one;
               their sources are in float32, ours in the dtype of the model; their embedding has an RMSNorm, which is an
               option of the model here (embedding_norm="rms")
     Shapes:   state ((S times [B T D]), (S times [B T]), with a key_rank S times [B T R], and within a block of the two-phase

@@ -37,8 +37,8 @@ class VerticalAttentionConfig(DepthConfig):
               arXiv:2311.02265, with a norm of the activations. Every other option below is our choice, and no parity is claimed
     Deviates: unknown: every option but the kind of the weights is a guess, as Source says. A read of one source has no logit,
               since it would be dead
-    Shapes:   state (n times [B T D], n times [B T] for norm `weights`, and the stream or the sum of updates); statistics and
-              sums in float32, rounded once
+    Shapes:   state (n times [B T D], n times [B T] for norm `weights`, and the stream or the sum of updates); statistics,
+              softmax and sums in float32, rounded once
     Init:     NONE: a convex sum of normalised outputs; EXACT with skip `gated`, g = 0
     Cost:     params n per read of n > 1 sources, 1 more with skip `gated`; flops 2*n*D per token and read, and the norms; state
               at most (L + 3)*D numbers per token
