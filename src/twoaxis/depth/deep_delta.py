@@ -161,12 +161,9 @@ class DeepDeltaConfig(DepthConfig):
             allowed = "left out with a blend, which starts as the plain model and keeps its norms"
             raise ConfigError(problem("context_eps", self.context_eps, allowed, "set norm_eps of the model"))
         if self.compressor != "time" and self.expansion != "embedding_conv":
-            remedy = "remove it, or use compressor='time' or expansion='embedding_conv'"
-            self.refuse_options(("kernel_size",), ", since nothing is convolved along positions", remedy)
+            self.refuse_options(("kernel_size",), ", since nothing is convolved along positions", "remove it, or use 'time'")
         if self.gate == "linear":
-            self.refuse_options(
-                ("gate_width",), ", since a linear gate has no hidden layer", "remove it, or use gate='two_layer'"
-            )
+            self.refuse_options(("gate_width",), ", since a linear gate has no hidden layer", "remove it, or use another gate")
         for option, value in PRESETS[self.preset].items():
             if getattr(self, option) != value:
                 allowed = f"{value!r} with preset={self.preset!r}"
@@ -291,8 +288,7 @@ class DeepDelta(DepthMixer, config=DeepDeltaConfig):
             channels: Channels = (of,) if carry is None else of
             return torch.linalg.vector_norm(components(channels, update, self.config.direction_eps) - targets, dim=0)
 
-        gauges = {"beta": self.gate(context), "before": discrepancy(state), "after": discrepancy(written)}
-        return Explanation(gauges=gauges)
+        return Explanation(gauges={"beta": self.gate(context), "before": discrepancy(state), "after": discrepancy(written)})
 
     def target(self, x: Stream, context: Stream) -> Float[Tensor, "B T"] | Float[Tensor, "C B T"]:
         """Returns the value that replaces the component of the stream, or of each channel."""
