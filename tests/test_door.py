@@ -211,6 +211,13 @@ def test_prompts_that_are_none_are_refused_in_one_line(prompts: Any) -> None:
     assert len(model.generate(np.array([1, 2]), 2, stop_token=[7])) <= 2
 
 
+@pytest.mark.parametrize("none", [[], set(), (), None])
+def test_no_stop_token_replaces_those_of_the_model(none: Any) -> None:
+    model = Decoder.build({"vocab_size": 8, "d_model": 8, "n_layers": 1})
+    model.end_tokens = frozenset(range(8))
+    assert len(model.generate([1, 2], 3, stop_token=none)) == 3
+
+
 def test_only_float32_on_the_cpu_is_retrofitted() -> None:
     model = Decoder.build({"vocab_size": 8, "d_model": 8, "n_layers": 1})
     with pytest.raises(ConfigError, match=r"^model='torch.bfloat16 on cpu'"):

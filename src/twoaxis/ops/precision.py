@@ -1,4 +1,4 @@
-"""In which precision statistics run: float32, or float64 when the model is, whatever autocast says."""
+"""The precision of statistics: float32, or float64 for float64 models, also under autocast."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -12,14 +12,14 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError, nearest
 
 Impl = Literal["fused", "reference"]
-"""Which engine computes an operator; the meaning is the same, and no engine ever replaces another silently."""
+"""The engine that computes an operator; the result is the same, and no engine replaces another silently."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:
-    """float64 for float64 tensors, float32 for every other floating-point tensor."""
+    """Returns float64 for float64 tensors, float32 for every other floating-point tensor."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
@@ -61,7 +61,7 @@ def plain_forms() -> Iterator[None]:
 
 
 def runs_plain(impl: str) -> bool:
-    """Whether an operator runs in its plain form: as the reference, and under `torch.compile`, which fuses that itself.
+    """Whether an operator runs in its plain form: as the reference, and under `torch.compile`, which fuses it.
 
     Raises:
         ConfigError: an engine that is neither `fused` nor `reference`.

@@ -11,8 +11,7 @@ from twoaxis.core.design import InitEquivalence
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Values
 from twoaxis.core.position import SublayerPosition
-from twoaxis.feed_forward import FeedForwardConfig, GELUConfig
-from twoaxis.feed_forward.plain import Plain
+from twoaxis.feed_forward import GELU, FeedForwardConfig, GELUConfig
 from twoaxis.local import CanonConfig, LocalConfig
 from twoaxis.local.base import TokenHistory
 from twoaxis.local.conv import DepthwiseConv
@@ -105,22 +104,18 @@ LOCAL_FAULTS = (
 class _PlantedFeedForward(GELUConfig):
     """GELU with another module or another declaration."""
 
-    module: ClassVar[type[Plain]] = Plain
     misstated: ClassVar[Cost] = Cost()
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         return super().cost(site, shape) + self.misstated
 
-    def build(self, site: SublayerPosition) -> Plain:
-        return self.module(self, site)
 
-
-class _TokenLeak(Plain):
+class _TokenLeak(GELU):
     def project(self, context: Tensor) -> Tensor:
         return super().project(context + 0.1 * context.cumsum(dim=1))
 
 
-def _planted_ff(module: type[Plain] = Plain, **statements: Any) -> FeedForwardConfig:
+def _planted_ff(module: type[GELU] = GELU, **statements: Any) -> FeedForwardConfig:
     return type("PlantedConfig", (_PlantedFeedForward,), {"module": module, **statements, "__module__": __name__})()
 
 
