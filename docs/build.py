@@ -1,8 +1,8 @@
 """`python docs/build.py`: writes one page and one figure per mixer, the pages of claims, of the planner, and of each study.
 
 With names of the planner's pages, as in `python docs/build.py published`, it writes only these.
-Nothing on a page is typed in here: words come from the docstring, the claim or the report, numbers from the declared costs,
-the computation or the report, and figures from running the mixer or from the report.
+Texts of a page come from the docstring, the claim or the report, numbers from declared FLOPs, traced memory, the computation or
+the report, and figures from running the mixer or from the report.
 """
 
 import re
@@ -17,20 +17,19 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
 from twoaxis.claims import CLAIMS, Claim, Finding
 from twoaxis.claims.claim import PAPER
-from twoaxis.cli.list import COSTS, cost_cells, design_cells, loss_cell
+from twoaxis.cli.list import AXES, COSTS, cost_cells, design_cells, loss_cell
 from twoaxis.cli.models import REFERENCE_SHAPE, REFERENCE_STACK, depth_cost, depth_trace
 from twoaxis.core.design import LETTERS
 from twoaxis.core.registry import sections, source
-from twoaxis.depth import DepthConfig
+from twoaxis.depth import DEPTH, DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.planner.design_table import MethodRow, design_table, stated_shape
 from twoaxis.testing.measured import read_and_write, sublayer_list, tensors, trace
 from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
 
-# Its neighbours are found also where a test loads this file from elsewhere.
+# So that modules next to this file are found if a test loads it.
 sys.path.append(str(Path(__file__).parent))
 from markup import escaped as _escaped
 from markup import table as _table
@@ -45,7 +44,6 @@ README = DOCS.parent / "README.md"
 MIXERS = DOCS / "mixers"
 STUDIES = DOCS / "studies"
 PLANNER = DOCS / "planner"
-AXES: dict[str, Any] = {"depth": DEPTH, "sequence": SEQUENCE, "feed_forward": FEED_FORWARD, "local": LOCAL}
 TITLES = {
     "depth": "The depth axis",
     "sequence": "The sequence axis",
@@ -56,11 +54,11 @@ N_LAYERS = 4
 
 
 def main(*names: str) -> int:
-    """Writes docs/mixers, docs/studies, docs/planner and docs/claims.md anew, or only pages of the planner, by name."""
+    """Writes docs/mixers, docs/studies, docs/planner and docs/claims.md, or only the named pages of the planner."""
     PLANNER.mkdir(exist_ok=True)
     if unknown := set(names) - set(PLANNER_PAGES):
         print(
-            f"docs/build.py: no page {sorted(unknown)[0]!r}; choose of {', '.join(PLANNER_PAGES)}, or none for all",
+            f"docs/build.py: no page {sorted(unknown)[0]!r}; choose from {', '.join(PLANNER_PAGES)}, or none for all",
             file=sys.stderr,
         )
         return 2
@@ -88,7 +86,7 @@ def main(*names: str) -> int:
 
 
 def write_readme() -> None:
-    """Puts the rows of the tables into the table of the README."""
+    """Writes the rows of all mixers into the table of the README."""
     lines = README.read_text(encoding="utf-8").splitlines(keepends=True)
     rows = [index for index, line in enumerate(lines) if line.startswith(tuple(f"| {axis} |" for axis in AXES))]
     lines[rows[0] : rows[-1] + 1] = [f"{line}\n" for line in readme_rows()]
@@ -107,13 +105,13 @@ def readme_rows() -> list[str]:
 
 
 def write_published() -> None:
-    """The planner's predictions beside published numbers."""
+    """Writes the page that compares predictions of the planner with published numbers."""
     (PLANNER / "published.md").write_text(published_page("published.svg"), encoding="utf-8")
     (PLANNER / "published.svg").write_text(published_figure().svg(), encoding="utf-8")
 
 
 def write_scale() -> None:
-    """What every method costs at three shapes and three contexts."""
+    """Writes the page of the costs of every method at three shapes and three contexts."""
     data = scale_data()
     (PLANNER / "scale.json").write_text(scale_text(data), encoding="utf-8")
     (PLANNER / "scale.md").write_text(scale_page(data), encoding="utf-8")
@@ -122,7 +120,7 @@ def write_scale() -> None:
 
 
 def write_design() -> None:
-    """The table of methods."""
+    """Writes the table of methods."""
     (DOCS / "design.md").write_text(design_page(), encoding="utf-8")
 
 
@@ -130,7 +128,7 @@ PLANNER_PAGES = {"design": write_design, "published": write_published, "scale": 
 
 
 def design_page() -> str:
-    """Every method by how it forms its weights, what it costs at one shape, and what valid studies say of its loss."""
+    """Every method by how it forms its weights, its costs at one shape, and its loss in valid studies."""
     rows = design_table()
     columns = list(design_cells(rows[0]))
     literal = ", ".join(row.name for row in rows if row.design.literal)
@@ -172,7 +170,7 @@ def _valid_studies(rows: Iterable[MethodRow]) -> str:
 
 
 def _folder(kind: str) -> str:
-    """The axis whose pages have a mixer."""
+    """The axis of a mixer, which is the folder of its page."""
     return next(axis for axis, table in AXES.items() if kind in table)
 
 
@@ -222,7 +220,7 @@ def page(axis: str, row: Any) -> str:
 
 
 def _evidence(row: Any) -> str:
-    """Which forms equal public code, with the golden tensors that show it, and which follow a text."""
+    """The forms that equal public code, with their golden tensors, and the forms that follow a text."""
     shown = ", ".join(f"{name} (`{fixture}`)" for name, fixture in row.certified.items())
     rest = ", ".join(name for name in row.examples if name not in row.certified)
     said = [f"Certified by golden tensors of public code: {shown}."] if shown else []
@@ -261,7 +259,7 @@ def _claim(claim: Claim, finding: Finding) -> list[str]:
 
 
 def _options(text: str, names: Iterable[str]) -> list[str]:
-    """One item for each `name: meaning`, whatever lines it takes."""
+    """One item for each `name: meaning`, which may take several lines."""
     items = re.split(rf"\n(?=(?:{'|'.join(names)}): )", text)
     return [f"* `{name}`: {_escaped(meaning)}" for name, _, meaning in (item.partition(": ") for item in items)]
 
@@ -279,7 +277,8 @@ def _cost_table(config: DepthConfig) -> list[str]:
         "bytes cached after 512 tokens": sum(operation.cache for operation in operations),
     }
     lines = [
-        "**Declared cost**, 12 blocks of attention and SwiGLU, width 256, 512 tokens, float32:\n",
+        "**Cost** in 12 blocks of attention and SwiGLU, width 256, 512 tokens, float32; parameters and FLOPs are declared, the "
+        "state and bytes traced:\n",
         "| what | count |",
         "|---|---|",
     ]
@@ -287,7 +286,7 @@ def _cost_table(config: DepthConfig) -> list[str]:
 
 
 def figure(config: DepthConfig) -> alt.HConcatChart:
-    """How far each read moves when one earlier update does: the mixer's own pattern, with nothing between."""
+    """The change of each read when one earlier update changes: the pattern of the mixer alone."""
     panels = [
         _panel(_pattern(toy_decoder(config, n_layers=N_LAYERS, perturbed=perturbed)), title)
         for perturbed, title in ((False, "at initialisation"), (True, "away from it"))
@@ -317,7 +316,7 @@ def _pattern(model: Decoder) -> list[dict[str, Any]]:
 
 
 def _reads(model: Decoder, run: Any, embeddings: Tensor, updates: list[Tensor]) -> list[list[Tensor]]:
-    """What every sublayer and the head read when these are the updates; contexts and heads stay as they were."""
+    """The reads of every sublayer and the head for given updates; contexts and heads are unchanged."""
     state, seen = model.ends.enter(embeddings)[0], []
     for index, sublayer in enumerate(sublayer_list(model)):
         views, _, state = read_and_write(sublayer.depth, state, updates[index], run.contexts[index], run.heads[index])

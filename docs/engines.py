@@ -76,7 +76,7 @@ def pair(depth: Any, sequence: Any) -> DecoderConfig:
 
 
 def answer(depth: Any, sequence: Any) -> tuple[str, ...]:
-    """Why an engine cannot run this pair; empty when it can."""
+    """The reasons why an engine cannot run this pair; empty if it can."""
     try:
         config = pair(depth, sequence)
     except ConfigError:
@@ -91,7 +91,7 @@ class Group(NamedTuple):
     Attributes:
         row: the kind.
         names: of the variants.
-        answers: what they share.
+        answers: of all of them.
         alone: whether they are all variants of the kind.
     """
 
@@ -102,7 +102,7 @@ class Group(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What the row or column is called."""
+        """The heading of the row or column."""
         return f"`{self.row.kind}`" if self.alone else f"`{self.row.kind}`: {', '.join(self.names)}"
 
 

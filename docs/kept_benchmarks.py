@@ -16,7 +16,7 @@ FILES = ("depth-2-core-cpu.md", "sequence-2-core-cpu.md")
 
 
 def main() -> int:
-    """Writes the file anew."""
+    """Writes the file."""
     WRITTEN.write_text(text(), encoding="utf-8")
     return 0
 

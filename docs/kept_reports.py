@@ -1,6 +1,6 @@
 """`python docs/kept_reports.py`: writes the data file with which the package cites the studies of this repository.
 
-Single runs, timings and audits stay in the reports; what a verdict rests on is copied as it is, under the same keys.
+Single runs, timings and audits stay in the reports; the basis of a verdict is copied unchanged, under the same keys.
 """
 
 import json
@@ -24,7 +24,7 @@ ARM_KEYS = (
 
 
 def main() -> int:
-    """Writes the file anew."""
+    """Writes the file."""
     WRITTEN.write_text(text(), encoding="utf-8")
     return 0
 

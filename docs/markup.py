@@ -1,11 +1,11 @@
-"""The few shapes of Markdown that generated pages are made of."""
+"""The Markdown elements of generated pages."""
 
 import re
 from collections.abc import Iterable
 
 
 def escaped(text: str) -> str:
-    """One line of Markdown in which nothing but code between backticks is marked up."""
+    """One line of Markdown whose only markup is code between backticks."""
     parts = " ".join(text.split()).split("`")
     plain = [re.sub(r"([|*_<])", r"\\\1", part) if index % 2 == 0 else part for index, part in enumerate(parts)]
     return "`".join(plain)

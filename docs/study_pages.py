@@ -1,7 +1,7 @@
 """The pages of the studies: one for each question, from the reports in studies/results and the designs in studies/superseded.
 
-Numbers and sentences come from the reports; what was reported of a superseded design and why it was replaced, from the table
-studies/superseded/designs.toml.
+Numbers and sentences come from the reports; the result of a superseded design and the reason why it was replaced, from the
+table studies/superseded/designs.toml.
 """
 
 import json
@@ -43,7 +43,7 @@ class Superseded(NamedTuple):
         return STUDIES / "superseded" / self.name
 
     def report(self) -> dict[str, Any]:
-        """Its report as plain data, whatever its form was then."""
+        """Its report as plain data, in the format of its time."""
         return json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
 
 
@@ -75,7 +75,7 @@ def studies_index() -> str:
 
 
 def study_page(name: str) -> str:
-    """The page of one question: its answer, the gate, figures, tables, every design, and how far the evidence reaches."""
+    """The page of one question: its answer, the gate, figures, tables, every design, and the limits of the evidence."""
     data = _current(name)
     return _withdrawn_page(name) if data is None else _page(name, data)
 
@@ -155,7 +155,7 @@ def _learning_rates(data: ReportData) -> list[str]:
 
 
 def _all_designs(name: str, data: ReportData | None) -> list[str]:
-    """Every design of a question with what came of it."""
+    """Every design of a question with its outcome."""
     columns = ("design", "status", "replicates", "outcome", "why it no longer stands")
     rows, links = [], []
     for one in _designs(name):

@@ -162,6 +162,9 @@ def test_train_takes_data_a_configuration_or_a_file(tmp_path: Path, monkeypatch:
     longer = twoaxis.train("tiny.json", overrides=["steps=3"])
     assert longer.folder == Path("runs/tiny") and longer.result.steps == 3
     assert twoaxis.train(RECIPE, tmp_path / "named", ["steps=1"]).result.steps == 1
+    (tmp_path / "named" / "checkpoints").rename(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"^run folder .*named: has no checkpoint yet; must have one; train for longer$"):
+        twoaxis.load(tmp_path / "named")
 
 
 def test_retrofit_keeps_what_a_model_computes(model: Decoder, tmp_path: Path) -> None:
@@ -206,6 +209,13 @@ def test_prompts_that_are_none_are_refused_in_one_line(prompts: Any) -> None:
     with pytest.raises(DataError, match=r"^prompts: must be"):
         model.generate(prompts, 2)
     assert len(model.generate(np.array([1, 2]), 2, stop_token=[7])) <= 2
+
+
+@pytest.mark.parametrize("none", [[], set(), (), None])
+def test_no_stop_token_replaces_those_of_the_model(none: Any) -> None:
+    model = Decoder.build({"vocab_size": 8, "d_model": 8, "n_layers": 1})
+    model.end_tokens = frozenset(range(8))
+    assert len(model.generate([1, 2], 3, stop_token=none)) == 3
 
 
 def test_only_float32_on_the_cpu_is_retrofitted() -> None:

@@ -70,9 +70,9 @@ def _read(source: Path, step: int | None) -> tuple["Decoder", "Tokenizer | None"
     from twoaxis.checkpoints.published_folder import read_json, read_pretrained
     from twoaxis.data.tokenizer import SubwordTokenizer
     from twoaxis.model.config_json import MODEL_TYPE
-    from twoaxis.train import load_trained
+    from twoaxis.train import RunFolder, load_trained
 
-    if (source / "checkpoints").is_dir():
+    if RunFolder(source).is_begun:
         trained = load_trained(source, step)
         return trained.model.eval(), trained.tokenizer, trained.step
     if step is not None:

@@ -49,3 +49,10 @@ def test_pages_of_studies_are_up_to_date(root: Path, build: ModuleType) -> None:
     assert (pages / "README.md").read_text(encoding="utf-8") == build.studies_index(), "run `make docs`"
     for name in build.questions():
         assert (pages / f"{name}.md").read_text(encoding="utf-8") == build.study_page(name), "run `make docs`"
+
+
+def test_the_table_of_retrofits_has_every_depth_mixer() -> None:
+    from retrofit_table import methods
+
+    measured = {depth["kind"] if isinstance(depth, dict) else depth for _, depth, _ in methods()}
+    assert measured - {None} == {row.kind for row in DEPTH} - {"residual"}

@@ -81,6 +81,14 @@ def test_bad_input_is_one_line(
         (["--text", tmp_path], "cannot be read (Is a directory)"),
         (["--text", tmp_path / "empty"], "is empty"),
         (["--text", tmp_path / "latin"], "latin: byte 0xe9 at offset 3 is not UTF-8"),
+        (
+            ["--text", text, "--limit", "3"],
+            "limit=3: must come with tasks, whose examples it limits; add --tasks, or leave it out",
+        ),
+        (
+            ["--tasks", "a", "--include", tmp_path, "--stride", "4"],
+            "stride=4: must come with a text, whose windows it moves; add --text, or leave it out",
+        ),
         (["--text", text, "--stride", "17"], "stride=17: must be in 1..max_seq_len=16"),
         (["--text", text, "--include", tmp_path], "--include without --tasks"),
         (["--tasks", "one"], "--tasks without --include"),

@@ -48,7 +48,8 @@ def error_of(capsys: Any, *words: str) -> str:
     assert main(["plan", *words]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    lines = captured.err.strip().splitlines()
+    # A first plan also says that it measures.
+    lines = [line for line in captured.err.strip().splitlines() if not line.startswith("planning: measures")]
     assert len(lines) == 1, captured.err
     return lines[0]
 
@@ -115,10 +116,11 @@ def test_the_page(model: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.M
     written = []
     monkeypatch.setattr("twoaxis.planner.page.write_page", lambda *arguments: written.append(arguments))
     path = tmp_path / "plan.html"
-    assert main(["plan", model, "--gpus", "4", "--html", str(path), "--goal", "local-mixing", "--json"]) == 0
+    words = ["--prompts", "32", "--html", str(path), "--goal", "local-mixing", "--json"]
+    assert main(["plan", model, "--gpus", "4", *words]) == 0
     assert f"wrote {path}" in capsys.readouterr().err
-    ((where, shape, setting, goal),) = written
-    assert (where, shape.name, setting.layout.gpus, goal) == (path, "small", 4, "local-mixing")
+    ((where, shape, setting, goal, prompts),) = written
+    assert (where, shape.name, setting.layout.gpus, goal, prompts) == (path, "small", 4, "local-mixing", 32)
     assert "html='plan.txt': must be a file that ends in .html" in error_of(capsys, model, "--html", "plan.txt")
 
 

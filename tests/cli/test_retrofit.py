@@ -40,8 +40,8 @@ def _retrofit(source: Path, out: Path, capsys: pytest.CaptureFixture[str], *word
     status = main(["retrofit", str(source), *_recipe(source), "--out", str(out), *text, "--json", *words])
     said = capsys.readouterr()
     report = json.loads(said.out)
-    # Who has not chosen is told what the schedule costs.
-    assert ("anneal=[] to have the blend learned" in said.err) == ((report["blend"] or "").startswith("from 0 to 1"))
+    # Without a choice, a note states the cost of the schedule.
+    assert ("anneal=[] to learn the blend" in said.err) == ((report["blend"] or "").startswith("from 0 to 1"))
     return status, report
 
 

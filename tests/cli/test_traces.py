@@ -30,8 +30,8 @@ def test_an_unforeseen_error_is_one_line_and_its_trace_is_kept(
     assert main([verb]) == 2
     captured = capsys.readouterr()
     [kept] = tmp_path.iterdir()
-    said = r"twoaxis: stopped by an error that nobody foresaw (KeyError: 'nobody thought of this\nat all')"
-    assert captured.err == f"{said}; its trace is in {kept}; please report it\n"
+    said = r"twoaxis: stopped by an unexpected error (KeyError: 'nobody thought of this\nat all')"
+    assert captured.err == f"{said}; its traceback is in {kept}; please report it\n"
     assert captured.out == "" and "in broken" in kept.read_text() and "Traceback" in kept.read_text()
     with pytest.raises(KeyError):
         main(["--debug", verb])
@@ -43,7 +43,7 @@ def test_where_no_trace_can_be_kept_the_line_says_how_to_see_it(
     monkeypatch.setattr(COMMANDS["list"], "callback", broken)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     assert main(["list"]) == 2
-    assert "; --debug shows its trace; please report it\n" in capsys.readouterr().err
+    assert "; --debug shows its traceback; please report it\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, typer.Abort])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 import subprocess
 import sys
 
@@ -290,6 +291,18 @@ def test_check_prints_a_line_per_mixer_and_check(capsys):
     assert lines[-1] == f"{len(lines) - 1} of {len(lines) - 1} checks hold"
     assert main(["check", "feed_forward", "relu2", "--quick", "--json"]) == 0
     assert all(one["ok"] for one in json.loads(capsys.readouterr().out))
+
+
+def test_a_study_records_the_command_that_made_it(tmp_path, monkeypatch):
+    recorded = []
+    monkeypatch.setattr("twoaxis.study.read_study", lambda *words: None)
+    monkeypatch.setattr("twoaxis.study.running.run_study", lambda *words, **options: recorded.append(options["command_line"]))
+    monkeypatch.setattr("twoaxis.study.report.write_report", lambda folder: folder)
+    monkeypatch.setattr("twoaxis.cli.study.print_report", lambda written, as_json: 0)
+    monkeypatch.setattr("twoaxis.study.running.ray_engine.RayEngine", lambda jobs: None)
+    words = ["replicates=3", "--out", str(tmp_path / "out"), "--jobs", "2", "--engine", "ray", "--track", '{kind="wandb"}']
+    assert main(["study", "study.toml", *words]) == 0
+    assert recorded == [shlex.join(["twoaxis", "study", "study.toml", *words])]
 
 
 def test_module_is_the_command():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from twoaxis.core.measure import Operations, Reads, new_bytes
+from twoaxis.core.measure import Operations, Reads, new_bytes, storages_of
 
 BYTES = 8
 CASES: dict[str, tuple[Callable[[Tensor], object], int]] = {
@@ -27,7 +27,7 @@ CASES: dict[str, tuple[Callable[[Tensor], object], int]] = {
 def test_reads(name: str) -> None:
     run, numbers = CASES[name]
     x = torch.arange(12.0, dtype=torch.float64).view(3, 4)
-    reads = Reads([x])
+    reads = Reads(storages_of(x))
     with Operations(reads.note):
         run(x)
     assert reads.touched.bytes() == numbers * BYTES

@@ -249,6 +249,9 @@ def test_the_bias_of_the_first_gate_layer() -> None:
         ({"preset": "ddl", "context_eps": 1e-6}, "context_eps=1e-06: must be 1e-05 with preset='ddl'; leave one of the two"),
         ({"preset": "ddl", "blend": "annealed"}, "context_eps=1e-05: must be left out with a blend"),
         ({"preset": "ddl_ct"}, "did you mean 'ddl_tc'"),
+        ({"kernel_size": 3}, "kernel_size=3: must be left out, since nothing is convolved along positions; remove it, or use"),
+        ({"value_channels": 2, "compressor": "channel", "kernel_size": 3}, "kernel_size=3: must be left out"),
+        ({"gate_width": 5}, "gate_width=5: must be left out, since a linear gate has no hidden layer; remove it, or use"),
     ],
 )
 def test_impossible_options(options: dict[str, Any], message: str) -> None:

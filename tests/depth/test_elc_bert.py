@@ -104,6 +104,12 @@ def test_a_blend_starts_at_the_plain_sum_of_the_embedding_as_it_is() -> None:
         ElcBertConfig(variant="weighted_output", blend="annealed", embedding_norm="layer")
 
 
+def test_the_eps_of_a_norm_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"^source_eps=0.001: must be left out, since variant='zero' has no LayerNorm here; "):
+        ElcBertConfig(variant="zero", source_eps=1e-3)
+    assert ElcBertConfig(variant="zero", embedding_norm="layer", source_eps=1e-3).source_eps == 1e-3
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_token_changes_a_weight(variant: Any) -> None:
     """The weights of every combination, while tokens and so all sources change."""

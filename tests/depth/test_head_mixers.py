@@ -59,6 +59,21 @@ def test_stacks_that_do_not_fit_fail_at_config_time(kind: str) -> None:
         DecoderConfig.from_data(dict(vocab_size=11, d_model=8, n_layers=2, depth=kind, blocks=uneven))
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"variant": "gated", "first": 0.25},
+            "first=0.25: must be left out with gated, which has no such weights; choose another",
+        ),
+        ({"variant": "svformer", "own": 2.0}, "own=2.0: must be left out with svformer, which has no such weights"),
+    ],
+)
+def test_options_that_nothing_reads(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DecoderConfig.from_data(dict(vocab_size=11, d_model=8, n_layers=3, depth={"kind": "value_residual", **options}))
+
+
 def test_the_first_layer_cannot_mix() -> None:
     with pytest.raises(ConfigError, match="leave out layer 0"):
         DecoderConfig.from_data(dict(vocab_size=11, d_model=8, n_layers=2, depth={"kind": "value_residual", "layers": [0, 1]}))

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.parameters import initialise
 from twoaxis.core.position import LayerStack
-from twoaxis.depth import MHCConfig, ResidualConfig
+from twoaxis.depth import MHCConfig, ResidualConfig, mhc
 from twoaxis.depth.mhc import MHC
 from twoaxis.testing.measured import gradients, sublayer_list, trace
 from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
@@ -175,6 +176,14 @@ def test_lucidrains_starts_as_published() -> None:
 def test_options_that_cannot_be(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         MHCConfig(**options)
+
+
+def test_options_are_checked_where_asserts_are_dropped() -> None:
+    module = {"__name__": "twoaxis.depth.mhc_optimised"}
+    exec(compile(Path(mhc.__file__).read_text(encoding="utf-8"), mhc.__file__, "exec", optimize=1), module)
+    config: Any = module["MHCConfig"]
+    with pytest.raises(ConfigError, match="start_eps=1e-06: must be 0 with start='log'"):
+        config(preset="deepseek_v4", start="log")
 
 
 def test_an_option_overrides_its_preset_alone() -> None:

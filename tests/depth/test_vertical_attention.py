@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from twoaxis import ConfigError, Decoder
+from twoaxis.core.position import LayerStack
 from twoaxis.depth import ResidualConfig, VerticalAttentionConfig
 from twoaxis.testing import declared_costs, gradient
 from twoaxis.testing.toy import decoder_config, toy_decoder, toy_tokens
@@ -58,3 +59,13 @@ def test_a_closed_gate_is_the_residual(source: Any) -> None:
 def test_options_that_exclude_each_other(options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         VerticalAttentionConfig(**options)
+
+
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+def test_unit_length_is_rounded_once(impl: Any) -> None:
+    # 24 ** -0.5 itself is no bfloat16.
+    h = torch.randn(1, 64, 24, generator=torch.Generator().manual_seed(0)).bfloat16()
+    config = VerticalAttentionConfig(norm_kind="l2", head="mixture", impl=impl)
+    _, ends = config.build(LayerStack(24, 1e-30, (1,)))
+    exact = h.double() / h.double().norm(dim=-1, keepdim=True)
+    assert torch.equal(ends.enter(h)[0].sources[0], exact.bfloat16())

@@ -9,10 +9,10 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import perturb
 from twoaxis.depth import DEPTH
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.planner.ledger import payload
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.train.parallel.boundaries import PipelineConfig
 
+from ..payload import payload
 from .pipeline_worker import LEARNING_RATE, STEPS, VOCABULARY, StrangeConfig, batch
 
 BLOCKS = [[{"kind": "attention", "n_heads": 2}, "swiglu"]]

@@ -16,7 +16,7 @@ from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.formulas.roofline import collective_seconds
 from twoaxis.planner.formulas.training_step import by_rank, stage_memory, training_step
 from twoaxis.planner.hardware import read_device
-from twoaxis.planner.ledger import Forwarding, payload
+from twoaxis.planner.ledger import Forwarding
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.setting import ParallelLayout, Setting
 from twoaxis.sequence import SEQUENCE
@@ -24,6 +24,7 @@ from twoaxis.train.parallel.boundaries import PipelineConfig, make_plan
 from twoaxis.train.parallel.pipeline import Pipeline
 from twoaxis.train.parallel.stage import build_part
 
+from ..payload import payload
 from .pipeline_cases import decoder, pipeline
 
 EXAMPLES = [(row.kind, name) for row in DEPTH for name in row.examples]

@@ -136,7 +136,7 @@ def test_a_state_that_skipped_sublayers_is_refused() -> None:
             return axis.leave(state)
 
         assert run(0, 1, 2).shape == (1, 2, 8)
-        message = r"^tensors of the depth state=\d+: must be \d+ at this place; begin with axis.enter and call every mixer"
+        message = r"^tensors of the depth state=\d+: must be \d+ at this position; begin with axis.enter and call every mixer"
         for blocks in ((0, 1), (0, 2)):
             with pytest.raises(ConfigError, match=message):
                 run(*blocks)
@@ -166,3 +166,18 @@ def test_short_swa_knows_documents_by_its_layout_and_continues_with_one() -> Non
     torch.testing.assert_close(torch.cat((first, second), dim=1), whole)
     with pytest.raises(ConfigError, match="layout=None: must be given with a cache"):
         module(x, cache=module.new_cache())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"d_model": 0}, r"^d_model=0: must be a whole number >= 1; correct it$"),
+        ({"d_model": 8.0}, r"^d_model=8.0: must be a whole number >= 1; correct it$"),
+        ({"n_layers": 0}, r"^n_layers=0: must be a whole number >= 1; correct it$"),
+        ({"sublayers": 0}, r"^sublayers=0: must be a whole number >= 1; correct it$"),
+        ({"norm_eps": -1.0}, r"^norm_eps=-1.0: must be a finite number > 0; leave it out for 1e-6$"),
+    ],
+)
+def test_sizes_of_an_axis_are_checked(sizes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DepthAxis("attention_residuals", **{"d_model": 8, "n_layers": 2, **sizes})

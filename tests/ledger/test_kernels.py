@@ -12,7 +12,7 @@ from twoaxis.depth import DEPTH, AttentionResidualsConfig, DepthConfig, Residual
 from twoaxis.ledger.meter import Kernels, moved
 from twoaxis.ledger.stack import trace_stack
 from twoaxis.model.trace import sublayer_list, trace
-from twoaxis.testing.toy import toy_decoder, toy_tokens
+from twoaxis.testing.toy import decoder_config, toy_decoder, toy_tokens
 
 EXAMPLES = [pytest.param(row.example(name), id=f"{row.kind}-{name}") for row in DEPTH for name in list(row.examples)[-1:]]
 
@@ -46,3 +46,19 @@ def test_a_full_history_moves_more_at_every_sublayer() -> None:
     moved_bytes = [operation.forward.bytes for operation in found.sublayers]
     assert all(later > earlier for earlier, later in itertools.pairwise(moved_bytes))
     assert all(operation.backward.bytes > 0 for operation in found.sublayers)
+
+
+def test_backward_passes_differ_where_less_is_added() -> None:
+    """The keys and values of the last layer enter no later state, so that their gradients come from one place."""
+    config = decoder_config(DEPTH["depth_attention"].example("paper"), n_layers=4)
+    found = trace_stack(config.depth, config.stack, Shape(1, 5, 2), parts=config.parts, backward=True)
+    counts = [operation.backward.count for operation in found.sublayers[2::2]]
+    assert counts == [counts[0], counts[0], counts[0] - 2]
+
+
+def test_gradients_of_shared_parameters_are_added() -> None:
+    """All layers of this form share three parameters, whose gradients the second layer and each later one add."""
+    config = decoder_config(DEPTH["depth_attention"].example("itself"), n_layers=4)
+    found = trace_stack(config.depth, config.stack, Shape(1, 5, 2), parts=config.parts, backward=True)
+    counts = [operation.backward.count for operation in found.sublayers[::2]]
+    assert counts == [counts[0], *[counts[0] + 3] * 3]

@@ -28,9 +28,8 @@ def params(model: ModelShape) -> int:
 
 
 def active(model: ModelShape) -> float:
-    sites = zip(model.stack.sites, model.parts, strict=True)
-    idle = sum(part.cost(site, Shape(1, 1)).params - part.parameters_read(site, 1) for site, part in sites)
-    return params(model) - idle
+    routed = [part.routed for part in model.parts if part.routed is not None]
+    return params(model) - sum(one.params * (one.experts - one.used) for one in routed)
 
 
 def left_out(model: ModelShape, what: str) -> int:

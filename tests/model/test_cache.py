@@ -162,7 +162,7 @@ def test_padding_on_the_right_may_end_a_row_but_not_stand_inside_it(row: Any) ->
     logits, cache = model(text, layout, model.new_cache())
     same(logits[0, :3], model(text[:1, :3])[0])
     step, positions = toy_tokens(tokens=1), torch.tensor([[3], [4]])
-    with pytest.raises(ConfigError, match=r"^cache: row 0 ends in padding; must end in a real token where it goes on; "):
+    with pytest.raises(ConfigError, match=r"^cache: row 0 ends in padding; must end in a real token to be continued; "):
         model(step, cache=cache)
     with pytest.raises(ConfigError, match=r"^layout: row 0 has padding between real tokens; must be .*; pad on the left, or"):
         model(step, TokenLayout(positions, torch.zeros(2, 1, dtype=torch.int64)), cache)

@@ -124,3 +124,12 @@ def test_an_unused_channel_has_no_part_in_the_gradients() -> None:
     delta_writes(channels, u, v, beta, EPS)[0].sum().backward()
     assert v.grad is not None and torch.equal(v.grad[1], torch.zeros(3, dtype=v.dtype))
     assert channels[1].grad is not None and not channels[1].grad.any()
+
+
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+@pytest.mark.parametrize("rule", RULES)
+def test_targets_in_half_precision_are_widened_before_the_gate(rule: UpdateRule, impl: Impl) -> None:
+    x, u, v, beta = (tensor.bfloat16() for tensor in inputs([16], 8))
+    written = delta_write(x.float(), u.float(), v, beta, EPS, rule, impl)
+    wide = delta_write(x.float(), u.float(), v.float(), beta.float(), EPS, rule, impl)
+    torch.testing.assert_close(written, wide)

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis.ops import streams as stream_ops
-from twoaxis.ops.hyper_read import Activation, ScoreRule, hyper_read
+from twoaxis.ops.hyper_read import Activation, ScoreRule, StreamNorm, hyper_read
 from twoaxis.ops.precision import Impl
-from twoaxis.ops.stream_scores import StreamNorm
 
 from .compare import assert_same, assert_within_rounding, normal
 
@@ -110,3 +109,18 @@ def test_under_autocast_everything_stays_wide() -> None:
         got = torch.autograd.grad(joined(*found).sum(), leaves)
     assert torch.equal(joined(*found), joined(*expected))
     assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+def test_a_large_mean_does_not_cancel() -> None:
+    static, scale, maps, offset, stream = inputs_of(1, 1, 64, 3, 1, 4)
+    stream, rule = 1000 + stream, ScoreRule("layer", EPS, "none")
+    found = hyper_read([stream.float()], static.float(), scale.float(), maps.float(), offset.float(), rule).weights
+    exact = hyper_read([stream.float().double()], static, scale, maps, offset, rule).weights
+    assert (found - exact).abs().max() <= 0.02 * exact.abs().max()
+
+
+@pytest.mark.parametrize("impl", ENGINES)
+def test_a_stream_of_zeros_adds_nothing_without_an_eps(impl: Impl) -> None:
+    static, scale, maps, _, stream = inputs_of(1, 1, 4, 3, 1, 2)
+    read = hyper_read([torch.zeros_like(stream)], static, scale, maps, None, ScoreRule("rms", 0.0), impl)
+    assert torch.equal(read.weights, static[:, 1:, None, None].expand(1, 2, 1, 2))

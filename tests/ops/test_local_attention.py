@@ -173,3 +173,8 @@ def test_bad_shapes() -> None:
         local_attention(k, k, k, window=True)
     with pytest.raises(ConfigError, match=r"^queries=2: must be at most the keys=1; "):
         local_attention(k, k[:, :, :1], k[:, :, :1])
+    rows = torch.zeros(1, 2, dtype=torch.long)
+    with pytest.raises(ConfigError, match=r"^local_attention: got documents alone; must be both or neither; give those of"):
+        local_attention(k, k, k, documents=rows)
+    with pytest.raises(ConfigError, match=r"^local_attention: got key_documents alone; must be both or neither; give those of"):
+        local_attention(k, k, k, key_documents=rows)

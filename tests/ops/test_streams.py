@@ -9,7 +9,7 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops import streams as stream_ops
 from twoaxis.ops.precision import Impl
-from twoaxis.ops.streams import mix_pieces, mix_streams, sum_streams
+from twoaxis.ops.streams import mean_streams, mix_pieces, sum_streams
 
 from .compare import assert_same, assert_within_rounding, normal
 
@@ -103,10 +103,13 @@ def test_the_sum_is_rounded_once() -> None:
     streams = [normal(1, 4, 8, seed=k).bfloat16() for k in range(5)]
     exact = torch.stack(streams).double().sum(0)
     assert torch.equal(sum_streams(streams), exact.bfloat16())
+    assert torch.equal(mean_streams(streams), (exact / 5).bfloat16())
 
 
 def streams_of(impl: Impl):  # type: ignore[no-untyped-def]
-    return lambda first, residual, write, update, *rest: torch.stack(mix_streams((first, *rest), update, residual, write, impl))
+    return lambda first, residual, write, update, *rest: torch.stack(
+        mix_pieces((first, *rest), update, residual, write.unsqueeze(0), 1, impl)
+    )
 
 
 @pytest.mark.parametrize("each", ["number", "token"])
@@ -121,7 +124,7 @@ def test_rows_are_sources_and_columns_destinations() -> None:
     streams = [torch.full((1, 1, 1), float(10**k)) for k in range(3)]
     cycle = torch.zeros(3, 3)
     cycle[0, 1] = cycle[1, 2] = cycle[2, 0] = 1.0
-    results = mix_streams(streams, torch.ones(1, 1, 1), cycle, torch.zeros(3))
+    results = mix_pieces(streams, torch.ones(1, 1, 1), cycle, torch.zeros(1, 3), 1)
     assert [s.item() for s in results] == [100.0, 1.0, 10.0]
 
 
@@ -129,7 +132,7 @@ def test_rows_are_sources_and_columns_destinations() -> None:
 def test_one_tensor_may_be_several_streams(impl: Impl) -> None:
     x, y = normal(1, 2, 3).requires_grad_(), normal(1, 2, 3, seed=1)
     residual = normal(2, 2, seed=2)
-    torch.stack(mix_streams((x, x), y, residual, torch.ones(2, dtype=x.dtype), impl)).sum().backward()
+    torch.stack(mix_pieces((x, x), y, residual, torch.ones(1, 2, dtype=x.dtype), 1, impl)).sum().backward()
     assert x.grad is not None
     torch.testing.assert_close(x.grad, residual.sum().expand_as(x))
 
@@ -137,7 +140,7 @@ def test_one_tensor_may_be_several_streams(impl: Impl) -> None:
 def test_mixed_precision_updates() -> None:
     streams = [normal(1, 2, 4, seed=k, dtype=torch.float32) for k in range(2)]
     update = normal(1, 2, 4, seed=2, dtype=torch.bfloat16).requires_grad_()
-    results = mix_streams(streams, update, torch.eye(2), torch.ones(2))
+    results = mix_pieces(streams, update, torch.eye(2), torch.ones(1, 2), 1)
     torch.stack(results).sum().backward()
     assert {s.dtype for s in results} == {torch.float32}
     assert update.grad is not None and update.grad.dtype == torch.bfloat16
@@ -147,7 +150,7 @@ def test_mixed_precision_updates() -> None:
 def test_weights_for_another_number_of_streams(residual: tuple[int, int] | None, write: tuple[int]) -> None:
     streams = [normal(1, 1, 2), normal(1, 1, 2, seed=1)]
     with pytest.raises(ConfigError, match="for 2 pieces; give one row per source of each result"):
-        mix_streams(streams, normal(1, 1, 2), None if residual is None else torch.ones(residual), torch.ones(write))
+        mix_pieces(streams, normal(1, 1, 2), None if residual is None else torch.ones(residual), torch.ones(1, *write), 1)
 
 
 def test_the_sum_of_one_stream_is_that_stream() -> None:

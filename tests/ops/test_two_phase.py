@@ -1,66 +1,39 @@
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.depth_read import depth_read, source_factor
 from twoaxis.ops.norm import inverse_rms
 from twoaxis.ops.precision import Impl
-from twoaxis.ops.two_phase import complete, early_reads, late_read, merge, partial_reads
+from twoaxis.ops.two_phase import early_reads, late_read
 
 from .compare import assert_same, normal
 
 
-def at_once(queries: Tensor, *sources: Tensor) -> Tensor:
+def test_the_order_of_sources_does_not_matter() -> None:
+    sources, query = [normal(1, 2, 4, seed=i) for i in range(3)], normal(4, seed=9)
     factors = [inverse_rms(v, 1e-6) for v in sources]
-    return torch.stack([depth_read(sources, factors, query, "reference") for query in queries])
+    (first,), (last,) = (early_reads(sources[part], factors[part], (query,)) for part in (slice(2), slice(1, 3)))
+    ahead, behind = late_read(first, sources[2:], factors[2:], query), late_read(last, sources[:1], factors[:1], query)
+    torch.testing.assert_close(ahead, behind)
 
 
-def in_phases(cut: int):  # type: ignore[no-untyped-def]
-    def read(queries: Tensor, *sources: Tensor) -> Tensor:
-        parts = [sources[:cut], *([v] for v in sources[cut:])]
-        reads = [partial_reads(part, [inverse_rms(v, 1e-6) for v in part], queries) for part in parts]
-        merged = reads[0]
-        for later in reads[1:]:
-            merged = tuple(merge(a, b) for a, b in zip(merged, later, strict=True))
-        return torch.stack([complete(read) for read in merged])
-
-    return read
-
-
-@given(n=st.integers(2, 4), cut=st.integers(1, 4), Q=st.integers(1, 3), T=st.integers(1, 3), D=st.integers(1, 5))
-@settings(max_examples=20)
-def test_equals_the_read_at_once(n: int, cut: int, Q: int, T: int, D: int) -> None:
-    sources = [normal(1, T, D, seed=i) * 5.0**i for i in range(n)]
-    assert_same(in_phases(min(cut, n)), at_once, [normal(Q, D, seed=50), *sources])
-
-
-def test_order_of_merging_does_not_matter() -> None:
-    sources = [normal(1, 2, 4, seed=i) for i in range(3)]
-    a, b, c = (partial_reads([v], [inverse_rms(v, 1e-6)], normal(1, 4, seed=9))[0] for v in sources)
-    for one, other in zip(merge(merge(a, b), c), merge(c, merge(b, a)), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_scores_beyond_the_range_of_exp() -> None:
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+def test_scores_beyond_the_range_of_exp(impl: Impl) -> None:
     v, r = torch.ones(1, 1, 2), torch.full((1, 1), 1e3)
-    (low,), (high,) = (partial_reads([x], [r], torch.full((1, 2), q)) for x, q in ((v, -1.0), (2 * v, 1.0)))
-    torch.testing.assert_close(complete(merge(low, high)), 2 * v)
+    for factor, expected in ((-1.0, v), (1.0, 2 * v)):
+        query = torch.full((2,), factor)
+        (early,) = early_reads([v], [r], (query,), impl=impl)
+        torch.testing.assert_close(late_read(early, [2 * v], [r], query, impl), expected)
 
 
-def test_statistics_of_bfloat16_are_float32() -> None:
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+def test_statistics_of_bfloat16_are_float32(impl: Impl) -> None:
     v = normal(1, 2, 4, dtype=torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16):
-        (read,) = partial_reads([v], [inverse_rms(v, 1e-6)], normal(1, 4, dtype=torch.bfloat16))
+        (read,) = early_reads([v], [inverse_rms(v, 1e-6)], (normal(4, dtype=torch.bfloat16),), impl=impl)
     assert {part.dtype for part in read} == {torch.float32}
-    assert complete(read, torch.bfloat16).dtype == torch.bfloat16
-
-
-def test_sources_without_their_rms() -> None:
-    with pytest.raises(ConfigError, match="partial_reads: got 1 sources and 0 inverse rms"):
-        partial_reads([torch.ones(1, 1, 2)], [], torch.ones(1, 2))
 
 
 @pytest.mark.parametrize("impl", ["fused", "reference"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from twoaxis.cli.plan_model import print_evidence
+from twoaxis.cli.plan_tables import print_evidence
 from twoaxis.core.kept_reports import KeptReport, kept_reports
 from twoaxis.planner.evidence import NO_VALID_STUDY, evidence, local_mixers
 from twoaxis.planner.methods import Goal

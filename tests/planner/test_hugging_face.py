@@ -184,9 +184,8 @@ def params(model: ModelShape) -> int:
 
 
 def used(model: ModelShape) -> float:
-    whole = sum(part.cost(site, Shape(1, 1)).params for site, part in zip(model.stack.sites, model.parts, strict=True))
-    read = sum(part.parameters_read(site, 1) for site, part in zip(model.stack.sites, model.parts, strict=True))
-    return params(model) - whole + read
+    routed = [part.routed for part in model.parts if part.routed is not None]
+    return params(model) - sum(one.params * (one.experts - one.used) for one in routed)
 
 
 def small(model_type: str, data: dict[str, Any]) -> ModelShape:

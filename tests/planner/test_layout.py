@@ -6,9 +6,12 @@ import pytest
 
 from twoaxis import DecoderConfig
 from twoaxis.core.errors import ConfigError
-from twoaxis.planner.formulas.schedules import gpipe_order, interleaved_order, one_f_one_b_order
+from twoaxis.planner.formulas.schedules import gpipe_order, interleaved_order, one_f_one_b_order, schedule_order
+from twoaxis.planner.hardware import read_device
 from twoaxis.planner.model.shape import ModelShape
-from twoaxis.planner.setting import ParallelLayout
+from twoaxis.planner.quantities import Precision
+from twoaxis.planner.search import Request
+from twoaxis.planner.setting import ParallelLayout, Setting
 
 
 def model(n_heads: int = 4, n_kv_heads: int = 4, n_layers: int = 4) -> ModelShape:
@@ -96,8 +99,32 @@ def test_the_batch_is_cut_over_data_ranks_and_microbatches() -> None:
             layout.microbatch(batch)
 
 
-def test_the_order_is_that_of_the_schedule() -> None:
+def test_the_run_names_the_schedule() -> None:
     layout = ParallelLayout(gpus=2, pipeline=2, microbatches=4)
-    assert layout.order() == one_f_one_b_order(2, 4)
-    assert layout.replace(schedule="gpipe").order() == gpipe_order(2, 4)
-    assert layout.replace(virtual=3).order() == interleaved_order(2, 3, 4) and layout.replace(virtual=3).stages == 6
+    orders = {"1f1b": layout, "gpipe": layout.replace(schedule="gpipe"), "interleaved": layout.replace(virtual=3)}
+    for name, each in orders.items():
+        assert Setting(read_device("h100"), each, batch=4, tokens=8).run["schedule"] == name
+    assert orders["interleaved"].stages == 6
+    for schedule, order in (("1f1b", one_f_one_b_order), ("gpipe", gpipe_order)):
+        assert schedule_order(schedule, 2, 1, 4) == order(2, 4)
+    assert schedule_order("interleaved", 2, 3, 4) == interleaved_order(2, 3, 4)
+
+
+def test_an_activation_has_the_bytes_of_a_number_format() -> None:
+    layout = ParallelLayout(gpus=1)
+    with pytest.raises(ConfigError, match=r"^precision\.activations=1: must be one of 2, 4, 8 bytes; use 2 for bfloat16$"):
+        Setting(read_device("h100"), layout, batch=1, tokens=8, precision=Precision(activations=1))
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [("recompute", "blocks"), ("sharding", "zero3"), ("forwarding", "cache"), ("engine", "fuse"), ("transfers", "blocked")],
+)
+def test_unknown_words_are_refused(word: str, value: str) -> None:
+    given: dict[str, Any] = {word: value}
+    layout = ParallelLayout(gpus=1)
+    with pytest.raises(ConfigError, match=f"^{word}='{value}': must be one of "):
+        Setting(read_device("h100"), layout, batch=1, tokens=8, **given)
+    if word != "transfers":
+        with pytest.raises(ConfigError, match=f"^{word}='{value}': must be one of "):
+            Request(read_device("h100"), gpus=1, tokens=8, **given)

@@ -3,14 +3,18 @@
 import pytest
 
 from twoaxis.core.cost import Shape
-from twoaxis.depth import DEPTH, DepthConfig
+from twoaxis.core.errors import ConfigError
+from twoaxis.depth import DEPTH, DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig
+from twoaxis.ledger import lines
 from twoaxis.ledger.decoder_memory import decoder_cache_bytes, decoder_saved_bytes, decoder_trace, recomputing_peak_bytes
 from twoaxis.model import DecoderConfig
 from twoaxis.model.cost import decoder_cost
-from twoaxis.planner import ModelShape, Precision, ledger
+from twoaxis.planner import ModelShape, Precision, ledger, read_model
 from twoaxis.planner.coefficients import Data, coefficients
 from twoaxis.planner.formulas import counts
+from twoaxis.planner.hardware import read_device
+from twoaxis.planner.setting import ParallelLayout, Setting
 from twoaxis.sequence import SEQUENCE, SequenceConfig
 from twoaxis.testing.toy import decoder_config
 
@@ -88,3 +92,42 @@ def test_the_ledger_of_a_model_is_the_sum_of_its_parts() -> None:
     assert found.optimizer_bytes == 12 * found.params["all"]
     assert found.cache_bytes == decoder_cache_bytes(config, Shape(1, 40, 2))
     assert len(found.state_bytes) == config.n_layers + 1
+
+
+def test_an_empty_batch_or_length_is_refused() -> None:
+    model = ModelShape.of_decoder(decoder_config(ResidualConfig()))
+    for batch, tokens, message in ((1, 0, "tokens=0: must be at least 1"), (0, 4, "batch=0: must be at least 1")):
+        with pytest.raises(ConfigError, match=message):
+            ledger(model, batch, tokens)
+
+
+def test_activations_and_caches_of_one_byte_are_counted() -> None:
+    model = read_model("gpt-124m")
+    one, two = (ledger(model, tokens=64, precision=Precision(activations=n, cache=n)) for n in (1, 2))
+    assert [2 * each for each in one.state_bytes] == list(two.state_bytes)
+    assert 2 * one.cache_bytes == two.cache_bytes
+    # Statistics of norms, of attention and of the loss stay in float32.
+    assert one.saved_bytes < two.saved_bytes < 2 * one.saved_bytes
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations", "expected"), [(2, 1, "bf16"), (1, 1, "fp8"), (2, 2, "bf16"), (4, 4, "fp32")]
+)
+def test_products_run_in_one_byte_where_weights_have_one_too(weights: int, activations: int, expected: str) -> None:
+    precision = Precision(weights=weights, activations=activations)
+    setting = Setting(read_device("h100"), ParallelLayout(gpus=1), batch=1, tokens=64, precision=precision)
+    assert setting.number_format == expected
+    assert setting.rates["flops_per_second"] > 0
+
+
+def test_an_eager_form_that_is_not_counted_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ModelShape.of_decoder(decoder_config(DEPTH.parse("hyper_connections")))
+    counted = ledger(model, engine="eager").depth
+    assert (counted.eager_refused, ledger(model, engine="fused").depth.eager_refused) == (None, None)
+    monkeypatch.setattr("twoaxis.ledger.stack.MOST_KERNELS", 10)
+    lines._lines.cache_clear()
+    refused = ledger(model, engine="eager").depth
+    lines._lines.cache_clear()
+    assert (refused.fused_bytes, refused.eager_kernels) == (counted.fused_bytes, None)
+    assert refused.eager_refused is not None
+    assert "'hyper_connections' must take at most 10 operations in sublayer 0" in refused.eager_refused

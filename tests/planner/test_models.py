@@ -14,6 +14,7 @@ from twoaxis.depth import AttentionResidualsConfig, MUDDFormerConfig, ResidualSc
 from twoaxis.feed_forward import GELUConfig, SwiGLUConfig
 from twoaxis.model import DecoderConfig
 from twoaxis.model.cost import decoder_cost
+from twoaxis.planner.formulas.roofline import weights_read
 from twoaxis.planner.model import ModelShape, NativeSublayer, Part, preset_names, read_model
 from twoaxis.planner.model.compressed_attention import CompressedAttention, Compressor, Indexer
 from twoaxis.planner.model.latent_attention import KimiDeltaAttention, LatentAttention
@@ -96,10 +97,12 @@ def test_experts_count_what_a_token_is_sent_to() -> None:
     expert, router = 3 * 32 * 24, 8 * 32
     assert EXPERTS.cost(SITE, Shape(1, 1)).params == 9 * expert + router + 8
     assert EXPERTS.cost(SITE, Shape(1, 1)).matmul_flops == 2 * (3 * expert + router)
-    assert EXPERTS.parameters_read(SITE, 1) == 3 * expert + router + 8
+    routed = [EXPERTS.routed.experts, EXPERTS.routed.used, EXPERTS.routed.params]
+    numbers = {"params": EXPERTS.cost(SITE, Shape(1, 1)).params, "routed": routed}
+    assert weights_read(numbers, 1) == 3 * expert + router + 8
     # Two tokens meet at one of two experts each with probability 1/4.
-    assert EXPERTS.parameters_read(SITE, 2) == pytest.approx(expert * (1 + 8 * (1 - 0.75**2)) + router + 8)
-    assert EXPERTS.parameters_read(SITE, 10**6) == pytest.approx(EXPERTS.cost(SITE, Shape(1, 1)).params)
+    assert weights_read(numbers, 2) == pytest.approx(expert * (1 + 8 * (1 - 0.75**2)) + router + 8)
+    assert weights_read(numbers, 10**6) == pytest.approx(numbers["params"])
 
 
 def test_latent_experts_work_between_two_maps() -> None:

@@ -13,7 +13,7 @@ import pytest
 from twoaxis.core.errors import ConfigError, DataError
 from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, sorted_by, unpacked
-from twoaxis.planner.formulas.written import log2_of, percent, three_digits
+from twoaxis.planner.formulas.written import BYTES, amount, log2_of, percent, three_digits
 from twoaxis.planner.methods import Refusal, fitted, methods
 from twoaxis.planner.model import read_model
 from twoaxis.planner.model.shape import ModelShape
@@ -174,6 +174,32 @@ def test_a_choice_is_refused_where_python_refuses_it() -> None:
     assert len(seen) >= 6
 
 
+def test_a_method_is_left_out_where_python_refuses_its_cut() -> None:
+    refused = set()
+    for ranks in (1, 2, 4, 8):
+        layout = ParallelLayout(gpus=ranks, tensor=ranks)
+        fitting = methods_of(page_tables(), some_choice(0) | {"layers": 1, "tensor": ranks})
+        for at, method in enumerate(methods()):
+            shape = fitted(method, model())
+            assert isinstance(shape, ModelShape)
+            try:
+                layout.check(shape, 512)
+                assert at in fitting, (ranks, method.name)
+            except ConfigError:
+                assert at not in fitting, (ranks, method.name)
+                refused.add((ranks, method.kind))
+    assert (4, "short_swa") in refused
+    # The reason stands on a page that starts there.
+    layout = ParallelLayout(gpus=4, tensor=4)
+    page = planner_page(model(), setting().replace(layout=layout))
+    assert "tensor=4: must be a divisor of the 2 heads of" in page and "2 heads" not in page_text()
+
+
+def test_the_page_starts_with_the_sequences_of_the_plan() -> None:
+    assert '"prompts":32' in planner_page(with_layers(model(), 1), one_device(), prompts=32)
+    assert '"prompts":8' in page_text()
+
+
 def test_the_page_needs_nothing_and_says_what_it_is_of() -> None:
     page = page_text()
     assert not re.findall(r"(?:src|href)=\"(?!#|data:)", page) and "@import" not in page and "url(" not in page
@@ -228,3 +254,7 @@ def test_numbers_are_rounded_and_sorted() -> None:
     assert [log2_of(2.0**n) for n in (-3, 0, 9)] == [-3, 0, 9]
     rows = [{"at": at, "value": value} for at, value in enumerate([3, 1, 2, 1])]
     assert [row["at"] for row in sorted_by(rows, "value")] == [1, 3, 2, 0]
+
+
+def test_an_amount_that_rounds_to_a_thousand_has_the_next_unit() -> None:
+    assert [amount(value, BYTES) for value in (999.4, 999.6, 999.6e6, 1e9)] == ["999 B", "1.00 kB", "1.00 GB", "1.00 GB"]

@@ -68,9 +68,9 @@ for name, verb in VERBS:
 def options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the trace of an error instead of one line.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error instead of one line.")] = False,
 ) -> None:
-    """What holds for every verb; `main` reads --debug itself."""
+    """Options of every verb; `main` reads --debug itself."""
     if version:
         print(__version__)
         raise typer.Exit
@@ -92,16 +92,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_verb(words)
         with termination_as_interrupt():
             status = app(["--debug", *words] if debug else words, prog_name="twoaxis", standalone_mode=False)
-            # Here rather than at the end of the process, where a full disk would show a trace.
+            # Not at the end of the process, where a full disk would print a traceback.
             _flush()
-        # Typer makes an exit of an interrupt.
+        # Typer turns an interrupt into an exit.
         return _interrupted() if status == INTERRUPTED else status if isinstance(status, int) else 0
     except TwoAxisError as error:
         return _fail(error, str(error), debug)
     except _UsageError as error:
         return _fail(error, _usage(error, words), debug)
     except BrokenPipeError:
-        # Whoever reads has seen enough, such as `head`; typer ends a verb that still prints in the same way.
+        # The reader has closed the pipe, such as `head`; typer ends a verb that still prints in the same way.
         _drop_output()
         return 1
     except OSError as error:
@@ -120,25 +120,25 @@ def _interrupted() -> int:
 
 
 def _check_verb(words: Sequence[str]) -> None:
-    """Refuses an unknown verb in our words; what begins with a dash is an option of all verbs."""
+    """Raises ConfigError for an unknown verb; words that begin with a dash are options of all verbs."""
     verb, known = next((word for word in words if not word.startswith("-")), None), [name for name, _ in VERBS]
     if verb is not None and verb not in known:
         raise ConfigError(f"unknown verb {verb!r}; {nearest(verb, known)}")
 
 
 def _usage(error: Any, words: Sequence[str]) -> str:
-    """What is wrong with the words of a command, and where the right ones are listed."""
+    """The message of a usage error, with where the options are listed."""
     context = getattr(error, "ctx", None)
     where = "twoaxis" if context is None else context.command_path
     if context is not None and hasattr(error, "possibilities") and hasattr(error, "option_name"):
         known = [name for one in context.command.get_params(context) for name in one.opts if name.startswith("--")]
         return f"unknown option {error.option_name!r}; {nearest(error.option_name, known)}"
     message = getattr(error, "format_message", lambda: str(error))()
-    # As two words, whichever way they were written.
+    # `--name=value` as two words.
     apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for name in getattr(getattr(error, "param", None), "opts", ()):
         if isinstance(error, typer.BadParameter) and name.startswith("-") and error.message and name in apart[:-1]:
-            # Of an option that is given twice the last one counts.
+            # The last value of a repeated option counts.
             value = apart[len(apart) - apart[-2::-1].index(name) - 1]
             detail = error.message.removeprefix("Value error, ").replace("Input should", "must")
             message = f"{name}={value!r}: {detail}"
@@ -155,7 +155,7 @@ def _fail(error: Exception, message: str, debug: bool) -> int:
 
 
 def _unforeseen(error: Exception) -> str:
-    """The words for an error that no code of ours words; its trace is kept, since a long run is not made again to see it."""
+    """The message of an unexpected error, whose traceback is kept in a file, since a long run is not repeated to see it."""
     import tempfile
     import traceback
 
@@ -164,29 +164,29 @@ def _unforeseen(error: Exception) -> str:
         descriptor, path = tempfile.mkstemp(prefix="twoaxis-", suffix=".txt")
         with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write("".join(traceback.format_exception(error)))
-        where = f"its trace is in {path}"
+        where = f"its traceback is in {path}"
     except OSError:
-        where = "--debug shows its trace"
-    return f"stopped by an error that nobody foresaw ({said[:300]}); {where}; please report it"
+        where = "--debug shows its traceback"
+    return f"stopped by an unexpected error ({said[:300]}); {where}; please report it"
 
 
 def _accept_all_characters() -> None:
-    """Lets output hold what its encoding cannot, such as bytes of a path that are not UTF-8, as escapes."""
+    """Writes characters that the encoding of the output lacks as escapes, such as bytes of a path that are not UTF-8."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Some files that stand in for a terminal cannot be changed any more.
+            # Some replacements of a terminal cannot be changed any more.
             with suppress(OSError):
                 stream.reconfigure(errors="backslashreplace")
 
 
 def _flush() -> None:
-    # Python has no standard output where the shell has closed it.
+    # Python has no standard output if the shell has closed it.
     if sys.stdout is not None:
         sys.stdout.flush()
 
 
 def _drop_output() -> None:
-    """Gives up what could not be printed, which Python would else try again, with a trace, at the end of the process."""
+    """Discards unprinted output, which Python would otherwise try to print, with a traceback, at the end of the process."""
     try:
         _flush()
     except OSError:

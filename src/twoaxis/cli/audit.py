@@ -1,9 +1,9 @@
-"""`twoaxis audit RUN`: what a trained model does along both axes, and what of it matters."""
+"""`twoaxis audit RUN`: what a trained model does along both axes, and how much each part matters."""
 
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -12,10 +12,6 @@ from twoaxis.cli.models import Step
 from twoaxis.cli.output import Json, name_of, print_json
 from twoaxis.display.numbers import loss, signed, significant
 from twoaxis.display.tables import print_item, print_table
-
-if TYPE_CHECKING:
-    from twoaxis.audit import Audit
-
 
 ZERO, MEAN = (tuple(f"{by}{what}" for what in ("", " +-", " random")) for by in ("zero", "mean"))
 """The change of loss by either replacement, its standard error, and that of a random change of the same size."""
@@ -38,7 +34,7 @@ class AuditTable(NamedTuple):
 
 
 def audit_tables(audit: Audit) -> list[AuditTable]:
-    """All tables that hold something, what matters first."""
+    """All tables that are not empty, ablations of sublayers first."""
     tables = [
         _sublayers(audit),
         _removed(audit, "sources taken out of one read, or the embedding out of all", ("source", "embedding")),
@@ -137,11 +133,11 @@ def audit(
     step: Step = None,
     as_json: Json = False,
 ) -> None:
-    """Measure a trained model along depth and positions, and what its loss loses without each part.
+    """Measure a trained model along depth and positions, and the change of its loss without each part.
 
     Weights over depth, gates, streams, norms, gradients and attention distance show what the model does. A large weight is no
-    large effect, so each sublayer, stream, local mixer, and favourite source is also taken away, beside a random change of the
-    same size. The run's own validation text is read in float32 on the CPU. The result is also written to RUN/audit.json.
+    large effect, so each sublayer, stream, local mixer, and favourite source is also removed, and compared with a random change
+    of the same size. The run's own validation text is read in float32 on the CPU. The result is also written to RUN/audit.json.
 
     Example: twoaxis audit runs/delta --tokens 4096
     """
@@ -159,8 +155,7 @@ def audit(
         _print(found, name_of(run))
 
 
-def _print(found: "Audit", run: str) -> None:
-
+def _print(found: Audit, run: str) -> None:
     print_item(
         f"{run}: {found.depth} after {found.step:,} steps, loss {found.loss:.4f} nats per token over {found.targets:,} targets "
         f"in {found.sequences:,} sequences",

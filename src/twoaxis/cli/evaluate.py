@@ -1,4 +1,4 @@
-"""`twoaxis evaluate MODEL`: how well a model predicts texts, and how well it solves tasks."""
+"""`twoaxis evaluate MODEL`: the perplexity of texts, and the results of tasks."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -37,8 +37,8 @@ def evaluate(
 ) -> None:
     """Measure perplexity and bits per byte of texts, and run tasks of lm-eval (needs the extra twoaxis[evaluate]).
 
-    Every token of a text is scored once: the first behind the end-of-document token, or as one of V equal tokens where the
-    tokenizer has none; texts longer than max_seq_len in windows, of which each one behind the first scores `stride` tokens and
+    Every token of a text is scored once: the first after the end-of-document token, or as one of V equally likely tokens if the
+    tokenizer has none; texts longer than max_seq_len in windows, of which each one after the first scores `stride` tokens and
     only reads the rest. Tasks come from the YAML files of DIR alone, and relative paths in them are relative to DIR. Nothing
     is downloaded unless HF_HUB_OFFLINE=0 is set.
 
@@ -48,6 +48,10 @@ def evaluate(
 
     if not text and tasks is None:
         raise ConfigError("nothing to evaluate; name a text with --text, or tasks with --tasks and --include")
+    if stride is not None and not text:
+        raise ConfigError(f"stride={stride}: must come with a text, whose windows it moves; add --text, or leave it out")
+    if limit is not None and tasks is None:
+        raise ConfigError(f"limit={limit}: must come with tasks, whose examples it limits; add --tasks, or leave it out")
     texts = _read(text or [])
     folder = _open(tasks, include)
     progress = console_progress()
@@ -67,7 +71,7 @@ def evaluate(
         print_json(report)
     else:
         _print(report)
-    # Last, so that a full disk does not cost the result.
+    # Last, so that the result is printed even if the disk is full.
     if out:
         _write(out, report)
 
@@ -151,5 +155,5 @@ def _print(report: Mapping[str, Any]) -> None:
 
 
 def _rounded(*values: Any) -> list[str]:
-    """Numbers to five digits; nothing for None, and JSON for what a task measures that is no number."""
+    """Numbers to five digits; "" for None, and JSON for results that are no numbers."""
     return ["" if one is None else f"{one:.5g}" if isinstance(one, float) else json.dumps(one) for one in values]

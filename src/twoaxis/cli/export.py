@@ -12,7 +12,7 @@ from twoaxis.cli.output import Json, name_of, print_json
 
 
 class Target(StrEnum):
-    """What a folder is written for."""
+    """The library that a folder is written for."""
 
     HF = "hf"
     VLLM = "vllm"
@@ -23,7 +23,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="The folder of a training run.")],
     out: Annotated[Path, typer.Option(help="The folder to write, new or empty.")],
     to: Annotated[
-        Target, typer.Option(help="For whom: hf, Hugging Face transformers; vllm or sglang, engines that run it.")
+        Target, typer.Option(help="The library: hf, Hugging Face transformers; vllm or sglang, engines that run it.")
     ] = Target.HF,
     step: Step = None,
     as_json: Json = False,

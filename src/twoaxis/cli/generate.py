@@ -23,9 +23,9 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most likely token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="Sample among this many most likely tokens.")] = None,
     top_p: Annotated[float, typer.Option(help="Sample within this probability mass, in (0, 1].")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
     chat: Annotated[
-        bool, typer.Option("--chat", help="Put the prompt as a user's message, as the chat template of the model says.")
+        bool, typer.Option("--chat", help="Format the prompt as a user's message with the chat template of the model.")
     ] = False,
     special_tokens: Annotated[
         bool, typer.Option("--special-tokens", help="Read names of special tokens in the prompt as those tokens.")
@@ -34,7 +34,7 @@ def generate(
     step: Step = None,
     as_json: Json = False,
 ) -> None:
-    """Continue a text with a trained model; the new text appears as it is made.
+    """Continue a text with a trained model; tokens are printed as they are generated.
 
     Example: twoaxis generate runs/delta --prompt "Fellow citizens" --temperature 0
     """
@@ -42,7 +42,7 @@ def generate(
     from twoaxis.model.generate import Sampling, stream
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    # Before the model, which may take long to read.
+    # Before the model, which may take long to load.
     text = _standard_input() if prompt == "-" else prompt
     if chat and special_tokens:
         raise ConfigError("--chat with --special-tokens: must be one of them, since messages are text; leave one out")
@@ -82,7 +82,7 @@ def _chat_template(source: Path) -> "ChatTemplate":
 
 
 def _say_special(names: Sequence[str], *, parsed: bool, chat: bool) -> None:
-    """What became of names of special tokens in a prompt."""
+    """Notes how names of special tokens in a prompt were read."""
     if names:
         hint = "" if chat else "; --special-tokens reads them as special tokens"
         meaning = "read as special tokens" if parsed else f"read as text{hint}"

@@ -1,4 +1,4 @@
-"""`twoaxis list`: what sits on each axis, and every method by its design."""
+"""`twoaxis list`: the mixers of each axis, and every method by its design."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -39,14 +39,14 @@ def list_designs(axis: str | None, as_json: bool) -> None:
         return
     print_item(LETTERS, "")
     print()
-    _print("What asks, and what it is compared with", ("query", "key", "normaliser"), rows)
-    _print("What is summed, from where, and where the sum goes", ("value", "window", "injection"), rows)
-    _print("What weights depend on, and who shares parameters", ("weights", "earlier tokens", "sets of parameters"), rows)
+    _print("Query, key and normaliser", ("query", "key", "normaliser"), rows)
+    _print("Values, window and injection of the sum", ("value", "window", "injection"), rows)
+    _print("What weights depend on, and how parameters are shared", ("weights", "earlier tokens", "sets of parameters"), rows)
     names = [row.name for row in rows if row.design.literal]
     print_item(f"Literal instance of arXiv:2603.16039, section 2.2: {', '.join(names) or 'none of these'}.", "")
     print()
     table = [(row.name, *cost_cells(row), loss_cell(row)) for row in rows]
-    title = "What each costs beyond the control, and the loss it adds"
+    title = "Costs and loss beyond the control"
     print_table(title, ("method", *COSTS, "loss"), table, COSTS, whole=("method",))
     print_item(
         f"Costs: {stated_shape()}. FLOPs and bytes are per token; the first row is the control as a whole. --json gives all.",
@@ -61,7 +61,7 @@ def _print(title: str, columns: Sequence[str], rows: "Sequence[MethodRow]") -> N
 
 
 def design_cells(row: "MethodRow") -> dict[str, str]:
-    """What the design of a method says, by column."""
+    """The design of a method, by column."""
     design = row.design
     sets = {"none": "none", "model": "1 for the model", "block": "1 a block", "sublayer": "1 a sublayer"}
     return {
@@ -90,7 +90,7 @@ def cost_cells(row: "MethodRow") -> tuple[str, ...]:
 
 
 def loss_cell(row: "MethodRow") -> str:
-    """The loss of a method minus the control's, with the interval, in every valid study that has it."""
+    """The loss of a method minus the control's, with the interval, in every valid study that has the method."""
     if row.kind == "residual":
         return "control"
     return "; ".join(f"{study}: {_difference(pair)}" for study, pair in row.losses) or NO_STUDY
@@ -139,7 +139,7 @@ def list_mixers(
 
 
 def _cells(row: Mapping[str, str | int]) -> Iterator[str]:
-    """A row as people read it."""
+    """The cells of a row as text."""
     for name, value in row.items():
         yield f"{value:,}" if isinstance(value, int) else value.replace("_", " ") if name == "at_initialisation" else value
 

@@ -17,7 +17,7 @@ REFERENCE_SITE = REFERENCE_STACK.sites[-2]
 
 
 def depth_cost(config: DepthConfig) -> Cost:
-    """What a depth mixer costs in the whole model, its ends included."""
+    """The cost of a depth mixer in the whole reference model, its ends included."""
     stack = config.prepare(REFERENCE_STACK)
     total = config.ends_cost(stack, REFERENCE_SHAPE)
     for site in stack.sites:
@@ -26,7 +26,7 @@ def depth_cost(config: DepthConfig) -> Cost:
 
 
 def depth_trace(config: DepthConfig) -> StackTrace:
-    """What a depth mixer saves, moves and carries in the whole model, measured."""
+    """Measured saved bytes, traffic and states of a depth mixer in the whole reference model."""
     return decoder_trace(REFERENCE.replace(depth=config), REFERENCE_SHAPE)
 
 

@@ -21,7 +21,7 @@ def is_first_process() -> bool:
 
 
 def name_of(path: Path) -> str:
-    r"""How a path is shown: bytes of it that are not UTF-8, which no text can hold, as escapes.
+    r"""A path as text, with bytes that are not UTF-8 as escapes.
 
     Example:
         >>> name_of(Path(os.fsdecode(b"caf\xe9.txt")))

@@ -1,4 +1,4 @@
-"""`twoaxis plan`: what a study, or a model on many devices, will cost; nothing is trained."""
+"""`twoaxis plan`: the costs of a study, or of a model on many devices; nothing is trained."""
 
 import math
 import sys
@@ -22,18 +22,18 @@ HELD_OUT = ("computation, not fitted", "operators", "predicted", "measured", "pr
 
 
 def plan_calibrate(as_json: bool, out: Path | None = None) -> int:
-    """Measures this machine and prints its ceilings and residual errors.
+    """Measures this machine and prints its rates and residual errors.
 
     Args:
         as_json: whether to print JSON.
         out: a file for the device, which `--hardware` accepts.
 
     Raises:
-        ConfigError: a file of another kind, or one that is there already.
+        ConfigError: another suffix, or an existing file.
     """
     from twoaxis.planner.hardware.calibrate import LIMIT_SECONDS, calibrate, write_device
 
-    # Before the measurement, which takes a while.
+    # Before the measurement, which takes about 20 s.
     if out is not None and out.suffix != ".toml":
         raise ConfigError(problem("out", str(out), "a file that ends in .toml", f"write to {out.with_suffix('.toml')}"))
     if out is not None and out.exists():
@@ -64,7 +64,9 @@ def plan_calibrate(as_json: bool, out: Path | None = None) -> int:
     for name in found.left_out:
         print(f"left out, for lack of time: {name}")
     if found.disturbed:
-        print_item("runs of the same thing differed: something else used this machine, so measure again when it is idle", "")
+        print_item(
+            "runs of the same computation differed: another process used this machine; measure again when it is idle", ""
+        )
     if out is None:
         print("`--out FILE.toml` keeps the device for --hardware")
     return 0
@@ -99,7 +101,7 @@ def plan_of_study(study_file: Path, as_json: bool, overrides: Sequence[str] = ()
 
 
 def print_plan(planned: "StudyPlan", as_json: bool) -> int:
-    """Prints the arms of a plan and what was left out."""
+    """Prints the arms of a plan, and its notes."""
     from twoaxis.display import numbers as words
     from twoaxis.study.report.text_tables import PLAN_COLUMNS, plan_rows, plan_title
 
@@ -147,7 +149,7 @@ def plan(
     out: option.Out = None,
     as_json: Json = False,
 ) -> int:
-    """Plan a study (what every arm costs) or a model on many devices (what every method on either axis costs).
+    """Plan a study (costs of every arm) or a model on many devices (costs of every method on either axis).
 
     For a study, a few steps of every arm are measured, in turns; `--count` leaves that out. For a model nothing is measured:
     the arrangement of devices with the shortest training step is searched, and every method is compared there.
@@ -170,7 +172,7 @@ def plan(
 
 
 def _is_study(source: str) -> bool:
-    """Whether a file holds a study, which names its arms; everything else is read as a model."""
+    """Whether a file holds a study, which names its arms; all other files are read as models."""
     from twoaxis.core.config import read_config_file
 
     path = Path(source)

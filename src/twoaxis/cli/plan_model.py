@@ -1,4 +1,4 @@
-"""The plan of a model on many devices: from options to a plan, its tables, and the evidence of studies."""
+"""The plan of a model on many devices: from options to a plan."""
 
 import sys
 from collections.abc import Sequence
@@ -11,65 +11,20 @@ from twoaxis.display.tables import print_item
 
 if TYPE_CHECKING:
     from twoaxis.planner.comparison import Budget
-    from twoaxis.planner.evidence import Side, StudyEvidence
     from twoaxis.planner.hardware import Device
     from twoaxis.planner.methods import Goal
     from twoaxis.planner.model_plan import ModelPlan
     from twoaxis.planner.quantities import Precision
 
 
-TITLES: "dict[Side, str]" = {
-    "for": "For it",
-    "against": "Against it",
-    "mixed": "For it in some comparisons, against it in others",
-    "undecided": "Undecided",
-    "withdrawn": "Withdrawn, so neither for nor against it",
-}
-
-SHOWN_PAIRS = 4
-
-
-def print_evidence(studies: "Sequence[StudyEvidence]") -> None:
-    """Prints the studies of a recommendation under the side that they are on."""
-    from twoaxis.planner.evidence import NATURE, NO_VALID_STUDY
-
-    print_item(f"Evidence. {NATURE}", "")
-    if all(study.withdrawn for study in studies):
-        print_item(NO_VALID_STUDY, "")
-    for side, title in TITLES.items():
-        chosen = [study for study in studies if study.side == side]
-        if chosen:
-            print(f"{title}:")
-        for study in chosen:
-            _print_study(study)
-
-
-def _print_study(study: "StudyEvidence") -> None:
-    if study.withdrawn:
-        print_item(f"{study.name}: {study.withdrawn}. {study.question}")
-        return
-    print_item(f"{study.name}: {study.question}")
-    # The comparison with the control comes first, then what decides something.
-    pairs = sorted(study.pairs, key=lambda pair: (not pair.with_control, pair.verdict not in ("better", "worse")))
-    for pair in pairs[:SHOWN_PAIRS]:
-        print_item(f"{pair.sentence}.", "  - ")
-    if rest := pairs[SHOWN_PAIRS:]:
-        counts = {word: sum(pair.verdict == word for pair in rest) for word in ("better", "worse", "undecided", None)}
-        said = ", ".join(f"{count} {word or 'without a verdict'}" for word, count in counts.items() if count)
-        print_item(f"and {len(rest)} more comparisons: {said}.", "  - ")
-    if study.forms:
-        print_item(f"Not the form of this plan: {'; '.join(study.forms)}.", "  ")
-    print_item(f"Gate passed: {study.gate}. Scale: {study.scale}. All numbers: {study.report}", "  ")
-
-
 LONGEST_CONTEXT = 8192
-"""Tokens of a sequence where nothing is asked; models are made for far more than they are trained with."""
+"""The default tokens of a sequence, at most; many models accept far more than they are trained with."""
 
 PRECISIONS = {
     "bf16": {},
     "fp32": {"weights": 4, "activations": 4, "gradients": 4, "optimizer": 8, "cache": 4},
 }
-"""Bytes of numbers; where weights are in float32 there are no master weights next to them."""
+"""Bytes per number; float32 weights have no separate master weights."""
 
 
 def plan_of_model(
@@ -87,14 +42,14 @@ def plan_of_model(
     html: Path | None = None,
     **arrangement: Any,
 ) -> int:
-    """Plans a model and prints what was found; 1 where a budget is given that nothing fits.
+    """Plans a model and prints the plan; returns 1 if no method fits the budget.
 
     Args:
         source: a file, a folder or a preset.
         as_json: whether to print JSON.
         hardware: a device by name, or its file.
         gpus: devices in all.
-        goal: what the reader wants.
+        goal: of the reader.
         context: tokens of a sequence.
         prompts: sequences that generate at once.
         budget_memory: with its unit.
@@ -104,7 +59,7 @@ def plan_of_model(
         arrangement: fields of the request that are fixed.
 
     Raises:
-        ConfigError: anything that cannot be planned, in one line.
+        ConfigError: in one line, if it cannot be planned.
     """
     from twoaxis.planner.advice import RECOMMENDED
     from twoaxis.planner.hardware import read_device
@@ -122,7 +77,7 @@ def plan_of_model(
         raise ConfigError(problem("html", str(html), "a file that ends in .html", f"write to {html.with_suffix('.html')}"))
     device, model = read_device(hardware), read_model(source)
     tokens = min(model.max_seq_len, LONGEST_CONTEXT) if context is None else context
-    request = Request(device, gpus, tokens, precision=_precision(device, precision), **_checked(arrangement))
+    request = Request(device, gpus, tokens, precision=_precision(device, precision), **arrangement)
     planned = plan_model(model, request, wanted, budget, prompts, _announce)
     if html is not None:
         _write_page(planned, html)
@@ -131,7 +86,7 @@ def plan_of_model(
 
 
 def _print(planned: "ModelPlan", as_json: bool) -> None:
-    """Prints a plan, and what its counts leave out."""
+    """Prints a plan, and notes on what is not counted."""
     from twoaxis.cli.plan_tables import print_model_plan
 
     if as_json:
@@ -160,30 +115,8 @@ def _write_page(planned: "ModelPlan", path: Path) -> None:
     from twoaxis.planner.page import write_page
 
     goal = None if planned.recommendation is None else planned.recommendation.goal
-    write_page(path, planned.model, planned.setting, "all" if goal in (None, "both") else goal)
+    write_page(path, planned.model, planned.setting, "all" if goal in (None, "both") else goal, planned.prompts)
     print(f"wrote {path}", file=sys.stderr)
-
-
-def _checked(arrangement: dict[str, Any]) -> dict[str, Any]:
-    """The fixed parts of the arrangement; words are among those that are known."""
-    from typing import get_args
-
-    from twoaxis.planner.coefficients import Engine
-    from twoaxis.planner.ledger import FORWARDINGS
-    from twoaxis.planner.setting import Recompute, SequenceSharding, Sharding
-
-    words = {
-        "sequence": get_args(SequenceSharding),
-        "schedule": ("1f1b", "gpipe"),
-        "recompute": get_args(Recompute),
-        "sharding": get_args(Sharding),
-        "forwarding": FORWARDINGS,
-        "engine": get_args(Engine),
-    }
-    for name, known in words.items():
-        if name in arrangement:
-            _known(name, arrangement[name], known)
-    return arrangement
 
 
 def _known(what: str, got: str, known: Sequence[str]) -> None:
@@ -192,7 +125,7 @@ def _known(what: str, got: str, known: Sequence[str]) -> None:
 
 
 def _precision(device: "Device", name: str | None) -> "Precision":
-    """Mixed bfloat16 where nothing is asked and the device has it, else float32."""
+    """The precision by name; by default mixed bfloat16 if the device has it, else float32."""
     from twoaxis.planner.quantities import Precision
 
     formats = [str(known) for known in device.peak_flops_per_second]

@@ -23,7 +23,7 @@ GoalOption = Annotated[str | None, typer.Option(help="Model: shortcut, local-mix
 Context = Annotated[
     int | None,
     typer.Option(
-        help="Model: tokens of a sequence, of a prompt, and behind a generated token. [default: the model's, at most 8192]"
+        help="Model: tokens of a sequence, of a prompt, and before a generated token. [default: the model's, at most 8192]"
     ),
 ]
 Batch = Annotated[int | None, typer.Option(help="Model: sequences of a training step. [default: about 4 Mi tokens]")]
@@ -50,7 +50,7 @@ EngineOption = Annotated[
 ]
 PrecisionOption = Annotated[str | None, typer.Option(help="Model: bf16 or fp32. [default: bf16 where the device has it]")]
 Html = Annotated[Path | None, typer.Option(help="Model: write a page that recomputes the plan in the browser.")]
-Calibrate = Annotated[bool, typer.Option("--calibrate", help="Measure this machine as a device, in place of a plan.")]
+Calibrate = Annotated[bool, typer.Option("--calibrate", help="Measure this machine as a device, instead of a plan.")]
 Out = Annotated[Path | None, typer.Option(help="Calibration: write the device into this TOML file.")]
 
 OF_STUDY = {"overrides": "key=value", "measure": "--measure/--count"}
@@ -59,14 +59,14 @@ SHARED = ("source", "calibrate", "as_json")
 
 
 def belonging(what: str, given: dict[str, Any]) -> dict[str, Any]:
-    """The options that are given for "a study", "a model" or "a calibration".
+    """Returns the given options, which must belong to "a study", "a model" or "a calibration".
 
     Args:
-        what: is planned.
+        what: one of these three.
         given: every option by the name of its parameter.
 
     Raises:
-        ConfigError: one is given that belongs to something else.
+        ConfigError: an option that belongs to another of them.
     """
     found: dict[str, Any] = {}
     for name, value in given.items():

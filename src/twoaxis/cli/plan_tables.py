@@ -1,9 +1,8 @@
-"""How the plan of a model is printed: its setting, its ledger, every method, and the recommendation."""
+"""Prints the plan of a model: its setting, its ledger, every method, and the recommendation with its evidence."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from twoaxis.cli.plan_model import print_evidence
 from twoaxis.display.numbers import bytes_text as _bytes
 from twoaxis.display.numbers import change as _change
 from twoaxis.display.numbers import count_text as _count
@@ -14,6 +13,7 @@ from twoaxis.display.tables import print_item, print_table
 if TYPE_CHECKING:
     from twoaxis.planner.advice import Recommendation, WhatIf
     from twoaxis.planner.comparison import MethodCost
+    from twoaxis.planner.evidence import Side, StudyEvidence
     from twoaxis.planner.model_plan import ModelPlan
 
 METHODS = (
@@ -30,9 +30,19 @@ FLOPS = {
 }
 SHOWN_ALTERNATIVES = 3
 
+TITLES: "dict[Side, str]" = {
+    "for": "For it",
+    "against": "Against it",
+    "mixed": "For it in some comparisons, against it in others",
+    "undecided": "Undecided",
+    "withdrawn": "Withdrawn, so neither for nor against it",
+}
+
+SHOWN_PAIRS = 4
+
 
 def print_model_plan(planned: "ModelPlan") -> None:
-    """Prints a plan for people."""
+    """Prints a plan as text."""
     _print_setting(planned)
     print()
     _print_ledger(planned)
@@ -42,7 +52,7 @@ def print_model_plan(planned: "ModelPlan") -> None:
         print_item(f"refused: {each.method.name}: {each.reason}", "")
     print()
     if planned.recommendation is None:
-        print_item("`--goal shortcut`, `local-mixing` or `both` adds what the paper recommends, and what changes that.", "")
+        print_item("`--goal shortcut`, `local-mixing` or `both` adds the paper's recommendation, and what would change it.", "")
     else:
         _print_recommendation(planned.recommendation, planned.comparison.control)
 
@@ -65,7 +75,7 @@ def _print_setting(planned: "ModelPlan") -> None:
         ("depth operations", setting.engine),
         (
             "generation",
-            f"{planned.prompts} sequences behind {setting.tokens} tokens, on {layout.tensor} tensor ranks; as prefill",
+            f"{planned.prompts} sequences after {setting.tokens} tokens, on {layout.tensor} tensor ranks; the same in prefill",
         ),
         ("control", f"{_seconds(control.step_seconds)} a step, {percent(planned.flops_share)} of peak FLOPs"),
         (
@@ -102,6 +112,7 @@ def _print_ledger(planned: "ModelPlan") -> None:
         ("cache", f"{_bytes(counts.cache_bytes_per_token)} per token, {_bytes(counts.cache_bytes)} per sequence"),
         ("depth state between blocks", f"{_bytes(state[0])} to {_bytes(state[-1])} per token"),
         ("depth traffic, fused", traffic),
+        *([("depth traffic, eager", f"not counted: {depth.eager_refused}")] if depth.eager_refused else []),
     ]
     title = f"Ledger of {model.name} as given (depth {model.depth.kind}), one sequence of {counts.tokens} tokens"
     print_table(title, ("count", "value"), rows)
@@ -110,7 +121,7 @@ def _print_ledger(planned: "ModelPlan") -> None:
 def _print_methods(planned: "ModelPlan") -> None:
     costs = planned.costs
     rows = [_row(cost) for cost in costs]
-    # A column of nothing but zeros or blanks says nothing.
+    # Columns of zeros or blanks alone are left out.
     kept = [at for at in range(len(METHODS)) if any(row[at] not in ("", "0") for row in rows)]
     columns = [METHODS[at] for at in kept]
     title = "Methods, cheapest training step first; percentages and parameters are beyond the control's"
@@ -183,7 +194,7 @@ def _print_cost(found: "Recommendation", cost: "MethodCost", control: "MethodCos
         "",
     )
     said = [f"By the training step it is number {found.rank} of {found.of} for this goal."]
-    for word, others in (("Cheaper", found.cheaper), ("Dearer", found.dearer)):
+    for word, others in (("Cheaper", found.cheaper), ("More expensive", found.dearer)):
         if others:
             shown = ", ".join(f"{each.name} {_change(each.step_overhead)}" for each in others[:SHOWN_ALTERNATIVES])
             more = len(others) - SHOWN_ALTERNATIVES
@@ -231,3 +242,36 @@ def _what_if(each: "WhatIf") -> str:
     if each.over != each.over_before:
         verdict = f"; over {', '.join(each.over)}" if each.over else "; within all limits"
     return f"{each.change}: {rank}, {_change(each.step_overhead)}{verdict}"
+
+
+def print_evidence(studies: "Sequence[StudyEvidence]") -> None:
+    """Prints the studies of a recommendation, grouped by what they support."""
+    from twoaxis.planner.evidence import NATURE, NO_VALID_STUDY
+
+    print_item(f"Evidence. {NATURE}", "")
+    if all(study.withdrawn for study in studies):
+        print_item(NO_VALID_STUDY, "")
+    for side, title in TITLES.items():
+        chosen = [study for study in studies if study.side == side]
+        if chosen:
+            print(f"{title}:")
+        for study in chosen:
+            _print_study(study)
+
+
+def _print_study(study: "StudyEvidence") -> None:
+    if study.withdrawn:
+        print_item(f"{study.name}: {study.withdrawn}. {study.question}")
+        return
+    print_item(f"{study.name}: {study.question}")
+    # Comparisons with the control come first, then decisive ones.
+    pairs = sorted(study.pairs, key=lambda pair: (not pair.with_control, pair.verdict not in ("better", "worse")))
+    for pair in pairs[:SHOWN_PAIRS]:
+        print_item(f"{pair.sentence}.", "  - ")
+    if rest := pairs[SHOWN_PAIRS:]:
+        counts = {word: sum(pair.verdict == word for pair in rest) for word in ("better", "worse", "undecided", None)}
+        said = ", ".join(f"{count} {word or 'without a verdict'}" for word, count in counts.items() if count)
+        print_item(f"and {len(rest)} more comparisons: {said}.", "  - ")
+    if study.forms:
+        print_item(f"Not the form of this plan: {'; '.join(study.forms)}.", "  ")
+    print_item(f"Gate passed: {study.gate}. Scale: {study.scale}. All numbers: {study.report}", "  ")

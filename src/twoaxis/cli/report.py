@@ -1,4 +1,4 @@
-"""`twoaxis report FOLDER`: the table and the pages of a study that has run, or is still running."""
+"""`twoaxis report FOLDER`: the table and the page of a finished or running study."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

@@ -1,4 +1,4 @@
-"""`twoaxis retrofit SRC`: more mixers in a trained model."""
+"""`twoaxis retrofit SRC`: adds mixers to a trained model."""
 
 from collections.abc import Callable
 from math import inf
@@ -32,7 +32,7 @@ def retrofit(
     ] = None,
     depth: Annotated[
         str | None,
-        typer.Option(metavar="MIXER", help="The depth mixer: a kind or an inline table; residual trains on as it is."),
+        typer.Option(metavar="MIXER", help="The depth mixer: a kind or an inline table; residual adds none."),
     ] = None,
     sequence: Annotated[
         list[str] | None,
@@ -43,7 +43,7 @@ def retrofit(
     text: Annotated[Path | None, typer.Option(help="Text to compare logits on; random tokens without one.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens to compare.")] = 1000,
     bound: Annotated[float, typer.Option(min=0.0, help="The largest difference of logits that is accepted.")] = 1e-3,
-    allow_difference: Annotated[bool, typer.Option("--allow-difference", help="Write whatever the difference is.")] = False,
+    allow_difference: Annotated[bool, typer.Option("--allow-difference", help="Write the run at any difference.")] = False,
     new_lr_scale: Annotated[float, typer.Option(min=0.0, help="Factor on the learning rate of new parameters.")] = 1.0,
     freeze_base: Annotated[bool, typer.Option("--freeze-base", help="Train new parameters only.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of new parameters and of random tokens.")] = 0,
@@ -52,10 +52,10 @@ def retrofit(
 ) -> int:
     """Add mixers to a trained Llama, Mistral, Qwen2, Qwen3 or SmolLM, or to a model of ours, without changing what it computes.
 
-    A method starts as the model was wherever its mathematics allows; where it does not, it is blended in, and the reason is
-    printed: over the first half of the steps, as the recipe's own `anneal` says, or learned from 0 with anneal=[]. The largest
-    difference between the logits of both models is measured before anything is written: above the bound, nothing is, and the
-    exit status is 1.
+    A method starts as the given model if its mathematics allows; otherwise it is blended in, and the reason is printed: over
+    the first half of the steps, as the recipe's own `anneal` says, or learned from 0 with anneal=[]. The largest difference
+    between the logits of both models is measured before anything is written: above the bound, nothing is, and the exit status
+    is 1.
 
     The result is a run folder: `twoaxis generate` uses it as it is, and `twoaxis train OUT/config.json --run OUT` goes on.
 
@@ -82,17 +82,17 @@ def retrofit(
         said = [(key, plain(value)) for key, value in report.items() if key != "blend" or value]
         print_table(name_of(source), ("retrofit", "value"), said)
         if report["run"] is None:
-            print(f"nothing was written: the logits do not agree within {bound:g}; --allow-difference writes all the same")
+            print(f"nothing was written: the logits do not agree within {bound:g}; --allow-difference writes the run anyway")
     return 0 if report["run"] else 1
 
 
 class Training(NamedTuple):
-    """How the new model is trained.
+    """Training of the new model.
 
     Attributes:
         recipe: options of the user.
-        new_lr_scale: factor on the learning rate of what is new.
-        base: what becomes of what was there.
+        new_lr_scale: factor on the learning rate of new parameters.
+        base: whether the parameters of the given model are trained.
         write_more: writes further files into the run.
     """
 
@@ -117,7 +117,7 @@ def _retrofit(
     from twoaxis.train import console_progress, new_run, save_trained
 
     recipe, (reason, claim) = training.recipe, (why_blended(target), target.depth.init_equivalence)
-    # Before anything is measured, which takes its time.
+    # Before the measurement, which takes long.
     steps = new_run(out, target, tokenizer, recipe).steps
     result = convert(model, target, seed)
     blend_steps, anneal = max(1, steps // 2), recipe.get("anneal")
@@ -126,12 +126,12 @@ def _retrofit(
     recipe = {**added, **recipe, "optimizer": {**recipe["optimizer"], "groups": groups}}
     if reason and anneal is None:
         console_progress().note(
-            f"note: in {blend_steps} steps the model has to follow its blend from 0 to 1, which spoils it where they are few "
-            "(docs/retrofit.md); take more steps, or anneal=[] to have the blend learned from 0"
+            f"note: the blend moves from 0 to 1 in {blend_steps} steps, which raises the loss if they are few "
+            "(docs/retrofit.md); use more steps, or anneal=[] to learn the blend from 0"
         )
     console_progress().note(f"comparing the logits of both models on {rows.numel():,} tokens")
     difference, agreement = largest_difference(model, result.model, rows)
-    # A difference that is no number is not accepted either.
+    # NaN is not accepted either.
     written = save_trained(out, result.model, tokenizer, recipe, training.write_more) if difference <= bound else None
     return {
         "start": "blended" if reason else claim.relation,
@@ -145,7 +145,7 @@ def _retrofit(
 
 
 def _blend(anneal: list[Any] | None, steps: int) -> str:
-    """How the blend moves, in words."""
+    """The schedule of the blend in words."""
     if anneal is None:
         return f"from 0 to 1 over {steps} steps"
     return "as the recipe says" if anneal else "learned from 0"

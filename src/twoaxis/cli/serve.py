@@ -1,4 +1,4 @@
-"""`twoaxis serve MODEL`: a server in the shapes of the OpenAI API."""
+"""`twoaxis serve MODEL`: a server with the OpenAI API."""
 
 import sys
 from pathlib import Path
@@ -28,7 +28,7 @@ def serve(
     """Serve a model with the OpenAI completions and chat API (needs the extra twoaxis[serve]).
 
     Routes: /v1/completions, /v1/chat/completions, /v1/models, /health, /metrics. Requests that come in together run as one
-    batch. Chats follow the model's chat template, where it has one. There is no authentication. SIGTERM or Ctrl-C
+    batch. Chats use the chat template of the model, if it has one. There is no authentication. SIGTERM or Ctrl-C
     lets running requests end; those that take longer get an error.
 
     Example: twoaxis serve runs/delta --port 8000
@@ -41,7 +41,7 @@ def serve(
 
     opened = bind(host, port)
     with opened:
-        # Before the model, which may take long to read.
+        # Before the model, which may take long to load.
         template = chat_template(read_source_files(model))
         loaded = load_model(model, step)
         limits = Limits(
@@ -54,7 +54,7 @@ def serve(
         served = Served(called, loaded.tokenizer, longest, limits, loaded.ends, template)
         if not is_loopback(host):
             print(
-                f"twoaxis: warning: whoever reaches {address_of(opened)} can use the model: there is no authentication",
+                f"twoaxis: warning: anyone who can reach {address_of(opened)} can use the model: there is no authentication",
                 file=sys.stderr,
             )
         with Engine(loaded.model, max_batch, queue, prefill_chunk_tokens) as engine:

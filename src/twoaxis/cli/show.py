@@ -27,7 +27,7 @@ COSTS = {
     "state_bytes_per_token": "state bytes per token, last boundary",
     "saved_bytes": "bytes saved for backward beyond the state",
 }
-"""What each cost is, in words."""
+"""Labels of the costs."""
 
 
 def show(
@@ -37,8 +37,8 @@ def show(
 ) -> None:
     """Show what a mixer does: equation, source, initialisation, options, parameters and cost.
 
-    The place is the last of 12 blocks at d_model 256 and 512 tokens, float32: all of it for a depth mixer, else one sublayer
-    or one place inside it.
+    Costs are those of the last of 12 blocks at d_model 256 and 512 tokens, float32: of the block for a depth mixer, else of one
+    sublayer or one place inside it.
 
     Example: twoaxis show attention_residuals block_size=4
     """
@@ -86,7 +86,7 @@ def _described(axis: str, config: Any) -> dict[str, Any]:
 
 
 def _evidence(fixture: str | None) -> str:
-    """Whether these options compute what public code does."""
+    """Whether these options equal public code."""
     if fixture is None:
         return "reconstructed from text, or an option of ours; no golden tensors of public code have these options"
     return f"certified: equals public code in outputs and all gradients (golden tensors {fixture})"

@@ -17,9 +17,9 @@ def study(
         list[str] | None, typer.Argument(help="Changes to the study as key=value, such as replicates=3 or budget.steps=400.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the study; by default runs/ and the file's name.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once; the cores are shared out between them.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once; they divide the cores.")] = 1,
     engine: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where runs are made: here, or on a Ray cluster that shares the folder.")
+        Literal["local", "ray"], typer.Option(help="Where runs are executed: here, or on a Ray cluster that shares the folder.")
     ] = "local",
     track: Annotated[list[str] | None, typer.Option(help="A tracker for every run, such as tensorboard; repeatable.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would run, measure nothing, and stop.")] = False,
@@ -28,8 +28,8 @@ def study(
     """Run a study, print its table, and write its report.
 
     A study has a question, arms, a control, replicates and a budget fixed in advance; every run is a process of its own.
-    Stop it at any moment: the same command keeps what is finished and resumes the rest. A report is written whatever came
-    out; "undecided" is a verdict, and says what would decide.
+    It can be stopped at any moment: the same command keeps finished runs and resumes the others. A report is written for every
+    outcome; "undecided" is a verdict, and states what would decide.
 
     Example: twoaxis study studies/first.toml replicates=3 --out runs/first
     """
@@ -45,6 +45,7 @@ def study(
         return print_plan(plan_study(config), as_json)
     folder = out or Path("runs") / study_file.stem
     trackers = [word for name in track or [] for word in ("--track", name)]
+    words = [str(study_file), *(overrides or []), "--out", str(folder), "--jobs", str(jobs), "--engine", engine, *trackers]
     if engine == "ray":
         from twoaxis.study.running.ray_engine import RayEngine
 
@@ -57,9 +58,7 @@ def study(
         progress=console_study_progress(),
         engine=chosen,
         command=lambda recipe, run: [*train_command(recipe, run), *trackers],
-        # With the jobs, since they share out the threads, on which last digits may depend.
-        command_line=shlex.join(
-            ["twoaxis", "study", str(study_file), *(overrides or []), "--out", str(folder), "--jobs", str(jobs)]
-        ),
+        # With the jobs and the engine, since they divide the threads, on which last digits may depend.
+        command_line=shlex.join(["twoaxis", "study", *words]),
     )
     return print_report(write_report(folder), as_json)

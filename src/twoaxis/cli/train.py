@@ -20,25 +20,27 @@ def train(
     ] = None,
     track: Annotated[
         list[str] | None,
-        typer.Option(metavar="TRACKER", help="Where else to show the numbers: tensorboard, wandb or trackio; may be repeated."),
+        typer.Option(
+            metavar="TRACKER", help="Also send the numbers to a tracker: tensorboard, wandb or trackio; may be repeated."
+        ),
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Train a model, or go on where an earlier call in the same folder stopped.
+    """Train a model, or resume an earlier run in the same folder.
 
-    The run may be stopped or killed at any moment: the same command resumes it, to the same losses bit for bit. A recipe is
+    The run may be stopped or killed at any moment: the same command resumes it, with bit-identical losses. A recipe is
     a table with `model`, `data`, `optimizer`, `schedule`, `batch_size`, `steps` and more; every key has a default but
     model.d_model and model.n_layers.
 
-    A run whose newest checkpoint is damaged says so and goes on from the one before, to the same losses. With more `steps` and
-    nothing else changed, a run goes on, finished or not, if its schedule gives the steps taken the same learning rates in the
+    A run whose newest checkpoint is damaged reports it and resumes from the one before, with the same losses. With more `steps`
+    and nothing else changed, a run continues, finished or not, if its schedule gives past steps the same learning rates in the
     longer run: `constant` always, `wsd` before its decay, both with warmup_steps given; `cosine` depends on the length at every
     step and is refused. A new run then begins with the weights and a schedule of its own: in Python, with `load_trained` and
     `save_trained` of twoaxis.train, `save_trained("NEW", old.model, old.tokenizer, {"steps": 500, "data": {...}})` after
     `old = load_trained("RUN")`; then `twoaxis train NEW/config.json --run NEW`.
 
     metrics.jsonl in the folder always has every step. A tracker shows the same numbers elsewhere and never changes them:
-    tensorboard in the folder of the run, trackio in a database on this machine, wandb where its own settings say, with
+    tensorboard in the folder of the run, trackio in a database on this machine, wandb as its own settings say, with
     WANDB_MODE=offline on this machine. Each is an extra, such as twoaxis[wandb], and takes options as an inline table:
     --track '{kind="wandb", project="depth"}'.
 

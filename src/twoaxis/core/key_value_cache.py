@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from twoaxis.core.measure import element_bytes
+
 Keys = Float[Tensor, "B G S K"]
 AllKeys = Float[Tensor, "B G C K"]
 
@@ -56,7 +58,7 @@ class KeyValueCache:
         if self._buffer is None:
             return 0
         keys = self._buffer.keys
-        return 2 * keys.shape[0] * keys.shape[1] * self.length * keys.shape[3] * keys.element_size()
+        return 2 * keys.shape[0] * keys.shape[1] * self.length * keys.shape[3] * element_bytes(keys)
 
     def extend(self, keys: Keys, values: Keys) -> tuple[AllKeys, AllKeys, "KeyValueCache"]:
         """Returns all keys and values visible to the new tokens, and the next cache."""

@@ -4,10 +4,11 @@ All of it holds for tensors without memory too, so that the largest model is mea
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +18,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
+
+from twoaxis.core.meta_results import result_of
 
 
 def noise(shape: tuple[int, ...], name: str) -> Tensor:
@@ -42,6 +45,8 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 T = TypeVar("T")
+
+_ATOMS = (int, float, str, torch.dtype, torch.device, type(None))
 
 PAIR_PRODUCTS = ("bmm", "baddbmm", "scaled_dot_product")
 
@@ -70,7 +75,22 @@ NOTHING_MOVED = (
 
 def tensors(value: Any) -> list[Tensor]:
     """Every tensor of a nested value, in order."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    _collect(value, found)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> None:
+    # Faster than any walk that allows for nodes of other libraries, and called with every operation.
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif isinstance(value, tuple) or type(value) is list:
+        for each in value:
+            _collect(each, found)
+    elif type(value) is dict:
+        _collect(tuple(value.values()), found)
+    elif not isinstance(value, _ATOMS):
+        found += [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 class Operation:
@@ -104,7 +124,7 @@ class Operations(TorchDispatchMode):
     """Calls back with every operation that PyTorch runs, those of backward passes included.
 
     Args:
-        note: called behind each operation.
+        note: called behind each operation; with None they run without what other modes look at, and so faster.
         decompose: whether an operation that consists of others is reported as these.
 
     Example:
@@ -115,7 +135,7 @@ class Operations(TorchDispatchMode):
         ['ones', 'ones', 'mm']
     """
 
-    def __init__(self, note: Callable[[Operation], None], decompose: bool = False) -> None:
+    def __init__(self, note: Callable[[Operation], None] | None, decompose: bool = False) -> None:
         super().__init__()
         self._note, self._decompose = note, decompose
 
@@ -130,8 +150,9 @@ class Operations(TorchDispatchMode):
                 return result
         # What implements an operation calls functions of torch, which other modes need not look at again.
         with torch._C.DisableTorchFunction():
-            result = args[0] if _changes_nothing(func, args) else func(*args, **kwargs)
-            self._note(Operation(func, args, kwargs, result))
+            result = args[0] if _changes_nothing(func, args) else result_of(func, args, kwargs)
+            if self._note is not None:
+                self._note(Operation(func, args, kwargs, result))
         return result
 
 
@@ -166,6 +187,43 @@ def storage_of(tensor: Tensor) -> int:
         return tensor.untyped_storage()._cdata
 
 
+def storages_of(value: Any) -> set[int]:
+    """The storages behind all tensors of a nested value."""
+    with torch._C.DisableTorchFunction():
+        return {tensor.untyped_storage()._cdata for tensor in tensors(value)}
+
+
+NOTHING: Mapping[torch.dtype, torch.dtype] = MappingProxyType({})
+
+_IN_PLACE_OF: ContextVar[Mapping[torch.dtype, torch.dtype]] = ContextVar("_IN_PLACE_OF", default=NOTHING)
+
+
+@contextmanager
+def counted_as(dtypes: Mapping[torch.dtype, torch.dtype]) -> Iterator[None]:
+    """Counts tensors of these dtypes, which run, as those in whose place they run and in which PyTorch computes nothing."""
+    token = _IN_PLACE_OF.set(dtypes)
+    try:
+        yield
+    finally:
+        _IN_PLACE_OF.reset(token)
+
+
+def counted_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that a tensor of this dtype counts as."""
+    return _IN_PLACE_OF.get().get(dtype, dtype)
+
+
+def element_bytes(tensor: Tensor) -> int:
+    """Bytes of one element."""
+    return counted_dtype(tensor.dtype).itemsize
+
+
+def bytes_behind(tensor: Tensor) -> int:
+    """Bytes of the whole storage behind a tensor."""
+    with torch._C.DisableTorchFunction():
+        return tensor.untyped_storage().nbytes() // tensor.element_size() * element_bytes(tensor)
+
+
 class Elements:
     """A set of tensor elements, each counted once however many tensors or slices show it."""
 
@@ -195,36 +253,37 @@ class Elements:
         found = 0
         for key, seen in self._seen.items():
             shown = self._shown[key]
-            found += shown.untyped_storage().nbytes() if seen is None else int(seen.sum()) * shown.element_size()
+            found += bytes_behind(shown) if seen is None else int(seen.sum()) * element_bytes(shown)
         return found
 
 
 def new_bytes(made: Any, given: Any) -> int:
     """Bytes of the tensors in `made` that are neither those in `given` nor views of them."""
-    known, found = {storage_of(tensor) for tensor in tensors(given)}, Elements()
-    for tensor in tensors(made):
-        if storage_of(tensor) not in known:
-            found.add(tensor)
-    return found.bytes()
+    known, found = storages_of(given), Elements()
+    with torch._C.DisableTorchFunction():
+        for tensor in tensors(made):
+            if storage_of(tensor) not in known:
+                found.add(tensor)
+        return found.bytes()
 
 
 class Reads:
-    """The elements of given tensors that operations touch; to take a view or a shape touches none.
+    """The elements of given storages that operations touch; to take a view or a shape touches none.
 
     A slice counts as the slice, and an operation on the whole tensor as the whole of it.
     """
 
-    def __init__(self, given: Iterable[Tensor]) -> None:
-        self._given = {storage_of(tensor) for tensor in given}
+    def __init__(self, given: set[int]) -> None:
+        self._given = given
         self.touched = Elements()
 
     def note(self, operation: Operation) -> None:
         """Adds what one operation reads."""
         inputs, outputs = operation.given, operation.made
-        given = [tensor for tensor in inputs if storage_of(tensor) in self._given]
-        if not given:
+        known = storages_of(inputs)
+        if known.isdisjoint(self._given):
             return
-        known = {storage_of(tensor) for tensor in inputs}
+        given = [tensor for tensor in inputs if storage_of(tensor) in self._given]
         views_only = bool(outputs) and all(storage_of(tensor) in known for tensor in outputs)
         is_view = views_only and not operation.function._schema.is_mutable
         if not is_view and operation.function.overloadpacket.__name__ not in SHAPE_ONLY:
@@ -251,7 +310,7 @@ def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
 
 def storage_bytes(found: Iterable[Tensor]) -> int:
     """Bytes of the distinct storages behind these tensors."""
-    return sum({storage_of(tensor): tensor.untyped_storage().nbytes() for tensor in found}.values())
+    return sum({storage_of(tensor): bytes_behind(tensor) for tensor in found}.values())
 
 
 @contextmanager

@@ -48,11 +48,15 @@ class MixerType(ABCMeta):
     def __init__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **_: Any) -> None:
         super().__init__(name, bases, namespace)
 
-    # The first returns Any: with T, a type checker also checks the keywords against the constructor of T.
+    # Any in the first: for T alone, a type checker also checks the keywords against the constructor of T.
     @overload
     def __call__(
-        cls, config: Config | Mapping[str, Any] | str | None = None, d_model: int | None = None, *args: float, **options: Any
-    ) -> Any: ...
+        cls: type[T],
+        config: Config | Mapping[str, Any] | str | None = None,
+        d_model: int | None = None,
+        *args: float,
+        **options: Any,
+    ) -> T | Any: ...
     @overload
     def __call__(cls: type[T], *args: Any, **kwargs: Any) -> T: ...
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -130,25 +134,34 @@ def _configured(cls: type, config_class: type[Config], config: Any, options: dic
     return config_class.parse({**table, **options} if isinstance(table, Mapping) else table)
 
 
-def _site(
-    d_model: int, norm_eps: float = 1e-6, n_layers: int = 1, sublayers: int = 1, index: int = 0, **heads: int | None
-) -> SublayerPosition:
-    """The place of sublayer `index` in a model of equal blocks; with `heads` every sublayer is attention that has these."""
+def _site(d_model: int, index: int = 0, **around: Any) -> SublayerPosition:
+    """The position of sublayer `index` in a model of equal blocks."""
+    stack = uniform_stack(d_model, **around)
+    if type(index) is not int or not 0 <= index < stack.n_sublayers:
+        allowed = f"a whole number from 0 to {stack.n_sublayers - 1}"
+        raise ConfigError(problem("index", index, allowed, "raise n_layers or sublayers"))
+    return stack.sites[index]
+
+
+def uniform_stack(
+    d_model: int, norm_eps: float = 1e-6, n_layers: int = 1, sublayers: int = 1, **heads: int | None
+) -> LayerStack:
+    """Returns a stack of equal blocks; with `heads` every sublayer is attention that has these.
+
+    Raises:
+        ConfigError: a size that is not a whole number >= 1, or a norm_eps that is not positive.
+    """
     sizes = {"d_model": d_model, "n_layers": n_layers, "sublayers": sublayers}
     for name, value in (sizes | {name: one for name, one in heads.items() if one is not None}).items():
         if type(value) is not int or value < 1:
             raise ConfigError(problem(name, value, "a whole number >= 1", "correct it"))
-    if type(index) is not int or not 0 <= index < n_layers * sublayers:
-        raise ConfigError(
-            problem("index", index, f"a whole number from 0 to {n_layers * sublayers - 1}", "raise n_layers or sublayers")
-        )
     if isinstance(norm_eps, bool) or not isinstance(norm_eps, int | float) or not 0 < norm_eps < math.inf:
         raise ConfigError(problem("norm_eps", norm_eps, "a finite number > 0", "leave it out for 1e-6"))
     slots: tuple[SublayerInfo, ...] = ()
     if n_heads := heads.get("n_heads"):
         shape = HeadShape(n_heads, heads["n_kv_heads"] or n_heads, heads["head_dim"] or max(1, d_model // n_heads))
         slots = (SublayerInfo("attention", takes_views=True, heads=shape),) * (n_layers * sublayers)
-    return LayerStack(d_model, norm_eps, (sublayers,) * n_layers, slots).sites[index]
+    return LayerStack(d_model, norm_eps, (sublayers,) * n_layers, slots)
 
 
 def accept_rows(module: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Floor 2: the depth axis. One row per way to read and write the residual stream."""
+"""Floor 2: the depth axis. One row per method that reads and writes the residual stream."""
 
 from math import ceil
 
@@ -27,7 +27,7 @@ from twoaxis.depth.value_residual import ValueResidual, ValueResidualConfig
 from twoaxis.depth.vertical_attention import VerticalAttention, VerticalAttentionConfig
 
 SOURCE_BLOCKS = 8
-"""Blocks of sources that the report on Attention Residuals settles on, arXiv:2603.15031, section 5."""
+"""The number of source blocks that the report on Attention Residuals chooses, arXiv:2603.15031, section 5."""
 
 
 def _in_blocks(stack: LayerStack) -> dict[str, int]:
@@ -346,7 +346,7 @@ DEPTH: Table[DepthConfig] = Table(
         ),
         Row(
             LaurelGemma3nConfig,
-            "averages the stream with a low-rank map of what attention sees, as in Gemma 3n",
+            "averages the stream with a low-rank map of the input of attention, as in Gemma 3n",
             {"default": {"rank": 3}},
             certified={"default": "laurel-lr-gemma3n-f64"},
             at_scale={"LAuReL of Gemma 3n": {}},

@@ -43,9 +43,9 @@ class AttentionResidualsConfig(DepthConfig):
               RMSNorm for the keys; its gain, one per read, is that of the public code (fla, Kimi K3, Megatron). Its listing
               tests for a new block inside a layer and disagrees with its own comment: here every block_size-th sublayer opens
               one, as in fla. The report says of its input-dependent query only that it is projected from the hidden state: here
-              from the newest key. mixture="sum" is ours. What the authors decay is not known to us: here neither queries nor
-              gains. inkling2: where layer 0 has global attention, the authors put three norms behind its one input, we one;
-              their sources are in float32, ours in the dtype of the model; their embedding is behind an RMSNorm, which is an
+              from the newest key. mixture="sum" is ours. Which parameters the authors decay is not published: here neither
+              queries nor gains. inkling2: where layer 0 has global attention, the authors have three norms there, we one;
+              their sources are in float32, ours in the dtype of the model; their embedding has an RMSNorm, which is an
               option of the model here (embedding_norm="rms")
     Shapes:   state ((S times [B T D]), (S times [B T]), with a key_rank S times [B T R], and within a block of the two-phase
               schedule its early reads); update [B T D+R] -> state; scores and softmax in float32
@@ -64,7 +64,7 @@ class AttentionResidualsConfig(DepthConfig):
         count: whether block_size counts sublayers, or layers (the transformer blocks) as Kimi K3 does.
         n_heads: heads H, each with its own softmax over its slice of the channels.
         query: one `static` query for all tokens, or one for each `token`.
-        key_rank: R, numbers that each sublayer emits as its key beside its output; None takes the output as its key.
+        key_rank: R, numbers that each sublayer emits as its key in addition to its output; None takes the output as its key.
         key_scale: with a key_rank, `none`, or `head`: scores are divided by sqrt(R / H).
         mixture: the weighted `mean` of the sources, or their `sum`: the mean times their number, which with zero queries is
             the plain stream whatever the eps of the next norm.
@@ -75,7 +75,7 @@ class AttentionResidualsConfig(DepthConfig):
 
     Raises:
         ConfigError: sizes that do not add up, heads that do not divide, options of a key_rank without one, the two-phase
-            schedule with a query or a key that it cannot know ahead, or options that `inkling2` does not have.
+            schedule with a query or a key that depends on later outputs, or options that `inkling2` does not have.
 
     Example:
         >>> AttentionResidualsConfig(block_size=4).sources(6, LayerStack(8, 1e-6, block_lengths=(2, 2, 2, 2)))
@@ -97,7 +97,7 @@ class AttentionResidualsConfig(DepthConfig):
 
     @property
     def design(self) -> MixingDesign:
-        """A softmax whose query is a parameter, alone or with a map of the newest key."""
+        """A softmax whose query is a parameter, optionally plus a map of the newest key."""
         inkling2, tokenwise = self.form == "inkling2", self.query == "token"
         value = "f_j, e" if self.block_size == 1 else "sums of f_j over source blocks, e"
         key = f"own {self.key_rank} numbers of f_j" if self.key_rank else "RMSNorm(value), own gain"
@@ -142,7 +142,7 @@ class AttentionResidualsConfig(DepthConfig):
         return replace(stack, slots=tuple(replace(slot, update_extra=self.key_rank) for slot in slots))
 
     def blocks(self, stack: LayerStack) -> SourceBlocks:
-        """The sublayers whose outputs make up each source."""
+        """The sublayers whose outputs are summed into each source."""
         return source_blocks(self.block_size, self.count, stack)
 
     def sources(self, index: int, stack: LayerStack) -> int:
@@ -150,7 +150,7 @@ class AttentionResidualsConfig(DepthConfig):
         return len(self.blocks(stack).counts(index))
 
     def splits_views(self, site: SublayerPosition) -> bool:
-        """Before the global attention of `inkling2`, but for the first sublayer, which reads nothing."""
+        """Whether this is global attention of `inkling2` after the first sublayer, which reads nothing."""
         return self.form == "inkling2" and site.index > 0 and site.slot.takes_views and site.slot.window is None
 
     def read_form(self, index: int, stack: LayerStack) -> ReadForm:
@@ -177,7 +177,7 @@ class AttentionResidualsConfig(DepthConfig):
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """Up to the scale that a norm removes."""
+        """Up to a scale, which the next norm removes."""
         if self.form == "inkling2":
             return InitEquivalence("none", "zero queries read the mean of normalised sources, which is not along their sum")
         if self.source_prior == "log_count" and self.block_size != 1:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from twoaxis.core.measure import tensors
+from twoaxis.core.mixer import uniform_stack
 from twoaxis.core.position import LayerStack
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, check_state, outside_decoder
 
@@ -18,8 +19,8 @@ from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, check_
 class DepthAxis(nn.Module):
     """One mixer for every sublayer of a model that is not our decoder; the state runs from `enter` to `leave`.
 
-    The state is what the host hands from sublayer to sublayer in the place of its hidden states. It is a value: a tensor or
-    nested tuples of tensors, made anew by every write.
+    The host passes the state from sublayer to sublayer instead of its hidden states. It is an immutable value, a tensor or
+    nested tuples of tensors; every write returns a new one.
 
     Cost:     `config.cost` of every sublayer and `config.ends_cost`
     Args:
@@ -30,9 +31,9 @@ class DepthAxis(nn.Module):
         norm_eps: the eps of norms inside the mixers.
 
     Raises:
-        ConfigError: a mixer that works inside attention or takes more than its update, or options that do not fit; from a mixer
-            or `leave`, a state that has too few or too many tensors for this place, since a sublayer was left out. A state
-            whose number of tensors stays the same, such as a single stream, does not show that.
+        ConfigError: sizes below 1, a mixer that works inside attention or takes more than its update, or options that do not
+            fit; from a mixer or `leave`, a state with too few or too many tensors for this position, since a sublayer was left
+            out. A state whose number of tensors stays the same, such as a single stream, does not show that.
 
     Example:
         >>> import torch
@@ -59,7 +60,7 @@ class DepthAxis(nn.Module):
 
         super().__init__()
         config = DEPTH.parse(config)
-        stack = outside_decoder(config, LayerStack(d_model, norm_eps, (sublayers,) * n_layers))
+        stack = outside_decoder(config, uniform_stack(d_model, norm_eps, n_layers, sublayers))
         mixers, ends = config.build(stack)
         self.mixers, self.ends = nn.ModuleList(mixers), ends
         self._sublayers = sublayers
@@ -82,14 +83,14 @@ class DepthAxis(nn.Module):
         return cast(DepthEnds, self.ends).enter(embeddings)[0]
 
     def leave(self, state: State) -> Float[Tensor, "B T D"]:
-        """Returns the hidden states behind the last sublayer, before the final norm of the host."""
+        """Returns the hidden states after the last sublayer, before the final norm of the host."""
         check_state(state, self._left_tensors)
         return cast(DepthEnds, self.ends).leave(state)[0]
 
 
 @torch.no_grad()
 def _state_lengths(config: DepthConfig, stack: LayerStack) -> list[int]:
-    """Counts the tensors in the state before every sublayer and behind the last, in one pass on tensors without memory."""
+    """Counts the tensors in the state before every sublayer and after the last, in one pass on the meta device."""
     with torch.device("meta"):
         mixers, ends = config.build(stack)
         states = [ends.enter(torch.empty(1, 1, stack.d_model))[0]]

@@ -2,7 +2,7 @@
 
 The depth state is an explicit immutable value: a tensor, or a (nested) tuple of tensors. Nothing is stored on a
 module between calls, and no tensor of a state is ever written in place. The state between two sublayers is therefore
-exactly what a pipeline cut, an activation checkpoint or a decoder step has to carry.
+exactly what a pipeline cut, an activation checkpoint or a decoder step carries.
 
 A new mixer is one file with a configuration and a module, and one row in `twoaxis.depth`.
 
@@ -60,7 +60,7 @@ Layout = TokenLayout | None
 
 
 class Controls(NamedTuple):
-    """The mixers that a claim about one is held against.
+    """The mixers that one mixer is compared with.
 
     Attributes:
         static: data of the nearest mixer whose weights do not depend on the input; None without one.
@@ -74,7 +74,7 @@ class Controls(NamedTuple):
 
 
 class Read(NamedTuple):
-    """One read or, at the end of the stack, what was left: the state, the views and the carry."""
+    """One read: the state, the views and the carry. At the end of the stack the views are the final hidden states."""
 
     state: State
     views: Any
@@ -82,7 +82,7 @@ class Read(NamedTuple):
 
 
 class Write(NamedTuple):
-    """One write: the state it was given, the update, its context, the carry and the next state."""
+    """One write: the state before it, the update, its context, the carry and the next state."""
 
     state: State
     update: Tensor
@@ -92,7 +92,7 @@ class Write(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """The weighted sums behind a read or a write, and numbers per token [B T] by name; audits look at both."""
+    """The weighted sums of a read or a write, and numbers per token [B T] by name, for audits."""
 
     sums: tuple[WeightedSum, ...] = ()
     gauges: Mapping[str, Float[Tensor, "B T"]] = {}
@@ -107,7 +107,7 @@ class DepthConfig(Config, ABC):
     @property
     @abstractmethod
     def design(self) -> MixingDesign:
-        """How weights are formed and where their sum goes."""
+        """How weights are computed, and where the weighted sum is added or stored."""
 
     @property
     @abstractmethod
@@ -123,7 +123,7 @@ class DepthConfig(Config, ABC):
         return Cost()
 
     def splits_views(self, site: SublayerPosition) -> bool:
-        """Whether a sublayer reads separate inputs for queries, keys and values, each behind its own norm."""
+        """Whether a sublayer reads separate inputs for queries, keys and values, each with its own norm."""
         return False
 
     def controls(self) -> Controls:
@@ -131,10 +131,10 @@ class DepthConfig(Config, ABC):
         return Controls()
 
     def prepare(self, stack: LayerStack) -> LayerStack:
-        """Returns the stack with what this mixer needs of its sublayers; the default needs those that take its views.
+        """Checks that the sublayers fit this mixer, and returns the stack with the properties that it sets.
 
         Raises:
-            ConfigError: sublayers that this mixer cannot work with.
+            ConfigError: sublayers that do not fit.
         """
         for site in stack.sites if stack.slots else ():
             if self.splits_views(site) and not site.slot.takes_views:
@@ -174,17 +174,17 @@ class DepthMixer(Mixer):
 
     @final
     def forward(self, state: State, norm: Callable[[Any], Any], sublayer: Callable[[Any], Tensor]) -> State:
-        """A whole sublayer of a model of another code base: `x = mixer(x, norm, f)` in the place of `x = x + f(norm(x))`.
+        """Runs a sublayer of a model of another code base: `x = mixer(x, norm, f)` replaces `x = x + f(norm(x))`.
 
-        Our decoder calls `read` and `write` itself. Every row is one document here, seen from its first token.
+        Our decoder calls `read` and `write` itself. Every row is one document here, from its first token on.
 
         Args:
-            state: of the depth axis; with many mixers the stream itself, else what the ends or the sublayer before made.
-            norm: makes the context of what is read: one tensor, or a `QKV` of three.
-            sublayer: makes the update [B T D] of the context.
+            state: the depth state; with many mixers the stream itself, else the result of `enter` or of the sublayer before.
+            norm: normalises the views, one tensor or a `QKV` of three, to the context.
+            sublayer: computes the update [B T D] from the context.
 
         Raises:
-            ConfigError: a mixer that works inside attention, where only our decoder lets it in; a state of another place.
+            ConfigError: a mixer that works inside attention, which needs our decoder; a state of another position.
 
         Example:
             >>> import torch
@@ -209,13 +209,13 @@ class DepthMixer(Mixer):
         Args:
             state: before this sublayer.
             layout: of the tokens.
-            cache: what a mixer that also mixes along positions carries from token to token: `()` before the first token,
-                then what the last call returned; None runs without one.
+            cache: of a mixer that also mixes along positions: `()` before the first token, then as the last call returned
+                it; None runs without one.
         """
         return state, None, cache
 
     def mix_heads(self, heads: Heads, context: Views, state: State) -> tuple[Heads, State]:
-        """Returns the heads that attend in place of the projected ones, and the state with what later sublayers need."""
+        """Returns the heads that attend instead of the projected ones, and the state for later sublayers."""
         return heads, state
 
     @abstractmethod
@@ -228,13 +228,13 @@ class DepthMixer(Mixer):
 
 
 class DepthEnds(DeclaredModule, ABC):
-    """Makes a depth state of the embeddings, and of the last state what the final norm sees.
+    """Expands embeddings to the depth state, and collapses the last state to the hidden states before the final norm.
 
     Attributes:
-        lends: whether mixers use parameters of the ends, so that every rank of a pipeline needs them.
+        shares_parameters: whether mixers use parameters of the ends, so that every rank of a pipeline needs them.
     """
 
-    lends = False
+    shares_parameters = False
 
     @abstractmethod
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[State, Any]:
@@ -242,10 +242,10 @@ class DepthEnds(DeclaredModule, ABC):
 
     @abstractmethod
     def leave(self, state: State, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
-        """Returns the hidden states of the last layer, before the final norm, and the next cache of the ends."""
+        """Returns the hidden states before the final norm, and the next cache of the ends."""
 
     def explain(self, done: Read) -> Explanation:
-        """Returns the weights behind what was left, for audits; none by default."""
+        """Returns the weights of the final read, for audits; none by default."""
         return Explanation()
 
 
@@ -262,7 +262,7 @@ class StreamEnds(DepthEnds):
 
 
 def outside_decoder(config: DepthConfig, stack: LayerStack) -> LayerStack:
-    """Prepares the stack for a model whose sublayers return their update and nothing else.
+    """Prepares the stack for a model whose sublayers return their update alone.
 
     Raises:
         ConfigError: a mixer that takes more than the update.
@@ -277,10 +277,10 @@ def outside_decoder(config: DepthConfig, stack: LayerStack) -> LayerStack:
 
 
 def check_state(state: State, tensors: int | None) -> None:
-    """Refuses a state of a host that does not have as many tensors as it must at this place; None is not known."""
+    """Refuses a state that does not have the expected number of tensors at this position; None is unknown."""
     if tensors is not None and _tensors(state) != tensors:
         remedy = "begin with axis.enter and call every mixer of axis.blocks in order"
-        raise ConfigError(problem("tensors of the depth state", _tensors(state), f"{tensors} at this place", remedy))
+        raise ConfigError(problem("tensors of the depth state", _tensors(state), f"{tensors} at this position", remedy))
 
 
 def _tensors(state: State) -> int:

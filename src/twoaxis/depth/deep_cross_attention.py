@@ -1,4 +1,4 @@
-"""DeepCrossAttention: queries, keys and values each read a sum of what all earlier blocks added, with learned weights.
+"""DeepCrossAttention: queries, keys and values each read a sum of the deltas of all earlier blocks, with learned weights.
 
 Letters: B batch, T position, D width, S columns (sources) of one read, C ways (1, or 3 for q, k and v), L blocks.
 """
@@ -36,7 +36,7 @@ class DeepCrossAttentionConfig(DepthConfig):
               lucidrains/deep-cross-attention 0.1.1: activation='relu', score_norm='rms', score_std=0.01, middle='drop'
     Deviates: sigma is GELU here: with the paper's ReLU and w = 0 no score ever gets a gradient, and v3 stays v2
               (lucidrains/deep-cross-attention issue 2). GELU keeps the shape and the start, has slope 1/2 at 0, and needs no
-              gate at 0, behind which w would have no gradient at the start either. activation='relu' is the paper's literal
+              gate at 0, with which w would have no gradient at the start either. activation='relu' is the paper's literal
               form; its scores are declared dead. The paper leaves open the kind of norm (RMSNorm here), whether v1, v2 and v3
               end in one more g as dca does (here they do) and what decays (here neither b nor w). The eps of score_norm is the
               model's; the package has that of the dtype. Its biases of feed-forwards and its unused norm of attention are part
@@ -45,11 +45,10 @@ class DeepCrossAttentionConfig(DepthConfig):
     Init:     EXACT: b = 1 and w = 0, for every k; NONE with score_std > 0 or a dropped middle
     Cost:     params per read and way S*D + D (per_source: 2*S*D; v2: S*D; v1: S), S = min(t, k + 2) in block t, and as much for
               one way over min(L + 1, k + 2) at the end; per token, way and column matrix product flops 2*D and 4*D more (v1,
-              v2: 2*D in all); state S*D numbers per token, 2*D more inside a block; keeps one number per token, way and column;
-              moves (S + ways)*D numbers per token where a block opens, elsewhere 6*D
+              v2: 2*D in all); state S*D numbers per token, 2*D more inside a block; saves one number per token, way and column
     Published: perplexity on LM1B, arXiv:2502.06785v2: 6 blocks (tables 5 and 7) plain 18.98, v1 18.80, v2 18.43, v3 18.41, dca
               18.06: the scores add nothing measurable to v2, separate reads do; 24 blocks (table 1) plain 15.14, k=1 14.48, k=2
-              14.41, k=24 14.35. Its table 7 counts more parameters than its formula has; `per_source` would give its counts
+              14.41, k=24 14.35. Its table 7 counts more parameters than its formula; `per_source` gives these counts
 
     Args:
         variant: `v1`, `v2`, `v3` (one read per block), or `dca`.
@@ -83,7 +82,7 @@ class DeepCrossAttentionConfig(DepthConfig):
 
     @property
     def design(self) -> MixingDesign:
-        """Free weights, plus a score of each source by itself where there are scores."""
+        """Free weights, plus one score per source in variants with scores."""
         scored = self.has_scores
         return MixingDesign(
             query="parameter w" if scored else "none",
@@ -147,7 +146,7 @@ class DeepCrossAttentionConfig(DepthConfig):
         return (deltas[0], span_name("block", 0, n_deltas - k - 2), *deltas[-k:])
 
     def splits_views(self, site: SublayerPosition) -> bool:
-        """Where a block opens, if queries, keys and values are read apart."""
+        """Whether a block opens here, and queries, keys and values have separate reads."""
         return site.opens_block and self.n_ways == 3
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
@@ -225,7 +224,7 @@ class DeepCrossAttention(DepthMixer, config=DeepCrossAttentionConfig):
         self.grn = GRN(config, site.block + 1, config.n_ways, site.stack) if site.opens_block else None
 
     def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Views, Stream, Any]:
-        """Returns the sums of the columns, or inside a block its query input plus what was added; carries the query input."""
+        """Returns the sums of the columns, or inside a block its query input plus the delta so far; carries the query input."""
         if self.grn is None:
             added, query = state.inside
             return query + added, query, cache

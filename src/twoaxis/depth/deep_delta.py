@@ -40,7 +40,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "ddl_cc": {**_FOUR, "compressor": "channel"},
     "ddl_cc_ec": {**_FOUR, "compressor": "channel", "expansion": "embedding_conv"},
 }
-"""The options that each preset fixes. The paper's tables call the forms with EC DDL-TC and DDL-CC, and DDL-CC just DDL."""
+"""Options that each preset fixes. The paper's tables name the forms with EC DDL-TC and DDL-CC, the latter also DDL."""
 
 
 class DeepDeltaConfig(DepthConfig):
@@ -67,8 +67,7 @@ class DeepDeltaConfig(DepthConfig):
     Cost:     params (1 + C)*D + 1 per sublayer (code and code_linear: C more; gate two_layer: gate_width*(D + 1) + 1 for
               D + 1, with its bias gate_width more); per block and for the readout time C*(D*k + 1), channel C*(D + 1);
               embedding convolution C*D*k;
-              flops (4 + 6*C)*D per token and sublayer, compressor 2*C*k*D or 2*C*D; state C*D numbers per token; moves
-              4*D of them per sublayer, with a compressor (3 + 3*C)*D (code and code_linear: D more);
+              flops (4 + 6*C)*D per token and sublayer, compressor 2*C*k*D or 2*C*D; state C*D numbers per token;
               time and the embedding convolution carry k - 1 tokens in generation
     Published: validation loss after 49B tokens, tables 3-5; one seed, equal tokens, not equal FLOPs.
               123M parameters: plain 2.8543, C = 1 2.8482, TC 2.8355, CC 2.8321, TC+EC 2.8299, CC+EC 2.8329.
@@ -88,13 +87,13 @@ class DeepDeltaConfig(DepthConfig):
         beta_init: the gate's starting value, in (0, 2); 1 replaces the component fully, 2 reflects it.
         update_rule: `delta`, or `write_only` (X' = X + beta k v^T).
         direction_eps: eps of the direction's norm.
-        context_eps: eps of every RMSNorm of the model, in the place of its norm_eps; None keeps that. The authors use 1e-5.
+        context_eps: eps of every RMSNorm of the model, instead of its norm_eps; None keeps that. The authors use 1e-5.
         blend: `none`, or `annealed` (C = 1): x + (1 - g) f + g (X' - x), g from 0 on, by a recipe or learned.
         impl: `fused` or `reference`.
 
     Raises:
         ConfigError: beta_init outside (0, 2), several channels without a compressor, a blend of several channels or of another
-            eps than the model's, or options that a preset fixes otherwise.
+            eps than the model's, options that a preset fixes otherwise, or a kernel_size or gate_width that nothing reads.
 
     Example:
         >>> DeepDeltaConfig(preset="ddl_cc_ec").value_channels, DeepDeltaConfig().value_target
@@ -119,7 +118,7 @@ class DeepDeltaConfig(DepthConfig):
 
     @property
     def design(self) -> MixingDesign:
-        """A write that takes out what the state holds along the update before it puts the target there."""
+        """A write that replaces the component of the state along the update by the target."""
         target = {"paper": "W_v c", "code": "4 sigmoid(W_v x + b_v)", "code_linear": "W_v x + b_v"}[self.value_target]
         erases = self.update_rule == "delta"
         return MixingDesign(
@@ -144,11 +143,11 @@ class DeepDeltaConfig(DepthConfig):
     @classmethod
     def _open_interval(cls, value: float) -> float:
         if not 0 < value < 2:
-            raise ConfigError(problem("beta_init", value, "inside (0, 2), where the gate lives", "use the authors' 1.0"))
+            raise ConfigError(problem("beta_init", value, "inside (0, 2), the range of the gate", "use the authors' 1.0"))
         return value
 
     @model_validator(mode="after")
-    def _channels_are_compressed(self) -> Self:
+    def _options_fit(self) -> Self:
         if self.value_channels > 1 and self.compressor == "none":
             remedy = "use 'channel' or 'time', or one channel"
             raise ConfigError(problem("compressor", "none", f"given for value_channels={self.value_channels}", remedy))
@@ -161,6 +160,10 @@ class DeepDeltaConfig(DepthConfig):
         if self.context_eps is not None and self.blend != "none":
             allowed = "left out with a blend, which starts as the plain model and keeps its norms"
             raise ConfigError(problem("context_eps", self.context_eps, allowed, "set norm_eps of the model"))
+        if self.compressor != "time" and self.expansion != "embedding_conv":
+            self.refuse_options(("kernel_size",), ", since nothing is convolved along positions", "remove it, or use 'time'")
+        if self.gate == "linear":
+            self.refuse_options(("gate_width",), ", since a linear gate has no hidden layer", "remove it, or use another gate")
         for option, value in PRESETS[self.preset].items():
             if getattr(self, option) != value:
                 allowed = f"{value!r} with preset={self.preset!r}"
@@ -173,20 +176,20 @@ class DeepDeltaConfig(DepthConfig):
         return stack if self.context_eps is None else replace(stack, norm_eps=self.context_eps)
 
     def controls(self) -> Controls:
-        """The same without the erasure."""
+        """The same without erasing."""
         write_only = {**self.to_data(), "update_rule": "write_only"} if self.update_rule == "delta" else None
         return Controls(write_only=write_only, streams=self.value_channels)
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """None, but for a blend."""
+        """None; exact with a blend."""
         if self.blend == "annealed":
             return InitEquivalence("exact", "the blend starts at 0, where every write is the plain sum")
         return InitEquivalence("none", "it overwrites along the update's direction, so it is never the plain sum")
 
     @property
     def channels(self) -> ChannelForm:
-        """How channels are compressed and begun."""
+        """How channels are compressed and initialised."""
         return ChannelForm(self.compressor, self.expansion, self.value_channels, self.kernel_size, self.impl)
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
@@ -240,7 +243,7 @@ class DeepDelta(DepthMixer, config=DeepDeltaConfig):
             self.target_bias = self.parameter("target_bias", (C,), Constant(0.0), "bias")
         self.blend = blend_parameter(self) if config.blend == "annealed" else None
         self.compressor = config.channels.build_compressor(d_model) if shared is None else None
-        # In a tuple, a module stays with the sublayer that lends it.
+        # In a tuple, so that only the first sublayer of the block registers it.
         self._shared = (shared,)
 
     @classmethod
@@ -250,7 +253,7 @@ class DeepDelta(DepthMixer, config=DeepDeltaConfig):
 
     @property
     def compress(self) -> Compressor | None:
-        """The module that makes one input of several channels, its own or that of the block."""
+        """The compressor, its own or that of the block; None with one channel."""
         return self.compressor if self._shared[0] is None else self._shared[0]
 
     def read(self, state: Any, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any, Any]:
@@ -273,7 +276,7 @@ class DeepDelta(DepthMixer, config=DeepDeltaConfig):
         return delta_writes(state, update, targets, beta, config.direction_eps, config.update_rule, config.impl)
 
     def explain(self, done: Read | Write) -> Explanation:
-        """Returns the gate beta, and how far k^T X is from its target before and after the write, over all channels."""
+        """Returns the gate beta, and the distance of k^T X from its target before and after the write, over all channels."""
         if isinstance(done, Read):
             return Explanation()
         state, update, context, carry, written = done
@@ -285,8 +288,7 @@ class DeepDelta(DepthMixer, config=DeepDeltaConfig):
             channels: Channels = (of,) if carry is None else of
             return torch.linalg.vector_norm(components(channels, update, self.config.direction_eps) - targets, dim=0)
 
-        gauges = {"beta": self.gate(context), "before": discrepancy(state), "after": discrepancy(written)}
-        return Explanation(gauges=gauges)
+        return Explanation(gauges={"beta": self.gate(context), "before": discrepancy(state), "after": discrepancy(written)})
 
     def target(self, x: Stream, context: Stream) -> Float[Tensor, "B T"] | Float[Tensor, "C B T"]:
         """Returns the value that replaces the component of the stream, or of each channel."""

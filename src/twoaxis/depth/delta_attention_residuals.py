@@ -1,4 +1,4 @@
-"""Delta Attention Residuals: each sublayer reads the stream plus a softmax mixture of what was added to it.
+"""Delta Attention Residuals: each sublayer reads the stream plus a softmax mixture of earlier updates.
 
 Letters: B batch, T position, D width, S depth sources.
 """
@@ -28,7 +28,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
               sources v: embedding, then every output (block_size 1) or every block's sum of outputs; out = s_G
     Source:   Delta Attention Residuals, arXiv:2605.18855v1; authors' code wdlctc/delta-attention-residuals-code@fc11c3e,
               Attention-Residuals/modeling_qwen3_attnres.py, and wdlctc/open-attention-residuals for blocks
-    Deviates: queries start at zero, as the paper says and the code does not (its host draws them anew). A read of one source
+    Deviates: queries start at zero, as the paper says and the code does not (its host overwrites them). A read of one source
               has no query. The paper calls a null source the identity at the start; RMSNorm(0) = 0 gives it the score of every
               other source, here as in the code. The released blocks append the stream less the previous entry, an alternating
               sum that equals a block's delta only once: entries="as_released" is that. The embedding of the released separate
@@ -40,7 +40,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
     Init:     EXACT with gate="alpha", which starts at 0; UP_TO_NORM where the sources add up to the stream, since their mean
               then only scales it; else NONE: blocks without a running source, no embedding, or entries as released
     Cost:     params 2*D per read of more than one source, D with a null source, 1 with a gate; flops 4*D per source and token;
-              state D + S*(D+1) numbers per token; moves (S + 5)*D of them per sublayer, 2*D more inside a source block
+              state D + S*(D+1) numbers per token
     Published: perplexity 36.83 (blocks 37.08) against 37.39 of Attention Residuals and 38.71 of the residual at 220M,
               arXiv:2605.18855
 
@@ -106,7 +106,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
         return super().prepare(stack)
 
     def splits_views(self, site: SublayerPosition) -> bool:
-        """At attention, with separate values."""
+        """Whether this is attention, and values have a read of their own."""
         return self.value_routing == "separate" and site.slot.takes_views
 
     def blocks(self, stack: LayerStack) -> SourceBlocks:
@@ -129,7 +129,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
         return inside and self.entries == "block_delta"
 
     def names(self, site: SublayerPosition) -> tuple[str, ...]:
-        """The names of the sources of one read, oldest first behind a null source."""
+        """The names of the sources of one read, oldest first after a null source."""
         completed, blocks = self.completed(site.index, site.stack), self.blocks(site.stack).names
         # As released, every entry is the stream where a block opens less the entry before it.
         held = tuple(f"entry {n}" for n in range(len(blocks))) if self.entries == "as_released" else blocks
@@ -144,7 +144,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """As the sources add up to the stream or not."""
+        """Depends on whether the sources add up to the stream."""
         if self.gate == "alpha":
             return InitEquivalence("exact", "the factor of the mixture starts at zero")
         sizes = self.block_size if isinstance(self.block_size, tuple) else (self.block_size,)
@@ -155,7 +155,7 @@ class DeltaAttentionResidualsConfig(DepthConfig):
         return InitEquivalence("none", "zero queries add the mean of sources that do not add up to the stream")
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """One read, or two where values are routed apart, and the write."""
+        """One read, or two where values have their own, and the write."""
         read = self._read_cost(len(self.names(site)), site.d_model, shape)
         write = Cost(elementwise_flops=shape.total_tokens * site.d_model * (3 + self.runs_on(site.index, site.stack)))
         return read + (read if self.splits_views(site) else Cost()) + write
@@ -171,12 +171,12 @@ class DeltaAttentionResidualsConfig(DepthConfig):
         return Cost(params=params + 2 * D, matmul_flops=2 * N * n * D, elementwise_flops=flops)
 
     def build(self, stack: LayerStack) -> "tuple[list[DeltaAttentionResiduals], DeltaEnds]":
-        """Builds a query for each read, or two where values are routed apart."""
+        """Builds a query for each read, or two where values have their own."""
         return [DeltaAttentionResiduals(self, site) for site in stack.sites], DeltaEnds(self, stack)
 
 
 class StreamAndDeltas(NamedTuple):
-    """The depth state: the plain stream and what was added to it.
+    """The depth state: the plain stream, and the updates as sources.
 
     Attributes:
         stream: the residual stream.
@@ -203,9 +203,9 @@ class DeltaAttentionResiduals(DepthMixer, config=DeltaAttentionResidualsConfig):
     def __init__(self, config: DeltaAttentionResidualsConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.config, self.eps = config, site.norm_eps
-        opens, following, names = config.blocks(site.stack).openings, site.index + 1, config.names(site)
-        self.is_first, self.is_last = site.index == 0, following == site.stack.n_sublayers
-        self.opens_source, self.closes_source = site.index in opens, following in opens
+        opens, after, names = config.blocks(site.stack).openings, site.index + 1, config.names(site)
+        self.is_first, self.is_last = site.index == 0, after == site.stack.n_sublayers
+        self.opens_source, self.closes_source = site.index in opens, after in opens
         self.splits_views = config.splits_views(site)
         null, gated = config.null_source == "learned", config.gate == "alpha"
         form = names, site.d_model, site.norm_eps, null, gated, config.impl
@@ -213,7 +213,7 @@ class DeltaAttentionResiduals(DepthMixer, config=DeltaAttentionResidualsConfig):
         self.value_route = AddedRead(*form) if names and self.splits_views else None
 
     def read(self, state: StreamAndDeltas, layout: Layout = None, cache: Any = None) -> tuple[Views, None, Any]:
-        """Returns the stream plus the mixture; separately for the values where they are routed apart."""
+        """Returns the stream plus the mixture; separately for the values where they have a read of their own."""
         view = state.stream if self.route is None else self.route(state.stream, state.sources)
         if not self.splits_views:
             return view, None, cache
@@ -243,7 +243,7 @@ class DeltaAttentionResiduals(DepthMixer, config=DeltaAttentionResidualsConfig):
         return StreamAndDeltas(stream, (*values, *fresh), factors, running)
 
     def explain(self, done: Read | Write) -> Explanation:
-        """Returns the mixture that is added to the stream, and that of the values where they are routed apart."""
+        """Returns the mixture that is added to the stream, and that of the values where they have their own."""
         if isinstance(done, Write) or self.route is None:
             return Explanation()
         stream, sources = done.state.stream, done.state.sources

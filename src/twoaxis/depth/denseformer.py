@@ -27,7 +27,7 @@ DILUTED = 1e-4
 class DenseFormerConfig(DepthConfig):
     """Replaces the output of a block by a depth-weighted average (DWA): a free weighted sum of this and earlier outputs.
 
-    Equation: X_i = Y_{i-1} + (what the sublayers of unit i add),  Y_0 = X_0 = embeddings
+    Equation: X_i = Y_{i-1} + (updates of unit i),  Y_0 = X_0 = embeddings
               Y_i = sum_j alpha_ij X_j over j <= i, j = i mod dilation, if period divides i, else Y_i = X_i
               connect_to_last: Y_L = sum_{j <= L} alpha_j X_j, all other Y_i = X_i;  skip_gains: x' = g x + f(Norm(x))
     Source:   DenseFormer, arXiv:2402.02622v2, eq. 1 and section 3; authors' code epfml/DenseFormer, denseformer/denseformer.py
@@ -41,7 +41,7 @@ class DenseFormerConfig(DepthConfig):
     Shapes:   state: tuple of [B T D], the outputs still to be read and the stream; sums in float32, rounded once
     Init:     EXACT: alpha = 1 on the newest source and 0 elsewhere (connect_to_last: 1e-4, so NONE), g = 1
     Cost:     params S per row, L (L + 3) / 2 in all for 1x1; flops 2*S*D per token and row; state at most (L + 1)*D numbers
-              per token; keeps one output per row that no later row reads; moves 3*D numbers per sublayer, (S + 3)*D at a row
+              per token; saves one output per row that no later row reads
     Published: perplexity on OpenWebText2, 48 blocks, arXiv:2402.02622v2 tables 1 and 4: plain 18.61, 1x1 17.84, 4x1 17.86, 4x5
               17.87, 12x1 17.96, connect-to-last 18.33, last-4 18.28, skips with gains 18.45 (kxp: dilation x period). The paper
               does not say whether 4x5 was run with `every` (its text and package) or `groups` (its training code).
@@ -52,7 +52,7 @@ class DenseFormerConfig(DepthConfig):
         dilation: a row reads every `dilation`-th output, counted back from the newest.
         period: units between two rows.
         stored: `every` output can be read, or only those of `groups` of `period` units, which dilation then counts.
-        granularity: what a unit is: a `block`, or a `sublayer`.
+        granularity: a unit is a `block`, or a `sublayer`.
         last: a row reads the embedding and this many newest outputs; None reads them all.
         older_init: start of all weights of a row but the newest; None means the authors' (0; connect_to_last 1e-4).
         impl: `fused` or `reference`.
@@ -89,7 +89,7 @@ class DenseFormerConfig(DepthConfig):
             normaliser="none",
             window="own state" if gains else sources if self.dilation == 1 else f"{sources}, 1 of {self.dilation}",
             sharing="sublayer" if gains or self.granularity == "sublayer" else "block",
-            injection="replaces what the head sees" if self.variant == "connect_to_last" else f"replaces the stream{period}",
+            injection="replaces the input of the head" if self.variant == "connect_to_last" else f"replaces the stream{period}",
         )
 
     @model_validator(mode="after")
@@ -111,7 +111,7 @@ class DenseFormerConfig(DepthConfig):
         return strided_sums(n_units, self.period, self.dilation * apart, None if self.last is None else self.last * apart)
 
     def rows_of(self, stack: LayerStack) -> Sums:
-        """The rows of a whole stack."""
+        """The rows of a stack."""
         return self.rows(n_units(stack, self.granularity))
 
     def prepare(self, stack: LayerStack) -> LayerStack:
@@ -184,7 +184,7 @@ class DenseFormer(DepthMixer, config=DenseFormerConfig):
         return History(kept if self.newest_is_kept else (*kept, outputs[-1]))
 
     def _outputs(self, held: tuple[Stream, ...], update: Stream) -> tuple[Stream, ...]:
-        """The outputs that are held, and the stream with the update behind them."""
+        """The outputs in the state, and after them the stream with the update."""
         # Under autocast the update may be narrower than the stream that it joins.
         newest = held[-1] + update.to(held[-1].dtype)
         return (*(held if self.stream_is_kept else held[:-1]), newest)

@@ -29,14 +29,14 @@ class DepthAttentionConfig(DepthConfig):
     Deviates: with projections="shared" and granularity="block", z^(l) is the paper's; states="raw" reads h^(l) itself, as in
               the paper's equation, the default a normalised h^(l), as in its Algorithm 1. "own" is another operator, no
               instance of section 2.2: the reader of h^(l) makes q_l, k_l and v_l with its own matrices. The paper leaves open
-              where z goes: here it enters the stream before the block opens and stays there, and h^(l) is the output of block
+              where z is added: here to the stream before the block, where it stays, and h^(l) is the output of block
               l - 1, before z^(l) is added. Output matrix, norm, heads, window, initial values and a read of h^(L) by the head
               are open too, and options here. No encoding of depth positions, as in the paper
     Shapes:   state ([B T D], up to W-1 times [B T H K] keys and values); softmax in float32 (float64 for float64)
     Init:     EXACT with mode="add" and output_init="zero", the default: W_O = 0 adds nothing and still trains; else NONE
     Cost:     params D + 4*D*H*K once (own: per reader; W = 1: 2*D*H*K, no query and no key; output none: D*H*K fewer), a copy
               on every pipeline rank; per token matmul flops 8*D*H*K per reader and attention flops 4*H*K per source; state
-              D + 2*H*K*min(l, W-1) numbers per token; moves 5*D + 2*H*K per source of them per reader, elsewhere 3*D
+              D + 2*H*K*min(l, W-1) numbers per token
     Published: the paper measures nothing; it argues that this read costs O(T W L D) and a retained history
 
     Args:
@@ -81,7 +81,7 @@ class DepthAttentionConfig(DepthConfig):
         state = "h_l" if self.granularity == "block" else "x_g"
         whose = state if self.states == "raw" else f"Norm({state})"
         through = " through W_O" if self.output == "matrix" else ""
-        # A softmax over one state is 1: what is left is a map.
+        # A softmax over one state is 1, so that only the map of values remains.
         one = self.window == 1
         return MixingDesign(
             query="none" if one else f"W_Q {whose}",
@@ -114,7 +114,7 @@ class DepthAttentionConfig(DepthConfig):
         return self.n_heads * (self.head_dim or d_model // self.n_heads)
 
     def reads(self, stack: LayerStack) -> tuple[StateRead, ...]:
-        """All reads of the model, that of the head last where it makes one."""
+        """All reads of the model, that of the head last if there is one."""
         count = n_units(stack, self.granularity) + (self.head == "read")
         after = "state at {}" if self.granularity == "sublayer" else "state after block {}"
         first = 0 if self.granularity == "sublayer" else 1
@@ -131,7 +131,7 @@ class DepthAttentionConfig(DepthConfig):
         return self.reads(site.stack)[unit.number] if unit.opens else None
 
     def form(self, stack: LayerStack) -> ReaderForm:
-        """How every reader of this model works."""
+        """The form of every reader of this model."""
         start = self.output_init or ("zero" if self.mode == "add" else "scaled")
         return ReaderForm(
             d_model=stack.d_model,
@@ -168,7 +168,7 @@ class DepthAttentionConfig(DepthConfig):
         return stack
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """The projections and the attention over the window, where a read is made, and the write."""
+        """The projections and the attention over the window where there is a read, and the write."""
         read, add = self.read_at(site), Cost(elementwise_flops=shape.total_tokens * site.d_model)
         if read is None:
             return add
@@ -183,8 +183,8 @@ class DepthAttentionConfig(DepthConfig):
     def build(self, stack: LayerStack) -> "tuple[Sequence[DepthMixer], DepthAttentionEnds]":
         """Builds a reader for each state, with matrices of its own or with those of the ends."""
         ends = DepthAttentionEnds(self, stack)
-        lender = ends if self.projections == "shared" else None
-        mixers = [StreamWrite() if self.read_at(site) is None else DepthAttention(self, site, lender) for site in stack.sites]
+        owner = ends if self.projections == "shared" else None
+        mixers = [StreamWrite() if self.read_at(site) is None else DepthAttention(self, site, owner) for site in stack.sites]
         return mixers, ends
 
 
@@ -194,15 +194,15 @@ class DepthAttention(Reader, DepthMixer, config=DepthAttentionConfig):
     Args:
         config: the options.
         site: of the sublayer.
-        lender: the ends, when all readers share their matrices.
+        owner: the ends, when all readers share their matrices.
     """
 
-    def __init__(self, config: DepthAttentionConfig, site: SublayerPosition, lender: Reader | None) -> None:
+    def __init__(self, config: DepthAttentionConfig, site: SublayerPosition, owner: Reader | None) -> None:
         super().__init__()
         self.form, read = config.form(site.stack), config.read_at(site)
         assert read is not None, "a sublayer that reads nothing adds to the stream alone"
-        self.prepare_read(read, lender)
-        if lender is None:
+        self.prepare_read(read, owner)
+        if owner is None:
             self.declare(read.parts)
 
     @classmethod
@@ -218,12 +218,12 @@ class DepthAttention(Reader, DepthMixer, config=DepthAttentionConfig):
         return super().build_alone(config, site)
 
     def read(self, state: StreamAndMemory, layout: Layout = None, cache: Any = None) -> tuple[Stream, StreamAndMemory, Any]:
-        """Returns the stream with what is read, as the view and, with the memory after it, as the carry."""
+        """Returns the stream after the read as the view, and the stream and the next memory as the carry."""
         carry = self.stream_and_memory(state)
         return carry.stream, carry, cache
 
     def write(self, state: StreamAndMemory, update: Stream, context: Views, carry: StreamAndMemory) -> StreamAndMemory:
-        """Returns the stream plus the update, and the memory that the read has left."""
+        """Returns the stream plus the update, and the memory after the read."""
         return carry._replace(stream=carry.stream + update)
 
     def explain(self, done: Read | Write) -> Explanation:
@@ -232,13 +232,13 @@ class DepthAttention(Reader, DepthMixer, config=DepthAttentionConfig):
 
 
 class DepthAttentionEnds(Reader, DepthEnds):
-    """The stream starts as the embeddings without a memory; the matrices that all readers share live here."""
+    """The stream starts as the embeddings without a memory; the ends own the matrices that all readers share."""
 
     def __init__(self, config: DepthAttentionConfig, stack: LayerStack) -> None:
         super().__init__()
-        self.config, self.form, self.lends = config, config.form(stack), config.projections == "shared"
+        self.config, self.form, self.shares_parameters = config, config.form(stack), config.projections == "shared"
         reads = config.reads(stack)
-        if self.lends:
+        if self.shares_parameters:
             self.declare(max(read.parts for read in reads))
         elif config.head == "read":
             self.declare(reads[-1].parts)
@@ -250,9 +250,9 @@ class DepthAttentionEnds(Reader, DepthEnds):
         return StreamAndMemory(embeddings, (), ()), cache
 
     def leave(self, state: StreamAndMemory, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
-        """Returns the stream, with what the head reads where it does."""
+        """Returns the stream, after the read of the head if there is one."""
         return self.stream_and_memory(state).stream if self.config.head == "read" else state.stream, cache
 
     def explain(self, done: Read) -> Explanation:
-        """Returns the mixture of values that the head reads."""
+        """Returns the mixture of values in the read of the head, if there is one."""
         return self.explain_read(done.state, done.views) if self.config.head == "read" else Explanation()

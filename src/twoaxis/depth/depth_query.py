@@ -27,7 +27,7 @@ class Sources(NamedTuple):
         values: the sources.
         inverse_rms: of the keys.
         keys: the keys, or empty where a source is its own key.
-        early: reads that phase 1 has begun for the sublayers to come.
+        early: reads of phase 1 for later sublayers of the block.
     """
 
     values: tuple[Stream, ...]
@@ -36,12 +36,12 @@ class Sources(NamedTuple):
     early: tuple[EarlyRead, ...] = ()
 
     def with_output(self, update: Float[Tensor, "B T W"], opens: bool, count: int, eps: float, impl: Impl) -> "Sources":
-        """Returns the sources with one output, behind which the emitted key stands if there is one.
+        """Returns the sources with one more output, which ends with the emitted key if there is one.
 
         Args:
             update: the output.
             opens: whether it is a source of its own; else it is added to the newest, whose key is the mean of all keys in it.
-            count: outputs in the newest source then.
+            count: outputs in the newest source afterwards.
             eps: of the rms.
             impl: `fused` or `reference`.
         """
@@ -62,7 +62,7 @@ class Sources(NamedTuple):
 
 @dataclass(frozen=True)
 class ReadForm:
-    """How one place reads.
+    """The form of one read.
 
     Attributes:
         names: of its sources, oldest first.
@@ -70,11 +70,11 @@ class ReadForm:
         n_heads: H.
         impl: the engine.
         query: one for all tokens, or one for each.
-        keys: the sources themselves behind a learned gain or without one, or keys that the sublayers emit.
+        keys: the sources themselves with a learned gain or without one, or keys that the sublayers emit.
         values: the sources as they are, or normalised.
         score_scale: factor on the scores.
         read_scale: factor on the mixture.
-        prior: what is added to the scores of each source, if anything.
+        prior: added to the scores of each source; None adds nothing.
     """
 
     names: tuple[str, ...] = field(compare=False)
@@ -90,7 +90,7 @@ class ReadForm:
 
     @property
     def params(self) -> int:
-        """Numbers in the query and, where there are such, in the gain and the map of tokens."""
+        """Parameters of the query, of the gain and of the map of tokens, where they exist."""
         W = self.key_width
         return W * (1 + (self.keys == "gained")) + (W * W if self.query == "token" else 0)
 
@@ -129,7 +129,7 @@ class ReadForm:
 
 
 class DepthQuery(DeclaredModule):
-    """One read: a pseudo-query and, where sources are keys, their gain, of which only the product matters."""
+    """One read: a pseudo-query and, where sources are keys, their gain; only the product of both matters."""
 
     def __init__(self, form: ReadForm) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class DepthQuery(DeclaredModule):
 
 @outside_autocast
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Applies a linear map in the precision of its arguments, whatever autocast says."""
+    """Applies a linear map in the precision of its arguments, also under autocast."""
     return F.linear(x, weight)
 
 

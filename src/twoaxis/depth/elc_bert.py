@@ -44,22 +44,23 @@ class ElcBertConfig(DepthConfig):
               (base: the newest at 1, whose weight is then e / (e + n - 1): a mild bias, not an identity). EXACT with
               blend="annealed": weights 1 + g (softmax(w) - 1) add up the plain stream at g = 0
     Cost:     params n in block n, L (L + 1) / 2 - 1 in all (weighted_output: L + 1 more); flops 2*n*D per token and block;
-              state at most (L + 2)*D numbers per token; moves (n + 1)*D where a block opens, elsewhere 3*D (base) or 6*D
+              state at most (L + 2)*D numbers per token
     Published: BabyLM 2023, 10M words, arXiv:2311.02265 table 1: BLiMP 75.8, GLUE 73.7, MSGS 29.4 (best of the track). Its
               ablation at base size, which we know from summaries only: BLiMP 85.3 ("plain", which we take for base), 84.9
-              (zero), 85.1 (normalized), 86.1 (weighted_output). All with an affine LayerNorm behind attention, which bounds
+              (zero), 85.1 (normalized), 86.1 (weighted_output). All with an affine LayerNorm after attention, which bounds
               the outputs; our decoder has none, so prefer `normalized` there
 
     Args:
         variant: `base`, `zero`, `normalized` or `weighted_output`, as the authors name their files.
-        embedding_norm: H_0 behind a `layer` norm, or `none`; None is `layer` for `normalized`, else `none`.
+        embedding_norm: `layer` normalises H_0, `none` does not; None is `layer` for `normalized`, else `none`.
         source_eps: eps of these LayerNorms.
-        blend: `none`, or `annealed` (`weighted_output` only): a weight g that starts at 0 goes from plain sums to convex ones,
-            moved by the recipe of a training or learned.
+        blend: `none`, or `annealed` (`weighted_output` only): a weight g from 0 on interpolates from plain sums to convex ones,
+            scheduled by a recipe or learned.
         impl: `fused` or `reference`.
 
     Raises:
-        ConfigError: a blend of another variant, or one behind a norm of the embedding, where the plain stream is not summed.
+        ConfigError: a blend of another variant, a blend after a norm of the embedding, where the plain stream is not summed, or
+            a source_eps without a LayerNorm.
 
     Example:
         >>> ElcBertConfig(variant="base").init_equivalence.relation
@@ -82,7 +83,13 @@ class ElcBertConfig(DepthConfig):
         return MixingDesign("none", "none", value, "softmax", "all", "block", "replaces the stream")
 
     @model_validator(mode="after")
-    def _sums_everything(self) -> Self:
+    def _options_fit(self) -> Self:
+        if self.variant != "normalized" and not self.norms_embedding:
+            reason, remedy = (
+                f", since variant={self.variant!r} has no LayerNorm here",
+                "remove it, or use embedding_norm='layer'",
+            )
+            self.refuse_options(("source_eps",), reason, remedy)
         if self.blend == "annealed" and self.variant != "weighted_output":
             allowed = "'weighted_output' with blend='annealed'"
             raise ConfigError(problem("variant", self.variant, allowed, "use that variant"))
@@ -98,7 +105,7 @@ class ElcBertConfig(DepthConfig):
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """None, but for a blend."""
+        """None; exact with a blend."""
         if self.blend == "annealed":
             return InitEquivalence("exact", "the blend starts at 0, where every read is the plain sum of all outputs")
         return InitEquivalence("none", "blocks read a mean of earlier outputs, and the head sees no sum of them")
@@ -131,7 +138,7 @@ class ElcBertConfig(DepthConfig):
 
 
 class ElcBert(DepthMixer, config=ElcBertConfig):
-    """See `ElcBertConfig`; sources are the embedding and the outputs of earlier blocks, as far as they are read again."""
+    """See `ElcBertConfig`; sources are the embedding and the outputs of earlier blocks, as long as they are read again."""
 
     def __init__(self, config: ElcBertConfig, site: SublayerPosition) -> None:
         super().__init__()
@@ -141,7 +148,7 @@ class ElcBert(DepthMixer, config=ElcBertConfig):
         self.combination = config.combination(site.block + 1) if site.opens_block and site.block else None
 
     def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, tuple[Stream, ...], Any]:
-        """Returns the combination, or inside a block its input plus what was added; carries the input of the block."""
+        """Returns the combination, or inside a block its input plus the updates so far; carries the input of the block."""
         if self.opens_block:
             combined = state.sources[0] if self.combination is None else self.combination(state.sources)
             return combined, (combined,), cache

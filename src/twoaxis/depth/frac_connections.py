@@ -34,8 +34,8 @@ class FracConnectionsConfig(DepthConfig):
               B_g(s,f) += s_b tanh(w_f^T x_(s,g)); all pieces share the maps w; Y and A are [source, destination]
     Source:   Frac-Connections, arXiv:2503.14125; lucidrains/hyper-connections 0.4.11 with num_fracs > 1
     Deviates: paper: none that we know; no authors' code was found to compare with. Its norm is taken from its models, LayerNorm
-              without gain and bias; s_a scales Y and A alike, as in Hyper-Connections; what it decays is not published, here
-              the maps alone. lucidrains' package builds its static weights as [read | residual] columns and uses them as
+              without gain and bias; s_a scales Y and A alike, as in Hyper-Connections; decay is not published, here the
+              maps alone decay. lucidrains' package builds its static weights as [read | residual] columns and uses them as
               (fraction, [read, residual]); the tensors here follow the use, and start as that construction makes them
     Shapes:   state n times [B T D]; update [B T D] -> state; scores, tanh and weights in float32, streams rounded once
     Init:     EXACT (paper): Y = A = I, B = 1, maps 0. NONE (lucidrains with m > 1), by the layout above
@@ -47,10 +47,10 @@ class FracConnectionsConfig(DepthConfig):
 
     Args:
         n_fractions: fractions of each stream; must divide d_model. The paper's choice is 4.
-        form: `paper` (diagonal B), or `lucidrains` (every fraction of the update goes to every piece).
+        form: `paper` (diagonal B), or `lucidrains` (every fraction of the update is added to every piece).
         n_streams: streams that are cut, 1 in the paper. More of them are Hyper-Connections between fractions, which belong here
             and not to `hyper_connections`, since it is the fractions that make weights a matrix over pieces.
-        weights: `dynamic` adds to each weight what the token asks for; `static` weights are parameters alone.
+        weights: `dynamic` adds a number to each weight that depends on the token; `static` weights are parameters alone.
         scale_init: start of s_a and s_b.
         impl: `fused` or `reference`.
 
@@ -72,7 +72,7 @@ class FracConnectionsConfig(DepthConfig):
 
     @property
     def design(self) -> MixingDesign:
-        """Weights between fractions, each with what the token adds to it."""
+        """Weights between fractions, each plus a number that depends on the token."""
         dynamic = self.weights == "dynamic"
         return MixingDesign(
             query="parameter maps" if dynamic else "none",
@@ -127,7 +127,7 @@ class FracConnectionsConfig(DepthConfig):
         return InitEquivalence("exact", "every fraction is read, kept and written with weight 1, and no other one")
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """One read, one mixing write and, for dynamic weights, the scores they take."""
+        """One read, one mixing write and, for dynamic weights, their scores."""
         m, P, C, N = self.n_fractions, self.pieces, self.columns, shape.total_tokens
         E = site.d_model // m
         writes = P if self.form == "paper" else m * P
@@ -152,13 +152,13 @@ class FracConnectionsConfig(DepthConfig):
 
 
 class FracConnections(StreamsMixer, config=FracConnectionsConfig):
-    """See `FracConnectionsConfig`; the fractions lie side by side in the streams."""
+    """See `FracConnectionsConfig`; the fractions are contiguous slices of the streams."""
 
     def __init__(self, config: FracConnectionsConfig, site: SublayerPosition) -> None:
         super().__init__(config.impl, config.n_fractions)
         P, m = config.pieces, config.n_fractions
         read, residual = _starts(config, site.index)
-        # The update goes to pieces by one row of weights, or by one for each of its fractions.
+        # The update has one row of weights, or one row for each of its fractions.
         self.rows = 1 if config.form == "paper" else m
         self.read_weights = self.parameter("read_weights", (P, m), Values(read), "mixing")
         self.residual_weights = self.parameter("residual_weights", (P, P), Values(residual), "mixing")
@@ -170,14 +170,14 @@ class FracConnections(StreamsMixer, config=FracConnectionsConfig):
         return self.read_weights, self.residual_weights, self.write_weights
 
     def read(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Mixing, Any]:
-        """Returns the fractions that are read, side by side, and what its write takes."""
+        """Returns the fractions that are read, concatenated, and the streams and weights for the write."""
         if self.dynamic is not None:
             return *self.dynamic(state, *self._static), cache
         (view,) = mix_pieces(state, None, self.read_weights, None, self.n_fractions, self.impl)
         return view, Mixing(state, self.residual_weights, self.write_weights.expand(self.rows, -1)), cache
 
     def read_sum(self, state: Streams, view: Stream) -> WeightedSum:
-        """Returns the sum of all pieces that each fraction of what is read is."""
+        """Returns the weighted sum of all pieces behind each fraction of the view."""
         m, weights = self.n_fractions, self.read_weights
         if self.dynamic is not None:
             weights = self.dynamic.read_columns(state, *self._static).movedim(1, -1)
@@ -225,7 +225,7 @@ class DynamicFractions(DeclaredModule):
 
     @outside_autocast
     def forward(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Stream, Mixing]:
-        """Returns the fractions that are read, side by side, and what its write takes."""
+        """Returns the fractions that are read, concatenated, and the streams and weights for the write."""
         n, m = len(state), self.config.n_fractions
         P, inputs = n * m, self._inputs(state, read, residual, write)
         view, weights, streams = hyper_read(state, *inputs, None, self.rule, self.config.impl)
@@ -244,8 +244,8 @@ class DynamicFractions(DeclaredModule):
         """The static weights, their scales, and the maps."""
         n, m = len(state), self.config.n_fractions
         P = n * m
-        # In the paper's form a piece weights its own share of the update, in the other one it weights what its fraction of the
-        # update gives to every fraction of its stream.
+        # In the paper's form a piece weights its own share of the update; in the other form, the share of its fraction
+        # of the update in every fraction of its stream.
         own = write.unsqueeze(1) if self.gain is None else write.view(n, 1, m).expand(n, m, m).flatten(0, 1)
         static = torch.cat((read, residual, own), dim=1)
         scale = torch.cat((self.mixing_scale.expand(m + P), self.write_scale.expand(own.shape[1])))

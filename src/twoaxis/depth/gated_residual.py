@@ -26,12 +26,12 @@ OWN_GAIN = 1.5
 
 
 class GatedResidualConfig(DepthConfig):
-    """Keeps n residual streams; each sublayer reads the mean of the normalised streams behind an elementwise gate.
+    """Keeps n residual streams; each sublayer reads the mean of the normalised streams, each times an elementwise gate.
 
     Equation: y_j = gain_j * S_j / rms(S_j),  y = (y_1 ... y_n),  gate = sigmoid(up silu(down y / n))
               u = 1/n sum_j gate_j * y_j,  S'_j = S_j + w_j f(Norm(u)),  w = 2 sigmoid(inject y / n)
               S_j = embeddings at first;  h is one more such read
-    Source:   transformers 5.24 models/qwen4_exp, Qwen4ExpTextGatedResidual; its paper, arXiv:2608.30320, we know from
+    Source:   transformers 5.24 models/qwen4_exp, Qwen4ExpTextGatedResidual; its paper, arXiv:2608.30320, is known to us from
               citations only
     Deviates: the blocks of Qwen4Exp have no norm but this one, and none follows its last read; here every sublayer and the head
               keep their norm. Gains are stored as they multiply, there as their difference from 1
@@ -39,7 +39,7 @@ class GatedResidualConfig(DepthConfig):
               down [rank, n*D], up [n*D, rank], inject [n, n*D], gain [n, D]: columns and rows stream-major
     Init:     UP_TO_NORM with `preserving`: up = 0 and inject = 0, so that all gates are 1/2 and all write weights 1; sublayer g
               has the gain 1.5 for stream g mod n and (n - 1.5)/(n - 1) for the others, since with equal gains the streams would
-              stay copies for ever. NONE with `normal`: gain 1, maps ~ N(0, 0.25 / fan in)
+              stay equal in training. NONE with `normal`: gain 1, maps ~ N(0, 0.25 / fan in)
     Cost:     params n*D*(2*rank + n + 1) per sublayer, n*D*(2*rank + 1) for the last read; flops 2*n*D*(2*rank + n) + 14*n*D
               per token and sublayer; state n*D numbers per token; nothing carried from token to token
     Published: loss 1.762 in its paper, as with full Attention Residuals there (second-hand). The configuration of
@@ -93,7 +93,7 @@ class GatedResidualConfig(DepthConfig):
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The gated read, and a write to every stream."""
         n, D, N = self.n_streams, site.d_model, shape.total_tokens
-        # The products for the write weights, the sigmoid of them, and its double.
+        # The logits of the write weights, their sigmoid, and the factor 2.
         write = Cost(params=n * n * D, matmul_flops=2 * n * n * D * N, elementwise_flops=2 * n * D * N)
         return self._read_cost(D, shape) + write
 
@@ -111,7 +111,7 @@ class GatedResidualConfig(DepthConfig):
 
 
 class StreamGate(DeclaredModule):
-    """The gated read, and with `writes` the products that the write weights come from."""
+    """The gated read, and with `writes` the logits of the write weights."""
 
     def __init__(self, config: GatedResidualConfig, stack: LayerStack, index: int, writes: bool) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class StreamGate(DeclaredModule):
             self.inject = self.parameter("inject", (n, n * D), inject, "matrix")
 
     def forward(self, state: Streams) -> tuple[Stream, Float[Tensor, "n B T"] | None]:
-        """Returns what is read, and the logits of the write weights."""
+        """Returns the view, and the logits of the write weights."""
         return gated_read(state, self.gain, self.down, self.up, self.inject, self.eps, self.impl)
 
     def sum(self, state: Streams, made: Stream) -> WeightedSum:

@@ -32,7 +32,7 @@ def place_in_chain(site: SublayerPosition) -> int:
 
 
 def check_chains(stack: LayerStack, mixer: str) -> None:
-    """Refuses stacks whose heads a mixer cannot carry from layer to layer.
+    """Refuses stacks whose heads a mixer cannot pass from layer to layer.
 
     Raises:
         ConfigError: no sublayer with heads, or kv-heads of different widths in one chain.
@@ -52,7 +52,7 @@ def check_chains(stack: LayerStack, mixer: str) -> None:
 
 
 class StreamAndHeads(NamedTuple):
-    """The depth state: the plain stream, and for each chain what its layers so far have left to later ones."""
+    """The depth state: the plain stream, and for each chain the tensors that its layers pass to later ones."""
 
     stream: Stream
     heads: tuple[tuple[Tensor, ...], ...]
@@ -64,7 +64,7 @@ class StreamAndHeads(NamedTuple):
 
 
 class HeadsEnds(DepthEnds):
-    """The stream starts as the embeddings, with chains that hold nothing yet."""
+    """The stream starts as the embeddings, with empty chains."""
 
     def __init__(self, stack: LayerStack) -> None:
         super().__init__()

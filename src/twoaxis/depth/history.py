@@ -1,4 +1,4 @@
-"""Sources that the depth state keeps of the past: which of them are held, for how long, and what is added meanwhile.
+"""Sources in the depth state: which of them are kept, for how long, and what is added inside a unit.
 
 Letters: B batch, T position, D width.
 """
@@ -26,7 +26,7 @@ Granularity = Literal["block", "sublayer"]
 
 
 class Unit(NamedTuple):
-    """The unit of depth that a sublayer is part of, counted from 0, and whether the sublayer opens and closes it."""
+    """The unit of depth of a sublayer, counted from 0, and whether the sublayer opens and closes it."""
 
     number: int
     opens: bool
@@ -51,11 +51,11 @@ def n_units(stack: LayerStack, granularity: Granularity) -> int:
 
 
 Sums = Mapping[int, tuple[int, ...]]
-"""The outputs that are summed behind each unit with a sum, oldest first; 0 is the embedding, 1 what the first unit left."""
+"""The outputs that are summed after each unit with a sum, oldest first; 0 is the embedding, 1 the output of the first unit."""
 
 
 def strided_sums(n_units: int, period: int, stride: int, newest: int | None = None) -> Sums:
-    """Returns a sum behind every `period`-th unit, of every `stride`-th output counted back from the newest.
+    """Returns a sum after every `period`-th unit, of every `stride`-th output counted back from the newest.
 
     Args:
         n_units: of the whole stack.
@@ -74,44 +74,44 @@ def strided_sums(n_units: int, period: int, stride: int, newest: int | None = No
 
 
 def read_later(sums: Sums, unit: int) -> tuple[int, ...]:
-    """Returns the outputs up to this unit that the sums behind later units read, which the state has to hold."""
+    """Returns the outputs up to this unit that sums after later units read, which the state has to keep."""
     return tuple(sorted({source for end, read in sums.items() if end > unit for source in read if source <= unit}))
 
 
 class Selection(NamedTuple):
-    """Positions among the outputs that were held before a unit and its own behind them: those summed, and those held on."""
+    """Indices into the outputs kept before a unit followed by its own: those that are summed, and those kept after it."""
 
     read: tuple[int, ...]
     kept: tuple[int, ...]
 
 
 def selection(sums: Sums, unit: int) -> Selection:
-    """Returns which outputs are summed behind a unit, and which are held from there on."""
+    """Returns which outputs are summed after a unit, and which are kept from there on."""
     held = (*read_later(sums, unit - 1), unit)
     read, kept = sums.get(unit, ()), read_later(sums, unit)
     return Selection(tuple(map(held.index, read)), tuple(map(held.index, kept)))
 
 
 class History(NamedTuple):
-    """A depth state of sources and, inside a unit, of what the unit carries.
+    """A depth state of sources and, inside a unit, of its running tensors.
 
     Attributes:
         sources: that are still read, oldest first.
-        inside: inside a unit what its sublayers have added so far, then its input where that is no source; else nothing.
+        inside: inside a unit the sum of its updates so far, then its input where that is no source; else empty.
     """
 
     sources: tuple[Stream, ...]
     inside: tuple[Stream, ...] = ()
 
     def added(self, update: Stream) -> Stream:
-        """Returns what the unit has added with this update, in the dtype of the state."""
+        """Returns the sum of the updates of the unit including this one, in the dtype of the state."""
         # Under autocast the update may be narrower than the stream that it joins.
         update = update.to((*self.inside, *self.sources)[0].dtype)
         return self.inside[0] + update if self.inside else update
 
 
 class HistoryEnds(DepthEnds):
-    """The embedding is the first source; the newest source is left."""
+    """The embedding is the first source; the newest source is the final hidden state."""
 
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[History, Any]:
         """Returns the embeddings as the only source."""
@@ -128,7 +128,7 @@ class Combination(DeclaredModule):
     Args:
         n_sources: summed.
         newest_logit: start of the logit of the newest source; the others start at 0.
-        blends: whether a learned weight goes from the plain sum of all sources, at 0, to the convex one.
+        blends: whether a learned weight interpolates from the plain sum of all sources, at 0, to the convex one.
         impl: `fused` or `reference`.
     """
 
@@ -166,7 +166,7 @@ class Combination(DeclaredModule):
 
 
 class StreamWrite(DepthMixer):
-    """Reads the `stream` of a state and adds to it; whatever else the state holds stays."""
+    """Reads the `stream` of a state and adds to it; the rest of the state is unchanged."""
 
     def read(self, state: State, layout: Layout = None, cache: Any = None) -> tuple[Views, Any, Any]:
         """Returns the stream."""
@@ -202,13 +202,13 @@ class SourceBlocks(NamedTuple):
         return (1, *(end - start for start, end in pairwise((*starts, index))))
 
     def completed(self, site: SublayerPosition) -> int:
-        """Counts the sources that no sublayer of this transformer block changes any more when it opens."""
+        """Counts the sources that are complete when this transformer block opens."""
         opening = site.index - site.place
         return len(self.counts(opening)) - (opening > 0 and opening not in self.openings)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the blocks, each by all of its sublayers, also while it still runs."""
+        """The names of the blocks, each by all of its sublayers, also while it is incomplete."""
         ends = (*self.openings[1:], self.stack.n_sublayers)
         return tuple(span_name("sublayer", start, end - 1) for start, end in zip(self.openings, ends, strict=True))
 

@@ -48,9 +48,9 @@ class HyperConnectionsConfig(DepthConfig):
               the residual matrices is not bounded: about 3000 at 27B, arXiv:2512.24880
 
     Args:
-        n_streams: residual streams; the paper's choice is 4. With 1 only scalars are left, which the paper found to hurt.
-        weights: `dynamic` adds to each weight what the token asks for; `static` weights are parameters alone.
-        norm: what the scores see: `layer` (LayerNorm without gain and bias), `layer_affine` (with both), or `rms_gain`
+        n_streams: residual streams; the paper's choice is 4. With 1 only scalars remain, which hurts in the paper.
+        weights: `dynamic` adds a number to each weight that depends on the token; `static` weights are parameters alone.
+        norm: of the input of the scores: `layer` (LayerNorm without gain and bias), `layer_affine` (with both), or `rms_gain`
             (RMSNorm with a gain and no eps, of lucidrains).
         activation: of the scores, `tanh` or `none`.
         scale_init: start of s_a and s_b.
@@ -76,7 +76,7 @@ class HyperConnectionsConfig(DepthConfig):
 
     @property
     def design(self) -> MixingDesign:
-        """Weights between streams, each with what the token adds to it."""
+        """Weights between streams, each plus a number that depends on the token."""
         dynamic, bound = self.weights == "dynamic", "tanh(score)" if self.activation == "tanh" else "score"
         return MixingDesign(
             query="parameter maps" if dynamic else "none",
@@ -103,13 +103,13 @@ class HyperConnectionsConfig(DepthConfig):
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """Up to the scale that the final norm removes, or exact with one stream."""
+        """Up to a scale, which the final norm removes; exact with one stream."""
         if self.n_streams == 1:
             return InitEquivalence("exact", "the one stream is read, kept and written with weight 1")
         return InitEquivalence("up_to_norm", "all streams are copies of the plain stream, and their sum is n times as large")
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """One read, one mixing write and, for dynamic weights, the scores they take."""
+        """One read, one mixing write and, for dynamic weights, their scores."""
         n, D, N = self.n_streams, site.d_model, shape.total_tokens
         sums, weights = 2 * n * (n + 2) * D * N, n * (n + 2)
         if self.weights == "static":
@@ -145,7 +145,7 @@ class HyperConnections(StreamsMixer, config=HyperConnectionsConfig):
         return self.read_weights, self.residual_weights, self.write_weights
 
     def read(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Mixing, Any]:
-        """Returns the weighted sum of the streams, and what its write takes."""
+        """Returns the weighted sum of the streams, and the streams and weights for the write."""
         if self.dynamic is not None:
             return *self.dynamic(state, *self._static), cache
         (view,) = mix(state, self.read_weights.unsqueeze(0), self.impl)
@@ -176,14 +176,14 @@ class DynamicWeights(DeclaredModule):
 
     @outside_autocast
     def forward(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Stream, Mixing]:
-        """Returns the weighted sum of the streams, and what its write takes."""
+        """Returns the weighted sum of the streams, and the streams and weights for the write."""
         n = len(state)
         view, weights, streams = hyper_read(state, *self._inputs(state, read, residual, write), self.rule, self.config.impl)
         return view, Mixing(streams, weights[:, :n], weights[:, n].unsqueeze(0))
 
     @outside_autocast
     def read_column(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> Float[Tensor, "n B T"]:
-        """Returns the weights of each token in what is read."""
+        """Returns the weights of the read for each token."""
         return hyper_weights(state, *self._inputs(state, read, residual, write), self.rule)[:, 0]
 
     def _inputs(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Tensor, Tensor, Tensor, Any]:

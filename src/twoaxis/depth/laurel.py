@@ -1,4 +1,4 @@
-"""LAuReL: learned weights and low-rank maps on the residual way of each block, of its input and of the inputs before it.
+"""LAuReL: learned weights and low-rank maps on the skip connection of each block, of its input and of earlier inputs.
 
 Letters: B batch, T position, D width, r rank of a map, k inputs that one block sees, S = min(k, i + 1) of them in block i.
 """
@@ -27,22 +27,22 @@ PreviousMap = Literal["identity", "shared", "separate"]
 
 
 class LaurelConfig(DepthConfig):
-    """Replaces the residual way of each block by learned weights, a low-rank map of its input, or maps of earlier inputs too.
+    """Replaces the skip connection of each block by learned weights, a low-rank map of its input, or maps of earlier inputs.
 
     Equation: rw: x' = a f(x) + b x;  lr: x' = f(x) + x + B A x;  rw_lr: x' = a f(x) + b (x + B A x)
               pa: x' = f(x) + x + sum_{j<k} g_j h(x_{i-j}), x_i = x;  rw_lr_pa: x' = a f(x) + b (x + sum_{j<k} g_j h_j(x_{i-j}))
-              (a, b) = 2 softmax(l) or 2 sigmoid(l);  f(x) all that the sublayers of the block add;  h = B A or the identity
+              (a, b) = 2 softmax(l) or 2 sigmoid(l);  f(x) the sum of the updates of the block;  h = B A or the identity
     Source:   LAuReL, arXiv:2411.07501, eq. 1-6, footnote 2 and tables 4-5; no authors' code. Gemma 3n has another form under
               this name, `laurel_gemma3n`
     Deviates: the paper bounds a and b by softmax or sigmoid and gives neither scale nor start; the factor 2 starts both at 1,
               where a softmax alone would halve the stream in each block. The start of g is ours, too. The paper leaves open
               which activations are the previous ones: the inputs of earlier blocks here, the stream of this one among them. No
-              authors' code exists to compare with; what decays is not published: here A and B, not l and g
-    Shapes:   state (S times [B T D], and inside a block what it has added); weights in float32, one rounding at the end
+              authors' code exists to compare with; which parameters decay is not published: here A and B, not l and g
+    Shapes:   state (S times [B T D], and inside a block its updates so far); weights in float32, one rounding at the end
     Init:     EXACT: l = 0, B = 0, A orthogonal with entries 1 / sqrt(r D) where column mod r = row, g = 1 / k; identity: g = 0
     Cost:     params per block rw 2, lr 2*r*D, pa 2*r*D + S (shared), 2*r*S*D + S (separate) or S (identity); matrix product
               flops per token 4*r*D for lr, 2*r*D for each input and for each map of pa; state S*D numbers per token, D more
-              inside a block; keeps r numbers per token and input, and where a and b are learned what the block adds
+              inside a block; saves r numbers per token and input, and where a and b are learned the sum of updates
     Published: test loss after 10B tokens of C4, 24 layers, 157M parameters, arXiv:2411.07501 table 5: plain 3.0159 (28 layers
               2.9963), rw 2.9557, lr 2.9624, pa 2.9512, rw_lr 2.9531, rw_lr_pa 2.9499, with r = 32 and k = 3. Its parameter
               counts are those of one residual way per layer, of separate maps in rw_lr_pa, and in pa of no maps of rank 32
@@ -53,7 +53,7 @@ class LaurelConfig(DepthConfig):
         n_previous: k, the input of the block itself among them.
         previous_map: h of pa: `shared` by all inputs (eq. 4), `separate` for each (eq. 6), or the `identity`; None means the
             equation of the variant.
-        bound: what keeps a and b from growing.
+        bound: function that bounds a and b.
         granularity: f is a `block`, or each `sublayer`.
         impl: `fused` or `reference`.
 
@@ -109,7 +109,7 @@ class LaurelConfig(DepthConfig):
 
     @property
     def low_rank(self) -> bool:
-        """Whether there are maps of low rank."""
+        """Whether there are low-rank maps."""
         return self.maps in ("shared", "separate")
 
     def prepare(self, stack: LayerStack) -> LayerStack:
@@ -122,16 +122,16 @@ class LaurelConfig(DepthConfig):
     @property
     def init_equivalence(self) -> InitEquivalence:
         """Exact."""
-        return InitEquivalence("exact", "weights start at 1 and what is added to the residual way at 0")
+        return InitEquivalence("exact", "weights start at 1, and maps and earlier inputs at 0")
 
     def n_inputs(self, unit: int) -> int:
         """Inputs that this block (or sublayer) sees, its own among them."""
         return min(self.n_previous, unit + 1) if self.has_previous else 1
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """One or two adds inside a block, and the residual way where it ends."""
+        """One or two adds inside a block, and the skip connection where it closes."""
         unit, N, D = unit_of(site, self.granularity), shape.total_tokens, site.d_model
-        # What the sublayers of a block have added is read by this one and by its write.
+        # The sum of updates is added to the input in the read, and to the update in the write.
         inside = Cost(elementwise_flops=N * D * (0 if unit.opens else 2))
         if not unit.closes:
             return inside
@@ -144,12 +144,12 @@ class LaurelConfig(DepthConfig):
         )
 
     def build(self, stack: LayerStack) -> "tuple[list[Laurel], HistoryEnds]":
-        """Builds weights and maps where a residual way ends."""
+        """Builds weights and maps where a block closes."""
         return [Laurel(self, site) for site in stack.sites], HistoryEnds()
 
 
 class Laurel(DepthMixer, config=LaurelConfig):
-    """See `LaurelConfig`; sources are the inputs of blocks, of which the newest is that of the block at hand."""
+    """See `LaurelConfig`; sources are the inputs of blocks, of which the newest is that of this block."""
 
     def __init__(self, config: LaurelConfig, site: SublayerPosition) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class Laurel(DepthMixer, config=LaurelConfig):
         if not closes:
             return
         S, r, D = config.n_inputs(unit), config.rank, site.d_model
-        # How many inputs the next unit reads besides its own; the last one passes nothing but the stream on.
+        # Inputs that the next unit reads in addition to its own; the last unit passes on the stream alone.
         self.n_passed = 0 if site.index + 1 == site.stack.n_sublayers else config.n_inputs(unit + 1) - 1
         self.n_maps = S if config.maps == "separate" else 1
         if config.has_weights:
@@ -171,11 +171,11 @@ class Laurel(DepthMixer, config=LaurelConfig):
             self.up = self.parameter("up", (D, self.n_maps * r), Constant(0.0), "matrix")
 
     def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, None, Any]:
-        """Returns the input of the block plus what it has added so far."""
+        """Returns the input of the block plus its updates so far."""
         return state.sources[-1] + state.inside[0] if state.inside else state.sources[-1], None, cache
 
     def write(self, state: History, update: Stream, context: Views, carry: None) -> History:
-        """Returns the state with the update added to what the block adds, which joins the residual way when it closes."""
+        """Returns the state with the update added to the sum of updates, which joins the stream when the block closes."""
         added = state.added(update)
         if not self.closes_unit:
             return History(state.sources, (added,))
@@ -194,6 +194,6 @@ class Laurel(DepthMixer, config=LaurelConfig):
             weights = b if g is None else b * g
             return low_rank_sum(added, inputs, scales, weights, self.down, self.up, self.n_maps, config.impl)
         if g is not None:
-            # The stream is the last input, and counts whatever its g is.
+            # The stream is the last input, which has weight 1 in addition to its g.
             b = b * (g + F.pad(g.new_ones(1), (len(g) - 1, 0)))
         return mix((added, *inputs), torch.cat((a, b)).unsqueeze(0), config.impl)[0]

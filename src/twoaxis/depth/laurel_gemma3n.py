@@ -1,4 +1,4 @@
-"""The LAuReL of Gemma 3n: a normalised low-rank map of what attention sees, joined to the stream and divided by sqrt(2).
+"""The LAuReL of Gemma 3n: a normalised low-rank map of the input of attention, added to the stream and divided by sqrt(2).
 
 Letters: B batch, T position, D width, r rank.
 """
@@ -21,7 +21,7 @@ from twoaxis.ops.precision import Impl
 
 
 class LaurelGemma3nConfig(DepthConfig):
-    """Adds normalised updates to the stream and, where a block opens, what attention sees and a normalised low-rank map of it.
+    """Adds normalised updates to the stream and, where a block opens, the context of attention and a low-rank map of it.
 
     Equation: first sublayer of a block, c = Norm(x): x' = (x + RMSNorm(f(c)) + c + RMSNorm(R L c)) / sqrt(2)
               other sublayers: x' = x + RMSNorm(f(Norm(x)))
@@ -32,7 +32,7 @@ class LaurelGemma3nConfig(DepthConfig):
     Shapes:   state [B T D]; update [B T D] -> state; norms in float32
     Init:     NONE: c and the divisor have no place in the plain model at any value. L, R ~ N(0, 1 / (4 fan_in)), gains 1
     Cost:     params D per sublayer, and 2*r*D + D where a block opens; there matrix product flops 4*r*D and 14*D more per
-              token, elsewhere 5*D; state D numbers per token; keeps (r + D) numbers per token where a block opens
+              token, elsewhere 5*D; state D numbers per token; saves r + D numbers per token where a block opens
     Published: none; no ablation of this form is known to us. Gemma 3n has r = 64
 
     Args:

@@ -34,7 +34,7 @@ class LimeConfig(DepthConfig):
     Shapes:   state ([B T D], [B T 2*K] per head of each earlier layer); heads [B T G K]; sums in float32
     Init:     NONE with init="released" (own layer identity, the rest uniform in +-sqrt(3/(n G))); EXACT with init="plain"
     Cost:     params n*G^2 per later layer; flops 4*n*G^2*K per token; state D + 2*n*G*K numbers per token; the cache holds
-              routed keys and values and grows no larger
+              routed keys and values and does not grow
     Published: average of LLaMA 48.20, Hyper-Connections 49.93, LIMe 51.74 (the authors' README)
 
     Args:

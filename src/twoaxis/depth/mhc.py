@@ -23,10 +23,9 @@ from twoaxis.depth.mhc_forms import PRESETS, Form, Init, Preset, ReadOut, Residu
 from twoaxis.depth.streams import Mixing, ParallelEnds, Streams, StreamsMixer
 from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
-from twoaxis.ops.scores import joint_scores
+from twoaxis.ops.scores import joint_scores, stream_scores
 from twoaxis.ops.sinkhorn import Order, Start, sinkhorn
-from twoaxis.ops.stream_scores import stream_scores
-from twoaxis.ops.streams import piece_names
+from twoaxis.ops.streams import mean_streams, piece_names, sum_streams
 
 
 class MHCConfig(DepthConfig):
@@ -41,14 +40,14 @@ class MHCConfig(DepthConfig):
               lucidrains/hyper-connections 0.4.11 (v1 and v2 are the same mathematics)
     Deviates: R is [source j, destination i], as in the comb of DeepSeek, whose transpose is applied to the streams; the paper's
               H_res is the transpose, H_res = R^T, and S' = H_res S. The paper does not publish its read-out: `sum`. It gives
-              the scales 0.01 and no other initial value: `preserving` is ours. What it decays is not published: here fn alone.
+              the scales 0.01 and no other initial value: `preserving` is ours. Decay is not published: here fn alone.
               lucidrains divides by the norm of a row, here by its rms with an eps of 1e-20
     Shapes:   state n times [B T D]; update [B T D] -> state; scores, rounds and weights in float32, streams rounded once.
               joint: fn [n*(n+2), n*D] in DeepSeek's order, rows a (n), b (n), R (n*n, row-major [source, destination]), columns
               stream-major; base as the rows; scale [3] of (a, b, R). per_stream: fn [n+2, D], rows a, b, R (n destinations),
               base [n, n+2] in the same columns. The identity has no rows for R
     Init:     UP_TO_NORM with `preserving` and no eps on the weights: fn 0, scale 0.01, b = 1, R with the logit 3 on its
-              diagonal, and sublayer g reads 0.7 of stream g mod n, so that the streams part as soon as they are trained. NONE
+              diagonal, and sublayer g reads 0.7 of stream g mod n, so that the streams diverge in training. NONE
               with the authors' inits. R of the first sublayer, whose streams are equal, and of the last one before a sum or
               mean cannot matter (up to convergence and eps): its rows of fn, base and scale get no gradient there
     Cost:     params n*(n + 2)*(n*D + 1) + 3 per sublayer (per_stream: (n + 2)*(D + n) + 3 + D), learned read-out n*n*D + n + 1;
@@ -59,7 +58,7 @@ class MHCConfig(DepthConfig):
               at most 1.6, against about 3000 without the constraint
 
     Args:
-        preset: whose choices the options below have where they are left out. `paper`; `deepseek_v4`, the form of its
+        preset: gives the options below that are left out: `paper`; `deepseek_v4`, the form of its
             checkpoints; `glm5`, the same with a mean read-out; `lucidrains_v1` and `lucidrains_v2`; `hy_v4`, without mixing.
         n_streams: residual streams; all published models have 4.
         scores: `joint` of all streams together, or `per_stream`.
@@ -129,8 +128,8 @@ class MHCConfig(DepthConfig):
         if form.residual == "identity":
             reason = ", since the residual is the identity"
             self.refuse_options(mhc_forms.OF_SINKHORN, reason, "remove it or use residual='sinkhorn'")
-        # Sinkhorn refuses what excludes each other.
-        assert form.sinkhorn.rounds
+        # Making the options of Sinkhorn refuses those that exclude each other; not in an assert, which -O drops.
+        _ = form.sinkhorn
         if self.init == "preserving" and self.write_magnitude <= 1:
             allowed = "above 1 with init='preserving', which writes with weight 1"
             raise ConfigError(problem("write_magnitude", self.write_magnitude, allowed, "use 2.0, or another init"))
@@ -146,7 +145,7 @@ class MHCConfig(DepthConfig):
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """Up to the scale of the read and of the read-out; none with another init or an eps on what is kept and written."""
+        """Up to the scale of the read and of the read-out; none with another init, or an eps on residual or write weights."""
         form = self.form
         if self.init != "preserving":
             return InitEquivalence("none", f"the init {self.init!r} writes with weights other than 1")
@@ -208,7 +207,7 @@ class MHC(StreamsMixer, config=MHCConfig):
             self.gain = self.parameter("gain", (site.d_model,), Constant(1.0), "norm")
 
     def read(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Mixing, Any]:
-        """Returns the weighted sum of the streams, and the weights that its write takes."""
+        """Returns the weighted sum of the streams, and the streams and weights for the write."""
         read, residual, write = self.weights(state)
         (view,) = mix(state, read.unsqueeze(0), self.impl)
         return view, Mixing(state, residual, write.unsqueeze(0)), cache
@@ -237,7 +236,7 @@ class MHC(StreamsMixer, config=MHCConfig):
             each, scores = n, joint_scores(state, self.fn, self.form.norm_eps, self.impl)
         else:
             maps = self.fn.to(dtype) * self.gain.to(dtype)
-            scores = stream_scores(state, maps, "rms", self.form.norm_eps, 1, self.impl)
+            scores = stream_scores(state, maps, self.form.norm_eps, self.impl)
         sizes = (each, each, n * each)[: len(self.scale)]
         scale = torch.cat([one.expand(size) for one, size in zip(self.scale.to(dtype).split(1), sizes, strict=True)])
         logits = torch.addcmul(self.base.to(dtype)[..., None, None], scale[:, None, None], scores)
@@ -262,18 +261,13 @@ class MHCEnds(ParallelEnds):
 
     @outside_autocast
     def leave(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
-        """Returns the one stream that the final norm sees."""
-        if self.form.read_out == "sum":
-            return super().leave(state, layout, cache)
+        """Returns the input of the final norm."""
         if self.form.read_out == "learned":
             return mix(state, self._read_out(state).unsqueeze(0), self.config.impl)[0], cache
-        total = state[0].to(statistics_dtype(state[0]))
-        for stream in state[1:]:
-            total = total + stream
-        return (total / len(state)).to(state[0].dtype), cache
+        return sum_streams(state) if self.form.read_out == "sum" else mean_streams(state), cache
 
     def explain(self, done: Read) -> Explanation:
-        """Returns the learned read-out; nothing where the streams weigh the same."""
+        """Returns the learned read-out; nothing where all streams have the same weight."""
         if self.form.read_out != "learned":
             return Explanation()
         state, left = done.state, done.views

@@ -14,7 +14,7 @@ ReadOut = Literal["sum", "mean", "learned"]
 Init = Literal["preserving", "deepseek_v4", "lucidrains", "hy_v4"]
 
 READ_OF_ONE = 0.7
-"""How much of its own stream a sublayer reads under the `preserving` init; the other streams share the rest."""
+"""The weight with which a sublayer reads its own stream under the `preserving` init; the others share the rest."""
 DIAGONAL = 3.0
 """The logit of keeping a stream under the `preserving` init: with 4 streams each keeps 0.87 of itself."""
 
@@ -22,7 +22,7 @@ INITIALIZER_RANGE = 0.02
 """The standard deviation at which transformers starts the maps of checkpoints."""
 
 OF_SINKHORN = ("rounds", "order", "start", "start_eps", "sum_eps")
-"""Options that an identity in place of Sinkhorn does not have."""
+"""Options of Sinkhorn, which an identity does not have."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def logit(probability: float) -> float:
 
 
 def starting_logits(init: Init, index: int, n: int, destinations: int, write_magnitude: float) -> list[tuple[float, ...]]:
-    """Returns the logits that sublayer `index` starts from: row j is stream j, with the read, the write, each destination.
+    """Returns the logits that sublayer `index` starts from: row j is stream j, with the read, the write, and each destination.
 
     Args:
         init: how they are chosen.

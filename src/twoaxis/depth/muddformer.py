@@ -22,11 +22,11 @@ from twoaxis.ops.weight_mlp import GELUForm
 class MUDDFormerConfig(DepthConfig):
     """Multiway dynamic dense connections: queries, keys, values and the residual each read their own sum of block outputs.
 
-    Equation: X_i = R_{i-1} + what the sublayers of block i add,  X_0 = R_0 = embeddings
+    Equation: X_i = R_{i-1} + updates of block i,  X_0 = R_0 = embeddings
               w_cj = a_cj + W_2 gelu(W_1 RMSNorm(X_i)) for way c and source j <= i, free in size and sign
-              (Q_i, K_i, V_i, R_i) = sum_j w_cj X_j: what the first sublayer of block i + 1 reads, and what it adds to
+              (Q_i, K_i, V_i, R_i) = sum_j w_cj X_j: the inputs of the first sublayer of block i + 1, and the stream it adds to
               after the last block one sum R_L, which the final norm sees
-              sequential: later sublayers read R and what the block has added so far;  parallel: they read R
+              sequential: later sublayers read R plus the updates of the block so far;  parallel: they read R
               source_norm: the sums read RMSNorm(X_j), with a gain for each j;  post_norm: X_i + RMSNorm(sum_j w_cj X_j)
     Source:   MUDDFormer, arXiv:2502.12170v2, section 3 and eq. 10; authors' code Caiyun-AI/MUDDFormer, pytorch/ and jax/
     Deviates: the weights of the sums and their gains do not decay here; the authors' training code decays every parameter of
@@ -53,8 +53,8 @@ class MUDDFormerConfig(DepthConfig):
         expand_last: factor of C*S in K after the last block, before rounding; 4 in the released models.
         gelu: `erf` (their PyTorch code) or `tanh` (their training code).
         source_norm: `rms` normalises the sources (PreDANorm) and gives the input of W_1 a gain.
-        post_norm: which sums get a norm and join X_i (PostDANorm): `none`, `all` (the paper), or `residual` (their training
-            code: the residual way alone; the other sums join X_i as they are).
+        post_norm: sums that are normalised and added to X_i (PostDANorm): `none`, `all` (the paper), or `residual`
+            (their training code: the residual way alone; the other sums are added to X_i without a norm).
         dilation: a sum reads every `dilation`-th output, counted back from the newest.
         period: blocks between two sums; the others pass their output on.
         window: a sum reads the embedding and this many newest outputs; None reads them all.
@@ -86,7 +86,7 @@ class MUDDFormerConfig(DepthConfig):
 
     @property
     def design(self) -> MixingDesign:
-        """Free weights that the newest output makes."""
+        """Free weights computed from the newest output."""
         dynamic = self.weights == "dynamic"
         sources = "all" if self.window is None else "e, last n"
         period = "" if self.period == 1 else f", every {self.period} blocks"
@@ -178,13 +178,13 @@ class MUDDFormer(DepthMixer, config=MUDDFormerConfig):
         block, sums = site.block, config.sums(site.stack.n_blocks)
         self.opens_block, self.closes_block = site.opens_block, site.closes_block
         self.is_parallel = config.residual == "parallel"
-        # What a parallel block adds to is its newest source where nothing is summed before it.
+        # Without a sum before it, a parallel block adds to its newest source.
         self.base_is_kept = block not in sums and config.source_norm == "none" and block in read_later(sums, block)
         self.sum = Sum(config.sum_form(site.stack, block)) if site.opens_block else None
         self.splits_views = config.splits_views(site)
 
     def read(self, state: BlockOutputs, layout: Layout = None, cache: Any = None) -> tuple[Views, Any, Any]:
-        """Returns the sums in the first sublayer of a block, later what the block has so far or what it began with."""
+        """Returns the sums in the first sublayer of a block, later the stream of the block, or its input if parallel."""
         if self.sum is not None:
             ways, sources = self.sum(state)
             return QKV(*ways[:3]) if self.splits_views else ways[0], (sources, ways[-1]), cache
@@ -209,7 +209,7 @@ class MUDDFormer(DepthMixer, config=MUDDFormerConfig):
 
 
 class MUDDFormerEnds(DepthEnds):
-    """The embedding is the first source, and the last sum is left."""
+    """The embedding is the first source; the last sum is the final hidden state."""
 
     def __init__(self, config: MUDDFormerConfig, stack: LayerStack) -> None:
         super().__init__()

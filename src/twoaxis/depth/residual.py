@@ -21,14 +21,14 @@ from twoaxis.depth.base import (
 
 
 class ResidualConfig(DepthConfig):
-    """Adds each sublayer's output to one stream: the fixed mixer along depth that all others are compared with.
+    """Adds each sublayer's output to one stream: the fixed depth mixer with which all others are compared.
 
     Equation: x' = x + f(Norm(x))
     Source:   Deep Residual Learning, arXiv:1512.03385, eq. 1; pre-norm as in arXiv:2002.04745
     Deviates: no
     Shapes:   state [B T D]; update [B T D] -> state [B T D], in the dtype of the model
     Init:     EXACT: it is the plain model
-    Cost:     params 0; flops D per token and sublayer; state D numbers per token; moves 3*D
+    Cost:     params 0; flops D per token and sublayer; state D numbers per token
 
     Example:
         >>> ResidualConfig().init_equivalence.relation

@@ -1,4 +1,4 @@
-"""Residual scalars: learned weights on the stream and on the embedding, the cheap baseline to beat.
+"""Residual scalars: learned weights on the stream and on the embedding, a cheap baseline.
 
 Letters: B batch, T position, D width.
 """
@@ -34,10 +34,10 @@ class ResidualScalarsConfig(DepthConfig):
     Shapes:   state ([B T D], [B T D]); update [B T D] -> state; the norm in float32
     Init:     a = 1, b = 0: EXACT with `normalised` and `raw`; NONE with `normalised_start`
     Cost:     params 2 per sublayer; flops 4*D per token and sublayer, and 3*D per token for the norm; state 2*D numbers per
-              token; it moves 6*D
+              token
 
     Args:
-        embedding: `normalised`, the weightless RMS norm of the embedding beside a stream that starts as the embedding;
+        embedding: `normalised`: x_0 is the RMS norm of the embedding without a gain, and the stream starts as the embedding;
             `normalised_start`, where the stream starts as the normalised embedding too; or `raw`, the embedding itself.
         impl: of the norm, `fused` or `reference`.
 
@@ -111,14 +111,14 @@ class ResidualScalars(DepthMixer, config=ResidualScalarsConfig):
 
 
 class StreamAndEmbeddingEnds(DepthEnds):
-    """The state starts as the embeddings, or their norm, and what is added back; it ends as the stream."""
+    """The state starts as the stream and x_0, and ends as the stream."""
 
     def __init__(self, config: ResidualScalarsConfig) -> None:
         super().__init__()
         self.config = config
 
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[StreamAndEmbedding, Any]:
-        """Returns the stream at first, and what every sublayer adds back."""
+        """Returns the first stream, and x_0."""
         if self.config.embedding == "raw":
             return StreamAndEmbedding(embeddings, embeddings), cache
         added = rms_norm(embeddings, None, torch.finfo(statistics_dtype(embeddings)).eps, self.config.impl)

@@ -1,4 +1,4 @@
-"""Attention of a token to its own earlier states, whose keys and values the depth state keeps.
+"""Attention of a token to its own earlier states, whose keys and values are in the depth state.
 
 Letters: B batch, T position, D width, H heads, K key width, W numbers in all heads.
 """
@@ -22,7 +22,7 @@ from twoaxis.ops.precision import Impl
 
 
 class StreamAndMemory(NamedTuple):
-    """The depth state: the stream, and the keys and values of earlier states that later reads can see."""
+    """The depth state: the stream, and the keys and values of earlier states in the window of later reads."""
 
     stream: Stream
     keys: tuple[Float[Tensor, "B T H K"], ...]
@@ -34,8 +34,8 @@ class StateRead:
     """One read.
 
     Attributes:
-        names: of the states that it sees, its own last.
-        keeps: keys and values that it leaves to later ones, its own included.
+        names: of the states in its window, its own last.
+        keeps: keys and values that it keeps for later reads, its own included.
     """
 
     names: tuple[str, ...] = field(compare=False)
@@ -54,7 +54,7 @@ class StateRead:
 
 @dataclass(frozen=True)
 class ReaderForm:
-    """How states are read.
+    """The form of all reads of a model.
 
     Attributes:
         d_model: D.
@@ -77,7 +77,7 @@ class ReaderForm:
     impl: Impl
 
     def params(self, parts: int) -> int:
-        """Numbers in a set of this many matrices, an output and a gain where there are such."""
+        """Parameters of this many matrices, and of the output and the gain if they exist."""
         return (parts + (self.output is not None)) * self.d_model * self.width + self.d_model * (self.norm_eps is not None)
 
     def cost(self, read: StateRead, tokens: int, shares: bool) -> Cost:
@@ -92,7 +92,7 @@ class ReaderForm:
 
 
 class Reader(DeclaredModule):
-    """Reads the stream and its memory, with matrices of its own or with those of a lender."""
+    """Reads the stream and its memory, with matrices of its own or of another reader."""
 
     form: ReaderForm
 
@@ -101,26 +101,26 @@ class Reader(DeclaredModule):
         form, D, W = self.form, self.form.d_model, self.form.width
         self.projection = self.parameter("projection", (parts * W, D), Normal(matrix_std(D)), "matrix")
         if form.output is not None:
-            # Not an nn.Linear: a host that fills those anew would end the equivalence with the plain model.
+            # Not an nn.Linear: hosts initialise those again, which would end the equivalence with the plain model.
             scaled = Normal(matrix_std(W) / math.sqrt(2 * form.n_blocks))
             start = Constant(0.0) if form.output == "zero" else scaled
             self.output = self.parameter("output", (D, W), start, "matrix")
         if form.norm_eps is not None:
             self.gain = self.parameter("gain", (D,), Constant(1.0), "norm")
 
-    def prepare_read(self, read: StateRead, lender: "Reader | None" = None) -> None:
-        """Sets the constants of one read; its matrices are those of the lender, or else its own."""
+    def prepare_read(self, read: StateRead, owner: "Reader | None" = None) -> None:
+        """Sets the constants of one read; its matrices are those of `owner`, or else its own."""
         self.state_read = read
-        # In a tuple, a module stays with the one that lends it.
-        self._lender = () if lender is None else (lender,)
+        # In a tuple, so that only its owner registers it.
+        self._owner = () if owner is None else (owner,)
 
     @property
     def matrices(self) -> "Reader":
         """The module that owns the matrices."""
-        return self._lender[0] if self._lender else self
+        return self._owner[0] if self._owner else self
 
     def heads(self, x: Stream) -> list[Float[Tensor, "B T H K"]]:
-        """Returns the query and the key, where there are such, and the value."""
+        """Returns the query and the key, if they exist, and the value."""
         form, parts, matrices = self.form, self.state_read.parts, self.matrices
         context = x if form.norm_eps is None else rms_norm(x, matrices.gain, form.norm_eps)
         # A read that needs fewer matrices than the set has leaves out the first ones.
@@ -128,7 +128,7 @@ class Reader(DeclaredModule):
         return [part.unflatten(-1, (form.n_heads, -1)).contiguous() for part in projected]
 
     def stream_and_memory(self, state: StreamAndMemory) -> StreamAndMemory:
-        """Returns the stream with what is read, and the keys and values for the next read."""
+        """Returns the stream after the read, and the keys and values for the next read."""
         x = state.stream
         *rest, value = self.heads(x)
         mixed, keys, values = value, (), ()
@@ -140,7 +140,7 @@ class Reader(DeclaredModule):
         return StreamAndMemory(self.joined(x, mixed.flatten(2)), keys, values)
 
     def joined(self, x: Stream, mixed: Float[Tensor, "B T W"]) -> Stream:
-        """Returns the stream with what is read."""
+        """Returns the stream after the read."""
         update = mixed if self.form.output is None else F.linear(mixed, self.matrices.output)
         update = update.to(x.dtype)
         return x + update if self.form.adds else update

@@ -15,11 +15,11 @@ from twoaxis.ops.precision import Impl
 from twoaxis.ops.streams import mix_pieces, stream_sums, sum_streams
 
 Streams = tuple[Stream, ...]
-"""The depth state: n streams, which may at first be one tensor n times."""
+"""The depth state: n streams, which may be one tensor n times at the start."""
 
 
 class Mixing(NamedTuple):
-    """The streams and weights that a read hands to its write.
+    """The streams and weights that a read passes to its write.
 
     Attributes:
         streams: as they were read.
@@ -33,7 +33,7 @@ class Mixing(NamedTuple):
 
 
 class StreamsMixer(DepthMixer):
-    """Writes by the weights that its read has made.
+    """Writes with the weights that its read computed.
 
     Args:
         impl: `fused` or `reference`.
@@ -51,10 +51,10 @@ class StreamsMixer(DepthMixer):
 
     @abstractmethod
     def read_sum(self, state: Streams, view: Stream) -> WeightedSum:
-        """Returns the weighted sum behind what `read` has returned."""
+        """Returns the weighted sum of the view that `read` returned."""
 
     def explain(self, done: Read | Write) -> Explanation:
-        """Returns the sum of the streams that is read, or the sum that each new stream is."""
+        """Returns the weighted sum of a read, or those of the new streams of a write."""
         if isinstance(done, Read):
             return Explanation((self.read_sum(done.state, done.views),))
         mixing: Mixing = done.carry

@@ -1,4 +1,4 @@
-"""Sums of block outputs with weights that the token makes, one sum for each way in which a block reads.
+"""Sums of block outputs with weights computed from the token, one sum for each way of a block.
 
 Letters: B batch, T position, D width, S sources of one sum, C ways (sums), K hidden width.
 """
@@ -30,8 +30,8 @@ class BlockOutputs(NamedTuple):
 
     Attributes:
         sources: the block outputs (or their norms) that later sums read, oldest first; the embedding is the first of all.
-        stream: between blocks the newest output as it is; inside a block what it has so far.
-        base: inside a parallel block what it read on the residual way, unless that is the newest source; else nothing.
+        stream: between blocks the newest output as it is; inside a block the stream so far.
+        base: inside a parallel block its residual input, unless that is the newest source; else empty.
     """
 
     sources: tuple[Stream, ...]
@@ -48,9 +48,9 @@ class SumForm:
         names: of the outputs that are summed.
         n_ways: C.
         hidden: K, or 0 where the weights are static.
-        norms_newest: whether the newest output gets a norm here, since it is a source and sources have one.
+        norms_newest: whether the newest output is normalised here, as a source.
         gained: whether the norm before the hidden layer has a gain.
-        n_post_normed: ways whose sum gets a norm and joins the newest output: the last ones.
+        n_post_normed: number of last ways whose sum is normalised and added to the newest output.
         weight_eps: of the norm before the hidden layer.
         norm_eps: of the other norms.
         d_model: D.
@@ -104,7 +104,7 @@ class Sum(DeclaredModule):
             self.post_gain = self.parameter("post_gain", (form.n_post_normed, D), Constant(POST_GAIN), "norm")
 
     def forward(self, state: BlockOutputs) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
-        """Returns what each way reads, or the newest output alone where nothing is summed, and the sources to keep."""
+        """Returns the input of each way, or the newest output alone where nothing is summed, and the sources to keep."""
         held, newest = self._held(state), state.stream
         read, kept = (tuple(held[index] for index in some) for some in self.form.selection)
         if not read:
@@ -126,7 +126,7 @@ class Sum(DeclaredModule):
         return Explanation(tuple(found))
 
     def _held(self, state: BlockOutputs) -> tuple[Stream, ...]:
-        """The outputs held before, and the newest, behind its norm where sources have one."""
+        """The outputs in the state and the newest output, normalised where sources are."""
         x, form = state.stream, self.form
         return (*state.sources, rms_norm(x, self.source_gain, form.norm_eps, form.impl) if form.norms_newest else x)
 
@@ -139,7 +139,7 @@ class Sum(DeclaredModule):
         return weight_mlp(*inputs, form.weight_eps, form.gelu, form.impl).unflatten(0, self.static.shape)
 
     def _joined(self, c: int, way: Tensor, newest: Tensor) -> Tensor:
-        """The sum of way c; where the last ways have norms, the newest output plus it, behind its norm if it has one."""
+        """The sum of way c, or with post-norms the newest output plus that sum, normalised if the way has a post-norm."""
         form = self.form
         if not form.n_post_normed:
             return way

@@ -1,4 +1,4 @@
-"""Several value channels as one depth state: how they become the input of a sublayer, begin and are read out.
+"""Several value channels as one depth state: how they become the input of a sublayer, start, and are read out.
 
 Letters: B batch, T position, D width, C value channels, k taps of a convolution.
 """
@@ -23,12 +23,12 @@ Channels = tuple[Stream, ...]
 """The depth state with several value channels."""
 
 Histories = tuple[Float[Tensor, "B _ D"], ...]
-"""The last tokens of every channel, or nothing before the first call."""
+"""The last tokens of every channel; empty before the first call."""
 
 
 @dataclass(frozen=True)
 class ChannelForm:
-    """How channels are compressed and begun.
+    """How channels are compressed and initialised.
 
     Attributes:
         compressor: how C channels become the input of a sublayer; `none` with one channel.
@@ -54,7 +54,7 @@ class ChannelForm:
         return Cost()
 
     def expansion_cost(self, d_model: int, tokens: int) -> Cost:
-        """Counts what makes channels of the embedding."""
+        """Counts the expansion of the embedding to channels."""
         numbers = self.channels * d_model * self.kernel_size * (self.expansion == "embedding_conv")
         return Cost(params=numbers, elementwise_flops=2 * tokens * numbers)
 
@@ -74,7 +74,7 @@ class ChannelForm:
 
 
 class Compressor(DeclaredModule, ABC):
-    """Makes one input of all channels."""
+    """Computes one input from all channels."""
 
     @abstractmethod
     def forward(self, state: Channels, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
@@ -94,7 +94,7 @@ class TimeCompressor(Compressor):
     def forward(
         self, state: Channels, layout: Layout = None, cache: Histories | None = None
     ) -> tuple[Stream, Histories | None]:
-        """Returns the input, and the last k - 1 tokens of every channel when given those before."""
+        """Returns the input, and with a cache the last k - 1 tokens of every channel."""
         dtype, kernel = statistics_dtype(state[0]), self.weight.shape[-1]
         weights = (self.weight.to(dtype) * self.read_weight.to(dtype)[:, None]).transpose(0, 1)
         past = cache[0].shape[1] if cache else 0
@@ -126,7 +126,7 @@ class ChannelCompressor(Compressor):
 def _channel_weights(weight: Float[Tensor, "D C"], read: Float[Tensor, " C"], dtype: torch.dtype) -> Float[Tensor, "C D"]:
     """The weight of each channel in the read: convolution and sum as one product."""
     C = read.shape[0]
-    # Row j holds the read weight of each tap: tap m of the result r = j - m + (C-1)//2 sees channel j.
+    # Row j has the read weight of each tap: tap m of result r = j - m + (C-1)//2 multiplies channel j.
     reversed_read = pad(read.to(dtype).flip(0), (C, C))
     first = [2 * C - 1 - j - (C - 1) // 2 for j in range(C)]
     taps = torch.stack([reversed_read[start : start + C] for start in first])
@@ -162,7 +162,7 @@ class ChannelEnds(DepthEnds):
             self.embedding_weight = self.parameter("embedding_weight", (d_model, C, k), last_tap, "mixing")
 
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[Channels, Any]:
-        """Returns the channels, made with the tokens of the same document before these."""
+        """Returns the channels, computed with earlier tokens of the same document."""
         if self.kernel_size is None:
             return (embeddings,) * self.channels, cache
         kept = cache or EndsCache()
@@ -177,7 +177,7 @@ class ChannelEnds(DepthEnds):
         return channels, kept._replace(embeddings=next_history(kept.embeddings, embeddings, self.kernel_size))
 
     def leave(self, state: Channels, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:
-        """Returns the compressed channels, made with the tokens of the same document before these."""
+        """Returns the compressed channels, computed with earlier tokens of the same document."""
         if cache is None:
             return self.readout(state, layout)
         kept = cache or EndsCache()

@@ -36,7 +36,7 @@ class ValueResidualConfig(DepthConfig):
     Source:   Value Residual Learning, arXiv:2410.17897, section 3; `gated` is that of x-transformers 2.31.10
     Deviates: a chain is all sublayers of one kind that have heads, so that a ShortSWA never takes values of another width;
               svformer caches the shared values once per layer. The published start of plus is not known; here it equals that of
-              learnable: logits 0, and the scale that makes each l1_n the option `first`. The authors' repository holds fixed
+              learnable: logits 0, and the scale that makes each l1_n the option `first`. The authors' repository has fixed
               weights of 1/2 and svformer alone; learnable, plus, dense and a subset of layers follow the paper's text. No
               weight decays here; theirs are not published
     Shapes:   state ([B T D], values [B T G*K] per chain); heads [B T G K]; weights and gates in float32
@@ -55,7 +55,8 @@ class ValueResidualConfig(DepthConfig):
         impl: `fused` or `reference`.
 
     Raises:
-        ConfigError: no sublayer with heads, kv-heads of different widths in one chain, or a layer 0 that is to mix.
+        ConfigError: no sublayer with heads, kv-heads of different widths in one chain, a layer 0 that is to mix, or weights
+            that the variant does not have.
 
     Example:
         >>> ValueResidualConfig(first=0.0, own=1.0).init_equivalence.relation
@@ -85,12 +86,14 @@ class ValueResidualConfig(DepthConfig):
         )
 
     @model_validator(mode="after")
-    def _layers_come_later(self) -> Self:
+    def _options_fit(self) -> Self:
         if self.layers is not None and (not self.layers or min(self.layers) < 1):
             got, remedy = list(self.layers), "leave out layer 0, whose values the others mix in"
             raise ConfigError(problem("layers", got, "one or more layers >= 1", remedy))
         if self.variant == "svformer" and self.layers is not None:
             raise ConfigError(problem("layers", list(self.layers), "left out with svformer", "choose another variant"))
+        if self.variant in ("gated", "svformer"):
+            self.refuse_options(("first", "own"), f" with {self.variant}, which has no such weights", "choose another variant")
         return self
 
     @property
@@ -101,7 +104,7 @@ class ValueResidualConfig(DepthConfig):
         return InitEquivalence("none", "attention in later layers mixes in the values of the first one")
 
     def prepare(self, stack: LayerStack) -> LayerStack:
-        """Refuses stacks without heads or with uneven ones, and takes over later values of svformer."""
+        """Refuses stacks without heads or with uneven ones, and drops the values of later layers of svformer."""
         check_chains(stack, self.kind)
         if self.variant != "svformer":
             return stack
@@ -117,7 +120,7 @@ class ValueResidualConfig(DepthConfig):
         return [s.index for s in site.stack.sites if s.slot.kind == site.slot.kind and self.mixes(s)]
 
     def shares(self, site: SublayerPosition) -> int:
-        """Weights that this sublayer owns and the later ones of its chain give to its values."""
+        """Number of weights that this sublayer owns and later ones of its chain apply to its values."""
         return len(self.mixing(site)) if self.variant == "plus" and place_in_chain(site) == 0 else 0
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:

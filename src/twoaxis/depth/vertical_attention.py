@@ -21,7 +21,7 @@ from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Explanation, 
 from twoaxis.depth.history import Combination, Granularity, n_units, unit_of
 from twoaxis.ops.depth_read import source_factor
 from twoaxis.ops.norm import layer_norm, rms_norm
-from twoaxis.ops.precision import Impl, outside_autocast
+from twoaxis.ops.precision import Impl, outside_autocast, statistics_dtype
 
 NormKind = Literal["rms", "layer", "l2"]
 
@@ -30,15 +30,15 @@ class VerticalAttentionConfig(DepthConfig):
     """Replaces the input of each layer by a softmax-weighted sum of normalised earlier outputs: a reconstruction.
 
     Equation: M_l = sum_{i<l} softmax(w_l)_i N(H_i),  U_l = M_l (skip: x_{l-1} + g M_l, x_l = U_l + D_l, x_0 = H_0)
-              D_l = what the sublayers of layer l add, each reading U_l plus what was added before it;  H_0 = embeddings
+              D_l = sum of the updates of layer l; each sublayer reads U_l plus the updates before it;  H_0 = embeddings
               H_l = D_l (delta) | U_l + D_l (output);  N(h) = h / rms(h);  the model returns H_L, x_L or one more such read
     Source:   a reconstruction from the abstract and the public reviews of OpenReview A6uabXKiXc; neither its text nor code is
               public. The reviews support: one scalar per pair of layers, independent of the input, under a softmax, as in
               arXiv:2311.02265, with a norm of the activations. Every other option below is our choice, and no parity is claimed
     Deviates: unknown: every option but the kind of the weights is a guess, as Source says. A read of one source has no logit,
               since it would be dead
-    Shapes:   state (n times [B T D], n times [B T] for norm `weights`, and what a layer carries); statistics, softmax and sums
-              in float32, rounded once
+    Shapes:   state (n times [B T D], n times [B T] for norm `weights`, and the stream or the sum of updates); statistics,
+              softmax and sums in float32, rounded once
     Init:     NONE: a convex sum of normalised outputs; EXACT with skip `gated`, g = 0
     Cost:     params n per read of n > 1 sources, 1 more with skip `gated`; flops 2*n*D per token and read, and the norms; state
               at most (L + 3)*D numbers per token
@@ -46,12 +46,12 @@ class VerticalAttentionConfig(DepthConfig):
               a review a fixed pattern of skips beats it in 2 of 3 runs. No number can be attached to these options
 
     Args:
-        source: a `delta` is what a layer adds, an `output` includes the layer's input.
+        source: a `delta` is the sum of updates of a layer, an `output` includes the layer's input.
         skip: `none`; or the ordinary residual stream, with the mixture `added` to it or `gated` by a learned scalar g.
-        norm: what is normalised: the `sources`, the `weights` (by the rms of their source, then again to sum 1), the `sum`, or
+        norm: applied to the `sources`, the `weights` (by the rms of their source, then again to sum 1), the `sum`, or
             `none`.
         norm_kind: `rms`, `layer` (LayerNorm without gain or bias) or `l2` (unit length); the weights have one kind only.
-        granularity: what a layer is: a `block`, or a `sublayer`.
+        granularity: a layer is a `block`, or a `sublayer`.
         embedding: a `source` of every layer, or only the `first_input`.
         head: the model returns the `last` output, or one more `mixture`.
         newest_logit: start of the logit of the newest source; the others start at 0.
@@ -101,7 +101,7 @@ class VerticalAttentionConfig(DepthConfig):
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """Exact behind a gate that starts at 0, else none."""
+        """Exact with a gate that starts at 0, else none."""
         if self.skip == "gated":
             return InitEquivalence("exact", "the gates start at 0, and the residual stream is kept")
         return InitEquivalence("none", "layers read a mean of normalised outputs")
@@ -111,7 +111,7 @@ class VerticalAttentionConfig(DepthConfig):
         return layer + (self.embedding == "source")
 
     def read_after(self, layer: int, stack: LayerStack) -> bool:
-        """Whether anything reads sources after this layer has."""
+        """Whether a later read uses sources after this layer."""
         return self.head == "mixture" or layer + 1 < n_units(stack, self.granularity)
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
@@ -153,8 +153,8 @@ class VerticalAttentionConfig(DepthConfig):
 class LayerOutputs(NamedTuple):
     """The depth state: the sources as later layers read them, the logarithms of their rms if those set weights, and the rest.
 
-    Between layers the rest is the residual stream if it is kept or if no source holds what is read next; inside a layer it
-    is the layer's input and what it has added so far (the sum of both, where nothing needs them apart).
+    Between layers the rest is the residual stream if it is kept or if no source equals the next input; inside a layer it
+    is the layer's input and the sum of its updates (added together, where nothing needs them apart).
     """
 
     sources: tuple[Stream, ...]
@@ -189,7 +189,7 @@ class Mixture(Combination):
         return self.explain(state, made, names, partial(self._joined, state))
 
     def _joined(self, state: LayerOutputs, mixed: Stream) -> Stream:
-        """The mixture behind its norm, added to the residual stream if that is kept."""
+        """The normalised mixture, added to the residual stream if that is kept."""
         if self.config.norm == "sum":
             mixed = _normalised(mixed, self.config, self.eps)
         if self.config.skip == "none":
@@ -210,7 +210,7 @@ class VerticalAttention(DepthMixer, config=VerticalAttentionConfig):
         self.mixture = Mixture(config, config.sources(layer), site.norm_eps) if reads else None
 
     def read(self, state: LayerOutputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, Stream, Any]:
-        """Returns the input of the layer plus what it has added so far, as view and as carry."""
+        """Returns the input of the layer plus its updates so far, as view and as carry."""
         if self.opens:
             view = state.rest[0] if self.mixture is None else self.mixture.read(state)
         else:
@@ -237,7 +237,7 @@ class VerticalAttention(DepthMixer, config=VerticalAttentionConfig):
         return next_state._replace(rest=(stream,) if keeps_stream else ())
 
     def explain(self, done: Read | Write) -> Explanation:
-        """Returns the mixture, where a layer opens that has a choice."""
+        """Returns the mixture where a layer opens and reads several sources."""
         if isinstance(done, Write) or self.mixture is None:
             return Explanation()
         return self.mixture.explain_read(done.state, done.views)
@@ -272,7 +272,7 @@ def _normalised(h: Stream, config: VerticalAttentionConfig, eps: float) -> Strea
     if config.norm_kind == "layer":
         return layer_norm(h, eps, config.impl)
     gain = 1.0 if config.norm_kind == "rms" else h.shape[-1] ** -0.5
-    return rms_norm(h, h.new_full(h.shape[-1:], gain), eps, config.impl)
+    return rms_norm(h, h.new_full(h.shape[-1:], gain, dtype=statistics_dtype(h)), eps, config.impl)
 
 
 @outside_autocast

@@ -1,6 +1,7 @@
-"""The contract of a feed-forward sublayer, and what those with one hidden width share.
+"""The contract of a feed-forward sublayer, and the base classes of those with one hidden width.
 
-Letters: B batch, T position, D width, E emitted numbers, F hidden width, P projected width.
+Letters: B batch, T position, D width, E width of the output (D, or more where a depth mixer asks), F hidden width,
+P projected width.
 """
 
 import math
@@ -29,15 +30,15 @@ class FeedForwardConfig(Config, ABC):
 
     @property
     def receptive_field(self) -> int:
-        """Tokens one output depends on, itself included."""
+        """Number of tokens that one output depends on, its own included."""
         return 1
 
     @abstractmethod
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """What the feed-forward costs in one forward pass at this site, without its norm."""
+        """Parameters and operations of one forward pass at this site, without the norm before it."""
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
-        """The rotation tables that the sublayer shares with all others, which are no part of its cost."""
+        """Rotation tables that are shared with other sublayers, so that its cost excludes them."""
         return frozenset()
 
     @abstractmethod
@@ -46,48 +47,50 @@ class FeedForwardConfig(Config, ABC):
 
 
 class FeedForward(Mixer):
-    """Transforms each token; only local mixers inside it look at tokens before."""
+    """Transforms each token by itself; only local mixers inside it read earlier tokens."""
 
     def new_cache(self) -> Any:
-        """The cache before the first token; by default nothing is carried from token to token."""
+        """Returns the cache before the first token; None by default, since nothing is carried from token to token."""
         return None
 
     @abstractmethod
     def forward(
         self, context: Float[Tensor, "B T D"], layout: TokenLayout, cache: Any = None
     ) -> tuple[Float[Tensor, "B T E"], Any]:
-        """The call of a sublayer, the same as a sequence mixer's."""
+        """Returns the update and the next cache, with the signature of a sequence mixer."""
 
 
 class HiddenConfig(PlacesConfig, FeedForwardConfig):
-    """A feed-forward with one hidden width, the same in every block or growing with depth."""
+    """A feed-forward with one hidden width, equal in every block or rising with depth."""
 
     ratio: ClassVar[float]
     """Hidden width over model width when `d_ff` is None."""
     projections: ClassVar[int] = 1
-    """Maps of the token to the hidden width, side by side."""
+    """Number of maps from the token to the hidden width, stored in one matrix."""
     activation_flops: ClassVar[int]
-    """Operations per hidden number between the maps."""
+    """Operations per hidden feature between the maps."""
+    module: "ClassVar[type[HiddenFeedForward]]"
+    """The class that this configuration builds; the class whose header names the configuration sets it."""
 
     d_ff: int | None = Field(default=None, ge=1)
     d_ff_by_depth: Literal["equal", "rising"] = "equal"
 
     @property
     def receptive_field(self) -> int:
-        """The token, and what the local mixers see before it."""
+        """The receptive field of the local mixers, which is at least the token itself."""
         return self.local_field
 
     def hidden_width(self, d_model: int) -> int:
-        """F at this model width: of every block, or their mean."""
+        """F at this model width: that of every block, or the mean over blocks."""
         return self.d_ff or rounded_width(d_model, self.ratio)
 
     def width_at(self, site: SublayerPosition) -> int:
-        """F of the block of this site."""
+        """F in the block of this site."""
         mean = self.hidden_width(site.d_model)
         return mean if self.d_ff_by_depth == "equal" else rising_width(mean, site.block, site.stack.n_blocks)
 
     def local_channels(self, site: SublayerPosition) -> Places:
-        """The input, and all projections side by side."""
+        """Widths of the two places of local mixers: the input, and all projections."""
         return Places(site.d_model, self.projections * self.width_at(site))
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
@@ -102,12 +105,21 @@ class HiddenConfig(PlacesConfig, FeedForwardConfig):
         return own + self.local_cost(site, shape)
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
-        """Those of the local mixers."""
+        """Rotation tables of the local mixers."""
         return self.local_rotations
+
+    def build(self, site: SublayerPosition) -> "HiddenFeedForward":
+        """Builds the module."""
+        return self.module(self, site)
 
 
 class HiddenFeedForward(LocalPlaces, FeedForward):
-    """W_down activate(project(c)), with a local mixer before either map where the configuration asks for one."""
+    """W_down activate(project(c)), with an optional local mixer before either map."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.config_class is not None and issubclass(cls.config_class, HiddenConfig):
+            cls.config_class.module = cls
 
     def __init__(self, config: HiddenConfig, site: SublayerPosition) -> None:
         super().__init__()
@@ -117,16 +129,16 @@ class HiddenFeedForward(LocalPlaces, FeedForward):
         self.fill_places(config, site)
 
     def new_cache(self) -> Places:
-        """Those of the local mixers."""
+        """Returns the caches of the local mixers."""
         return self.new_local_caches()
 
     @abstractmethod
     def project(self, context: Float[Tensor, "B T D"]) -> Float[Tensor, "B T P"]:
-        """Returns all projections side by side."""
+        """Returns all projections, concatenated."""
 
     @abstractmethod
     def activate(self, projected: Float[Tensor, "B T P"]) -> Float[Tensor, "B T F"]:
-        """Returns the hidden numbers."""
+        """Returns the hidden features."""
 
     def forward(
         self, context: Float[Tensor, "B T D"], layout: TokenLayout, cache: Places | None = None
@@ -140,7 +152,7 @@ class HiddenFeedForward(LocalPlaces, FeedForward):
 
 
 def rising_width(mean: int, block: int, n_blocks: int) -> int:
-    """The hidden width of one block when widths rise from half the mean to one and a half, in steps of 128 and at least 128.
+    """Returns the hidden width of one block when widths rise from 0.5 to 1.5 times the mean, in multiples of 128, at least 128.
 
     Equation: F_i = 128 round(F (i/(L - 1) + 0.5) / 128), halves to even; a single block keeps the mean
     Source:   MUDDFormer, arXiv:2502.12170v2, section 3.5; authors' code Caiyun-AI/MUDDFormer, where a width may be 0
@@ -155,5 +167,5 @@ def rising_width(mean: int, block: int, n_blocks: int) -> int:
 
 
 def rounded_width(d_model: int, ratio: float) -> int:
-    """The hidden width d_model * ratio, rounded up to a multiple of 16."""
+    """Returns d_model * ratio, rounded up to a multiple of 16."""
     return -(-int(d_model * ratio) // 16) * 16

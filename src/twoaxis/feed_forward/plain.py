@@ -3,9 +3,6 @@
 Letters: B batch, T position, D width, F hidden width.
 """
 
-import functools
-from abc import abstractmethod
-from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -17,36 +14,26 @@ from twoaxis.feed_forward.base import HiddenConfig, HiddenFeedForward
 
 
 class PlainConfig(HiddenConfig):
-    """Two matrices around an activation."""
+    """Configuration of two matrices around an activation."""
 
     ratio: ClassVar[float] = 4
     activation_flops: ClassVar[int] = 2
 
-    @property
-    @abstractmethod
-    def activation(self) -> Callable[[Tensor], Tensor]:
-        """The function applied to each hidden number."""
-
 
 class Plain(HiddenFeedForward):
-    """W_down activation(W_up c)."""
+    """Two matrices around an activation: W_down activation(W_up c)."""
 
     def __init__(self, config: PlainConfig, site: SublayerPosition) -> None:
         super().__init__(config, site)
-        self.activation = config.activation
         self.up = self.linear("up", site.d_model, config.width_at(site))
 
     def project(self, context: Tensor) -> Tensor:
         """Returns W_up c."""
         return self.up(context)
 
-    def activate(self, projected: Tensor) -> Tensor:
-        """Applies the activation."""
-        return self.activation(projected)
-
 
 class GELUConfig(PlainConfig):
-    """Applies the Gaussian error linear unit between two matrices.
+    """Applies the Gaussian error linear unit (GELU) between two matrices.
 
     Equation: y = W_down gelu(W_up c),  gelu(z) = z Phi(z), or its tanh approximation
     Source:   Gaussian Error Linear Units, arXiv:1606.08415, section 2
@@ -58,7 +45,7 @@ class GELUConfig(PlainConfig):
         d_ff: hidden width F; None means 4 d_model rounded up to a multiple of 16.
         d_ff_by_depth: `equal` widths, or `rising` from 0.5 d_ff in the first block to 1.5 d_ff in the last (MUDDFormer).
         input_local: a local mixer of the context, such as `canon` (place C of the Canon paper).
-        projected_local: a local mixer of the hidden numbers before the activation (place D).
+        projected_local: a local mixer of the hidden features before the activation (place D).
         form: `erf` (exact) or `tanh` (GPT-2).
 
     Example:
@@ -69,22 +56,21 @@ class GELUConfig(PlainConfig):
     kind: Literal["gelu"] = "gelu"
     form: Literal["erf", "tanh"] = "erf"
 
-    @property
-    def activation(self) -> Callable[[Tensor], Tensor]:
-        """GELU in the configured form."""
-        return functools.partial(F.gelu, approximate="tanh" if self.form == "tanh" else "none")
-
-    def build(self, site: SublayerPosition) -> Plain:
-        """Builds the module at this site."""
-        return GELU(self, site)
-
 
 class GELU(Plain, config=GELUConfig):
     """See `GELUConfig`."""
 
+    def __init__(self, config: GELUConfig, site: SublayerPosition) -> None:
+        super().__init__(config, site)
+        self.approximation = "tanh" if config.form == "tanh" else "none"
+
+    def activate(self, projected: Tensor) -> Tensor:
+        """Returns gelu(W_up c)."""
+        return F.gelu(projected, approximate=self.approximation)
+
 
 class ReLU2Config(PlainConfig):
-    """Applies the squared rectifier between two matrices.
+    """Applies the squared ReLU between two matrices.
 
     Equation: y = W_down max(W_up c, 0)^2
     Source:   Primer, arXiv:2109.08668, section 3.1
@@ -96,7 +82,7 @@ class ReLU2Config(PlainConfig):
         d_ff: hidden width F; None means 4 d_model rounded up to a multiple of 16.
         d_ff_by_depth: `equal` widths, or `rising` from 0.5 d_ff in the first block to 1.5 d_ff in the last (MUDDFormer).
         input_local: a local mixer of the context, such as `canon` (place C of the Canon paper).
-        projected_local: a local mixer of the hidden numbers before the activation (place D).
+        projected_local: a local mixer of the hidden features before the activation (place D).
 
     Example:
         >>> ReLU2Config(d_ff=64).hidden_width(16)
@@ -105,19 +91,10 @@ class ReLU2Config(PlainConfig):
 
     kind: Literal["relu2"] = "relu2"
 
-    @property
-    def activation(self) -> Callable[[Tensor], Tensor]:
-        """The squared rectifier."""
-        return _squared_relu
-
-    def build(self, site: SublayerPosition) -> Plain:
-        """Builds the module at this site."""
-        return ReLU2(self, site)
-
 
 class ReLU2(Plain, config=ReLU2Config):
     """See `ReLU2Config`."""
 
-
-def _squared_relu(x: Tensor) -> Tensor:
-    return torch.relu(x).square()
+    def activate(self, projected: Tensor) -> Tensor:
+        """Returns max(W_up c, 0)^2."""
+        return torch.relu(projected).square()

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from twoaxis.core.position import SublayerPosition
-from twoaxis.feed_forward.base import FeedForward, HiddenConfig, HiddenFeedForward
+from twoaxis.feed_forward.base import HiddenConfig, HiddenFeedForward
 from twoaxis.ops.gated_linear import silu_gate
 from twoaxis.ops.precision import Impl
 
@@ -39,10 +39,6 @@ class SwiGLUConfig(HiddenConfig):
     projections: ClassVar[int] = 2
     activation_flops: ClassVar[int] = 5
     impl: Impl = "fused"
-
-    def build(self, site: SublayerPosition) -> FeedForward:
-        """Builds the feed-forward at this site."""
-        return SwiGLU(self, site)
 
 
 class SwiGLU(HiddenFeedForward, config=SwiGLUConfig):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from twoaxis.ledger.stack import StackTrace, trace_stack
 from twoaxis.ledger.sublayer import cached_once, saved_once
 from twoaxis.model.config import SublayerConfig
 from twoaxis.model.cost import CostedModel, CostedSublayer
-from twoaxis.ops.cross_entropy import linear_cross_entropy
+from twoaxis.ops.cross_entropy import cross_entropy_of_valid
 from twoaxis.ops.rope import RotationTable
 
 FEW = 512
@@ -144,12 +143,12 @@ def rotation_bytes(model: SavingModel, shape: Shape) -> int:
 def loss_saved_bytes(d_model: int, vocab_size: int, shape: Shape, mode: Mode = "eager") -> int:
     """Bytes that the loss saves: no logits, but the gradients of the hidden numbers and of the head."""
     dtype = measured_dtype(mode, shape.element_bytes)
-    # Tensors without memory have no targets that could be wrong.
-    with without_memory(mode), patch("twoaxis.ops.cross_entropy._check_targets"):
+    with without_memory(mode, shape.element_bytes):
         hidden = torch.empty(shape.total_tokens, d_model, dtype=dtype, requires_grad=True)
         weight = nn.Parameter(torch.empty(vocab_size, d_model, dtype=dtype))
         targets = torch.zeros(shape.total_tokens, dtype=torch.int64)
-        return saved_bytes(lambda: linear_cross_entropy(hidden, weight, targets), lambda loss: [hidden, weight, targets, loss])
+        known = (hidden, weight, targets)
+        return saved_bytes(lambda: cross_entropy_of_valid(*known, "fused"), lambda loss: [*known, loss])
 
 
 def _inside(model: SavingModel, found: StackTrace, shape: Shape, mode: Mode) -> list[int]:

@@ -11,21 +11,40 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, Literal, ParamSpec, TypeVar, cast
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.measure import Operation, Operations, Reads, new_bytes, saved_for_backward, storage_bytes, storage_of, tensors
+from twoaxis.core.measure import (
+    NOTHING,
+    Operation,
+    Operations,
+    Reads,
+    counted_as,
+    element_bytes,
+    new_bytes,
+    saved_for_backward,
+    storage_bytes,
+    storage_of,
+    storages_of,
+    tensors,
+)
+from twoaxis.ops.precision import plain_forms
+
+_CONSTRUCTORS = frozenset(_device_constructors())
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
-"""Of numbers of the model, by their bytes."""
+DTYPES = {1: torch.bfloat16, 2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
+"""Of numbers of the model, by their bytes; PyTorch computes in no dtype of one byte, so bfloat16 runs and is counted as one."""
+
+ONE_BYTE = {torch.bfloat16: torch.float8_e4m3fn}
+"""What such a number is counted as; statistics stay in float32, and positions in int64."""
 
 Mode = Literal["eager", "autocast", "compiled"]
 """What runs: the hand-written engines; the same with float32 weights under bfloat16 autocast; the plain forms that
@@ -60,31 +79,43 @@ def measured_dtype(mode: Mode, element_bytes: int) -> torch.dtype:
         ConfigError: engines compute in no such dtype.
     """
     if element_bytes not in DTYPES:
-        raise ConfigError(problem("bytes of one number", element_bytes, "2, 4 or 8 where memory is measured", "count with 2"))
+        raise ConfigError(
+            problem("bytes of one number", element_bytes, "1, 2, 4 or 8 where memory is measured", "count with 2")
+        )
+    if element_bytes == 1 and mode == "autocast":
+        raise ConfigError(problem("bytes of one number", 1, "2, 4 or 8 under autocast", "count with mode='eager'"))
     return torch.float32 if mode == "autocast" else DTYPES[element_bytes]
 
 
 @contextmanager
-def without_memory(mode: Mode) -> Iterator[None]:
-    """Makes tensors without memory within the block, and runs engines as this mode does, whatever the caller's modes are."""
-    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast"):
+def without_memory(mode: Mode, number_bytes: int = 2) -> Iterator[None]:
+    """Makes tensors without memory within the block, and runs engines as this mode does, whatever the caller's modes are.
+
+    Args:
+        mode: what runs.
+        number_bytes: of one number; with 1 those of bfloat16 are counted as one byte.
+    """
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=mode == "autocast")
+    with torch.inference_mode(False), torch.enable_grad(), autocast, counted_as(ONE_BYTE if number_bytes == 1 else NOTHING):
         if mode == "autocast":
             # The meta device has no autocast, so tensors say that they are on the CPU.
             with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
                 yield
-        elif mode == "compiled":
-            with torch.device("meta"), patch("torch.compiler.is_compiling", return_value=True), _AttentionOfCPU():
-                yield
         else:
-            with torch.device("meta"), _AttentionOfCPU():
+            with plain_forms() if mode == "compiled" else nullcontext(), _OnMeta():
                 yield
 
 
-class _AttentionOfCPU(TorchFunctionMode):
-    """Attention on the meta device as the engine computes it that runs on a CPU, and not from its products."""
+class _OnMeta(TorchFunctionMode):
+    """New tensors on the meta device, and attention there as the engine computes it that runs on a CPU, not from its products.
+
+    One mode in place of two, since each looks at every call of PyTorch.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _CONSTRUCTORS:
+            return func(*args, **kwargs) if kwargs.get("device") is not None else func(*args, **(kwargs | {"device": "meta"}))
         if func is not torch.nn.functional.scaled_dot_product_attention or args[0].device.type != "meta":
             return func(*args, **kwargs)
         query, mask = args[0], kwargs.get("attn_mask")
@@ -97,7 +128,7 @@ class _AttentionOfCPU(TorchFunctionMode):
 
 def placed(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     """The module, built on the meta device, where the tensors of this block are."""
-    device = torch.get_default_device()
+    device = torch.empty(()).device
     if device.type == "meta":
         return module.to(dtype)
     made = dict[int, Tensor]()
@@ -116,7 +147,8 @@ def placed(module: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 def leaf(value: Any) -> Any:
     """The tensor as the start of a graph of its own, in the same storage."""
-    return value.detach().requires_grad_(value.is_floating_point()) if isinstance(value, Tensor) else value
+    with torch._C.DisableTorchFunction():
+        return value.detach().requires_grad_(value.is_floating_point()) if isinstance(value, Tensor) else value
 
 
 @dataclass(frozen=True)
@@ -129,7 +161,6 @@ class Call:
         written: bytes of elements that it has made and returned, each once.
         saved: what autograd has saved for its backward pass.
         kernels: as PyTorch runs it operation by operation.
-        likeness: the operations and shapes, equal for calls that run the same.
     """
 
     result: Any
@@ -137,40 +168,41 @@ class Call:
     written: int
     saved: list[Tensor]
     kernels: Kernels
-    likeness: int
 
 
-def watch(operation: Callable[..., Any], *given: Any, owned: frozenset[int] = frozenset(), traffic: bool = True) -> Call:
+def watch(
+    operation: Callable[..., Any], *given: Any, owned: frozenset[int] = frozenset(), traffic: bool = True, kernels: bool = False
+) -> Call:
     """Runs an operation and notes what it does.
 
     Args:
         operation: called with `given`.
         given: its inputs.
         owned: storages of parameters, which are neither inputs nor outputs.
-        traffic: whether operations are watched; without it only what is saved is known.
+        traffic: whether what is read and written is counted.
+        kernels: whether kernels are counted.
     """
-    inputs = tensors(given)
-    reads, kernels, likeness = Reads(tensor for tensor in inputs if storage_of(tensor) not in owned), Kernels(), 0
+    inputs = storages_of(given)
+    reads, counted = Reads(inputs - owned), Kernels()
 
     def note(each: Operation) -> None:
-        nonlocal kernels, likeness
+        nonlocal counted
         if traffic:
             reads.note(each)
-        if each.moves:
-            kernels += moved(each)
-        likeness = hash((likeness, each.name, *(tensor.shape for tensor in each.given)))
+        if kernels:
+            counted += moved(each) if each.moves else Kernels()
 
-    with saved_for_backward() as saved, Operations(note) if traffic else nullcontext():
+    with saved_for_backward() as saved, Operations(note if traffic or kernels else None):
         result = operation(*given)
-    known = {storage_of(tensor) for tensor in inputs} | owned
+    known = inputs | owned
     made = new_bytes([tensor for tensor in tensors(result) if storage_of(tensor) not in known], ()) if traffic else 0
-    return Call(result, reads.touched.bytes(), made, saved, kernels, likeness)
+    return Call(result, reads.touched.bytes(), made, saved, counted)
 
 
 def moved(operation: Operation) -> Kernels:
     """One kernel, with the bytes of its inputs and its results; what is written in place is read and written."""
     found = (*operation.given, *operation.made)
-    return Kernels(1, sum(tensor.numel() * tensor.element_size() for tensor in found))
+    return Kernels(1, sum(tensor.numel() * element_bytes(tensor) for tensor in found))
 
 
 def held_bytes(cache: Any, of_tokens: bool = True) -> int:

@@ -17,9 +17,11 @@ IGNORED = {name for name in vars(nn.Module()) if name not in KEPT} | {"declarati
 
 
 def likeness(value: Any) -> Any:
-    """All that the operations of a module depend on, hashable; equal for modules that run the same on equal tensors."""
+    """All that a module and its backward pass depend on, hashable; equal for modules that run the same on equal tensors."""
     if isinstance(value, Tensor):
-        return ("tensor", tuple(value.shape), value.stride(), value.dtype, value.requires_grad)
+        # A second gradient is added to the first.
+        added = value.is_leaf and value.grad is not None
+        return ("tensor", tuple(value.shape), value.stride(), value.dtype, value.requires_grad, added)
     if isinstance(value, nn.Module):
         return (type(value), *((name, likeness(each)) for name, each in vars(value).items() if name not in IGNORED))
     if isinstance(value, dict):
@@ -50,10 +52,12 @@ class Storage:
     Attributes:
         number: of the tensor in the state, or of the new storage.
         size: bytes of a new one; None for one of the state.
+        dtype: of a new one.
     """
 
     number: int
-    size: int | None
+    size: int | None = None
+    dtype: torch.dtype = torch.uint8
 
 
 @dataclass(frozen=True)
@@ -75,14 +79,15 @@ class Repeat(Generic[R]):
     @classmethod
     def of(cls, result: R, state: Any, saves: list[Tensor], following: Any) -> "Repeat[R]":
         """The record of one sublayer."""
-        known = {storage_of(tensor): Storage(number, None) for number, tensor in reversed(list(enumerate(tensors(state))))}
+        known = {storage_of(tensor): Storage(number) for number, tensor in reversed(list(enumerate(tensors(state))))}
 
         def memory(tensor: Tensor) -> Storage:
-            return known.setdefault(storage_of(tensor), Storage(len(known), tensor.untyped_storage().nbytes()))
+            return known.setdefault(storage_of(tensor), Storage(len(known), tensor.untyped_storage().nbytes(), tensor.dtype))
 
         leaves, spec = tree_flatten(following)
-        made = tuple((memory(t), t.shape, t.stride(), t.storage_offset(), t.dtype) for t in leaves)
-        return cls(result, tuple(memory(tensor) for tensor in saves), made, spec)
+        with torch._C.DisableTorchFunction():
+            made = tuple((memory(t), t.shape, t.stride(), t.storage_offset(), t.dtype) for t in leaves)
+            return cls(result, tuple(memory(tensor) for tensor in saves), made, spec)
 
     def on(self, state: Any) -> tuple[list[Tensor], Any]:
         """What another sublayer saves that runs the same on this state, and the next state."""
@@ -92,11 +97,16 @@ class Repeat(Generic[R]):
             if storage.size is None:
                 return leaves[storage.number]
             if storage not in made:
-                made[storage] = torch.empty(storage.size, dtype=torch.uint8)
+                made[storage] = torch.empty(
+                    storage.size // storage.dtype.itemsize, dtype=storage.dtype, device=leaves[0].device
+                )
             return made[storage]
 
-        following = [
-            torch.empty(0, dtype=dtype).set_(memory(storage).untyped_storage(), offset, shape, stride)
-            for storage, shape, stride, offset, dtype in self.following
-        ]
-        return [memory(storage) for storage in self.saves], tree_unflatten(following, self.spec)
+        with torch._C.DisableTorchFunction():
+            following = [
+                torch.empty(0, dtype=dtype, device=leaves[0].device).set_(
+                    memory(storage).untyped_storage(), offset, shape, stride
+                )
+                for storage, shape, stride, offset, dtype in self.following
+            ]
+            return [memory(storage) for storage in self.saves], tree_unflatten(following, self.spec)

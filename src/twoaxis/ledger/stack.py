@@ -16,7 +16,18 @@ from torch.utils._pytree import tree_map
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.measure import Operations, first_ways, saved_for_backward, storage_bytes, storage_of, tensors
+from twoaxis.core.measure import (
+    Operations,
+    bytes_behind,
+    counted_dtype,
+    element_bytes,
+    first_ways,
+    saved_for_backward,
+    storage_bytes,
+    storage_of,
+    storages_of,
+    tensors,
+)
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import QKV, Heads
 from twoaxis.depth import DepthConfig, DepthMixer
@@ -31,6 +42,10 @@ MOST_KERNELS = 20_000
 Norm = Literal["rms", "layer"]
 
 
+class TooManyKernels(ConfigError):
+    """A depth mixer that takes too many operations to run without a compiler."""
+
+
 @dataclass(frozen=True)
 class StateTensor:
     """One tensor of a depth state.
@@ -38,7 +53,7 @@ class StateTensor:
     Attributes:
         number: the same for the same tensor, in two states or twice in one.
         shape: of it.
-        dtype: of it.
+        dtype: of it, or that it counts as.
         saved: whether autograd saves it for the backward pass: for the norm behind a read, or for a later write.
     """
 
@@ -120,13 +135,17 @@ class StackTrace:
 
     def handed_over(self, index: int) -> int:
         """Bytes saved at a sublayer of what passes between its parts and is in no state: views, context, update, statistics."""
-        held = self._held
-        found = {storage: size for at, storage, size in self.saves if at == index and storage not in held}
-        return sum(found.values()) - self.sublayers[index].saved - self.sublayers[index].heads_saved
+        passed = sum(self._passed.get(index, {}).values())
+        return passed - self.sublayers[index].saved - self.sublayers[index].heads_saved
 
     @cached_property
-    def _held(self) -> frozenset[int]:
-        return frozenset(storage for state in self.state_storages for storage, _ in state)
+    def _passed(self) -> dict[int, dict[int, int]]:
+        """By sublayer, the storages that it saves and no state holds, with their bytes."""
+        held, found = {storage for state in self.state_storages for storage, _ in state}, dict[int, dict[int, int]]()
+        for at, storage, size in self.saves:
+            if storage not in held:
+                found.setdefault(at, {})[storage] = size
+        return found
 
     def state_bytes(self, index: int) -> int:
         """Bytes per token of the state that enters a sublayer; one that it holds twice counts twice."""
@@ -163,7 +182,7 @@ def trace_stack(
         traffic: whether reads, writes and kernels are counted, element by element, which takes long for many tokens.
 
     Raises:
-        ConfigError: more than `MOST_KERNELS` operations in one pass of one sublayer.
+        TooManyKernels: more than `MOST_KERNELS` operations in one pass of one sublayer.
 
     Example:
         >>> from twoaxis.depth import ResidualConfig
@@ -171,7 +190,7 @@ def trace_stack(
         >>> found.sublayers[0].read, found.sublayers[0].written, found.sublayers[0].forward.count
         (64, 32, 1)
     """
-    with without_memory(mode), nullcontext() if backward else first_ways():
+    with without_memory(mode, shape.element_bytes), nullcontext() if backward else first_ways():
         every = tuple(parts) or (None,) * stack.n_sublayers
         return _Tracer(depth, stack, shape, every, norm, mode, backward, traffic).run(embedding_norm)
 
@@ -204,9 +223,8 @@ class _Tracer:
         self.layout = TokenLayout.contiguous(shape.tokens)
         self.saves: list[tuple[int, Tensor]] = []
         self.states: list[Any] = []
-        self.alike: dict[Any, Kernels] = {}
         self.repeats: dict[Any, Repeat[DepthOperation]] = {}
-        self.traffic = traffic
+        self.watched: Any = {"owned": self.owned, "traffic": traffic, "kernels": backward}
 
     def _attention(self, mixer: DepthMixer, site: SublayerPosition) -> Any:
         part = self.parts[site.index]
@@ -230,29 +248,28 @@ class _Tracer:
             self._state_tensors(),
             tuple(operations),
             self._both_ends(embeddings, enter, last, leave),
-            tuple((index, storage_of(tensor), tensor.untyped_storage().nbytes()) for index, tensor in self.saves),
-            tuple(tuple((storage_of(t), t.untyped_storage().nbytes()) for t in tensors(state)) for state in self.states),
+            tuple((index, storage_of(tensor), bytes_behind(tensor)) for index, tensor in self.saves),
+            tuple(tuple((storage_of(t), bytes_behind(t)) for t in tensors(state)) for state in self.states),
             norm_saved,
         )
 
     def _ends(self, operation: Any, given: Any, index: int) -> Call:
-        call = watch(operation, _leaves(given), owned=self.owned, traffic=self.traffic)
+        call = watch(operation, _leaves(given), **self.watched)
         self._save(index, call.saved)
         return call
 
     def _both_ends(self, embeddings: Tensor, enter: Call, last: Any, leave: Call) -> DepthOperation:
-        given, entered, left = (_storages(value) for value in (embeddings, enter.result, leave.result))
-        alive = given | entered | _storages(last) | left
-        passes = ((enter, embeddings), (leave, last))
-        backward = sum((self._backward_of([call], (call.result,), given) for call, given in passes), Kernels())
+        given, entered, left = (storages_of(value) for value in (embeddings, enter.result, leave.result))
+        alive = given | entered | storages_of(last) | left
+        backward = sum((self._backward_of(call.result) for call in (enter, leave)), Kernels())
         return DepthOperation(
             read=enter.read + leave.read,
             written=enter.written + leave.written,
-            views=leave.written if not left & _storages(last) else 0,
+            views=leave.written if not left & storages_of(last) else 0,
             saves_update=any(storage_of(tensor) in given - entered for tensor in enter.saved),
             saved=self._beyond((*enter.saved, *leave.saved), alive),
             cache=self._ends_cache(embeddings),
-            forward=enter.kernels + leave.kernels if self.backward else Kernels(),
+            forward=enter.kernels + leave.kernels,
             backward=backward,
         )
 
@@ -266,13 +283,20 @@ class _Tracer:
             self.repeats[key] = Repeat.of(operation, state, saved, self.states[-1])
         else:
             saved, following = self.repeats[key].on(state)
+            self._share_gradients(mixer)
             self._save(site.index, saved)
             self.states.append(following)
         return self.repeats[key].result
 
+    def _share_gradients(self, mixer: DepthMixer) -> None:
+        """Gives parameters gradients as the run does that is repeated, for sublayers to come may use some of them too."""
+        if self.backward:
+            for parameter in mixer.parameters():
+                parameter.grad = torch.empty_like(parameter)
+
     def _sublayer(self, mixer: DepthMixer, site: SublayerPosition) -> DepthOperation:
         index, state = site.index, _leaves(self.states[-1])
-        read = watch(mixer.read, state, owned=self.owned, traffic=self.traffic)
+        read = watch(mixer.read, state, **self.watched)
         views, carry, _ = read.result
         context = tree_map(lambda view: leaf(self._normalise(view, index)), _as_tuple(views))
         context = QKV(*context) if isinstance(views, QKV) else context[0]
@@ -286,19 +310,19 @@ class _Tracer:
             mixed, middle = mix.result
             calls.append(mix)
         update = self._empty(site.d_model + site.slot.update_extra)
-        write = watch(mixer.write, middle, update, context, carry, owned=self.owned, traffic=self.traffic)
+        write = watch(mixer.write, middle, update, context, carry, **self.watched)
         following = write.result
         calls.append(write)
         self._check_kernels(site, calls)
         self.states.append(following)
-        alive = _storages((state, context, heads, mixed, update, views, following))
+        alive = storages_of((state, context, heads, mixed, update, views, following))
         saved = [tensor for call in calls for tensor in call.saved]
         if mixed:
-            through = _storages((heads, mixed))
+            through = storages_of((heads, mixed))
             events += [tensor for call in calls for tensor in call.saved if storage_of(tensor) in through]
-            heads_saved = self._beyond(events, _storages((state, following, context)) | self._shared())
+            heads_saved = self._beyond(events, storages_of((state, following, context)) | self._shared())
         self._save(index, saved)
-        held = _storages(following)
+        held = storages_of(following)
         return DepthOperation(
             read=sum(call.read for call in calls),
             written=sum(call.written for call in calls),
@@ -307,8 +331,8 @@ class _Tracer:
             saved=self._beyond(saved, alive),
             heads_saved=heads_saved,
             cache=self._cache(mixer, state),
-            forward=sum((call.kernels for call in calls), Kernels()) if self.backward else Kernels(),
-            backward=self._backward_of(calls, (following, views, mixed), state),
+            forward=sum((call.kernels for call in calls), Kernels()),
+            backward=self._backward_of((following, views, mixed)),
         )
 
     def _mix(self, mixer: DepthMixer, site: SublayerPosition, context: Any, state: Any) -> tuple[Call, Heads, list[Tensor]]:
@@ -319,24 +343,24 @@ class _Tracer:
         if module is None:
             heads = Heads(*(self._empty(n, shape.head_dim) for n in (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)))
         else:
-            with saved_for_backward() as events:
+            with saved_for_backward() as events, Operations(None):
                 heads = module.project(context, self.layout)[0]
             heads = Heads(*_leaves(tuple(heads)))
-        mix = watch(mixer.mix_heads, heads, context, state, owned=self.owned, traffic=self.traffic)
+        mix = watch(mixer.mix_heads, heads, context, state, **self.watched)
         mixed = Heads(*_leaves(tuple(mix.result[0])))
         if module is None:
             # Attention saves what it takes.
             after = list(mixed)
         else:
-            with saved_for_backward() as after:
+            with saved_for_backward() as after, Operations(None):
                 module.attend(mixed, self.layout)
-        events = [tensor for tensor in (*events, *after) if storage_of(tensor) not in _storages(context)]
+        events = [tensor for tensor in (*events, *after) if storage_of(tensor) not in storages_of(context)]
         self._save(site.index, events)
         return mix, heads, events
 
     def _normalise(self, view: Tensor, index: int) -> Tensor:
         """The view behind its norm, which saves it."""
-        with saved_for_backward() as saved:
+        with saved_for_backward() as saved, Operations(None):
             made = rms_norm(leaf(view), self.gain, 1e-6) if self.norm == "rms" else layer_norm(leaf(view), 1e-6)
         self._save(index, saved)
         return made
@@ -352,46 +376,42 @@ class _Tracer:
 
     def _shared(self) -> set[int]:
         """Rotation tables, which all sublayers of a model share."""
-        return _storages((self.layout.positions, list(self.layout._shared.values())))
+        return storages_of((self.layout.positions, list(self.layout._shared.values())))
 
     def _beyond(self, saved: Iterable[Tensor], known: set[int]) -> int:
         return storage_bytes(t for t in saved if storage_of(t) not in known and storage_of(t) not in self.owned)
 
     def _view_bytes(self, views: Any, state: Any, following: Any) -> int:
-        held = _storages((state, following)) | self.owned
-        found = {storage_of(t): t.numel() * t.element_size() for t in tensors(views) if storage_of(t) not in held}
+        held = storages_of((state, following)) | self.owned
+        found = {storage_of(t): t.numel() * element_bytes(t) for t in tensors(views) if storage_of(t) not in held}
         return sum(found.values())
 
     def _check_kernels(self, site: SublayerPosition, calls: Sequence[Call]) -> None:
         if self.backward and sum(call.kernels.count for call in calls) > MOST_KERNELS:
             raise self._too_many(site.index)
 
-    def _too_many(self, index: int) -> ConfigError:
+    def _too_many(self, index: int) -> TooManyKernels:
         allowed = f"at most {MOST_KERNELS} operations in sublayer {index} of {self.stack.n_sublayers}"
-        return ConfigError(f"engine 'eager': {self.depth.kind!r} must take {allowed}; got more, so plan it with engine='fused'")
+        return TooManyKernels(
+            f"engine 'eager': {self.depth.kind!r} must take {allowed}; got more, so plan it with engine='fused'"
+        )
 
-    def _backward_of(self, calls: Sequence[Call], made: Any, state: Any) -> Kernels:
-        """Kernels of the backward pass; counted once for calls that have run the same on a state of as many tensors."""
-        if not self.backward:
-            return Kernels()
-        # Gradients of a tensor that the state holds twice are added.
-        key = (len(tensors(state)) - len(_storages(state)), *(call.likeness for call in calls))
-        if key not in self.alike:
-            outputs = [t for t in tensors(made) if t.requires_grad and t.grad_fn is not None]
-            total = Kernels()
+    def _backward_of(self, made: Any) -> Kernels:
+        """Kernels of the backward pass; the gradient of a parameter that an earlier sublayer has used too is added to its."""
+        outputs = [t for t in tensors(made) if t.requires_grad and t.grad_fn is not None] if self.backward else []
+        total = Kernels()
 
-            def note(operation: Any) -> None:
-                nonlocal total
-                if operation.moves:
-                    total += moved(operation)
-                if total.count > MOST_KERNELS:
-                    raise self._too_many(len(self.states) - 2)
+        def note(operation: Any) -> None:
+            nonlocal total
+            if operation.moves:
+                total += moved(operation)
+            if total.count > MOST_KERNELS:
+                raise self._too_many(len(self.states) - 2)
 
+        if outputs:
             with Operations(note):
-                if outputs:
-                    torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
-            self.alike[key] = total
-        return self.alike[key]
+                torch.autograd.backward(outputs, [torch.empty_like(t) for t in outputs])
+        return total
 
     def _cache(self, mixer: DepthMixer, state: Any) -> int:
         if not self.depth.design.position:
@@ -412,20 +432,22 @@ class _Tracer:
         def named(tensor: Tensor) -> StateTensor:
             key = (storage_of(tensor), tensor.storage_offset(), tensor.shape)
             number = numbers.setdefault(key, len(numbers))
-            return StateTensor(number, tuple(tensor.shape), tensor.dtype, storage_of(tensor) in saved)
+            return StateTensor(number, tuple(tensor.shape), counted_dtype(tensor.dtype), storage_of(tensor) in saved)
 
         with torch._C.DisableTorchFunction():
             return tuple(tuple(named(tensor) for tensor in tensors(state)) for state in self.states)
 
 
-def _storages(value: Any) -> set[int]:
-    return {storage_of(tensor) for tensor in tensors(value)}
-
-
 def _leaves(value: Any) -> Any:
     """The same with every tensor as a leaf; one that occurs twice stays one."""
     known: dict[int, Any] = {}
-    return tree_map(lambda each: known.setdefault(id(each), leaf(each)), value)
+
+    def once(each: Any) -> Any:
+        if id(each) not in known:
+            known[id(each)] = leaf(each)
+        return known[id(each)]
+
+    return tree_map(once, value)
 
 
 def _as_tuple(views: Any) -> tuple[Tensor, ...]:

@@ -37,7 +37,7 @@ def sublayer_saved_bytes(config: MeasuredConfig, site: SublayerPosition, shape: 
         >>> sublayer_saved_bytes(SwiGLUConfig(d_ff=16), site, Shape(batch=1, tokens=1))  # gate, up and their product
         192
     """
-    with without_memory(mode):
+    with without_memory(mode, shape.element_bytes):
         module, context, layout = _ready(config, site, shape, mode)
         with saved_for_backward() as saved:
             update, _ = module(context.requires_grad_(), layout)
@@ -48,7 +48,7 @@ def sublayer_saved_bytes(config: MeasuredConfig, site: SublayerPosition, shape: 
 def sublayer_cache_bytes(config: MeasuredConfig, site: SublayerPosition, shape: Shape, mode: Mode = "eager") -> int:
     """Bytes that generation carries behind so many tokens; behind none, what does not depend on their number."""
     some = replace(shape, tokens=max(1, shape.tokens))
-    with without_memory(mode), torch.no_grad():
+    with without_memory(mode, shape.element_bytes), torch.no_grad():
         module, context, layout = _ready(config, site, some, mode)
         return held_bytes(module(context, layout, module.new_cache())[1], of_tokens=shape.tokens > 0)
 

@@ -1,6 +1,6 @@
 """Floor 2, below the axes: local mixers inside a sublayer. One row per mixer.
 
-A sublayer has two places for one: its input, and what it projects that to (`input_local` and `projected_local`).
+A sublayer has two places for one: its input, and the projection of it (`input_local` and `projected_local`).
 """
 
 from typing import Annotated, Any

@@ -38,33 +38,33 @@ class TokenHistory:
 
 
 class LocalConfig(Config, ABC):
-    """Configuration of one local mixer; builds it and states what it sees and costs."""
+    """Configuration of one local mixer, with its receptive field and cost."""
 
     # Any, since each mixer narrows it to the one literal that names it.
     kind: Any
 
     @property
     def design(self) -> MixingDesign | None:
-        """How it forms weights and where its sum goes; None for a mixer that no table compares with those along depth."""
+        """How it forms weights and where its sum goes; None for a mixer outside the table of methods."""
         return None
 
     @property
     @abstractmethod
     def receptive_field(self) -> int:
-        """Tokens one output depends on, itself included."""
+        """Tokens that one output depends on, its own included."""
 
     @property
     @abstractmethod
     def init_equivalence(self) -> InitEquivalence:
-        """How the mixer relates at initialisation to the identity."""
+        """The relation of the mixer to the identity at initialisation."""
 
     @abstractmethod
     def cost(self, channels: int, shape: Shape) -> Cost:
-        """What the mixer costs in one forward pass over these channels."""
+        """The cost of one forward pass over these channels."""
 
     @property
     def rotations(self) -> frozenset[RotationTable]:
-        """The rotation tables that the mixer shares with all layers, which are no part of its cost."""
+        """The rotation tables that layers share; they are not part of its cost."""
         return frozenset()
 
     @abstractmethod
@@ -73,14 +73,14 @@ class LocalConfig(Config, ABC):
 
 
 class LocalMixer(Mixer):
-    """Mixes tokens within each row and keeps the number of channels; holds nothing between calls."""
+    """Mixes tokens within each row and keeps the number of channels; keeps no state between calls."""
 
     places: ClassVar[tuple[type, ...]] = (int,)
     around: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def build_alone(cls, config: LocalConfig, site: SublayerPosition) -> nn.Module:
-        """Builds the mixer for as many channels as the model is wide."""
+        """Builds the mixer for the width of the model."""
         return accept_rows(config.build(site.d_model))
 
     @abstractmethod
@@ -89,8 +89,7 @@ class LocalMixer(Mixer):
 
     @abstractmethod
     def forward(self, x: Float[Tensor, "B T C"], layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T C"], Any]:
-        """Returns the mixed tokens and the cache that the next call starts from (None when none was given).
+        """Returns the mixed tokens and the next cache (None if none was given).
 
-        Where the layout says padding, x must be finite, as a decoder sees to; elsewhere call `TokenLayout.without_padding`
-        first.
+        In padding, x must be finite, which a decoder ensures; elsewhere call `TokenLayout.without_padding` first.
         """

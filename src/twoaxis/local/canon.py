@@ -1,4 +1,4 @@
-"""Canon layers: a short causal convolution beside its input, at any of four places inside the two sublayers of a block."""
+"""Canon layers: a short causal convolution added to its input, at any of four places inside the two sublayers of a block."""
 
 from typing import Literal
 
@@ -65,7 +65,7 @@ class CanonConfig(ConvOptions, LocalConfig):
         return self.relation_to_identity
 
     def cost(self, channels: int, shape: Shape) -> Cost:
-        """That of the convolution."""
+        """The cost of the convolution."""
         return self.conv_cost(channels, shape)
 
     def build(self, channels: int) -> DepthwiseConv:

@@ -1,4 +1,4 @@
-"""Short causal depthwise convolution: what Canon and the ShortConv sublayer share.
+"""Short causal depthwise convolution, which Canon and the ShortConv sublayer share.
 
 Letters: B batch, T position, C channels, k taps.
 """
@@ -33,7 +33,7 @@ class ConvOptions(Config):
 
     @property
     def relation_to_identity(self) -> InitEquivalence:
-        """Exact for zero taps next to the input, and for a single tap on the current token."""
+        """Exact for zero taps added to the input, and for a single tap on the current token."""
         if self.form == "residual" and self.taps_init == "zero":
             return InitEquivalence("exact", "zero taps add nothing to the input")
         if self.form == "plain" and self.taps_init == "identity" and self.activation == "none":
@@ -50,7 +50,7 @@ class ConvOptions(Config):
 
     @property
     def folded(self) -> bool:
-        """Whether the input can be one more tap on the current token: next to a convolution without an activation."""
+        """Whether the input can be added to the tap of the current token: in the residual form without an activation."""
         return self.form == "residual" and self.activation == "none"
 
     def build_conv(self, channels: int) -> "DepthwiseConv":
@@ -59,7 +59,7 @@ class ConvOptions(Config):
 
 
 class DepthwiseConv(LocalMixer):
-    """act(conv(x)), next to x or in its place."""
+    """act(conv(x)), added to x or in its place."""
 
     def __init__(self, options: ConvOptions, channels: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class DepthwiseConv(LocalMixer):
         self.bias = self.parameter("bias", (channels,), Constant(0.0), "bias") if options.bias == "channel" else None
 
     def new_cache(self) -> TokenHistory:
-        """No tokens."""
+        """An empty history."""
         return TokenHistory()
 
     def forward(
@@ -77,7 +77,7 @@ class DepthwiseConv(LocalMixer):
         """Returns the convolved tokens and the last inputs."""
         options, history = self.options, cache or TokenHistory()
         documents = layout.key_documents(history.length + x.shape[1])
-        # Two sweeps over memory less, and the same sum.
+        # The same sum with two passes over memory less.
         folded = options.folded and not runs_plain(options.impl)
         taps = _with_input(self.weight) if folded else self.weight
         y = causal_conv(x, taps, self.bias, history=history.tokens, documents=documents, impl=options.impl)

@@ -38,7 +38,7 @@ class LocalSWAConfig(LocalConfig):
         n_heads: query heads H.
         n_kv_heads: kv-heads G, a divisor of H.
         head_dim: K, even.
-        form: `residual` beside the channels, or `plain` in their place.
+        form: `residual` adds to the channels, `plain` replaces them.
         rope_theta: base of the rotation angles.
         output_init: `scaled` or `zero`.
         impl: `fused` or `reference`.
@@ -91,18 +91,18 @@ class LocalSWAConfig(LocalConfig):
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """Exact when a zero output projection stands beside the channels."""
+        """Exact if a zero output projection is added to the channels."""
         if self.form == "residual" and self.output_init == "zero":
             return InitEquivalence("exact", "the zero output projection adds nothing to the input")
         return InitEquivalence("none", "a random output projection changes the input")
 
     @property
     def rotations(self) -> frozenset[RotationTable]:
-        """That of whole heads."""
+        """The rotation table of whole heads."""
         return frozenset({RotationTable(self.head_dim, self.rope_theta)})
 
     def cost(self, channels: int, shape: Shape) -> Cost:
-        """Two projections, and the visible pairs."""
+        """Costs of two projections, and of the visible pairs."""
         H, G, K = self.n_heads, self.n_kv_heads, self.head_dim
         weights = 2 * channels * (H + G) * K
         return Cost(
@@ -128,7 +128,7 @@ class LocalSWA(LocalMixer, config=LocalSWAConfig):
         self.output = self.linear("output", H * K, channels, std=0.0 if config.output_init == "zero" else None)
 
     def new_cache(self) -> KeyValueCache:
-        """An empty cache that keeps what the window can still see."""
+        """An empty cache that keeps the window."""
         return KeyValueCache(self.config.window)
 
     def forward(
@@ -147,11 +147,11 @@ class LocalSWA(LocalMixer, config=LocalSWAConfig):
     def queries_and_keys(
         self, x: Float[Tensor, "B T C"], layout: TokenLayout
     ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"]]:
-        """What the scores of attention over these channels are products of, for audits."""
+        """Queries and keys whose products are the scores of attention over these channels, for audits."""
         return self._heads(x, layout)[:2]
 
     def _heads(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys behind their rotation, and values, with heads before positions."""
+        """Rotated queries and keys, and values, heads before positions."""
         config = self.config
         H, G, K = config.n_heads, config.n_kv_heads, config.head_dim
         q_k, v = self.qkv(x).unflatten(-1, (-1, K)).split((H + G, G), dim=2)

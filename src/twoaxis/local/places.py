@@ -1,4 +1,4 @@
-"""The two places for local mixers in a sublayer: its input, and what it projects that to.
+"""The two places for local mixers in a sublayer: its input, and the projection of it.
 
 Letters: B batch, T position, C channels.
 """
@@ -19,14 +19,14 @@ from twoaxis.ops.rope import RotationTable
 
 
 class Places(NamedTuple):
-    """One thing for each place."""
+    """A value for each place."""
 
     input: Any = None
     projected: Any = None
 
 
 class PlacesConfig(Config, ABC):
-    """The options of a sublayer with both places, and what the mixers in them see and cost together."""
+    """The options of a sublayer with both places, with the receptive field and cost of the mixers in them."""
 
     input_local: Local = None
     projected_local: Local = None
@@ -37,11 +37,11 @@ class PlacesConfig(Config, ABC):
 
     @property
     def local_field(self) -> int:
-        """Tokens that the local mixers see, one behind the other."""
+        """The receptive field of both local mixers in sequence."""
         return 1 + sum(local.receptive_field - 1 for local in self._locals if local is not None)
 
     def local_cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """What the local mixers cost at this site."""
+        """The cost of the local mixers at this site."""
         at = zip(self._locals, self.local_channels(site), strict=True)
         return sum((local.cost(channels, shape) for local, channels in at if local is not None), Cost())
 
@@ -56,13 +56,13 @@ class PlacesConfig(Config, ABC):
 
 
 class LocalPlaces(DeclaredModule):
-    """A sublayer's module that may hold a local mixer at either place."""
+    """A module of a sublayer with an optional local mixer at either place."""
 
     input_local: LocalMixer | None
     projected_local: LocalMixer | None
 
     def fill_places(self, config: PlacesConfig, site: SublayerPosition) -> None:
-        """Builds the local mixers that the configuration asks for."""
+        """Builds the local mixers of the configuration."""
         channels = config.local_channels(site)
         self.input_local = config.input_local and config.input_local.build(channels.input)
         self.projected_local = config.projected_local and config.projected_local.build(channels.projected)
@@ -73,5 +73,5 @@ class LocalPlaces(DeclaredModule):
 
 
 def mix_locally(mixer: LocalMixer | None, x: Tensor, layout: TokenLayout, cache: Any) -> tuple[Tensor, Any]:
-    """Applies a local mixer where there is one."""
+    """Applies a local mixer; None returns the input."""
     return (x, cache) if mixer is None else mixer(x, layout, cache)

@@ -1,4 +1,4 @@
-"""Floor 3: one decoder in which both axes are a slot."""
+"""Floor 3: the decoder, with an exchangeable mixer on either axis."""
 
 from twoaxis.model.cache import DecoderCache
 from twoaxis.model.config import DecoderConfig

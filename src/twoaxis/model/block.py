@@ -34,7 +34,7 @@ class RMSNorm(DeclaredModule):
 
 
 class SublayerCache(NamedTuple):
-    """What a sublayer carries from token to token: the caches of its depth mixer and of its mixer."""
+    """The cache of one sublayer: that of its depth mixer and that of its mixer."""
 
     depth: Any
     mixer: Any
@@ -71,13 +71,13 @@ class Sublayer(nn.Module):
         return state, None if cache is None else SublayerCache(depth_cache, mixer_cache)
 
     def normalise(self, views: Views) -> Views:
-        """Returns the context: every view behind its norm."""
+        """Returns the context: every view after its norm."""
         if isinstance(views, QKV):
             return QKV(self.norm(views.q), self.key_norm(views.k), self.value_norm(views.v))
         return self.norm(views)
 
     def mix(self, context: Views, state: State, layout: TokenLayout, cache: Any = None) -> tuple[Tensor, State, Any]:
-        """Returns the update, the state that knows of mixed heads, and the mixer's next cache."""
+        """Returns the update, the state after heads are mixed, and the mixer's next cache."""
         if not self.depth.mixes_heads:
             update, cache = self.mixer(context, layout, cache)
             return update, state, cache
@@ -89,7 +89,7 @@ class Sublayer(nn.Module):
 
 
 def sublayer_names(configs: Sequence[SublayerConfig]) -> list[str]:
-    """What the sublayers of a block are called: by their kind, so that models which share one share its parameter names.
+    """Names the sublayers of a block by kind, so that models with a sublayer in common have its parameter names in common.
 
     Example:
         >>> from twoaxis.model import DecoderConfig
@@ -131,8 +131,8 @@ class Block(nn.Module):
         self, state: State, layout: TokenLayout, caches: Sequence[SublayerCache] | None = None
     ) -> tuple[State, list[SublayerCache | None]]:
         """Returns the depth state after the block, and the next caches of each sublayer."""
-        following = []
+        next_caches = []
         for index, sublayer in enumerate(self.children()):
             state, cache = sublayer(state, layout, None if caches is None else caches[index])
-            following.append(cache)
-        return state, following
+            next_caches.append(cache)
+        return state, next_caches

@@ -40,10 +40,10 @@ class DecoderCache:
     documents: Int[Tensor, "B P"] | None = None
 
     def layout(self, tokens: int, device: torch.device) -> TokenLayout:
-        """The layout of tokens that continue every row where it stopped.
+        """Returns the layout of tokens that continue every row.
 
         Raises:
-            ConfigError: a row that stopped with padding.
+            ConfigError: a row that ends in padding.
         """
         if self.positions is None:
             return TokenLayout.contiguous(tokens, device=device)
@@ -52,13 +52,13 @@ class DecoderCache:
             if ended.any():
                 row = int(ended.nonzero()[0, 0])
                 remedy = "pad on the left, or leave padding out"
-                raise ConfigError(f"cache: row {row} ends in padding; must end in a real token where it goes on; {remedy}")
+                raise ConfigError(f"cache: row {row} ends in padding; must end in a real token to be continued; {remedy}")
         positions = self.positions + torch.arange(1, tokens + 1, device=device)
         documents = None if self.documents is None else self.documents[:, -1:].expand(-1, tokens)
         return TokenLayout(positions, documents, self.documents)
 
     def place(self, layout: TokenLayout) -> TokenLayout:
-        """The given layout of the next tokens, behind what is cached.
+        """Returns the layout of the next tokens with the documents of the cached tokens before them.
 
         Raises:
             ConfigError: documents here and none in the cache, or the reverse, or tokens behind padding on the right.
@@ -69,8 +69,8 @@ class DecoderCache:
             )
         return layout.after(self.documents)
 
-    def following(self, sublayers: tuple[tuple[Any, ...], ...], ends: Any, layout: TokenLayout) -> "DecoderCache":
-        """The cache after the tokens of this layout."""
+    def next_cache(self, sublayers: tuple[tuple[Any, ...], ...], ends: Any, layout: TokenLayout) -> "DecoderCache":
+        """Returns the cache after the tokens of this layout."""
         documents = layout.documents
         if documents is not None and self.documents is not None:
             documents = torch.cat((self.documents, documents), dim=1)
@@ -79,15 +79,15 @@ class DecoderCache:
 
 
 def select_rows(value: Any, rows: Int[Tensor, " N"], batch: int) -> Any:
-    """These rows of every tensor of a nested cache value.
+    """Selects rows of every tensor of a nested cache.
 
     Args:
         value: a cache of a mixer, or of a decoder.
-        rows: their numbers, in any order.
-        batch: how many rows there are now.
+        rows: their indices, in any order.
+        batch: number of rows before the selection.
 
     Raises:
-        ConfigError: something that is no tensor and holds none.
+        ConfigError: a value that is neither a tensor nor made of tensors.
     """
 
     def select(tensors: Sequence[Any]) -> Any:
@@ -100,21 +100,21 @@ def select_rows(value: Any, rows: Int[Tensor, " N"], batch: int) -> Any:
 
 
 def keep_rows(cache: DecoderCache, rows: Int[Tensor, " N"]) -> DecoderCache:
-    """These rows of a cache that `join_rows` made, without the padding that none of them needs.
+    """Selects rows of a cache that `join_rows` made, and drops columns that are padding in all of them.
 
-    Cost: a copy of what the kept rows carry.
+    Cost: a copy of the cache of these rows.
     """
     assert cache.positions is not None
     return _without_padding(select_rows(cache, rows, cache.positions.shape[0]))
 
 
 def join_rows(caches: Sequence[DecoderCache]) -> DecoderCache:
-    """The rows of all caches as one batch, the shorter ones behind padding, which no row sees.
+    """Joins the rows of all caches to one batch; shorter ones are padded on the left, and no row attends to padding.
 
-    Every row goes on as it would alone, whatever it carries. Each cache holds tokens and has one entry of `positions` per
+    Every row continues as it would alone. Each cache holds tokens and has one entry of `positions` per
     row: a cache of one prompt, or a result of this function or of `keep_rows`.
 
-    Cost: a copy of everything that is cached; a step costs every row what the longest one sees.
+    Cost: a copy of all caches; a decoding step costs every row as much as the longest one.
 
     Raises:
         ConfigError: caches of different models.
@@ -131,7 +131,7 @@ def join_rows(caches: Sequence[DecoderCache]) -> DecoderCache:
 
 
 def _without_padding(cache: DecoderCache) -> DecoderCache:
-    """Cuts off the columns that are padding in every row."""
+    """Drops the columns that are padding in every row."""
     assert cache.positions is not None
     length = int(cache.positions.max()) + 1
 
@@ -142,7 +142,7 @@ def _without_padding(cache: DecoderCache) -> DecoderCache:
     sublayers, ends = _walk(cut, [(cache.sublayers, cache.ends)])
     documents = cache.documents
     if documents is not None:
-        # A convolution may hold more tokens than there are, and asks for the documents of all of them.
+        # A convolution may hold more tokens than that, and needs the documents of all of them.
         held = max((tensor.shape[1] for tensor in _tensors((sublayers, ends)) if tensor.ndim > 1), default=0)
         documents = documents[:, -max(length, held) :]
         if not (documents == PADDING).any():
@@ -169,7 +169,7 @@ def _join(parts: Sequence[Any], counts: Sequence[int]) -> Any:
         part.expand(count, *part.shape[1:]) if part.shape[0] == 1 else part for part, count in zip(parts, counts, strict=True)
     ]
     if len({part.shape[1:] for part in whole}) > 1:
-        # Zeros before the first token are what a mixer starts from.
+        # Mixers start from zeros before the first token.
         tokens = max(part.shape[1] for part in whole)
         whole = [F.pad(part, (0, 0) * (part.ndim - 2) + (tokens - part.shape[1], 0)) for part in whole]
     if len({part.shape[1:] for part in whole}) > 1:
@@ -191,7 +191,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _walk(change: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Any:
-    """Calls `change` with the tensors and key-value caches that stand at one place of all values, and nests the results."""
+    """Maps `change` over the tensors and key-value caches at the same position of all values; results are nested alike."""
     first = values[0]
     if first is None or isinstance(first, int | float | str):
         return first

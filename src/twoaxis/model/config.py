@@ -34,7 +34,7 @@ Block = tuple[Sublayer, ...]
 
 
 class DecoderConfig(Config):
-    """A decoder-only Transformer with a slot on either axis.
+    """Configuration of a decoder-only Transformer: sizes, the depth mixer, and the sublayers of its blocks.
 
     Args:
         vocab_size: token ids are below this.
@@ -77,7 +77,7 @@ class DecoderConfig(Config):
 
     @classmethod
     def remedy_for_key(cls, key: str) -> str:
-        """As for every configuration; options of sublayers and of depth mixers belong to these."""
+        """Returns the remedy for an unknown key; it names the table of an option of a sublayer or of a depth mixer."""
         for row in (*SEQUENCE, *FEED_FORWARD):
             if key != "kind" and key in row.config.model_fields:
                 example = f'blocks=[[{{kind="{row.kind}", {key}=...}}, ...]]'
@@ -111,7 +111,7 @@ class DecoderConfig(Config):
 
     @property
     def layers(self) -> tuple[Block, ...]:
-        """The sublayers of every block, the pattern written out."""
+        """The sublayers of every block."""
         return tuple(self.blocks[layer % len(self.blocks)] for layer in range(self.n_layers))
 
     @property
@@ -126,7 +126,7 @@ class DecoderConfig(Config):
 
     @property
     def stack(self) -> LayerStack:
-        """The sublayers as places along depth, with what the depth mixer asks of them."""
+        """The sublayers by position, prepared by the depth mixer."""
         return self.depth.prepare(self._bare_stack)
 
     @property

@@ -1,4 +1,4 @@
-"""The keys of a `config.json`: what transformers calls our fields, and keys that say nothing or are refused."""
+"""Keys of a `config.json`: the names of our fields in transformers, keys without effect, and keys that are refused."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from twoaxis.core.errors import ConfigError
 
 MODEL_TYPE = "twoaxis"
-"""What `config.json` calls a model of this library."""
+"""The `model_type` of a model of this library."""
 
 CONFIG_NAMES: Mapping[str, str] = {
     "vocab_size": "vocab_size",
@@ -20,20 +20,20 @@ CONFIG_NAMES: Mapping[str, str] = {
     "depth": "depth",
     "blocks": "blocks",
 }
-"""Ours by theirs."""
+"""Our fields by their key in `config.json`."""
 
 
 ARCHITECTURES = ("TwoAxisForCausalLM", "TwoAxisModel")
 
 DESCRIBED = ("layer_types", "num_attention_heads", "num_key_value_heads", "head_dim", "sliding_window")
-"""Keys that say for other programs what follows from `blocks`."""
+"""Keys for other programs, derived from `blocks`."""
 
 
 def decoder_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain data of a `DecoderConfig`, from that of a `config.json`; what is left out is left out.
+    """Returns the plain data of a `DecoderConfig` from that of a `config.json`; absent keys stay absent.
 
     Raises:
-        ConfigError: a key that is not ours and asks for something.
+        ConfigError: a key that is set and not read.
 
     Example:
         >>> decoder_fields({"model_type": "twoaxis", "hidden_size": 8, "use_cache": True})
@@ -45,46 +45,46 @@ def decoder_fields(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 WITHOUT_EFFECT = frozenset(
-    # What a file is, and what saved it.
+    # Format, and the program that saved it.
     {"model_type", "transformers_version", "auto_map", "name_or_path", "dtype", "torch_dtype", "torchscript", "use_bfloat16"}
-    # Tokens and texts.
+    # Special tokens and tokenizer.
     | {"bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id"}
     | {"forced_bos_token_id", "forced_eos_token_id", "tokenizer_class", "prefix", "task_specific_params"}
     | {"max_sequence_length", "model_max_length", "seq_length"}
-    # What a call returns, and how it computes the same.
+    # Outputs of a call, and its implementation.
     | {"use_cache", "return_dict", "return_dict_in_generate", "output_hidden_states", "output_attentions", "output_scores"}
     | {"output_router_logits", "chunk_size_feed_forward", "attn_implementation", "pretraining_tp", "ep_size", "is_decoder"}
     # Training: initial values, dropout, losses.
     | {"initializer_range", "attention_dropout", "hidden_dropout", "classifier_dropout", "resid_pdrop", "embd_pdrop"}
     | {"attn_pdrop", "router_aux_loss_coef", "router_jitter_noise", "aux_loss_alpha", "seq_aux", "neftune_noise_alpha"}
     | {"gradient_checkpointing", "use_gradient_checkpointing", "is_training"}
-    # Heads that sort texts, which `architectures` would name.
+    # Classification heads, which `architectures` would name.
     | {"id2label", "label2id", "num_labels", "problem_type", "finetuning_task"}
-    # How text is drawn, which older files keep here.
+    # Sampling, which older files keep here.
     | {"do_sample", "temperature", "top_k", "top_p", "typical_p", "min_length", "max_length", "max_new_tokens", "num_beams"}
     | {"num_beam_groups", "diversity_penalty", "length_penalty", "repetition_penalty", "no_repeat_ngram_size"}
     | {"encoder_no_repeat_ngram_size", "num_return_sequences", "early_stopping", "bad_words_ids", "suppress_tokens"}
     | {"begin_suppress_tokens", "exponential_decay_length_penalty", "remove_invalid_values"}
 )
-"""What files of any family hold without a change of what the model computes."""
+"""Keys of any family that do not change what the model computes."""
 
 OF_TOOLS = ("_", "unsloth_", "transformers.js")
-"""How keys begin that programs leave for themselves."""
+"""Prefixes of keys that tools write for their own use."""
 
 ON_BY_DEFAULT = ("causal", "is_causal", "use_rope")
-"""Last parts of keys that ask for something by false."""
+"""Last parts of keys that change the model by being false."""
 
 SHOWN = 60
 """Characters of a value that an error quotes."""
 
 
 def refuse_unread(data: Mapping[str, Any], read: Collection[str], where: str = "") -> None:
-    """Refuses a key that nobody reads and that asks for something: false, 0, null and empty do not.
+    """Refuses a key that is set and not read; false, 0, null and empty values count as not set.
 
     Args:
         data: the table.
-        read: keys that are understood, or known to change nothing here, besides `WITHOUT_EFFECT`.
-        where: what stands before each name in an error, such as `text_config.`.
+        read: keys that are read, or known to have no effect here, in addition to `WITHOUT_EFFECT`.
+        where: prefix of each name in an error, such as `text_config.`.
 
     Raises:
         ConfigError: naming the first such key.
@@ -95,8 +95,8 @@ def refuse_unread(data: Mapping[str, Any], read: Collection[str], where: str = "
     for name, value in data.items():
         if name in read or name in WITHOUT_EFFECT or name.startswith(OF_TOOLS):
             continue
-        asks = value is False if name.rpartition(".")[2] in ON_BY_DEFAULT else bool(value)
-        if asks:
+        is_set = value is False if name.rpartition(".")[2] in ON_BY_DEFAULT else bool(value)
+        if is_set:
             quoted = repr(value)
             shown = "a table" if isinstance(value, Mapping) else quoted[:SHOWN] + ("..." if len(quoted) > SHOWN else "")
             allowed = "must be left out, since it is not read for models of this type and may change what they compute"
@@ -104,10 +104,10 @@ def refuse_unread(data: Mapping[str, Any], read: Collection[str], where: str = "
 
 
 def refuse_architectures(data: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuses a file that names another model than its type stands for, such as one with another head.
+    """Refuses a file whose `architectures` are not the language model of its type, such as one with a classification head.
 
     Raises:
-        ConfigError: naming what it is.
+        ConfigError: another architecture.
     """
     named = data.get("architectures") or []
     for one in named if isinstance(named, list) else [named]:

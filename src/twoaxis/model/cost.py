@@ -1,4 +1,4 @@
-"""What a whole decoder costs, summed from what its parts declare; nothing is built."""
+"""The cost of a decoder: the sum of the costs that its parts declare; no module is built."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol, runtime_checkable
@@ -8,21 +8,21 @@ from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.depth import DepthConfig
 
 NORMS = {"rms": (1, 4), "layer": (2, 7)}
-"""(parameters, operations) of a norm per number: square, add, scale, gain; and to centre, subtract, add, and add a bias."""
+"""(parameters, operations) of a norm per feature: square, add, scale, gain; layer: also sum, subtract, and add a bias."""
 
 
 @runtime_checkable
 class CostedSublayer(Protocol):
-    """What stands in a block."""
+    """A sublayer that declares its cost."""
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """What one forward pass costs, without the norm before it."""
+        """Parameters and operations of one forward pass, without the norm before it."""
         ...
 
 
 @runtime_checkable
 class CostedModel(Protocol):
-    """A model whose parts say what they cost: a `DecoderConfig`, or a model of another family as the planner reads it."""
+    """A model whose parts declare their cost: a `DecoderConfig`, or a model of another family as the planner reads it."""
 
     @property
     def vocab_size(self) -> int:
@@ -56,7 +56,7 @@ class CostedModel(Protocol):
 
     @property
     def stack(self) -> LayerStack:
-        """The sublayers as places along depth."""
+        """The sublayers by position."""
         ...
 
     @property
@@ -66,9 +66,9 @@ class CostedModel(Protocol):
 
 
 def decoder_cost(config: CostedModel, shape: Shape) -> Cost:
-    """The cost of one forward pass from tokens to logits.
+    """Returns the cost of one forward pass from tokens to logits.
 
-    It holds every sublayer with its norms, its read and its write, both ends of the stack, the final norm, the
+    It includes every sublayer with its norms, its read and its write, both ends of the stack, the final norm, the
     embedding (parameters only: a lookup computes nothing) and the head. Bytes are measured, see
     `ledger.decoder`.
 
@@ -94,13 +94,13 @@ def decoder_cost(config: CostedModel, shape: Shape) -> Cost:
 
 
 def norm_cost(norm: Literal["rms", "layer"], d_model: int, shape: Shape) -> Cost:
-    """The cost of one norm over the width of a model."""
+    """Returns the cost of one norm over the width of a model."""
     params, flops = NORMS[norm]
     return Cost(params=params * d_model, elementwise_flops=flops * shape.total_tokens * d_model)
 
 
 def embedding_norm_cost(config: CostedModel, shape: Shape) -> Cost:
-    """The cost of the norm behind the embedding."""
+    """Returns the cost of the norm after the embedding."""
     return Cost() if config.embedding_norm == "none" else norm_cost("rms", config.d_model, shape)
 
 

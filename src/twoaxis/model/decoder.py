@@ -38,7 +38,7 @@ def check_token_ids(tokens: Int[Tensor, "*n"], vocab_size: int) -> None:
 
 
 def check_id_tensor(what: str, ids: Any) -> None:
-    """Checks what a caller passes for ids, whatever it is; their range is looked at elsewhere.
+    """Checks that ids are a tensor of integers; `check_token_ids` checks their range.
 
     Raises:
         DataError: anything but a tensor of integers [batch, tokens].
@@ -165,10 +165,10 @@ class Decoder(DeclaredModule):
         return DecoderCache(tuple(cast(Block, block).new_caches() for block in self.blocks), ())
 
     def embed(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Looks up token embeddings, and normalises them where the model says so.
+        """Looks up token embeddings, and applies the embedding norm if there is one.
 
         Raises:
-            DataError: something else than a tensor of integers [B T], or a token id outside the vocabulary.
+            DataError: anything but a tensor of integers [B T], or a token id outside the vocabulary.
         """
         check_id_tensor("tokens", tokens)
         # On a GPU the lookup itself raises, and reading the range would stall the device at every step.
@@ -177,7 +177,7 @@ class Decoder(DeclaredModule):
         return self.normalise_embeddings(self.embedding(tokens))
 
     def normalise_embeddings(self, vectors: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Makes what enters the stack of looked-up vectors, or of any vectors in their place."""
+        """Applies the embedding norm, if there is one, to looked-up vectors or to vectors in their place."""
         return vectors if self.embedding_norm is None else self.embedding_norm(vectors)
 
     def hidden(
@@ -190,34 +190,34 @@ class Decoder(DeclaredModule):
         """Runs the stack and the final norm.
 
         Args:
-            embeddings: as `embed` or `normalise_embeddings` returns them; those of padding are taken for zeros.
+            embeddings: as `embed` or `normalise_embeddings` returns them; those of padding tokens are replaced by zeros.
             layout: positions and documents; None means that rows are one document each, continued from the cache.
-            cache: what earlier calls returned, or `new_cache()`; None runs without one.
+            cache: returned by the last call, or `new_cache()`; None runs without one.
             recompute: keep only the depth state between blocks and recompute the rest in the backward pass.
         """
         layout = self._layout(embeddings, layout, cache)
-        # Here and not in each mixer, since weights everywhere learn from products of their inputs with gradients of zero.
+        # Once for all mixers: the gradient of a weight multiplies its input, and 0 * NaN is NaN.
         embeddings = layout.without_padding(embeddings)
         state, ends = self.ends.enter(embeddings, layout, None if cache is None else cache.ends)
-        following = []
+        next_caches = []
         for index, block in enumerate(self.blocks):
             if cache is not None:
                 state, caches = block(state, layout, cache.sublayers[index])
-                following.append(tuple(caches))
+                next_caches.append(tuple(caches))
             elif recompute and torch.is_grad_enabled():
                 state, _ = checkpoint(block, state, layout, use_reentrant=False)
             else:
                 state, _ = block(state, layout)
         left, ends = self.ends.leave(state, layout, ends)
-        return self.norm(left), None if cache is None else cache.following(tuple(following), ends, layout)
+        return self.norm(left), None if cache is None else cache.next_cache(tuple(next_caches), ends, layout)
 
     def forward(
         self, tokens: Int[Tensor, "B T"], layout: TokenLayout | None = None, cache: DecoderCache | None = None
     ) -> Float[Tensor, "B T V"] | tuple[Float[Tensor, "B T V"], DecoderCache]:
         """Returns logits, and the next cache when one is given."""
-        hidden, following = self.hidden(self.embed(tokens), layout, cache)
+        hidden, next_cache = self.hidden(self.embed(tokens), layout, cache)
         logits = self.logits(hidden)
-        return logits if following is None else (logits, following)
+        return logits if next_cache is None else (logits, next_cache)
 
     def logits(self, hidden: Float[Tensor, "*n D"]) -> Float[Tensor, "*n V"]:
         """Scores every token of the vocabulary."""

@@ -22,14 +22,14 @@ from twoaxis.model.decoder import Decoder
 
 @contextmanager
 def column_major_weights(model: Decoder) -> Iterator[None]:
-    """Keeps weight matrices column by column meanwhile; their values, and the parameters themselves, stay.
+    """Stores weight matrices in column-major order inside the context; values and parameter objects stay the same.
 
     A step of generation multiplies every matrix with one vector per row of the batch. With one row, BLAS is up to three
-    times faster when consecutive outputs lie side by side. On a GPU nothing changes.
+    times faster when the weights of consecutive outputs are adjacent in memory. On a GPU nothing changes.
     """
     candidates = [*(module.weight for module in model.modules() if isinstance(module, nn.Linear)), model.head_weight]
     weights = [weight for weight in candidates if weight.device.type == "cpu" and weight.is_contiguous()]
-    # Never as inference tensors, which could not be trained afterwards.
+    # Not as inference tensors, which could not be trained afterwards.
     with torch.inference_mode(False):
         for weight in weights:
             weight.data = weight.data.T.contiguous().T
@@ -42,10 +42,10 @@ def column_major_weights(model: Decoder) -> Iterator[None]:
 
 
 SMALLEST_TEMPERATURE = 1e-6
-"""Below it the most likely token is taken: logits are rounded by more than such a division tells apart, and it may overflow."""
+"""Smaller temperatures take the most likely token: dividing by them would magnify rounding of the logits, or overflow."""
 
 SEEDS = 2**64
-"""A generator takes seeds from 0 up to here, and negative ones that count from the end."""
+"""Number of seeds of a generator; negative ones count from the end."""
 
 
 class Sampling(Config):
@@ -68,7 +68,7 @@ class Sampling(Config):
     seed: int = Field(default=0, ge=-(SEEDS // 2), lt=SEEDS)
 
     def generator(self, row: int = 0) -> torch.Generator:
-        """A fresh source of randomness for one generation: row `row` draws as one alone with `seed + row` would."""
+        """Returns a new generator of random numbers: row `row` draws as a single row with `seed + row` would."""
         return torch.Generator().manual_seed((self.seed + row) % SEEDS)
 
     def choose(self, logits: Float[Tensor, "B V"], generators: Sequence[torch.Generator]) -> Int[Tensor, " B"]:
@@ -76,10 +76,10 @@ class Sampling(Config):
 
         Args:
             logits: of all tokens that may be chosen.
-            generators: one per row, so that no row's draws depend on its batch mates.
+            generators: one per row, so that the draws of a row do not depend on other rows.
 
         Raises:
-            DataError: logits that are no numbers.
+            DataError: logits that are NaN or infinite.
         """
         if self.temperature < SMALLEST_TEMPERATURE:
             return _numbers(logits).argmax(-1)
@@ -114,7 +114,7 @@ def _numbers(logits: Float[Tensor, "B V"]) -> Float[Tensor, "B V"]:
 GREEDY = Sampling()
 
 WORTH_A_LAYOUT_TOKENS = 16
-"""New tokens from which on moving the weights costs less than it saves."""
+"""Number of new tokens from which on the column-major layout saves more time than the change of layout takes."""
 
 
 def generate(
@@ -126,9 +126,9 @@ def generate(
     prefill_chunk_tokens: int | None = None,
     vocab_size: int | None = None,
 ) -> list[list[int]]:
-    """Continues each prompt; a row's result does not depend on its batch mates or their lengths.
+    """Continues each prompt; the result of a row does not depend on the other rows or their lengths.
 
-    Sampled, row i draws as its prompt alone would with `seed + i`, so that equal prompts are continued differently.
+    When sampling, row i draws as its prompt alone would with `seed + i`, so that equal prompts get different continuations.
 
     Args:
         model: the decoder.
@@ -144,7 +144,7 @@ def generate(
         The new tokens of each row.
 
     Raises:
-        DataError: no prompt, an empty prompt, a token id outside the vocabulary, or logits that are no numbers.
+        DataError: no prompt, an empty prompt, a token id outside the vocabulary, or logits that are NaN or infinite.
         ConfigError: a chunk or a number of tokens below 1, or more tokens than max_seq_len.
 
     Example:
@@ -183,10 +183,10 @@ def continue_prompts(model: Decoder, prompts: Any, max_new_tokens: int, options:
 
 
 def _rows_of(prompts: Any) -> tuple[bool, list[Any]]:
-    """Whether there is one prompt, and all prompts: texts, or lists of whole numbers."""
+    """Returns whether there is one prompt, and all prompts as texts or lists of whole numbers."""
     prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
     try:
-        # A number has no axis, one of numpy or torch neither.
+        # Numbers, also those of numpy and torch, have no axes.
         single = isinstance(prompts, str) or (
             len(prompts) > 0 and not isinstance(prompts[0], str | Sequence) and getattr(prompts[0], "ndim", 0) == 0
         )
@@ -199,15 +199,15 @@ def _rows_of(prompts: Any) -> tuple[bool, list[Any]]:
 
 
 def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `generate`, with those of a `Sampling` put into one."""
+    """Returns the arguments of `generate`, with sampling options collected in one `Sampling`."""
     own = {name: value for name, value in options.items() if name in Sampling.model_fields}
     others = {name: value for name, value in options.items() if name not in own}
     known = [*inspect.signature(generate).parameters][3:]
     if unknown := [name for name in others if name not in known]:
         remedy = nearest(unknown[0], (*known, *Sampling.model_fields))
         raise ConfigError(f"generate: unknown keyword {unknown[0]!r}; {remedy}")
-    if stops := others.get("stop_token"):
-        others["stop_token"] = frozenset(stops) if isinstance(stops, set | list | tuple) else stops
+    if isinstance(stops := others.get("stop_token"), set | list | tuple):
+        others["stop_token"] = frozenset(stops)
     sampling = Sampling.parse(others.pop("sampling", None) or {})
     return {**others, "sampling": sampling.replace(**own)}
 
@@ -223,7 +223,7 @@ def stream(
 ) -> Iterator[list[int]]:
     """Yields the next token of every row, `max_new_tokens` times; arguments and errors as in `generate`.
 
-    Each row draws from its place in `generators`; None are those that `generate` uses.
+    Row i draws from `generators[i]`; None makes those of `generate`.
     """
     tokens, layout = _left_pad(prompts, model.embedding.weight.device)
     _check(model, tokens.shape[1], max_new_tokens, prefill_chunk_tokens, vocab_size)
@@ -260,7 +260,7 @@ def _steps(
         chosen = choose(hidden)
     yield chosen.tolist()
     for _ in range(max_new_tokens - 1):
-        # Entered anew at each step, so that a consumer of the iterator never runs in inference mode.
+        # Entered again at each step, so that a consumer of the iterator never runs in inference mode.
         with torch.inference_mode():
             hidden, cache = model.hidden(model.embed(chosen[:, None]), None, cache)
             chosen = choose(hidden)

@@ -1,4 +1,4 @@
-"""How likely a model finds tokens that follow others: the quantity behind multiple-choice evaluation and perplexity.
+"""Log-likelihood of tokens given the tokens before them, as in multiple-choice evaluation and perplexity.
 
 Letters: T tokens of a passage.
 """
@@ -16,7 +16,7 @@ from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.model.decoder import Decoder, check_token_ids
 
 BATCH_SIZE = 8
-"""Windows that are read at once by default."""
+"""Windows in one forward pass by default."""
 
 ROWS_AT_ONCE = 256
 """Tokens whose logits exist at the same time."""
@@ -27,8 +27,8 @@ class Likelihood(NamedTuple):
 
     Attributes:
         nats: sum of log p over exactly the tokens of the continuation, at most 0.
-        tokens: how many tokens that are.
-        greedy: whether each of them is the most likely one at its place.
+        tokens: number of these tokens.
+        greedy: whether each of them is the most likely one at its position.
     """
 
     nats: float
@@ -40,8 +40,8 @@ class Passage(NamedTuple):
     """Tokens of which the last ones are scored.
 
     Attributes:
-        tokens: all of them.
-        first: the index of the first that is scored; those before it are only read.
+        tokens: context and scored tokens.
+        first: index of the first scored token; those before it are context.
     """
 
     tokens: Int[Tensor, " T"]
@@ -49,12 +49,12 @@ class Passage(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What one pass of a model reads and scores.
+    """The tokens that one forward pass reads and scores.
 
     Attributes:
         begin: the first token that is read.
         first: the first token that is scored.
-        last: one behind the last token that is scored; the token before that is the last that is read.
+        last: one past the last token that is scored; that token itself is not read.
     """
 
     begin: int
@@ -100,19 +100,19 @@ def loglikelihoods(
     stride: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Likelihood]:
-    """Scores many passages; each token is scored once, and what a passage gets does not depend on the others.
+    """Scores many passages; each token is scored once, and the score of a passage does not depend on the others.
 
     A passage whose scored tokens fit in max_seq_len is read in one window, which ends with it and reaches as far back as
-    fits. A longer one is read in windows of max_seq_len tokens: the first scores all it can, each one after it the next
-    `stride` tokens, behind max_seq_len - stride tokens or more that it only reads.
+    fits. A longer one is read in windows of max_seq_len tokens: the first scores all that fit, each later one the next
+    `stride` tokens, after max_seq_len - stride or more tokens of context.
 
-    A first token with nothing before it has no prediction: it counts as one of a uniform distribution, -log V nats for a
+    A first token without context has no prediction: it counts as drawn from a uniform distribution, -log V nats for a
     vocabulary of V, and never as greedy.
 
     Args:
         model: the decoder.
-        passages: what to score.
-        batch_size: windows that are read at once.
+        passages: tokens to score.
+        batch_size: windows in one forward pass.
         stride: tokens that a later window scores, from 1 (as much context as fits for each token) to max_seq_len (no
             overlap); None is half of max_seq_len.
         progress: called with the tokens scored so far and all of them.
@@ -134,7 +134,7 @@ def loglikelihoods(
         if not first and len(tokens):
             nats[index], greedy[index] = -math.log(model.config.vocab_size), False
         work += [(index, window) for window in windows(max(1, first), len(tokens), longest, stride)]
-    # Windows of about equal length share a batch; the longest come first, so that too little memory shows at once.
+    # Windows of similar length share a batch; the longest come first, so that a lack of memory shows at once.
     work.sort(key=lambda one: one[1].begin - one[1].last)
     done, total = 0, sum(window.last - window.first for _, window in work)
     for start in range(0, len(work), batch_size):
@@ -155,9 +155,9 @@ def windows(first: int, end: int, longest: int, stride: int) -> Iterator[Window]
 
     Args:
         first: the first token to score, at least 1.
-        end: one behind the last.
+        end: one past the last.
         longest: tokens that a window reads at most.
-        stride: tokens that a window scores behind others that it only reads, at most `longest`.
+        stride: tokens that a later window scores, at most `longest`.
 
     Example:
         >>> list(windows(1, 9, longest=4, stride=2))
@@ -173,7 +173,7 @@ def windows(first: int, end: int, longest: int, stride: int) -> Iterator[Window]
 def _score(model: Decoder, rows: Sequence[tuple[Tensor, Window]]) -> list[tuple[float, bool]]:
     """For each row the sum of log p in nats, and whether every scored token is the most likely one."""
     lengths = [window.last - 1 - window.begin for _, window in rows]
-    # Padding stands behind the tokens, where no token sees it.
+    # Padding comes after the tokens, where no token attends to it.
     inputs = torch.zeros(len(rows), max(lengths), dtype=torch.long)
     for row, (tokens, window) in enumerate(rows):
         inputs[row, : lengths[row]] = tokens[window.begin : window.last - 1]
@@ -182,9 +182,9 @@ def _score(model: Decoder, rows: Sequence[tuple[Tensor, Window]]) -> list[tuple[
         hidden, _ = model.hidden(model.embed(inputs.to(device)))
         for row, (tokens, window) in enumerate(rows):
             targets = tokens[window.first : window.last].to(device)
-            behind = hidden[row, lengths[row] - len(targets) : lengths[row]]
+            scored = hidden[row, lengths[row] - len(targets) : lengths[row]]
             nats, greedy = 0.0, True
-            for part, target in zip(behind.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True):
+            for part, target in zip(scored.split(ROWS_AT_ONCE), targets.split(ROWS_AT_ONCE), strict=True):
                 logits = model.logits(part).double()
                 nats -= float(F.cross_entropy(logits, target, reduction="sum"))
                 greedy = greedy and bool((logits.argmax(-1) == target).all())

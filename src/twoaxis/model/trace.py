@@ -1,4 +1,4 @@
-"""A pass through a decoder by hand, with everything that passes between its parts."""
+"""A forward pass through a decoder that records what passes between its parts."""
 
 from typing import Any, NamedTuple
 
@@ -22,9 +22,9 @@ class Trace(NamedTuple):
 
 
 def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None = None) -> Trace:
-    """Runs the contract loop by hand, adding a disturbance to the update of some sublayers.
+    """Runs the loop over sublayers, adding a disturbance to the update of some of them.
 
-    Everything is recorded as it is at that moment; only the states are the live values.
+    The views and the final hidden states are copies, so that a write in place shows; everything else is not copied.
     """
     embeddings = model.embed(tokens)
     layout = TokenLayout.contiguous(tokens.shape[1])
@@ -48,7 +48,7 @@ def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None
 
 
 def read_and_write(mixer: Any, state: Any, update: Tensor, context: Any, heads: Any) -> tuple[Any, Any, Any]:
-    """What one depth mixer makes of a state: the views, the heads if it mixes them, and the next state."""
+    """Returns what one depth mixer makes of a state: the views, the heads if it mixes them, and the next state."""
     views, carry, _ = mixer.read(state)
     if heads:
         heads, state = mixer.mix_heads(heads, context, state)
@@ -56,5 +56,5 @@ def read_and_write(mixer: Any, state: Any, update: Tensor, context: Any, heads: 
 
 
 def sublayer_list(model: Decoder) -> list[Any]:
-    """The sublayers of a decoder in order."""
+    """Returns the sublayers of a decoder in order."""
     return [sublayer for block in model.blocks for sublayer in block.sublayers]  # type: ignore[union-attr]

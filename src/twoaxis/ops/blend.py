@@ -1,4 +1,4 @@
-"""Blends of two tensors: by a gate per head, or by a weight that starts at 0 and is scheduled or learned.
+"""Interpolation of two tensors: by a gate per head, or by a weight that starts at 0 and is scheduled or learned.
 
 Letters: B batch, T position, D width, G heads, K head width.
 """
@@ -15,13 +15,13 @@ from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics
 
 
 def blend_parameter(module: DeclaredModule) -> nn.Parameter:
-    """The weight to assign to the attribute `blend`; it starts at 0, where nothing has changed yet."""
+    """Declares the weight of the attribute `blend`; it starts at 0, where the blend is the plain tensor."""
     return module.parameter("blend", (1,), Constant(0.0), "mixing")
 
 
 @outside_autocast
 def annealed(plain: Float[Tensor, "*n D"], other: Float[Tensor, "*n D"], weight: Float[Tensor, "1"]) -> Float[Tensor, "*n D"]:
-    """Goes from one tensor to the other, exactly the first at weight 0.
+    """Interpolates between two tensors; at weight 0 the result is exactly the first.
 
     Equation: y = plain + g (other - plain), in the precision of statistics, rounded once
 
@@ -36,7 +36,7 @@ def annealed(plain: Float[Tensor, "*n D"], other: Float[Tensor, "*n D"], weight:
 
 
 def blend_cost(shape: Shape, width: int) -> Cost:
-    """Counts a blend of two states, the plain sum included."""
+    """Counts a blend of two states and the plain sum."""
     return Cost(params=1, elementwise_flops=4 * shape.total_tokens * width)
 
 
@@ -44,7 +44,7 @@ def blend_cost(shape: Shape, width: int) -> Cost:
 def blend(
     start: Float[Tensor, "B T G K"], end: Float[Tensor, "B T G K"], gate: Float[Tensor, "B T G"], impl: Impl = "fused"
 ) -> Float[Tensor, "B T G K"]:
-    """Goes from one tensor towards another, for each head as far as its gate says.
+    """Interpolates between two tensors, with one gate per head.
 
     Equation: y = start + g (end - start)
     Shapes:   gates in the precision of statistics; y in the dtype of the two, rounded once
@@ -63,7 +63,7 @@ def _plain(start: Tensor, end: Tensor, gate: Tensor) -> Tensor:
 
 
 class _Blend(torch.autograd.Function):
-    """Saves the two as they are, and widens them again in the backward pass."""
+    """Saves both tensors in their own dtype, and converts them again in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, start: Tensor, end: Tensor, gate: Tensor) -> Tensor:

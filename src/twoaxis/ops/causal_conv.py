@@ -35,13 +35,13 @@ def previous_token(
         before = torch.cat((history[:, -1:], x[:, :-1]), dim=1)
     if documents is None:
         return before
-    # The first token of all has none before it; its own document there leaves the zeros as they are.
+    # The first token has none before it; with its own document there, zeros stay zeros.
     known = torch.cat((documents[:, :1], documents), dim=1)[:, -x.shape[1] - 1 :]
     return before * (known[:, 1:] == known[:, :-1]).unsqueeze(-1)
 
 
 NO_DOCUMENT = -2
-"""The document of tokens before the first one; no token and no padding has it."""
+"""The document of positions before the first token; no token and no padding has it."""
 
 
 def causal_conv(
@@ -109,7 +109,7 @@ def causal_conv_sum(
 
 
 def next_history(history: Float[Tensor, "B P C"] | None, x: Float[Tensor, "B T C"], kernel: int) -> Float[Tensor, "B _ C"]:
-    """The last `kernel - 1` tokens, or all there are, in storage of their own: what the next call starts from."""
+    """Returns the history of the next call: the last `kernel - 1` tokens or all there are, copied."""
     rows = x if history is None else torch.cat((history, x), dim=1)
     return rows[:, max(0, rows.shape[1] - kernel + 1) :].clone()
 
@@ -120,7 +120,7 @@ def _plain(rows: Sequence[Tensor], weights: Tensor, bias: Tensor | None, documen
     known = None if documents is None else F.pad(documents, (kernel - 1, 0), value=NO_DOCUMENT)
     total = torch.zeros((), dtype=dtype, device=weights.device) if bias is None else bias.to(dtype)
     for shift in range(kernel):
-        # Counted from the end, where all rows stand together.
+        # Counted from the end, where all rows are aligned.
         stop = padded[0].shape[1] - shift
         tap = weights[..., kernel - 1 - shift].to(dtype)
         part = sum(w * x[:, stop - tokens : stop] for w, x in zip(tap, padded, strict=True))
@@ -131,13 +131,13 @@ def _plain(rows: Sequence[Tensor], weights: Tensor, bias: Tensor | None, documen
 
 
 class _Borders(NamedTuple):
-    """The outputs that some tap must not reach, since a document begins in between, and which taps reach them.
+    """The outputs at which a tap would cross the start of a document, and the taps that do not.
 
     Attributes:
         row: of each such output, n of them.
-        token: its place among the new tokens.
-        source: [n k] where each tap looks among all tokens, the oldest first.
-        seen: [n k 1] whether that is a token of the same document.
+        token: its index among the new tokens.
+        source: [n k] index of the token of each tap among all tokens, the oldest first.
+        seen: [n k 1] whether that token is of the same document.
     """
 
     row: Tensor
@@ -147,7 +147,7 @@ class _Borders(NamedTuple):
 
     @staticmethod
     def find(documents: Int[Tensor, "B R"], tokens: int, kernel: int) -> "_Borders | None":
-        """Looks for them; None when every tap reaches what it may see, or stands before the first token of all."""
+        """Finds them; None where no tap crosses a border."""
         cut = torch.zeros_like(documents, dtype=torch.bool)
         for shift in range(1, min(kernel, documents.shape[1])):
             cut[:, shift:] |= documents[:, shift:] != documents[:, :-shift]
@@ -161,12 +161,12 @@ class _Borders(NamedTuple):
         return _Borders(row, token, source.clamp(min=0), seen.unsqueeze(-1))
 
     def gather(self, x: Float[Tensor, "B R C"]) -> Float[Tensor, "n k C"]:
-        """What the taps read, zeros where they must not."""
+        """The inputs of the taps, zeros outside the document."""
         return torch.where(self.seen, x[self.row.unsqueeze(-1), self.source], 0.0)
 
 
 class _CausalConv(torch.autograd.Function):
-    """Depthwise convolution with the channels last, which libraries do at the speed of memory; borders are done anew."""
+    """Depthwise convolution with the channels last, which runs at memory bandwidth; outputs at borders are recomputed."""
 
     @staticmethod
     def forward(ctx: Any, weights: Tensor, bias: Tensor | None, documents: Tensor | None, tokens: int, *rows: Tensor) -> Tensor:
@@ -212,17 +212,17 @@ class _CausalConv(torch.autograd.Function):
 
 @outside_autocast
 def _slide(x: Float[Tensor, "B R C"], taps: Float[Tensor, "C k"]) -> Float[Tensor, "B _ C"]:
-    """The sum at each place where the taps overlap the tokens, R + k - 1 of them; the first R end at each token in turn."""
+    """Returns the R + k - 1 outputs of the full convolution; the first R end at each token in turn."""
     C, kernel = taps.shape
     y = F.conv2d(x.transpose(1, 2).unsqueeze(2), taps.view(C, 1, 1, kernel), groups=C, padding=(0, kernel - 1))
     if y.is_meta:
-        # The meta device says that channels lie first, where libraries put them last.
+        # The meta device puts channels first, real kernels put them last.
         y = torch.empty_like(y, memory_format=torch.channels_last)
     return y.squeeze(2).transpose(1, 2)
 
 
 def _grad_input(grad: Float[Tensor, "B T C"], taps: Float[Tensor, "C k"], length: int) -> Float[Tensor, "B R C"]:
-    """Each token gets the gradients of the outputs from itself on, k of them."""
+    """The gradient of a token sums over its k outputs, from its own on."""
     kernel, tokens = taps.shape[1], grad.shape[1]
     reached = _slide(grad, taps.flip(1))[:, -min(length, tokens + kernel - 1) :]
     return F.pad(reached, (0, 0, length - reached.shape[1], 0)) if reached.shape[1] < length else reached
@@ -231,13 +231,13 @@ def _grad_input(grad: Float[Tensor, "B T C"], taps: Float[Tensor, "C k"], length
 def _grad_taps(grad: Float[Tensor, "B T C"], x: Float[Tensor, "B R C"], kernel: int) -> Float[Tensor, "C k"]:
     past = x.shape[1] - grad.shape[1]
     found = grad.new_zeros(kernel, grad.shape[2])
-    # One buffer for all taps, since memory that is new costs more than what is done with it.
+    # One buffer for all taps: allocating costs more than the product.
     product = torch.empty_like(grad, memory_format=torch.contiguous_format)
     flat, ones = product.view(-1, grad.shape[2]), grad.new_ones(grad.shape[0] * grad.shape[1])
     for shift in range(min(kernel, x.shape[1])):
         first = max(0, shift - past)
         product[:, :first] = 0
         torch.mul(grad[:, first:], x[:, past + first - shift : x.shape[1] - shift], out=product[:, first:])
-        # A product with ones reads once what it sums; `mv`, unlike `@`, keeps its precision under autocast.
+        # A product with ones is a sum in one pass; `mv`, unlike `@`, keeps its precision under autocast.
         found[kernel - 1 - shift] = torch.mv(flat.T, ones)
     return found.T.contiguous()

@@ -1,4 +1,4 @@
-"""Next-token cross-entropy from hidden states, in nats, without keeping the logits.
+"""Next-token cross-entropy from hidden states, in nats, without storing the logits.
 
 Letters: N tokens, D width, V vocabulary.
 """
@@ -23,15 +23,15 @@ ROWS_AT_ONCE = 1024
 def linear_cross_entropy(
     hidden: Float[Tensor, "N D"], weight: Float[Tensor, "V D"], targets: Int[Tensor, " N"], impl: Impl = "fused"
 ) -> Float[Tensor, ""]:
-    """The sum over tokens of -log softmax(hidden @ weight^T)[target]; targets equal to IGNORE add nothing.
+    """Returns the sum over tokens of -log softmax(hidden @ weight^T)[target]; targets equal to IGNORE add nothing.
 
-    The sum, not the mean: whoever knows the count of valid tokens of the whole batch divides once. With no
-    valid token the sum is 0 and so is every gradient.
+    The sum, not the mean: the caller divides once by the number of valid tokens of the whole batch. Without a
+    valid token the sum and all gradients are 0.
 
     Raises:
         DataError: another target outside the vocabulary. On a GPU the lookup itself raises, some steps later.
 
-    Cost: matmul flops 2*D*V per token forward; the fused engine keeps gradients of hidden and weight, no logits
+    Cost: matmul flops 2*D*V per token forward; the fused engine saves the gradients of hidden and weight, no logits
 
     Example:
         >>> linear_cross_entropy(torch.zeros(3, 2), torch.zeros(4, 2), torch.tensor([0, 1, IGNORE]))
@@ -40,10 +40,17 @@ def linear_cross_entropy(
     check_impl(impl)
     if targets.device.type == "cpu" and not torch.compiler.is_compiling():
         _check_targets(targets, weight.shape[0])
+    return cross_entropy_of_valid(hidden, weight, targets, impl)
+
+
+def cross_entropy_of_valid(
+    hidden: Float[Tensor, "N D"], weight: Float[Tensor, "V D"], targets: Int[Tensor, " N"], impl: Impl
+) -> Float[Tensor, ""]:
+    """The same for targets that need no check, such as those without memory, which have no values."""
     if impl == "reference":
         logits = hidden @ weight.T
         return F.cross_entropy(logits.to(statistics_dtype(logits)), targets, ignore_index=IGNORE, reduction="sum")
-    # The meta device knows no autocast.
+    # The meta device has no autocast.
     if torch.amp.is_autocast_available(hidden.device.type) and torch.is_autocast_enabled(hidden.device.type):
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
@@ -60,15 +67,15 @@ def _check_targets(targets: Tensor, vocab_size: int) -> None:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The gradients are made next to the loss, while the logits of a chunk of tokens are at hand."""
+    """Computes the gradients in the forward pass, while the logits of a chunk of tokens exist."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        wants_hidden, wants_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
+        needs_hidden, needs_weight = ctx.needs_input_grad[0], ctx.needs_input_grad[1]
         dtype = statistics_dtype(hidden)
         total = torch.zeros((), dtype=dtype, device=hidden.device)
-        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=dtype) if wants_weight else None
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=dtype) if needs_weight else None
         for start in range(0, hidden.shape[0], ROWS_AT_ONCE):
             rows = hidden[start : start + ROWS_AT_ONCE]
             target = targets[start : start + ROWS_AT_ONCE]
@@ -76,7 +83,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             safe = torch.where(valid, target, 0).unsqueeze(-1)
             logp = torch.log_softmax((rows @ weight.T).to(dtype), dim=-1)
             total -= (logp.gather(-1, safe).squeeze(-1) * valid).sum()
-            if not wants_hidden and not wants_weight:
+            if not needs_hidden and not needs_weight:
                 continue
             grad = logp.exp_()
             grad.scatter_add_(-1, safe, torch.full_like(safe, -1, dtype=dtype)).mul_(valid.unsqueeze(-1))

@@ -64,7 +64,7 @@ def _plain(
     written = []
     for x, target in zip(channels, targets, strict=True):
         erased = (k * x.to(dtype)).sum(-1) if rule == "delta" else 0.0
-        step = (beta * (target - erased)).unsqueeze(-1)
+        step = (beta * (target.to(dtype) - erased)).unsqueeze(-1)
         written.append((x.to(dtype) + step * k).to(x.dtype))
     return tuple(written)
 

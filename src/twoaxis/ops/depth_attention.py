@@ -42,7 +42,7 @@ def depth_attention(q: Source, keys: Sequence[Source], values: Sequence[Source],
         mixed = weights[0] * values[0]
         for weight, v in zip(weights[1:], values[1:], strict=True):
             mixed = mixed + weight * v
-        return mixed.to(q.dtype)
+        return mixed.to(values[0].dtype)
     return _DepthAttention.apply(q, *keys, *values)
 
 
@@ -68,7 +68,7 @@ class _DepthAttention(torch.autograd.Function):
         for v, weight in zip(values[1:], weights[1:], strict=True):
             mixed.addcmul_(v, weight.unsqueeze(-1))
         ctx.save_for_backward(q, weights, *sources)
-        return mixed.to(q.dtype)
+        return mixed.to(values[0].dtype)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, ...]:
@@ -83,8 +83,8 @@ class _DepthAttention(torch.autograd.Function):
         by_score = by_weight.sub_((weights * by_weight).sum(0)).mul_(weights)
         grad_q = torch.zeros_like(grad)
         grad_keys, grad_values = [], []
-        for k, weight, score in zip(keys, weights, by_score, strict=True):
+        for k, v, weight, score in zip(keys, values, weights, by_score, strict=True):
             grad_q.addcmul_(score.unsqueeze(-1), k)
             grad_keys.append((score.unsqueeze(-1) * scaled).to(k.dtype))
-            grad_values.append((grad * weight.unsqueeze(-1)).to(k.dtype))
+            grad_values.append((grad * weight.unsqueeze(-1)).to(v.dtype))
         return grad_q.div_(math.sqrt(q.shape[-1])).to(q.dtype), *grad_keys, *grad_values

@@ -26,7 +26,7 @@ from twoaxis.ops.norm import inverse_rms as rms_factor
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 Values = Literal["raw", "normalised"]
-"""Whether a read mixes the sources as they are, or divided by their rms as in its scores."""
+"""Whether a read mixes the sources themselves, or divided by their rms as in the scores."""
 
 
 @outside_autocast
@@ -44,7 +44,7 @@ def depth_read(
     """Mixes the sources of each token with softmax weights over depth, per head, and may add the result to a stream.
 
     Equation: s_ih = r_i * sum_{c in head h} q_c v_ic,  a = softmax_i(s),  m = concat_h(sum_i a_ih v_i[head h]),
-              h = m | stream + scale * m,  r_i = 1 / sqrt(mean(v_i^2) + eps);  values="normalised": r_i v_i in the place of v_i
+              h = m | stream + scale * m,  r_i = 1 / sqrt(mean(v_i^2) + eps);  values="normalised": r_i v_i instead of v_i
     Source:   Attention Residuals, arXiv:2603.15031, eq. 2-4 (one head); Multi-Head Attention Residuals, arXiv:2607.27230: the
               norm is over the whole width; q is the product of pseudo-query and key gain, the same for all tokens or one each;
               normalised values: transformers 5.24 models/inkling2, Inkling2BlockAttentionResidual
@@ -70,7 +70,7 @@ def depth_read(
         mixed = mixed if scale is None else scale * mixed
         return (mixed if stream is None else stream + mixed).to(sources[0].dtype)
     if len(sources) == 1 and values == "raw":
-        # One source has weight 1 whatever the query asks.
+        # One source has weight 1 with any query.
         mixed = sources[0]
         if scale is not None:
             return torch.addcmul(torch.zeros_like(mixed) if stream is None else stream, scale.to(mixed.dtype), mixed)
@@ -104,7 +104,7 @@ def depth_scores(
 
 
 def with_gradient(inverse_rms: Float[Tensor, "B T"], v: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
-    """The inverse rms of v with its gradient: dr = -r^3/2 d mean(v^2), whatever eps it was computed with."""
+    """Returns the inverse rms of v with its gradient, dr = -r^3/2 d mean(v^2), for any eps."""
     if inverse_rms.requires_grad or not torch.is_grad_enabled():
         return inverse_rms
     square = v.to(inverse_rms.dtype).square().mean(-1)
@@ -127,7 +127,7 @@ def source_factor(v: Float[Tensor, "B T D"], eps: float, impl: Impl = "fused") -
 def softmax_mix(
     values: Sequence[Float[Tensor, "B T D"]], logits: Float[Tensor, "S B T H"], impl: Impl = "fused"
 ) -> Float[Tensor, "B T D"]:
-    """Mixes values with a softmax over depth of given logits: a depth read whose scores come from elsewhere.
+    """Mixes values with a softmax over depth of given logits: a depth read with given scores.
 
     Equation: h = concat_h(sum_i softmax_i(logits_ih) v_i[head h])
     Cost:     flops 2*D per source and token; saves the values and H numbers per source and token
@@ -220,7 +220,7 @@ class _DepthRead(torch.autograd.Function):
             by_factor = by_factor + (by_value if scale is None else by_value * scale)
         by_score = by_logit.mul_(factors)
         own = any(ctx.needs_input_grad[5 + n :])
-        # What flows through inverse rms without a gradient of their own.
+        # The gradient through inverse rms that have none of their own.
         along = None if own else by_factor * torch.stack(list(inverse_rms)).pow(3) / -sources[0].shape[-1]
         grad_sources = source_gradients(sources, [grad], weights, queries, by_score, along)
         grad_query = query_gradients(sources, by_score, query.ndim > 1).squeeze(0).to(query.dtype)

@@ -1,4 +1,4 @@
-"""The gated delta rule along positions: a state of fixed size that decays, and is overwritten along each token's key.
+"""The gated delta rule along positions: a state of fixed size that decays, and is overwritten along the key of each token.
 
 Letters: B batch, H heads, T position, K key width, V value width, R documents given, C tokens of a chunk, N chunks of all
 heads and rows.
@@ -15,7 +15,7 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.ops.precision import Impl, check_impl, outside_autocast, statistics_dtype
 
 LARGEST_CHUNK = 64
-"""Tokens that the chunked engine handles in one piece; its work within pieces grows with their length."""
+"""Tokens in a chunk of the chunked engine; the work per token grows with the length of a chunk."""
 
 
 @outside_autocast
@@ -30,24 +30,24 @@ def gated_delta(
     documents: Int[Tensor, "B R"] | None = None,
     impl: Impl = "fused",
 ) -> tuple[Float[Tensor, "B H T V"], Float[Tensor, "B H V K"]]:
-    """Writes every token into the state of its head, reads the state with its query, and returns reads and final state.
+    """Writes every token to the state of its head, reads the state with its query, and returns reads and final state.
 
     Equation: S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T,  y_t = S_t q_t,  a = exp(decay_log)
     Source:   Gated Delta Networks, arXiv:2412.06464, eq. 10; products of many steps as in arXiv:2406.06484
-    Deviates: where the document changes, S starts from zero; a row that returns to an earlier document starts it anew
+    Deviates: where the document changes, S starts from zero, also where a row returns to an earlier document
     Shapes:   everything but y in the precision of statistics; y in the dtype of v, rounded once
     Cost:     flops 6*K*V per head and token. The fused engine runs matrix products of 2*(C*(2*K+V) + K*K + 3*K*V + K*K*V/C)
-              per head and token, in chunks of C <= 64 tokens, and keeps a few times C + K + V numbers for each
+              per head and token, in chunks of C <= 64 tokens, and saves a few times C + K + V numbers for each
 
     Args:
         q: queries.
         k: keys of length 1.
         v: values.
-        decay_log: natural logarithm of what is kept of the state, at most 0.
-        beta: how far a key's old value is replaced, from 0 (not at all) to 1.
-        state: after the tokens before these; None is zero.
-        documents: of the new tokens, behind that of the last token before them where there is a state; None when every row
-            is one document.
+        decay_log: natural logarithm of the factor that decays the state, at most 0.
+        beta: the share of a key's old value that is replaced, from 0 to 1.
+        state: after earlier tokens; None is zero.
+        documents: of the new tokens, with a state preceded by that of the last token before them; None when every row is one
+            document.
         impl: `fused`, in chunks, or `reference`, token by token.
 
     Raises:
@@ -72,7 +72,7 @@ def gated_delta(
 
 
 class _Inputs(NamedTuple):
-    """Rows and heads as one axis in front, and the precision of statistics."""
+    """The inputs with rows and heads as one first axis, in the precision of statistics."""
 
     q: Tensor
     k: Tensor
@@ -81,13 +81,13 @@ class _Inputs(NamedTuple):
     beta: Tensor
 
 
-def _runs(documents: Tensor, tokens: int, behind_state: bool) -> Int[Tensor, "B T"]:
-    """Numbers the stretches of one document; the state, if there is one, belongs to number 0."""
-    if documents.shape[1] != tokens + behind_state:
-        given = "the new tokens, and of the one before them" if behind_state else "the new tokens"
+def _runs(documents: Tensor, tokens: int, after_state: bool) -> Int[Tensor, "B T"]:
+    """Numbers the runs of equal documents; the state, if there is one, belongs to run 0."""
+    if documents.shape[1] != tokens + after_state:
+        given = "the new tokens, and of the one before them" if after_state else "the new tokens"
         raise ConfigError(f"gated_delta: got documents of {documents.shape[1]} tokens for {tokens}; give those of {given}")
     changes = (documents[:, 1:] != documents[:, :-1]).cumsum(dim=1)
-    return changes if behind_state else F.pad(changes, (1, 0))
+    return changes if after_state else F.pad(changes, (1, 0))
 
 
 def _recurrent(inputs: _Inputs, state: Tensor, runs: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -106,7 +106,7 @@ def _recurrent(inputs: _Inputs, state: Tensor, runs: Tensor | None) -> tuple[Ten
 
 
 def _chunked(inputs: _Inputs, state: Tensor, runs: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Solves each chunk for what its tokens write; only the state goes from chunk to chunk.
+    """Solves each chunk for the writes of its tokens; only the state passes from chunk to chunk.
 
     With S at its start, c_i the decay since then, d_ij that from token j to i, e_j that until its end, and
     A_ij = b_i d_ij k_i^T k_j below the diagonal, a chunk writes n = (I + A)^-1 (b v - b c k S^T) = u - w S^T along its keys.
@@ -119,7 +119,7 @@ def _chunked(inputs: _Inputs, state: Tensor, runs: Tensor | None) -> tuple[Tenso
     beta, since, until = (x.unsqueeze(-1) for x in (beta, decay.since_start, decay.until_end))
     overlap = beta * decay.between * torch.bmm(k, k.transpose(1, 2))
     solved = torch.cat((beta * v, beta * since * k), dim=-1)
-    # The solver reads what is below the diagonal, and takes the diagonal for 1.
+    # The solver reads below the diagonal only, and takes the diagonal as 1.
     solved = torch.linalg.solve_triangular(overlap, solved, upper=False, unitriangular=True)
     adds, loses = torch.bmm(solved.transpose(1, 2), until * k).split((values, width), dim=1)
     keeps = since[:, -1:] * torch.eye(width, dtype=k.dtype, device=k.device) - loses
@@ -135,7 +135,7 @@ def _chunked(inputs: _Inputs, state: Tensor, runs: Tensor | None) -> tuple[Tenso
 
 
 class _Decay(NamedTuple):
-    """What is kept of the state between two tokens of a chunk, and 0 where the document changes in between."""
+    """The decay of the state between two tokens of a chunk; 0 where the document changes in between."""
 
     between: Float[Tensor, "N C C"]
     since_start: Float[Tensor, "N C"]
@@ -143,7 +143,7 @@ class _Decay(NamedTuple):
 
 
 def _decay(decay_log: Float[Tensor, "N C"], runs: tuple[Tensor, Tensor] | None) -> _Decay:
-    """Sums over the tokens in between alone: a difference of two sums would depend on other documents in its rounding."""
+    """Sums over the tokens in between: the rounding of a difference of two sums would depend on other documents."""
     length = decay_log.shape[1]
     earlier = torch.ones(length, length, dtype=torch.bool, device=decay_log.device).tril()
     total = decay_log.unsqueeze(-1).expand(-1, -1, length).masked_fill(~earlier.tril(-1), 0.0).cumsum(dim=1)
@@ -158,17 +158,17 @@ def _decay(decay_log: Float[Tensor, "N C"], runs: tuple[Tensor, Tensor] | None) 
 
 
 def _cut(x: Tensor, n: int) -> Tensor:
-    """Cuts the tokens into n chunks of equal length; tokens that are added neither decay nor write."""
+    """Cuts the tokens into n chunks of equal length; added tokens neither decay nor write."""
     length = -(-x.shape[1] // n)
     added = n * length - x.shape[1]
     if added:
         x = F.pad(x, (0, 0) * (x.ndim - 2) + (0, added))
-    # In one piece also where a view would do, so that what is kept does not depend on strides.
+    # Contiguous also where a view would do, so that the saved bytes do not depend on strides.
     return x.unflatten(1, (n, length)).flatten(0, 1).contiguous()
 
 
 def _cut_runs(runs: Int[Tensor, "B T"], n: int, rows: int) -> tuple[Tensor, Tensor]:
-    """The runs of the tokens of each chunk, and of the token before it; tokens that are added belong to the last run."""
+    """The runs of the tokens of each chunk, and of the token before it; added tokens belong to the last run."""
     length = -(-runs.shape[1] // n)
     whole = torch.cat((runs, runs[:, -1:].expand(-1, n * length - runs.shape[1])), dim=1).unflatten(1, (n, length))
     before = F.pad(whole[:, :-1, -1], (1, 0))

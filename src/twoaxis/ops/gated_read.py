@@ -1,4 +1,4 @@
-"""The gated read: the mean of normalised residual streams behind an elementwise gate that a low-rank map of them all sets.
+"""The gated read: the mean of normalised residual streams, each times an elementwise gate from a low-rank map of all of them.
 
 Letters: B batch, T position, D width, n streams, R rank of the gate, M further rows of the map, N = B T tokens.
 """
@@ -25,7 +25,7 @@ def gated_read(
     eps: float,
     impl: Impl = "fused",
 ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "M B T"] | None]:
-    """Reads one tensor from n streams, and further products of the normalised streams on the way.
+    """Reads one tensor from n streams, and computes further products of the normalised streams.
 
     Equation: y_j = gain_j * S_j / rms(S_j),  g = sigmoid(up silu(down y / n)),  u = 1/n sum_j g_j * y_j,  s = extra y / n
     Source:   transformers 5.24 models/qwen4_exp, Qwen4ExpTextGatedResidual
@@ -98,49 +98,46 @@ class _GatedRead(torch.autograd.Function):
         return view.div_(n).view(B, T, D).to(streams[0].dtype), *products
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, *grad_outputs)
+        grad_view, *grad_products = grad_outputs
+        gain, down, up, extra, inverses, before, *streams = ctx.saved_tensors
+        n, D, dtype = len(streams), streams[0].shape[-1], before.dtype
+        hidden = F.silu(before)
+        grad_view = grad_view.reshape(-1, D).to(dtype) / n
+        grad_up, by_hidden = torch.empty_like(up, dtype=dtype), torch.zeros_like(hidden)
+        by_normalised = []
+        for j, stream in enumerate(streams):
+            gate = _gate(hidden, up, j, D)
+            by_y = grad_view * gate
+            by_logit = gate.neg_().add_(1).mul_(by_y).mul_(stream.reshape(-1, D)).mul_(inverses[j].unsqueeze(-1)).mul_(gain[j])
+            torch.mm(by_logit.T, hidden, out=grad_up[j * D : (j + 1) * D])
+            by_hidden.addmm_(by_logit, up[j * D : (j + 1) * D].to(dtype))
+            by_normalised.append(by_y)
+        by_sums = [(down, torch.ops.aten.silu_backward(by_hidden, before).div_(n))]
+        if extra is not None:
+            by_sums.append((extra, grad_products[0].flatten(1).T / n))
+        grad_maps = [torch.empty_like(rows, dtype=dtype) for rows, _ in by_sums]
+        grad_gain, grad_streams = torch.empty_like(gain, dtype=dtype), []
+        for j, (stream, by_y) in enumerate(zip(streams, by_normalised, strict=True)):
+            inverse = inverses[j].unsqueeze(-1)
+            normalised = stream.reshape(-1, D) * inverse
+            y = normalised * gain[j]
+            for grad_map, (rows, by_sum) in zip(grad_maps, by_sums, strict=True):
+                torch.mm(by_sum.T, y, out=grad_map[:, j * D : (j + 1) * D])
+                by_y.addmm_(by_sum, _columns(rows, j, D, dtype))
+            torch.sum(torch.mul(by_y, normalised, out=y), 0, out=grad_gain[j])
+            along = y.mul_(gain[j]).mean(-1, keepdim=True).neg_()
+            grad_x = by_y.mul_(gain[j]).addcmul_(normalised, along).mul_(inverse)
+            grad_streams.append(grad_x.view(stream.shape).to(stream.dtype))
+        grad_extra = None if extra is None else grad_maps[1].to(extra.dtype)
+        return None, grad_gain.to(gain.dtype), grad_maps[0].to(down.dtype), grad_up.to(up.dtype), grad_extra, *grad_streams
 
 
 def _columns(rows: Tensor, j: int, D: int, dtype: torch.dtype) -> Tensor:
-    """What a map has for stream j."""
+    """The columns of a map for stream j."""
     return rows[:, j * D : (j + 1) * D].to(dtype)
 
 
 def _gate(hidden: Tensor, up: Tensor, j: int, D: int) -> Tensor:
     return torch.mm(hidden, up[j * D : (j + 1) * D].to(hidden.dtype).T).sigmoid_()
-
-
-@outside_autocast
-def _backward(ctx: Any, grad_view: Tensor, *grad_products: Tensor) -> tuple[Tensor | None, ...]:
-    gain, down, up, extra, inverses, before, *streams = ctx.saved_tensors
-    n, D, dtype = len(streams), streams[0].shape[-1], before.dtype
-    hidden = F.silu(before)
-    grad_view = grad_view.reshape(-1, D).to(dtype) / n
-    grad_up, by_hidden = torch.empty_like(up, dtype=dtype), torch.zeros_like(hidden)
-    by_normalised = []
-    for j, stream in enumerate(streams):
-        gate = _gate(hidden, up, j, D)
-        by_y = grad_view * gate
-        by_logit = gate.neg_().add_(1).mul_(by_y).mul_(stream.reshape(-1, D)).mul_(inverses[j].unsqueeze(-1)).mul_(gain[j])
-        torch.mm(by_logit.T, hidden, out=grad_up[j * D : (j + 1) * D])
-        by_hidden.addmm_(by_logit, up[j * D : (j + 1) * D].to(dtype))
-        by_normalised.append(by_y)
-    by_sums = [(down, torch.ops.aten.silu_backward(by_hidden, before).div_(n))]
-    if extra is not None:
-        by_sums.append((extra, grad_products[0].flatten(1).T / n))
-    grad_maps = [torch.empty_like(rows, dtype=dtype) for rows, _ in by_sums]
-    grad_gain, grad_streams = torch.empty_like(gain, dtype=dtype), []
-    for j, (stream, by_y) in enumerate(zip(streams, by_normalised, strict=True)):
-        inverse = inverses[j].unsqueeze(-1)
-        normalised = stream.reshape(-1, D) * inverse
-        y = normalised * gain[j]
-        for grad_map, (rows, by_sum) in zip(grad_maps, by_sums, strict=True):
-            torch.mm(by_sum.T, y, out=grad_map[:, j * D : (j + 1) * D])
-            by_y.addmm_(by_sum, _columns(rows, j, D, dtype))
-        torch.sum(torch.mul(by_y, normalised, out=y), 0, out=grad_gain[j])
-        along = y.mul_(gain[j]).mean(-1, keepdim=True).neg_()
-        grad_x = by_y.mul_(gain[j]).addcmul_(normalised, along).mul_(inverse)
-        grad_streams.append(grad_x.view(stream.shape).to(stream.dtype))
-    grad_extra = None if extra is None else grad_maps[1].to(extra.dtype)
-    return None, grad_gain.to(gain.dtype), grad_maps[0].to(down.dtype), grad_up.to(up.dtype), grad_extra, *grad_streams

@@ -1,7 +1,7 @@
 """Generalised residual: sums of sources along depth, weighted per feature and per token, for several readers in one sweep.
 
 Letters: B batch, T position, D width, S sources, C ways (results), N = B T tokens. Sources are a sequence of separate
-tensors: weights per token and feature would be S C times as large as all that is read here.
+tensors. Weights per token and feature are never materialised: they would be C times as large as the sources.
 """
 
 import math
@@ -102,7 +102,7 @@ def grn_scores(
 
 
 def _effective(score_weight: Tensor, score_gain: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What is multiplied with a source, but for the inverse rms."""
+    """The weight of a score with the gain in it, without the inverse rms."""
     weight = score_weight.to(dtype)
     return weight if score_gain is None else weight * score_gain.to(dtype)
 
@@ -146,48 +146,44 @@ class _GRN(torch.autograd.Function):
         return tuple(total.view(shape).to(sources[0].dtype) for total in totals)
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, grad_outputs)
-
-
-@outside_autocast
-def _backward(ctx: Any, grad_outputs: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    """With g_c the gradient of y_c: db_cj = sum_N g_c v_j, ds_cj = g_c^T v_j, dv_j = sum_c (b_cj + s_cj) g_c + dz_cj w_cj."""
-    bias, score_weight, score_gain, z, inverse, *sources = ctx.saved_tensors
-    dtype, D = z.dtype, bias.shape[-1]
-    weight, wide_bias = _effective(score_weight, score_gain, dtype), bias.to(dtype)
-    grads = [grad.reshape(-1, D).to(dtype) for grad in grad_outputs]
-    grad_bias, grad_weight = torch.empty_like(wide_bias), torch.zeros_like(weight)
-    grad_s, buffer = torch.empty_like(z[0]), torch.empty_like(grads[0])
-    grad_sources: list[Tensor | None] = []
-    for j, (v, needed) in enumerate(zip(sources, ctx.needs_input_grad[5:], strict=True)):
-        x, row = v.reshape(-1, D), j % weight.shape[1]
-        for c, grad in enumerate(grads):
-            torch.mul(grad, x, out=buffer)
-            torch.sum(buffer, 0, out=grad_bias[c, j])
-            torch.sum(buffer, 1, out=grad_s[c])
-        grad_z = grad_s * _slope(ctx.activation, z[j])
-        along = None
+        """With g_c the gradient of y_c: db_cj = sum g_c v_j, ds_cj = g_c^T v_j, dv_j = sum_c (b_cj + s_cj) g_c + dz_cj w_cj."""
+        bias, score_weight, score_gain, z, inverse, *sources = ctx.saved_tensors
+        dtype, D = z.dtype, bias.shape[-1]
+        weight, wide_bias = _effective(score_weight, score_gain, dtype), bias.to(dtype)
+        grads = [grad.reshape(-1, D).to(dtype) for grad in grad_outputs]
+        grad_bias, grad_weight = torch.empty_like(wide_bias), torch.zeros_like(weight)
+        grad_s, buffer = torch.empty_like(z[0]), torch.empty_like(grads[0])
+        grad_sources: list[Tensor | None] = []
+        for j, (v, needed) in enumerate(zip(sources, ctx.needs_input_grad[5:], strict=True)):
+            x, row = v.reshape(-1, D), j % weight.shape[1]
+            for c, grad in enumerate(grads):
+                torch.mul(grad, x, out=buffer)
+                torch.sum(buffer, 0, out=grad_bias[c, j])
+                torch.sum(buffer, 1, out=grad_s[c])
+            grad_z = grad_s * _slope(ctx.activation, z[j])
+            along = None
+            if score_gain is not None:
+                # The part of the gradient that flows through the inverse rms.
+                along = (grad_z * z[j]).sum(0).mul_(inverse[j].square()).div_(-D).unsqueeze(-1)
+                grad_z = grad_z * inverse[j]
+            grad_weight[:, row] += torch.mm(grad_z, x.to(dtype))
+            if not needed:
+                grad_sources.append(None)
+                continue
+            s = ACTIVATIONS[ctx.activation](z[j]).unsqueeze(-1)
+            grad_x = torch.mm(grad_z.T, weight[:, row])
+            for c, grad in enumerate(grads):
+                grad_x.addcmul_(grad, torch.add(wide_bias[c, j], s[c], out=buffer))
+            if along is not None:
+                grad_x.addcmul_(x, along)
+            grad_sources.append(grad_x.view(v.shape).to(v.dtype))
+        grad_gain = None
         if score_gain is not None:
-            # The part of the gradient that flows through the inverse rms.
-            along = (grad_z * z[j]).sum(0).mul_(inverse[j].square()).div_(-D).unsqueeze(-1)
-            grad_z = grad_z * inverse[j]
-        grad_weight[:, row] += torch.mm(grad_z, x.to(dtype))
-        if not needed:
-            grad_sources.append(None)
-            continue
-        s = ACTIVATIONS[ctx.activation](z[j]).unsqueeze(-1)
-        grad_x = torch.mm(grad_z.T, weight[:, row])
-        for c, grad in enumerate(grads):
-            grad_x.addcmul_(grad, torch.add(wide_bias[c, j], s[c], out=buffer))
-        if along is not None:
-            grad_x.addcmul_(x, along)
-        grad_sources.append(grad_x.view(v.shape).to(v.dtype))
-    grad_gain = None
-    if score_gain is not None:
-        grad_gain = (grad_weight * score_weight).sum((0, 1)).to(score_gain.dtype)
-        grad_weight = grad_weight * score_gain
-    return grad_bias.to(bias.dtype), grad_weight.to(score_weight.dtype), grad_gain, None, None, *grad_sources
+            grad_gain = (grad_weight * score_weight).sum((0, 1)).to(score_gain.dtype)
+            grad_weight = grad_weight * score_gain
+        return grad_bias.to(bias.dtype), grad_weight.to(score_weight.dtype), grad_gain, None, None, *grad_sources
 
 
 def _slope(activation: Activation, z: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The dynamic read of Hyper- and Frac-Connections: each token's mixing weights, and what the sublayer sees of its streams.
+"""The dynamic read of Hyper- and Frac-Connections: the mixing weights of each token, and the input of the sublayer.
 
 Letters: B batch, T position, D width, n streams, m fractions of a stream, P = n m pieces (all fractions of the first stream,
 then those of the next), E = D / m width of a piece, C columns: weights that start from one piece, N = B T tokens.
@@ -9,19 +9,21 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
-from twoaxis.ops.stream_scores import SMALLEST_RMS, StreamNorm, normalised
+from twoaxis.ops.scores import SMALLEST_RMS
 from twoaxis.ops.streams import pieces_of, rows_of, spans
 
+StreamNorm = Literal["layer", "rms"]
 Activation = Literal["tanh", "none"]
 
 
 @dataclass(frozen=True)
 class ScoreRule:
-    """How a piece becomes its scores: its norm with its eps, the fractions of a stream, and what bounds a score."""
+    """The scores of a piece: norm and its eps, activation, and fractions of a stream."""
 
     norm: StreamNorm
     eps: float
@@ -30,7 +32,7 @@ class ScoreRule:
 
 
 class HyperRead(NamedTuple):
-    """What a sublayer sees, the columns of the weights that are not of the read, and the streams for the write.
+    """The input of the sublayer, the columns of the weights after those of the read, and the streams for the write.
 
     The streams are the ones that were read. Only when the write takes them from here do their gradients from both meet in one
     buffer.
@@ -101,14 +103,20 @@ def hyper_weights(
     dtype = statistics_dtype(streams[0])
     maps = maps.to(dtype)
     pieces = [piece.to(dtype) for piece in pieces_of(streams, rule.n_fractions)]
-    products = [normalised(piece, rule.norm, rule.eps) @ maps.T for piece in pieces]
+    products = [_normalised(piece, rule.norm, rule.eps) @ maps.T for piece in pieces]
     scores = torch.stack([(product if offset is None else product + offset.to(dtype)).movedim(-1, 0) for product in products])
     change = torch.tanh(scores) if rule.activation == "tanh" else scores
     return static.to(dtype)[:, :, None, None] + scale.to(dtype)[:, None, None] * change
 
 
+def _normalised(piece: Tensor, norm: StreamNorm, eps: float) -> Tensor:
+    if norm == "layer":
+        return F.layer_norm(piece, piece.shape[-1:], eps=eps)
+    return piece * torch.rsqrt((piece.square().mean(-1, keepdim=True) + eps).clamp_min(SMALLEST_RMS**2))
+
+
 def _change(scores: Tensor, offset: Tensor, rule: ScoreRule) -> Tensor:
-    """What the tokens add to the static weights, before its scale."""
+    """The numbers that tokens add to the static weights, before their scale."""
     shifted = scores + offset.unsqueeze(-1)
     return shifted.tanh_() if rule.activation == "tanh" else shifted
 
@@ -140,7 +148,7 @@ def _normalised_products(streams: list[Tensor], maps: Tensor, rule: ScoreRule) -
 
 
 class _HyperRead(torch.autograd.Function):
-    """Goes through the tokens once in each direction, a few at a time, so that every stream is fetched once."""
+    """Goes through the tokens once in each direction, a few at a time, so that every stream is read from memory once."""
 
     @staticmethod
     def forward(
@@ -163,57 +171,54 @@ class _HyperRead(torch.autograd.Function):
                     total.addcmul_(piece, weight)
         ctx.save_for_backward(static, scale, maps, offset, scores, statistics, *streams)
         ctx.rule = rule
-        # A stream is given on as a tensor of its own, which no one writes in place.
+        # A stream is returned as a tensor of its own; nothing writes to it in place.
         passed = (stream.detach() for stream in streams)
         return view.view_as(streams[0]).to(streams[0].dtype), weights.unflatten(-1, tokens)[:, m:], *passed
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, *grad_outputs)
+        """With g the gradient of the scores s and r the inverse: dx = r (g^T W - (g^T s) norm(x) / E) + that of the read."""
+        grad_view, grad_rest, *grad_passed = grad_outputs
+        static, scale, maps, offset, scores, statistics, *streams = ctx.saved_tensors
+        rule: ScoreRule = ctx.rule
+        m, E, dtype = rule.n_fractions, maps.shape[1], maps.dtype
+        flat, (flat_view,), flat_passed = (rows_of(some) for some in (streams, [grad_view], grad_passed))
+        grad_rest = grad_rest.flatten(2)
+        results = [torch.empty_like(x, dtype=dtype) for x in flat]
+        grad_static, grad_scale, grad_maps, grad_offset = (torch.zeros_like(x) for x in (static, scale, maps, offset))
+        # A last row of ones carries the mean, so that one product gives all of the gradient that is not along x.
+        wide = torch.cat((maps, torch.ones_like(maps[:1]))) if rule.norm == "layer" else maps
+        for span in spans(flat[0], 2):
+            pieces, passed, totals = (pieces_of([x[span] for x in some], m) for some in (flat, flat_passed, results))
+            views = pieces_of([flat_view[span].to(dtype)], m)
+            own, change = scores[..., span], _change(scores[..., span], offset, rule)
+            weights = torch.addcmul(static[:, :m, None], scale[:m, None], change[:, :m]).unsqueeze(-1)
+            buffer = torch.empty_like(views[0])
+            reads: list[Tensor] = []
+            for piece, total, grad, row in zip(pieces, totals, passed, weights.unbind(), strict=True):
+                for r, (part, weight) in enumerate(zip(views, row.unbind(), strict=True)):
+                    reads.append(torch.mul(part, piece, out=buffer).sum(-1))
+                    torch.addcmul(total if r else grad, part, weight, out=total)
+            grad_weights = torch.cat((torch.stack(reads).unflatten(0, (-1, m)), grad_rest[..., span]), dim=1)
+            grad_static += grad_weights.sum(-1)
+            grad_scale += (grad_weights * change).sum((0, 2))
+            grad_scores = grad_weights.mul_(scale.unsqueeze(-1))
+            if rule.activation == "tanh":
+                grad_scores.addcmul_(grad_scores, change.square_(), value=-1)
+            grad_offset += grad_scores.sum((0, 2))
+            inverse, *means = statistics[..., _rows(span, m)].unbind()
+            along = _by_row((grad_scores * own).sum(1, keepdim=True).div_(-E), m) * inverse.square().unsqueeze(1)
+            by_row = _by_row(grad_scores, m) * inverse.unsqueeze(1)
+            all_rows = torch.cat((by_row, -along * means[0].unsqueeze(1)), dim=1) if means else by_row
+            for k, stream in enumerate(flat):
+                x = stream[span].reshape(-1, E)
+                grad_maps.addmm_(by_row[k], x.to(dtype))
+                results[k][span].view(-1, E).addmm_(all_rows[k].T, wide).addcmul_(x, along[k].T)
+        grads = (x.view(stream.shape).to(stream.dtype) for x, stream in zip(results, streams, strict=True))
+        return None, grad_static, grad_scale, grad_maps, grad_offset, *grads
 
 
 def _rows(span: slice, m: int) -> slice:
     """The rows of pieces of these tokens."""
     return slice(span.start * m, span.stop * m)
-
-
-@outside_autocast
-def _backward(ctx: Any, grad_view: Tensor, grad_rest: Tensor, *grad_passed: Tensor) -> tuple[Tensor | None, ...]:
-    """With g the gradient of the scores s and r the inverse: dx = r (g^T W - (g^T s) norm(x) / E) + what the read gives."""
-    static, scale, maps, offset, scores, statistics, *streams = ctx.saved_tensors
-    rule: ScoreRule = ctx.rule
-    m, E, dtype = rule.n_fractions, maps.shape[1], maps.dtype
-    flat, (flat_view,), flat_passed = (rows_of(some) for some in (streams, [grad_view], grad_passed))
-    grad_rest = grad_rest.flatten(2)
-    results = [torch.empty_like(x, dtype=dtype) for x in flat]
-    grad_static, grad_scale, grad_maps, grad_offset = (torch.zeros_like(x) for x in (static, scale, maps, offset))
-    # A last row of ones carries the mean, so that one product gives all of the gradient that is not along x.
-    wide = torch.cat((maps, torch.ones_like(maps[:1]))) if rule.norm == "layer" else maps
-    for span in spans(flat[0], 2):
-        pieces, passed, totals = (pieces_of([x[span] for x in some], m) for some in (flat, flat_passed, results))
-        views = pieces_of([flat_view[span].to(dtype)], m)
-        own, change = scores[..., span], _change(scores[..., span], offset, rule)
-        weights = torch.addcmul(static[:, :m, None], scale[:m, None], change[:, :m]).unsqueeze(-1)
-        buffer = torch.empty_like(views[0])
-        reads: list[Tensor] = []
-        for piece, total, grad, row in zip(pieces, totals, passed, weights.unbind(), strict=True):
-            for r, (part, weight) in enumerate(zip(views, row.unbind(), strict=True)):
-                reads.append(torch.mul(part, piece, out=buffer).sum(-1))
-                torch.addcmul(total if r else grad, part, weight, out=total)
-        grad_weights = torch.cat((torch.stack(reads).unflatten(0, (-1, m)), grad_rest[..., span]), dim=1)
-        grad_static += grad_weights.sum(-1)
-        grad_scale += (grad_weights * change).sum((0, 2))
-        grad_scores = grad_weights.mul_(scale.unsqueeze(-1))
-        if rule.activation == "tanh":
-            grad_scores.addcmul_(grad_scores, change.square_(), value=-1)
-        grad_offset += grad_scores.sum((0, 2))
-        inverse, *means = statistics[..., _rows(span, m)].unbind()
-        along = _by_row((grad_scores * own).sum(1, keepdim=True).div_(-E), m) * inverse.square().unsqueeze(1)
-        by_row = _by_row(grad_scores, m) * inverse.unsqueeze(1)
-        all_rows = torch.cat((by_row, -along * means[0].unsqueeze(1)), dim=1) if means else by_row
-        for k, stream in enumerate(flat):
-            x = stream[span].reshape(-1, E)
-            grad_maps.addmm_(by_row[k], x.to(dtype))
-            results[k][span].view(-1, E).addmm_(all_rows[k].T, wide).addcmul_(x, along[k].T)
-    grads = (x.view(stream.shape).to(stream.dtype) for x, stream in zip(results, streams, strict=True))
-    return None, grad_static, grad_scale, grad_maps, grad_offset, *grads

@@ -1,6 +1,6 @@
 """Causal softmax attention over a window that includes the query: one operator, for any axis.
 
-Letters: B batch, H heads, G kv-heads, T queries, S keys, K key width. Query t stands at key S - T + t.
+Letters: B batch, H heads, G kv-heads, T queries, S keys, K key width. Query t has the position of key S - T + t.
 """
 
 import math
@@ -15,7 +15,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.ops.precision import Impl, check_impl, statistics_dtype
 
 SMALLEST_CHUNK = 32
-"""Queries handled together in the windowed engine; shorter chunks lose more to overhead than they save."""
+"""Smallest number of queries in a chunk of the windowed engine; shorter chunks lose more to overhead than they save."""
 
 
 def local_attention(
@@ -31,18 +31,23 @@ def local_attention(
 ) -> Float[Tensor, "B H T K"]:
     """Attends from each query to the last `window` keys of its own document, itself included.
 
-    Equation: y_t = sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j over j in [t-window+1, t] with documents[j] = documents[t]
+    Equation: y_t = sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j over j in [t-window+1, t] with key_documents[j] =
+              documents[t]
     Source:   Residual Stream Duality, arXiv:2603.16039, Algorithm 1; window=None is full causal attention
     Shapes:   consecutive groups of H/G query heads share a kv-head; softmax in float32 (float64 for float64)
     Sink:     a score per query head that takes part in the softmax with a value of zero (gpt-oss, arXiv:2508.10925)
-    Empty:    a query that sees no key, which only key_documents can bring about, gives 0 and has no gradient
+    Empty:    a query that sees no key, which is possible with key_documents only, gives 0 and has no gradient
     Cost:     flops 4*K per head and visible pair; the fused engine holds T*(chunk+window) booleans, never T*S
 
     Raises:
-        ConfigError: a window below 1, heads not a multiple of kv-heads, or more queries than keys.
+        ConfigError: a window below 1, heads not a multiple of kv-heads, more queries than keys, or documents of the queries
+            without those of the keys.
     """
     check_impl(impl)
     _check(q, k, window)
+    if (documents is None) != (key_documents is None):
+        given = "documents alone" if key_documents is None else "key_documents alone"
+        raise ConfigError(f"local_attention: got {given}; must be both or neither; give those of the queries and of the keys")
     if window is not None and window >= k.shape[2]:
         window = None
     if impl == "reference":
@@ -54,19 +59,19 @@ def local_attention(
 
 
 class _Sink(NamedTuple):
-    """That there is a sink, and the scale of scores, which the width of heads no longer tells."""
+    """Marks attention with a sink; `scale` is that of scores, which no longer follows from the width of heads."""
 
     scale: float
 
 
 def _with_sink(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """One channel more: queries carry the score of the sink, keys of tokens nothing."""
+    """Adds a channel: the score of the sink in queries, zero in the keys of tokens."""
     score = (sink.to(q.dtype) * math.sqrt(q.shape[-1])).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
     return torch.cat((q, score), dim=-1), F.pad(k, (0, 1)), F.pad(v, (0, 1))
 
 
 def _sink_key(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """The key of the sink in front of the others, with a value of zero."""
+    """Prepends the key of the sink, with a value of zero."""
     key = F.pad(torch.ones_like(k[..., :1, :1]), (k.shape[-1] - 1, 0))
     return torch.cat((key, k), dim=-2), F.pad(v, (0, 0, 1, 0))
 
@@ -97,7 +102,7 @@ def visible(
     key_documents: Int[Tensor, "B S"] | None = None,
     device: torch.device | None = None,
 ) -> Bool[Tensor, "_ 1 T S"]:
-    """Which keys each query sees: the definition that every engine is tested against.
+    """Returns which keys each query sees: the definition that every engine is tested against.
 
     Example:
         >>> visible(8, 8, 4).sum(-1).flatten().tolist()
@@ -125,7 +130,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor | Non
     dtype = statistics_dtype(q)
     k, v = (x.to(dtype).repeat_interleave(groups, dim=1) for x in (k, v))
     scores = (q.to(dtype) @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
-    # A softmax over nothing is no number, and so is its gradient: such a row sees everything, and then counts for nothing.
+    # A softmax over no key is NaN, and so is its gradient: such a row sees all keys, and its weights are then set to 0.
     empty = ~mask.any(dim=-1, keepdim=True)
     scores = scores.masked_fill(~(mask | empty), -torch.inf)
     if sink is not None:
@@ -149,12 +154,12 @@ def _full(
         mask = F.pad(mask, (1, 0), value=True)
     if not causal:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
-    # A query before the first one stands at the sink, so that no mask is needed.
+    # A query is prepended for the position of the sink, so that no mask is needed.
     return F.scaled_dot_product_attention(F.pad(q, (0, 0, 1, 0)), k, v, is_causal=True, **options)[:, :, 1:]
 
 
 class _Chunks(NamedTuple):
-    """How T queries fall into chunks of equal length, each with the span of keys that it may see."""
+    """The chunks of equal length of T queries, each with the span of keys in its window."""
 
     n: int
     length: int
@@ -178,7 +183,7 @@ class _Chunks(NamedTuple):
         )
 
     def spans(self, x: Tensor, dim: int) -> Tensor:
-        """Cuts keys (or anything laid out like keys) into one overlapping span per chunk, along a new axis."""
+        """Cuts keys, or tensors laid out like keys, into one overlapping span per chunk, along a new axis."""
         overlap = self.span - self.length
         if overlap > self.length:
             return x.unfold(dim, self.span, self.length).movedim(-1, dim + 1)
@@ -204,7 +209,7 @@ def _windowed(
     keys, values = (_align(x, chunks).reshape(B, G, -1, K) for x in (k, v))
     keys, values = (chunks.spans(x, 2).reshape(B * G, chunks.n, chunks.span, K) for x in (keys, values))
     queries = F.pad(q, (0, 0, 0, chunks.queries_added)) if chunks.queries_added else q
-    # The query heads of one kv-head stand below each other, so keys and values are never repeated.
+    # The query heads of one kv-head are stacked along the queries, so keys and values are never repeated.
     queries = queries.reshape(B, G, H // G, chunks.n, chunks.length, K).transpose(2, 3)
     queries = queries.reshape(B * G, chunks.n, (H // G) * chunks.length, K)
     mask = _chunk_mask(chunks, window, documents, key_documents, B, q.device)
@@ -219,7 +224,7 @@ def _windowed(
 
 
 def _align(x: Tensor, chunks: _Chunks) -> Tensor:
-    """Drops keys no query sees and pads to whole spans; what is padded is masked."""
+    """Drops keys that no query sees and pads to whole spans; padding is masked."""
     x = x[:, :, chunks.keys_skipped :]
     if not chunks.keys_added and not chunks.queries_added:
         return x

@@ -1,4 +1,4 @@
-"""Low-rank sums: what a sublayer adds, the stream, and low-rank maps of one or several sources, weighted and added at once.
+"""Low-rank sums: an update, the stream, and low-rank maps of one or several sources, weighted and added at once.
 
 Letters: B batch, T position, D width, S sources, R rank of one map, M maps (1 for all sources, or S),
 N = B T tokens.
@@ -63,7 +63,7 @@ def _plain(
 
 
 def _weighted(hidden: Sequence[Tensor], weights: Tensor, n_maps: int) -> Tensor:
-    """The hidden numbers of all sources, side by side for maps of their own and added for a common one."""
+    """The hidden features of all sources, concatenated for separate maps and added for a shared one."""
     parts = [h * weights[j : j + 1] for j, h in enumerate(hidden)]
     return sum(parts[1:], parts[0]) if n_maps == 1 else torch.cat(parts, dim=-1)
 
@@ -88,39 +88,43 @@ class _LowRankSum(torch.autograd.Function):
         return total.view(update.shape).to(update.dtype)
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, *grad_outputs)
-
-
-@outside_autocast
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """With g the gradient of y and q_j = U_j^T g: dw_j = q_j^T V_j x_j, dx_j = w_j V_j^T q_j, and b g more for the last."""
-    update, scales, weights, down, up, *rest = ctx.saved_tensors
-    n_maps, S, D = ctx.n_maps, len(rest) // 2, grad.shape[-1]
-    sources, hidden = rest[:S], rest[S:]
-    dtype = statistics_dtype(grad)
-    rows, wide_grad, wide_weights, (a, b) = grad.reshape(-1, D), grad.to(dtype), weights.to(dtype), scales.to(dtype).chunk(2)
-    grad_up = torch.mm(rows.T, _weighted(hidden, wide_weights, n_maps).to(grad.dtype))
-    back = torch.mm(rows, up).chunk(n_maps, dim=1)
-    maps, grad_down = down.chunk(n_maps), torch.zeros_like(down)
-    grad_maps = grad_down.chunk(n_maps)
-    grad_weights = torch.empty_like(wide_weights)
-    grad_sources: list[Tensor | None] = []
-    for j, (x, h) in enumerate(zip(sources, hidden, strict=True)):
-        q = back[j % n_maps].to(dtype)
-        grad_weights[j] = (q * h).sum()
-        weighted = (q * wide_weights[j : j + 1]).to(grad.dtype)
-        grad_maps[j % n_maps].add_(torch.mm(weighted.T, x.reshape(-1, D)))
-        if not ctx.needs_input_grad[6 + j]:
-            grad_sources.append(None)
-            continue
-        grad_x = torch.mm(weighted, maps[j % n_maps]).view(x.shape)
-        if j == S - 1:
-            grad_x = torch.addcmul(grad_x.to(dtype), wide_grad, b)
-        grad_sources.append(grad_x.to(x.dtype))
-    grad_scales = None
-    if update is not None:
-        flat = wide_grad.reshape(-1)
-        grad_scales = torch.stack([torch.dot(flat, x.to(dtype).reshape(-1)) for x in (update, sources[-1])]).to(scales.dtype)
-    grad_update = (wide_grad * a).to(grad.dtype)
-    return grad_update, grad_scales, grad_weights.to(weights.dtype), grad_down, grad_up, None, *grad_sources
+        """With g the gradient of y and q_j = U_j^T g: dw_j = q_j^T V_j x_j, dx_j = w_j V_j^T q_j, and b g more for the last."""
+        (grad,) = grad_outputs
+        update, scales, weights, down, up, *rest = ctx.saved_tensors
+        n_maps, S, D = ctx.n_maps, len(rest) // 2, grad.shape[-1]
+        sources, hidden = rest[:S], rest[S:]
+        dtype = statistics_dtype(grad)
+        rows, wide_grad, wide_weights, (a, b) = (
+            grad.reshape(-1, D),
+            grad.to(dtype),
+            weights.to(dtype),
+            scales.to(dtype).chunk(2),
+        )
+        grad_up = torch.mm(rows.T, _weighted(hidden, wide_weights, n_maps).to(grad.dtype))
+        back = torch.mm(rows, up).chunk(n_maps, dim=1)
+        maps, grad_down = down.chunk(n_maps), torch.zeros_like(down)
+        grad_maps = grad_down.chunk(n_maps)
+        grad_weights = torch.empty_like(wide_weights)
+        grad_sources: list[Tensor | None] = []
+        for j, (x, h) in enumerate(zip(sources, hidden, strict=True)):
+            q = back[j % n_maps].to(dtype)
+            grad_weights[j] = (q * h).sum()
+            weighted = (q * wide_weights[j : j + 1]).to(grad.dtype)
+            grad_maps[j % n_maps].add_(torch.mm(weighted.T, x.reshape(-1, D)))
+            if not ctx.needs_input_grad[6 + j]:
+                grad_sources.append(None)
+                continue
+            grad_x = torch.mm(weighted, maps[j % n_maps]).view(x.shape)
+            if j == S - 1:
+                grad_x = torch.addcmul(grad_x.to(dtype), wide_grad, b)
+            grad_sources.append(grad_x.to(x.dtype))
+        grad_scales = None
+        if update is not None:
+            flat = wide_grad.reshape(-1)
+            grad_scales = torch.stack([torch.dot(flat, x.to(dtype).reshape(-1)) for x in (update, sources[-1])]).to(
+                scales.dtype
+            )
+        grad_update = (wide_grad * a).to(grad.dtype)
+        return grad_update, grad_scales, grad_weights.to(weights.dtype), grad_down, grad_up, None, *grad_sources

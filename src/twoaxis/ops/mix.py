@@ -1,4 +1,4 @@
-"""Weighted sums of depth sources, for one or several readers in one sweep, in both directions.
+"""Weighted sums of depth sources, for one or several readers in one pass over the sources, forward and backward.
 
 Rows are swept in blocks, so that sums and products stay in the cache while the sources stream by. Sources are a sequence of
 separate tensors: a stack would copy the whole history at every read, and autograd would keep every copy.
@@ -26,23 +26,23 @@ PerHead = Float[Tensor, "S Q B T H"]
 
 
 def by_head(x: Tensor, n_heads: int) -> Tensor:
-    """[* D] as [* H D/H]; one head needs no axis."""
+    """Reshapes [* D] to [* H D/H]; one head needs no axis."""
     return x if n_heads == 1 else x.unflatten(-1, (n_heads, -1))
 
 
 def spread(weight: Tensor) -> Tensor:
-    """[* H] next to what `by_head` returns."""
+    """Aligns [* H] with the result of `by_head`."""
     return weight if weight.shape[-1] == 1 else weight.unsqueeze(-1)
 
 
 def head_sums(x: Tensor, n_heads: int) -> Tensor:
-    """The sum over each head: [* H]."""
+    """Returns the sum over each head: [* H]."""
     return x.sum(-1, keepdim=True) if n_heads == 1 else by_head(x, n_heads).sum(-1)
 
 
 @outside_autocast
 def raw_scores(sources: Sequence[Source], queries: Float[Tensor, "Q *each D"], n_heads: int) -> PerHead:
-    """Every query, the same for all tokens or one for each, times every source, per head."""
+    """Returns every query, the same for all tokens or one for each, times every source, per head."""
     shape = sources[0].shape
     if n_heads == 1 and queries.ndim == 2:
         # One product per source serves all queries.
@@ -55,7 +55,7 @@ def raw_scores(sources: Sequence[Source], queries: Float[Tensor, "Q *each D"], n
 
 
 def mixtures(sources: Sequence[Source], weights: PerHead) -> list[Source]:
-    """For each query, the sum of the sources times its weights."""
+    """Returns for each query the sum of the sources times its weights."""
     H = weights.shape[-1]
     results = [torch.empty(sources[0].shape, dtype=weights.dtype, device=weights.device) for _ in range(weights.shape[1])]
     cut = _Cut(results[0])
@@ -87,9 +87,9 @@ def source_gradients(
     by_score: PerHead | None = None,
     along: Float[Tensor, "S B T"] | None = None,
 ) -> list[Source]:
-    """The gradient of each source: through the mixtures, through the scores, and along itself."""
+    """Returns the gradient of each source: through the mixtures, through the scores, and along itself."""
     H = weights.shape[-1]
-    # Tensors of their own: autograd adds in place only to gradients that are no views.
+    # Separate tensors: autograd accumulates in place only into gradients that are not views.
     results = [torch.empty(v.shape, dtype=weights.dtype, device=v.device) for v in sources]
     cut = _Cut(results[0])
     ways, scores = cut.weights(weights), [None] * cut.n if by_score is None else cut.weights(by_score)
@@ -126,7 +126,7 @@ def query_gradients(sources: Sequence[Source], by_score: PerHead, each: bool) ->
         return torch.stack(totals)
     total = torch.zeros((), dtype=by_score.dtype, device=by_score.device)
     for v, ways in zip(sources, by_score, strict=True):
-        # A product per sequence, so that all cores take part; of all heads only each with its own slice is wanted.
+        # A product per sequence, so that all cores take part; only the products of each head with its own slice are kept.
         rows = ways.permute(1, 0, 3, 2).flatten(1, 2)
         total = total + torch.bmm(rows, v.to(rows.dtype)).sum(0)
     if H == 1:
@@ -135,7 +135,7 @@ def query_gradients(sources: Sequence[Source], by_score: PerHead, each: bool) ->
 
 
 class _Cut:
-    """How the rows of all tensors like this one are cut into blocks."""
+    """The blocks of rows into which all tensors like this one are cut."""
 
     def __init__(self, like: Source) -> None:
         self.rows, width = like.numel() // like.shape[-1], like.shape[-1]
@@ -149,13 +149,13 @@ class _Cut:
         return list(zip(*rows, strict=True))
 
     def weights(self, per_head: PerHead) -> list[list[tuple[Tensor, ...]]]:
-        """For each block, its rows of every weight next to what `heads` returns: [source][query]."""
+        """For each block, its rows of every weight, aligned with `heads`: [source][query]."""
         blocks = spread(per_head.flatten(2, 3)).split(self.step, dim=2)
         return [[ways.unbind() for ways in block.unbind()] for block in blocks]
 
 
 NUMBERS_IN_CACHE = 2**16
-"""Of one source at a time, in the backward pass of many ways."""
+"""Numbers of one source in a block, in the backward pass of many ways."""
 
 
 @outside_autocast
@@ -193,7 +193,7 @@ def _plain(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
 
 def _aligned(weight: Tensor) -> Tensor:
     """One per feature as it is; one number or one per token with an axis for the features."""
-    # A number without an axis would leave products with a half-precision source in its precision.
+    # Type promotion ignores a tensor without axes: products with a half-precision source would stay in its precision.
     return weight if weight.ndim == 1 else weight.unsqueeze(-1)
 
 
@@ -240,7 +240,7 @@ class _Mix(torch.autograd.Function):
 def _by_token(wide: Tensor, grads: Sequence[Tensor], sources: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Both gradients as one small matrix product per token each: dW = G V^T and dV = W^T G.
 
-    With several ways a product reuses what it has loaded, which outweighs setting sources side by side, some rows at a time.
+    With several ways a product reuses loaded data, which outweighs copying sources next to each other, some rows at a time.
     """
     (C, S), D = wide.shape[:2], sources[0].shape[-1]
     given, results = [v.reshape(-1, D) for v in sources], [g.reshape(-1, D) for g in grads]

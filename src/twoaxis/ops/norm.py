@@ -39,9 +39,9 @@ def rms_norm(
 @torch.no_grad()
 @outside_autocast
 def inverse_rms(x: Float[Tensor, "*n D"], eps: float) -> Float[Tensor, "*n"]:
-    """The factor 1 / sqrt(mean(x^2) + eps) of each row, in the statistics precision.
+    """Returns 1 / sqrt(mean(x^2) + eps) of each row, in the precision of statistics.
 
-    It is a statistic without a gradient of its own: operators that take it pass the gradient on to x.
+    It is a statistic without a gradient: operators that take it pass the gradient on to x.
     """
     norm = torch.linalg.vector_norm(x, dim=-1, dtype=statistics_dtype(x))
     return torch.rsqrt(norm.square_().div_(x.shape[-1]).add_(eps))
@@ -49,7 +49,7 @@ def inverse_rms(x: Float[Tensor, "*n D"], eps: float) -> Float[Tensor, "*n"]:
 
 @outside_autocast
 def layer_norm(x: Float[Tensor, "*n D"], eps: float, impl: Impl = "fused") -> Float[Tensor, "*n D"]:
-    """Moves each row to mean 0 and variance 1, without gain or bias.
+    """Normalises each row to mean 0 and variance 1, without gain or bias.
 
     Equation: y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps)
     Source:   Layer Normalization, arXiv:1607.06450, eq. 3, with eps inside the root
@@ -91,7 +91,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _LayerNorm(torch.autograd.Function):
-    """Keeps x in its own precision, where automatic differentiation would keep it widened."""
+    """Saves x in its own dtype, where autograd would save it in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:

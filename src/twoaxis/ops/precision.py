@@ -1,7 +1,9 @@
-"""In which precision statistics run: float32, or float64 when the model is, whatever autocast says."""
+"""The precision of statistics: float32, or float64 for float64 models, also under autocast."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal, ParamSpec, TypeVar
 
 import torch
@@ -10,14 +12,14 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError, nearest
 
 Impl = Literal["fused", "reference"]
-"""Which engine computes an operator; the meaning is the same, and no engine ever replaces another silently."""
+"""The engine that computes an operator; the result is the same, and no engine replaces another silently."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 def statistics_dtype(x: Tensor) -> torch.dtype:
-    """float64 for float64 tensors, float32 for every other floating-point tensor."""
+    """Returns float64 for float64 tensors, float32 for every other floating-point tensor."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
@@ -45,14 +47,27 @@ def check_impl(impl: str) -> None:
         raise ConfigError(f"unknown impl {impl!r}; {nearest(impl, ('fused', 'reference'))}")
 
 
+_PLAIN: ContextVar[bool] = ContextVar("_PLAIN", default=False)
+
+
+@contextmanager
+def plain_forms() -> Iterator[None]:
+    """Lets operators run within the block, in this thread, as under `torch.compile`."""
+    token = _PLAIN.set(True)
+    try:
+        yield
+    finally:
+        _PLAIN.reset(token)
+
+
 def runs_plain(impl: str) -> bool:
-    """Whether an operator runs in its plain form: as the reference, and under `torch.compile`, which fuses that itself.
+    """Whether an operator runs in its plain form: as the reference, and under `torch.compile`, which fuses it.
 
     Raises:
         ConfigError: an engine that is neither `fused` nor `reference`.
     """
     check_impl(impl)
-    return impl == "reference" or torch.compiler.is_compiling()
+    return impl == "reference" or torch.compiler.is_compiling() or _PLAIN.get()
 
 
 def _device_type(args: tuple[object, ...]) -> str:

@@ -1,7 +1,7 @@
 """Rotary position embedding, rotate-half layout, from absolute positions; and frequencies scaled for longer contexts.
 
-Letters: B batch, T position, H heads, K key width or rotated channels, one frequency f for each pair of them, W tokens of the
-first training.
+Letters: B batch, T position, H heads, K key width or rotated channels, one frequency f for each pair of them, W tokens of a
+sequence in pretraining.
 """
 
 import math
@@ -23,21 +23,21 @@ from twoaxis.ops.precision import outside_autocast, statistics_dtype
 
 
 class RopeScaling(Config, ABC):
-    """What becomes of each frequency: f (s + (1 - s) / factor), where a share s between 0 and 1 is left as it was."""
+    """A scaling of frequencies: f (s + (1 - s) / factor), where a share s between 0 and 1 is unchanged."""
 
     factor: float = Field(ge=1)
 
     @abstractmethod
     def left(self, frequencies: Float[Tensor, " pairs"], theta: float) -> Float[Tensor, " pairs"]:
-        """The share s of each frequency that is left as it was."""
+        """Returns the share s of each frequency that is unchanged."""
 
     @property
     def magnitude(self) -> float:
-        """What cosines and sines are multiplied with, and scores with its square."""
+        """The factor of cosines and sines; scores are multiplied by its square."""
         return 1.0
 
     def scale(self, frequencies: Float[Tensor, " pairs"], theta: float) -> Float[Tensor, " pairs"]:
-        """The frequencies that are rotated by."""
+        """Returns the scaled frequencies."""
         left = self.left(frequencies, theta)
         return frequencies * (left + (1 - left) / self.factor)
 
@@ -56,19 +56,19 @@ class LinearScaling(RopeScaling):
     kind: Literal["linear"] = "linear"
 
     def left(self, frequencies: Float[Tensor, " pairs"], theta: float) -> Float[Tensor, " pairs"]:
-        """Nothing."""
+        """Returns zeros."""
         return torch.zeros_like(frequencies)
 
 
 class Llama3Scaling(RopeScaling):
-    """Divides frequencies that turn less than `low_freq_factor` times in the first training, as Llama 3.1 and later do.
+    """Divides frequencies that turn less than `low_freq_factor` times in a pretraining sequence, as Llama 3.1 and later do.
 
     Equation: f' = f (s + (1 - s) / factor),  s = clamp((W f / 2 pi - low) / (high - low), 0, 1)
     Source:   transformers, `rope_type` llama3, after the code released with Llama 3.1
     Args:
         factor: of the slow ones.
-        low_freq_factor: turns in W tokens up to which a frequency is divided wholly; 1 in Llama 3.1.
-        high_freq_factor: turns in W tokens from which it is left as it was; 4 there.
+        low_freq_factor: turns in W tokens below which a frequency is divided by the factor; 1 in Llama 3.1.
+        high_freq_factor: turns in W tokens above which it is unchanged; 4 there.
         original_max_seq_len: W; 8192 there.
 
     Raises:
@@ -88,7 +88,7 @@ class Llama3Scaling(RopeScaling):
         return self
 
     def left(self, frequencies: Float[Tensor, " pairs"], theta: float) -> Float[Tensor, " pairs"]:
-        """By its turns in W tokens."""
+        """Returns a share that rises with the turns in W tokens."""
         turns = self.original_max_seq_len * frequencies / (2 * math.pi)
         return ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
 
@@ -103,9 +103,9 @@ class YarnScaling(RopeScaling):
     Args:
         factor: of the slow ones.
         original_max_seq_len: W.
-        beta_fast: turns in W tokens from which a frequency is left as it was.
-        beta_slow: turns up to which it is divided wholly.
-        attention_factor: what queries and keys are multiplied with; None means 0.1 ln(factor) + 1.
+        beta_fast: turns in W tokens above which a frequency is unchanged.
+        beta_slow: turns below which it is divided by the factor.
+        attention_factor: factor of queries and keys; None means 0.1 ln(factor) + 1.
         bounds: `whole` rounds a down and b up to pairs, as in the authors' code; `exact` does not, as in gpt-oss.
 
     Raises:
@@ -135,18 +135,18 @@ class YarnScaling(RopeScaling):
         return 0.1 * math.log(self.factor) + 1 if self.attention_factor is None else self.attention_factor
 
     def left(self, frequencies: Float[Tensor, " pairs"], theta: float) -> Float[Tensor, " pairs"]:
-        """By the number of its pair."""
+        """Returns a share that falls with the index of the pair."""
         pairs = frequencies.shape[0]
         first, last = (self._pair(turns, 2 * pairs, theta) for turns in (self.beta_fast, self.beta_slow))
         if self.bounds == "whole":
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, 2 * pairs - 1)
         number = torch.arange(pairs, device=frequencies.device, dtype=frequencies.dtype)
-        # Both bounds may meet; the ramp then is a step.
+        # The bounds may be equal; the ramp is then a step.
         return 1 - ((number - first) / max(last - first, 1e-3)).clamp(0, 1)
 
     def _pair(self, turns: float, channels: int, theta: float) -> float:
-        """Which pair makes so many turns in W tokens."""
+        """Returns the index, not rounded, of the pair that makes so many turns in W tokens."""
         return channels * math.log(self.original_max_seq_len / (2 * math.pi * turns)) / (2 * math.log(theta))
 
 
@@ -182,16 +182,16 @@ Scaling = Annotated[SerializeAsAny[RopeScaling] | None, BeforeValidator(_parse)]
 
 
 Rotation = tuple[Float[Tensor, "_ T 1 K"], Float[Tensor, "_ T 1 K"]]
-"""The cosine that each channel is multiplied with, and the signed sine for the other channel of its pair."""
+"""The cosine for each channel, and the signed sine for the other channel of its pair."""
 
 
 class RotationTable(NamedTuple):
-    """What `layout_rotation` makes once for all layers that ask for the same, and autograd keeps: a cosine and a sine.
+    """The cosines and sines that `layout_rotation` computes once for all layers with the same table, and autograd saves.
 
     Attributes:
         width: channels that are rotated.
         theta: base of the angles.
-        scaling: what becomes of frequencies; None leaves them.
+        scaling: of the frequencies; None leaves them unchanged.
     """
 
     width: int
@@ -225,12 +225,12 @@ def rotation(positions: Int[Tensor, "_ T"], table: RotationTable, dtype: torch.d
 
 
 def layout_rotation(layout: TokenLayout, table: RotationTable, dtype: torch.dtype) -> Rotation:
-    """The rotation of the positions of a layout, computed once for all that ask for the same."""
+    """Returns the rotation of the positions of a layout, computed once for all layers with the same table."""
     return layout.shared(shared_key(table, dtype), lambda: rotation(layout.positions, table, dtype))
 
 
 def shared_key(table: RotationTable, dtype: torch.dtype) -> Hashable:
-    """What the rotation is called among what a layout shares."""
+    """Returns the key of the rotation among the shared values of a layout."""
     # A compiled graph cannot hash a configuration, but the values of its fields.
     scaling = None if table.scaling is None else tuple(table.scaling.__dict__.values())
     return "rotation", table.width, table.theta, scaling, dtype

@@ -13,11 +13,15 @@ from torch import Tensor
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
+from twoaxis.ops.streams import spans
+
+SMALLEST_RMS = 1e-12
+"""Lower bound of the rms of a row, so that a row of zeros has a score."""
 
 
 @outside_autocast
 def row_product(x: Float[Tensor, "B T D"], weight: Float[Tensor, " D"], impl: Impl = "fused") -> Float[Tensor, "B T"]:
-    """Returns x w for every token, in the statistics precision.
+    """Returns x w for every token, in the precision of statistics.
 
     BLAS computes a matrix-vector product on one core; product and sum, and a product per sequence in the backward pass,
     use all of them.
@@ -52,7 +56,7 @@ class _RowProduct(torch.autograd.Function):
 
 @outside_autocast
 def linear_scores(x: Float[Tensor, "B T D"], weight: Float[Tensor, "C D"], impl: Impl = "fused") -> Float[Tensor, "C B T"]:
-    """Multiplies each token with each row of a weight; the scores of one row stand together.
+    """Multiplies each token with each row of a weight; the scores of one row are contiguous.
 
     Cost: matrix product flops 2*C*D per token; saves x and the weight
 
@@ -74,16 +78,13 @@ class _LinearScores(torch.autograd.Function):
         return torch.mm(weight.to(dtype), x.reshape(-1, x.shape[-1]).to(dtype).T).view(-1, *x.shape[:2])
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, Tensor]:
         x, weight = ctx.saved_tensors
-        return _gradients(x, weight, grad_outputs[0].flatten(1), ctx.needs_input_grad[0])
-
-
-@outside_autocast
-def _gradients(x: Tensor, weight: Tensor, grad: Tensor, wants_x: bool) -> tuple[Tensor | None, Tensor]:
-    grad_weight = torch.mm(grad, x.reshape(-1, x.shape[-1]).to(grad.dtype)).to(weight.dtype)
-    grad_x = torch.mm(grad.T, weight.to(grad.dtype)).view(x.shape).to(x.dtype) if wants_x else None
-    return grad_x, grad_weight
+        grad = grad_outputs[0].flatten(1)
+        grad_weight = torch.mm(grad, x.reshape(-1, x.shape[-1]).to(grad.dtype)).to(weight.dtype)
+        grad_x = torch.mm(grad.T, weight.to(grad.dtype)).view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
+        return grad_x, grad_weight
 
 
 @outside_autocast
@@ -142,27 +143,84 @@ class _JointScores(torch.autograd.Function):
         return scores
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, *grad_outputs)
+        """With g the gradient of the scores: dS_j = r g^T w_j - r^2 (g^T s) S_j / (n D)."""
+        grad = grad_outputs[0]
+        weight, scores, inverse, *streams = ctx.saved_tensors
+        n, D = len(streams), streams[0].shape[-1]
+        by_row = grad.reshape(grad.shape[0], -1)
+        along = (by_row * scores.flatten(1)).sum(0).mul_(inverse.square()).div_(-n * D).unsqueeze(-1)
+        by_row = by_row * inverse
+        grad_weight = torch.empty_like(weight, dtype=grad.dtype) if ctx.needs_input_grad[0] else None
+        grad_streams: list[Tensor | None] = []
+        for j, (stream, part) in enumerate(zip(streams, weight.to(grad.dtype).chunk(n, dim=1), strict=True)):
+            x = stream.reshape(-1, D)
+            if grad_weight is not None:
+                torch.mm(by_row, x.to(grad.dtype), out=grad_weight[:, j * D : (j + 1) * D])
+            if not ctx.needs_input_grad[2 + j]:
+                grad_streams.append(None)
+                continue
+            grad_x = torch.mm(by_row.T, part).addcmul_(x, along)
+            grad_streams.append(grad_x.view(stream.shape).to(stream.dtype))
+        return None if grad_weight is None else grad_weight.to(weight.dtype), None, *grad_streams
 
 
 @outside_autocast
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """With g the gradient of the scores: dS_j = r g^T w_j - r^2 (g^T s) S_j / (n D)."""
-    weight, scores, inverse, *streams = ctx.saved_tensors
-    n, D = len(streams), streams[0].shape[-1]
-    by_row = grad.reshape(grad.shape[0], -1)
-    along = (by_row * scores.flatten(1)).sum(0).mul_(inverse.square()).div_(-n * D).unsqueeze(-1)
-    by_row = by_row * inverse
-    grad_weight = torch.empty_like(weight, dtype=grad.dtype) if ctx.needs_input_grad[0] else None
-    grad_streams: list[Tensor | None] = []
-    for j, (stream, part) in enumerate(zip(streams, weight.to(grad.dtype).chunk(n, dim=1), strict=True)):
-        x = stream.reshape(-1, D)
-        if grad_weight is not None:
-            torch.mm(by_row, x.to(grad.dtype), out=grad_weight[:, j * D : (j + 1) * D])
-        if not ctx.needs_input_grad[2 + j]:
-            grad_streams.append(None)
-            continue
-        grad_x = torch.mm(by_row.T, part).addcmul_(x, along)
-        grad_streams.append(grad_x.view(stream.shape).to(stream.dtype))
-    return None if grad_weight is None else grad_weight.to(weight.dtype), None, *grad_streams
+def stream_scores(
+    streams: Sequence[Float[Tensor, "B T D"]], weight: Float[Tensor, "C D"], eps: float, impl: Impl = "fused"
+) -> Float[Tensor, "n C B T"]:
+    """Divides every stream by its own rms and multiplies it with each row of a weight that all streams share.
+
+    Equation: s_jc = w_c^T S_j / sqrt(mean(S_j^2) + eps)
+    Source:   lucidrains/hyper-connections 0.4.11, the scores of its mHC
+    Deviates: the fused engine scales the product instead of the stream, (w_c^T S_j) / rms(S_j)
+    Cost:     matrix product flops 2*C*D per stream and token, and 3*D more; saves the streams, the weight, and C + 1 numbers
+              per stream and token
+    """
+    weight = weight.to(statistics_dtype(streams[0]))
+    if runs_plain(impl):
+        return torch.stack([(_over_rms(x.to(weight.dtype), eps) @ weight.T).movedim(-1, 0) for x in streams])
+    return _StreamScores.apply(weight, eps, *streams)
+
+
+def _over_rms(x: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt((x.square().mean(-1, keepdim=True) + eps).clamp_min(SMALLEST_RMS**2))
+
+
+class _StreamScores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, eps: float, *streams: Tensor) -> Tensor:
+        B, T, D = streams[0].shape
+        scores = weight.new_empty(len(streams), weight.shape[0], B * T)
+        inverses = weight.new_empty(len(streams), B * T)
+        for k, stream in enumerate(streams):
+            x = stream.reshape(-1, D)
+            for span in spans(x):
+                square = torch.linalg.vector_norm(x[span], dim=-1, dtype=weight.dtype).square_().div_(D)
+                inverses[k, span] = square.add_(eps).clamp_min_(SMALLEST_RMS**2).rsqrt_()
+                scores[k, :, span] = torch.mm(weight, x[span].to(weight.dtype).T).mul_(inverses[k, span])
+        scores = scores.view(len(streams), -1, B, T)
+        ctx.save_for_backward(weight, scores, inverses, *streams)
+        return scores
+
+    @staticmethod
+    @outside_autocast
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """With g the gradient of the scores and r the inverse rms: dx = r (g^T W - r (g^T s) x / D)."""
+        (grad,) = grad_outputs
+        weight, scores, inverses, *streams = ctx.saved_tensors
+        C, D = weight.shape
+        along = (grad * scores).sum(1).div_(-D)
+        grad_weight = torch.zeros_like(weight)
+        grad_streams: list[Tensor | None] = []
+        for k, (stream, needed) in enumerate(zip(streams, ctx.needs_input_grad[2:], strict=True)):
+            x, inverse = stream.reshape(-1, D), inverses[k]
+            by_row, along_x = grad[k].reshape(C, -1) * inverse, along[k].reshape(-1) * inverse.square()
+            grad_x = torch.empty_like(x, dtype=weight.dtype) if needed else None
+            for span in spans(x):
+                grad_weight.addmm_(by_row[:, span], x[span].to(weight.dtype))
+                if grad_x is not None:
+                    torch.mm(by_row[:, span].T, weight, out=grad_x[span]).addcmul_(x[span], along_x[span].unsqueeze(-1))
+            grad_streams.append(None if grad_x is None else grad_x.view(stream.shape).to(stream.dtype))
+        return grad_weight, None, *grad_streams

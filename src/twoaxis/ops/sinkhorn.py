@@ -20,12 +20,12 @@ Order = Literal["sources_first", "destinations_first"]
 
 @dataclass(frozen=True)
 class Sinkhorn:
-    """How the rounds run; implementations differ in all of this, and the first few rounds show it.
+    """Options of the rounds; implementations differ in all of them, which shows with few rounds.
 
     Attributes:
         rounds: pairs of normalisations.
-        order: the sum that each round divides by first. `destinations_first` makes what arrives at every destination sum to
-            exactly one at the end, `sources_first` what leaves every source.
+        order: the sum that each round divides by first. `destinations_first` makes the weights into every destination sum to
+            exactly one at the end, `sources_first` those out of every source.
         start: `exp` of the logits, which overflows in float32 above 88; `exp_minus_max` shifts them by their maximum along the
             axis of the first sum, `softmax` is the first sum of the first round, and `log` runs all rounds on logarithms.
         start_eps: added to every entry of the start.
@@ -69,7 +69,7 @@ def sinkhorn(logits: Float[Tensor, "n n *each"], options: Sinkhorn, impl: Impl =
     Source:   mHC, arXiv:2512.24880, section 4.2; Sinkhorn and Knopp, 1967
     Deviates: starts, orders and eps of other implementations are options
     Cost:     flops 4*n^2 per round and token; saves the logits and runs the rounds again in the backward pass, which then
-              takes each of them back by its sums instead of keeping 2*rounds matrices
+              inverts each of them by its sums instead of saving 2*rounds matrices
 
     Example:
         >>> sinkhorn(torch.tensor([[5.0, 0.0], [0.0, 5.0]]), Sinkhorn()).sum(1)
@@ -112,7 +112,7 @@ class _Sinkhorn(torch.autograd.Function):
         (logits,) = ctx.saved_tensors
         options: Sinkhorn = ctx.options
         wide = logits.to(statistics_dtype(logits))
-        # Whoever made it may have put the tokens first, which would make every step slow.
+        # With tokens first in memory, every step would be slow.
         grad = grad_outputs[0].contiguous()
         if options.start == "log":
             by_logits = _back_on_logarithms(grad, wide, options)

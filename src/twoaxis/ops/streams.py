@@ -17,35 +17,7 @@ from twoaxis.core.views import WeightedSum
 from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics_dtype
 
 NUMBERS_IN_CACHE = 2**17
-"""Of one stream at a time, so that the streams of an operator and their gradients stay in the cache of a core."""
-
-
-@outside_autocast
-def mix_streams(
-    streams: Sequence[Float[Tensor, "B T D"]],
-    update: Float[Tensor, "B T D"],
-    residual: Float[Tensor, "source result *each"] | None,
-    write: Float[Tensor, "n *per"],
-    impl: Impl = "fused",
-) -> tuple[Float[Tensor, "B T D"], ...]:
-    """Mixes the streams and adds the update to each of them; the read is `ops.mix.mix`.
-
-    Equation: S'_i = w_i y + sum_j R_ji S_j with R [source j, destination i]; None is the identity, S'_i = S_i + w_i y
-    Source:   Hyper-Connections, arXiv:2409.19606v3, algorithm 2 (depth connection)
-    Shapes:   weights one number each, or one per token ("B T"), in the precision of statistics; each S'_i in the dtype of the
-              streams, rounded once
-    Cost:     flops 2*D per weight and token; saves the streams, the update and the weights
-
-    Raises:
-        ConfigError: weights for another number of streams.
-
-    Example:
-        >>> streams = torch.ones(1, 1, 1), torch.full((1, 1, 1), 10.0)
-        >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-        >>> [s.item() for s in mix_streams(streams, torch.full((1, 1, 1), 0.5), swap, torch.tensor([2.0, 0.0]))]
-        [11.0, 1.0]
-    """
-    return mix_pieces(streams, update, residual, write.unsqueeze(0), 1, impl)
+"""Numbers of one stream in a block, so that all streams of an operator and their gradients stay in the cache of a core."""
 
 
 @outside_autocast
@@ -57,15 +29,24 @@ def mix_pieces(
     n_fractions: int,
     impl: Impl = "fused",
 ) -> tuple[Float[Tensor, "B T D"], ...]:
-    """As `mix_streams` between the fractions of the streams; without an update it is a read of Q / m results.
+    """Mixes the pieces of the streams and adds the update to each of them; without an update it is a read of Q / m results.
 
     Equation: X'_i = sum_f W_fi y_f + sum_j R_ji X_j over pieces i, j and fractions f; with one row, fraction i mod m of the
-              update goes to piece i alone: X'_i = W_0i y_(i mod m) + sum_j R_ji X_j
-    Source:   Frac-Connections, arXiv:2503.14125
+              update goes to piece i alone: X'_i = W_0i y_(i mod m) + sum_j R_ji X_j. R = None is the identity. Whole streams
+              are m = 1
+    Source:   Hyper-Connections, arXiv:2409.19606v3, algorithm 2 (depth connection); Frac-Connections, arXiv:2503.14125
+    Shapes:   weights one number each, or one per token ("B T"), in the precision of statistics; each X'_i in the dtype of the
+              streams, rounded once
     Cost:     flops 2*D/m per weight and token; saves the streams, the update and the weights
 
     Raises:
         ConfigError: weights for another number of pieces.
+
+    Example:
+        >>> streams = torch.ones(1, 1, 1), torch.full((1, 1, 1), 10.0)
+        >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+        >>> [s.item() for s in mix_pieces(streams, torch.full((1, 1, 1), 0.5), swap, torch.tensor([[2.0, 0.0]]), 1)]
+        [11.0, 1.0]
     """
     plan = _plan(len(streams) * n_fractions, n_fractions, residual, write)
     given = streams if update is None else (*streams, update)
@@ -76,12 +57,19 @@ def mix_pieces(
 
 def sum_streams(streams: Sequence[Float[Tensor, "B T D"]]) -> Float[Tensor, "B T D"]:
     """Returns the sum of the streams, added in float32 and rounded once; saves nothing."""
-    if len(streams) == 1:
-        return streams[0]
+    return streams[0] if len(streams) == 1 else _total(streams).to(streams[0].dtype)
+
+
+def mean_streams(streams: Sequence[Float[Tensor, "B T D"]]) -> Float[Tensor, "B T D"]:
+    """Returns the mean of the streams, computed in float32 and rounded once; saves nothing."""
+    return (_total(streams) / len(streams)).to(streams[0].dtype)
+
+
+def _total(streams: Sequence[Tensor]) -> Tensor:
     total = streams[0].to(statistics_dtype(streams[0]))
     for stream in streams[1:]:
         total = total + stream
-    return total.to(streams[0].dtype)
+    return total
 
 
 def stream_sums(
@@ -89,17 +77,17 @@ def stream_sums(
     update: Float[Tensor, "B T D"],
     residual: Float[Tensor, "P Q *each"] | None,
     write: Float[Tensor, "rows Q *per"],
-    following: Sequence[Float[Tensor, "B T D"]],
+    next_streams: Sequence[Float[Tensor, "B T D"]],
     n_fractions: int = 1,
 ) -> tuple[WeightedSum, ...]:
-    """The weighted sums behind what `mix_pieces` has returned: each new stream, of all old pieces and those of the update."""
+    """Returns the weighted sums of `mix_pieces`: each new stream, of all old pieces and those of the update."""
     n, m = len(streams), n_fractions
     mixing = torch.eye(n * m, dtype=write.dtype, device=write.device) if residual is None else residual
     mixing, write = (x if x.ndim == 4 else x[..., None, None].expand(*x.shape, *update.shape[:2]) for x in (mixing, write))
     sources = tuple(piece.repeat(1, 1, m) for piece in pieces_of((*streams, update), m))
     names = (*piece_names(n, m), *(("update",) if m == 1 else (f"update fraction {f}" for f in range(m))))
     found = []
-    for s, made in enumerate(following):
+    for s, made in enumerate(next_streams):
         own = slice(s * m, (s + 1) * m)
         given = write[:, own].movedim(1, -1)
         if write.shape[0] < m:
@@ -112,7 +100,7 @@ def stream_sums(
 
 
 def piece_names(n_streams: int, n_fractions: int) -> tuple[str, ...]:
-    """What the pieces of a state are called.
+    """Names the pieces of a state.
 
     Example:
         >>> piece_names(2, 1), piece_names(1, 2)
@@ -125,7 +113,7 @@ def piece_names(n_streams: int, n_fractions: int) -> tuple[str, ...]:
 
 
 class _Term(NamedTuple):
-    """A source piece (those of the update come last), the result piece it is added to, and its weight: matrix and row."""
+    """A source piece (those of the update are last), the result piece it is added to, and its weight: matrix and row."""
 
     source: int
     result: int
@@ -134,7 +122,7 @@ class _Term(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """What is added to what; the fused engine and the reference follow the same one."""
+    """All terms of a mixing, the same for the fused engine and the reference."""
 
     n_fractions: int
     n_results: int
@@ -148,7 +136,7 @@ def _plan(pieces: int, m: int, residual: Tensor | None, write: Tensor | None) ->
     fits = fits and n_results % m == 0 and (write is None or (write.shape[0] in (1, m) and write.shape[1] == n_results))
     if not fits:
         shapes = [None if weights is None else tuple(weights.shape) for weights in (residual, write)]
-        raise ConfigError(f"mix_streams: got weights {shapes} for {pieces} pieces; give one row per source of each result")
+        raise ConfigError(f"mix_pieces: got weights {shapes} for {pieces} pieces; give one row per source of each result")
     terms = [] if residual is None else [_Term(j, i, 0, j) for j in range(pieces) for i in range(n_results)]
     if write is not None:
         rows = range(write.shape[0])
@@ -158,7 +146,7 @@ def _plan(pieces: int, m: int, residual: Tensor | None, write: Tensor | None) ->
 
 
 def pieces_of(tensors: Sequence[Float[Tensor, "*rows D"]], m: int) -> list[Float[Tensor, "*rows E"]]:
-    """Views of every fraction of every tensor."""
+    """Returns views of every fraction of every tensor."""
     return list(tensors) if m == 1 else [piece for tensor in tensors for piece in tensor.chunk(m, dim=-1)]
 
 
@@ -239,18 +227,18 @@ class _MixPieces(torch.autograd.Function):
 
 
 class Products:
-    """The product of every source piece with the gradient of every result piece: what each weight takes its gradient from."""
+    """The product of every source piece with the gradient of every result piece: the gradients of all weights."""
 
     def __init__(self, n_sources: int, n_results: int, m: int, like: Tensor) -> None:
         self.tokens, width = like.shape[:2], like.shape[-1] // m
         self.values = like.new_empty(self.tokens.numel(), n_sources, n_results, dtype=statistics_dtype(like))
-        # Both sides have to lie side by side, for so few tokens that they are still in the cache when they are multiplied.
+        # Both sides are copied to contiguous memory, for so few tokens that they are still in cache for the product.
         self.step = max(1, spans(like.flatten(0, 1))[0].stop // 4)
         self.left, self.right = (self.values.new_empty(self.step, n, width) for n in (n_sources, n_results))
 
     @outside_autocast
     def add(self, span: slice, sources: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-        """Computes them for some tokens, as one matrix product per token."""
+        """Computes the products of some tokens, one matrix product per token."""
         values = self.values[span]
         for start in range(0, len(values), self.step):
             part = slice(start, start + self.step)
@@ -275,9 +263,9 @@ class Products:
 
 
 def spans(rows: Float[Tensor, "N D"], times: int = 1) -> list[slice]:
-    """Cuts rows where a processor would otherwise read them from memory again for every operation on them.
+    """Cuts rows into blocks that fit the cache, so that several operations on a block read memory once.
 
-    `times` as many at once pay for an operator of many small steps between few passes over the rows.
+    Operators with many small steps between few passes over the rows are faster with blocks `times` as long.
     """
     in_cache = torch.get_num_threads() * NUMBERS_IN_CACHE * times
     step = max(1, in_cache // rows.shape[-1]) if rows.device.type == "cpu" else len(rows)
@@ -285,7 +273,7 @@ def spans(rows: Float[Tensor, "N D"], times: int = 1) -> list[slice]:
 
 
 def rows_of(tensors: Sequence[Float[Tensor, "B T D"]]) -> list[Float[Tensor, "N D"]]:
-    """Every tensor as the rows of its tokens."""
+    """Returns every tensor with tokens as rows."""
     return [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
 
 
@@ -295,12 +283,12 @@ def _flat_weights(matrices: Sequence[Tensor | None], dtype: torch.dtype) -> list
 
 
 def _of_span(matrices: Sequence[Tensor], span: slice) -> list[list[tuple[Tensor, ...]]]:
-    """Every weight on its own, by matrix, row and result."""
+    """Every weight as a tensor of its own, by matrix, row and result."""
     cut = [matrix[:, :, span] if matrix.ndim == 4 else matrix for matrix in matrices]
     return [[row.unbind() for row in matrix.unbind()] for matrix in cut]
 
 
 def _widened(matrices: Sequence[Tensor | None], dtype: torch.dtype) -> list[Tensor]:
     """Each in the precision of statistics and with an axis for the features; empty where there is none."""
-    # A number without an axis would leave products with a narrower stream in the precision of the stream.
+    # Type promotion ignores a tensor without axes: products with a narrower stream would stay in its precision.
     return [torch.empty(0, 0, 1) if matrix is None else matrix.to(dtype).unsqueeze(-1) for matrix in matrices]

@@ -1,7 +1,7 @@
 """The depth read in two phases: completed sources once for all queries of a block, later sources one at a time.
 
-A decoder or a pipeline stage holds the completed sources long before the running one exists. Phase 1 reads them for
-every query of the block; phase 2 merges what came later, and equals the read of all sources at once.
+The completed sources exist before the first sublayer of a block. Phase 1 reads them for every query of the block; phase 2
+merges the sources that came later, and equals the read of all sources at once.
 
 Letters: B batch, T position, D width, H heads, S depth sources, Q queries.
 """
@@ -20,89 +20,8 @@ from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics
 from twoaxis.ops.scores import row_product
 
 
-class PartialRead(NamedTuple):
-    """The softmax read of some of the sources, before its division; the rest can be merged in later.
-
-    Attributes:
-        mixture: sum_i exp(s_i - maximum) * v_i.
-        maximum: the largest score s_i, dimensionless.
-        total: sum_i exp(s_i - maximum), at least 1 since the largest term is 1.
-    """
-
-    mixture: Float[Tensor, "B T D"]
-    maximum: Float[Tensor, "B T"]
-    total: Float[Tensor, "B T"]
-
-
-@outside_autocast
-def partial_reads(
-    sources: Sequence[Float[Tensor, "B T D"]], inverse_rms: Sequence[Float[Tensor, "B T"]], queries: Float[Tensor, "Q D"]
-) -> tuple[PartialRead, ...]:
-    """Reads the sources at hand for several queries at once: phase 1, or one later source for phase 2.
-
-    Equation: s_i = r_i * q^T v_i,  m = max_i s_i,  o = sum_i exp(s_i - m) v_i,  l = sum_i exp(s_i - m)
-    Source:   Attention Residuals, arXiv:2603.15031, Algorithm 1
-    Shapes:   all results in float32 (float64 for float64)
-    Cost:     flops 4*D per source, query and token; each source is read once per call for the scores of all queries
-
-    Returns:
-        One partial read per query, in order.
-
-    Raises:
-        ConfigError: no source, or not one inverse rms per source.
-    """
-    if not sources or len(sources) != len(inverse_rms):
-        raise ConfigError(
-            f"partial_reads: got {len(sources)} sources and {len(inverse_rms)} inverse rms; give one of each per source"
-        )
-    dtype = statistics_dtype(sources[0])
-    wide_queries = queries.to(dtype).T
-    factors = (with_gradient(r, v).unsqueeze(-1) for v, r in zip(sources, inverse_rms, strict=True))
-    scores = torch.stack([(v.to(dtype) @ wide_queries) * r for v, r in zip(sources, factors, strict=True)])
-    # The result does not depend on the maximum, so no gradient has to pass through it.
-    maximum = scores.detach().amax(0)
-    weights = torch.exp(scores - maximum)
-    total = weights.sum(0)
-    return tuple(
-        PartialRead(_weighted_sum(sources, weights[..., index]), maximum[..., index], total[..., index])
-        for index in range(queries.shape[0])
-    )
-
-
-@outside_autocast
-def merge(first: PartialRead, second: PartialRead) -> PartialRead:
-    """The partial read of the sources of both, by the online softmax: phase 2.
-
-    Equation: m = max(m_1, m_2),  o = e^(m_1 - m) o_1 + e^(m_2 - m) o_2,  l = e^(m_1 - m) l_1 + e^(m_2 - m) l_2
-    Source:   Attention Residuals, arXiv:2603.15031, Algorithm 1
-    Cost:     flops 3*D per token
-
-    Example:
-        >>> v, r = torch.tensor([[[1.0, 3.0]]]), torch.ones(1, 1)
-        >>> (early,), (late,) = (partial_reads([x], [r], torch.zeros(1, 2)) for x in (v, 3 * v))
-        >>> complete(merge(early, late))
-        tensor([[[2., 6.]]])
-    """
-    maximum = torch.maximum(first.maximum, second.maximum)
-    a, b = torch.exp(first.maximum - maximum), torch.exp(second.maximum - maximum)
-    mixture = torch.addcmul(a.unsqueeze(-1) * first.mixture, b.unsqueeze(-1), second.mixture)
-    return PartialRead(mixture, maximum, a * first.total + b * second.total)
-
-
-def complete(read: PartialRead, dtype: torch.dtype | None = None) -> Float[Tensor, "B T D"]:
-    """The finished read o / l, in the given dtype or in that of the statistics."""
-    return (read.mixture / read.total.unsqueeze(-1)).to(dtype or read.mixture.dtype)
-
-
-def _weighted_sum(sources: Sequence[Tensor], weights: Tensor) -> Tensor:
-    mixed = weights[0].unsqueeze(-1) * sources[0]
-    for v, weight in zip(sources[1:], weights[1:], strict=True):
-        mixed = torch.addcmul(mixed, weight.unsqueeze(-1), v.to(mixed.dtype))
-    return mixed
-
-
 class EarlyRead(NamedTuple):
-    """The finished read of some of the sources; to whatever is merged in later it is one more source with a known score.
+    """The complete read of some of the sources; for a later merge it is one more source with a known score.
 
     Attributes:
         mixture: the read of these sources alone, in the precision of statistics.
@@ -121,11 +40,11 @@ def early_reads(
     n_heads: int = 1,
     impl: Impl = "fused",
 ) -> tuple[EarlyRead, ...]:
-    """Reads the sources at hand for several queries in one sweep: phase 1 of training, one result per query.
+    """Reads the given sources for several queries in one pass: phase 1, one result per query.
 
     Equation: m = sum_i softmax_i(s) v_i,  l = log sum_i exp(s_i),  s_i = r_i * q^T v_i, per head
     Source:   Attention Residuals, arXiv:2603.15031, Algorithm 1, normalised, so that merging is a softmax over (l, s_late)
-    Deviates: the maximum and the sum are kept as one number, their log-sum-exp
+    Deviates: the maximum and the sum are stored as one number, their log-sum-exp
     Shapes:   all results in float32 (float64 for float64)
     Cost:     flops 4*D per source, query and token; saves the sources and 2*H numbers per source, query and token
 
@@ -154,7 +73,7 @@ def late_read(
     query: Float[Tensor, " D"],
     impl: Impl = "fused",
 ) -> Float[Tensor, "B T D"]:
-    """Merges the sources that came later into an early read: phase 2 of training, equal to the read of all at once.
+    """Merges later sources into an early read: phase 2, equal to the read of all at once.
 
     Equation: h = softmax over (l, s_late) of (m, v_late)
     Source:   Attention Residuals, arXiv:2603.15031, Algorithm 1
@@ -171,7 +90,7 @@ def late_read(
 
 
 class _EarlyReads(torch.autograd.Function):
-    """One sweep over the sources each way, whatever the number of queries."""
+    """One pass over the sources in each direction, for any number of queries."""
 
     @staticmethod
     def forward(ctx: Any, queries: Tensor, n_heads: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -192,7 +111,7 @@ class _EarlyReads(torch.autograd.Function):
         sources, factors = tensors[:n], tensors[n:]
         grads, by_total = grad_outputs[::2], torch.stack(grad_outputs[1::2])
         by_weight = products(sources, grads, weights.shape[-1])
-        # What every weight of one query loses to the others, less what its total passes on.
+        # The mean of the weights' gradients, less the gradient of the log total.
         lost = (weights * by_weight).sum(0).sub_(by_total)
         by_logit = by_weight.sub_(lost).mul_(weights)
         by_factor = (by_logit * scores).sum((1, -1))

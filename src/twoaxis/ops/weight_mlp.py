@@ -1,7 +1,7 @@
-"""Numbers that a token computes from itself: a norm without a gain of its own, a map, GELU, a map.
+"""Numbers computed from each token: a norm, a map, GELU, a map.
 
 Letters: B batch, T position, D width, K hidden width, M numbers of a token, N = B T tokens. Inside, tokens are columns, so that
-each of the M numbers lies in memory as one [B T] table for the operators that scale whole tensors with it.
+each of the M numbers is contiguous over tokens, for the operators that scale whole tensors with it.
 """
 
 from typing import Any, Literal
@@ -28,7 +28,7 @@ def weight_mlp(
     form: GELUForm = "erf",
     impl: Impl = "fused",
 ) -> Float[Tensor, "M B T"]:
-    """Returns M numbers of every token, in the statistics precision.
+    """Returns M numbers of every token, in the precision of statistics.
 
     Equation: y = W_2 gelu(W_1 (x / sqrt(mean(x^2) + eps) * gain)) + b
     Source:   MUDDFormer, arXiv:2502.12170v2, section 3
@@ -54,7 +54,7 @@ def _plain(
 
 
 def _scaled(to_hidden: Tensor, gain: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """A gain of the input is one of the map's columns."""
+    """Multiplies the columns of the map by a gain of the input."""
     return to_hidden.to(dtype) if gain is None else to_hidden.to(dtype) * gain.to(dtype)
 
 
@@ -84,36 +84,33 @@ class _WeightMLP(torch.autograd.Function):
         return y.view(-1, *x.shape[:-1])
 
     @staticmethod
+    @outside_autocast
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(ctx, *grad_outputs)
-
-
-@outside_autocast
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """With s = r W_1 x and g its gradient: dx = r W_1^T g - r^2 (g^T s) x / D."""
-    x, to_hidden, to_weights, bias, gain, inverse, scores = ctx.saved_tensors
-    D, approximate = x.shape[-1], _approximation(ctx.form)
-    rows, by_number = x.reshape(-1, D), grad.reshape(grad.shape[0], -1)
-    grad_to_weights = by_number @ F.gelu(scores, approximate=approximate).T
-    by_score = to_weights.to(grad.dtype).T @ by_number
-    by_score = torch.ops.aten.gelu_backward(by_score, scores, approximate=approximate)
-    along = (by_score * scores).sum(0).mul_(inverse.square()).div_(-D).unsqueeze(-1)
-    by_score.mul_(inverse)
-    by_map = by_score @ rows.to(grad.dtype)
-    grad_x = None
-    if ctx.needs_input_grad[0]:
-        grad_x = torch.mm(by_score.T, _scaled(to_hidden, gain, grad.dtype)).addcmul_(rows, along).view(x.shape).to(x.dtype)
-    grad_gain = None
-    if gain is not None:
-        grad_gain = (by_map * to_hidden).sum(0).to(gain.dtype)
-        by_map = by_map * gain
-    grad_bias = by_number.sum(1).to(bias.dtype)
-    return (
-        grad_x,
-        by_map.to(to_hidden.dtype),
-        grad_to_weights.to(to_weights.dtype),
-        grad_bias,
-        grad_gain,
-        None,
-        None,
-    )
+        """With s = r W_1 x and g its gradient: dx = r W_1^T g - r^2 (g^T s) x / D."""
+        (grad,) = grad_outputs
+        x, to_hidden, to_weights, bias, gain, inverse, scores = ctx.saved_tensors
+        D, approximate = x.shape[-1], _approximation(ctx.form)
+        rows, by_number = x.reshape(-1, D), grad.reshape(grad.shape[0], -1)
+        grad_to_weights = by_number @ F.gelu(scores, approximate=approximate).T
+        by_score = to_weights.to(grad.dtype).T @ by_number
+        by_score = torch.ops.aten.gelu_backward(by_score, scores, approximate=approximate)
+        along = (by_score * scores).sum(0).mul_(inverse.square()).div_(-D).unsqueeze(-1)
+        by_score.mul_(inverse)
+        by_map = by_score @ rows.to(grad.dtype)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.mm(by_score.T, _scaled(to_hidden, gain, grad.dtype)).addcmul_(rows, along).view(x.shape).to(x.dtype)
+        grad_gain = None
+        if gain is not None:
+            grad_gain = (by_map * to_hidden).sum(0).to(gain.dtype)
+            by_map = by_map * gain
+        grad_bias = by_number.sum(1).to(bias.dtype)
+        return (
+            grad_x,
+            by_map.to(to_hidden.dtype),
+            grad_to_weights.to(to_weights.dtype),
+            grad_bias,
+            grad_gain,
+            None,
+            None,
+        )

@@ -1,4 +1,4 @@
-"""What the paper recommends for a goal, with what it costs in this very plan, and what would change its place."""
+"""The paper's recommendation for a goal: its cost in this plan, and the changes that move its rank."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -26,26 +26,26 @@ SOURCE = "arXiv:2603.16039"
 
 DEPTH_PARTNERS = (SHORTCUT, "AttnRes blocks", "mHC")
 LOCAL_PARTNERS = (LOCAL, "ShortConv", "Canon AC")
-"""What is combined for the goal `both`."""
+"""Methods that are combined for the goal `both`."""
 
 NEIGHBOURS = 1
-"""Methods on either side of the recommended one whose eager kernels are counted, which takes seconds for each."""
+"""Methods on either side of the recommended one whose eager kernels are counted, which takes seconds per method."""
 
 Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class WhatIf:
-    """The place of the recommended method under one change.
+    """The rank of the recommended method after one change of the plan.
 
     Attributes:
-        change: what is otherwise.
+        change: what changes.
         rank: among `of` methods of the goal, by the seconds of a training step; 1 is the cheapest.
         rank_before: among the same methods without the change.
         of: how many methods were compared.
-        step_overhead: of the recommended method.
+        step_overhead: of the recommended method, over the control.
         over: limits that it exceeds.
-        over_before: those that it exceeds without the change.
+        over_before: limits that it exceeds without the change.
         impossible: why the change cannot be made; then there are no numbers.
     """
 
@@ -60,7 +60,7 @@ class WhatIf:
 
     @property
     def matters(self) -> bool:
-        """Whether rank or verdict changes."""
+        """Whether the rank or the exceeded limits change."""
         return self.rank != self.rank_before or self.over != self.over_before
 
     def to_data(self) -> dict[str, Any]:
@@ -70,12 +70,12 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class OwnArrangement:
-    """The arrangement in which the recommended method itself trains fastest, where it does not fit that of the control.
+    """The arrangement in which the recommended method trains fastest, if it does not fit that of the control.
 
     Attributes:
         setting: the arrangement.
-        step_seconds: of the method there.
-        step_overhead: beyond the control in its own arrangement.
+        step_seconds: of the method in it.
+        step_overhead: over the control in the arrangement of the control.
         memory_bytes: of the fullest GPU.
     """
 
@@ -102,12 +102,12 @@ class Recommendation:
         cost: in this plan; None where the method does not fit.
         refusal: why it does not.
         rank: among `of` methods of the goal, by the seconds of a training step.
-        cheaper: the methods of the goal that cost less, from the dearest to the cheapest.
-        dearer: those that cost more, from the cheapest to the dearest.
+        cheaper: the methods of the goal that cost less, from the most expensive to the cheapest.
+        dearer: those that cost more, from the cheapest to the most expensive.
         instead: the cheapest method of the goal within all limits, where the recommended one is not.
         own: its own arrangement, where that of the control does not hold it; None also where nothing does.
-        what_ifs: every change that was tried.
-        studies: what kept studies say for it and against it.
+        what_ifs: the changes that were tried.
+        studies: kept studies for it and against it.
     """
 
     goal: Goal
@@ -150,7 +150,7 @@ class Recommendation:
 
 
 def methods_for(goal: Goal | None) -> tuple[Method, ...]:
-    """Every single method, and for the goal `both` those that combine a depth mixer with a local one."""
+    """All methods, and for the goal `both` also the combinations of a depth mixer with a local one."""
     known = methods()
     if goal != "both":
         return known
@@ -160,12 +160,12 @@ def methods_for(goal: Goal | None) -> tuple[Method, ...]:
 
 @dataclass(frozen=True)
 class Case:
-    """A plan so far: what was asked, found and compared.
+    """A plan before its recommendation.
 
     Attributes:
         model: of the control.
         request: what was asked.
-        setting: what was found.
+        setting: where the control trains fastest.
         counted: the methods.
         comparison: what they cost.
         prompts: sequences that generate at once.
@@ -182,10 +182,10 @@ class Case:
 
 
 def recommend(goal: Goal, case: Case, announce: Announce = lambda name: None) -> Recommendation:
-    """The recommendation for a goal, and the what-ifs around it.
+    """Returns the recommendation for a goal, with its rank after each change.
 
     Args:
-        goal: what the reader wants.
+        goal: of the reader.
         case: the plan.
         announce: called with the name of each count, which may take seconds.
     """
@@ -252,14 +252,14 @@ def _half(batch: int | None) -> int | None:
 
 
 def _pipelined(case: Case, pipeline: int) -> Request:
-    """With another number of pipeline ranks in place of replicas, or of tensor ranks where there are no replicas."""
+    """The request with more pipeline ranks in place of replicas, or of tensor ranks if there are no replicas."""
     layout = case.setting.layout
     tensor = layout.tensor if layout.gpus % (layout.tensor * pipeline) == 0 else None
     return case.request.replace(pipeline=pipeline, tensor=tensor, data=None, microbatches=None)
 
 
 def _elsewhere(change: str, goal: Goal, case: Case, own: MethodCost, request: Request) -> WhatIf:
-    """The recommended method among all of its goal on another setting."""
+    """Ranks the recommended method among those of its goal on the setting of another request."""
     try:
         setting = find_setting(case.model, case.counted[case.comparison.control.name].numbers, request)
     except ConfigError as error:
@@ -269,7 +269,7 @@ def _elsewhere(change: str, goal: Goal, case: Case, own: MethodCost, request: Re
 
 
 def _eager(goal: Goal, case: Case, own: MethodCost, announce: Announce) -> WhatIf:
-    """The recommended method among its neighbours when each operation of the depth mixers is a kernel."""
+    """Ranks the recommended method among its neighbours when each depth operation of PyTorch is a kernel."""
     costs = case.comparison.of_goal(goal)
     at = costs.index(own)
     near = costs[max(0, at - NEIGHBOURS) : at + NEIGHBOURS + 1]

@@ -1,7 +1,7 @@
 """A model as the numbers that the planner's formulas multiply: declared FLOPs and measured bytes, plain data, ready for JSON.
 
-Every count of a model is made of few numbers: what grows with tokens, what grows with visible pairs of tokens, what is
-there once. They are the same for all lengths and batches, so formulas over them run anywhere, a browser included.
+Every count of a model has three parts: per token, per visible pair of tokens, and constant. The coefficients hold for all
+lengths and batches, so formulas over them also run in a browser.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,21 +17,21 @@ from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
 
 Engine = Literal["fused", "eager"]
-"""What runs the depth operations: one kernel for each read and write, or one for each operation of PyTorch."""
+"""The engine of depth operations: one kernel for each read and write, or one for each operation of PyTorch."""
 
 Data = dict[str, Any]
 
 
 def coefficients(model: ModelShape, precision: Precision | None = None, engine: Engine = "fused") -> Data:
-    """The numbers behind every count of a model.
+    """Returns the coefficients of every count of a model.
 
     Args:
         model: the model.
-        precision: bytes of one number of each sort.
-        engine: that depth operations run on; only `eager` counts their kernels, which takes a moment.
+        precision: bytes per number.
+        engine: of depth operations; only `eager` counts their kernels, which takes seconds.
 
     Returns:
-        `d_model`, `vocab_size`, `tied`, bytes of each sort of number; `sublayers`, in order, with
+        `d_model`, `vocab_size`, `tied`, bytes per number; `sublayers`, in order, with
 
         * `params`; `routed`: [experts, used by a token, parameters of one] or nothing;
         * FLOPs of one forward pass: `matmul` and `elementwise` per token; `pairs`: [FLOPs, window] per visible pair, 0 for no
@@ -39,7 +39,7 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
         * `local`: [local mixers inside it, bytes per token that they write];
         * `saved`: bytes kept by autograd per token, with the input and the norm; `cache`: [bytes, tokens] per token up to so
           many, 0 for no bound; `cache_fixed`: bytes per sequence;
-        * `depth`: the same of the depth operation, with `weights` (parameters that it reads, whoever counts them), `read`,
+        * `depth`: the same of the depth operation, with `weights` (parameters that it reads, shared ones included), `read`,
           `written` (the least traffic, bytes per token), `eager` and `eager_back`: [kernels, bytes per token, bytes once],
           with this engine;
 
@@ -78,7 +78,7 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
 def coefficients_of_both_forms(
     model: ModelShape, precision: Precision | None = None, engine: Engine = "fused"
 ) -> tuple[Data, Data]:
-    """The numbers of a model as it trains and reads prompts, and as it generates; mostly the same."""
+    """Returns the coefficients in training and prefill, and those in generation; most models have the same."""
     numbers, generating = coefficients(model, precision, engine), model.in_generation()
     return numbers, numbers if generating.parts == model.parts else coefficients(generating, precision, engine)
 
@@ -107,7 +107,7 @@ def _part_numbers(part: Part, site: SublayerPosition, element_bytes: int, cache_
     def flops(tokens: int) -> int:
         return part.cost(site, Shape(1, tokens, element_bytes)).pair_flops
 
-    # A mixer may carry the last token alone.
+    # A mixer may cache the last token alone.
     windows = tuple(sorted({1, *part.windows}))
     asked = tuple(sorted({n for edge in (0, *windows) for n in (edge, edge + 1)}))
     measured = part_lines(part, site, element_bytes, cache_bytes, asked)
@@ -130,7 +130,7 @@ def _part(part: Part, site: SublayerPosition, precision: Precision) -> Data:
 
 
 def _depth(cost: Callable[[Shape], Cost], measured: Data) -> Data:
-    """The numbers of a depth operation; everything in it is a line in the tokens."""
+    """The coefficients of a depth operation, whose counts are linear in the tokens."""
     one = cost(Shape(1, 1))
     matmul = _line(lambda tokens: cost(Shape(1, tokens)).matmul_flops, 1)
     return {
@@ -141,14 +141,14 @@ def _depth(cost: Callable[[Shape], Cost], measured: Data) -> Data:
         "elementwise": one.elementwise_flops,
         "saved": measured["saved"][0],
         "saved_fixed": measured["saved"][1],
-        # A depth mixer remembers a few tokens at most.
+        # A depth mixer caches a few tokens at most.
         "cache_fixed": measured["cache"],
         **{name: measured[name] for name in ("read", "written", "eager", "eager_back") if name in measured},
     }
 
 
 def _line(function: Callable[[int], int], at: int) -> tuple[float, float]:
-    """Slope and intercept of what is a line from `at` on."""
+    """Slope and intercept of a function that is linear from `at` on."""
     slope = (function(2 * at) - function(at)) / at
     return slope, function(at) - slope * at
 

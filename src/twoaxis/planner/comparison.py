@@ -1,4 +1,4 @@
-"""All methods on one model and one setting: what each costs, next to the control, from the cheapest to the most expensive."""
+"""The costs of all methods on one model and one setting, relative to the control, the cheapest first."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -19,7 +19,7 @@ from twoaxis.planner.setting import Setting
 from twoaxis.sequence import SEQUENCE, SequenceConfig
 
 RELATIONS = ("exact", "up_to_norm", "none")
-"""From the closest to the plain model to the furthest."""
+"""Relations to the plain model at initialisation, the closest first."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Counted:
 
     Attributes:
         method: the method.
-        model: with it.
-        numbers: of the model as it trains and reads prompts.
-        generating: of the model as it generates.
+        model: with the method.
+        numbers: coefficients in training and prefill.
+        generating: coefficients in generation.
     """
 
     method: Method
@@ -41,7 +41,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a method may take; None is no limit.
+    """The limits of a plan; None is no limit.
 
     Attributes:
         memory_bytes: of one GPU in training.
@@ -54,31 +54,31 @@ class Budget:
 
 @dataclass(frozen=True)
 class MethodCost:
-    """What one method takes. An overhead is the part by which it exceeds the control.
+    """The costs of one method; each overhead is relative to the control, 0.1 for 10 % more.
 
     Attributes:
         name: of the method.
         axis: on which it mixes.
         goal: what it is for.
-        kind: of the mixer in its table.
+        kind: of its mixers.
         at_initialisation: relation to the plain model with the same shared parameters.
         params: all parameters.
         added_params: beyond those of the control.
         training_flops_per_token: forward and backward.
-        flops_overhead: of these.
-        step_seconds: of training.
-        step_overhead: of these.
+        flops_overhead: of these FLOPs.
+        step_seconds: of a training step.
+        step_overhead: of its seconds.
         depth_seconds: of depth operations, on the mean rank.
-        exposed_seconds: of messages between stages that nothing hides.
-        bubble: the part of a step for which ranks wait.
+        exposed_seconds: of messages between stages that do not overlap with computation.
+        bubble: mean share of a step in which a rank is idle.
         memory_bytes: of the fullest GPU in training.
         boundary_bytes: of one microbatch over the stage boundary that carries most.
         prefill_seconds: until the prompts are read.
-        prefill_overhead: of these.
+        prefill_overhead: of these seconds.
         token_seconds: of one more token for each of the sequences that generate.
-        token_overhead: of these.
+        token_overhead: of these seconds.
         generation_bytes: weights and caches of one GPU in generation.
-        cache_bytes: what generation keeps of one sequence.
+        cache_bytes: of one sequence in generation.
         state_bytes: per token, of the largest depth state between blocks.
         over: limits that it exceeds: `device` in training, `generation` where its GPUs do not hold weights and caches, `memory`
             and `latency` of the budget.
@@ -116,12 +116,12 @@ class MethodCost:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What every method takes on one setting.
+    """The costs of every method on one setting.
 
     Attributes:
         control: the plain residual stream.
         methods: the others, by the seconds of a training step.
-        refused: those that do not fit the model or its arrangement, and why.
+        refused: methods that do not fit the model or its arrangement, with the reason.
     """
 
     control: MethodCost
@@ -133,7 +133,7 @@ class Comparison:
         return next((cost for cost in self.methods if cost.name == name), None)
 
     def of_goal(self, goal: Goal) -> tuple[MethodCost, ...]:
-        """Those that are for one goal."""
+        """The costs of the methods for one goal."""
         return tuple(cost for cost in self.methods if cost.goal == goal)
 
 
@@ -143,7 +143,7 @@ def control_of(model: ModelShape) -> ModelShape:
 
 
 def as_given(model: ModelShape, known: Iterable[Method]) -> tuple[Method, ...]:
-    """The depth mixer that a model comes with, where it is none of the known methods."""
+    """The depth mixer of the model as given, if it is none of the known methods."""
     control, depth = control_of(model), model.depth
     if any(fitted(method, control) == model for method in known):
         return ()
@@ -162,8 +162,8 @@ def count_methods(
     Args:
         model: of the control.
         known: the methods; the first is the control.
-        precision: bytes of one number of each sort.
-        engine: of depth operations; only `eager` takes long.
+        precision: bytes per number.
+        engine: of depth operations; `eager` takes seconds per method.
         announce: called before each count that takes long.
     """
     found: dict[str, Counted] = {}
@@ -183,13 +183,13 @@ def count_methods(
 
 
 def compare(counted: Mapping[str, Counted], setting: Setting, prompts: int, budget: Budget) -> Comparison:
-    """What every method takes on one setting.
+    """Returns the costs of every method on one setting.
 
     Args:
         counted: the methods; the first is the control.
         setting: the arrangement that was chosen for the control; prompts and contexts are as long as its sequences.
         prompts: sequences that generate at once.
-        budget: limits that are marked where they are exceeded.
+        budget: limits; a cost names those that it exceeds.
     """
     costs: list[MethodCost] = []
     refused: list[Refusal] = []
@@ -256,7 +256,7 @@ def _over(limit: float, budget: Budget, memory: float, generation: float, token:
 
 
 def _at_initialisation(one: Counted) -> InitEquivalence:
-    """The relation of the depth mixer and of what was added to the sublayers: the further of both."""
+    """The relation that is further from the plain model, of the depth mixer and of added local mixers."""
     found = [one.model.depth.init_equivalence]
     for kind in one.method.kind.split(" + "):
         if kind in LOCAL:

@@ -1,4 +1,4 @@
-"""The table of methods: how each forms its weights, what it costs at one stated shape, and what valid studies say of it."""
+"""The table of methods: how each forms its weights, its costs at one shape, and its loss in valid studies."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,21 +21,21 @@ from twoaxis.planner.model.read import read_model
 from twoaxis.planner.model.shape import ModelShape
 
 PRESET, TOKENS, ELEMENT_BYTES = "dense-7b", 2**13, 2
-"""The model of the costs: its sizes, the length of a sequence, and bfloat16."""
+"""The model of the costs, tokens of a sequence, and the bytes of bfloat16."""
 
 RANKS, CHUNKS, FORWARDING = 4, 2, "cached"
-"""Its pipeline: ranks, stages on each, and what a boundary sends: states that the receiver does not hold yet."""
+"""Its pipeline: ranks, stages on each, and a boundary that sends what the receiver does not hold yet."""
 
 
 @dataclass(frozen=True)
 class MethodCounts:
-    """What one method counts at the stated shape.
+    """The counts of one method at the stated shape.
 
     Attributes:
         params: parameters, a count.
         flops_per_token: of a forward pass.
-        saved_bytes_per_token: what autograd keeps for the backward pass, nothing recomputed.
-        boundary_bytes_per_token: over the stage boundary that carries most.
+        saved_bytes_per_token: saved for backward, without recomputation.
+        boundary_bytes_per_token: over the busiest stage boundary.
     """
 
     params: int
@@ -58,7 +58,7 @@ class MethodRow:
         kind: of its mixer.
         design: how it forms its weights.
         counts: of the whole model for the control, else beyond the control's.
-        losses: against the control of every valid study that has it; empty where there is none.
+        losses: comparisons with the control in every valid study that has the method.
     """
 
     name: str
@@ -114,7 +114,7 @@ def stated_shape() -> str:
 
 
 def _every_method() -> Iterator[Method]:
-    """The methods of a plan, and every depth mixer that no plan names, in its default form."""
+    """The methods of a plan, and the default form of every depth mixer that no plan names."""
     known = methods()
     yield from (method for method in known if method.axis == "depth")
     named = {method.kind for method in known}
@@ -152,14 +152,14 @@ def _counts(model: ModelShape) -> MethodCounts:
 
 
 def _losses(method: Method, design: MixingDesign, kept: KeptReport) -> Iterator[tuple[str, PairVerdict]]:
-    """Arms that are the control of a study with this method and nothing else."""
+    """Comparisons of arms that differ from the control of a study by this method alone."""
 
     def is_method(arm: Arm, control: Arm) -> bool:
         added = local_mixers(arm) - local_mixers(control)
         if method.axis == "depth":
             changed = not added and arm["depth"] != control["depth"] and arm["depth"]["kind"] == method.kind
             return changed and recorded_design(arm) == design
-        # Methods of one kind differ in where it stands, which reports do not keep.
+        # Methods of one kind differ in their places, which reports do not record.
         alone = sum(other.kind == method.kind for other in methods()) == 1
         return alone and arm["depth"] == control["depth"] and added == {method.kind}
 

@@ -1,4 +1,4 @@
-"""What the kept studies say for and against the method that is recommended for a goal: a plan states cost only."""
+"""Evidence of kept studies on the method that is recommended for a goal; a plan itself states cost only."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from twoaxis.planner.methods import Goal
 
 Verdict = Literal["better", "undecided", "worse"]
 Arm = Mapping[str, Any]
-"""What a kept report says of one arm."""
+"""One arm of a kept report."""
 
 Wanted = Callable[[Arm, Arm], bool]
 
@@ -24,7 +24,7 @@ SHORTCUT_KIND, LOCAL_KIND = "deep_delta", "short_swa"
 TURNED: dict[Verdict, Verdict] = {"better": "worse", "worse": "better", "undecided": "undecided"}
 
 PARTS: dict[Goal, tuple[Goal, ...]] = {"both": ("both", "shortcut", "local-mixing")}
-"""Goals whose recommendations a study may try one by one."""
+"""Goals that a study may test one by one."""
 
 NATURE = (
     "A plan states cost and no quality. Only studies whose control passed the validity gate say anything about quality. "
@@ -41,7 +41,7 @@ class PairVerdict:
     Attributes:
         arm: with the method.
         against: the other arm.
-        matched: what both were given as much of; `tokens` for comparisons with the control unless the design says otherwise.
+        matched: the cost that is equal for both; `tokens` against the control unless the design names another.
         verdict: on the arm with the method; None where the study gives none.
         difference: mean of its validation loss minus the other's, in nats per token; below zero is better.
         low: lower end of the 95 % interval of the verdict, or in an old report of this comparison alone; None when the
@@ -67,7 +67,7 @@ class PairVerdict:
 
     @property
     def sentence(self) -> str:
-        """The same in words."""
+        """The comparison in words."""
         if self.verdict is None or self.difference is None:
             return f"{self.arm} against {self.against}: no verdict" + (f" ({self.no_verdict})" if self.no_verdict else "")
         which = f"simultaneous 95 % interval (family of {self.family})" if self.family else "own 95 % interval"
@@ -85,11 +85,11 @@ class StudyEvidence:
     Attributes:
         name: of its page in `docs/studies`.
         question: what it asks.
-        withdrawn: why it is no evidence; "" where it is.
-        gate: what its validity gate says; "" where it has none.
-        forms: arms whose depth mixer is another form of the method than the plan's, and how they differ.
+        withdrawn: why it is no evidence; "" if it is.
+        gate: the result of its validity gate; "" without one.
+        forms: arms with another form of the method than the plan's, and the difference.
         scale: sizes of its models and budget of a run.
-        pairs: every comparison of an arm that has the method; empty where the study is withdrawn.
+        pairs: every comparison of an arm that has the method; empty if the study is withdrawn.
         report: the path of the whole report, in the repository.
     """
 
@@ -104,7 +104,7 @@ class StudyEvidence:
 
     @property
     def side(self) -> Side:
-        """Whether it speaks for the recommendation or against it: by the comparisons with the control where there are any."""
+        """Whether it supports the recommendation, by the comparisons with the control if there are any."""
         if self.withdrawn:
             return "withdrawn"
         # A method that beats another explanation of its gain, and not the control, has no gain to explain.
@@ -119,7 +119,7 @@ class StudyEvidence:
 
 
 def evidence(goal: Goal, kept: tuple[KeptReport, ...] | None = None) -> tuple[StudyEvidence, ...]:
-    """The studies that have an arm with the method that is recommended for a goal, those that decide something first.
+    """Returns the studies with an arm that has the method recommended for a goal, decisive ones first.
 
     Args:
         goal: of the reader.
@@ -135,11 +135,11 @@ def evidence(goal: Goal, kept: tuple[KeptReport, ...] | None = None) -> tuple[St
 
 
 def against_control(kept: KeptReport, wanted: Wanted) -> Iterator[PairVerdict]:
-    """Arms of a study that is evidence, against its control.
+    """Compares arms of a study with its control; nothing for a withdrawn study.
 
     Args:
         kept: the study.
-        wanted: of (arm, control), whether an arm is asked about.
+        wanted: whether an arm is compared, given arm and control.
     """
     control, own = _chosen(kept.report, wanted)
     charge = kept.report.get("charge", "tokens")
@@ -157,16 +157,16 @@ def local_mixers(arm: Arm) -> frozenset[str]:
 
 
 def recorded_design(arm: Arm) -> MixingDesign:
-    """How the depth mixer of an arm was made; options younger than its record have the value that they stood for."""
+    """The design of the depth mixer of an arm; options newer than its record have their earlier meaning."""
     return DEPTH[arm["depth"]["kind"]].config.from_record(arm["depth"]).design
 
 
 def _chosen(report: Mapping[str, Any], wanted: Wanted) -> tuple[str, list[str]]:
-    """The control of a study and the arms that are asked about."""
+    """The control of a study and the arms to compare."""
     arms = report["arms"]
     control = next(name for name, arm in arms.items() if arm["control"])
     base = arms[control]
-    # An arm of which no run has been made has no mixers in the record, and nothing to say.
+    # An arm without a run has no mixers in the record and no result.
     known = {name: arm for name, arm in arms.items() if name != control and "depth" in arm and "depth" in base}
     return control, [name for name, arm in known.items() if arm.get("role") not in ("rung", "trial") and wanted(arm, base)]
 
@@ -191,7 +191,7 @@ def _study(goal: Goal, kept: KeptReport) -> StudyEvidence | None:
 
 
 def _recommended(goal: Goal, arm: Arm, control: Arm) -> bool:
-    """Whether an arm is the control with the recommended method and nothing else that a goal is about."""
+    """Whether an arm differs from the control by the recommended method alone."""
     depth, plain = arm["depth"], control["depth"]
     mixers, local = local_mixers(arm), local_mixers(control)
     shortcut = depth["kind"] == SHORTCUT_KIND and depth.get("update_rule", "delta") == "delta" and depth != plain
@@ -203,7 +203,7 @@ def _recommended(goal: Goal, arm: Arm, control: Arm) -> bool:
 
 
 def _contrasts(report: Mapping[str, Any], own: list[str]) -> Iterator[PairVerdict]:
-    """The contrasts of these arms with others, from their side."""
+    """The contrasts of these arms with others."""
     for contrast in report.get("contrasts", ()):
         arm, against, matched = contrast["arm"], contrast["against"], contrast["matched"]
         if arm in own and against not in own:
@@ -219,7 +219,7 @@ def _pair(
     turned: bool = False,
     with_control: bool = False,
 ) -> PairVerdict:
-    """One comparison, or why the study gives no verdict on it."""
+    """One comparison, or the reason why the study gives no verdict."""
     refused = said.get("no_verdict") or ""
     if comparison is None or comparison["verdict"] is None or refused:
         return PairVerdict(*names, None, None, None, None, 0, 0, with_control, refused)

@@ -1,18 +1,13 @@
-"""The ledger of a model: everything that it costs before any device is named, stage boundaries included.
+"""The ledger of a model: all of its costs that depend on no device."""
 
-Recomputing the history at the receiver is no further way to send less: a source is the output of sublayers whose weights lie
-on another rank. What shrinks it is another cut, the cache of a rank, or larger source blocks.
-"""
-
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from twoaxis.core.cost import Shape
-from twoaxis.core.errors import ConfigError, nearest, problem
-from twoaxis.ledger.lines import depth_lines, saved_by_training
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.ledger.lines import saved_by_training
+from twoaxis.ledger.stack import TooManyKernels
 from twoaxis.planner.coefficients import Engine, coefficients
-from twoaxis.planner.formulas.collectives import even_cuts, hop_bytes, waiting_bytes
 from twoaxis.planner.formulas.counts import (
     boundary_of_block,
     cache_bytes_of,
@@ -24,103 +19,9 @@ from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
 
 Forwarding = Literal["naive", "cached", "cached_own"]
-"""What a boundary sends: see `crossing.hop_bytes`."""
+"""What a stage boundary sends; see `formulas.collectives.hop_bytes`."""
 
 FORWARDINGS: tuple[Forwarding, ...] = get_args(Forwarding)
-
-
-@dataclass(frozen=True)
-class Payload:
-    """What crosses the boundaries of one pipeline.
-
-    Attributes:
-        ranks: P.
-        hops: bytes per token over the boundary after each chunk but the last, in one direction; the other has as many.
-        waiting: bytes per token of gradients that begin, and that end, to wait on a rank for an earlier chunk, by chunk.
-    """
-
-    ranks: int
-    hops: tuple[int, ...]
-    waiting: tuple[tuple[int, ...], tuple[int, ...]]
-
-    @property
-    def total(self) -> int:
-        """Bytes per token over all boundaries, in one direction."""
-        return sum(self.hops)
-
-    @property
-    def peak(self) -> int:
-        """Bytes per token over the boundary that carries most."""
-        return max(self.hops, default=0)
-
-    @property
-    def received(self) -> tuple[int, ...]:
-        """Bytes per token that each rank receives for all its chunks, and so holds while a microbatch is in all of them."""
-        return tuple(sum(hop for chunk, hop in enumerate(self.hops, 1) if chunk % self.ranks == r) for r in range(self.ranks))
-
-    def of_microbatch(self, tokens: int) -> list[float]:
-        """Bytes of a microbatch of so many tokens over each boundary, for `formulas.peak_memory`."""
-        return [tokens * hop for hop in self.hops]
-
-    def waiting_of_microbatch(self, tokens: int) -> list[list[float]]:
-        """Bytes of gradients of a microbatch of so many tokens that wait, for `formulas.peak_memory`."""
-        return [[tokens * each for each in part] for part in self.waiting]
-
-
-def edges(model: ModelShape, chunks: int) -> tuple[int, ...]:
-    """The sublayers at which the chunks of a model begin, and the end: whole blocks, as many in each as they divide.
-
-    Raises:
-        ConfigError: more chunks than blocks.
-    """
-    if not 1 <= chunks <= model.n_layers:
-        allowed = f"between 1 and the {model.n_layers} layers of {model.name}"
-        raise ConfigError(problem("pipeline * virtual", chunks, allowed, "use fewer stages"))
-    lengths = [len(block) for block in model.blocks]
-    return tuple(sum(lengths[:block]) for block in even_cuts(model.n_layers, chunks))
-
-
-def payload(
-    model: ModelShape, ranks: int, virtual: int = 1, forwarding: Forwarding = "naive", element_bytes: int = 2
-) -> Payload:
-    """What crosses the boundaries when a model is cut into `ranks * virtual` chunks of whole blocks.
-
-    The tensors of the state are those that its depth mixer makes; a tensor that a state holds twice is sent once.
-
-    Raises:
-        ConfigError: more chunks than blocks, or an unknown forwarding.
-    """
-    if forwarding not in FORWARDINGS:
-        raise ConfigError(problem("forwarding", forwarding, "known", nearest(forwarding, FORWARDINGS)))
-    leaves = depth_lines(model, element_bytes, element_bytes)["leaves"]
-    cut = leaves, list(edges(model, ranks * virtual)), ranks, forwarding
-    begun, ended = waiting_bytes(*cut)
-    return Payload(ranks, tuple(hop_bytes(*cut)), (tuple(begun), tuple(ended)))
-
-
-def with_block_sizes(model: ModelShape, sizes: Iterable[int]) -> dict[str, ModelShape]:
-    """A model with larger and larger source blocks, by name; 1 is the full history.
-
-    Raises:
-        ConfigError: a depth mixer without source blocks of a free size.
-    """
-    if "block_size" not in type(model.depth).model_fields:
-        remedy = "plan one that sums sublayers into sources, such as 'attention_residuals'"
-        raise ConfigError(problem("depth", model.depth.kind, "a mixer with a block_size", remedy))
-    return {
-        "full" if size == 1 else f"blocks of {size}": model.with_depth(model.depth.replace(block_size=size)) for size in sizes
-    }
-
-
-def compare(
-    models: Mapping[str, ModelShape], ranks: int, virtual: int = 1, element_bytes: int = 2
-) -> dict[tuple[str, Forwarding], Payload]:
-    """The payload of every model with every forwarding."""
-    return {
-        (name, forwarding): payload(model, ranks, virtual, forwarding, element_bytes)
-        for name, model in models.items()
-        for forwarding in FORWARDINGS
-    }
 
 
 BACKWARD = 2
@@ -129,19 +30,21 @@ BACKWARD = 2
 
 @dataclass(frozen=True)
 class DepthTraffic:
-    """What the depth operation moves per token, over the whole stack.
+    """Bytes per token that the depth operations of the stack read and write.
 
     Attributes:
-        fused_bytes: with one kernel for each read and write, the mean over sublayers.
-        largest_fused_bytes: of the sublayer that moves most.
-        eager_bytes: with one kernel for each operation, the mean over sublayers.
-        eager_kernels: of one forward pass, all sublayers together; None, as the bytes, where that form is out of the question.
+        fused_bytes: mean over sublayers, with one kernel for each read and write.
+        largest_fused_bytes: of the sublayer with the most traffic.
+        eager_bytes: mean over sublayers, with one kernel for each operation; None if not counted.
+        eager_kernels: of one forward pass, over all sublayers; None if not counted.
+        eager_refused: why the numbers of the engine `eager` are not counted; None if they are, or were not asked for.
     """
 
     fused_bytes: float
     largest_fused_bytes: float
     eager_bytes: float | None
     eager_kernels: int | None
+    eager_refused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -156,13 +59,13 @@ class Ledger:
         forward_flops: per token, by `matmul`, `pairs` (attention's quadratic term), `elementwise`, `depth`, `all`.
         training_flops_per_token: forward and backward.
         recomputed_training_flops_per_token: with every block computed once more in the backward pass.
-        depth: what the depth operation moves.
-        saved_bytes: what autograd keeps for the backward pass of the whole batch.
-        recomputed_saved_bytes: kept when only the states between blocks are, with what recomputing one block adds.
+        depth: traffic of the depth operations.
+        saved_bytes: saved for backward, of the whole batch.
+        recomputed_saved_bytes: the same with blocks recomputed: states between blocks, and one block.
         parameter_bytes: weights.
         gradient_bytes: gradients.
-        optimizer_bytes: what the optimizer keeps.
-        cache_bytes_per_token: what one more token adds to a long sequence in generation.
+        optimizer_bytes: state of the optimizer.
+        cache_bytes_per_token: added by one more token in generation.
         cache_bytes: of one sequence of `tokens` tokens.
         state_bytes: per token, of the depth state before the first block, between blocks, and after the last.
     """
@@ -185,7 +88,7 @@ class Ledger:
     state_bytes: tuple[int, ...]
 
     def to_data(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
+        """Plain JSON-ready data."""
         return asdict(self)
 
 
@@ -196,14 +99,18 @@ def ledger(
     precision: Precision | None = None,
     engine: Engine = "eager",
 ) -> Ledger:
-    """Counts everything about a model; nothing is built and nothing is timed.
+    """Counts the costs of a model; nothing is built and nothing is timed.
 
     Args:
         model: the model.
         batch: sequences.
-        tokens: in each; None takes the length that the model was made for.
-        precision: bytes of one number of each sort.
-        engine: `fused` leaves out the traffic of the eager depth operation, whose count takes a while in deep models.
+        tokens: in each; None takes max_seq_len.
+        precision: bytes per number.
+        engine: `fused` leaves out the traffic of the eager depth operation, which takes a while to count in deep models. If
+            `eager` is not counted either, `depth.eager_refused` says why.
+
+    Raises:
+        ConfigError: a batch or a length below 1.
 
     Example:
         >>> from twoaxis import DecoderConfig
@@ -212,11 +119,15 @@ def ledger(
         >>> counts.params["all"], counts.state_bytes
         (117568, (132, 396, 660))
     """
-    tokens = tokens or model.max_seq_len
+    tokens = model.max_seq_len if tokens is None else tokens
+    for name, value in (("batch", batch), ("tokens", tokens)):
+        if value < 1:
+            raise ConfigError(problem(name, value, "at least 1", "correct it"))
+    refused = None
     try:
         numbers = coefficients(model, precision, engine)
-    except ConfigError:
-        numbers = coefficients(model, precision)
+    except TooManyKernels as error:
+        numbers, refused = coefficients(model, precision), str(error)
     total = batch * tokens
     params = parameter_counts(numbers)
     flops = {name: value / total for name, value in forward_counts(numbers, batch, tokens).items()}
@@ -229,7 +140,7 @@ def ledger(
         forward_flops=flops,
         training_flops_per_token=(1 + BACKWARD) * flops["all"],
         recomputed_training_flops_per_token=(2 + BACKWARD) * flops["all"],
-        depth=_traffic(numbers),
+        depth=_traffic(numbers, refused),
         saved_bytes=saved["saved"],
         recomputed_saved_bytes=saved["recomputed"],
         parameter_bytes=params["all"] * numbers["weights_bytes"],
@@ -241,7 +152,7 @@ def ledger(
     )
 
 
-def _traffic(numbers: dict[str, Any]) -> DepthTraffic:
+def _traffic(numbers: dict[str, Any], refused: str | None) -> DepthTraffic:
     operations = [sublayer["depth"] for sublayer in numbers["sublayers"]]
     fused = [operation["read"] + operation["written"] for operation in operations]
     eager = [operation["eager"] for operation in (*operations, numbers["ends"]) if "eager" in operation]
@@ -250,4 +161,5 @@ def _traffic(numbers: dict[str, Any]) -> DepthTraffic:
         largest_fused_bytes=max(fused),
         eager_bytes=sum(each for _, each, _ in eager) / len(operations) if eager else None,
         eager_kernels=sum(count for count, _, _ in eager) if eager else None,
+        eager_refused=refused,
     )

@@ -1,4 +1,4 @@
-"""The methods that a plan compares: every depth mixer as it is used at scale, and the local mixers of the sequence axis."""
+"""The methods that a plan compares: depth mixers in the forms used at scale, and local mixers of the sequence axis."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ class Method:
     """One way to mix along depth or locally along positions, as an option for any model.
 
     Attributes:
-        name: what it is called in plans.
+        name: in plans.
         axis: on which it mixes.
         goal: what it is for; the residual stream is the control.
-        kind: of the mixer in its table.
-        apply: makes the model with it.
+        kind: of its mixer.
+        apply: returns the model with the method.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Method:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a method does not fit a model."""
+    """A method that does not fit a model, and the reason."""
 
     method: Method
     reason: str
@@ -66,13 +66,13 @@ def methods(window: int = WINDOW) -> tuple[Method, ...]:
 
 
 def together(depth: Method, local: Method) -> Method:
-    """A depth mixer and a local mixer at once; sublayers that the local mixer adds are read and written as the others."""
+    """Combines a depth mixer and a local mixer; added sublayers read and write the depth state as the others do."""
     name, kind = f"{depth.name} + {local.name}", f"{depth.kind} + {local.kind}"
     return Method(name, "both", "both", kind, lambda model: depth.apply(local.apply(model)))
 
 
 def fitted(method: Method, model: ModelShape) -> ModelShape | Refusal:
-    """The model with this method, or why there is none."""
+    """The model with this method, or the reason why it does not fit."""
     try:
         return method.apply(model)
     except ConfigError as error:
@@ -80,7 +80,7 @@ def fitted(method: Method, model: ModelShape) -> ModelShape | Refusal:
 
 
 def _depth_methods() -> Iterator[Method]:
-    """Every depth mixer as its row names it at scale."""
+    """The forms of every depth mixer at scale, from its row."""
     for row in DEPTH:
         goal: Goal = "control" if row.kind == "residual" else "shortcut"
         for name, options in (row.at_scale or {row.kind.replace("_", " "): {}}).items():
@@ -96,7 +96,7 @@ def _with_depth(
 
 
 def _short_swa(model: ModelShape, window: int) -> ModelShape:
-    """With heads of 128 where the width allows, and one kv-head."""
+    """Adds ShortSWA with one kv-head and heads of 128 channels, or fewer if they do not divide the width."""
     width = next(width for width in (128, 64, 32, 16, 8, 4, 2) if model.d_model % width == 0 or width == 2)
     data = {"kind": "short_swa", "window": window, "n_heads": max(1, model.d_model // width), "head_dim": width}
     return model.with_sublayer(SEQUENCE.parse(data))
@@ -115,7 +115,7 @@ def _canon(model: ModelShape, places: tuple[str, ...]) -> ModelShape:
 
 
 def _kv_shift(model: ModelShape) -> ModelShape:
-    """In place of every attention."""
+    """Replaces every attention."""
 
     def shifted(part: Part) -> Part:
         if not isinstance(part, NativeSublayer) or not isinstance(part.config, AttentionConfig):

@@ -1,4 +1,4 @@
-"""The plan of a model: an arrangement of GPUs, what every method costs there, and what is recommended for a goal."""
+"""The plan of a model: an arrangement of GPUs, the costs of every method in it, and a recommendation."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,15 +17,15 @@ from twoaxis.planner.setting import Setting
 FORMAT = "twoaxis.plan/1"
 
 BUDGETED = ("memory", "latency")
-"""Limits of the reader, among those that a method may be over."""
+"""Limits of the budget, among those that a method may exceed."""
 
 PROMPTS = 8
-"""Sequences that generate at once where nothing else is asked."""
+"""Default number of sequences that generate at once."""
 
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """All that a plan says.
+    """A plan.
 
     Attributes:
         model: as it was read.
@@ -33,8 +33,8 @@ class ModelPlan:
         prompts: sequences that generate at once.
         budget: limits of the reader.
         ledger: the counts of the model as it was read, of one sequence.
-        comparison: what every method costs.
-        recommendation: for the goal; None without one.
+        comparison: costs of every method.
+        recommendation: for the goal; None without a goal.
     """
 
     model: ModelShape
@@ -47,17 +47,17 @@ class ModelPlan:
 
     @property
     def costs(self) -> tuple[MethodCost, ...]:
-        """Of the control, then of every method."""
+        """The costs of the control, then of every method."""
         return (self.comparison.control, *self.comparison.methods)
 
     @property
     def fits_budget(self) -> bool:
-        """Whether anything, the control included, is within the limits of the reader."""
+        """Whether any method, the control included, is within the budget."""
         return any(not set(BUDGETED) & set(cost.over) for cost in self.costs)
 
     @property
     def flops_share(self) -> float:
-        """The part of the peak of all GPUs that the control's own FLOPs take, recomputation not counted."""
+        """Model FLOPs utilisation of the control: its FLOPs over the peak of all GPUs, without recomputation."""
         setting, control = self.setting, self.comparison.control
         peak = setting.device.peak_flops_per_second[setting.number_format].value
         flops = control.training_flops_per_token * setting.batch * setting.tokens
@@ -99,13 +99,13 @@ def plan_model(
     prompts: int = PROMPTS,
     announce: Callable[[str], None] = lambda name: None,
 ) -> ModelPlan:
-    """Plans a model: finds a setting for its control, and compares all methods there.
+    """Plans a model: finds a setting for its control, and compares all methods in it.
 
     Args:
         model: with any depth mixer.
-        request: what is asked of the arrangement.
-        goal: what the reader wants.
-        budget: limits that methods are held to.
+        request: what is fixed of the arrangement.
+        goal: of the reader.
+        budget: limits of every method.
         prompts: sequences that generate at once.
         announce: called with the name of each count.
 

@@ -1,4 +1,4 @@
-"""Bytes of one number of each sort, and bytes and seconds as people write them."""
+"""Bytes per number, and the parsers of sizes and times with a unit."""
 
 import math
 import re
@@ -10,7 +10,10 @@ from twoaxis.core.errors import ConfigError, nearest
 
 
 class Precision(Config):
-    """The bytes of one number.
+    """Bytes per number.
+
+    Activations and caches have 1, 2, 4 or 8 bytes. PyTorch computes in no dtype of one byte, so those are measured on a run in
+    bfloat16 whose every bfloat16 number counts as one byte; statistics stay in float32.
 
     The defaults are mixed precision as most trainers run it: weights and activations in bfloat16, gradients, master weights
     and both moments of Adam in float32.
@@ -42,7 +45,7 @@ SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.
 
 
 def parse_bytes(text: str, what: str) -> float:
-    """Bytes of a text such as 70GB or 64GiB.
+    """Parses a size such as 70GB or 64GiB to bytes.
 
     Raises:
         ConfigError: no number, no unit, or one of something else.
@@ -55,7 +58,7 @@ def parse_bytes(text: str, what: str) -> float:
 
 
 def parse_seconds(text: str, what: str) -> float:
-    """Seconds of a text such as 20ms.
+    """Parses a time such as 20ms to seconds.
 
     Raises:
         ConfigError: no number, no unit, or one of something else.
@@ -75,7 +78,7 @@ def _parsed(text: str, what: str, units: dict[str, float], such_as: str) -> floa
     if not unit:
         raise ConfigError(f"{what}={text!r}: has no unit; write for example {such_as}")
     if unit not in units:
-        other = "a unit of time" if unit in SECONDS else "a unit of memory" if unit in BYTES else "not a unit known here"
+        other = "a unit of time" if unit in SECONDS else "a unit of memory" if unit in BYTES else "not a known unit"
         alike = [known for known in units if known.lower() == unit.lower()]
         remedy = f"did you mean {alike[0]!r}?" if alike else f"{nearest(unit, units)}, for example {such_as}"
         raise ConfigError(f"{what}={text!r}: {unit!r} is {other}; {remedy}")

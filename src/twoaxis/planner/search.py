@@ -1,4 +1,4 @@
-"""The arrangement of GPUs in which a model trains fastest, among those that its memory allows."""
+"""Searches the arrangement of GPUs in which a model trains fastest within the memory of the device."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -14,13 +14,13 @@ from twoaxis.planner.hardware import Device
 from twoaxis.planner.ledger import Forwarding
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
-from twoaxis.planner.setting import ParallelLayout, Recompute, SequenceSharding, Setting, Sharding
+from twoaxis.planner.setting import ParallelLayout, Recompute, SequenceSharding, Setting, Sharding, check_words
 
 BATCH_TOKENS = 4 * 2**20
-"""Tokens of one training step where the batch is not given, as models of 7B to 70B parameters are trained with."""
+"""Default tokens of a training step, as in the training of models of 7B to 70B parameters."""
 
 RESERVE = 0.1
-"""The part of a device's memory that a plan leaves free: fragments, buffers of messages, and what no formula knows."""
+"""Share of a device's memory that a plan leaves free, for fragmentation, message buffers and what the formulas omit."""
 
 MICROBATCH_SEQUENCES = (1, 2, 4)
 SIMULATED = 4
@@ -29,28 +29,28 @@ MOST_DOUBLINGS = 6
 
 @dataclass(frozen=True)
 class Request:
-    """What a plan is asked for; None leaves the choice to the search.
+    """The request of a plan; None leaves a choice to the search.
 
     Attributes:
         device: of which there are `gpus`.
         gpus: all of them.
         tokens: of one sequence.
         batch: sequences of a training step; None takes about `BATCH_TOKENS` tokens.
-        precision: bytes of one number of each sort.
+        precision: bytes per number.
         engine: of the depth operations.
         tensor: ranks that share every matrix.
         pipeline: ranks that the layers are cut over.
         virtual: stages on each of those.
         data: replicas.
         microbatches: of a step on one replica.
-        sequence: what lies between sublayers; None shares it among tensor ranks where it divides.
+        sequence: `none` or `tensor`, see `setting.SequenceSharding`; None takes `tensor` if the tokens divide.
         schedule: of a rank with one stage.
-        recompute: what the backward pass computes once more.
-        sharding: what is spread over replicas; the search keeps to optimizer and weights.
-        forwarding: what crosses stage boundaries.
+        recompute: what the backward pass recomputes.
+        sharding: what is sharded over replicas; the search tries `optimizer` and `weights`.
+        forwarding: what stage boundaries send.
 
     Raises:
-        ConfigError: a number below 1, or one that does not divide the GPUs.
+        ConfigError: an unknown word, a number below 1, or one that does not divide the GPUs.
     """
 
     device: Device
@@ -71,6 +71,7 @@ class Request:
     forwarding: Forwarding = "naive"
 
     def __post_init__(self) -> None:
+        check_words(self)
         for name in ("gpus", "tokens", "batch", "tensor", "pipeline", "virtual", "data", "microbatches"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -81,13 +82,13 @@ class Request:
             value = getattr(self, name)
             if value is not None and self.gpus % value:
                 raise ConfigError(problem(name, value, f"a divisor of gpus={self.gpus}", "change one of them"))
-        # Whether so many are connected at all.
+        # Raises if the file of the device connects fewer.
         if self.gpus > 1:
             self.device.link(self.gpus)
 
     @classmethod
     def fixed(cls, setting: Setting) -> Self:
-        """Asks for one setting and nothing else."""
+        """The request that fixes all of a setting."""
         layout = setting.layout.to_data()
         own = {name: getattr(setting, name) for name in _names(cls) & _names(Setting)}
         return cls(**own, **{name: value for name, value in layout.items() if name in _names(cls)})
@@ -98,7 +99,7 @@ class Request:
 
     @property
     def sequences(self) -> int:
-        """Sequences of a training step: those given, else near `BATCH_TOKENS`, so that GPUs or the given parts divide them."""
+        """Sequences of a training step: as given, else about `BATCH_TOKENS`, divisible by the GPUs or the given parts."""
         if self.batch is not None:
             return self.batch
         wanted = max(1, round(BATCH_TOKENS / self.tokens))
@@ -110,13 +111,13 @@ class Request:
 
     @property
     def memory_limit_bytes(self) -> float:
-        """What a plan may fill of one device."""
+        """Memory of one device that a plan may fill."""
         return self.device.memory_bytes.value * (1 - RESERVE)
 
 
 @dataclass(frozen=True)
 class _Estimate:
-    """A setting, with about what a step of it takes."""
+    """A setting with estimates of its step."""
 
     setting: Setting
     seconds: float
@@ -126,15 +127,15 @@ class _Estimate:
 def find_setting(model: ModelShape, numbers: Data, request: Request) -> Setting:
     """The setting of least predicted step time that fits the memory of the device.
 
-    All arrangements are estimated in closed form; the few best are simulated, and the fastest of these is taken.
+    All arrangements are estimated in closed form; the best few are simulated, and the fastest is returned.
 
     Args:
         model: what is trained, the control of a plan.
         numbers: its coefficients.
-        request: what is asked, and what is left open.
+        request: what is fixed, and what is left open.
 
     Raises:
-        ConfigError: no arrangement is possible, or none fits; then the least memory found and what would help.
+        ConfigError: no arrangement is possible, or none fits; the message names the least memory found and a remedy.
 
     Example:
         >>> from twoaxis.planner import read_model
@@ -161,7 +162,7 @@ def find_setting(model: ModelShape, numbers: Data, request: Request) -> Setting:
 
 
 def _estimates(model: ModelShape, numbers: Data, request: Request) -> list[_Estimate]:
-    """Every arrangement that is possible.
+    """Estimates every possible arrangement.
 
     Raises:
         ConfigError: there is none; the reason of the first that was tried.
@@ -196,7 +197,7 @@ def _estimate(numbers: Data, setting: Setting) -> _Estimate:
 
 
 def _grids(model: ModelShape, request: Request) -> Iterator[tuple[int, int, int]]:
-    """(tensor, pipeline, data), the simplest first; tensor ranks stay where the fast link reaches, unless they are given."""
+    """Yields (tensor, pipeline, data), the simplest first; tensor ranks stay within the fast link unless given."""
     fast = request.device.fast_link
     near = request.gpus if fast is None else int(fast.devices.value) if fast.devices is not None else request.gpus
     for tensor in [request.tensor] if request.tensor else [n for n in _divisors(request.gpus) if n <= near]:
@@ -204,7 +205,7 @@ def _grids(model: ModelShape, request: Request) -> Iterator[tuple[int, int, int]
         pipelines = [n for n in _divisors(rest) if n * request.virtual <= model.n_layers]
         for pipeline in [request.pipeline] if request.pipeline else pipelines:
             data = request.data or rest // pipeline
-            # A grid that is given whole goes on, so that the layout says what is wrong with it.
+            # A grid that is given whole is passed on, so that the layout reports what is wrong with it.
             if tensor * pipeline * data == request.gpus or (request.tensor and request.pipeline):
                 yield tensor, pipeline, data
 
@@ -254,7 +255,7 @@ def _too_large(model: ModelShape, numbers: Data, request: Request, estimates: li
 
 
 def _remedy(model: ModelShape, numbers: Data, request: Request) -> str:
-    """How many GPUs would do, or else what was fixed that could be left open."""
+    """The number of GPUs that would suffice, else the fixed options that could be left open."""
     for doubling in range(1, MOST_DOUBLINGS + 1):
         try:
             more = request.replace(gpus=request.gpus * 2**doubling)

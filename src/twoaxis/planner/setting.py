@@ -1,14 +1,13 @@
-"""The assumptions of a plan besides the model: device, arrangement of GPUs, batch, precision, recomputation."""
+"""The setting of a plan: device, arrangement of GPUs, batch, precision, recomputation."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from twoaxis.core.config import Config
-from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.planner.coefficients import Data, Engine
-from twoaxis.planner.formulas.schedules import schedule_order
 from twoaxis.planner.formulas.training_step import forward_pass, prefill_state_bytes, training_step
 from twoaxis.planner.hardware import Device
 from twoaxis.planner.hardware.device import NumberFormat
@@ -17,7 +16,7 @@ from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
 
 SequenceSharding = Literal["none", "tensor"]
-"""Whether what lies between sublayers is whole on every tensor-parallel rank, or cut along the sequence over them."""
+"""Whether activations between sublayers are whole on every tensor-parallel rank, or sharded along the sequence."""
 
 
 class ParallelLayout(Config):
@@ -28,13 +27,13 @@ class ParallelLayout(Config):
         tensor: ranks that share every matrix.
         pipeline: ranks that the layers are cut over, P.
         virtual: stages on each of those, V; with more than one they run the interleaved schedule.
-        data: ranks that each see other sequences.
-        microbatches: that the batch of one data rank is cut into, M.
+        data: replicas, each with its own sequences.
+        microbatches: of the batch of one data rank, M.
         sequence: `none`, or `tensor`: sequence parallel over the tensor ranks.
         schedule: the order in which a rank with one stage runs its microbatches.
 
     Raises:
-        ConfigError: a grid of another size, or options that do not fit each other.
+        ConfigError: a grid of another size, or options that exclude each other.
 
     Example:
         >>> ParallelLayout(gpus=16, tensor=2, pipeline=4, data=2, microbatches=8).stages
@@ -72,13 +71,8 @@ class ParallelLayout(Config):
         """Stages of the pipeline, C."""
         return self.pipeline * self.virtual
 
-    def order(self) -> list[list[list]]:
-        """The actions of each pipeline rank; see `formulas.schedules`."""
-        schedule = "interleaved" if self.virtual > 1 else self.schedule
-        return schedule_order(schedule, self.pipeline, self.virtual, self.microbatches)
-
     def microbatch(self, batch: int) -> int:
-        """Sequences in one microbatch when all data ranks together see so many in a step.
+        """Sequences of one microbatch, given those of a step over all data ranks.
 
         Raises:
             ConfigError: a batch that does not divide.
@@ -90,7 +84,7 @@ class ParallelLayout(Config):
         return batch // parts
 
     def check(self, model: ModelShape, tokens: int) -> None:
-        """Raises ConfigError when a model, or sequences of so many tokens, cannot be cut in this way."""
+        """Raises ConfigError if a model, or sequences of this length, cannot be divided in this way."""
         if self.stages > model.n_layers:
             allowed = f"at most the {model.n_layers} layers of {model.name}"
             raise ConfigError(problem("pipeline * virtual", self.stages, allowed, "use fewer stages"))
@@ -109,27 +103,47 @@ class ParallelLayout(Config):
             raise ConfigError(problem("tokens", tokens, f"a multiple of tensor={self.tensor}", "use sequence='none'"))
 
 
-NUMBER_FORMATS = {2: NumberFormat.BF16, 4: NumberFormat.FP32, 8: NumberFormat.FP64}
-"""Of matrix products, by the bytes of an activation."""
+NUMBER_FORMATS = {1: NumberFormat.FP8, 2: NumberFormat.BF16, 4: NumberFormat.FP32, 8: NumberFormat.FP64}
+"""The number format of matrix products, by the bytes of an activation."""
 
 Recompute = Literal["off", "block"]
 Sharding = Literal["none", "optimizer", "weights"]
+Transfers = Literal["overlapped", "blocking"]
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "sequence": get_args(SequenceSharding),
+    "schedule": ("1f1b", "gpipe"),
+    "recompute": get_args(Recompute),
+    "sharding": get_args(Sharding),
+    "forwarding": get_args(Forwarding),
+    "engine": get_args(Engine),
+    "transfers": get_args(Transfers),
+}
+"""The values of each option that is a word."""
+
+
+def check_words(given: Any) -> None:
+    """Raises ConfigError when an option of a request or a setting has none of its `WORDS`; None leaves it open."""
+    for name, known in WORDS.items():
+        value = getattr(given, name, None)
+        if value is not None and value not in known:
+            raise ConfigError(problem(name, value, f"one of {', '.join(known)}", nearest(str(value), known)))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a model runs.
+    """The setting in which a model runs.
 
     Attributes:
         device: of which there are `layout.gpus`.
         layout: how they are arranged.
         batch: sequences of one training step over all of them.
         tokens: in each.
-        precision: bytes of one number of each sort.
+        precision: bytes per number.
         engine: `fused`: one kernel for each depth read and write, the least traffic; `eager`: one for each operation.
-        forwarding: what crosses stage boundaries, see `formulas.crossing`.
-        recompute: what the backward pass computes once more.
-        sharding: what is spread over the data-parallel ranks.
+        forwarding: what stage boundaries send, see `formulas.collectives.hop_bytes`.
+        recompute: what the backward pass recomputes.
+        sharding: what is sharded over the data-parallel ranks.
         transfers: `overlapped` with computation, or `blocking`.
     """
 
@@ -142,11 +156,15 @@ class Setting:
     forwarding: Forwarding = "naive"
     recompute: Recompute = "off"
     sharding: Sharding = "optimizer"
-    transfers: Literal["overlapped", "blocking"] = "overlapped"
+    transfers: Transfers = "overlapped"
 
     def __post_init__(self) -> None:
+        check_words(self)
         if self.tokens < 1:
             raise ConfigError(problem("tokens", self.tokens, "at least 1", "give the length of one sequence"))
+        if self.precision.activations not in NUMBER_FORMATS:
+            allowed = f"one of {', '.join(map(str, NUMBER_FORMATS))} bytes"
+            raise ConfigError(problem("precision.activations", self.precision.activations, allowed, "use 2 for bfloat16"))
         self.layout.microbatch(self.batch)
 
     def replace(self, **changes: Any) -> Self:
@@ -155,7 +173,7 @@ class Setting:
 
     @property
     def run(self) -> Data:
-        """What `formulas.step` calls a run."""
+        """The `run` of `formulas.training_step`."""
         layout = self.layout
         return {
             "batch": layout.microbatch(self.batch),
@@ -176,17 +194,19 @@ class Setting:
 
     @property
     def number_format(self) -> NumberFormat:
-        """Of matrix products."""
-        return NUMBER_FORMATS[self.precision.activations]
+        """The number format of matrix products."""
+        activations = self.precision.activations
+        # Products of activations of one byte with wider weights run in 16 bits.
+        return NUMBER_FORMATS[2 if activations == 1 < self.precision.weights else activations]
 
     @property
     def rates(self) -> dict[str, float]:
-        """What one device reaches."""
+        """The rates that one device reaches."""
         return self.device.numbers(self.number_format, "eager" if self.engine == "eager" else "compiled")
 
     @property
     def links(self) -> dict[str, dict[str, float]]:
-        """What connects the ranks of each group: tensor ranks are neighbours, then come pipeline ranks, then replicas."""
+        """The link of each group of ranks; tensor ranks are adjacent, then pipeline ranks, then replicas."""
         layout = self.layout
         reach = {"tensor": layout.tensor, "pipeline": layout.tensor * layout.pipeline, "data": layout.gpus}
         return {group: self.device.link(devices).numbers() if devices > 1 else NO_LINK for group, devices in reach.items()}
@@ -196,16 +216,16 @@ class Setting:
         return training_step(numbers, self.run, self.rates, self.links)
 
     def generation_step(self, numbers: Data, batch: int, context: int) -> Data:
-        """Seconds of one more token for each of some sequences behind a context, on the tensor-parallel ranks."""
+        """Seconds of one more token per sequence after a context, on the tensor-parallel ranks."""
         work = self._work(batch, 1, context) | {"sequence": "none"}
         return forward_pass(numbers, work, self.rates, self.links["tensor"])
 
     def prefill(self, numbers: Data, batch: int, tokens: int) -> Data:
-        """Seconds until prompts are read, on the tensor-parallel ranks."""
+        """Seconds of a prefill, on the tensor-parallel ranks."""
         return forward_pass(numbers, self._work(batch, tokens, 0), self.rates, self.links["tensor"])
 
     def prefill_state_bytes(self, numbers: Data, batch: int, tokens: int, chunk_tokens: int = 0) -> float:
-        """The most bytes of depth state on one rank meanwhile; see `formulas.collectives.stored_bytes`."""
+        """Peak bytes of depth state on one rank during a prefill; see `formulas.collectives.stored_bytes`."""
         return prefill_state_bytes(numbers, self._work(batch, tokens, 0), chunk_tokens)
 
     def _work(self, batch: int, tokens: int, context: int) -> Data:
@@ -221,4 +241,4 @@ class Setting:
 
 
 NO_LINK = {"bytes_per_second": 1.0, "pair_bytes_per_second": 1.0, "latency_seconds": 0.0}
-"""Between one rank and itself, where nothing is sent."""
+"""The link of a single rank, over which nothing is sent."""

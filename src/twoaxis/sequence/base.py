@@ -17,14 +17,14 @@ from twoaxis.ops.rope import RotationTable
 
 
 class SequenceConfig(Config, ABC):
-    """Configuration of one sequence mixer; builds it and states what it sees and costs."""
+    """Configuration of one sequence mixer, with its receptive field and cost."""
 
     # Any, since each mixer narrows it to the one literal that names it.
     kind: Any
 
     @property
     def design(self) -> MixingDesign | None:
-        """How it forms weights and where its sum goes; None for a mixer that no table compares with those along depth."""
+        """How it forms weights and where its sum goes; None for a mixer outside the table of methods."""
         return None
 
     @property
@@ -34,18 +34,18 @@ class SequenceConfig(Config, ABC):
 
     @property
     def pair_window(self) -> int | None:
-        """Keys that one query meets in products between activations, its own included; None when there is no bound."""
+        """Keys per query in products between activations, its own included; None without a bound."""
         return self.receptive_field
 
     @property
     def unseen_keys(self) -> int:
-        """Keys that every query weighs next to those of tokens, such as a sink."""
+        """Keys of every query besides those of tokens, such as a sink."""
         return 0
 
     @property
     @abstractmethod
     def receptive_field(self) -> int | None:
-        """Tokens one output can depend on, itself included; None when there is no bound."""
+        """Tokens that one output can depend on, its own included; None without a bound."""
 
     @property
     @abstractmethod
@@ -53,20 +53,20 @@ class SequenceConfig(Config, ABC):
         """How a model with this sublayer relates at initialisation to the same model without it."""
 
     def head_shape(self, d_model: int) -> HeadShape | None:
-        """The heads that a depth mixer may mix, when the mixer is a `HeadMixer`."""
+        """The heads that a depth mixer may mix, if the mixer is a `HeadMixer`."""
         return None
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
-        """The rotation tables that the mixer shares with all other sublayers, which are no part of its cost."""
+        """The rotation tables that sublayers share; they are not part of its cost."""
         return frozenset()
 
     @abstractmethod
     def check(self, d_model: int) -> None:
-        """Raises ConfigError when the mixer cannot be built at this width."""
+        """Raises ConfigError if the mixer cannot be built at this width."""
 
     @abstractmethod
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """What the mixer costs in one forward pass at this site, without its norm."""
+        """The cost of one forward pass at this site, without its norm."""
 
     @abstractmethod
     def build(self, site: SublayerPosition) -> "SequenceMixer":
@@ -74,7 +74,7 @@ class SequenceConfig(Config, ABC):
 
 
 class SequenceMixer(Mixer):
-    """Mixes tokens along positions; holds nothing between calls, since its memory is the cache value."""
+    """Mixes tokens along positions; keeps no state between calls but the cache value."""
 
     @abstractmethod
     def new_cache(self) -> Any:
@@ -82,10 +82,10 @@ class SequenceMixer(Mixer):
 
     @abstractmethod
     def forward(self, context: Views, layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T E"], Any]:
-        """Returns the update and the cache that the next call starts from (None when none was given).
+        """Returns the update and the next cache (None if none was given).
 
-        A cache is a value: two continuations may start from the same one. Where the layout says padding, the context must be
-        finite, as a decoder sees to; elsewhere call `TokenLayout.without_padding` first.
+        A cache is a value: two continuations may start from the same one. In padding, the context must be finite, which a
+        decoder ensures; elsewhere call `TokenLayout.without_padding` first.
         """
 
 

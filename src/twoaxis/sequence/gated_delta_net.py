@@ -78,12 +78,12 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
 
     @property
     def pair_window(self) -> int:
-        """Its own, since the state stands for the others."""
+        """One token, since the state holds the others."""
         return 1
 
     @property
     def receptive_field(self) -> None:
-        """No bound: the state fades but forgets nothing at once."""
+        """No bound: the state decays and drops no token."""
         return None
 
     @property
@@ -94,7 +94,7 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
         return InitEquivalence("none", "a random output projection adds a random update")
 
     def check(self, d_model: int) -> None:
-        """Raises ConfigError when the heads do not divide the width."""
+        """Raises ConfigError if the heads do not divide the width."""
         if self.head_dim is None and d_model % self.n_heads:
             allowed = f"a divisor of d_model={d_model}, or given with a head_dim"
             raise ConfigError(problem("n_heads", self.n_heads, allowed, f"set head_dim, or change n_heads of {self.kind!r}"))
@@ -108,12 +108,12 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
         return self.value_dim or 2 * self.key_width(d_model)
 
     def local_channels(self, site: SublayerPosition) -> Places:
-        """The input, and all heads side by side."""
+        """Channels of the input, and of all heads concatenated."""
         D = site.d_model
         return Places(D, self.n_heads * (2 * self.key_width(D) + self.value_width(D)))
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """Projections by their weights, the recurrence by its three products per token."""
+        """Costs of projections by their weights, of the recurrence by its three products per token."""
         D, H, N = site.d_model, self.n_heads, shape.total_tokens
         K, V = self.key_width(D), self.value_width(D)
         weights = D * H * (2 * K + 2 * V + 2) + H * V * (D + site.slot.update_extra)
@@ -163,17 +163,17 @@ class GatedDeltaNet(LocalPlaces, SequenceMixer, config=GatedDeltaNetConfig):
         self.fill_places(config, site)
 
     def new_cache(self) -> GatedDeltaNetCache:
-        """No state, and empty caches of the local mixers."""
+        """An empty state, and empty caches of the local mixers."""
         return GatedDeltaNetCache(None, self.new_local_caches())
 
     def forward(
         self, context: Views, layout: TokenLayout, cache: GatedDeltaNetCache | None = None
     ) -> tuple[Float[Tensor, "B T E"], GatedDeltaNetCache | None]:
-        """Returns what the heads read, gated and projected back, and the state after these tokens."""
+        """Returns the gated and projected output of the heads, and the state after these tokens."""
         assert isinstance(context, Tensor)
         state, local = (None, Places()) if cache is None else cache
         context, input_local = mix_locally(self.input_local, context, layout, local.input)
-        # In one piece, or each of three maps would keep a copy of its own.
+        # Contiguous, or each of three projections would save a copy.
         context = context.flatten(0, 1).unflatten(0, context.shape[:2])
         channels, projected_local = mix_locally(self.projected_local, self.qkv(context), layout, local.projected)
         documents = layout.key_documents(channels.shape[1] + (state is not None))
@@ -193,7 +193,7 @@ class GatedDeltaNet(LocalPlaces, SequenceMixer, config=GatedDeltaNetConfig):
         return q, k, v.unflatten(-1, (H, -1)).transpose(1, 2)
 
     def _gates(self, context: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B H T"], Float[Tensor, "B H T"]]:
-        """The logarithm of what each head keeps of its state, and how far it overwrites."""
+        """The logarithm of the decay, and the write strength, of each head."""
         scores = linear_scores(context, self.decay_and_beta, self.config.impl).transpose(0, 1)
         decay, beta = scores.chunk(2, dim=1)
         rate, bias = (x.to(scores.dtype).unsqueeze(-1) for x in (self.A_log, self.dt_bias))

@@ -1,4 +1,4 @@
-"""Softmax attention with rotary positions, grouped kv-heads and an optional window: what the attention mixers share.
+"""Softmax attention with rotary positions, grouped kv-heads and an optional window, the base of the attention mixers.
 
 Letters: B batch, T position, D width, E emitted numbers, H heads, G kv-heads, K key width.
 """
@@ -33,7 +33,7 @@ ProjectionBias = Literal["none", "qkv"]
 
 
 class HeadsConfig(PlacesConfig, SequenceConfig):
-    """The options of softmax attention; `AttentionConfig`, `ShortSWAConfig` and `KVShiftConfig` are its named forms."""
+    """The options of softmax attention, which `AttentionConfig`, `ShortSWAConfig` and `KVShiftConfig` share."""
 
     n_heads: int = Field(default=4, ge=1)
     n_kv_heads: int | None = Field(default=None)
@@ -56,13 +56,13 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         if self.head_dim is not None and self.head_dim % 2:
             raise ConfigError(problem("head_dim", self.head_dim, "even, since RoPE turns pairs of channels", "add 1"))
         if self.rope_scaling is not None and self.rope_dim == 0:
-            raise ConfigError(problem("rope_dim", 0, "> 0 beside rope_scaling", "leave rope_scaling out"))
+            raise ConfigError(problem("rope_dim", 0, "> 0 with rope_scaling", "leave rope_scaling out"))
         if self.rope_scaling is not None and self.rope_theta <= 1:
-            raise ConfigError(problem("rope_theta", self.rope_theta, "> 1 beside rope_scaling", "use the base of the model"))
+            raise ConfigError(problem("rope_theta", self.rope_theta, "> 1 with rope_scaling", "use the base of the model"))
         if self.projected_local is not None and self.qk_norm == "after_rope":
             raise ConfigError(
                 problem(
-                    "qk_norm", self.qk_norm, "none or before_rope beside projected_local", "move the norm before the rotation"
+                    "qk_norm", self.qk_norm, "none or before_rope with projected_local", "move the norm before the rotation"
                 )
             )
         return self
@@ -84,7 +84,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
 
     @property
     def accepts_qkv(self) -> bool:
-        """A local mixer of the input needs one input."""
+        """Whether separate inputs are accepted; a local mixer of the input needs one."""
         return self.input_local is None
 
     @property
@@ -105,7 +105,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         return InitEquivalence("none", "a random output projection adds a random update")
 
     def check(self, d_model: int) -> None:
-        """Raises ConfigError when the heads do not divide the width, or are narrower than what is rotated."""
+        """Raises ConfigError if the heads do not divide the width, or are narrower than their rotated channels."""
         if self.head_dim is None and (d_model % self.n_heads or (d_model // self.n_heads) % 2):
             allowed = f"a divisor of d_model={d_model} with an even quotient, or given with a head_dim"
             raise ConfigError(problem("n_heads", self.n_heads, allowed, f"set head_dim, or change n_heads of {self.kind!r}"))
@@ -122,7 +122,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         return self.key_width(d_model) if self.rope_dim is None else self.rope_dim
 
     def local_channels(self, site: SublayerPosition) -> Places:
-        """The input, and all heads side by side."""
+        """Channels of the input, and of all heads concatenated."""
         return Places(site.d_model, (self.n_heads + 2 * self.kv_heads) * self.key_width(site.d_model))
 
     def head_shape(self, d_model: int) -> HeadShape:
@@ -146,24 +146,19 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         return own + self.local_cost(site, shape)
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
-        """Its own, and those of the local mixers."""
+        """Its rotation table, and those of the local mixers."""
         own = self.rotation(d_model)
         return self.local_rotations | (set() if own is None else {own})
 
     def rotation(self, d_model: int) -> RotationTable | None:
-        """Its own; None where nothing is rotated."""
+        """Its rotation table; None without rotation."""
         rotated = self.rotated(d_model)
         return RotationTable(rotated, self.rope_theta, self.rope_scaling) if rotated else None
-
-    def build(self, site: SublayerPosition) -> "SoftmaxAttention":
-        """Builds the mixer at this site."""
-        self.check(site.d_model)
-        return SoftmaxAttention(self, site)
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionCache:
-    """What attention carries from token to token: keys and values, and the caches of its local mixers."""
+    """The cache of attention: keys and values, and the caches of its local mixers."""
 
     keys: KeyValueCache
     local: Places
@@ -182,7 +177,7 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         projected = (H + (2 if self.projects_values else 1) * G) * K
         self.qkv = self.linear("qkv", D, projected)
         self.qkv_bias = self.parameter("qkv_bias", (projected,), Constant(0.0), "bias") if config.bias == "qkv" else None
-        # Two writes per block whatever its sublayers, so that models that share a parameter share its start.
+        # For two writes per block whatever its sublayers, so that shared parameters start alike in all models.
         scaled = matrix_std(H * K) / math.sqrt(2 * site.stack.n_blocks)
         self.output = self.linear("output", H * K, D, std=0.0 if config.output_init == "zero" else scaled)
         self.extra = self.linear("extra", H * K, site.slot.update_extra) if site.slot.update_extra else None
@@ -194,7 +189,7 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         self.fill_places(config, site)
 
     def new_cache(self) -> AttentionCache:
-        """Empty caches; that of keys and values keeps what the window can still see."""
+        """Empty caches; that of keys and values keeps the window."""
         return AttentionCache(KeyValueCache(self.config.span), self.new_local_caches())
 
     def forward(
@@ -211,7 +206,7 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
     def project(
         self, context: Views, layout: TokenLayout, cache: AttentionCache | None = None
     ) -> tuple[Heads, AttentionCache | None]:
-        """Returns the heads before norm, local mixing and rotation; keys in place of values where the slot projects none."""
+        """Returns the heads before norm, local mixing and rotation; keys in place of values if the slot projects none."""
         H, G = self.config.n_heads, self.config.kv_heads
         context, cache = self._mix_input(context, layout, cache)
         projected = self._project(context)
@@ -253,14 +248,14 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         return with_extra(self.output, self.extra, y.transpose(1, 2).flatten(2)), cache
 
     def queries_and_keys(self, heads: Heads, layout: TokenLayout) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"]]:
-        """What the scores of attention over these heads are products of, for audits."""
+        """Queries and keys whose products are the scores of attention over these heads, for audits."""
         q, k, _, _ = self._ready(torch.cat((heads.q, heads.k), dim=2), heads.v, layout, None)
         return q, k
 
     def _ready(
         self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: AttentionCache | None
     ) -> tuple[Tensor, Tensor, Tensor, AttentionCache | None]:
-        """Queries, keys and values behind norm, local mixing and rotation, with heads before positions."""
+        """Queries, keys and values after norm, local mixing and rotation, heads before positions."""
         config = self.config
         if config.qk_norm == "before_rope":
             q_k = self._normalise(q_k)
@@ -281,7 +276,7 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         return q_k, v, None if cache is None else replace(cache, local=cache.local._replace(projected=following))
 
     def _project(self, context: Views) -> Tensor:
-        """[B T H+2G K]: query heads, then key heads, then value heads where the slot projects them."""
+        """[B T H+2G K]: query heads, then key heads, then value heads if the slot projects them."""
         if not isinstance(context, QKV):
             return self._biased(self.qkv(context)).unflatten(-1, (-1, self.head_dim))
         G, H = self.config.kv_heads, self.config.n_heads

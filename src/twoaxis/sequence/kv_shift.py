@@ -85,16 +85,16 @@ class KVShiftConfig(HeadsConfig):
 
     @property
     def receptive_field(self) -> int | None:
-        """The window and the token before its first one."""
+        """The window, and the token before it."""
         attended = super().receptive_field
         return None if attended is None else attended + 1
 
     def shifted_heads(self, site: SublayerPosition) -> int:
-        """Keys, and values where the slot projects them."""
+        """Heads of keys, and of values if the slot projects them."""
         return (2 if site.slot.projects_values else 1) * self.kv_heads
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """That of attention, and the gates."""
+        """The cost of attention, and that of the gates."""
         heads, N = self.shifted_heads(site), shape.total_tokens
         mixed = heads * self.key_width(site.d_model)
         gates = heads * site.d_model if self.form == "token" else 0
@@ -112,7 +112,7 @@ class KVShiftConfig(HeadsConfig):
 
 @dataclass(frozen=True, eq=False)
 class KVShiftCache(AttentionCache):
-    """What attention carries, and the last unshifted keys and values."""
+    """The cache of attention, and the last unshifted keys and values."""
 
     last: TokenHistory
 

@@ -73,10 +73,10 @@ class ShortConvConfig(ConvOptions, SequenceConfig):
         return InitEquivalence("none", "the convolved context is added")
 
     def check(self, d_model: int) -> None:
-        """Any width will do."""
+        """Accepts any width."""
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """That of the convolution, and of what the slot asks it to emit."""
+        """The cost of the convolution, and of the additional output that the slot asks for."""
         extra = site.d_model * site.slot.update_extra
         return self.conv_cost(site.d_model, shape) + Cost(params=extra, matmul_flops=2 * shape.total_tokens * extra)
 
@@ -94,7 +94,7 @@ class ShortConv(SequenceMixer, config=ShortConvConfig):
         self.extra = self.linear("extra", site.d_model, site.slot.update_extra) if site.slot.update_extra else None
 
     def new_cache(self) -> TokenHistory:
-        """No tokens."""
+        """An empty history."""
         return self.conv.new_cache()
 
     def forward(

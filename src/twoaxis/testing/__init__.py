@@ -1,7 +1,7 @@
 """Conformance checks that every mixer must pass, for this package's tables and for yours.
 
-A new row is tested by `run_checks([row], depth_checks())`; every tolerance is in `testing.budgets`, and
-`testing.faults` holds the planted faults that show that each check can fail.
+`run_checks([row], depth_checks())` tests a new row; every tolerance is in `testing.conformance.BUDGETS`, and `testing.faults`
+has the planted faults that show that each check can fail.
 """
 
 from twoaxis.testing import (
@@ -77,7 +77,7 @@ _EVERY_MIXER = (
     declared_costs.mixer_costs_are_exact,
     memory.mixer_saved_bytes_are_exact,
 )
-"""Of everything that a sublayer or a place inside one may hold."""
+"""The checks of a mixer in a sublayer, or in a place inside one."""
 
 
 def sequence_checks() -> tuple[Check, ...]:

@@ -62,7 +62,7 @@ def _builds(config: AxisConfig, d_model: int) -> bool:
 
 @check
 def causal_along_positions(config: AxisConfig) -> None:
-    """Changing a token leaves every earlier position as it was, bit for bit, and changes its own."""
+    """Changing a token leaves every earlier position bit-identical, and changes its own."""
     model = toy_decoder(config)
     tokens = toy_tokens()
     base = model(tokens)
@@ -76,7 +76,7 @@ def causal_along_positions(config: AxisConfig) -> None:
 
 @check
 def causal_along_depth(config: DepthConfig) -> None:
-    """Disturbing a sublayer's output moves no read up to that sublayer and some later one, in values and gradients."""
+    """Disturbing the output of a sublayer changes no read up to that sublayer, and some later read, in values and gradients."""
     model = toy_decoder(config)
     tokens = toy_tokens()
     base = trace(model, tokens)
@@ -87,7 +87,7 @@ def causal_along_depth(config: DepthConfig) -> None:
         later = [*zip(disturbed.views[index + 1 :], base.views[index + 1 :], strict=True), ([disturbed.left], [base.left])]
         moved = max(distance(a, b) for got, expected in later for a, b in zip(got, expected, strict=True))
         require(moved > 0, f"no read after sublayer {index} changes when it is disturbed, some must")
-    # Whatever a pass leaves behind shows in the next one.
+    # State that a pass leaves behind shows in the next one.
     _reads_until(len(base.updates) - 1, trace(model, tokens), base, "after passes with disturbed sublayers")
     _gradients_go_down_only(model, tokens, base.updates)
 
@@ -118,7 +118,7 @@ def _gradients_go_down_only(model: Decoder, tokens: Tensor, updates: list[Tensor
 
 @check
 def receptive_field_is_exact(config: MixerConfig) -> None:
-    """An output changes with the farthest token of the declared receptive field and not with the one before it."""
+    """An output changes with the farthest token of the declared receptive field, and not with the token before it."""
     for variant in with_windows(config, (1, 2, TOKENS - 1, TOKENS, TOKENS + 1)):
         mixer = toy_mixer(variant)
         width = variant.receptive_field or TOKENS + 1
@@ -148,7 +148,7 @@ def window_covers_all(config: MixerConfig) -> None:
 
 
 def with_windows(config: MixerConfig, windows: tuple[int | None, ...]) -> list[MixerConfig]:
-    """The configuration with each of these windows; itself alone when it has none to set."""
+    """The configuration with each of these windows; itself alone if it has no window."""
     if getattr(config, "window", None) is None:
         return [config]
     return [config, *(config.replace(window=window) for window in windows)]
@@ -161,10 +161,10 @@ def _allows_no_window(config: MixerConfig) -> bool:
 
 @check
 def position_offset_invariance(config: MixerConfig) -> None:
-    """Shifting all positions by a constant leaves the outputs as they were, when the gains of norms are still equal."""
+    """Shifting all positions by a constant leaves the outputs unchanged, if the gains of norms are equal."""
     mixer = toy_mixer(config)
     with torch.no_grad():
-        # A norm after the rotation turns with it only while its gain is the same for both channels of a pair.
+        # A norm after the rotation commutes with it only if its gain is the same for both channels of a pair.
         for _, parameter, declaration in declarations(mixer):
             if declaration.tag == "norm":
                 parameter.fill_(1.5)
@@ -176,7 +176,7 @@ def position_offset_invariance(config: MixerConfig) -> None:
 
 @check
 def document_isolation(config: AxisConfig) -> None:
-    """In a packed row no document depends on another: exactly 0 in values and gradients, and equal to it alone."""
+    """In a packed row no document depends on another: gradients are exactly 0, and values equal those of it alone."""
     model = toy_decoder(config)
     first, second = 5, 6
     tokens = toy_tokens(tokens=first + second)

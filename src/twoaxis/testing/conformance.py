@@ -1,4 +1,4 @@
-"""A check, its tolerance, the error it raises, and how a table of mixers is run through many of them."""
+"""Checks, their tolerances and their error, and the functions that run them on a table of mixers."""
 
 import inspect
 import time
@@ -15,7 +15,7 @@ from twoaxis.core.registry import Row
 
 @dataclass(frozen=True)
 class Budget:
-    """One tolerance and where its size comes from."""
+    """One tolerance, and the reason for its size."""
 
     bound: float
     why: str
@@ -47,12 +47,12 @@ def bound(name: str) -> float:
 
 
 class CheckFailed(AssertionError):
-    """A claim of a mixer that does not hold; one line with the measured number and its bound."""
+    """A false claim of a mixer; one line with the measured number and its bound."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One claim that every mixer of an axis has to keep.
+    """One claim that must hold for every mixer of an axis.
 
     Attributes:
         name: the claim in snake_case.
@@ -69,7 +69,7 @@ class Check:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What one check said about one example of one row."""
+    """The result of one check on one example of one row."""
 
     kind: str
     example: str
@@ -80,12 +80,12 @@ class CheckResult:
 
 
 def check(function: Callable[[Any], None]) -> Check:
-    """Makes a check of a function: its name, and the first line of its docstring as the meaning."""
+    """Makes a check from a function: its name, and the first line of its docstring as the meaning."""
     return Check(function.__name__, _first_line(function), function)
 
 
 def slow_check(function: Callable[[Any], None]) -> Check:
-    """Makes a check that a quick run leaves out."""
+    """Makes a check that a quick run skips."""
     return Check(function.__name__, _first_line(function), function, slow=True)
 
 
@@ -126,7 +126,7 @@ def _run(row: Row[Any], example: str, one: Check) -> CheckResult:
     except CheckFailed as failure:
         message = str(failure)
     except Exception as error:
-        # A mixer that cannot run at all has failed the check too; the others still run.
+        # A mixer that cannot run fails the check; the other checks still run.
         message = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return CheckResult(row.kind, example, one.name, not message, message, time.perf_counter() - start)
 
@@ -142,7 +142,7 @@ def require(holds: bool, message: str) -> None:
 
 
 def exactly(what: str, measured: object, expected: object) -> None:
-    """Fails unless a measured quantity equals what is declared."""
+    """Fails unless a measured quantity equals the declared one."""
     require(measured == expected, f"{what}: measured {measured}, must be {expected}")
 
 

@@ -1,4 +1,4 @@
-"""Checks of a configuration as data, of declared parameters, and of the relation to the plain model at initialisation."""
+"""Checks of the configuration, of declared parameters, and of the relation to the plain model at initialisation."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from twoaxis.testing.toy import (
 )
 
 TINY_EPS = 1e-20
-"""The norm eps at which a scale that only the norm removes is invisible."""
+"""A norm eps so small that a scale before the norm has no effect."""
 
 Pass = Callable[[nn.Module], None]
 
@@ -58,7 +58,7 @@ def sublayer_init_equivalence(config: SequenceConfig) -> None:
 
 @check
 def local_init_equivalence(config: LocalConfig) -> None:
-    """The fresh mixer gives its input back exactly when it declares to, and trains from there."""
+    """The fresh mixer is the identity exactly if it declares so, and trains from there."""
     mixer: Any = config.build(D_MODEL).double()
     initialise(mixer, 0)
     x = toy_context()
@@ -85,12 +85,12 @@ def _relation(declared: InitEquivalence, own: DecoderConfig, plain: DecoderConfi
     for name, shared in reference.named_parameters():
         require(name in values, f"{name}: missing, but the plain model has it")
         if declared.relation == "none" and values[name].shape != shared.shape:
-            # A mixer may take a projection over, and then cannot equal the plain model.
+            # A mixer may replace a projection, and then cannot equal the plain model.
             continue
         identical(f"{name} at the same seed", values[name], shared)
     got, got_gradients = _logits_and_gradients(model)
     for name in list(got_gradients):
-        # The norms of separate views start as one norm, whose gradient is the sum of theirs.
+        # The norms of separate views start equal to one norm, whose gradient is the sum of theirs.
         owner, _, parameter = name.rpartition(".")
         if owner.endswith((".key_norm", ".value_norm")):
             got_gradients[f"{owner.rpartition('.')[0]}.norm.{parameter}"] += got_gradients[name]
@@ -107,7 +107,7 @@ def _relation(declared: InitEquivalence, own: DecoderConfig, plain: DecoderConfi
 
 
 def _differs_by_scale_only_at_tiny_eps(own: DecoderConfig, plain: DecoderConfig) -> None:
-    """With a large eps the claim must fail, or `exact` should have been declared."""
+    """With a large eps the models must differ, or `exact` should have been declared."""
     tokens = toy_tokens()
     got, expected = (Decoder.build(config.replace(norm_eps=1e-2)).double()(tokens) for config in (own, plain))
     require(not torch.allclose(got, expected, rtol=0, atol=1e-12), "init_equivalence: up_to_norm, but it is exact at any eps")
@@ -120,12 +120,12 @@ def _logits_and_gradients(model: Decoder) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def _nothing(model: nn.Module) -> None:
-    """Leaves the model as it was built."""
+    """Leaves the model unchanged."""
 
 
 @check
 def config_round_trip(config: Config) -> None:
-    """A configuration survives JSON, cannot be changed, and answers an unknown key with the nearest known one."""
+    """A configuration survives JSON, is frozen, and suggests the nearest known key for an unknown one."""
     again = type(config).from_data(json.loads(json.dumps(config.to_data())))
     exactly("configuration read back from JSON", again, config)
     name = list(type(config).model_fields)[-1]
@@ -158,7 +158,7 @@ def parameters_are_declared(config: AxisConfig) -> None:
 
 @check
 def deterministic_for_seed(config: AxisConfig) -> None:
-    """A seed fixes all initial values whatever ran before, another seed changes the random ones, and a pass repeats."""
+    """A seed determines all initial values, another seed changes the random ones, and a second pass equals the first."""
     first = toy_decoder(config, perturbed=False, seed=1)
     torch.rand(3)
     again, other = (toy_decoder(config, perturbed=False, seed=seed) for seed in (1, 2))
@@ -173,12 +173,12 @@ def deterministic_for_seed(config: AxisConfig) -> None:
 
 @check
 def meta_init_equals_direct(config: AxisConfig) -> None:
-    """A model built on the meta device and materialised later starts where a directly built one does."""
+    """A model that is built on the meta device and materialised later has the initial values of a directly built one."""
     decoder = decoder_config(config)
     direct, model = Decoder(decoder), materialize(lambda: Decoder(decoder))
     initialise(direct, seed=3)
     with torch.no_grad():
-        # What nobody initialises must show.
+        # Uninitialised values become NaN.
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.fill_(torch.nan if tensor.is_floating_point() else 0)
     initialise(model, seed=3)

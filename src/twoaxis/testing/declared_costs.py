@@ -29,7 +29,7 @@ from twoaxis.testing.toy import (
 )
 
 BYTES = 8
-"""Of one float64 number."""
+"""Bytes of a float64 number."""
 
 
 @check
@@ -51,7 +51,7 @@ def depth_flops_are_exact(config: DepthConfig) -> None:
 
 
 Run = Callable[[], list[Tensor]]
-"""One part of a pass; returns the tensors that are alive anyway: parameters, inputs and outputs."""
+"""One part of a pass; returns its parameters, inputs and outputs."""
 
 
 def _parts(config: DepthConfig, dtype: torch.dtype = torch.float64) -> list[tuple[str, Cost, Run]]:
@@ -97,10 +97,10 @@ def _measured(mixer: Any, context: Tensor) -> tuple[int, int]:
 
 
 def _pair_flops(config: MixerConfig, width: int, shape: Shape) -> int:
-    """What one query over one key was measured to cost, for every pair that the declared window leaves visible."""
+    """Measured FLOPs of one query and key, times the pairs that the declared window leaves visible."""
     inside = 0
     if isinstance(config, PlacesConfig):
-        # Windows of their own: what they declare is held against measurements by the checks of local mixers.
+        # They have their own windows; the checks of local mixers compare their declarations with measurements.
         inside = config.local_cost(toy_site(width), shape).pair_flops
         config = config.replace(input_local=None, projected_local=None)
     others, window = 0, config.receptive_field

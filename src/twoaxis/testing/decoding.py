@@ -1,4 +1,4 @@
-"""Checks of generation: whatever the chunks, the padding and the batch, a cache changes nothing.
+"""Checks of generation: with a cache, in any chunks, padding and batch, outputs are unchanged.
 
 Letters: B batch, T position.
 """
@@ -32,9 +32,9 @@ from twoaxis.testing.toy import (
 
 RAGGED = (2, 1, 3, 1, 2)
 NO_BOUND = 4
-"""The window that chunk lengths are built around when there is none."""
+"""The window from which chunk lengths are made if there is none."""
 LONG = (300, 1, 1, 1, 7, 1, 65, 1, 2, *(1,) * 70)
-"""A prefill of which a cache with a window lets go, odd chunks, and more steps than a cache has room for at once."""
+"""A prefill longer than a window, odd chunks, and more steps than the free capacity of a cache."""
 
 
 @check
@@ -54,7 +54,7 @@ def incremental_decode(config: AxisConfig) -> None:
 
 @check
 def left_padding(config: AxisConfig) -> None:
-    """A left-padded row equals the row alone, in one pass and decoded on, even behind more padding than a window."""
+    """A left-padded row equals the row alone, in one pass and in decoding, even after more padding than a window."""
     model = toy_decoder(config)
     width = getattr(config, "receptive_field", None) or NO_BOUND
     prompts = (3, width + 4, 2 * width + 5)
@@ -76,7 +76,7 @@ def left_padding(config: AxisConfig) -> None:
             close(f"row of {length} tokens decoded on", torch.cat(steps, dim=1)[row], alone[length:], "same_values")
     if isinstance(config, DepthConfig):
         return
-    # A decoder has zeros at padding, which hide a mixer that reads them.
+    # A decoder has zeros in padding, which would hide a mixer that reads it.
     mixer, context = toy_mixer(config), toy_context(batch=3, tokens=total)
     got, _ = mixer(context, layout)
     for row, length in enumerate(prompts):
@@ -86,7 +86,7 @@ def left_padding(config: AxisConfig) -> None:
 
 @check
 def chunk_size_invariance(config: MixerConfig) -> None:
-    """Chunks of 1, w-1, w, w+1 and more tokens behind prompts of every length around the window give one result."""
+    """Chunks of 1, w-1, w, w+1 and more tokens after prompts of lengths around the window give one result."""
     mixer, w = toy_mixer(config), config.receptive_field or NO_BOUND
     total = 4 * w + 3
     context = toy_context(tokens=total)
@@ -100,7 +100,7 @@ def chunk_size_invariance(config: MixerConfig) -> None:
 
 @check
 def long_prefill(config: AxisConfig) -> None:
-    """Steps and odd chunks behind a prefill of 300 tokens equal one pass."""
+    """Steps and odd chunks after a prefill of 300 tokens equal one pass."""
     total = sum(LONG)
     if not isinstance(config, DepthConfig):
         mixer, context = toy_mixer(config), toy_context(tokens=total)
@@ -111,7 +111,7 @@ def long_prefill(config: AxisConfig) -> None:
     model, tokens = toy_decoder(config), toy_tokens(tokens=total)
     empty = model.new_cache()
     if empty.ends is None and all(sublayer.depth is None for block in empty.sublayers for sublayer in block):
-        # What attention keeps is for the checks of attention.
+        # The cache of attention is tested by the checks of attention.
         return
     with torch.no_grad():
         close("logits behind a long prefill", decode(model, tokens, LONG), model(tokens), "same_values")
@@ -157,12 +157,12 @@ def forked_cache(config: MixerConfig) -> None:
 
 
 METERED = (1, 2, 5, 20, 300)
-"""Tokens behind which the bytes of a cache are measured."""
+"""Numbers of tokens after which the bytes of a cache are measured."""
 
 
 @check
 def cache_size(config: MixerConfig) -> None:
-    """The cache holds the bytes that the meter finds after any number of tokens, no more behind a window than within it."""
+    """The cache has the bytes that the meter finds after any number of tokens, and a cache with a window does not grow."""
     mixer, full, field = toy_mixer(config), set[int](), config.receptive_field
     for first, steps in ((1, 20), (300, 20)):
         with torch.no_grad():
@@ -184,7 +184,7 @@ def cache_size(config: MixerConfig) -> None:
 
 @check
 def depth_cache_is_exact(config: DepthConfig) -> None:
-    """The caches of the depth mixers and of the ends hold what the meter finds after any number of tokens, and do not grow."""
+    """The caches of depth mixers and ends have the bytes that the meter finds after any number of tokens, and do not grow."""
     model = toy_decoder(config)
     for chunks in ((1,) * TOKENS, RAGGED, (TOKENS, 1)):
         cache, length = model.new_cache(), 0
@@ -211,7 +211,7 @@ def _storage_sizes(mixer: Any, tokens: int) -> Iterator[int]:
 
 
 def decode(model: Decoder, tokens: Tensor, chunks: Iterable[int], layout: TokenLayout | None = None) -> Tensor:
-    """Runs a decoder chunk by chunk behind its cache and returns all logits."""
+    """Runs a decoder chunk by chunk with its cache and returns all logits."""
     cache, start, parts = model.new_cache(), 0, []
     for length in chunks:
         part = None if layout is None else layout.part(start, start + length)
@@ -222,7 +222,7 @@ def decode(model: Decoder, tokens: Tensor, chunks: Iterable[int], layout: TokenL
 
 
 def decode_mixer(mixer: Any, context: Tensor, chunks: Iterable[int]) -> Tensor:
-    """Runs one mixer chunk by chunk behind its cache until the tokens are used up."""
+    """Runs one mixer chunk by chunk with its cache over all tokens."""
     cache, start, parts = mixer.new_cache(), 0, []
     for length in chunks:
         part = context[:, start : start + length]

@@ -1,4 +1,4 @@
-"""Checks of number formats: dtypes in are dtypes out, and statistics are never computed in half precision."""
+"""Checks of dtypes: outputs keep the dtype of inputs, and statistics are never computed in half precision."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Checks that the meter finds without memory what depth mixers do to real tensors: their states and the traffic."""
+"""Checks that the meter, on meta tensors, finds the states and the traffic of depth mixers on real tensors."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,11 +18,11 @@ from twoaxis.testing.measured import Trace, sublayer_list, tensors, trace
 from twoaxis.testing.toy import ATTENTION, odd_width, toy_decoder, toy_tokens
 
 DTYPES = (torch.float64, torch.bfloat16)
-"""One in which a statistic is as wide as any number, and one in which it is wider."""
+"""A dtype with statistics as wide as numbers, and one with wider statistics."""
 
 
 def _runs(config: DepthConfig) -> Iterator[tuple[str, Decoder, StackTrace]]:
-    """(where, model, what the meter finds) of every stack that is looked at."""
+    """Yields (where, model, trace of the meter) for every tested stack."""
     stacks: tuple[tuple[str, dict[str, Any]], ...] = (
         (" of odd width", {"d_model": odd_width(config)}),
         (" of 4 single sublayers", {"n_layers": 4, "blocks": ((ATTENTION,),)}),

@@ -1,4 +1,4 @@
-"""Checks of gradients and of torch.compile: right, everywhere, one graph, and the same whatever is recomputed."""
+"""Checks of gradients, of torch.compile, of both engines, and of recomputation."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def compiles_once(config: AxisConfig) -> None:
 class _ThroughDepth(nn.Module):
     """Every read, every write and both ends, as a function of the embeddings and of each sublayer's update and context.
 
-    Not one read at a time: a state may hold statistics of its other tensors, which cannot be disturbed alone.
+    All reads together: a state may contain statistics of its other tensors, which cannot be disturbed alone.
     """
 
     def __init__(self, model: Decoder) -> None:
@@ -98,7 +98,7 @@ def _gradcheck(what: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
     leaves, structure = tree_flatten(inputs)
     parameters = dict(module.named_parameters())
 
-    # Two vectors, because finite differences take two passes for every input.
+    # Two vectors, since finite differences take two passes for every input.
     def function(values: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
         arguments = tree_unflatten(_split(values, leaves), structure)
         given = dict(zip(parameters, _split(weights, list(parameters.values())), strict=True))
@@ -124,7 +124,7 @@ def _split(joined: Tensor, parts: list[Tensor]) -> list[Tensor]:
 
 @check
 def gradients_reach_parameters(config: AxisConfig) -> None:
-    """Every parameter has a non-zero gradient, or declares why it is dead and has none."""
+    """Every parameter has a non-zero gradient, or is declared dead with a reason and has none."""
     model = toy_decoder(config, tie_embeddings=False)
     logits = model(toy_tokens())
     found = gradients(model, (logits * noise(tuple(logits.shape), "loss")).sum())
@@ -156,7 +156,7 @@ def fused_equals_reference(config: AxisConfig) -> None:
 
 
 def _engines_of_a_long_row(config: MixerConfig) -> None:
-    """Long enough for a windowed engine to work in several pieces."""
+    """Compares both engines on a row that a windowed engine processes in several chunks."""
     tokens = 150
     documents = torch.arange(tokens).expand(2, -1) // 40
     for layout in (TokenLayout.contiguous(tokens), TokenLayout.packed(documents)):
@@ -175,7 +175,7 @@ def _engines_of_a_long_row(config: MixerConfig) -> None:
 
 @check
 def recompute_parity(config: AxisConfig) -> None:
-    """Recomputing blocks changes no bit of loss or gradients and keeps nothing but the states between blocks."""
+    """Recomputing blocks keeps loss and gradients bit-identical, and saves the states between blocks alone."""
     model = toy_decoder(config)
     tokens, targets = toy_tokens(), toy_tokens(seed=1)
     losses = [model.loss(tokens, targets, recompute=recompute)[0] for recompute in (False, True)]
@@ -187,7 +187,7 @@ def recompute_parity(config: AxisConfig) -> None:
 
 
 def _kept_and_allowed(model: Decoder, tokens: Tensor) -> tuple[int, int]:
-    """What a pass with recomputing keeps next to the states between blocks, and what entering and leaving keep alone."""
+    """Bytes that a pass with recomputation saves besides the states between blocks, and those of both ends alone."""
     parameters = list(model.parameters())
     embeddings = model.embed(tokens).detach().requires_grad_()
     states: list[Tensor] = []

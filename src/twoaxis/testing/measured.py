@@ -1,4 +1,4 @@
-"""What a run keeps, counts and touches: the measured side of every declared number."""
+"""Measurements of a run, for comparison with declared numbers."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ def reachable_tensors(value: Any) -> list[Tensor]:
 
 
 class LowPrecisionStatistics(Operations):
-    """Notes every operation of `STATISTICS` that returns half precision."""
+    """Records every operation of `STATISTICS` that returns half precision."""
 
     def __init__(self) -> None:
         super().__init__(self._look)

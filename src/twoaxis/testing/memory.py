@@ -1,4 +1,4 @@
-"""Checks that the meter finds without memory what autograd saves of real tensors, in one mixer and in a whole decoder."""
+"""Checks that the meter, on meta tensors, finds the bytes that autograd saves of real ones, in a mixer and a decoder."""
 
 import weakref
 from collections.abc import Iterator
@@ -38,10 +38,10 @@ from twoaxis.testing.toy import (
 DTYPES = (torch.float64, torch.float32, torch.bfloat16)
 
 SHAPES = ((1, 1), (2, TOKENS), (1, 40), (2, 70))
-"""Sequences x tokens: a single one, an odd batch, and rows that engines cut into several chunks, with and without padding."""
+"""Sequences x tokens: a single one, an odd batch, and rows that engines process in chunks, with and without padding."""
 
 EXTRA = 2
-"""Numbers that an update has beyond the width of the model in one of the variants."""
+"""Additional channels of an update in one of the variants."""
 
 
 @check
@@ -75,7 +75,7 @@ def _saved_by(mixer: Any, context: Tensor) -> int:
 
 
 def _runs(config: AxisConfig) -> Iterator[tuple[str, Decoder, Shape]]:
-    """(where, model, shape) of every decoder that is looked at: in a precision with wide statistics, and in one without."""
+    """Yields (where, model, shape) of every tested decoder, with statistics wider than numbers and without."""
     half, single = torch.bfloat16, torch.float32
     yield f" in {half}", toy_decoder(config, dtype=half), Shape(2, TOKENS, half.itemsize)
     changes: dict[str, Any] = {"n_layers": 4, "blocks": ((ATTENTION,),)} if isinstance(config, DepthConfig) else {"n_layers": 1}
@@ -85,7 +85,7 @@ def _runs(config: AxisConfig) -> Iterator[tuple[str, Decoder, Shape]]:
 
 @check
 def decoder_saved_bytes_are_exact(config: AxisConfig) -> None:
-    """Autograd saves of a whole decoder the bytes that the meter finds."""
+    """Autograd saves the bytes that the meter finds for a whole decoder."""
     tokens, targets = toy_tokens(), toy_tokens(seed=1)
     for where, model, shape in _runs(config):
         measured = saved_bytes(lambda: model.loss(tokens, targets), lambda _: [tokens, targets, *model.parameters()])  # noqa: B023
@@ -94,7 +94,7 @@ def decoder_saved_bytes_are_exact(config: AxisConfig) -> None:
 
 @check
 def recomputing_bytes_are_exact(config: AxisConfig) -> None:
-    """With blocks recomputed, the bytes that the meter finds are kept between passes, and while a block is recomputed."""
+    """With recomputation, the meter finds the bytes saved between passes, and those saved while a block is recomputed."""
     for where, model, shape in _runs(config):
         between = recomputing_saved_bytes(model.config, shape)
         exactly(f"bytes kept between the passes{where}", _kept_between_passes(model), between)
@@ -103,7 +103,7 @@ def recomputing_bytes_are_exact(config: AxisConfig) -> None:
 
 
 def _kept_between_passes(model: Decoder) -> int:
-    """Tensors that hooks receive, and those from which each block is recomputed: its state, and tables of the layout."""
+    """Bytes of the tensors that hooks receive, and of the states and tables from which blocks are recomputed."""
     tokens, targets, given, layouts = toy_tokens(), toy_tokens(seed=1), list[Any](), list[Any]()
 
     def note(_: Any, inputs: tuple[Any, TokenLayout]) -> None:

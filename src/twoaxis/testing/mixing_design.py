@@ -1,4 +1,4 @@
-"""Checks of the declared design of a depth mixer against what can be measured of it.
+"""Checks of the declared design of a depth mixer against measurements.
 
 Letters: B batch, T position, D width, S sources, P parts of the width.
 """
@@ -20,22 +20,22 @@ from twoaxis.testing.measured import sublayer_list, tensors, trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, toy_decoder, toy_tokens
 
 WIDTH, PARTS, LAYERS = 48, 4, 7
-"""Each quarter of the width holds an orthonormal frame of all sources; no head or fraction of an example is narrower."""
+"""A quarter of the width has room for an orthonormal frame of all sources; no head or fraction of an example is narrower."""
 
 BLOCK = ((AttentionConfig(n_heads=4, head_dim=12),),)
 """With one sublayer in each block, outputs of sublayers and of blocks are the same sources."""
 
 THREE = (ATTENTION, FEED_FORWARD, FEED_FORWARD)
-"""A block of odd length separates what happens once a block from what happens every second sublayer."""
+"""A block of odd length, which tells once per block from every second sublayer."""
 
 RELATIVE = 1e-8
-"""Between rounding, near 1e-13, and the changes looked for, which are far larger."""
+"""Above rounding, near 1e-13, and far below the changes to detect."""
 
 
 class Inputs(NamedTuple):
-    """Everything that reads depend on besides parameters: the embedding, all updates, and projected heads.
+    """The inputs of reads other than parameters: the embedding, all updates, and projected heads.
 
-    `another` may stand in for any source: it is orthogonal to all.
+    `another` may replace any source: it is orthogonal to all.
     """
 
     another: Tensor
@@ -60,7 +60,7 @@ def declared_weights_are_measured(config: DepthConfig) -> None:
         and not _only_competes(_weights(model, one), _weights(model, newest))
     )
     design = config.design
-    # A norm behind a matrix looks like a weight here.
+    # A norm after a matrix would be measured as a weight.
     if not (design.weights == "static" and design.normaliser.startswith("norm")):
         exactly("what weights depend on", _weights_word(on_input, on_reader), design.weights)
     alike = _read(model, _inputs(run, "alike", same_tokens=True))
@@ -92,7 +92,7 @@ def declared_window_is_measured(config: DepthConfig) -> None:
     few, many = (decoder_config(config, d_model=WIDTH, n_layers=n) for n in (16, 32))
     traces = [decoder_trace(model, Shape(1, 1), traffic=False) for model in (few, many)]
     floats = [max(each.state_elements(index) for index in range(len(each.states))) for each in traces]
-    # A number for each sublayer may be a weight; a source is as wide as a head at least.
+    # One number per sublayer may be a weight; a source is at least as wide as a head.
     grown = floats[1] - floats[0] > many.stack.n_sublayers - few.stack.n_sublayers
     exactly("whether more depth means more sources", grown, config.design.grows)
 
@@ -110,9 +110,9 @@ def _mixing(model: Decoder) -> int:
 
 
 def _inputs(run: Any, name: str, same_tokens: bool = False) -> Inputs:
-    """Orthonormal sources, turned at random for each token, so that no norm of a fixed sum depends on the token.
+    """Orthonormal sources, rotated at random for each token, so that no norm of a fixed sum depends on the token.
 
-    Heads, and keys that sublayers emit behind their output, are noise.
+    Heads, and keys that sublayers append to their output, are noise.
     """
     frame = _frame(tuple(run.left.shape[:2]), len(run.updates) + 2, f"design/{name}")
     another, embedding, *outputs = (frame[..., index] for index in range(frame.shape[-1]))
@@ -125,12 +125,12 @@ def _inputs(run: Any, name: str, same_tokens: bool = False) -> Inputs:
         for index, each in enumerate(run.heads)
     ]
     found = Inputs(another, embedding, updates, heads)
-    # Also the sources of a first token are the same everywhere then.
+    # The inputs of the first token, at every position.
     return tree_map(lambda t: t[:, :1].expand_as(t).contiguous(), found) if same_tokens else found
 
 
 def _with_newest(inputs: Inputs) -> Inputs:
-    """With another update in the place of the newest one that the reader can know."""
+    """Replaces the newest update that the reader can depend on."""
     *older, newest, last = inputs.updates
     replaced = torch.cat((inputs.another, noise(tuple(newest.shape), "design/newest")[..., WIDTH:]), dim=-1)
     return inputs._replace(updates=[*older, replaced, last])
@@ -145,7 +145,7 @@ def _frame(shape: tuple[int, int], sources: int, name: str) -> Tensor:
 
 
 def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
-    """What the last sublayer sees when these are the updates: its views, and its heads if they are mixed along depth."""
+    """The views of the last sublayer for given updates, or its heads if they are mixed along depth."""
     (state, _), sublayers = model.ends.enter(inputs.embedding), sublayer_list(model)
     seen: list[Tensor] = []
     for index, sublayer in enumerate(sublayers):
@@ -160,12 +160,12 @@ def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
 
 
 def _sources(inputs: Inputs) -> list[Tensor]:
-    """What is older than the newest update that the reader can know."""
+    """The sources older than the newest update that the reader can depend on."""
     return [inputs.embedding, *inputs.updates[:-2], *tensors(inputs.heads[:-1])]
 
 
 def _derivatives(model: Decoder, inputs: Inputs) -> list[Tensor]:
-    """A fixed combination of what is read, differentiated with respect to each older source."""
+    """The derivatives of a fixed combination of the read with respect to each older source."""
     leaves = tree_map(lambda t: t.clone().requires_grad_(), inputs)
     seen = _read(model, leaves)
     total = sum((view * noise(tuple(view.shape), f"design/view {part}")).sum() for part, view in enumerate(seen))
@@ -191,7 +191,7 @@ def _weights(model: Decoder, inputs: Inputs) -> list[Tensor]:
 def _only_competes(before: list[Tensor], after: list[Tensor]) -> bool:
     """Whether the newest source changes the weights of older ones by a common factor and offset only.
 
-    That is what happens in a softmax whose query is the same for all inputs: all weights shrink when a rival grows.
+    So it is in a softmax with a learned query: all weights shrink when another grows.
     """
     if not _changes(before, after) or any(t.shape[-1] != LAYERS or t.ndim != 4 for t in before):
         return False
@@ -202,7 +202,7 @@ def _only_competes(before: list[Tensor], after: list[Tensor]) -> bool:
 
 
 def _older(weights: Tensor) -> Tensor:
-    """Those of the sources that are not summed into one with the newest."""
+    """The weights of sources that are not summed into one with the newest."""
     older, own = weights[..., :-1], weights[..., -1:]
     apart = (older - own).abs().flatten(0, -2).amax(0) > RELATIVE
     return older[..., apart] if apart.any() else older
@@ -214,6 +214,6 @@ def _shape(weights: Tensor) -> Tensor:
 
 
 def _changes(one: list[Tensor], other: list[Tensor]) -> bool:
-    """Whether any of them differ by more than rounding can."""
+    """Whether any pair differs by more than rounding."""
     largest = max((float(t.detach().abs().max()) for t in one), default=0.0)
     return max((distance(a, b) for a, b in zip(one, other, strict=True)), default=0.0) > RELATIVE * max(largest, RELATIVE)

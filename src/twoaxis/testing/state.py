@@ -1,4 +1,4 @@
-"""Checks of the depth state: an immutable value that is all a pipeline cut has to carry."""
+"""Checks of the depth state: it is immutable, and all that a pipeline cut sends."""
 
 import gc
 import weakref
@@ -25,7 +25,7 @@ def state_is_immutable(config: DepthConfig) -> None:
 
 
 def keeps_its_states(model: Decoder) -> None:
-    """Fails when a tensor of a depth state changes after it was made."""
+    """Fails if a tensor of a depth state changes after it was computed."""
     kept: list[tuple[str, Tensor, int, Tensor]] = []
 
     def keep(place: str, state: Any) -> None:
@@ -50,7 +50,7 @@ def keeps_its_states(model: Decoder) -> None:
 
 @check
 def pipeline_cut(config: DepthConfig) -> None:
-    """Cut at any block boundary, with the state as the only link and two microbatches in flight, gradients stay the same."""
+    """Gradients are unchanged by a cut at any block boundary that sends the state alone, with two microbatches in flight."""
     model = toy_decoder(config)
     batches = [toy_tokens(seed=seed) for seed in range(2)]
     expected = gradients(model, sum((_loss(model(tokens)) for tokens in batches), torch.zeros((), dtype=torch.float64)))
@@ -86,7 +86,7 @@ def _loss(logits: Tensor) -> Tensor:
 
 @check
 def graph_is_released(config: DepthConfig) -> None:
-    """After a step nothing keeps its states alive, and a second step gives the same gradients again."""
+    """After a step its states are freed, and a second step gives the same gradients."""
     model = toy_decoder(config)
     first, alive = _step(model)
     if any(reference() is not None for reference in alive):

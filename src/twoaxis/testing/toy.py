@@ -1,4 +1,4 @@
-"""Toy models: float64, width 8, three layers, moved away from their initial values so that no zero hides a fault.
+"""Toy models: float64, width 8, three layers, with perturbed initial values, so that no zero hides a fault.
 
 Letters: B batch, T position, D width.
 """
@@ -58,20 +58,20 @@ def decoder_config(config: AxisConfig, **changes: Any) -> DecoderConfig:
     else:
         places = {"input_local": config, "projected_local": config}
         sequence, feed_forward = sequence.replace(**places), feed_forward.replace(**places)
-    # Small embeddings, so that what the mixers add is not lost next to them.
+    # Small embeddings, so that the updates of mixers are not negligible.
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "d_model": D_MODEL, "n_layers": N_LAYERS, "max_seq_len": 4096}
     sizes["embedding_std"] = 0.02
     return DecoderConfig(**{**sizes, "depth": depth, "blocks": ((sequence, feed_forward),), **changes})
 
 
 _RECENT: deque[tuple[tuple[DecoderConfig, torch.dtype, int], Decoder]] = deque(maxlen=16)
-"""Decoders away from their initial values; the checks of one mixer need the same ones over and over."""
+"""Decoders with perturbed values, which the checks of one mixer share."""
 
 
 def toy_decoder(
     config: AxisConfig, *, perturbed: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any
 ) -> Decoder:
-    """Builds that decoder, by default away from its initial values."""
+    """Builds that decoder, by default with perturbed values."""
     wanted = (decoder_config(config, **changes), dtype, seed)
     if not perturbed:
         return Decoder.build(wanted[0], seed).to(dtype)
@@ -83,7 +83,7 @@ def toy_decoder(
 
 
 def toy_mixer(config: MixerConfig, *, d_model: int = D_MODEL, dtype: torch.dtype = torch.float64) -> Any:
-    """Builds one mixer alone, away from its initial values."""
+    """Builds one mixer alone, with perturbed values."""
     mixer: Any = config.build(d_model) if isinstance(config, LocalConfig) else config.build(toy_site(d_model))
     initialise(mixer, 0)
     return perturb(mixer.to(dtype))
@@ -95,13 +95,13 @@ def toy_site(d_model: int = D_MODEL) -> SublayerPosition:
 
 
 def toy_cost(config: MixerConfig, shape: Shape, *, d_model: int = D_MODEL) -> Cost:
-    """What that mixer declares to cost."""
+    """The declared cost of that mixer."""
     return config.cost(d_model, shape) if isinstance(config, LocalConfig) else config.cost(toy_site(d_model), shape)
 
 
 @torch.no_grad()
 def hostile_initialisation(model: nn.Module) -> None:
-    """Overwrites every nn.Linear and nn.Embedding, as many a host does to all of its modules."""
+    """Overwrites every nn.Linear and nn.Embedding, as many host models do."""
     names = {module: name for name, module in model.named_modules()}
 
     def overwrite(module: nn.Module) -> None:
@@ -115,12 +115,12 @@ def hostile_initialisation(model: nn.Module) -> None:
 
 
 def toy_tokens(batch: int = 2, tokens: int = TOKENS, seed: int = 0) -> Int[Tensor, "B T"]:
-    """Token ids that depend on the seed only."""
+    """Token ids from a seed."""
     return torch.randint(VOCAB, (batch, tokens), generator=torch.Generator().manual_seed(seed))
 
 
 def other_tokens(tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
-    """As many tokens, all different from these."""
+    """Tokens of the same shape that differ everywhere."""
     return (tokens + 1 + torch.arange(tokens.shape[-1]) % (VOCAB - 2)) % VOCAB
 
 

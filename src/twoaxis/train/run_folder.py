@@ -33,6 +33,11 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
 
     @property
+    def is_begun(self) -> bool:
+        """Whether this is the folder of a run, with or without its checkpoints; folders of models have no `data.json`."""
+        return self.checkpoints.is_dir() or all((self.path / f"{name}.json").is_file() for name in ("config", "data"))
+
+    @property
     def config(self) -> TrainConfig:
         """The recipe of the run."""
         return TrainConfig.from_record(self.read("config"))

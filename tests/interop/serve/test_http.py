@@ -326,7 +326,7 @@ def test_the_command_serves_until_a_signal(tmp_path: Path) -> None:
     assert chat["usage"]["prompt_tokens"] == len("hi!")
     assert known == 200 and ready.startswith("run, chats as its template says, at http://0.0.0.0:")
     assert (process.returncode, left) == (0, "")
-    assert re.fullmatch(r"twoaxis: warning: whoever reaches http://0.0.0.0:\d+ can use the model: .*\n", complaints)
+    assert re.fullmatch(r"twoaxis: warning: anyone who can reach http://0.0.0.0:\d+ can use the model: .*\n", complaints)
 
 
 def test_the_command_ends_requests_that_take_too_long_with_an_error(tmp_path: Path) -> None:

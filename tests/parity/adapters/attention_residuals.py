@@ -18,7 +18,7 @@ from twoaxis.depth.depth_query import DepthQuery, Sources
 from twoaxis.model import Decoder
 from twoaxis.model.trace import sublayer_list
 from twoaxis.ops import two_phase
-from twoaxis.ops.depth_read import depth_read, depth_weights, source_factor
+from twoaxis.ops.depth_read import depth_read, depth_scores, depth_weights, source_factor
 from twoaxis.ops.norm import inverse_rms, rms_norm
 from twoaxis.sequence import AttentionConfig
 
@@ -100,14 +100,17 @@ def run_two_phase(golden: Golden) -> Mapping[str, Tensor]:
     eps = golden.about["config"]["eps"]
     queries = golden.take("param/pseudo_queries")
     sources, running = list(golden.take("input/block_reps")), golden.take("input/partial")
-    early = two_phase.partial_reads(sources, [inverse_rms(v, eps) for v in sources], queries)
-    late = two_phase.partial_reads([running], [inverse_rms(running, eps)], queries)
-    merged = [two_phase.complete(two_phase.merge(a, b)) for a, b in zip(early, late, strict=True)]
+    factors, last = [inverse_rms(v, eps) for v in sources], [inverse_rms(running, eps)]
+    early = two_phase.early_reads(sources, factors, queries.unbind())
+    # The authors hold the mixture before its division, the largest score and the sum of exponentials apart.
+    largest = [depth_scores(sources, factors, query).amax(0) for query in queries]
+    totals = [(read.log_total - most).exp() for read, most in zip(early, largest, strict=True)]
+    merged = [two_phase.late_read(a, [running], last, query) for a, query in zip(early, queries, strict=True)]
     return {
-        "output/phase1_o": torch.stack([read.mixture for read in early]),
-        "output/phase1_max": torch.stack([read.maximum for read in early]),
-        "output/phase1_sumexp": torch.stack([read.total for read in early]),
-        **{f"output/interblock_only_{i}": two_phase.complete(read) for i, read in enumerate(early)},
+        "output/phase1_o": torch.stack([read.mixture * total for read, total in zip(early, totals, strict=True)]),
+        "output/phase1_max": torch.stack(largest).squeeze(-1),
+        "output/phase1_sumexp": torch.stack(totals).squeeze(-1),
+        **{f"output/interblock_only_{i}": read.mixture for i, read in enumerate(early)},
         **{f"output/merged_{i}": read for i, read in enumerate(merged)},
     }
 
@@ -225,12 +228,13 @@ def _norm_of_each_head(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(globals(), "depth_read", read)
 
 
-def _merge_without_rescaling(patch: pytest.MonkeyPatch) -> None:
-    def merge(first: two_phase.PartialRead, second: two_phase.PartialRead) -> two_phase.PartialRead:
-        added = first.mixture + second.mixture
-        return two_phase.PartialRead(added, first.maximum, first.total + second.total)
+def _merge_without_scores(patch: pytest.MonkeyPatch) -> None:
+    late_read = two_phase.late_read
 
-    patch.setattr(two_phase, "merge", merge)
+    def merge(early: two_phase.EarlyRead, *rest: Any) -> Tensor:
+        return late_read(early._replace(log_total=torch.zeros_like(early.log_total)), *rest)
+
+    patch.setattr(two_phase, "late_read", merge)
 
 
 ADAPTER = Adapter(
@@ -246,7 +250,7 @@ ADAPTER = Adapter(
         Mistake("no norm of the keys", "attnres-op", _no_key_norm_in_operator),
         Mistake("no norm of the keys", "attnres-op-onorm", _no_key_norm_in_operator),
         Mistake("no norm of the keys", "attnres-twophase-op", _no_key_norm_in_operator),
-        Mistake("a merge that ignores the maxima", "attnres-twophase-op", _merge_without_rescaling),
+        Mistake("a merge that ignores the scores of the first phase", "attnres-twophase-op", _merge_without_scores),
         Mistake("values that are not normalised", "attnres-inkling2-op", _raw_values),
         Mistake("scores that are not divided by the root of the width", "attnres-inkling2-op", _no_scale),
         Mistake("a norm of the keys per head", "mhar-op", _norm_of_each_head),

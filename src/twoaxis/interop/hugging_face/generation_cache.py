@@ -29,7 +29,7 @@ class _Tokens(NamedTuple):
     @property
     def end(self) -> DecoderCache:
         """Where the tokens end; what the sublayers carry is not known yet."""
-        return self.before.following(self.before.sublayers, self.before.ends, self.layout)
+        return self.before.next_cache(self.before.sublayers, self.before.ends, self.layout)
 
     def first(self, tokens: int) -> "_Tokens":
         """The first of these tokens."""

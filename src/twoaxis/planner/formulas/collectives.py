@@ -1,4 +1,4 @@
-"""Bytes that collectives move in one step, and bytes that cross each boundary between stages, in plain numbers.
+"""Bytes of collectives in one step, and bytes over each boundary between stages, in plain numbers.
 
 Every function of collectives returns the bytes that one rank sends over its slowest link, for a ring of n ranks; a tensor of
 b bytes is counted whole, before it is sharded. Letters: n ranks of a group, T tokens of a microbatch on one data rank, D
@@ -48,9 +48,9 @@ def all_reduce_bytes(ranks: int, whole_bytes: float) -> float:
 def tensor_parallel_bytes(ranks: int, sublayers: int, tokens: float, d_model: int, element_bytes: int, sequence: str) -> float:
     """Activations and their gradients in the forward and the backward pass of one microbatch.
 
-    * `none`: an all-reduce of [T, D] behind each sublayer in the forward pass, and one before it in the backward pass.
-    * `tensor`: each all-reduce falls apart into an all-gather before the sublayer and a reduce-scatter behind it, which move
-      as much; the backward pass gathers the saved input of the sublayer once more for the gradient of its weights.
+    * `none`: an all-reduce of [T, D] after each sublayer in the forward pass, and one before it in the backward pass.
+    * `tensor`: each all-reduce becomes an all-gather before the sublayer and a reduce-scatter after it, which move as much;
+      the backward pass gathers the saved input of the sublayer once more for the gradient of its weights.
 
     Equation: none 4 b (n - 1) / n, tensor 5 b (n - 1) / n, for each sublayer, b = T D numbers
     Source:   Megatron-LM, arXiv:1909.08053, section 3; Reducing Activation Recomputation, arXiv:2205.05198, section 4.2.2
@@ -95,10 +95,10 @@ def data_parallel_bytes(
 
 
 def mixing_gradient_bytes(ranks: int, parameters: float, gradient_bytes: int, sequence: str) -> float:
-    """The all-reduce that parameters of the depth mixer cost under tensor parallelism, once in a step.
+    """The all-reduce of gradients of depth mixers under tensor parallelism, once per step.
 
-    They are whole on every rank. When a rank mixes its own part of the sequence only, its gradient of them lacks the tokens of
-    the other ranks; without sequence parallelism every rank mixes all tokens and has the whole gradient.
+    Their parameters are whole on every rank. With sequence parallelism a rank mixes its part of the sequence, so its gradient
+    lacks the tokens of the other ranks; without, every rank mixes all tokens and has the whole gradient.
 
     Equation: 2 b (n - 1) / n of the gradients with `tensor`, 0 with `none`
     """
@@ -108,9 +108,9 @@ def mixing_gradient_bytes(ranks: int, parameters: float, gradient_bytes: int, se
 def stored_tokens(tokens: int, chunk_tokens: int, ranks: int, sequence: str) -> int:
     """Tokens of one sequence whose depth state a tensor-parallel rank holds at once.
 
-    The depth state of a token is needed only while this token passes through the stack, so a prefill in chunks holds one chunk
-    of it. With sequence `tensor` a rank holds 1/n of those tokens: the reduce-scatter and the all-gather of tensor parallelism
-    bracket the depth operation, which acts on each token by itself. With `none` every rank holds them all.
+    The depth state of a token is needed only while this token passes through the stack, so a prefill in chunks holds that of
+    one chunk. With sequence `tensor` a rank holds 1/n of those tokens, since the depth operation acts on each token separately,
+    between the reduce-scatter and the all-gather of tensor parallelism. With `none` every rank holds them all.
 
     Source: Attention Residuals, arXiv:2603.15031, on prefill with long contexts
 
@@ -146,9 +146,9 @@ def stored_bytes(state_bytes: float, tokens: int, chunk_tokens: int, ranks: int,
 
 
 def even_cuts(blocks: int, chunks: int) -> list[int]:
-    """The block at which each chunk begins, and the end; the first chunks get one block more where they do not divide.
+    """The block at which each chunk begins, and the end; the first chunks take the blocks that remain.
 
-    The last chunk has the head next to its blocks, so it is the one to get less.
+    The last chunk takes none of them, since it also has the head.
 
     Example:
         >>> even_cuts(7, 3)
@@ -161,14 +161,14 @@ def even_cuts(blocks: int, chunks: int) -> list[int]:
 
 
 def hop_bytes(leaves: list[list], edges: list[int], ranks: int, forwarding: str) -> list[int]:
-    """Bytes per token that cross the boundary after each chunk but the last; the gradients that come back are as many.
+    """Bytes per token over the boundary after each chunk but the last; the gradients back have as many.
 
     * `naive`: every boundary sends the whole state.
-    * `cached`: a rank keeps the leaves that it has received for its earlier chunks, and is sent the others only.
-    * `cached_own`: it also keeps those that it has made itself.
+    * `cached`: a rank keeps the leaves that it has received for its earlier chunks, and receives the others only.
+    * `cached_own`: it also keeps the leaves that it has computed.
 
-    Gradients of a kept leaf add up on the rank that keeps it and go back once, over the boundary that it came by, so both
-    directions move the same tensors. Chunks of one rank send each other nothing.
+    Gradients of a kept leaf accumulate on the rank that keeps it and return once, over the boundary that the leaf crossed, so
+    both directions move the same tensors. Chunks of one rank send each other nothing.
 
     Equation: of sources that never change and N_p new ones in each chunk, P > 1:
               naive C (C - 1) / 2 N_p, cached (P (P - 1) / 2 + (V - 1) P^2) N_p,
@@ -192,13 +192,13 @@ def hop_bytes(leaves: list[list], edges: list[int], ranks: int, forwarding: str)
 
 
 def waiting_bytes(leaves: list[list], edges: list[int], ranks: int, forwarding: str) -> list[list[int]]:
-    """Bytes per token of gradients that begin and that end to wait on a rank during the backward pass of each chunk.
+    """Bytes per token of gradients that start and that stop accumulating on a rank in the backward pass of each chunk.
 
-    A rank that keeps a leaf for its later chunks adds up its gradient from the backward pass of the last of them, which runs
-    first, to that of the chunk which the leaf came with.
+    A rank that keeps a leaf for its later chunks accumulates its gradient from the backward pass of the last of them, which
+    runs first, to that of the chunk with which the leaf arrived.
 
     Returns:
-        Bytes that begin to wait, then bytes that end to, by chunk.
+        Bytes that start to accumulate, then bytes that stop, by chunk.
 
     Example:
         >>> waiting_bytes([[0, 4, 1], [1, 4, 1]], [0, 1, 2, 3, 4], 2, "cached")
@@ -235,7 +235,7 @@ def alive(leaf: list, boundary: int) -> bool:
 def held(leaf: list, edges: list[int], chunk: int, ranks: int, forwarding: str) -> bool:
     """Whether the rank of a chunk holds a leaf of the entering state from earlier chunks of its own.
 
-    A leaf is in all states from its first to its last, so the chunk before on this rank tells of all earlier ones.
+    A leaf is in all states from its first to its last, so the previous chunk of this rank stands for all earlier ones.
     """
     earlier = chunk - ranks
     if forwarding == "naive" or earlier < 0:

@@ -1,4 +1,4 @@
-"""Counts of a model from its coefficients: parameters, FLOPs, bytes. See `planner.coefficients` for what they are."""
+"""Parameters, FLOPs and bytes of a model from its coefficients, see `planner.coefficients`."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ def pair_flops(sublayer: Data, tokens: float) -> float:
 
 
 def pair_flops_of_one(sublayer: Data, context: float) -> float:
-    """The same of one more token behind a context."""
+    """The same for one more token after a context."""
     return pair_flops(sublayer, context + 1) - pair_flops(sublayer, context)
 
 
 def forward_counts(model: Data, batch: float, tokens: float) -> Data:
-    """FLOPs of one forward pass, by what they are spent on."""
+    """FLOPs of one forward pass, by kind."""
     N = batch * tokens
     matmul = N * 2 * model["d_model"] * model["vocab_size"]
     elementwise = N * model["norm_elementwise"]
@@ -87,7 +87,7 @@ def boundary_of_block(model: Data, block: int) -> int:
 
 
 def kept_leaf_bytes(model: Data, first: int, last: int) -> float:
-    """Bytes per token of the tensors of states that autograd keeps, made by sublayers `first` to `last` - 1."""
+    """Bytes per token of tensors of states that are saved for backward, made by sublayers `first` to `last` - 1."""
     total = 0
     for leaf in model["leaves"]:
         made = leaf[0] > first or (first == 0 and leaf[0] == 0)
@@ -97,7 +97,7 @@ def kept_leaf_bytes(model: Data, first: int, last: int) -> float:
 
 
 def saved_bytes_of(model: Data, first: int, last: int, tokens: float) -> float:
-    """Bytes that autograd keeps of sublayers `first` to `last` - 1 for so many tokens."""
+    """Bytes saved for backward by sublayers `first` to `last` - 1."""
     total = tokens * kept_leaf_bytes(model, first, last)
     for index in range(first, last):
         sub = model["sublayers"][index]
@@ -106,7 +106,7 @@ def saved_bytes_of(model: Data, first: int, last: int, tokens: float) -> float:
 
 
 def recomputed_bytes_of(model: Data, first: int, last: int, tokens: float) -> float:
-    """Bytes kept of blocks between two boundaries when only the states between blocks are, and the rest is recomputed."""
+    """Bytes saved for backward between two boundaries if blocks are recomputed: the states between blocks."""
     total = 0
     before = first
     for index in range(first + 1, last + 1):
@@ -119,7 +119,7 @@ def recomputed_bytes_of(model: Data, first: int, last: int, tokens: float) -> fl
 
 
 def largest_block_bytes(model: Data, first: int, last: int, tokens: float) -> float:
-    """The most that autograd keeps of one block between two boundaries: what recomputing one block adds."""
+    """Bytes saved for backward by the largest block between two boundaries, which recomputing it adds."""
     largest = 0
     before = first
     for index in range(first + 1, last + 1):
@@ -130,11 +130,11 @@ def largest_block_bytes(model: Data, first: int, last: int, tokens: float) -> fl
 
 
 def ends_saved_bytes(model: Data, tokens: float, tensor_ranks: int) -> float:
-    """Bytes kept of both ends of the stack, the last norm and the loss, which keeps gradients in place of logits.
+    """Bytes saved for backward by both ends of the stack, the last norm and the loss, which saves gradients, not logits.
 
     Args:
         model: coefficients.
-        tokens: that they are kept of.
+        tokens: of the pass.
         tensor_ranks: that share the head.
     """
     width = model["d_model"]
@@ -144,7 +144,7 @@ def ends_saved_bytes(model: Data, tokens: float, tensor_ranks: int) -> float:
 
 
 def cache_bytes_of(model: Data, tokens: float) -> float:
-    """Bytes that generation carries for one sequence of so many tokens."""
+    """Bytes of the caches of one sequence in generation."""
     total = model["ends"]["cache_fixed"]
     for sub in model["sublayers"]:
         total = total + sub["cache_fixed"] + sub["depth"]["cache_fixed"]

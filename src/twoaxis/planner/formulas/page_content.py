@@ -10,13 +10,13 @@ Data = dict[str, Any]
 
 
 def tone_of(tables: Data, method: int, goal: str) -> str:
-    """The class of a method: what it is for, and whether that is what the reader asks about."""
+    """The CSS class of a method: its goal, and whether the reader chose another one."""
     own = tables["methods"][method]["goal"]
     return own + (" other" if goal != "all" and own != goal and own != "control" else "")
 
 
 def bars_of(tables: Data, rows: list[Data], key: str, goal: str) -> list[Data]:
-    """Bars of one number: of seconds the share on top of the control's, of the cache the bytes on top, of memory all."""
+    """Bars of one number: seconds as a share beyond the control, caches as bytes beyond the control, memory whole."""
     shares = key == "step_seconds" or key == "token_seconds"
     given = []
     for row in rows:
@@ -47,7 +47,7 @@ def figure(tables: Data, choice: Data, rows: list[Data], step: Data, view: Data,
 
     Args:
         tables: of the page.
-        choice: what runs.
+        choice: of the reader.
         rows: of all methods that fit, the control first.
         step: a training step of the method in detail.
         view: `goal`, and `chosen`, the method in detail.
@@ -81,7 +81,7 @@ def figure(tables: Data, choice: Data, rows: list[Data], step: Data, view: Data,
 
 
 def facts(choice: Data, rows: list[Data], step: Data, view: Data) -> list[list[str]]:
-    """Names and values that sum up the choice."""
+    """Names and values that summarise the choice."""
     found = {"row": rows[0]}
     for row in rows:
         if row["method"] == view["chosen"]:
@@ -92,7 +92,7 @@ def facts(choice: Data, rows: list[Data], step: Data, view: Data) -> list[list[s
         ["tokens in a step", amount(choice["batch"] * choice["tokens"], COUNTS)],
         ["step of the control", amount(rows[0]["step_seconds"], SECONDS)],
         ["step of the method", amount(row["step_seconds"], SECONDS)],
-        ["which is more by", percent(overhead(row, rows[0], "step_seconds"))],
+        ["overhead", percent(overhead(row, rows[0], "step_seconds"))],
         ["tokens a second", amount(row["tokens_per_second"], COUNTS)],
         ["bubble", percent(step["bubble"])],
         ["exposed communication", amount(step["exposed_seconds"], SECONDS)],
@@ -100,7 +100,7 @@ def facts(choice: Data, rows: list[Data], step: Data, view: Data) -> list[list[s
 
 
 def overhead(row: Data, control: Data, key: str) -> float:
-    """How much more of something a method takes than the control."""
+    """The share by which a method exceeds the control in one number."""
     return row[key] / control[key] - 1
 
 

@@ -1,11 +1,11 @@
 """The roofline in plain numbers: seconds of operators, and of sublayers on one device.
 
 An operator is the table that `operator` makes; rates are the table that `Device.numbers` gives, and a link the one that
-`Link.numbers` gives. All rates are those that are reached, not peaks.
+`Link.numbers` gives. All rates are reached ones, not peaks.
 
-`work` says what runs: `batch` sequences of `tokens` each behind `context` earlier tokens of each (0 in training), on `tensor`
-ranks that share every matrix, with `sequence` "tensor" where they share the tokens between matrices too, and `engine` "fused"
-(one kernel for each depth read and write) or "eager" (one for each operation).
+`work` is one pass: `batch` sequences of `tokens` each after `context` earlier tokens (0 in training), on `tensor` ranks that
+share every matrix, with `sequence` "tensor" if they also share the tokens between matrices, and `engine` "fused" (one kernel
+for each depth read and write) or "eager" (one for each operation).
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ Data = dict[str, Any]
 
 
 def harmonic_size(rows: float, inner: float, columns: float) -> float:
-    """The size of a matrix product [rows, inner] x [inner, columns], which its smallest side bounds.
+    """The size of a matrix product [rows, inner] x [inner, columns], at most its smallest side.
 
     Equation: s = 1 / (1/m + 1/k + 1/n)
 
@@ -29,10 +29,10 @@ def harmonic_size(rows: float, inner: float, columns: float) -> float:
 
 
 def matmul_efficiency(size: float, half_size: float) -> float:
-    """The fraction of the rate of large matrix products that one of this harmonic size reaches.
+    """The fraction of the rate of large matrix products at this harmonic size.
 
-    Equation: e(s) = s / (s + h), so that seconds = (2 m k n + 2 h (m k + k n + m n)) / rate: what is spent on the surface
-              of the product, to pack, to fill pipelines, to write, comes on top of its volume. It is one half at s = h.
+    Equation: e(s) = s / (s + h), so that seconds = (2 m k n + 2 h (m k + k n + m n)) / rate: a cost of the surface of the
+              product, to pack, to fill pipelines and to write, is added to that of its volume. e(h) = 1/2
 
     Example:
         >>> matmul_efficiency(256.0, 256.0)
@@ -48,8 +48,8 @@ def operator(matmul_flops: float, size: float, vector_flops: float, bytes_moved:
         matmul_flops: multiplications and additions in matrix products.
         size: the harmonic size of these products; 0 for an operator without any.
         vector_flops: all other operations on numbers.
-        bytes_moved: read and written, with nothing reused from an operator before.
-        kernels: how often something has to be launched.
+        bytes_moved: read and written, with nothing reused from earlier operators.
+        kernels: number of kernel launches.
     """
     return {
         "matmul_flops": matmul_flops,
@@ -61,7 +61,7 @@ def operator(matmul_flops: float, size: float, vector_flops: float, bytes_moved:
 
 
 def compute_seconds(op: Data, rates: Data) -> float:
-    """Seconds that an operator would take if memory and launches cost nothing."""
+    """Seconds of the arithmetic of an operator."""
     seconds = op["vector_flops"] / rates["vector_flops_per_second"]
     if op["matmul_flops"] > 0:
         reached = rates["flops_per_second"] * matmul_efficiency(op["size"], rates["matmul_half_size"])
@@ -72,7 +72,7 @@ def compute_seconds(op: Data, rates: Data) -> float:
 def memory_seconds(bytes_moved: float, rates: Data) -> float:
     """Seconds to read and write so many bytes, at the rate of the smallest cache that holds them all, else of the memory.
 
-    A cache that is too small helps nothing: what comes next has always just been replaced.
+    A cache that does not hold them all gives no speedup, since data is evicted before it is read again.
 
     Example:
         >>> rates = {"caches": [[1e6, 4e9], [1e9, 2e9]], "bytes_per_second": 1e9}
@@ -87,7 +87,7 @@ def memory_seconds(bytes_moved: float, rates: Data) -> float:
 
 
 def launch_seconds(op: Data, rates: Data) -> float:
-    """Seconds that starting the kernels of an operator takes."""
+    """Seconds of the kernel launches of an operator."""
     return op["kernels"] * rates["launch_seconds"]
 
 
@@ -115,11 +115,11 @@ def total_seconds(operators: list[Data], rates: Data) -> float:
 
 
 def fused(operators: list[Data], least_bytes: float) -> Data:
-    """One kernel in place of several: it computes the same and moves no more than the least.
+    """One kernel in place of several operators, with the least traffic.
 
     Args:
         operators: what it computes; matrix products in it keep their sizes on average.
-        least_bytes: what the whole has to read and write when nothing in between touches memory.
+        least_bytes: read and written if nothing in between is stored in memory.
     """
     matmul_flops = 0.0
     vector_flops = 0.0
@@ -136,14 +136,14 @@ def fused(operators: list[Data], least_bytes: float) -> Data:
 
 
 def bound(op: Data, rates: Data) -> str:
-    """What the seconds of an operator are mostly spent on: `compute`, `memory` or `launch`."""
+    """What bounds an operator: `compute`, `memory` or `launch`."""
     compute = compute_seconds(op, rates)
     memory = memory_seconds(op["bytes"], rates)
     return bound_by(compute, memory, launch_seconds(op, rates), 0.0)
 
 
 def bound_by(compute: float, memory: float, launch: float, link: float) -> str:
-    """The largest of four times by name, the first of equals: `compute`, `memory`, `launch` or `link`.
+    """The name of the largest of four times, the first of equal ones: `compute`, `memory`, `launch` or `link`.
 
     Example:
         >>> bound_by(1.0, 3.0, 2.0, 0.0)
@@ -169,18 +169,18 @@ DEPTH_KERNELS = 2
 """Launches of a fused depth operation: the read and the write."""
 
 PRODUCT_COLUMNS = 64
-"""Columns from which a product with parameters is a kernel of its own: a kernel that streams rows adds up a few sums next to
-them, while this many are a tile of tensor cores. What follows the product is another kernel."""
+"""Columns from which a product with parameters is a separate kernel, with another for what follows it: a kernel that streams
+rows computes fewer sums on the way, while this many fill a tile of tensor cores."""
 
 
 def tokens_on_rank(work: Data) -> float:
-    """Tokens whose sublayers' inputs and depth states a rank works on between the matrices."""
+    """Tokens of which a rank processes inputs of sublayers and depth states between the matrices."""
     share = work["tensor"] if work["sequence"] == "tensor" else 1
     return work["batch"] * work["tokens"] / share
 
 
 def pairs_of_work(sub: Data, work: Data) -> float:
-    """FLOPs of attention over the visible pairs of some work."""
+    """FLOPs of attention over the visible pairs of a pass."""
     if work["context"] > 0:
         total = 0
         for step in range(work["tokens"]):
@@ -190,7 +190,7 @@ def pairs_of_work(sub: Data, work: Data) -> float:
 
 
 def weights_read(sub: Data, tokens: float) -> float:
-    """Parameters of a mixer that a pass of so many tokens reads, when a router chooses evenly among experts."""
+    """Expected number of parameters of a mixer that a pass of so many tokens reads, with an even router."""
     if len(sub["routed"]) == 0:
         return sub["params"]
     experts = sub["routed"][0]
@@ -199,7 +199,7 @@ def weights_read(sub: Data, tokens: float) -> float:
 
 
 def cache_read(sub: Data, work: Data) -> float:
-    """Bytes of the cache of a mixer that some work reads."""
+    """Bytes of the cache of a mixer that a pass reads."""
     if work["context"] == 0:
         return 0
     total = sub["cache_fixed"]
@@ -209,7 +209,7 @@ def cache_read(sub: Data, work: Data) -> float:
 
 
 def mixer_operators(model: Data, sub: Data, work: Data) -> list[Data]:
-    """What the norms and the mixer of a sublayer compute and move on one rank, forward."""
+    """The operators of the norms and the mixer of a sublayer on one rank, forward."""
     N = work["batch"] * work["tokens"]
     t = work["tensor"]
     D = model["d_model"]
@@ -217,9 +217,9 @@ def mixer_operators(model: Data, sub: Data, work: Data) -> list[Data]:
     if len(sub["routed"]) > 0:
         rows = max(1, N * sub["routed"][1] / sub["routed"][0])
     size = harmonic_size(rows, D, D / t)
-    # A product and what works element by element take turns. Of the tensors between them, those that autograd would keep, each
-    # is touched by one product, whose arithmetic hides that, and by one of the others, which have nothing to hide it behind.
-    # A local mixer comes between the two: what it writes has one of the others at both ends.
+    # Products and elementwise operations alternate. Each tensor between them, of those saved for backward, is accessed by one
+    # product, whose arithmetic hides the traffic, and by one elementwise operation, which hides none of it. The output of a
+    # local mixer is accessed by elementwise operations on both sides.
     kept = N * sub["saved"] / t
     local = N * sub["local"][1] / t
     moved = kept - local + weights_read(sub, N) * model["weights_bytes"] / t + cache_read(sub, work) / t
@@ -233,27 +233,27 @@ def mixer_operators(model: Data, sub: Data, work: Data) -> list[Data]:
 
 
 def depth_operator(model: Data, depth: Data, work: Data, way: str) -> Data:
-    """What a depth operation computes and moves on one rank: "forward" or "backward"."""
+    """The operator of a depth operation on one rank, `way` being "forward" or "backward"."""
     N = tokens_on_rank(work)
     times = 1 if way == "forward" else 2
     vector = times * N * depth["elementwise"]
     matmul = times * (N * depth["matmul"] + depth["matmul_fixed"])
     D = model["d_model"]
-    # As one product with all the columns: scores and low ranks are narrow, projections of depth attention are not.
+    # One product with all columns: scores and low ranks are narrow, projections of depth attention are not.
     size = harmonic_size(N, D, max(1, depth["matmul"] / (2 * D)))
     if work["engine"] == "eager":
         kernels = depth["eager"] if way == "forward" else depth["eager_back"]
         return operator(matmul, size, vector, N * kernels[1] + kernels[2], kernels[0])
-    # Backward, the gradients of what was written come in, what was read comes in again, and its gradients go out.
+    # Backward reads the gradients of what was written and again what was read, and writes its gradients.
     moved = depth["read"] + depth["written"] if way == "forward" else depth["written"] + 2 * depth["read"]
     weights = times * depth["weights"] * model["weights_bytes"]
-    # Scores against sources are products too, but not with a matrix of parameters.
+    # Scores of sources are products without a matrix of parameters.
     columns = min(depth["weights"], depth["matmul"] / 2) / D
     return operator(matmul, size, vector, N * moved + weights, DEPTH_KERNELS + (2 if columns >= PRODUCT_COLUMNS else 0))
 
 
 def collective_seconds(sent_bytes: float, link: Data) -> float:
-    """Seconds of a collective in which every rank sends so many bytes; nothing to send takes no time."""
+    """Seconds of a collective in which every rank sends so many bytes; 0 for no bytes."""
     if sent_bytes <= 0:
         return 0
     return sent_bytes / link["bytes_per_second"] + link["latency_seconds"]

@@ -1,4 +1,4 @@
-"""A choice of the page, and the numbers of each method under it.
+"""The choice of a reader of the page, and the numbers of each method for it.
 
 A `choice` holds `device` and `layers` (numbers in the lists of the page), `tokens`, `window`, `batch`, `microbatches`,
 `pipeline`, `virtual`, `tensor`, `data`, `prompts` (sequences that generate at once), and the words `sequence`, `schedule`,
@@ -7,7 +7,7 @@ A `choice` holds `device` and `layers` (numbers in the lists of the page), `toke
 `tables` hold the `shared` numbers, the different `rows` (sublayers without their depth operations) and `depths` (depth
 operations) once each, and `packs`. A pack holds `ends`, `leaves`, `n_layers`, and for every sublayer [block, row, depth,
 family]. A sublayer whose window a reader sets belongs to one of the `families`: its rows at each of the `windows`; the family
-of others is -1.
+of others is -1. `tensor` holds, for each method, the numbers of tensor ranks that can share its heads.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def gpus_of(choice: Data) -> int:
 
 
 def run_of(choice: Data) -> Data:
-    """What `formulas.step` calls a run."""
+    """The `run` of `formulas.training_step`."""
     return {
         "batch": choice["batch"] // (choice["data"] * choice["microbatches"]),
         "tokens": choice["tokens"],
@@ -44,12 +44,12 @@ def run_of(choice: Data) -> Data:
 
 
 def sequence_of(choice: Data) -> str:
-    """Whether tensor-parallel ranks share the tokens between matrices; one rank has nobody to share them with."""
+    """Whether tensor-parallel ranks share the tokens between matrices; "none" for a single rank."""
     return choice["sequence"] if choice["tensor"] > 1 else "none"
 
 
 def work_of_prompts(choice: Data, tokens: int, context: int, sequence: str) -> Data:
-    """What `formulas.seconds` calls work, for the sequences that generate."""
+    """The `work` of `formulas.roofline` for the sequences that generate."""
     return {
         "batch": choice["prompts"],
         "tokens": tokens,
@@ -70,14 +70,14 @@ def reach_of(device: Data, devices: int) -> int:
 
 
 def link_of(device: Data, devices: int) -> Data:
-    """What connects so many devices."""
+    """The link that connects so many devices."""
     if devices == 1:
         return {"bytes_per_second": 1.0, "pair_bytes_per_second": 1.0, "latency_seconds": 0.0}
     return device["links"][reach_of(device, devices)][1]
 
 
 def links_of(device: Data, choice: Data) -> Data:
-    """What connects the ranks of each group: tensor ranks are neighbours, then come pipeline ranks, then replicas."""
+    """The link of each group of ranks; tensor ranks are adjacent, then pipeline ranks, then replicas."""
     return {
         "tensor": link_of(device, choice["tensor"]),
         "pipeline": link_of(device, choice["tensor"] * choice["pipeline"]),
@@ -86,7 +86,7 @@ def links_of(device: Data, choice: Data) -> Data:
 
 
 def refusal(choice: Data, device: Data, n_layers: int) -> str:
-    """Why a choice cannot run, and what would help; nothing for one that can."""
+    """Why a choice cannot run, with a remedy; "" if it can."""
     parts = choice["data"] * choice["microbatches"]
     if choice["batch"] % parts > 0:
         return "A batch of " + str(choice["batch"]) + " does not divide by replicas x microbatches = " + str(parts) + "."
@@ -101,7 +101,7 @@ def refusal(choice: Data, device: Data, n_layers: int) -> str:
     if sequence_of(choice) == "tensor" and choice["tokens"] % choice["tensor"] > 0:
         return "The tokens do not divide by the tensor ranks that share them."
     if gpus_of(choice) > 1 and reach_of(device, gpus_of(choice)) < 0:
-        return "Nothing is known that connects " + str(gpus_of(choice)) + " of this device; choose fewer."
+        return "No link in the file of this device connects " + str(gpus_of(choice)) + " of them; choose fewer."
     return ""
 
 
@@ -109,7 +109,7 @@ def unpacked(tables: Data, pack: Data, window: int) -> Data:
     """The coefficients of one model, as `planner.coefficients` gives them, with this window.
 
     Args:
-        tables: what all models are made of.
+        tables: of the page.
         pack: the model.
         window: of the sublayers whose window can be set, one of the `windows`.
     """
@@ -130,7 +130,7 @@ def unpacked(tables: Data, pack: Data, window: int) -> Data:
 
 
 def copied(table: Data) -> Data:
-    """A table with the same entries."""
+    """A shallow copy of a table."""
     found = {}
     for name in table:
         found[name] = table[name]
@@ -138,7 +138,7 @@ def copied(table: Data) -> Data:
 
 
 def place_of(values: list, value: float) -> int:
-    """Where a value stands in a list; -1 where it does not.
+    """The index of a value in a list; -1 if it is not there.
 
     Example:
         >>> place_of([4, 8, 16], 8), place_of([4, 8, 16], 9)
@@ -175,7 +175,7 @@ def method_row(tables: Data, choice: Data, method: int) -> Data:
     Returns:
         `step_seconds` of training, with `depth_seconds` and `exposed_seconds` of communication in it, `tokens_per_second`;
         `memory_bytes` of the fullest device; `sent_bytes` of a microbatch over the busiest stage boundary; `params`;
-        `token_seconds` of one step of generation behind `tokens`, with `token_depth_seconds` in it; `cache_bytes` of one
+        `token_seconds` of one step of generation after `tokens`, with `token_depth_seconds` in it; `cache_bytes` of one
         sequence; `prompt_seconds` and `prompt_state_bytes` while prompts of `tokens` are read; `states` at every boundary.
     """
     device = tables["devices"][choice["device"]]
@@ -212,9 +212,10 @@ def method_row(tables: Data, choice: Data, method: int) -> Data:
 
 
 def methods_of(tables: Data, choice: Data) -> list[int]:
-    """The methods that fit the model at this depth; the control is the first."""
+    """The methods that fit the model at this depth and whose heads the tensor ranks can share; the control is the first."""
     fitting = tables["models"][choice["layers"]]
-    return [method for method in range(len(fitting)) if len(fitting[method]) > 0]
+    ranks = choice["tensor"]
+    return [m for m in range(len(fitting)) if len(fitting[m]) > 0 and place_of(tables["tensor"][m], ranks) >= 0]
 
 
 def sorted_by(rows: list, key: str) -> list:

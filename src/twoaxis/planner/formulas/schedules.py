@@ -24,7 +24,7 @@ def gpipe_order(ranks: int, microbatches: int) -> list[list[list]]:
 
 
 def one_f_one_b_order(ranks: int, microbatches: int) -> list[list[list]]:
-    """One forward and one backward pass in turn, as soon as the first gradient can have come; one stage on each rank.
+    """One forward and one backward pass in turn, once the first gradient can have arrived; one stage on each rank.
 
     Rank r runs P - 1 - r forward passes ahead, so at most P - r microbatches are in flight on it.
 
@@ -82,7 +82,7 @@ def interleaved_order(ranks: int, virtual: int, microbatches: int) -> list[list[
 
 
 def schedule_order(schedule: str, ranks: int, virtual: int, microbatches: int) -> list[list[list]]:
-    """The order of "gpipe", "1f1b" or "interleaved", of which only the last has more than one stage on a rank."""
+    """The order of "gpipe", "1f1b" or "interleaved"; only the last has more than one stage on a rank."""
     if schedule == "gpipe":
         return gpipe_order(ranks, microbatches)
     if schedule == "1f1b":
@@ -91,12 +91,12 @@ def schedule_order(schedule: str, ranks: int, virtual: int, microbatches: int) -
 
 
 def joined(first: list, second: list) -> list:
-    """One list behind another: `+` joins no lists in JavaScript."""
+    """Concatenates two lists; `+` does not in JavaScript."""
     return [item for part in [first, second] for item in part]
 
 
 def ideal_bubble(ranks: int, virtual: int, microbatches: int) -> float:
-    """The share of a step for which a rank idles when stages are equal and transfers free, whatever the schedule.
+    """The share of a step in which a rank is idle with equal stages and free transfers, in any of the schedules.
 
     Equation: (P - 1) / (V M + P - 1)
     Source:   arXiv:2104.04473, section 2.2, where it is counted against the time without a bubble: (P - 1) / (V M)
@@ -109,7 +109,7 @@ def ideal_bubble(ranks: int, virtual: int, microbatches: int) -> float:
 
 
 def transfer_seconds(sent_bytes: float, bytes_per_second: float, latency_seconds: float) -> float:
-    """How long one message occupies a link; nothing to send takes no time.
+    """Seconds for which one message occupies a link; 0 for no bytes.
 
     Equation: latency + bytes / rate
     """
@@ -124,7 +124,7 @@ def simulate(
     gradient_seconds: list[float],
     transfers: str,
 ) -> dict:
-    """When every action and every transfer of one step begins and ends.
+    """Simulates one step: when every action and every transfer begins and ends.
 
     A rank runs one action at a time, in its order. A forward pass waits for the activations of the stage before, a backward
     pass for the gradients of the stage after; those of the last stage wait for its own forward pass. A link carries one
@@ -135,14 +135,14 @@ def simulate(
         order: the actions of each rank.
         forward_seconds: of one microbatch in each stage.
         backward_seconds: the same; with recomputation, the forward pass once more included.
-        activation_seconds: that the activations of a microbatch occupy the link, at the boundary after each stage but the last.
-        gradient_seconds: the same of the gradients that come back over this boundary.
+        activation_seconds: for which the activations of a microbatch occupy the link after each stage but the last.
+        gradient_seconds: the same for the gradients back over this boundary.
         transfers: "overlapped" with what the ranks compute, or "blocking": the sender computes nothing until it has sent.
 
     Returns:
-        `actions` and `transfers` with their `start` and `end` in seconds, `step_seconds`, `idle_share` of each rank (the part
+        `actions` and `transfers` with their `start` and `end` in seconds, `step_seconds`, `idle_share` of each rank (the share
         of the step in which it computes nothing), their mean as `bubble`, and `unfinished`, the number of actions whose input
-        never comes; 0 for every order of this module.
+        never arrives; 0 for every order of this module.
     """
     ranks = len(order)
     clock = {
@@ -186,7 +186,7 @@ def _arrival(clock: dict, action: list) -> float:
 
 
 def _run(clock: dict, rank: int, action: list, transfers: str) -> None:
-    """Runs one action whose input has a time, and sends on what it makes."""
+    """Runs one action whose input has arrived, and sends its output."""
     kind = action[0]
     stage = action[1]
     microbatch = action[2]
@@ -225,7 +225,7 @@ def _run(clock: dict, rank: int, action: list, transfers: str) -> None:
 
 
 def _summary(clock: dict, ranks: int, unfinished: int) -> dict:
-    """What a simulation returns."""
+    """The result of a simulation."""
     step = 0.0
     busy = [0.0 for _ in range(ranks)]
     for action in clock["actions"]:
@@ -253,7 +253,7 @@ def exposed_seconds(
     gradient_seconds: list[float],
     transfers: str,
 ) -> float:
-    """What communication adds to a step: its time minus the time of the same step with free transfers.
+    """The seconds that communication adds to a step: its time minus that of the same step with free transfers.
 
     Example:
         >>> exposed_seconds(gpipe_order(2, 1), [1, 1], [2, 2], [0.25], [0.5], "overlapped")
@@ -273,19 +273,19 @@ def peak_memory(
     gradient_bytes: list[float],
     waiting_bytes: list[list[float]],
 ) -> list[float]:
-    """The most bytes that each rank holds at once during a simulated step.
+    """Peak bytes of each rank during a simulated step.
 
-    A stage holds what it saves of a microbatch from the begin of its forward pass to the end of its backward pass; what it
-    receives, from the begin of the transfer to the end of its backward pass. Left out: buffers of the sender.
+    A stage holds what it saves of a microbatch from the start of its forward pass to the end of its backward pass, and what it
+    receives from the start of the transfer to the end of its backward pass. Buffers of the sender are not counted.
 
     Args:
         result: what `simulate` has returned.
         fixed_bytes: of each rank, whatever runs on it: weights, gradients, optimizer.
-        saved_bytes: that each stage saves of a microbatch for its backward pass, next to what it has received.
-        activation_bytes: of a microbatch that cross the boundary after each stage but the last.
-        gradient_bytes: that come back over this boundary.
-        waiting_bytes: of gradients that a rank adds up for an earlier stage of its own: those that begin to wait in the
-            backward pass of each stage, then those that end to.
+        saved_bytes: saved for backward by each stage of a microbatch, besides what it has received.
+        activation_bytes: of a microbatch over the boundary after each stage but the last.
+        gradient_bytes: back over this boundary.
+        waiting_bytes: of gradients that a rank accumulates for an earlier stage of its own: those that start to accumulate in
+            the backward pass of each stage, then those that stop.
 
     Returns:
         Bytes of each rank.
@@ -293,7 +293,7 @@ def peak_memory(
     boundary_bytes = {"forward": activation_bytes, "backward": gradient_bytes}
     peaks = []
     for rank in range(len(fixed_bytes)):
-        # Those of one kind come over one link, so they are in the order of time.
+        # Transfers of one kind use one link, so they are in order of time.
         coming = {}
         for kind in ["forward", "backward"]:
             coming[kind] = [sent for sent in result["transfers"] if sent["target"] == rank and sent["kind"] == kind]
@@ -322,5 +322,5 @@ def peak_memory(
 
 
 def _begun(transfer: dict, action: dict) -> bool:
-    """Whether a transfer begins before an action ends; one that the action needs does so too where nothing takes time."""
+    """Whether a transfer begins before an action ends, or no later than it begins if neither takes time."""
     return transfer["start"] < action["end"] or transfer["start"] <= action["start"]

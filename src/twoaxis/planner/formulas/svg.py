@@ -1,4 +1,4 @@
-"""Bars of methods, lines of depth states and the timeline of a step as SVG, the same with and without a browser.
+"""Bars of methods, lines of depth states and the timeline of a step as SVG, the same in Python and in a browser.
 
 A bar is {`method`, `name`, `value`, `text`, `tone`}, where the tone is a class of the style sheet.
 """
@@ -129,7 +129,7 @@ def lines(given: list[Data], chosen: int, label: str, width: int) -> str:
             front = front + one_line(series, " chosen", axes) + name_at(series, axes)
         else:
             drawn = drawn + one_line(series, "", axes)
-            # One name for the largest state, too; of several as large the first has it.
+            # The first line with the largest state is named too.
             if not named and top_of(series) == most:
                 front = name_at(series, axes) + front
                 named = True
@@ -150,13 +150,13 @@ def one_line(series: Data, state: str, axes: list[float]) -> str:
 
 
 def name_at(series: Data, axes: list[float]) -> str:
-    """The name of a method above the highest place of its line, at the right."""
+    """The name of a method above its line, at the right."""
     y = max(14, height_of(top_of(series), axes) - 8)
     return '<g class="series ' + series["tone"] + '">' + text_at(axes[1], y, "end", "name", series["name"]) + "</g>"
 
 
 def height_of(value: float, axes: list[float]) -> float:
-    """Where a value stands."""
+    """The y coordinate of a value."""
     return axes[2] - (log2_of(max(1, value)) - axes[3]) * axes[4]
 
 
@@ -169,12 +169,12 @@ def top_of(series: Data) -> float:
 
 
 def steps(result: Data, stages: int, microbatches: int, label: str, width: int) -> str:
-    """One row for each rank: forward and backward passes, later stages paler, and below them what the rank sends.
+    """One row for each rank: forward and backward passes, later stages paler, and its messages below.
 
     Args:
         result: what `formulas.schedules.simulate` has returned.
         stages: on each rank.
-        microbatches: of the step; where more than are simulated, the figure says so.
+        microbatches: of the step; the figure states it if fewer are simulated.
         label: the figure in words.
         width: in CSS pixels.
     """
@@ -219,7 +219,7 @@ def steps(result: Data, stages: int, microbatches: int, label: str, width: int) 
 def outline(action: Data, left: float, top: float, scale: float, height: float, gap: float) -> str:
     """One rectangle of a path."""
     length = (action["end"] - action["start"]) * scale
-    # Bars that the gap between them would hide have none.
+    # Bars too short for a gap have none.
     length = length - gap if length > 3 * gap else length
     across = "h" + place(length) + "v" + place(height) + "h" + place(0 - length) + "z"
     return "M" + place(left + action["start"] * scale) + " " + place(top) + across

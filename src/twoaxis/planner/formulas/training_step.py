@@ -1,9 +1,8 @@
 """A training step on many devices, and a step of generation: seconds and bytes.
 
-`run` says how: `batch` sequences of `tokens` in one microbatch, `microbatches` of them, `pipeline` ranks with `virtual` stages
-each, `schedule` and `transfers` as in `formulas.schedules`, `forwarding` as in `formulas.crossing`, `data` replicas and their
-`sharding` as in `formulas.collectives`, `recompute` "off" or "block", and `tensor`, `sequence` and `engine` as in
-`formulas.seconds`.
+A `run` has `batch` sequences of `tokens` in one microbatch, `microbatches` of them, `pipeline` ranks with `virtual` stages
+each, `schedule` and `transfers` as in `formulas.schedules`, `forwarding`, `data` replicas and their `sharding` as in
+`formulas.collectives`, `recompute` "off" or "block", and `tensor`, `sequence` and `engine` as in `formulas.roofline`.
 """
 
 from typing import Any
@@ -33,7 +32,7 @@ Data = dict[str, Any]
 
 
 def work_of(run: Data) -> Data:
-    """One microbatch of a training step."""
+    """The `work` of one microbatch of a training step."""
     return {
         "batch": run["batch"],
         "tokens": run["tokens"],
@@ -45,7 +44,7 @@ def work_of(run: Data) -> Data:
 
 
 def stage_seconds(model: Data, run: Data, rates: Data, link: Data) -> Data:
-    """Seconds of one microbatch in every stage, forward and backward, and how much of both the depth operations take."""
+    """Seconds of one microbatch in every stage, forward and backward, and those of depth operations in both."""
     work = work_of(run)
     stages = run["pipeline"] * run["virtual"]
     edges = edges_of(model, run)
@@ -82,13 +81,13 @@ def edges_of(model: Data, run: Data) -> list[int]:
 
 
 def sent_bytes(model: Data, run: Data) -> list[float]:
-    """Bytes of one microbatch that cross the boundary behind every stage but the last."""
+    """Bytes of one microbatch over the boundary after every stage but the last."""
     tokens = tokens_on_rank(work_of(run))
     return [tokens * hop for hop in hop_bytes(model["leaves"], edges_of(model, run), run["pipeline"], run["forwarding"])]
 
 
 def gradients_waiting(model: Data, run: Data) -> list[list[float]]:
-    """Bytes of gradients of one microbatch that begin, and that end, to wait on a rank for an earlier stage of its own."""
+    """Bytes of gradients of one microbatch that start and that stop accumulating for an earlier stage of the rank."""
     tokens = tokens_on_rank(work_of(run))
     found = waiting_bytes(model["leaves"], edges_of(model, run), run["pipeline"], run["forwarding"])
     return [[tokens * each for each in part] for part in found]
@@ -97,8 +96,8 @@ def gradients_waiting(model: Data, run: Data) -> list[list[float]]:
 def stage_memory(model: Data, run: Data) -> Data:
     """Bytes in every stage: `fixed` for weights, gradients and optimizer, `saved` of one microbatch for its backward pass.
 
-    Beside them the `params`, and `depth_params`, the part of them that is whole on every tensor-parallel rank. Parameters that
-    the ends lend to the sublayers stand once on every pipeline rank, which is where its first stage is.
+    Also `params`, and `depth_params`, those that are whole on every tensor-parallel rank. Parameters that the ends share with
+    the sublayers are on every pipeline rank once, with its first stage.
     """
     stages = run["pipeline"] * run["virtual"]
     edges = edges_of(model, run)
@@ -157,9 +156,9 @@ def training_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
 
     Args:
         model: coefficients.
-        run: what runs and how, see the top of this module.
+        run: see the top of this module.
         rates: of the device.
-        links: `tensor`, `pipeline` and `data`: what connects the ranks of each group.
+        links: of the `tensor`, `pipeline` and `data` ranks.
     """
     ranks = run["pipeline"]
     seconds = stage_seconds(model, run, rates, links["tensor"])
@@ -196,15 +195,15 @@ def training_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
 
 
 def link_seconds(sent: list[float], link: Data) -> list[float]:
-    """How long the messages over each boundary occupy the link."""
+    """Seconds for which the messages over each boundary occupy the link."""
     return [transfer_seconds(b, link["pair_bytes_per_second"], link["latency_seconds"]) for b in sent]
 
 
 def simulated_microbatches(ranks: int, microbatches: int) -> list[int]:
-    """The two numbers of microbatches that are simulated to know the step of so many; both are that number when it is small.
+    """The two numbers of microbatches from whose simulations a step is extrapolated; a small number is simulated itself.
 
-    Behind the fill of the pipeline, a step repeats itself, after a number of microbatches that is at most the ranks. So the
-    two differ by a multiple of the ranks, and so do they from what is asked.
+    After the pipeline is full, a step is periodic in the microbatches, with a period of at most the ranks. So the two numbers
+    differ by a multiple of the ranks, from each other and from the number asked.
     """
     if microbatches <= 6 * ranks:
         return [microbatches, microbatches]
@@ -213,7 +212,7 @@ def simulated_microbatches(ranks: int, microbatches: int) -> list[int]:
 
 
 def extended(fewer: float, more: float, counts: list[int], microbatches: int) -> float:
-    """What grows evenly with the microbatches, from its values at two numbers of them.
+    """Extrapolates linearly in the microbatches, from the values at two numbers of them.
 
     Example:
         >>> extended(3.0, 5.0, [1, 2], 4)
@@ -227,16 +226,16 @@ def extended(fewer: float, more: float, counts: list[int], microbatches: int) ->
 def pipeline_flow(
     model: Data, run: Data, seconds: Data, sent: list[float], link: list[float], saved: list[float], fixed: list[float]
 ) -> Data:
-    """Seconds of the pipeline of one step, and the most bytes on each rank; many microbatches extend a simulation of fewer.
+    """Seconds of the pipeline of one step, and peak bytes of each rank; many microbatches are extrapolated from fewer.
 
     Args:
         model: coefficients.
-        run: what runs and how.
+        run: see the top of this module.
         seconds: of one microbatch in each stage.
         sent: bytes of one over each boundary.
-        link: seconds that these take.
-        saved: bytes that each stage keeps of one.
-        fixed: bytes on each rank, whatever runs.
+        link: seconds of these messages.
+        saved: bytes that each stage saves for backward of one.
+        fixed: bytes of each rank for weights, gradients and optimizer.
     """
     ranks = run["pipeline"]
     counts = simulated_microbatches(ranks, run["microbatches"])
@@ -269,7 +268,7 @@ def pipeline_flow(
 
 
 def estimated_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
-    """About the seconds of a training step and the most bytes on any rank, without a simulation, to search with.
+    """Estimates the seconds of a training step and the peak bytes of any rank without a simulation, for the search.
 
     Equation: M max(t_r) + (sum(t_r) - max(t_r) + 2 sum(messages)) / V, t_r the seconds of one microbatch on rank r; what a
               rank keeps of a microbatch times those that its schedule has in flight
@@ -309,13 +308,13 @@ def estimated_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
 
 
 def update_seconds(model: Data, run: Data, memory: Data, backward_seconds: list[float], rates: Data, links: Data) -> Data:
-    """Seconds that the slowest rank spends on messages of gradients and weights, and on the optimizer.
+    """Seconds of the slowest rank for messages of gradients and weights, and for the optimizer.
 
     Args:
         model: coefficients.
-        run: what runs.
+        run: see the top of this module.
         memory: of every stage, from `stage_memory`.
-        backward_seconds: of one microbatch in every stage; messages between replicas hide behind the last of them.
+        backward_seconds: of one microbatch in every stage; messages between replicas overlap with the last of them.
         rates: of the device.
         links: between the ranks of each group.
     """
@@ -336,12 +335,12 @@ def update_seconds(model: Data, run: Data, memory: Data, backward_seconds: list[
         mine = here / (1 if run["sharding"] == "none" else run["data"])
         moved = mine * (2 * model["optimizer_bytes"] + model["gradients_bytes"] + model["weights_bytes"])
         optimizer = max(optimizer, memory_seconds(moved, rates))
-    # Every pipeline rank adds to the gradient of what the ends lend, and has it whole only when the last microbatch is done.
+    # Every pipeline rank adds to the gradient of parameters that the ends share, which is whole after the last microbatch.
     return {"gradients": gradients + collective_seconds(lent, links["pipeline"]), "optimizer": optimizer}
 
 
 def min_of(values: list[float]) -> float:
-    """The smallest."""
+    """The smallest of some values; `min` of a list differs in JavaScript."""
     least = values[0]
     for value in values:
         least = min(least, value)
@@ -349,7 +348,7 @@ def min_of(values: list[float]) -> float:
 
 
 def forward_pass(model: Data, work: Data, rates: Data, link: Data) -> Data:
-    """Seconds of one forward pass of all sublayers on `tensor` ranks: a prefill, or one step of generation behind a context."""
+    """Seconds of one forward pass on `tensor` ranks: a prefill, or one step of generation after a context."""
     total = 0
     depth = 0
     shared = 0
@@ -375,7 +374,7 @@ def forward_pass(model: Data, work: Data, rates: Data, link: Data) -> Data:
 
 
 def prefill_state_bytes(model: Data, work: Data, chunk_tokens: int) -> float:
-    """The most bytes of depth state on one rank while prompts are read in chunks of so many tokens; 0 is one chunk."""
+    """Peak bytes of depth state on one rank in a prefill in chunks of so many tokens; 0 means one chunk."""
     largest = 0
     for boundary in range(len(model["sublayers"]) + 1):
         largest = max(largest, state_bytes(model, boundary))

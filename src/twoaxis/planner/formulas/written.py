@@ -1,4 +1,4 @@
-"""Numbers as a reader sees them, written alike by Python and by a browser."""
+"""Numbers as text, the same in Python and in a browser."""
 
 SECONDS = [[1, "s"], [0.001, "ms"], [0.000001, "µs"]]
 BYTES = [[1000000000000, "TB"], [1000000000, "GB"], [1000000, "MB"], [1000, "kB"], [1, "B"]]
@@ -6,7 +6,7 @@ COUNTS = [[1000000000000, "T"], [1000000000, "B"], [1000000, "M"], [1000, "k"], 
 
 
 def fixed(value: float, places: int) -> str:
-    """A number with so many digits behind the point.
+    """A number with so many decimals.
 
     Example:
         >>> fixed(2.345, 2), fixed(-0.04, 1), fixed(1234.5, 0)
@@ -26,7 +26,7 @@ def fixed(value: float, places: int) -> str:
 
 
 def three_digits(value: float) -> str:
-    """A number with three digits, or all those before the point.
+    """A number with three digits, or with all digits of its whole part.
 
     Example:
         >>> three_digits(1.2345), three_digits(12.345), three_digits(1234.5)
@@ -39,18 +39,18 @@ def three_digits(value: float) -> str:
 
 
 def amount(value: float, units: list) -> str:
-    """A number in the largest unit that it reaches.
+    """A number in the largest unit not above it, after rounding to three digits.
 
     Example:
-        >>> amount(0.0123, SECONDS), amount(8e10, BYTES), amount(0, BYTES)
-        ('12.3 ms', '80.0 GB', '0')
+        >>> amount(0.0123, SECONDS), amount(8e10, BYTES), amount(0, BYTES), amount(999.6e6, BYTES)
+        ('12.3 ms', '80.0 GB', '0', '1.00 GB')
     """
     if value < 0:
         return "-" + amount(0 - value, units)
     if value == 0:
         return "0"
     for unit in units:
-        if value >= unit[0]:
+        if value >= 0.9995 * unit[0]:
             return three_digits(value / unit[0]) + " " + unit[1]
     last = units[len(units) - 1]
     return three_digits(value / last[0]) + " " + last[1]
@@ -72,7 +72,7 @@ def place(value: float) -> str:
 
 
 def log2_of(value: float) -> float:
-    """The logarithm to base 2 to 20 binary places, from arithmetic that is the same everywhere.
+    """The logarithm to base 2 to 20 binary places, by arithmetic that is the same in both languages.
 
     Example:
         >>> log2_of(8), round(log2_of(10), 4)

@@ -1,4 +1,4 @@
-"""Devices and what computations take on them: figures with their sources, the roofline, and the calibration of a machine."""
+"""Devices: figures with their sources, and the calibration of this machine."""
 
 from twoaxis.planner.hardware.device import Device, Link, device_text, read_device, shipped_devices
 

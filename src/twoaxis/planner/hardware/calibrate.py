@@ -1,4 +1,4 @@
-"""This machine's ceilings, measured, as a device; and how well they predict what was not fitted."""
+"""Measures the rates of this machine as a device, and their errors on computations that are not fitted."""
 
 import math
 import os
@@ -23,7 +23,7 @@ from twoaxis.planner.hardware.held_out import held_out
 LIMIT_SECONDS = 20.0
 
 DISTURBED = 1.25
-"""When a quarter of all spreads is above this, something else used the machine."""
+"""Another process used the machine if a quarter of all spreads is above this."""
 
 SOURCE = "calibration"
 
@@ -31,14 +31,14 @@ SHARES = 4
 """A held-out computation takes a quarter of the time that is left."""
 
 NUMBER_FORMATS = {"cpu": {"fp32": torch.float32}, "cuda": {"bf16": torch.bfloat16, "fp32": torch.float32}}
-"""By sort of device, the formats whose matrix products are measured; the first is the one of the held-out computations."""
+"""Formats of the matrix products that are measured, by device type; the first is that of held-out computations."""
 
 Measure = Callable[[Work], Sample]
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """Seconds of one operation that was fitted, and what the fit makes of it."""
+    """Measured and fitted seconds of one operation."""
 
     name: str
     measured_seconds: float
@@ -57,7 +57,7 @@ class Prediction:
 
     Attributes:
         operators: how many there are.
-        bound: what most of the predicted seconds go to: `compute`, `memory` or `launch`.
+        bound: where most of the predicted seconds go: `compute`, `memory` or `launch`.
     """
 
     name: str
@@ -75,14 +75,14 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a calibration found.
+    """The result of a calibration.
 
     Attributes:
         device: this machine.
         number_format: that of the held-out computations.
-        ceilings: what was fitted.
-        predictions: what was held out.
-        left_out: held-out computations that there was no time for.
+        ceilings: the fitted operations.
+        predictions: the held-out computations.
+        left_out: held-out computations that were skipped for lack of time.
     """
 
     device: Device
@@ -93,12 +93,12 @@ class Calibration:
 
     @property
     def median_absolute_log_error(self) -> float:
-        """Of the predictions: the median of |log(predicted / measured)|; NaN without any."""
+        """The median of |log(predicted / measured)|; NaN without predictions."""
         return statistics.median(abs(math.log(p.ratio)) for p in self.predictions) if self.predictions else math.nan
 
     @property
     def disturbed(self) -> bool:
-        """Whether runs of the same thing differed so much that something else must have used the machine."""
+        """Whether runs of the same computation differed so much that another process must have used the machine."""
         spreads = [row.spread for row in (*self.ceilings, *self.predictions)]
         return 4 * sum(spread > DISTURBED for spread in spreads) >= len(spreads)
 
@@ -124,17 +124,17 @@ def calibrate(
 ) -> Calibration:
     """Measures matrix products, copies, launches and functions, fits the rates, and predicts whole computations with them.
 
-    Ceilings take half of the time, whatever happens; held-out computations follow while there is time.
+    The fitted operations take half of the time; held-out computations follow while time is left.
 
     Args:
         limit_seconds: for everything.
         name: of the new device.
         device: what to measure; None is the first GPU, else the CPU with the threads that torch uses.
-        measure: what tells the seconds, in place of a stopwatch.
-        clock: of the stopwatch. `time.process_time` with one thread leaves out what others do on a busy machine.
+        measure: times a computation instead of the stopwatch.
+        clock: of the stopwatch. With one thread, `time.process_time` leaves out other processes.
 
     Raises:
-        ConfigError: no time, a device of another sort, or a measurement that no machine gives.
+        ConfigError: no time, a device of another type, or an implausible measurement.
     """
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -153,7 +153,7 @@ def calibrate(
 
 @dataclass(frozen=True)
 class _Works:
-    """What a calibration fits."""
+    """The operations that a calibration fits."""
 
     products: dict[str, list[Work]]
     copies: list[Work]
@@ -176,13 +176,13 @@ class _Works:
 
     @property
     def all(self) -> list[Work]:
-        """Each of them."""
+        """All operations."""
         single = [self.functions, self.launches, self.small_model]
         return [*(work for works in self.products.values() for work in works), *self.copies, *self.elementwise, *single]
 
 
 def _fitted(name: str, device: torch.device, works: _Works, seconds: dict[str, float]) -> Device:
-    """The device whose rates explain what was measured."""
+    """The device with the fitted rates."""
 
     def of(some: list[Work]) -> tuple[list[Data], list[float]]:
         return [work.operators[0] for work in some], [seconds[work.name] for work in some]
@@ -216,7 +216,7 @@ def _fitted(name: str, device: torch.device, works: _Works, seconds: dict[str, f
 
 
 def _rows(works: _Works, found: list[tuple[Work, Sample]], fitted: Device) -> Iterator[Ceiling]:
-    """What was measured next to what the fit makes of it."""
+    """Measured and fitted seconds of each operation."""
     copying = fitted.replace(bandwidth_efficiency=Figure(value=1.0, source=SOURCE))
     main = next(iter(works.products))
     of_format = {work.name: known for known, products in works.products.items() for work in products}
@@ -230,7 +230,7 @@ def _rows(works: _Works, found: list[tuple[Work, Sample]], fitted: Device) -> It
 def _predictions(
     works: Iterable[Work], rates: Data, measure: Measure | None, watch: Stopwatch
 ) -> tuple[list[Prediction], list[str]]:
-    """Predictions next to measurements, and the names of what there was no time for."""
+    """Predictions with measurements, and the names of computations that were skipped for lack of time."""
     found, left_out = [], []
     for work in works:
         if measure is None and watch.left_seconds <= 0:
@@ -243,7 +243,7 @@ def _predictions(
 
 
 def _bound(work: Work, rates: Data) -> str:
-    """What most of the predicted seconds go to: of each operator, its launch, and the slower of computing and moving."""
+    """Where most of the predicted seconds go: of each operator its launch, and the slower of compute and memory."""
     spent = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
     for op in work.operators:
         compute, memory = compute_seconds(op, rates), memory_seconds(op["bytes"], rates)
@@ -265,16 +265,15 @@ def _memory_bytes(device: torch.device) -> int:
 
 
 def write_device(device: Device, path: Path, existing: Literal["keep", "replace"] = "keep") -> None:
-    """Writes the file of a device, whole or not at all.
+    """Writes the file of a device atomically.
 
     Args:
-        device: what to write.
-        path: where to; it ends in .toml.
-        existing: whether a file that is there already stays, which is an error, or is replaced; one that comes with the
-            library always stays.
+        device: to write.
+        path: of the file, which ends in .toml.
+        existing: whether an existing file is kept, which is an error, or replaced; files of the library are always kept.
 
     Raises:
-        ConfigError: a path of another kind, or a file that stays.
+        ConfigError: another suffix, or a file that is kept.
         DataError: the file cannot be written.
     """
     if path.suffix != ".toml":

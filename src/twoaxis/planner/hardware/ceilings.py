@@ -1,4 +1,4 @@
-"""The ceilings of a machine: operators that reach them, timed warm and repeatedly, and the rates they give.
+"""The operations that a calibration times, and the rates that are fitted to them.
 
 Letters: m, k, n the sides of a matrix product; h its half size; R rates.
 """
@@ -33,8 +33,8 @@ class Sample:
 
     Attributes:
         seconds: the median of one run.
-        spread: the upper quartile over the lower; a quiet machine stays below 1.1.
-        runs: how many there were, warm-up not counted.
+        spread: the upper quartile over the lower; below 1.1 on an idle machine.
+        runs: number of runs without warm-up.
     """
 
     seconds: float
@@ -43,15 +43,15 @@ class Sample:
 
 
 class Stopwatch:
-    """Measures computations until its time is up.
+    """Times computations within a limit.
 
     Args:
         limit_seconds: for all of them together.
-        clock: what tells the time in seconds.
-        wait: what waits until the device has done all that was asked of it.
+        clock: returns the time in seconds.
+        wait: returns when the device is idle.
 
     Raises:
-        ConfigError: a limit that is no positive number.
+        ConfigError: a limit that is not positive and finite.
     """
 
     def __init__(self, limit_seconds: float, clock: Clock = time.perf_counter, wait: Run = lambda: None) -> None:
@@ -62,7 +62,7 @@ class Stopwatch:
 
     @property
     def left_seconds(self) -> float:
-        """What is left of the limit, never below 0."""
+        """Seconds that are left of the limit, at least 0."""
         return max(0.0, self._end - self._clock())
 
     def measure(self, run: Run, share_seconds: float) -> Sample:
@@ -97,7 +97,7 @@ PRODUCTS = (
     (2048, 256, 688),
     (2048, 688, 256),
 )
-"""[m, k] x [k, n] on a CPU; each side is eight times as long on a GPU, which needs more to be busy."""
+"""[m, k] x [k, n] on a CPU; each side is eight times as long on a GPU, which needs larger ones to be busy."""
 
 COPIES_BYTES = (2**18, 2**20, 2**21, 2**22, 2**23, 2**24, 2**25, 2**26, 2**27, 2**28)
 """Read and written by a copy on a CPU; eight times as much on a GPU."""
@@ -112,17 +112,17 @@ LAUNCHES, FUNCTION_NUMBERS = 200, 2**17
 SMALL = DecoderConfig(vocab_size=16, d_model=16, n_layers=4, max_seq_len=16)
 
 MOST_CACHES, LEVEL_ERROR = 2, 0.05
-"""Caches that a fit looks for, and the root mean square of log errors at which it stops to look for more."""
+"""The largest number of caches that is fitted, and the root mean square of log errors at which no more are tried."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Something to measure.
+    """A computation to time.
 
     Attributes:
-        name: what it is, with its shape.
-        operators: what it computes and moves.
-        prepare: makes its tensors and returns what to run.
+        name: with its shape.
+        operators: of the computation.
+        prepare: makes its tensors and returns the function to run.
     """
 
     name: str
@@ -148,7 +148,7 @@ def _product(m: int, k: int, n: int, device: torch.device, dtype: torch.dtype) -
 
 
 def copies(device: torch.device) -> list[Work]:
-    """Copies of what fits into caches and of what does not."""
+    """Copies of tensors that fit into caches and of larger ones."""
     scale = GPU_SCALE if device.type == "cuda" else 1
     return [_copy(scale * moved, device) for moved in COPIES_BYTES]
 
@@ -156,7 +156,7 @@ def copies(device: torch.device) -> list[Work]:
 def _copy(moved: int, device: torch.device) -> Work:
     def prepare() -> Run:
         source = torch.randn(moved // 8, device=device)
-        # Written once before, so that the system has given it its pages.
+        # Written once before timing, so that its pages are allocated.
         target = torch.zeros_like(source)
         return lambda: target.copy_(source)
 
@@ -179,7 +179,7 @@ def launches(device: torch.device) -> Work:
 
 
 def elementwise(device: torch.device) -> list[Work]:
-    """What models do to tensors between matrix products, in and out of caches."""
+    """Elementwise operations of models on tensors that fit into caches and on larger ones."""
     scale = GPU_SCALE if device.type == "cuda" else 1
     return [work for rows in ELEMENTWISE_ROWS for work in _elementwise(scale * rows, device)]
 
@@ -209,7 +209,7 @@ def _elementwise(rows: int, device: torch.device) -> Iterator[Work]:
 
 
 def small_model(device: torch.device, dtype: torch.dtype) -> Work:
-    """A decoder so small that it takes nothing but time to start its operations."""
+    """A decoder so small that all of its time is overhead of its operations."""
 
     def prepare() -> Run:
         model = Decoder.build(SMALL, seed=0).to(device=device, dtype=dtype)
@@ -225,7 +225,7 @@ def small_model(device: torch.device, dtype: torch.dtype) -> Work:
 
 
 def functions(device: torch.device) -> Work:
-    """SiLU of numbers that a cache holds."""
+    """SiLU of a tensor that fits into a cache."""
     count = FUNCTION_NUMBERS * (GPU_SCALE if device.type == "cuda" else 1)
 
     def prepare() -> Run:
@@ -236,7 +236,7 @@ def functions(device: torch.device) -> Work:
 
 
 def fit_products(work: Sequence[Data], seconds: Sequence[float], launch: float) -> tuple[float, float]:
-    """(R, h) of the curve that passes nearest to the seconds of matrix products, by relative error.
+    """Fits (R, h) to the seconds of matrix products, by relative error.
 
     Equation: t - launch = FLOPs (1/R + (h/R) / s), linear in 1/R and h/R; h = 0 where the fit would make it negative
     """
@@ -250,10 +250,10 @@ def fit_products(work: Sequence[Data], seconds: Sequence[float], launch: float) 
 
 
 def fit_memory(moved: Sequence[float], seconds: Sequence[float], launch: float) -> tuple[list[tuple[float, float]], float]:
-    """([bytes, rate] of each cache from small to large, rate of the memory) that explain the seconds of copies.
+    """Fits ([bytes, rate] of each cache from small to large, rate of the memory) to the seconds of copies.
 
-    The sizes are cut into runs with a rate each, as few as leave an error below `LEVEL_ERROR`, each slower than the one before;
-    a cache ends at the largest size of its run.
+    The sizes are divided into the fewest levels of one rate each with an error below `LEVEL_ERROR`, each slower than the one
+    before; the size of a cache is the largest of its level.
     """
     pairs = sorted((b, b / max(t - launch, 1e-12)) for b, t in zip(moved, seconds, strict=True))
     found: list[tuple[float, list[tuple[float, float]]]] = []
@@ -272,7 +272,7 @@ def fit_memory(moved: Sequence[float], seconds: Sequence[float], launch: float) 
 
 
 def fit_efficiency(work: Sequence[Data], seconds: Sequence[float], rates: Data) -> float:
-    """The fraction of the rate of copies that other operations reach: the geometric mean, and no more than 1."""
+    """The fraction of the rate of copies that other operations reach: the geometric mean, at most 1."""
     fractions = [
         memory_seconds(op["bytes"], rates) / max(t - rates["launch_seconds"], 1e-12)
         for op, t in zip(work, seconds, strict=True)

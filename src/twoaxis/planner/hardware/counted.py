@@ -9,7 +9,7 @@ from twoaxis.core.measure import Operation, Operations
 from twoaxis.planner.formulas.roofline import Data, harmonic_size, operator
 
 FUNCTION_FLOPS = 20.0
-"""Operations that an exponential, a logarithm or another function of one number takes."""
+"""FLOPs of an exponential, a logarithm or another function of one number."""
 
 FUNCTIONS = (
     "exp",
@@ -30,7 +30,7 @@ FUNCTIONS = (
 """Operations that evaluate such a function for each number."""
 
 KEYS_AT_ONCE = {"cpu": 512, "cuda": 128}
-"""Keys that the attention kernels of PyTorch take together; what a causal mask hides of them is computed for nothing."""
+"""Keys per block of the attention kernels of PyTorch, which also compute the masked pairs of a block."""
 
 Run = Callable[[], object]
 
@@ -54,7 +54,7 @@ def eager_operators(run: Run) -> list[Data]:
             flops = float(count(*operation.args, **operation.kwargs, out_val=operation.result)) if count else 0.0
             found.append(_operator(operation.name, flops, operation.given, operation.made))
 
-    # What consists of other operations costs what they cost.
+    # Composite operations are counted by their parts.
     with Operations(note, decompose=True):
         run()
     return found
@@ -69,7 +69,7 @@ def _operator(name: str, flops: float, given: list[Tensor], made: list[Tensor]) 
 
 
 def _attention(operation: Operation) -> Data:
-    """Products of queries with keys and of weights with values, over the blocks that are not all hidden, and the softmax."""
+    """Products of queries with keys and of weights with values, over blocks that are not fully masked, and the softmax."""
     given, made = operation.given, operation.made
     backward = "backward" in operation.name
     q, k, v = given[1:4] if backward else given[:3]
@@ -85,7 +85,7 @@ def _attention(operation: Operation) -> Data:
 
 
 def _computed_pairs(queries: int, keys: int, at_once: int, causal: bool) -> int:
-    """Pairs of a query and a key in all blocks of keys that are not hidden from every query of a block as long."""
+    """Pairs of a query and a key in all blocks of keys that are not masked for every query of a block as long."""
     if not causal:
         return queries * keys
     blocks = [(begin, min(begin + at_once, queries)) for begin in range(0, queries, at_once)]
@@ -93,7 +93,7 @@ def _computed_pairs(queries: int, keys: int, at_once: int, causal: bool) -> int:
 
 
 def _size(given: list[Tensor]) -> float:
-    """Of the first two matrices, or stacks of them, that are multiplied: [.., m, k] by [.., k, n], or queries by keys."""
+    """Harmonic size of the product of the first two matrices, or stacks: [.., m, k] by [.., k, n], or queries by keys."""
     a, b = [t for t in given if t.ndim >= 2][:2]
     columns = b.shape[-1] if a.shape[-1] == b.shape[-2] else b.shape[-2]
     return harmonic_size(a.shape[-2], a.shape[-1], columns)

@@ -1,4 +1,4 @@
-"""What a device can do at best, figure by figure, each with where the figure comes from."""
+"""Peak figures of a device, each with its source."""
 
 import json
 import re
@@ -12,11 +12,11 @@ from twoaxis.core.config import Config, read_config_file
 from twoaxis.core.errors import ConfigError, nearest, problem
 
 SHIPPED = Path(__file__).with_name("devices")
-"""The folder of the devices that come with the library, a file each."""
+"""The folder of the devices of the library, one file each."""
 
 
 class NumberFormat(StrEnum):
-    """What a matrix product multiplies; `tf32` is float32 on tensor cores."""
+    """Number format of the inputs of matrix products; `tf32` is float32 on tensor cores."""
 
     FP64 = "fp64"
     FP32 = "fp32"
@@ -27,11 +27,11 @@ class NumberFormat(StrEnum):
 
 
 class Source(Config):
-    """Where figures come from.
+    """The source of figures.
 
     Args:
         basis: `published` by the maker or in a paper, `measured` here or by others, or `assumed`.
-        text: what to look up, or why it is assumed.
+        text: the reference, or why it is assumed.
     """
 
     basis: Literal["published", "measured", "assumed"]
@@ -41,13 +41,13 @@ class Source(Config):
 class Figure(Config):
     """One number, and the name of its source among the device's `sources`."""
 
-    # Whoever reads it says better what it must be than that it must be finite.
+    # The range of each figure also refuses infinity and NaN, in a message with its unit.
     value: float = Field(allow_inf_nan=True)
     source: str
 
 
 class Range(Config):
-    """The numbers of one kind that can be meant, with the unit that they are in."""
+    """The plausible values of one kind of figure, and their unit."""
 
     least: float
     most: float
@@ -67,14 +67,14 @@ COUNT = Range(least=1.0, most=1e5, unit="devices", such_as="8")
 
 
 class Link(Config):
-    """What connects devices.
+    """A link between devices.
 
     Args:
         bandwidth_bytes_per_second: of all links of one device together, in one direction.
-        pair_bandwidth_bytes_per_second: what two devices have between them; left out where a switch gives them all of it.
+        pair_bandwidth_bytes_per_second: between two devices; left out if a switch gives them all of it.
         latency_seconds: from the call to the first byte.
         efficiency: the fraction of the bandwidth that long messages reach.
-        devices: how many are connected so; left out where there is no limit.
+        devices: the number of devices that it connects; left out if there is no limit.
     """
 
     bandwidth_bytes_per_second: Figure
@@ -84,7 +84,7 @@ class Link(Config):
     devices: Figure | None = None
 
     def numbers(self) -> dict[str, float]:
-        """What messages over it need: the rates that are reached, and the latency."""
+        """The rates that messages over it reach, and the latency."""
         pair = self.pair_bandwidth_bytes_per_second or self.bandwidth_bytes_per_second
         return {
             "bytes_per_second": self.bandwidth_bytes_per_second.value * self.efficiency.value,
@@ -94,11 +94,11 @@ class Link(Config):
 
 
 class Cache(Config):
-    """A cache that all of the device shares, or the sum of those that its parts have.
+    """A cache that the whole device shares, or the sum of those of its cores.
 
     Args:
-        bytes: what it holds.
-        bandwidth_bytes_per_second: reads and writes together, of what it holds.
+        bytes: its size.
+        bandwidth_bytes_per_second: reads and writes together.
     """
 
     bytes: Figure
@@ -122,31 +122,31 @@ RANGES = {
     "efficiency": FRACTION,
     "devices": COUNT,
 }
-"""What a figure of each name can be."""
+"""The range of each figure, by name."""
 
 
 class Device(Config):
     """A processor with its memory, and how devices of its kind are connected.
 
     Args:
-        name: what it is called on the command line.
+        name: on the command line.
         description: the exact product.
-        sources: where the figures come from, by a name that figures refer to.
+        sources: of the figures, by the names that figures refer to.
         peak_flops_per_second: of dense matrix products, by number format.
-        vector_flops_per_second: of everything that is no matrix product, in float32.
-        memory_bytes: what tensors can take.
+        vector_flops_per_second: of all operations other than matrix products, in float32.
+        memory_bytes: available to tensors.
         memory_bandwidth_bytes_per_second: reads and writes together.
-        caches: from small to large; left out where tensors of a model are larger anyway.
-        kernel_launch_seconds: what one kernel costs on top of what it computes and moves, when nothing but its start is asked.
-        eager_launch_seconds: the same when PyTorch and the Python of a model start it, operation by operation.
+        caches: from small to large; left out if tensors of a model are larger anyway.
+        kernel_launch_seconds: overhead of one kernel in a compiled program or a recorded graph.
+        eager_launch_seconds: the same if PyTorch and the Python of a model launch it, operation by operation.
         matmul_efficiency: the fraction of the peak that large matrix products reach.
-        matmul_half_size: the harmonic size at which they reach half of that, see `roofline.matmul_efficiency`.
+        matmul_half_size: the harmonic size at which they reach half of that, see `formulas.roofline.matmul_efficiency`.
         bandwidth_efficiency: the fraction of the memory bandwidth that large operations reach.
-        fast_link: NVLink, Infinity Fabric, or what else connects the devices of one domain.
-        network: what connects domains.
+        fast_link: NVLink, Infinity Fabric, or another link between the devices of one domain.
+        network: between domains.
 
     Raises:
-        ConfigError: a figure that cannot be meant, such as one in another unit, or one without a source.
+        ConfigError: an implausible figure, such as one in another unit, or one without a source.
 
     Example:
         >>> read_device("h100").peak_flops_per_second["bf16"].value
@@ -172,7 +172,7 @@ class Device(Config):
     @model_validator(mode="after")
     def _plausible(self) -> Self:
         for path, figure in self.figures().items():
-            # In a table by number format, the name of the table says what its figures are.
+            # In a table by number format, the name of the table is that of its figures.
             limits = RANGES[next(part for part in reversed(path.split(".")) if part in RANGES)]
             if not limits.least <= figure.value <= limits.most:
                 allowed = f"{limits.least:g} to {limits.most:g} {limits.unit}"
@@ -205,14 +205,14 @@ class Device(Config):
         return found
 
     def numbers(self, number_format: str, launched: Literal["compiled", "eager"] = "compiled") -> dict[str, Any]:
-        """What the functions of `roofline` need: the rates that are reached, not the peaks.
+        """The rates that `formulas.roofline` needs: reached ones, not peaks.
 
         Args:
             number_format: of the matrix products.
-            launched: how kernels are started: by a compiled program or a recorded graph, or by PyTorch as Python comes to them.
+            launched: whether kernels are launched by a compiled program or a recorded graph, or eagerly.
 
         Raises:
-            ConfigError: a format that this device has no peak for.
+            ConfigError: a format without a peak on this device.
         """
         peaks = {str(known): figure.value for known, figure in self.peak_flops_per_second.items()}
         if number_format not in peaks:
@@ -229,10 +229,10 @@ class Device(Config):
         }
 
     def link(self, devices: int) -> Link:
-        """What connects so many devices: the fast link while it reaches all of them, else the network.
+        """The link between so many devices: the fast link if it reaches all of them, else the network.
 
         Raises:
-            ConfigError: they are not connected, as far as the file of the device says.
+            ConfigError: the file of the device does not connect them.
         """
         fast = self.fast_link
         if fast is not None and (fast.devices is None or devices <= fast.devices.value):
@@ -245,15 +245,15 @@ class Device(Config):
 
 
 def shipped_devices() -> tuple[str, ...]:
-    """The names of the devices that come with the library."""
+    """The names of the devices of the library."""
     return tuple(sorted(path.stem for path in SHIPPED.glob("*.toml")))
 
 
 def read_device(name_or_path: str | Path) -> Device:
-    """Reads a device: a shipped one by its name, or any by the path of its file, which ends in .toml or .json.
+    """Reads a device of the library by its name, or any by the path of its file, which ends in .toml or .json.
 
     Raises:
-        ConfigError: an unknown name, an unreadable file, or figures that cannot be used.
+        ConfigError: an unknown name, an unreadable file, or invalid figures.
     """
     if isinstance(name_or_path, str) and not re.search(r"[/\\]|\.(toml|json)$", name_or_path):
         if name_or_path not in shipped_devices():
@@ -285,5 +285,5 @@ def device_text(device: Device) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A TOML string: as in JSON, but that it holds no control character."""
+    """A TOML string: as in JSON, with the delete character escaped."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,4 +1,4 @@
-"""Computations of models that a calibration does not fit, and predicts."""
+"""Computations of models that a calibration predicts and does not fit."""
 
 from collections.abc import Callable, Iterator
 

@@ -1,4 +1,4 @@
-"""Models as the planner sees them: their sublayers, their depth mixer, and what those cost; nothing is built."""
+"""Models in the planner: their sublayers, their depth mixer, and the costs of both; nothing is built."""
 
 from twoaxis.planner.model.part import NativeSublayer, Part, Routed
 from twoaxis.planner.model.read import preset_names, read_model

@@ -1,4 +1,4 @@
-"""The attention of DeepSeek-V4: a short window of tokens, and beyond it entries that each stand for several tokens.
+"""The attention of DeepSeek-V4: a short window of tokens, and compressed entries of several earlier tokens each.
 
 Letters: D width, H heads, K channels of a head, Q width of the query latent, G output groups, O output rank, w window, m tokens
 per entry, h heads and I channels of the indexer, N tokens.
@@ -14,12 +14,12 @@ from twoaxis.planner.model.part import Part
 
 @dataclass(frozen=True)
 class Indexer:
-    """Scores all entries with narrow heads of its own, and lets a query see the best of them.
+    """Scores all entries with narrow heads, and selects the best of them for each query.
 
     Attributes:
         n_heads: h.
         head_dim: I.
-        top_k: entries that a query sees at most.
+        top_k: the largest number of entries that a query sees.
     """
 
     n_heads: int
@@ -36,7 +36,7 @@ class Compressor:
 
     Attributes:
         rate: m.
-        indexer: what chooses among the entries; None lets every query see all earlier ones.
+        indexer: selects entries; None lets every query see all earlier ones.
     """
 
     rate: int
@@ -49,7 +49,7 @@ class Compressor:
 
     @property
     def reach(self) -> int | None:
-        """Tokens whose entries a query sees all; None without a choice."""
+        """Tokens up to which a query sees all entries; None without an indexer."""
         return None if self.indexer is None else self.rate * self.indexer.top_k
 
 
@@ -61,10 +61,9 @@ class CompressedAttention(Part):
               entry e_i = Norm(sum_t softmax_t(W_g x_t + b_t) * W_e x_t) over m tokens, or 2 m of two series;
               y = W_o2 concat_g W_o1g R_t^-1 (heads of group g), heads attend to w tokens, entries of closed windows and a sink
     Source:   DeepSeek-V4 technical report, arXiv:2606.19348, section 2.3; transformers 5.24 models/deepseek_v4
-    Deviates: counts what the model needs, where transformers scores every entry and masks. Entries are counted as they grow,
-              1/m per token, and their buffers as full, so that costs are lines in the tokens: less than one entry per query
-              and less than one buffer per sequence too much. The choice of the best scores is no floating-point operation, and
-              the sink is none
+    Deviates: counts what the model needs, where transformers scores every entry and masks. Entries are counted at 1/m per
+              token, and their buffers as full, so that costs are linear in the tokens: at most one entry per query and one
+              buffer per sequence too much. Selecting the best scores and the sink count no FLOPs
     Cost:     params D*Q + Q + Q*H*K + D*K + K + H*K*O + G*O*D + H, and s*(2*D*K + m*K) + K with s = 1 or 2 series for the
               entries, and for the indexer 2*(2*D*I + m*I) + I + Q*h*I + D*h; pair flops 4*H*K per token or entry that a query
               sees, and 2*h*(I + 1) per entry that it scores; cache K numbers per token of the window and per entry, I more per
@@ -79,7 +78,7 @@ class CompressedAttention(Part):
         window: w, the query included.
         groups: G.
         output_rank: O, of one group.
-        compressor: what makes the entries; None for a window alone.
+        compressor: makes the entries; None for a window alone.
 
     Example:
         >>> from twoaxis.core.position import LayerStack
@@ -100,12 +99,12 @@ class CompressedAttention(Part):
 
     @property
     def kind(self) -> str:
-        """The name of the mixer."""
+        """The kind of the mixer."""
         return "compressed_attention"
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The window and its cache, and the tokens whose entries a query sees all."""
+        """The window and its cache, and the tokens up to which a query sees all entries."""
         found = {self.window, self.window - 1}
         if self.compressor is not None and self.compressor.reach is not None:
             found.add(self.compressor.reach)
@@ -116,7 +115,7 @@ class CompressedAttention(Part):
         return SublayerInfo(self.kind)
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """The window and the projections around both, and what the entries add."""
+        """The window, the projections, and the entries."""
         D, H, K, Q, N = site.d_model, self.n_heads, self.head_dim, self.q_rank, shape.total_tokens
         weights = Q * (D + H * K) + D * K + H * K * self.output_rank
         weights += self.groups * self.output_rank * (D + site.slot.update_extra)
@@ -133,7 +132,7 @@ class CompressedAttention(Part):
         return own if self.compressor is None else own + self._entries(self.compressor, D, shape)
 
     def _entries(self, made: Compressor, D: int, shape: Shape) -> Cost:
-        """What making and seeing entries costs."""
+        """Costs of making entries and attending to them."""
         N, chosen = shape.total_tokens, made.indexer
         seen = shape.batch * visible_pairs(shape.tokens, made.reach)
         total = _entry_cost(self.head_dim, made, D, shape) + Cost(
@@ -155,7 +154,7 @@ class CompressedAttention(Part):
 
 
 def _entry_cost(width: int, made: Compressor, D: int, shape: Shape) -> Cost:
-    """What entries of one width cost to make and to keep."""
+    """Costs of making and caching entries of one width."""
     N, per_token, rate = shape.total_tokens, made.series * width, made.rate
     weights = 2 * D * per_token
     # Numbers and their weights: of the entry that grows, and of the last one where the next overlaps it.

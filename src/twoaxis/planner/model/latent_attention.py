@@ -17,14 +17,14 @@ from twoaxis.planner.model.part import Part
 
 @dataclass(frozen=True)
 class LatentAttention(Part):
-    """Attends with keys and values that are widened from a latent, which is all that generation keeps.
+    """Attends with keys and values that are projected from a latent, which alone is cached.
 
     Equation: c_t = Norm(W_c x_t) of width C, r_t = R_t W_r x_t of width R;  k_th = (W_k c_t, r_t),  v_th = W_v c_t;
               q_th = W_q x_t, or W_q Norm(W_a x_t) through Q;  y = W_o concat_h softmax(q k^T) v
     Source:   DeepSeek-V2, arXiv:2405.04434, section 2.1
     Cost:     params D*(C + R) + C + C*H*(P + V) + H*V*D, and D*H*(P + R) or D*Q + Q + Q*H*(P + R); pair flops
               2*H*(P + R + V) per visible pair, or 2*H*(2*C + R) in the absorbed form; cache C + R numbers per token; saved,
-              with fused norms, rotations and attention: latents before and behind their norms, all heads, the output of
+              with fused norms, rotations and attention: latents before and after their norms, all heads, the output of
               attention and one statistic per head
 
     Attributes:
@@ -37,9 +37,9 @@ class LatentAttention(Part):
         positions: `rotary`, or `none`: the R channels stay shared but are not rotated (Kimi Linear).
         output_gate: `none`, or `full`: a sigmoid map of the token, of D*H*V weights, scales the heads (Kimi K3).
         biases: `none`, or `outer`: the maps from and to the model width have biases.
-        form: `widened`, the heads of every token written out as in training and prefill; or `absorbed`, which moves W_k to the
-            queries and W_v to the outputs, so that heads attend in the latent. Generation works in this form, since the other
-            widens the whole cache at every token; products with parameters and the result are the same.
+        form: `widened`, with the heads of every token computed, as in training and prefill; or `absorbed`, which moves W_k to
+            the queries and W_v to the outputs, so that heads attend in the latent. Generation uses this form, since the other
+            projects the whole cache at every token; products with parameters and the result are the same.
 
     Example:
         >>> from twoaxis.core.position import LayerStack
@@ -61,12 +61,12 @@ class LatentAttention(Part):
     form: Literal["widened", "absorbed"] = "widened"
 
     def in_generation(self) -> Self:
-        """The same mixer as generation runs it."""
+        """The mixer in the absorbed form."""
         return replace(self, form="absorbed")
 
     @property
     def kind(self) -> str:
-        """The name of the mixer."""
+        """The kind of the mixer."""
         return "latent_attention"
 
     def slot(self, d_model: int) -> SublayerInfo:
@@ -107,7 +107,7 @@ class LatentAttention(Part):
         heads = H * (2 * (self.nope_dim + self.rope_dim) + 2 * self.value_dim)
         gate = 0 if self.output_gate == "none" else 2 * H * self.value_dim
         numbers = 2 * (self.kv_rank + (self.q_rank or 0)) + heads + gate
-        # Beside the statistic of each head: one number of each norm.
+        # One statistic per head, and one per norm.
         statistics = H + 1 + (self.q_rank is not None)
         return N * ElementCount(numbers, statistics).bytes(shape.element_bytes)
 
@@ -122,7 +122,7 @@ class KimiDeltaAttention(Part):
     Cost:     params D*(4*H*K + K + H) + H*K*K + 3*H*K*k + H*K + H + K, and D*K + H*K*K for a low-rank output gate or D*H*K for
               a full one; pair flops those of the recurrence, 6*K*K per head and token, whatever the chunks; cache per
               sequence H*K*K statistics and (k - 1)*3*H*K numbers, however many tokens; saved, with fused norms, gates and
-              recurrence: projections before and behind the convolutions, decay, gates, and what the state gave
+              recurrence: projections before and after the convolutions, decay, gates, and the output of the state
 
     Attributes:
         n_heads: H.
@@ -145,12 +145,12 @@ class KimiDeltaAttention(Part):
 
     @property
     def kind(self) -> str:
-        """The name of the mixer."""
+        """The kind of the mixer."""
         return "kimi_delta_attention"
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Its own token, since the state stands for the others, and what the convolutions hold."""
+        """One token, since the state holds the others, and the cache of the convolutions."""
         return tuple(sorted({1, self.kernel - 1}))
 
     def slot(self, d_model: int) -> SublayerInfo:
@@ -158,13 +158,13 @@ class KimiDeltaAttention(Part):
         return SublayerInfo(self.kind)
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """Projections by their weights, the recurrence by its three products per token, cache by the state."""
+        """Costs of projections by their weights, of the recurrence by its three products per token, cache by the state."""
         D, H, K, N = site.d_model, self.n_heads, self.head_dim, shape.total_tokens
         C = H * K
         low_rank = K * (D + C)
         weights = 3 * D * C + low_rank + D * H + C * (D + site.slot.update_extra)
         weights += D * C if self.gate == "full" else low_rank
-        # Lengths of q and k, the decay and its use, and the output norm with its gate.
+        # Normalising q and k, the decay, and the output norm with its gate.
         elementwise = H * (8 * K + 8 * K + K * K + 9 * K + 4)
         own = Cost(
             params=weights + C + H + K,
@@ -184,7 +184,7 @@ class KimiDeltaAttention(Part):
     def _saved_bytes(self, shape: Shape) -> int:
         C, H = self.n_heads * self.head_dim, self.n_heads
         inner = self.head_dim * (1 if self.gate == "full" else 2)
-        # q, k and v before the convolution, and on both sides of its activation; the gate, what is normalised, and the output.
+        # q, k and v before the convolution, and before and after its activation; the gate, the input of the norm, the output.
         numbers = 9 * C + 3 * C + inner
         # In the precision of statistics the convolution keeps the rows that it pads.
         padded = 0 if shape.element_bytes < shape.statistics_bytes else shape.batch * (self.kernel - 1) * 3 * C

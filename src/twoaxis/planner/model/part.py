@@ -1,4 +1,4 @@
-"""One sublayer as the planner sees it: what it is and costs; with biased projections, or as a mixture of experts.
+"""One sublayer in the planner and its costs; with biased projections, or as a mixture of experts.
 
 Letters: D model width, W width of what routed experts see, E routed experts, k of them per token, F hidden width of one, S
 hidden width of the shared ones, N tokens.
@@ -19,11 +19,11 @@ from twoaxis.sequence import SequenceConfig
 
 @dataclass(frozen=True)
 class Routed:
-    """Experts of which every token is sent to a few.
+    """Routed experts.
 
     Attributes:
-        experts: how many there are.
-        used: how many every token is sent to.
+        experts: their number.
+        used: the number of experts per token.
         params: of one expert.
     """
 
@@ -31,56 +31,47 @@ class Routed:
     used: int
     params: int
 
-    def read(self, tokens: int) -> float:
-        """Experts that a pass of so many tokens is expected to read, when the router chooses evenly."""
-        return self.experts * (1 - (1 - self.used / self.experts) ** tokens)
-
 
 class Part(ABC):
     """A sublayer between its norm and its write."""
 
     @property
     def routed(self) -> Routed | None:
-        """Its experts, when not every parameter is used by every token."""
+        """Its routed experts, if it has any."""
         return None
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Numbers of tokens beyond which some cost of one more token no longer grows, such as a window and its cache."""
+        """Numbers of tokens from which some cost of one more token is constant, such as a window and its cache."""
         return ()
 
     def local_channels(self, site: SublayerPosition) -> tuple[int, ...]:
-        """Channels of each local mixer inside it, which is a kernel of its own."""
+        """Channels of each local mixer inside it; each runs as one more kernel."""
         return ()
 
     def check(self, d_model: int) -> None:  # noqa: B027
-        """Raises ConfigError when the sublayer cannot be built at this width; by default it always can."""
+        """Raises ConfigError if the sublayer cannot be built at this width; by default it can."""
 
     @property
     @abstractmethod
     def kind(self) -> str:
-        """What it is called."""
+        """The kind of the sublayer."""
 
     @abstractmethod
     def slot(self, d_model: int) -> SublayerInfo:
-        """What a depth mixer may know of it."""
+        """The properties that a depth mixer may use."""
 
     @abstractmethod
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """What one forward pass costs at this site, without its norm; `params` holds every parameter, used or not."""
+        """The cost of one forward pass at this site, without its norm; `params` holds every parameter, used or not."""
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
-        """Its rotation tables, which all layers that need the same have once; none where the part counts its own."""
+        """Its rotation tables, which layers share; none if the part counts its own."""
         return frozenset()
 
     def in_generation(self) -> "Part":
-        """The form that computes single tokens behind a context; the same unless a part says otherwise."""
+        """The form in generation, by default the same."""
         return self
-
-    def parameters_read(self, site: SublayerPosition, tokens: int) -> float:
-        """Parameters that a pass of so many tokens reads: all of them, but for experts that no token is sent to."""
-        params = self.cost(site, Shape(1, 1)).params
-        return params if self.routed is None else params - self.routed.params * (self.routed.experts - self.routed.read(tokens))
 
 
 @dataclass(frozen=True)
@@ -112,10 +103,10 @@ class NativeSublayer(Part):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Those of the mixer and of the local mixers inside it, with what their caches hold."""
+        """Those of the mixer and of the local mixers inside it, and those of their caches."""
         fields = [self.config.receptive_field]
         if isinstance(self.config, SequenceConfig):
-            # A key that is no token, such as a sink, costs every query the same: as much as a window of one token.
+            # A key that is no token, such as a sink, costs every query as much as a window of one token.
             fields += [self.config.pair_window, min(1, self.config.unseen_keys)]
         if isinstance(self.config, PlacesConfig):
             inside = (self.config.input_local, self.config.projected_local)
@@ -123,7 +114,7 @@ class NativeSublayer(Part):
         return tuple(sorted({tokens for field in fields if field for tokens in (field, field - 1) if tokens}))
 
     def local_channels(self, site: SublayerPosition) -> tuple[int, ...]:
-        """Those at its two places."""
+        """Those of its two local mixers."""
         if not isinstance(self.config, PlacesConfig):
             return ()
         inside = (self.config.input_local, self.config.projected_local)
@@ -136,7 +127,7 @@ class NativeSublayer(Part):
 
 @dataclass(frozen=True)
 class Biased(NativeSublayer):
-    """Adds biases to what the configuration counts.
+    """A sublayer of this library with additional biases.
 
     Cost: params and flops per token one for each bias; nothing saved, since the gradient of a bias needs no activation
 
@@ -154,7 +145,7 @@ class Biased(NativeSublayer):
     biases: int = 0
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """The configuration's, and one addition per bias and token."""
+        """The cost of the configuration, and one addition per bias and token."""
         return super().cost(site, shape) + Cost(params=self.biases, elementwise_flops=self.biases * shape.total_tokens)
 
 
@@ -164,15 +155,14 @@ ROUTER_FLOPS = 4
 
 @dataclass(frozen=True)
 class Experts(Part):
-    """Routed SwiGLU experts, and shared ones that see every token.
+    """Routed SwiGLU experts, and shared ones for every token.
 
     Equation: y = sum_{e in top k} w_e(x) E_e(x) + S(x);  latent: y = W_up Norm(sum_e w_e(x) E_e(W_down x)) + S(x)
     Source:   DeepSeekMoE, arXiv:2401.06066, eq. 9-11; DeepSeek-V3, arXiv:2412.19437, eq. 12-16 (correction);
               latent: Kimi K3, arXiv:2607.24653
     Cost:     params E*3*W*F + 3*D*S + E*D for the router, 2*D*W more for latent maps; matmul flops 2 per weight of router,
-              maps, k experts and shared experts; saved, with fused gates, the scores, each copy of a token that an expert
-              sees, its hidden numbers and its output; nothing carried from token to token. `hash` finds experts in a table
-              of token ids, which is not counted as parameters
+              maps, k experts and shared experts; saved, with fused gates, the scores, and of each token and expert its input,
+              hidden activations and output; no cache. The table of token ids of `hash` is not counted as parameters
 
     Attributes:
         width: W, that of the model, or less with latent maps.
@@ -180,7 +170,7 @@ class Experts(Part):
         per_token: k.
         d_expert: F.
         d_shared: S, of all shared experts together; 0 without any.
-        router: `scores`; `corrected`, which adds a number per expert to choose by; or `hash`, which chooses by token id.
+        router: `scores`; `corrected`, which adds a bias per expert to the selection; or `hash`, which selects by token id.
         shared_gate: `none`, or `token`: a sigmoid of the token scales the shared output (Qwen2-MoE).
         latent: `none`; or the maps from D to W and back around the routed experts are `plain`, or have a norm between the sum
             of the experts and the way back (`rms`).
@@ -192,8 +182,8 @@ class Experts(Part):
         >>> from twoaxis.core.position import LayerStack
         >>> site = LayerStack(4096, 1e-5, (1,)).sites[0]
         >>> mixtral = Experts(4096, n_experts=8, per_token=2, d_expert=14336)
-        >>> mixtral.cost(site, Shape(1, 1)).params, int(mixtral.parameters_read(site, tokens=1))
-        (1409318912, 352354304)
+        >>> mixtral.cost(site, Shape(1, 1)).params, mixtral.routed.params
+        (1409318912, 176160768)
     """
 
     width: int
@@ -220,11 +210,11 @@ class Experts(Part):
 
     @property
     def routed(self) -> Routed:
-        """The experts that tokens are sent to."""
+        """The routed experts."""
         return Routed(self.n_experts, self.per_token, 3 * self.width * self.d_expert)
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """The router, k experts between their latent maps, and the shared experts."""
+        """Costs of the router, k experts with their latent maps, and the shared experts."""
         D, W, N, E, k = site.d_model, self.width, shape.total_tokens, self.n_experts, self.per_token
         expert, shared = self.routed.params, self._shared(site, shape)
         gate = D if self.shared_gate == "token" else 0
@@ -248,6 +238,6 @@ class Experts(Part):
 
     def _saved_bytes(self, shape: Shape) -> int:
         N, W, k = shape.total_tokens, self.width, self.per_token
-        # Of every expert that sees a token: its copy, both projections, what is projected down, and the output.
+        # Per expert of a token: its input, both projections, the input of the third, and the output.
         numbers = k * (2 * W + 3 * self.d_expert) + 3 * self.d_shared + (0 if self.latent == "none" else 2 * W)
         return N * ElementCount(numbers, statistics=self.n_experts + k).bytes(shape.element_bytes)

@@ -1,4 +1,4 @@
-"""Published models that transformers builds: sublayers of this library where they equal one, else what was counted of them."""
+"""Published models that transformers builds, with sublayers of this library if equal, else with their counts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from twoaxis.sequence import AttentionConfig
 
 @dataclass(frozen=True)
 class TracedPart(Part):
-    """A sublayer by what was counted when transformers ran it on the meta device.
+    """A sublayer with the counts of a run of transformers on the meta device.
 
     Cost: parameters exact; matmul flops those of products with parameters; pair flops of softmax attention per visible pair,
           and of other products, such as the recurrence of linear attention, per token; elementwise one for each number that a
@@ -28,8 +28,8 @@ class TracedPart(Part):
 
     Attributes:
         counts: of the sublayer.
-        others: parameters that the planner has no other place for, such as further norms; below zero where it counts a norm
-            that the model does not have.
+        others: parameters that belong to no other sublayer, such as further norms; negative if the planner counts a norm that
+            the model does not have.
     """
 
     counts: PublishedSublayer
@@ -42,12 +42,12 @@ class TracedPart(Part):
 
     @property
     def routed(self) -> Routed | None:
-        """Its experts, by their matrices."""
+        """Its experts, from their matrices."""
         return Routed(*self.counts.experts) if self.counts.experts else None
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Those of its attention and its cache; one token for what grows by token."""
+        """Those of its attention and its cache; one token for products that grow per token."""
         edges = {window for _, window in self.counts.pairs} | {bound for _, bound in self.counts.cache}
         return tuple(sorted((edges | {1 if self.counts.products else 0}) - {0}))
 
@@ -56,9 +56,9 @@ class TracedPart(Part):
         return SublayerInfo(self.kind)
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
-        """What was counted, at this shape."""
+        """The counts at this shape."""
         counts, N, T = self.counts, shape.total_tokens, shape.tokens
-        # A key for the depth mixer is taken to come out of a map of the model's width.
+        # A key for the depth mixer is assumed to come from a projection of the width of the model.
         extra = site.d_model * site.slot.update_extra
         pairs = sum(flops * visible_pairs(T, window or None) for flops, window in counts.pairs) + counts.products * T
         cached = sum(each.bytes(shape.element_bytes) * (min(T, bound) if bound else T) for each, bound in counts.cache)
@@ -77,7 +77,7 @@ def read_published(data: Mapping[str, Any], name: str) -> ModelShape:
 
     Args:
         data: the contents of its `config.json`.
-        name: what the model is called.
+        name: of the model.
 
     Raises:
         ConfigError: in one line: transformers is missing, does not know the model, or cannot build it.
@@ -88,7 +88,7 @@ def read_published(data: Mapping[str, Any], name: str) -> ModelShape:
     left = found.params - found.vocab_size * found.d_model * (1 if found.tied else 2) - vectors
     left -= sum(sub.params + sub.beside for block in found.blocks for sub in block)
     for subs, block in zip(found.blocks, parts, strict=True):
-        # The planner counts one norm for each sublayer; what no layer holds, such as positions, is put at the start.
+        # The planner counts one norm per sublayer; parameters outside the layers, such as positions, go to the first block.
         others = subs[0].beside - vectors * len(subs) + left
         left = 0
         if others:
@@ -138,7 +138,7 @@ def _compared(part: Part, site: SublayerPosition, shape: Shape) -> tuple[int, in
 
 
 def _alike(sub: PublishedSublayer, model: PublishedModel) -> Iterator[Part]:
-    """What the sublayer may be, best first."""
+    """Candidates for the sublayer, the best first."""
     if sub.attention is not None and not sub.experts:
         yield from _attentions(sub, model)
     elif not sub.mixes_positions and not sub.experts:

@@ -1,4 +1,4 @@
-"""One way to name any model: a file, a folder, or a preset."""
+"""Reads a model from a file, a folder, or a preset."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ PRESETS = Path(__file__).parent / "presets"
 
 
 def preset_names() -> tuple[str, ...]:
-    """The models that can be named without a file."""
+    """The names of the presets."""
     return tuple(sorted(_presets()))
 
 
@@ -27,7 +27,7 @@ def read_model(source: str | Path) -> ModelShape:
     Args:
         source: a Hugging Face `config.json`, ours or of another family; a TOML or JSON file with a decoder of this library, or
             with a recipe whose `model` has a vocab_size; a folder with a `config.json` of any of these; or the name of a
-            preset. A file wins over a preset of its name.
+            preset. A file takes precedence over a preset of its name.
 
     Raises:
         ConfigError: in one line, naming the file and the key, when it cannot be read or planned.

@@ -1,4 +1,4 @@
-"""A whole model as the planner sees it: sizes, sublayers and the depth mixer; nothing is built."""
+"""A model in the planner: sizes, sublayers and the depth mixer; nothing is built."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,21 +21,21 @@ class ModelShape:
     """A decoder of any family.
 
     Attributes:
-        name: what it is called.
+        name: of the model.
         vocab_size: rows of the embedding, padding included.
         d_model: width D.
-        blocks: the sublayers of every block, written out.
+        blocks: the sublayers of every block.
         depth: the depth mixer.
         tie_embeddings: whether the output head is the embedding.
-        embedding_norm: `rms` where a norm stands between the embedding and the stack.
+        embedding_norm: `rms` for a norm between the embedding and the stack.
         norm: `rms` (one gain per channel) or `layer` (a gain and a bias).
         norm_eps: its eps.
-        branches: `sequential`, or `parallel` where the sublayers of a block read the same stream, as in GPT-NeoX.
-        max_seq_len: tokens that it was made for.
-        not_counted: what the numbers leave out, one line each.
+        branches: `sequential`, or `parallel` if the sublayers of a block read the same stream, as in GPT-NeoX.
+        max_seq_len: the longest sequence of its training.
+        not_counted: what the counts leave out, one line each.
 
     Raises:
-        ConfigError: sublayers that do not fit the width, or a depth mixer that they do not fit.
+        ConfigError: sublayers that do not fit the width, or a depth mixer that does not fit them.
     """
 
     name: str
@@ -60,7 +60,7 @@ class ModelShape:
             )
         for part in self.parts:
             part.check(self.d_model)
-        # Refuses here what the depth mixer cannot work with.
+        # Raises if the depth mixer does not accept the sublayers.
         self.stack  # noqa: B018
 
     @property
@@ -75,7 +75,7 @@ class ModelShape:
 
     @property
     def stack(self) -> LayerStack:
-        """The sublayers as places along depth, with what the depth mixer asks of them."""
+        """The sublayers as positions along depth, prepared for the depth mixer."""
         return self._stack
 
     @cached_property
@@ -96,7 +96,7 @@ class ModelShape:
         return replace(self, blocks=tuple(tuple(change(part) for part in block) for block in self.blocks))
 
     def in_generation(self) -> Self:
-        """The model in the form that computes single tokens behind a context."""
+        """The model in the form of generation."""
         return self.with_parts(lambda part: part.in_generation())
 
     @classmethod

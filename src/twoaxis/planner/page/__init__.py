@@ -1,4 +1,4 @@
-"""The plan of a model as one page of HTML that recomputes, in the reader's browser, what Python computes."""
+"""The plan of a model as one page of HTML that recomputes it in the browser."""
 
 from twoaxis.planner.page.document import planner_page, write_page
 

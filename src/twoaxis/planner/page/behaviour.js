@@ -1,4 +1,4 @@
-// Reads what a reader chooses, computes with `formulas`, and shows it; without it the page shows where the plan starts.
+// Reads the choice of the reader, computes with `formulas`, and shows the result; without it the page shows where the plan starts.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -25,7 +25,7 @@
     control.setAttribute("aria-valuetext", text);
   };
 
-  // Methods come and go with the depth.
+  // Methods that fit depend on the depth and on the tensor ranks.
   const listMethods = (choice, view) => {
     const fitting = formulas.methods_of(tables, choice);
     const kept = fitting.includes(view.chosen) ? view.chosen : fitting[0];

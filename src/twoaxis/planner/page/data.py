@@ -7,6 +7,7 @@ from typing import Any
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.planner.coefficients import coefficients
+from twoaxis.planner.formulas.rows import methods_of
 from twoaxis.planner.hardware import Device, read_device, shipped_devices
 from twoaxis.planner.methods import WINDOW, Method, Refusal, fitted, methods
 from twoaxis.planner.model.shape import ModelShape
@@ -16,20 +17,19 @@ from twoaxis.planner.setting import ParallelLayout, Setting
 Data = dict[str, Any]
 
 WINDOWS = (4, 8, 16, 32, 64, WINDOW, 256, 512, 1024, 2048, 4096, 8192)
-"""Of ShortSWA, that a reader can choose. What autograd keeps of one is no simple function of its window, so each is counted."""
+"""Windows of ShortSWA that a reader can choose; each is counted, since saved bytes are no simple function of the window."""
 
 OF_ONE_MODEL = ("name", "depth_kind", "n_layers", "sublayers", "ends", "leaves")
-"""What differs between the coefficients of the methods; the rest is shared."""
+"""Coefficients that differ between methods; the others are shared."""
 
-PROMPTS = 8
-"""Sequences that generate at once, until a reader chooses."""
+MOST_TENSOR_RANKS = 16
 
 
 def tables(model: ModelShape, setting: Setting) -> Data:
-    """Everything that the formulas of the page read, ready for JSON; see `packed` for how models are kept.
+    """Returns the data that the formulas of the page read, ready for JSON; see `formulas.rows` for its form.
 
     Args:
-        model: with the depth mixer that it has; every method takes its place.
+        model: of the plan; every method is applied to it.
         setting: where the page starts.
     """
     found: Data = {name: [] for name in ("rows", "depths", "packs", "families", "models")}
@@ -39,6 +39,7 @@ def tables(model: ModelShape, setting: Setting) -> Data:
         deep = with_layers(model, n_layers)
         found["models"].append([pool.model(method, deep, setting.precision) for method in range(len(methods()))])
     found["methods"] = [{"name": named(method), "goal": method.goal} for method in methods()]
+    found["tensor"] = [ranks_of(method, model, setting.layout.tensor) for method in methods()]
     found["devices"] = [numbers for device in devices_of(setting) if (numbers := device_numbers(device, setting)) is not None]
     return found
 
@@ -49,7 +50,7 @@ def depths_of(model: ModelShape) -> list[int]:
 
 
 def with_layers(model: ModelShape, n_layers: int) -> ModelShape:
-    """The model with fewer or more blocks: its first ones, or all of them once more from the first on.
+    """The model with fewer or more blocks: its first ones, or all of them repeated.
 
     Example:
         >>> from twoaxis.planner.model import read_model
@@ -60,7 +61,7 @@ def with_layers(model: ModelShape, n_layers: int) -> ModelShape:
 
 
 def named(method: Method) -> str:
-    """A method without its window, which a reader sets."""
+    """The name of a method without its window, which a reader sets."""
     return method.name.removesuffix(f" w={WINDOW}")
 
 
@@ -71,7 +72,7 @@ def devices_of(setting: Setting) -> list[Device]:
 
 
 def device_numbers(device: Device, setting: Setting) -> Data | None:
-    """A device as the formulas take it; None where it has no matrix products in the precision of the setting."""
+    """The numbers of a device for the formulas; None if it has no matrix products in the precision of the setting."""
     try:
         rates = device.numbers(setting.number_format)
     except ConfigError:
@@ -91,7 +92,7 @@ def device_numbers(device: Device, setting: Setting) -> Data | None:
 
 
 class Pool:
-    """Coefficients of many models, in which what is equal is kept once.
+    """Coefficients of many models, with equal parts stored once.
 
     Args:
         tables: whose `rows`, `depths`, `packs` and `families` it fills.
@@ -102,7 +103,7 @@ class Pool:
         self._numbers: dict[str, int] = {}
 
     def model(self, method: int, model: ModelShape, precision: Precision) -> list[int]:
-        """The packs of a method in training and in generation; none where it does not fit the model."""
+        """The packs of a method in training and in generation; none if it does not fit the model."""
         shape = fitted(methods()[method], model)
         if isinstance(shape, Refusal):
             return []
@@ -115,7 +116,7 @@ class Pool:
         return [training, self._pack(generating, precision, families)]
 
     def _windowed(self, method: int, model: ModelShape, precision: Precision) -> dict[int, int]:
-        """The family of every sublayer whose numbers move with the window."""
+        """The family of every sublayer whose numbers depend on the window."""
         shapes = [methods(window)[method].apply(model) for window in WINDOWS]
         places = [at for at, parts in enumerate(zip(*(shape.parts for shape in shapes), strict=True)) if len(set(parts)) > 1]
         # Places with the same sublayers have the same numbers, so one of them is counted.
@@ -152,8 +153,15 @@ class Pool:
         return self._numbers[key]
 
 
-def first_choice(found: Data, model: ModelShape, setting: Setting) -> Data:
-    """The setting as the page takes it; see `choice`."""
+def first_choice(found: Data, model: ModelShape, setting: Setting, prompts: int) -> Data:
+    """The setting as the page takes it; see `formulas.rows` for its keys.
+
+    Args:
+        found: the tables of the page.
+        model: of the plan.
+        setting: where the page starts.
+        prompts: sequences that generate at once.
+    """
     layout = setting.layout
     return {
         "device": [device["name"] for device in found["devices"]].index(setting.device.name),
@@ -166,7 +174,7 @@ def first_choice(found: Data, model: ModelShape, setting: Setting) -> Data:
         "virtual": layout.virtual,
         "tensor": layout.tensor,
         "data": layout.data,
-        "prompts": PROMPTS,
+        "prompts": prompts,
         "sequence": layout.sequence,
         "schedule": layout.schedule,
         "forwarding": setting.forwarding,
@@ -177,8 +185,15 @@ def first_choice(found: Data, model: ModelShape, setting: Setting) -> Data:
 
 
 def tensor_ranks(model: ModelShape, most: int) -> list[int]:
-    """Powers of two that every head of the model can be shared by."""
+    """Powers of two that divide the heads of the model."""
     return [ranks for ranks in powers(1, most) if _divides(model, ranks)]
+
+
+def ranks_of(method: Method, model: ModelShape, own: int) -> list[int]:
+    """The numbers of tensor ranks on the page that can share the heads of the model with a method."""
+    shape = fitted(method, model)
+    known = with_own(tensor_ranks(model, MOST_TENSOR_RANKS), own)
+    return [] if isinstance(shape, Refusal) else [ranks for ranks in known if _divides(shape, ranks)]
 
 
 def powers(first: int, last: int) -> list[int]:
@@ -208,14 +223,14 @@ WORDS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "forwarding": ("Stage boundaries send", FORWARDING),
     "transfers": ("Transfers", (("overlapped", "overlapped with computation"), ("blocking", "blocking"))),
     "recompute": ("Backward pass recomputes", (("off", "nothing"), ("block", "blocks"))),
-    "sharding": ("Replicas share out", SHARDING),
+    "sharding": ("Replicas shard", SHARDING),
 }
-"""Alternatives with names: the words of `Setting`, and what they mean."""
+"""The words of `Setting` with their labels."""
 
 
 def controls(found: Data, choice: Data, model: ModelShape, view: Data) -> dict[str, list[Data]]:
-    """The groups of the form; every control holds the name of what it sets."""
-    fit = [(str(at), found["methods"][at]["name"]) for at, packs in enumerate(found["models"][choice["layers"]]) if packs]
+    """The groups of the form; every control has the name of what it sets."""
+    fit = [(str(at), found["methods"][at]["name"]) for at in methods_of(found, choice)]
     devices = [(str(at), device["name"]) for at, device in enumerate(found["devices"])]
     depths, windows = found["layers"], found["windows"]
     return {
@@ -236,7 +251,7 @@ def controls(found: Data, choice: Data, model: ModelShape, view: Data) -> dict[s
         ],
         "Devices": [
             _select("device", "Device", devices, str(choice["device"])),
-            _numbers("tensor", "Tensor ranks", tensor_ranks(model, 16), choice),
+            _numbers("tensor", "Tensor ranks", tensor_ranks(model, MOST_TENSOR_RANKS), choice),
             _numbers("pipeline", "Pipeline ranks", powers(1, 32), choice),
             _numbers("virtual", "Stages on each", powers(1, 8), choice),
             _numbers("data", "Replicas", powers(1, 1024), choice),
@@ -252,7 +267,7 @@ def _numbers(name: str, label: str, values: Sequence[int], choice: Data) -> Data
 
 
 def _slider(name: str, label: str, values: Sequence[int], own: int, shown: Sequence[int]) -> Data:
-    """A slider over a list of numbers, so that every place of it is one that makes sense."""
+    """A slider over a list of numbers."""
     texts = [f"{value:,}".replace(",", "\u202f") for value in shown]
     return {"name": name, "label": label, "values": list(values), "at": list(values).index(own), "texts": texts}
 

@@ -1,4 +1,4 @@
-"""The page: data, formulas and style in one file that asks for nothing else."""
+"""The page: data, formulas and style in one file that loads nothing else."""
 
 from pathlib import Path
 
@@ -7,8 +7,9 @@ from twoaxis.core.files import replacing
 from twoaxis.display.html import render
 from twoaxis.planner.formulas.page_content import facts, figure, table_rows
 from twoaxis.planner.formulas.rows import method_row, methods_of, refusal, step_of
-from twoaxis.planner.methods import Refusal, fitted, methods
+from twoaxis.planner.methods import Method, Refusal, fitted, methods
 from twoaxis.planner.model.shape import ModelShape
+from twoaxis.planner.model_plan import PROMPTS
 from twoaxis.planner.page.data import GOALS, Data, controls, first_choice, tables
 from twoaxis.planner.setting import Setting
 
@@ -20,19 +21,19 @@ WIDTHS = {
     "state": (980, 330),
     "timeline": (980, 330),
 }
-"""Of each figure in CSS pixels, on a wide screen and on a narrow one."""
+"""Widths of each figure in CSS pixels, on a wide screen and on a narrow one."""
 
 FIGURES = {
-    "step": ("A training step", "More seconds than the control, the residual stream, whose own are given."),
+    "step": ("A training step", "Seconds beyond the control, the residual stream, whose own are shown."),
     "memory": ("Memory", "Bytes that the fullest device holds at the peak of a training step."),
     "token": (
         "A token of generation",
-        "More seconds than the control for one more token of every sequence, behind all its tokens.",
+        "Seconds beyond the control for one more token of every sequence, after all its tokens.",
     ),
-    "cache": ("Cache", "Bytes of one sequence that generation keeps more than the control, whose own are given."),
+    "cache": ("Cache", "Bytes cached for one sequence beyond the control, whose own are shown."),
     "state": (
         "Depth state",
-        "Bytes per token that a sublayer hands to the next, and a stage to the next: what a pipeline sends.",
+        "Bytes per token from a sublayer to the next, which is what a pipeline sends from a stage to the next.",
     ),
     "timeline": (
         "One training step of the method in detail",
@@ -47,13 +48,14 @@ COLUMNS = (
 )
 
 
-def planner_page(model: ModelShape, setting: Setting, goal: str = "all") -> str:
-    """The page of a plan, which recomputes with the same formulas what a reader changes.
+def planner_page(model: ModelShape, setting: Setting, goal: str = "all", prompts: int = PROMPTS) -> str:
+    """Returns the page of a plan, which recomputes it with the same formulas when a reader changes a control.
 
     Args:
         model: every method is planned for it.
-        setting: where the page starts; it is shown without scripts, too.
+        setting: where the page starts, also without scripts.
         goal: methods that stand out: `all`, `shortcut` or `local-mixing`.
+        prompts: sequences that generate at once, where the page starts.
 
     Raises:
         ConfigError: a setting that cannot run, such as one with more stages than blocks, or another goal.
@@ -62,7 +64,7 @@ def planner_page(model: ModelShape, setting: Setting, goal: str = "all") -> str:
     if goal not in goals:
         raise ConfigError(problem("goal", goal, f"one of {', '.join(goals)}", "use one of them"))
     found = tables(model, setting)
-    choice = first_choice(found, model, setting)
+    choice = first_choice(found, model, setting, prompts)
     if reason := refusal(choice, found["devices"][choice["device"]], model.n_layers):
         raise ConfigError(f"setting: {reason}")
     view = {"goal": goal, "chosen": _chosen(found, choice, goal)}
@@ -82,31 +84,44 @@ def planner_page(model: ModelShape, setting: Setting, goal: str = "all") -> str:
         figures=drawn,
         columns=COLUMNS,
         rows=table_rows(rows, [method["name"] for method in found["methods"]], view["chosen"]),
-        refused=[(fit.method.name, fit.reason) for method in methods() if isinstance(fit := fitted(method, model), Refusal)],
+        refused=[(method.name, reason) for method in methods() if (reason := _reason(method, model, setting))],
         data=page,
     )
 
 
-def write_page(path: str | Path, model: ModelShape, setting: Setting, goal: str = "all") -> None:
-    """Writes the page into a file, whole or not at all.
+def write_page(path: str | Path, model: ModelShape, setting: Setting, goal: str = "all", prompts: int = PROMPTS) -> None:
+    """Writes the page into a file atomically.
 
     Args:
         path: of the file.
-        model: as for `planner_page`, which see for the rest.
+        model: as for `planner_page`, like the rest.
         setting: where it starts.
         goal: methods that stand out.
+        prompts: sequences that generate at once.
 
     Raises:
         ConfigError: a setting that cannot run.
         DataError: the file cannot be written.
     """
-    text = planner_page(model, setting, goal)
+    text = planner_page(model, setting, goal, prompts)
     with replacing(Path(path)) as file:
         file.write(text.encode())
 
 
+def _reason(method: Method, model: ModelShape, setting: Setting) -> str:
+    """Why a method is not on the page where it starts; "" if it is."""
+    shape = fitted(method, model)
+    if isinstance(shape, Refusal):
+        return shape.reason
+    try:
+        setting.layout.check(shape, setting.tokens)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def _chosen(found: Data, choice: Data, goal: str) -> int:
-    """The method in detail: the one that the paper recommends for the goal, where it fits, else the control."""
+    """The method in detail: the one that the paper recommends for the goal, if it fits, else the control."""
     wanted = "ShortSWA" if goal == "local-mixing" else "DDL"
     fitting = methods_of(found, choice)
     return next((method for method in fitting if found["methods"][method]["name"] == wanted), fitting[0])

@@ -443,7 +443,7 @@ facts = function flx_facts (choice, rows, step, view) {
         }
     }
     row = found["row"];
-    return [["devices", _pyfunc_str(gpus_of(choice))], ["tokens in a step", amount(choice["batch"] * choice["tokens"], COUNTS)], ["step of the control", amount(rows[0]["step_seconds"], SECONDS)], ["step of the method", amount(row["step_seconds"], SECONDS)], ["which is more by", percent(overhead(row, rows[0], "step_seconds"))], ["tokens a second", amount(row["tokens_per_second"], COUNTS)], ["bubble", percent(step["bubble"])], ["exposed communication", amount(step["exposed_seconds"], SECONDS)]];
+    return [["devices", _pyfunc_str(gpus_of(choice))], ["tokens in a step", amount(choice["batch"] * choice["tokens"], COUNTS)], ["step of the control", amount(rows[0]["step_seconds"], SECONDS)], ["step of the method", amount(row["step_seconds"], SECONDS)], ["overhead", percent(overhead(row, rows[0], "step_seconds"))], ["tokens a second", amount(row["tokens_per_second"], COUNTS)], ["bubble", percent(step["bubble"])], ["exposed communication", amount(step["exposed_seconds"], SECONDS)]];
 };
 
 overhead = function flx_overhead (row, control, key) {
@@ -755,7 +755,7 @@ refusal = function flx_refusal (choice, device, n_layers) {
         return "The tokens do not divide by the tensor ranks that share them.";
     }
     if ((((gpus_of(choice) > 1)) && (((reach_of(device, gpus_of(choice))) < 0)))) {
-        return ("Nothing is known that connects " + (_pyfunc_str(gpus_of(choice)))) + " of this device; choose fewer.";
+        return ("No link in the file of this device connects " + (_pyfunc_str(gpus_of(choice)))) + " of them; choose fewer.";
     }
     return "";
 };
@@ -849,9 +849,10 @@ method_row = function flx_method_row (tables, choice, method) {
 };
 
 methods_of = function flx_methods_of (tables, choice) {
-    var fitting;
+    var fitting, ranks;
     fitting = tables["models"][choice["layers"]];
-    return (function list_comprehension (iter0) {var res = [];var method, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {method = iter0[i0];if (!(((fitting[method].length) > 0))) {continue;}{res.push(method);}}return res;}).call(this, _pyfunc_range(0, fitting.length, 1));
+    ranks = choice["tensor"];
+    return (function list_comprehension (iter0) {var res = [];var m, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {m = iter0[i0];if (!(((((fitting[m].length) > 0)) && ((place_of(tables["tensor"][m], ranks) >= 0))))) {continue;}{res.push(m);}}return res;}).call(this, _pyfunc_range(0, fitting.length, 1));
 };
 
 sorted_by = function flx_sorted_by (rows, key) {
@@ -1737,7 +1738,7 @@ amount = function flx_amount (value, units) {
     if ((typeof stub120_seq === "object") && (!Array.isArray(stub120_seq))) { stub120_seq = Object.keys(stub120_seq);}
     for (stub121_itr = 0; stub121_itr < stub120_seq.length; stub121_itr += 1) {
         unit = stub120_seq[stub121_itr];
-        if ((value >= unit[0])) {
+        if ((value >= (0.9995 * unit[0]))) {
             return (three_digits(value / unit[0]) + " ") + unit[1];
         }
     }

@@ -1,4 +1,4 @@
-"""Planted faults: mixers that are wrong in one way each, next to a right twin, to show that every check can fail."""
+"""Planted faults: mixers with one fault each and a correct twin, which show that every check can fail."""
 
 from twoaxis.testing.faults.depth import DEPTH_FAULTS
 from twoaxis.testing.faults.fault import Fault

@@ -1,4 +1,4 @@
-"""Depth mixers that are a plain residual but for one fault."""
+"""Depth mixers that equal the plain residual except for one fault."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -19,7 +19,7 @@ from twoaxis.testing.faults.fault import Fault, TooSteep
 
 
 class _Planted(ResidualConfig):
-    """A residual with another mixer or another statement about itself."""
+    """A residual with another mixer or another declaration."""
 
     mixer: ClassVar[type[Residual]] = Residual
     relation: ClassVar[Any] = "exact"
@@ -59,7 +59,7 @@ class _PastLeak(Residual):
 
 
 class _Gated(Residual):
-    """Weighs what it reads by what it reads."""
+    """Gates the state by itself."""
 
     def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
         return state * state[..., :1].sigmoid(), None, cache
@@ -71,7 +71,7 @@ class _BatchLeak(Residual):
 
 
 class _DepthLeak(Residual):
-    """Reads what a sublayer, possibly a later one, wrote last."""
+    """Reads the last write of any sublayer, possibly of a later one."""
 
     last: ClassVar[Tensor | None] = None
 
@@ -106,7 +106,7 @@ class _Scalar(_WithParameters):
 
 
 class _Linear(_WithParameters):
-    """Its zero start is in an nn.Linear, which hosts overwrite."""
+    """Depends on the zero initial value of an nn.Linear, which hosts overwrite."""
 
     def add_parameters(self, d_model: int) -> None:
         self.extra = self.linear("extra", d_model, d_model, std=0.0)
@@ -116,7 +116,7 @@ class _Linear(_WithParameters):
 
 
 class _Buffer(_WithParameters):
-    """Keeps a constant where `initialise` does not reach."""
+    """Keeps a constant that `initialise` does not set."""
 
     persistent: ClassVar[bool] = False
 
@@ -147,6 +147,16 @@ class _WideStatistics(Residual):
         return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(state.dtype), None, cache
 
 
+class _HalfUnderAutocast(_WideStatistics):
+    """Computes statistics in the precision of autocast where that is on."""
+
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        if not torch.is_autocast_enabled("cpu"):
+            return super().read(state, layout, cache)
+        half = state.to(torch.get_autocast_dtype("cpu"))
+        return (half * torch.rsqrt(half.square().mean(-1, keepdim=True) + 1e-6)).to(state.dtype), None, cache
+
+
 class _InPlace(Residual):
     def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
         return state.add_(update)
@@ -159,7 +169,7 @@ class _Halved(Residual):
 
 class _Copies(Residual):
     unseen: ClassVar[bool] = True
-    """Whether tensors without memory take another way."""
+    """Whether meta tensors take another path."""
 
     def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
         return state if self.unseen and state.is_meta else state.clone(), None, cache
@@ -169,8 +179,31 @@ class _OpenlyCopies(_Copies):
     unseen = False
 
 
+class _ReadsContext(Residual):
+    """Reads a source that it does not need."""
+
+    unseen: ClassVar[bool] = True
+
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
+        return state + update if self.unseen and state.is_meta else state + update + 0.0 * context
+
+
+class _OpenlyReadsContext(_ReadsContext):
+    unseen = False
+
+
+class _WideState(Residual):
+    """Keeps the stream in float32 where it has no memory, and in the dtype of the model elsewhere."""
+
+    def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
+        return (state.bfloat16() if state.dtype == torch.float32 else state), None, cache
+
+    def write(self, state: Tensor, update: Tensor, context: Any, carry: None) -> Tensor:
+        return (state.float() if state.is_meta and state.dtype == torch.bfloat16 else state) + update
+
+
 class _Squares(Residual):
-    """Needs the update again for its gradient."""
+    """Saves the update for its gradient."""
 
     unseen: ClassVar[bool] = True
 
@@ -183,7 +216,7 @@ class _OpenlySquares(_Squares):
 
 
 class _HandsOn(Residual):
-    """Leaves the state as it was, where it has memory."""
+    """Returns the state unchanged, except on the meta device."""
 
     unseen: ClassVar[bool] = True
 
@@ -233,14 +266,14 @@ class _WrongGradient(Residual):
 
 
 class _Hoards(Residual):
-    """Carries every token it has seen, and needs none."""
+    """Caches every token and uses none."""
 
     def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
         return state, None, None if cache is None else (*cache, state.clone())
 
 
 class _HidingEnds(StreamEnds):
-    """Passes the embeddings around the state."""
+    """Passes the embeddings outside the state."""
 
     def enter(self, embeddings: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, Any]:
         _ReadsHidden.hidden = embeddings
@@ -295,23 +328,33 @@ DEPTH_FAULTS = (
         _planted(_HalfStatistics, relation="none"),
         _planted(_WideStatistics, relation="none"),
     ),
+    _fault(
+        "statistics in half precision under autocast",
+        "depth_statistics_are_wide",
+        _planted(_HalfUnderAutocast, relation="none"),
+        _planted(_WideStatistics, relation="none"),
+    ),
     _fault("one dtype only", "runs_under_autocast", _planted(_OneDtype), raises=TypeError),
     _fault("state written in place", "state_is_immutable", _planted(_InPlace)),
     _fault("state kept on the module", "graph_is_released", _planted(_Stash)),
     _fault("memory of earlier calls", "deterministic_for_seed recompute_parity", _planted(_CountsCalls)),
-    _fault("information beside the state", "pipeline_cut", _planted(_ReadsHidden, ends=_HidingEnds), raises=RuntimeError),
+    _fault("information outside the state", "pipeline_cut", _planted(_ReadsHidden, ends=_HidingEnds), raises=RuntimeError),
     _fault("wrong gradient", "gradcheck_read_write", _planted(_WrongGradient)),
     _fault("even widths only", "edge_shapes", _planted(_EvenOnly), raises=RuntimeError),
     _fault("wrong parameter count", "depth_params_are_exact", _planted(misstated=Cost(params=1))),
     _fault("wrong flops", "depth_flops_are_exact", _planted(misstated=Cost(matmul_flops=1))),
     _fault(
-        "tensor saved unawares",
+        "tensor saved off the meta device",
         "decoder_saved_bytes_are_exact recomputing_bytes_are_exact",
         _planted(_Squares, relation="none"),
         _planted(_OpenlySquares, relation="none"),
     ),
-    _fault("tensor shared unawares", "metered_states_are_real", _planted(_HandsOn), _planted(_OpenlyHandsOn)),
-    _fault("copy made unawares", "metered_traffic_is_real", _planted(_Copies), _planted(_OpenlyCopies)),
+    _fault("tensor shared off the meta device", "metered_states_are_real", _planted(_HandsOn), _planted(_OpenlyHandsOn)),
+    _fault("another dtype off the meta device", "metered_states_are_real", _planted(_WideState)),
+    _fault(
+        "source read off the meta device", "metered_traffic_is_real", _planted(_ReadsContext), _planted(_OpenlyReadsContext)
+    ),
+    _fault("copy made off the meta device", "metered_traffic_is_real", _planted(_Copies), _planted(_OpenlyCopies)),
     _fault("undeclared gate", "declared_weights_are_measured", _planted(_Gated)),
     _fault("undeclared parameters", "declared_sharing_is_measured", _planted(_Used)),
     _fault("false claim of history", "declared_window_is_measured", _planted(design=_WITH_HISTORY)),

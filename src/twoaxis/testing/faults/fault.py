@@ -1,4 +1,4 @@
-"""A planted fault and the checks that have to find it."""
+"""A planted fault, and the checks that must find it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,7 @@ class Fault:
         faulty: the wrong configuration.
         twin: the same without the fault.
         caught_by: checks that fail on the wrong one and pass on the twin.
-        raises: what they raise; another error than CheckFailed where the fault keeps the model from running at all.
+        raises: their error, another one than CheckFailed if the model cannot run.
     """
 
     name: str
@@ -39,5 +39,5 @@ class TooSteep(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        """Returns too much."""
+        """Returns 1.01 times the gradient."""
         return grad_outputs[0] * 1.01

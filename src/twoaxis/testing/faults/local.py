@@ -1,4 +1,4 @@
-"""Local mixers and feed-forwards that are right but for one fault."""
+"""Local mixers and feed-forwards that are correct except for one fault."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -11,8 +11,7 @@ from twoaxis.core.design import InitEquivalence
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Values
 from twoaxis.core.position import SublayerPosition
-from twoaxis.feed_forward import FeedForwardConfig, GELUConfig
-from twoaxis.feed_forward.plain import Plain
+from twoaxis.feed_forward import GELU, FeedForwardConfig, GELUConfig
 from twoaxis.local import CanonConfig, LocalConfig
 from twoaxis.local.base import TokenHistory
 from twoaxis.local.conv import DepthwiseConv
@@ -22,7 +21,7 @@ Output = tuple[Tensor, Any]
 
 
 class _Planted(CanonConfig):
-    """Canon with another module or another statement about itself."""
+    """Canon with another module or another declaration."""
 
     module: ClassVar[type[DepthwiseConv]] = DepthwiseConv
     misstated: ClassVar[Cost] = Cost()
@@ -40,7 +39,7 @@ class _Planted(CanonConfig):
 
 
 class _ForgetsLaterChunks(DepthwiseConv):
-    """Starts every call of several tokens anew, as a cache for single steps only does."""
+    """Ignores the history in calls of several tokens, as caches for single steps do."""
 
     def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
         if cache is not None and x.shape[1] > 1:
@@ -50,7 +49,7 @@ class _ForgetsLaterChunks(DepthwiseConv):
 
 
 class _NewestTapFirst(DepthwiseConv):
-    """Takes the first tap for the current token, so that the identity stands on the oldest one."""
+    """Uses the first tap for the current token, so that the identity is on the oldest one."""
 
     def __init__(self, options: Any, channels: int) -> None:
         super().__init__(options, channels)
@@ -103,24 +102,20 @@ LOCAL_FAULTS = (
 
 
 class _PlantedFeedForward(GELUConfig):
-    """GELU with another module or another statement about itself."""
+    """GELU with another module or another declaration."""
 
-    module: ClassVar[type[Plain]] = Plain
     misstated: ClassVar[Cost] = Cost()
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         return super().cost(site, shape) + self.misstated
 
-    def build(self, site: SublayerPosition) -> Plain:
-        return self.module(self, site)
 
-
-class _TokenLeak(Plain):
+class _TokenLeak(GELU):
     def project(self, context: Tensor) -> Tensor:
         return super().project(context + 0.1 * context.cumsum(dim=1))
 
 
-def _planted_ff(module: type[Plain] = Plain, **statements: Any) -> FeedForwardConfig:
+def _planted_ff(module: type[GELU] = GELU, **statements: Any) -> FeedForwardConfig:
     return type("PlantedConfig", (_PlantedFeedForward,), {"module": module, **statements, "__module__": __name__})()
 
 

@@ -1,4 +1,4 @@
-"""Attention that is right but for one fault."""
+"""Attention that is correct except for one fault."""
 
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ WINDOW = 4
 
 
 class _Planted(AttentionConfig):
-    """Windowed attention with another mixer or another statement about itself."""
+    """Windowed attention with another mixer or another declaration."""
 
     mixer: ClassVar[type[SoftmaxAttention]] = SoftmaxAttention
     misstated: ClassVar[Cost] = Cost()
@@ -38,7 +38,7 @@ class _Planted(AttentionConfig):
 
 
 class _StaleCache(SoftmaxAttention):
-    """Forgets the tokens of a chunk when it already holds some."""
+    """Drops the tokens of a chunk if it already holds some."""
 
     def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
         y, following = super().forward(context, layout, cache)
@@ -51,7 +51,7 @@ class _GrowingCache(SoftmaxAttention):
 
 
 class _TornCache(KeyValueCache):
-    """Writes into the buffer even when another continuation has."""
+    """Writes into the buffer even if another continuation has."""
 
     def _fits(self, tokens: int) -> bool:
         assert self._buffer is not None
@@ -131,7 +131,7 @@ class _HalfStatistics(SoftmaxAttention):
 
 
 class _Squares(SoftmaxAttention):
-    """Needs a copy of its input again for its gradient, where it has memory."""
+    """Saves a copy of its input for its gradient, except on the meta device."""
 
     def forward(self, context: Any, layout: TokenLayout, cache: Any = None) -> Output:
         y, following = super().forward(context, layout, cache)
@@ -176,5 +176,5 @@ SEQUENCE_FAULTS = (
     _fault("wrong gradient", "gradcheck_mixer", _planted(_WrongGradient)),
     _fault("false claim of equivalence", "sublayer_init_equivalence", _planted(relation="exact")),
     _fault("wrong pair flops", "mixer_costs_are_exact", _planted(misstated=Cost(pair_flops=1))),
-    _fault("tensor kept unawares", "mixer_saved_bytes_are_exact decoder_saved_bytes_are_exact", _planted(_Squares)),
+    _fault("tensor saved off the meta device", "mixer_saved_bytes_are_exact decoder_saved_bytes_are_exact", _planted(_Squares)),
 )

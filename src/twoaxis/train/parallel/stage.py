@@ -164,7 +164,7 @@ def build_part(
         needed = {
             "embedding": holds_first or (holds_last and config.tie_embeddings),
             "embedding_norm": holds_first,
-            "ends": holds_first or holds_last or part.ends.lends,
+            "ends": holds_first or holds_last or part.ends.shares_parameters,
             "norm": holds_last,
             "head": holds_last,
         }
@@ -185,12 +185,12 @@ def build_part(
 def parameters_of_two_ranks(part: Decoder) -> list[nn.Parameter]:
     """Parameters that only the first and the last rank hold, from the part of either one."""
     tied = part.embedding.parameters() if part.config.tie_embeddings else ()
-    return [*tied, *(() if part.ends.lends else part.ends.parameters())]
+    return [*tied, *(() if part.ends.shares_parameters else part.ends.parameters())]
 
 
 def parameters_of_all_ranks(part: Decoder) -> list[nn.Parameter]:
     """Parameters that every rank holds."""
-    return list(part.ends.parameters()) if part.ends is not None and part.ends.lends else []
+    return list(part.ends.parameters()) if part.ends is not None and part.ends.shares_parameters else []
 
 
 class DecoderStage(nn.Module):

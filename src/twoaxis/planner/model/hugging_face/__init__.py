@@ -1,6 +1,6 @@
-"""Models by their Hugging Face `config.json`: families with a row are read as plain data, others are built.
+"""Models from a Hugging Face `config.json`: families with a row are read as plain data, others are built.
 
-The rows are what our decoder can be, and families that transformers may not know or whose residual mixers a count cannot see.
+The rows are families that our decoder covers, that transformers may not have, or whose residual mixers a count cannot find.
 """
 
 import re
@@ -25,8 +25,8 @@ from twoaxis.planner.model.shape import ModelShape
 
 ROTATION = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "original_max_position_embeddings"}
 WITHOUT_COST = ROTATION | {"architectures", "quantization_config", "source"}
-"""Keys of any family that change no count: rotations, the format of stored numbers, where the numbers are from, and the name of
-the model, which is looked at by itself."""
+"""Keys of any family that change no count: rotations, the storage format, the source of the numbers, and the architecture,
+which is checked separately."""
 
 OF_K3 = deepseek.OF_PARTS | {f"text_config.{key}" for key in deepseek.OF_KIMI | WITHOUT_COST}
 
@@ -35,9 +35,9 @@ class Family(NamedTuple):
     """One family of models.
 
     Attributes:
-        read: makes a model of the keys.
-        architectures: what files call its language model.
-        known: keys that are not read, or not always, and change no count; those inside a table with its name before a dot.
+        read: returns the model.
+        architectures: names of its language model in files.
+        known: keys that are not always read and change no count; keys of a table begin with its name and a dot.
     """
 
     read: Callable[[Fields, str], ModelShape]
@@ -64,36 +64,36 @@ FAMILIES: dict[str, Family] = {
 OF_TEXT_ALONE = "save its text_config as a config.json of its own to plan the text decoder"
 
 NOT_MODELLED = {
-    "is_encoder_decoder": "an encoder beside the decoder is not modelled; plan a decoder-only model",
+    "is_encoder_decoder": "an encoder is not modelled; plan a decoder-only model",
     "add_cross_attention": "attention to another sequence is not modelled; plan a decoder-only model",
     "cross_attention_layers": "attention to another sequence is not modelled; plan a decoder-only model",
     "text_config": f"a model of several parts is not modelled; {OF_TEXT_ALONE}",
     "vision_config": f"an image encoder is not modelled; {OF_TEXT_ALONE}",
     "audio_config": f"an audio encoder is not modelled; {OF_TEXT_ALONE}",
 }
-"""What changes the architecture of any family."""
+"""Keys that change the architecture of any family, with the message that refuses them."""
 
 READ_BY_PARTS = ("kimi_k3",)
-"""Families whose reader takes the text decoder out of its parts and says so in the name."""
+"""Families whose reader extracts the text decoder and names it in the name of the model."""
 
 ALIKE = ("flava", "gpt_neo", "llava", "ministral", "mllama", "pixtral", "voxtral")
-"""Other families, whose names are no slips of the keyboard for one of ours."""
+"""Other families whose names resemble ours and are no misspellings of them."""
 
 
 def read_hugging_face(data: Mapping[str, Any], name: str) -> ModelShape:
     """Reads a model from the contents of its `config.json`.
 
-    Families with a row: sizes that no model of a family is without must be there; every other key has the default of the family
-    in transformers 5.24. Further keys have to be known to change no count, or ask for nothing. Other families: the installed
-    transformers builds them on the meta device, by its own defaults; what is not counted is said in `not_counted`.
+    Families with a row: sizes that every model of a family has are required; every other key has the default of the family in
+    transformers 5.24. Further keys must be known to change no count, or be empty. Other families: the installed transformers
+    builds them on the meta device, with its own defaults; `not_counted` lists what is not counted.
 
     Args:
         data: the parsed file.
-        name: what the model is called.
+        name: of the model.
 
     Raises:
-        ConfigError: in one line, for a family that nobody knows, a missing or impossible value, a key that nobody reads, or
-            an architecture that is not modelled; or transformers is needed and not installed.
+        ConfigError: in one line, for an unknown family, a missing or impossible value, an unread key, or an architecture that
+            is not modelled; or transformers is needed and not installed.
 
     Example:
         >>> llama = {"model_type": "llama", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 128}
@@ -128,7 +128,7 @@ def known_type(data: Mapping[str, Any], known: Collection[str], remedy: str) -> 
     if isinstance(found, str) and found in known:
         return found
     if isinstance(found, str) and found not in ALIKE:
-        # Versions and additions make another family.
+        # A name with other digits or underscores is another family.
         shape = re.sub(r"[^\d_]", "", found)
         suggestion = nearest(found, [one for one in known if re.sub(r"[^\d_]", "", one) == shape])
         remedy = suggestion if suggestion.startswith("did you mean") else remedy

@@ -13,10 +13,10 @@ from twoaxis.planner.model.part import Experts, Part
 from twoaxis.planner.model.shape import ModelShape
 
 ROUTING = {"n_group", "topk_group", "topk_method", "scoring_func", "norm_topk_prob", "routed_scaling_factor"}
-"""How experts are chosen and weighed, which costs nothing that is counted."""
+"""How experts are selected and weighted, which changes no count."""
 
 KNOWN_V3 = ROUTING | {"head_dim", "qk_head_dim", "num_nextn_predict_layers", "intermediate_size", "rope_interleave"}
-"""Keys that are not read, or not always: widths that follow from others, layers that generation leaves out, and so on."""
+"""Keys that are not always read: widths that follow from others, layers that generation leaves out, and so on."""
 
 ACTIVATIONS = (*SILU, "situ")
 
@@ -28,17 +28,16 @@ OF_KIMI = (
     | LAYERS
     | {"linear_conv_kernel_dim", "linear_attn_config.gate_lower_bound", "activation_situ_beta", "activation_situ_linear_beta"}
 )
-"""Keys that are not read, or not always: how experts are chosen, other ways to state the layers, and what costs nothing."""
+"""Keys that are not always read: the selection of experts, other ways to state the layers, and options without a cost."""
 
 OF_PARTS = {"vision_config", "ignore_index", "media_placeholder_token_id", "image_placeholder", "use_unified_vision_chunk"}
-"""Keys beside the text decoder."""
+"""Keys that do not concern the text decoder."""
 
 
 def read_deepseek_v3(fields: Fields, name: str) -> ModelShape:
     """Reads `model_type` deepseek_v3 and kimi_k2.
 
-    The layers of `num_nextn_predict_layers`, which predict further tokens and which generation can do without, are left out,
-    as in transformers.
+    The layers of `num_nextn_predict_layers`, which predict further tokens, are left out, as in transformers.
     """
     refuse_sparse_layers(fields)
     fields.word("hidden_act", "silu", SILU)
@@ -59,7 +58,7 @@ def read_deepseek_v3(fields: Fields, name: str) -> ModelShape:
 
 
 def latent_attention(fields: Fields, q_rank: int | None, **options) -> LatentAttention:
-    """Latent attention by the keys of these families."""
+    """Reads latent attention."""
     heads = fields.size("num_attention_heads")
     kv_heads = fields.size("num_key_value_heads", default=heads)
     if kv_heads != heads:
@@ -78,7 +77,7 @@ def latent_attention(fields: Fields, q_rank: int | None, **options) -> LatentAtt
 
 
 def refuse_sparse_layers(fields: Fields) -> None:
-    """Refuses what newer models of the family add."""
+    """Refuses options of newer models of the family."""
     fields.refuse(
         "index_topk", "the indexer of sparse attention is not modelled in this family; remove it to plan the dense form"
     )
@@ -90,8 +89,8 @@ def refuse_sparse_layers(fields: Fields) -> None:
 def read_kimi_linear(fields: Fields, name: str) -> ModelShape:
     """Reads `model_type` kimi_linear, with the keys that the text decoder of Kimi K3 adds to it.
 
-    `attn_res_block_size` counts layers: block Attention Residuals. The published model holds a read before the first sublayer
-    that does nothing, 2 D parameters which are left out here.
+    `attn_res_block_size` counts layers: block Attention Residuals. The published model has a read without effect before
+    the first sublayer, whose 2 D parameters are left out here.
     """
     refuse_sparse_layers(fields)
     n = n_layers(fields)
@@ -143,7 +142,7 @@ def _linear(fields: Fields) -> KimiDeltaAttention:
 
 
 def _feed_forwards(fields: Fields, n: int) -> list[Part]:
-    """Dense layers first, then experts, which work in a latent where the file has a width for it."""
+    """Dense layers first, then experts, in a latent if the file has a width for it."""
     dense, types = swiglu(fields, activations=ACTIVATIONS), fields.words("mlp_layer_types", ("dense", "sparse"), n)
     first = fields.size("first_k_dense_replace", default=1, least=0)
     is_dense = [layer < first for layer in range(n)] if types is None else [kind == "dense" for kind in types]
@@ -165,7 +164,7 @@ def _feed_forwards(fields: Fields, n: int) -> list[Part]:
 
 SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 OF_RATIO = {0: SLIDING, 4: SPARSE, 128: HEAVY}
-"""Published files state the layers by their rates."""
+"""The form of a layer by its rate in published files."""
 
 
 ALTERNATIVES = {"compress_ratios", "compress_rates", "compress_rate_csa", "compress_rate_hca", "num_hash_layers"}
@@ -173,7 +172,7 @@ INDEXER = {"index_n_heads", "index_head_dim", "index_topk"}
 KNOWN_V4 = (
     ROUTING | ALTERNATIVES | INDEXER | {"swiglu_limit", "compress_rope_theta", "num_nextn_predict_layers", "expert_dtype"}
 )
-"""Keys that are not read, or not always: other ways to state the layers, what only some layers have, and what costs nothing."""
+"""Keys that are not always read: other ways to state the layers, options of some layers, and options without a cost."""
 
 
 def read_deepseek_v4(fields: Fields, name: str) -> ModelShape:

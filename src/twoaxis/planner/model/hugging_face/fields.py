@@ -1,6 +1,6 @@
-"""The keys of a `config.json`: read one by one, with their type, range and default, and errors that name them.
+"""Reads the keys of a `config.json` with their type, range and default, and errors that name them.
 
-What has been read is remembered, so that whatever is left over can be refused.
+Keys that were read are recorded, so that the others can be refused.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +17,7 @@ class Fields:
 
     Args:
         data: the table.
-        where: what stands before each name in an error, such as `text_config.`.
+        where: the prefix of each name in an error, such as `text_config.`.
 
     Raises:
         ConfigError: from each method, for a key that is missing without a default, or holds something else.
@@ -33,10 +33,10 @@ class Fields:
         self._tables: dict[str, Fields] = {}
 
     def refuse_unread(self, known: Collection[str] = ()) -> None:
-        """Refuses what nobody has read and that asks for something, here and in the tables inside.
+        """Refuses unread keys that are not empty, here and in inner tables.
 
         Args:
-            known: keys that are understood without being read; those inside a table with its name and a dot before them.
+            known: keys that may stay unread; those of a table begin with its name and a dot.
         """
         refuse_unread(self.data, {*known, *self._read, *self._tables}, self.where)
         for name, table in self._tables.items():
@@ -44,16 +44,16 @@ class Fields:
                 table.refuse_unread([key.removeprefix(f"{name}.") for key in known if key.startswith(f"{name}.")])
 
     def given(self, name: str) -> Any:
-        """The value as it is there; None for a key that is left out."""
+        """The raw value; None for a key that is left out."""
         self._read.add(name)
         return self.data.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether the key is there and not null."""
+        """Whether the key is present and not null."""
         return self.given(name) is not None
 
     def size(self, *names: str, default: int | None = None, least: int = 1, most: int | None = None) -> int:
-        """A whole number, under the first of its names that is there."""
+        """A whole number, under the first of its names that is present."""
         there = [one for one in names if self.has(one)]
         name = there[0] if there else names[0]
         value = self._value(name, default)
@@ -85,7 +85,7 @@ class Fields:
         return value
 
     def word(self, name: str, default: str, allowed: Sequence[str]) -> str:
-        """One of some words; others stand for an architecture that is not modelled."""
+        """One of some words; others mean an architecture that is not modelled."""
         value = self._value(name, default)
         if value not in allowed:
             raise ConfigError(problem(self.where + name, value, f"one of {', '.join(allowed)}", "others are not modelled"))
@@ -121,7 +121,7 @@ class Fields:
         return self._tables.setdefault(name, Fields(value or {}, f"{self.where}{name}."))
 
     def refuse(self, name: str, why: str) -> None:
-        """Refuses a key that is there and asks for something; false, 0, null and empty do not."""
+        """Refuses a key unless its value is false, 0, null or empty."""
         if value := self.given(name):
             shown = "a table" if isinstance(value, Mapping) else repr(value)
             raise ConfigError(f"{self.where}{name}={shown}: {why}")

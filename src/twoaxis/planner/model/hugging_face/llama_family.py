@@ -1,6 +1,6 @@
-"""Llama, Mistral, Qwen2, Qwen3, with Attention Residuals too, and MUDDFormer; and what other families share with them.
+"""Llama, Mistral, Qwen2, Qwen3 (also with Attention Residuals) and MUDDFormer, and the readers that other families share.
 
-The common keys stand for softmax attention, a SwiGLU, and the whole model around its blocks.
+The common keys define softmax attention, a SwiGLU, and the model around its blocks.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Biases = Literal["none", "qkv", "all"]
 SILU = ("silu", "swish")
 
 MOST_LAYERS = 10_000
-"""Beyond any model, and few enough to plan."""
+"""More than any model has, and few enough to plan."""
 
 NOT_DENSE = ("num_experts", "num_local_experts", "n_routed_experts")
 
@@ -29,10 +29,10 @@ FULL_LAYERS = 28
 """The default of `max_window_layers`."""
 
 OF_QWEN = {"sliding_window", "max_window_layers"}
-"""Keys that are not read where no window is used, or where `layer_types` says which layers have it."""
+"""Keys that are not read if no window is used, or if `layer_types` names the layers with one."""
 
 OF_ATTNRES = OF_QWEN | {"attnres_num_heads", "attnres_hyper_n", "attnres_num_blocks"}
-"""With what only modes have that are refused."""
+"""Also the keys of modes that are refused."""
 
 
 def n_layers(fields: Fields) -> int:
@@ -56,14 +56,14 @@ def head_dim(fields: Fields, default: int | None = None) -> int:
 def attention(
     fields: Fields, width: int, window: int | None = None, biases: Biases = "none", kv_heads: int | None = None, **options: Any
 ) -> Part:
-    """Grouped-query attention by the common keys.
+    """Reads grouped-query attention from the common keys.
 
     Args:
         fields: the keys.
         width: channels of one head.
         window: tokens seen; None means all.
         biases: projections that have them.
-        kv_heads: of a file that has no key for them; as many as there are heads when it is None, or where the key is null.
+        kv_heads: if the file has no key for them; None, or a key of null, means as many as heads.
         options: further ones of `AttentionConfig`.
     """
     heads = fields.size("num_attention_heads")
@@ -80,26 +80,26 @@ def attention(
 
 
 def swiglu(fields: Fields, name: str = "intermediate_size", activations: Sequence[str] = SILU) -> Part:
-    """A SwiGLU whose hidden width is the key of this name, with biases where `mlp_bias` says so."""
+    """Reads a SwiGLU with the hidden width of this key, and with biases if `mlp_bias` is true."""
     fields.word("hidden_act", "silu", activations)
     config, width = SwiGLUConfig(d_ff=fields.size(name)), fields.size(name)
     return Biased(config, 2 * width + fields.size("hidden_size")) if fields.flag("mlp_bias", False) else NativeSublayer(config)
 
 
 def refuse_experts(fields: Fields) -> None:
-    """Refuses experts in a family without any."""
+    """Refuses experts in a family without them."""
     for name in NOT_DENSE:
         fields.refuse(name, "must be left out, since models of this type have no experts; correct model_type or remove it")
 
 
 def model(fields: Fields, name: str, blocks: Sequence[Sequence[Part]], max_seq_len: int, **others: Any) -> ModelShape:
-    """The model around its blocks, by the common keys.
+    """Reads the model around its blocks from the common keys.
 
     Args:
         fields: the keys.
-        name: what the model is called.
+        name: of the model.
         blocks: the sublayers of each block.
-        max_seq_len: tokens where `max_position_embeddings` is left out.
+        max_seq_len: if `max_position_embeddings` is left out.
         others: further attributes of `ModelShape`.
     """
     return ModelShape(
@@ -114,7 +114,7 @@ def model(fields: Fields, name: str, blocks: Sequence[Sequence[Part]], max_seq_l
 
 
 def read_llama(fields: Fields, name: str) -> ModelShape:
-    """Reads `model_type` llama: grouped-query attention and SwiGLU, both with biases where the file says so."""
+    """Reads `model_type` llama: grouped-query attention and SwiGLU, both with biases if the file has them."""
     refuse_experts(fields)
     biases = "all" if fields.flag("attention_bias", False) else "none"
     block = (attention(fields, head_dim(fields), biases=biases), swiglu(fields))
@@ -157,7 +157,7 @@ def read_qwen3_attnres(fields: Fields, name: str) -> ModelShape:
 
 
 def _windows(fields: Fields) -> list[int | None]:
-    """The window of each layer: of all layers behind the first `max_window_layers`, where windows are used at all."""
+    """The window of each layer: if windows are used, of all layers after the first `max_window_layers`."""
     layers, window = n_layers(fields), _window(fields)
     types = fields.words("layer_types", LAYERS, layers)
     if types is not None:
@@ -171,7 +171,7 @@ def _window(fields: Fields) -> int | None:
 
 
 MUDDFORMER_KEYS = {"head_dim", "use_layer_cache", "rope_base"}
-"""Keys that are not read: a width that follows from others, an engine, and what costs nothing."""
+"""Keys that are not read: a width that follows from others, an engine, and an option without a cost."""
 
 
 def read_muddformer(fields: Fields, name: str) -> ModelShape:
