@@ -1,13 +1,13 @@
-"""One rank of the sharded runs that test_sharded.py compares: `python sharded_worker.py FOLDER RANK RANKS`."""
+"""One process of the runs that test_sharded.py compares: `python sharded_worker.py FOLDER RANK RANKS`."""
 
 import errno
-import itertools
 import json
 import os
 import shutil
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,21 +70,34 @@ def losses(folder: Path) -> list[list[float | None]]:
 
 
 class Worker:
-    """One rank: runs scenarios by name, and keeps what they came to."""
+    """One of several processes: runs scenarios that need it, and keeps what they came to."""
 
-    def __init__(self, folder: Path, rank: int, ranks: int) -> None:
-        self.folder, self.rank, self.ranks = folder, rank, ranks
-        self.found: dict[str, Any] = {}
-        self.whole: dict[str, Any] = {"shard": ranks, "timeout_seconds": 60}
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank, self.found = folder, rank, dict[str, Any]()
+        self._runs = Counter[str]()
 
     def run(self, name: str, should_stop: Callable[[], bool] | None = None, **changes: Any) -> str:
         """Trains, or says why not."""
-        _meet(self.folder / name, self.rank)
-        config = recipe(self.folder, **{"parallel": self.whole, **changes})
+        config = recipe(self.folder, **{"parallel": {"shard": 2}, **changes})
+        config = config.replace(parallel=config.parallel.replace(timeout_seconds=60.0))
+        self._meet(name, config.parallel.ranks)
         try:
             return train(config, self.folder / name, should_stop=should_stop).status
         except TwoAxisError as error:
             return f"{type(error).__name__}: {error}"
+
+    def _meet(self, name: str, ranks: int) -> None:
+        """A port of this machine that the ranks of a run share."""
+        path = self.folder / f".port-{name}-{self._runs[name]}"
+        self._runs[name] += 1
+        if self.rank == 0:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                path.with_suffix(".draft").write_text(str(free.getsockname()[1]))
+            path.with_suffix(".draft").rename(path)
+        while not path.exists():
+            time.sleep(0.01)
+        os.environ |= {"MASTER_PORT": path.read_text(), "WORLD_SIZE": str(ranks)}
 
     def straight(self) -> None:
         """From the beginning to the end; then once more, which reads the result."""
@@ -99,7 +112,7 @@ class Worker:
 
     def replicated(self) -> None:
         """Two copies of the whole model."""
-        self.found["replicated"] = self.run("replicated", parallel={"replicate": self.ranks})
+        self.found["replicated"] = self.run("replicated", parallel={"replicate": 2})
 
     def half_precision(self) -> None:
         """Under autocast."""
@@ -107,7 +120,7 @@ class Worker:
 
     def other_recipe(self) -> None:
         """Another seed on the last rank."""
-        self.found["other recipe"] = self.run("other", seed=int(self.rank == self.ranks - 1))
+        self.found["other recipe"] = self.run("other", seed=self.rank)
 
     def full_disk(self) -> None:
         """No space for the first rank at the second checkpoint; then there is."""
@@ -126,50 +139,54 @@ class Worker:
 
     def missing_shard(self) -> None:
         """The newest checkpoint of the first run without the file of a rank."""
+        self.copy("straight", "missing")
         if self.rank == 0:
-            shutil.copytree(self.folder / "straight", self.folder / "missing")
             next((self.folder / "missing/checkpoints/step-00000006").glob("shard-00002-*")).unlink()
             (self.folder / "missing/result.json").unlink()
         self.found["missing shard"] = self.run("missing")
 
+    def pipelined(self) -> None:
+        """Two stages; then the sharded run continued by two stages."""
+        self.found["pipelined"] = self.run("pipelined", parallel={"pipeline": 2})
+        self.copy("straight", "cut")
+        self.found["cut"] = self.run("cut", steps=9, parallel={"pipeline": 2, "schedule": "gpipe"})
 
-_RUNS = itertools.count()
+    def two_by_two(self) -> None:
+        """Two stages, each of two ranks that share out their parameters and rows."""
+        self.found["two by two"] = self.run("two_by_two", parallel={"pipeline": 2, "shard": 2}, micro_batch_size=2)
 
+    def on_three(self) -> None:
+        """The sharded run continued on three ranks."""
+        self.copy("straight", "on_three")
+        self.found["on three"] = self.run("on_three", steps=9, parallel={"shard": 3})
 
-def _meet(folder: Path, rank: int) -> None:
-    """A port of this machine that the ranks share for their next run."""
-    path = folder.parent / f".port-{next(_RUNS)}"
-    if rank == 0:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            path.with_suffix(".draft").write_text(str(free.getsockname()[1]))
-        path.with_suffix(".draft").rename(path)
-    while not path.exists():
-        time.sleep(0.01)
-    os.environ["MASTER_PORT"] = path.read_text()
+    def copy(self, name: str, other: str) -> None:
+        """Copies a run, by the first rank."""
+        if self.rank == 0:
+            shutil.copytree(self.folder / name, self.folder / other)
 
 
 def main() -> None:
     """Runs every scenario in order."""
-    folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, rank = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
-    os.environ |= {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "TWOAXIS_CACHE": str(folder / "cache"),
+    os.environ |= {"RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "TWOAXIS_CACHE": str(folder / "cache")}
+    worker = Worker(folder, rank)
+    scenarios = {
+        worker.straight: 2,
+        worker.stopped: 2,
+        worker.replicated: 2,
+        worker.half_precision: 2,
+        worker.other_recipe: 2,
+        worker.full_disk: 2,
+        worker.missing_shard: 2,
+        worker.pipelined: 2,
+        worker.on_three: 3,
+        worker.two_by_two: 4,
     }
-    worker = Worker(folder, rank, ranks)
-    for scenario in (
-        worker.straight,
-        worker.stopped,
-        worker.replicated,
-        worker.half_precision,
-        worker.other_recipe,
-        worker.full_disk,
-        worker.missing_shard,
-    ):
-        scenario()
+    for scenario, ranks in scenarios.items():
+        if rank < ranks:
+            scenario()
     (folder / f"found-{rank}.json").write_text(json.dumps(worker.found))
 
 

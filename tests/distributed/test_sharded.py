@@ -19,7 +19,7 @@ from twoaxis.train.checkpoint import load_checkpoint
 from .processes import run_processes
 from .sharded_worker import losses, recipe
 
-RANKS = 2
+RANKS, PROCESSES = 2, 4
 WORKER = Path(__file__).with_name("sharded_worker.py")
 
 
@@ -27,14 +27,14 @@ WORKER = Path(__file__).with_name("sharded_worker.py")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of two ranks, and that of one process from the same recipe."""
     folder = tmp_path_factory.mktemp("sharded")
-    run_processes(WORKER, folder, RANKS, timeout_seconds=300)
+    run_processes(WORKER, folder, PROCESSES, timeout_seconds=300)
     train(recipe(folder), folder / "whole")
     return folder
 
 
-def found(folder: Path, name: str) -> Any:
+def found(folder: Path, name: str, ranks: int = RANKS) -> Any:
     """What a scenario came to, on all ranks alike."""
-    every = [json.loads((folder / f"found-{rank}.json").read_text())[name] for rank in range(RANKS)]
+    every = [json.loads((folder / f"found-{rank}.json").read_text())[name] for rank in range(ranks)]
     assert every[1:] == every[:-1], every
     return every[0]
 
@@ -99,12 +99,36 @@ def test_a_missing_shard_is_noticed_and_the_checkpoint_before_it_used(folder: Pa
     assert [path.name for path in (folder / "missing" / "checkpoints").glob("damaged-*")]
 
 
-def test_one_process_goes_on_from_shards_and_three_from_it(folder: Path) -> None:
-    shutil.copytree(folder / "straight", folder / "other_sizes")
-    longer = recipe(folder, steps=12)
-    assert train(longer, folder / "other_sizes").steps == 12
-    train(longer, folder / "whole_longer")
-    close(losses(folder / "other_sizes"), losses(folder / "whole_longer"))
+@pytest.fixture(scope="module")
+def longer(folder: Path) -> list[list[float | None]]:
+    """The losses of one process over nine steps."""
+    train(recipe(folder, steps=9), folder / "whole_longer")
+    return losses(folder / "whole_longer")
+
+
+def test_one_process_goes_on_from_shards(folder: Path, longer: list[list[float | None]]) -> None:
+    shutil.copytree(folder / "straight", folder / "on_one")
+    assert train(recipe(folder, steps=9), folder / "on_one").steps == 9
+    close(losses(folder / "on_one"), longer)
+
+
+def test_three_ranks_go_on_from_the_shards_of_two(folder: Path, longer: list[list[float | None]]) -> None:
+    assert found(folder, "on three", 3) == "finished"
+    close(losses(folder / "on_three"), longer)
+
+
+def test_stages_are_one_process_too_and_go_on_from_shards(folder: Path, longer: list[list[float | None]]) -> None:
+    assert (found(folder, "pipelined"), found(folder, "cut")) == ("finished", "finished")
+    close(losses(folder / "pipelined"), losses(folder / "whole"))
+    close(losses(folder / "cut"), longer)
+
+
+def test_sharded_stages_are_one_process_too(folder: Path) -> None:
+    assert found(folder, "two by two", 4) == "finished"
+    close(losses(folder / "two_by_two"), losses(folder / "whole"))
+    files = sorted(path.name[:11] for path in (folder / "two_by_two/checkpoints/step-00000006").glob("*.safetensors"))
+    assert files == [f"shard-0000{rank}" for rank in range(1, 5)]
+    assert load_trained(folder / "two_by_two").step == 6
 
 
 def test_a_gathered_checkpoint_holds_what_one_process_writes(folder: Path) -> None:
@@ -129,7 +153,7 @@ def test_a_layout_that_does_not_fit_is_refused_with_the_recipe(tmp_path: Path, c
 
 
 def test_too_few_processes_are_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"processes=1: must be 2, .*torchrun --nproc-per-node 2"):
+    with pytest.raises(ConfigError, match=r"processes=1: must be 2 as parallel has shard=2; .*torchrun --nproc-per-node 2"):
         train(recipe(tmp_path, parallel={"shard": 2}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

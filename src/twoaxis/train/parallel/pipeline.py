@@ -119,8 +119,8 @@ class Pipeline:
         self._cache = StageCache()
         modules = [self._module(index) for index in mine]
         if mesh is not None:
-            if config.virtual > 1 and self.model.ends is not None and self.model.ends.lends:
-                allowed = "1 with sharded parameters and a depth mixer whose ends lend parameters to every block"
+            if config.virtual > 1 and self.model.ends is not None and self.model.ends.shares_parameters:
+                allowed = "1 with sharded parameters and a depth mixer whose ends share parameters with every block"
                 raise ConfigError(problem("virtual", config.virtual, allowed, "use schedule='1f1b'"))
             shard_units(self.model, [(module, module.blocks) for module in modules], mesh, gathers_once=True)
             self.initial_sha256 = initialise_shards(self.model, seed)

@@ -220,8 +220,8 @@ class DecoderStage(nn.Module):
         self.embedding = model.embedding if self.is_first or (self.is_last and model.head is None) else None
         self.embedding_norm = model.embedding_norm if self.is_first else None
         self.norm, self.head = (model.norm, model.head) if self.is_last else (None, None)
-        lends = model.ends is not None and model.ends.lends
-        self.ends = model.ends if self.is_first or self.is_last or lends else None
+        shared = model.ends is not None and model.ends.shares_parameters
+        self.ends = model.ends if self.is_first or self.is_last or shared else None
         self.received = () if self.is_first else plan.sent(index - 1)
         self.sent = () if self.is_last else plan.sent(index)
         self.fetched, self.kept = plan.fetched(index), plan.kept(index)
