@@ -4,18 +4,20 @@ The ranks are two processes that the first check starts and that end with this o
 """
 
 import atexit
+import json
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
 from datetime import timedelta
-from functools import cache
+from functools import cache, reduce
+from importlib import import_module
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load, save
 from torch import Tensor
 
 from twoaxis.core.measure import distance
@@ -71,21 +73,21 @@ class _Ranks:
 
     def measure(self, config: AxisConfig) -> tuple[float, dict[str, Tensor]]:
         """The loss of all ranks, and every whole gradient by name."""
+        question = {"module": type(config).__module__, "name": type(config).__qualname__, "data": config.to_data()}
         try:
             for process in self._processes:
                 assert process.stdin is not None
-                pickle.dump(config, process.stdin)
+                process.stdin.write(json.dumps(question).encode() + b"\n")
                 process.stdin.flush()
-            answers = [pickle.load(process.stdout) for process in self._processes if process.stdout is not None]
-        except (OSError, EOFError, pickle.PicklingError, AttributeError) as error:
+            answers = [_answer(process.stdout) for process in self._processes if process.stdout is not None]
+        except (OSError, ValueError) as error:
             _ranks.cache_clear()
             self.end()
             raise CheckFailed(f"the ranks have ended ({type(error).__name__}: {error}); their own output says why") from None
-        for answer in answers:
-            if isinstance(answer, str):
-                raise CheckFailed(answer)
-        loss, gradients = answers[0]
-        return loss, {name: torch.from_numpy(one) for name, one in gradients.items()}
+        for said, _ in answers:
+            if "failed" in said:
+                raise CheckFailed(said["failed"])
+        return answers[0][0]["loss"], load(answers[0][1])
 
     def end(self) -> None:
         """Ends the processes."""
@@ -105,33 +107,40 @@ def _ranks() -> _Ranks:
     return ranks
 
 
+def _answer(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
+    """A line of JSON, and as many bytes as it says."""
+    said = json.loads(stream.readline())
+    return said, stream.read(said.get("bytes", 0))
+
+
 def _serve() -> None:
     """What each of the processes does."""
     meeting, rank = sys.argv[1], int(sys.argv[2])
     answers, sys.stdout = os.fdopen(os.dup(sys.stdout.fileno()), "wb"), sys.stderr
-    questions = sys.stdin.buffer
     torch.set_num_threads(1)
     store = dist.FileStore(meeting, RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=WAIT_SECONDS))
     mesh = dist.init_device_mesh("cpu", (RANKS,))
-    while (config := _next(questions)) is not None:
+    for line in sys.stdin.buffer:
+        gradients = b""
         try:
-            answer: Any = _measure(config, mesh, rank)
+            loss, found = _measure(_config(json.loads(line)), mesh, rank)
+            gradients = save(found) if rank == 0 else b""
+            said: dict[str, Any] = {"loss": loss, "bytes": len(gradients)}
         except Exception as error:
-            answer = f"{type(error).__name__} on rank {rank}: {' '.join(str(error).split())}"
-        pickle.dump(answer, answers)
+            said = {"failed": f"{type(error).__name__} on rank {rank}: {' '.join(str(error).split())}"}
+        answers.write(json.dumps(said).encode() + b"\n" + gradients)
         answers.flush()
     os._exit(0)
 
 
-def _next(questions: BinaryIO) -> Any:
-    try:
-        return pickle.load(questions)
-    except EOFError:
-        return None
+def _config(question: dict[str, Any]) -> AxisConfig:
+    """The configuration that another process was asked about; its class must be one of a module."""
+    found = reduce(getattr, question["name"].split("."), import_module(question["module"]))
+    return found.from_data(question["data"])
 
 
-def _measure(config: AxisConfig, mesh: Any, rank: int) -> tuple[float, dict[str, Any]]:
+def _measure(config: AxisConfig, mesh: Any, rank: int) -> tuple[float, dict[str, Tensor]]:
     from torch.distributed.tensor import DTensor
 
     from twoaxis.train.parallel.sharding import local_part, shard
@@ -147,7 +156,7 @@ def _measure(config: AxisConfig, mesh: Any, rank: int) -> tuple[float, dict[str,
     total = loss.detach().clone()
     dist.all_reduce(total)
     gradients = {
-        name: parameter.grad.full_tensor().numpy()
+        name: parameter.grad.full_tensor().contiguous()
         for name, parameter in model.named_parameters()
         if isinstance(parameter.grad, DTensor)
     }

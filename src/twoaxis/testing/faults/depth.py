@@ -70,6 +70,12 @@ class _BatchLeak(Residual):
         return state + 0.1 * state.mean(dim=0, keepdim=True), None, cache
 
 
+class _BatchLeakConfig(_Planted):
+    """A class of the module, which other processes can be sent."""
+
+    mixer: ClassVar[type[Residual]] = _BatchLeak
+
+
 class _DepthLeak(Residual):
     """Reads the last write of any sublayer, possibly of a later one."""
 
@@ -312,7 +318,7 @@ DEPTH_FAULTS = (
         "document_isolation left_padding incremental_decode declared_weights_are_measured",
         _planted(_PastLeak),
     ),
-    _fault("batch leak", "batch_invariance", _planted(_BatchLeak)),
+    _fault("batch leak", "batch_invariance sharded_equals_whole", _BatchLeakConfig(), _Planted()),
     _fault("depth leak", "causal_along_depth deterministic_for_seed", _planted(_DepthLeak)),
     _fault("dead parameter", "gradients_reach_parameters", _planted(_Dead), _planted(_Used)),
     _fault("parameter without dimensions", "parameters_are_declared", _planted(_Scalar)),
