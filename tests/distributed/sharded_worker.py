@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from twoaxis.core.errors import TwoAxisError
 from twoaxis.train import TrainConfig, read_metrics, train
 from twoaxis.train.parallel import sharded_checkpoint
+from twoaxis.train.step import StepOutcome
+from twoaxis.train.trainer import Trainer
 
 WORDS = [
     "depth",
@@ -67,6 +70,23 @@ def losses(folder: Path) -> list[list[float | None]]:
         [record.loss, record.grad_norm, record.tokens, record.validation_loss]
         for record in read_metrics(folder / "metrics.jsonl")
     ]
+
+
+class CollectiveBytes(TorchDispatchMode):
+    """Bytes that this rank sends in a ring of `ranks`, by collective."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__()
+        self.ranks, self.sent = ranks, Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            # The first argument is what comes out: the whole of a gather, the shard of a reduction.
+            out = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+            shard = {"_allgather_base_": out.nbytes // self.ranks, "_reduce_scatter_base_": out.nbytes}
+            name = func.overloadpacket.__name__
+            self.sent[name] += shard.get(name, 2 * out.nbytes // self.ranks) * (self.ranks - 1)
+        return func(*args, **(kwargs or {}))
 
 
 class Worker:
@@ -145,6 +165,21 @@ class Worker:
             (self.folder / "missing/result.json").unlink()
         self.found["missing shard"] = self.run("missing")
 
+    def counted(self) -> None:
+        """What the ranks send each other in every step."""
+        steps, take_step = list[dict[str, int]](), Trainer.take_step
+
+        def watched(trainer: Trainer, multiplier: float) -> StepOutcome:
+            with CollectiveBytes(trainer.ranks.count) as counted:
+                outcome = take_step(trainer, multiplier)
+            steps.append(dict(counted.sent))
+            return outcome
+
+        Trainer.take_step = watched
+        self.run("counted", steps=2, micro_batch_size=2)
+        Trainer.take_step = take_step
+        self.found["counted"] = steps
+
     def pipelined(self) -> None:
         """Two stages; then the sharded run continued by two stages."""
         self.found["pipelined"] = self.run("pipelined", parallel={"pipeline": 2})
@@ -180,6 +215,7 @@ def main() -> None:
         worker.other_recipe: 2,
         worker.full_disk: 2,
         worker.missing_shard: 2,
+        worker.counted: 2,
         worker.pipelined: 2,
         worker.on_three: 3,
         worker.two_by_two: 4,

@@ -11,6 +11,12 @@ from safetensors.torch import load_file
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.depth import DEPTH, DepthConfig
+from twoaxis.model import Decoder
+from twoaxis.planner.coefficients import coefficients
+from twoaxis.planner.hardware import read_device
+from twoaxis.planner.model.shape import ModelShape
+from twoaxis.planner.quantities import Precision
+from twoaxis.planner.setting import ParallelLayout, Setting
 from twoaxis.sequence import SEQUENCE, SequenceConfig
 from twoaxis.testing.sharded import sharded_equals_whole
 from twoaxis.train import Result, load_trained, train
@@ -129,6 +135,24 @@ def test_sharded_stages_are_one_process_too(folder: Path) -> None:
     files = sorted(path.name[:11] for path in (folder / "two_by_two/checkpoints/step-00000006").glob("*.safetensors"))
     assert files == [f"shard-0000{rank}" for rank in range(1, 5)]
     assert load_trained(folder / "two_by_two").step == 6
+
+
+def test_bytes_of_a_step_are_those_of_the_plan(folder: Path) -> None:
+    config = recipe(folder, parallel={"shard": RANKS}, micro_batch_size=2)
+    model, precision = config.decoder(256), Precision(weights=4, gradients=4)
+    layout = ParallelLayout(gpus=RANKS, data=RANKS, microbatches=config.batch_size // RANKS // 2)
+    setting = Setting(read_device("h100"), layout, config.batch_size, 32, precision, sharding="weights")
+    planned = setting.training_step(coefficients(ModelShape.of_decoder(model), precision))["data_bytes"]
+    # The plan counts parameters; a shard is as long as the longest, which fills up odd ones.
+    decoder = Decoder(model)
+    filled = sum(-parameter.shape[0] % RANKS * parameter[0].numel() for parameter in decoder.parameters()) * 4
+    padding = layout.microbatches * 3 * filled / RANKS
+    # The embedding is frozen and the last norm annealed, so no gradient of them is reduced.
+    frozen = layout.microbatches * (decoder.embedding.weight.numel() + decoder.norm.gain.numel()) * 4 / RANKS
+    for sent in found(folder, "counted"):
+        assert sent.pop("allreduce_") < 100
+        assert sum(sent.values()) == planned + padding - frozen
+    assert padding < planned / 100
 
 
 def test_a_gathered_checkpoint_holds_what_one_process_writes(folder: Path) -> None:
