@@ -138,6 +138,11 @@ class Worker:
         """Under autocast."""
         self.found["bfloat16"] = self.run("bfloat16", precision="bfloat16")
 
+    def background(self) -> None:
+        """Checkpoints written while training goes on; then continued."""
+        background = {"shard": 2, "saving": "background"}
+        self.found["background"] = [self.run("background", parallel=background, steps=n) for n in (3, 6)]
+
     def other_recipe(self) -> None:
         """Another seed on the last rank."""
         self.found["other recipe"] = self.run("other", seed=self.rank)
@@ -169,9 +174,9 @@ class Worker:
         """What the ranks send each other in every step."""
         steps, take_step = list[dict[str, int]](), Trainer.take_step
 
-        def watched(trainer: Trainer, multiplier: float) -> StepOutcome:
-            with CollectiveBytes(trainer.ranks.count) as counted:
-                outcome = take_step(trainer, multiplier)
+        def watched(self: Trainer, multiplier: float) -> StepOutcome:
+            with CollectiveBytes(self.ranks.count) as counted:
+                outcome = take_step(self, multiplier)
             steps.append(dict(counted.sent))
             return outcome
 
@@ -212,6 +217,7 @@ def main() -> None:
         worker.stopped: 2,
         worker.replicated: 2,
         worker.half_precision: 2,
+        worker.background: 2,
         worker.other_recipe: 2,
         worker.full_disk: 2,
         worker.missing_shard: 2,

@@ -51,6 +51,15 @@ def close(a: list[list[float | None]], b: list[list[float | None]], rtol: float 
     torch.testing.assert_close(*numbers, rtol=rtol, atol=0)
 
 
+def same_files(run: Path, other: Path) -> None:
+    one, two = (path / "checkpoints" / "step-00000006" for path in (run, other))
+    files = sorted(path.name for path in one.glob("*.safetensors"))
+    assert len(files) == 2 and files == sorted(path.name for path in two.glob("*.safetensors"))
+    for name in files:
+        a, b = load_file(one / name), load_file(two / name)
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
+
+
 def test_losses_and_weights_are_those_of_one_process(folder: Path) -> None:
     assert found(folder, "straight") == found(folder, "again") == "finished"
     close(losses(folder / "straight"), losses(folder / "whole"))
@@ -72,12 +81,16 @@ def test_replicas_are_one_process_too(folder: Path) -> None:
 def test_a_stopped_run_resumes_bit_for_bit(folder: Path) -> None:
     assert found(folder, "stopped") == ["interrupted", "finished"]
     assert losses(folder / "stopped") == losses(folder / "straight")
-    one, other = (folder / name / "checkpoints" / "step-00000006" for name in ("stopped", "straight"))
-    files = sorted(path.name for path in one.glob("*.safetensors"))
-    assert len(files) == RANKS and files == sorted(path.name for path in other.glob("*.safetensors"))
-    for name in files:
-        a, b = load_file(one / name), load_file(other / name)
-        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
+    same_files(folder / "stopped", folder / "straight")
+
+
+def test_checkpoints_of_the_background_are_those_of_a_run_that_waits(folder: Path) -> None:
+    assert found(folder, "background") == ["finished", "finished"]
+    assert losses(folder / "background") == losses(folder / "straight")
+    same_files(folder / "background", folder / "straight")
+    train(recipe(folder, parallel={"saving": "background"}), folder / "whole_background")
+    assert losses(folder / "whole_background") == losses(folder / "whole")
+    same_files(folder / "whole_background", folder / "whole")
 
 
 def test_autocast_is_that_of_one_process(folder: Path) -> None:

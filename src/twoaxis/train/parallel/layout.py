@@ -32,6 +32,7 @@ class ParallelConfig(Config):
         virtual: stages on each rank, above 1 with `interleaved` only.
         forwarding: what crosses a boundary: the whole depth state (`naive`), or those of its tensors that the receiving rank
             has not received (`cached`), or neither received nor computed (`cached_own`).
+        saving: `wait` writes a checkpoint before the next step; `background` copies what it holds and writes it meanwhile.
         timeout_seconds: how long a rank waits for the others before it gives up.
 
     Example:
@@ -47,6 +48,7 @@ class ParallelConfig(Config):
     schedule: Schedule = "1f1b"
     virtual: int = Field(default=1, ge=1)
     forwarding: Literal["naive", "cached", "cached_own"] = "naive"
+    saving: Literal["wait", "background"] = "wait"
     timeout_seconds: float = Field(default=600.0, gt=0)
 
     @property

@@ -34,6 +34,7 @@ class Sharded(Placement):
         self._data_ranks = replicate * self._shard_ranks
         place = self.mesh.get_coordinate()
         assert place is not None
+        self._writers = ranks.apart()
         self._data_rank = place[1] * self._shard_ranks + place[2]
 
     @property
@@ -80,8 +81,17 @@ class Sharded(Placement):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def save(self, folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimizer, state: Any, keep: int) -> None:
-        """Writes the parts of all ranks as one checkpoint."""
+    def checkpoint(
+        self,
+        folder: Path,
+        step: int,
+        model: Decoder,
+        optimizer: torch.optim.Optimizer,
+        state: Any,
+        keep: int,
+        copied: bool = False,
+    ) -> Callable[[], None]:
+        """Returns what writes the parts of all ranks as one checkpoint."""
         tensors: dict[str, Tensor] = {name: parameter.detach() for name, parameter in model.named_parameters()}
         steps: dict[str, float] = {}
         for name, parameter in self._shards.parameters.items():
@@ -91,7 +101,9 @@ class Sharded(Placement):
                 else:
                     steps[name] = float(value)
         every = {name: taken for found in self.ranks.gather(steps) for name, taken in found.items()}
-        save_shards(folder, step, tensors, {**state, "optimizer_steps": every}, keep, self.ranks)
+        if copied:
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        return lambda: save_shards(folder, step, tensors, {**state, "optimizer_steps": every}, keep, self._writers)
 
     def restore(
         self, folder: Path, model: Decoder, optimizer: torch.optim.Optimizer, say: Callable[[str], None]
