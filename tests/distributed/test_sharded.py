@@ -180,9 +180,15 @@ def test_a_gathered_checkpoint_holds_what_one_process_writes(folder: Path) -> No
         ({"parallel": {"shard": 5}}, "batch_size=12: must be a multiple of parallel.shard"),
         ({"parallel": {"shard": 4}}, "micro_batch_size=4: must be at most the 3 windows of a rank"),
         ({"parallel": {"shard": 2}, "compile": "model"}, "must be 'off' or 'block'"),
+        ({"parallel": {"shard": 2}, "compile": "block", "recompute": "block"}, "must be 'off' with recompute='block'"),
+        ({"parallel": {"pipeline": 2}, "compile": "block"}, "must be 'off' with a pipeline"),
+        ({"parallel": {"pipeline": 3}, "schedule": "constant"}, "stages=3: must be at most the 2 blocks"),
+        ({"parallel": {"pipeline": 2}, "micro_batch_size": 12}, "at most 6 for 2 or more micro-batches"),
+        ({"parallel": {"pipeline": 2}, "micro_batch_size": 5}, "a divisor of the 12 windows"),
+        ({"parallel": {"virtual": 2}}, "parallel.virtual=2: must be left out without a pipeline"),
         ({"parallel": {"shard": 0}}, "shard=0: must be >= 1"),
     ],
-    ids=["rows", "micro-batch", "whole model", "none"],
+    ids=["rows", "micro-batch", "model", "recomputed", "stages", "blocks", "fill", "divide", "virtual", "none"],
 )
 def test_a_layout_that_does_not_fit_is_refused_with_the_recipe(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

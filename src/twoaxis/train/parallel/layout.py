@@ -105,6 +105,9 @@ class ParallelConfig(Config):
         if self.ranks > 1 and compiled == "model":
             allowed = "'off' or 'block' with more than one process, where parameters are gathered between blocks"
             raise ConfigError(problem("compile", compiled, allowed, "use compile=block"))
+        if compiled != "off" and (self.pipeline > 1 or (self.ranks > 1 and recompute == "block")):
+            why = "a pipeline" if self.pipeline > 1 else "recompute='block' on more than one process"
+            raise ConfigError(problem("compile", compiled, f"'off' with {why}", "leave one of them out"))
         if self.pipeline > 1:
             self.stages(batch_size, micro_batch_size, recompute).blocks(n_layers)
         elif (self.virtual, self.forwarding) != (1, "naive"):
