@@ -195,6 +195,10 @@ class Worker:
         """Two stages, each of two ranks that share out their parameters and rows."""
         self.found["two by two"] = self.run("two_by_two", parallel={"pipeline": 2, "shard": 2}, micro_batch_size=2)
 
+    def from_one(self) -> None:
+        """The run of one process, from before these processes, continued by two."""
+        self.found["from one"] = self.run("from_one")
+
     def on_three(self) -> None:
         """The sharded run continued on three ranks."""
         self.copy("straight", "on_three")
@@ -223,6 +227,7 @@ def main() -> None:
         worker.missing_shard: 2,
         worker.counted: 2,
         worker.pipelined: 2,
+        worker.from_one: 2,
         worker.on_three: 3,
         worker.two_by_two: 4,
     }

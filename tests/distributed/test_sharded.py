@@ -33,6 +33,7 @@ WORKER = Path(__file__).with_name("sharded_worker.py")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of two ranks, and that of one process from the same recipe."""
     folder = tmp_path_factory.mktemp("sharded")
+    train(recipe(folder, steps=3), folder / "from_one")
     run_processes(WORKER, folder, PROCESSES, timeout_seconds=300)
     train(recipe(folder), folder / "whole")
     return folder
@@ -129,6 +130,11 @@ def test_one_process_goes_on_from_shards(folder: Path, longer: list[list[float |
     shutil.copytree(folder / "straight", folder / "on_one")
     assert train(recipe(folder, steps=9), folder / "on_one").steps == 9
     close(losses(folder / "on_one"), longer)
+
+
+def test_two_ranks_go_on_from_one_process(folder: Path) -> None:
+    assert found(folder, "from one") == "finished"
+    close(losses(folder / "from_one"), losses(folder / "whole"))
 
 
 def test_three_ranks_go_on_from_the_shards_of_two(folder: Path, longer: list[list[float | None]]) -> None:
