@@ -5,10 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from twoaxis.core.files import cache_folder
 
 CLOCKS = {name + unit for name in ("perf_counter", "monotonic", "process_time") for unit in ("", "_ns")} | {"time_ns", "timeit"}
 
@@ -50,6 +53,11 @@ def test_finds_timed_assertions(body: str) -> None:
 def test_no_assertion_on_time(test_sources: dict[str, ast.Module]) -> None:
     found = {path: lines for path, tree in test_sources.items() if (lines := list(timed_assertions(tree)))}
     assert not found, "speed is reported by benchmarks/, never asserted"
+
+
+def test_a_session_has_a_cache_folder_of_its_own() -> None:
+    folder = cache_folder()
+    assert folder.is_dir() and folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith("twoaxis-tests-")
 
 
 def test_no_test_switches_off_the_checks_of_shapes(test_sources: dict[str, ast.Module]) -> None:
