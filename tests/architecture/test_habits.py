@@ -30,11 +30,14 @@ def timed_assertions(tree: ast.Module) -> Iterator[int]:
     for scope in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
         timed = set(CLOCKS)
         assignments = [n for n in ast.walk(scope) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign) and n.value]
-        for _ in assignments:
-            for node in assignments:
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                if node.value and _names(node.value) & timed:
-                    timed |= {name for target in targets for name in _names(target)}
+        flows = []
+        for node in assignments:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            flows.append((_names(node.value) if node.value else set(), set().union(*map(_names, targets))))
+        for _ in flows:
+            for used, given in flows:
+                if used & timed:
+                    timed |= given
         yield from (n.lineno for n in ast.walk(scope) if isinstance(n, ast.Assert) and _names(n.test) & timed)
 
 
