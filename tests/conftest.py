@@ -1,8 +1,11 @@
 """What every test can rely on: one thread, fixed seeds, checked shapes, and no silent skip."""
 
+import gc
+import os
 import random
 import re
 import resource
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -83,6 +86,29 @@ def pytest_configure(config: pytest.Config) -> None:
         # Has to come before the first import of these packages, hence no import of twoaxis in this file.
         jaxtyping.jaxtyped = checked_if_of_shapes
         jaxtyping.install_import_hook([f"twoaxis.{name}" for name in CHECKED_PACKAGES], TYPE_CHECKER)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Gives the session a new cache folder, which its workers share, so that the user's is neither read nor written."""
+    if not hasattr(session.config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="twoaxis-tests-", ignore_cleanup_errors=True)
+        before = os.environ.get("TWOAXIS_CACHE")
+        os.environ["TWOAXIS_CACHE"] = folder.name
+
+        def restore() -> None:
+            folder.cleanup()
+            os.environ.pop("TWOAXIS_CACHE")
+            if before is not None:
+                os.environ["TWOAXIS_CACHE"] = before
+
+        session.config.add_cleanup(restore)
+
+
+def pytest_collection_finish() -> None:
+    """Leaves what collection has made out of all later searches for garbage; it lives as long as the session."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

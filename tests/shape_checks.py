@@ -10,7 +10,8 @@ import jaxtyping
 from torch import Tensor, nn
 
 _check: Any = jaxtyping.jaxtyped
-_FIELDS: dict[type, tuple[str, ...]] = {}
+_FINDERS: dict[type, Callable[[Any, bool], Any]] = {}
+_MODULES: dict[Any, int] = {}
 _KIND = "_kind_of_shapes"
 """Where a module keeps its kind, which is slow to find."""
 
@@ -63,24 +64,30 @@ def kind(value: Any, numbers: bool = True) -> Any:
     of_type = type(value)
     if of_type is Tensor or of_type is nn.Parameter:
         return value.shape, value.dtype
+    find = _FINDERS.get(of_type) or _FINDERS.setdefault(of_type, _finder(of_type))
+    return find(value, numbers)
+
+
+def _finder(of_type: type) -> Callable[[Any, bool], Any]:
+    """How the kind of a value of this type is found."""
     if of_type in (int, bool, str):
-        return value if numbers else of_type
+        return lambda value, numbers: value if numbers else of_type
     if of_type is tuple or of_type is list:
-        return of_type, *(kind(entry, numbers) for entry in value)
-    if of_type in _FIELDS:
-        return of_type, *(kind(getattr(value, name), False) for name in _FIELDS[of_type])
-    if isinstance(value, nn.Module):
-        return value.__dict__.get(_KIND) or value.__dict__.setdefault(_KIND, _kind_of_module(value))
-    if isinstance(value, Tensor):
-        return of_type, value.shape, value.dtype
-    if isinstance(value, dict):
-        return of_type, *((key, kind(entry, numbers)) for key, entry in value.items())
+        return lambda value, numbers: (of_type, *[kind(entry, numbers) for entry in value])
+    if issubclass(of_type, nn.Module):
+        return lambda value, numbers: value.__dict__.get(_KIND) or value.__dict__.setdefault(_KIND, _kind_of_module(value))
+    if issubclass(of_type, Tensor):
+        return lambda value, numbers: (of_type, value.shape, value.dtype)
+    if issubclass(of_type, dict):
+        return lambda value, numbers: (of_type, *[(key, kind(entry, numbers)) for key, entry in value.items()])
     if dataclasses.is_dataclass(of_type):
-        _FIELDS[of_type] = tuple(field.name for field in dataclasses.fields(of_type))
-        return kind(value)
-    return of_type
+        names = tuple(field.name for field in dataclasses.fields(of_type))
+        return lambda value, numbers: (of_type, *[kind(getattr(value, name), False) for name in names])
+    return lambda value, numbers: of_type
 
 
-def _kind_of_module(module: nn.Module) -> Any:
+def _kind_of_module(module: nn.Module) -> tuple[type, int]:
+    """A number for all that are alike: what it stands for takes long to compare."""
     settings = tuple((name, value) for name, value in vars(module).items() if isinstance(value, int | float | str))
-    return type(module), settings, tuple(p.shape for p in module.parameters())
+    alike = type(module), settings, tuple(p.shape for p in module.parameters())
+    return nn.Module, _MODULES.setdefault(alike, len(_MODULES))

@@ -48,6 +48,8 @@ before = world()
 import twoaxis
 assert world() == before
 print(json.dumps(sorted(name for name in sys.modules if name.split(".")[0] in ("transformers", "tokenizers", "twoaxis"))))
+twoaxis.Decoder.build({"vocab_size": 8, "d_model": 8, "n_layers": 1})
+assert "torch._dynamo" not in sys.modules, "a compiler takes as long to load as everything else"
 """
 
 

@@ -5,10 +5,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from twoaxis.core.files import cache_folder
 
 CLOCKS = {name + unit for name in ("perf_counter", "monotonic", "process_time") for unit in ("", "_ns")} | {"time_ns", "timeit"}
 
@@ -27,11 +30,14 @@ def timed_assertions(tree: ast.Module) -> Iterator[int]:
     for scope in [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]:
         timed = set(CLOCKS)
         assignments = [n for n in ast.walk(scope) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign) and n.value]
-        for _ in assignments:
-            for node in assignments:
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                if node.value and _names(node.value) & timed:
-                    timed |= {name for target in targets for name in _names(target)}
+        flows = []
+        for node in assignments:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            flows.append((_names(node.value) if node.value else set(), set().union(*map(_names, targets))))
+        for _ in flows:
+            for used, given in flows:
+                if used & timed:
+                    timed |= given
         yield from (n.lineno for n in ast.walk(scope) if isinstance(n, ast.Assert) and _names(n.test) & timed)
 
 
@@ -50,6 +56,11 @@ def test_finds_timed_assertions(body: str) -> None:
 def test_no_assertion_on_time(test_sources: dict[str, ast.Module]) -> None:
     found = {path: lines for path, tree in test_sources.items() if (lines := list(timed_assertions(tree)))}
     assert not found, "speed is reported by benchmarks/, never asserted"
+
+
+def test_a_session_has_a_cache_folder_of_its_own() -> None:
+    folder = cache_folder()
+    assert folder.is_dir() and folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith("twoaxis-tests-")
 
 
 def test_no_test_switches_off_the_checks_of_shapes(test_sources: dict[str, ast.Module]) -> None:

@@ -1,13 +1,18 @@
 """The README says what is so: its table is the tables', its Python runs, its commands exist."""
 
+import io
 import re
 import tomllib
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from twoaxis import DEPTH, FEED_FORWARD, LOCAL, SEQUENCE
-from twoaxis.cli.app import app
+from twoaxis.cli.app import app, main
 from twoaxis.study.report_data import read_report
+from twoaxis.study.timing import measure
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -30,8 +35,25 @@ def test_mixer_table_is_the_tables():
     assert feed_forwards == ", ".join(f"`{row.kind}`" for row in FEED_FORWARD)
 
 
+class EngineWithoutProcesses:
+    """Trains where the test runs: that a run is a process of its own is for tests of the runner."""
+
+    def __init__(self, jobs: int) -> None:
+        self.threads = torch.get_num_threads()
+
+    def run(self, tasks: Any, listener: Any) -> None:
+        for task in tasks:
+            assert task.command[1:4] == ("-m", "twoaxis", "train")
+            listener.began(task)
+            with redirect_stdout(io.StringIO()):
+                code = main(task.command[3:])
+            listener.ended(task, code)
+
+
 def test_python_block_runs(capsys, tmp_path, monkeypatch):
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    monkeypatch.setattr("twoaxis.study.running.engine.LocalEngine", EngineWithoutProcesses)
+    monkeypatch.setattr("twoaxis.study.running._process_timer", lambda folder, progress: measure)
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "README.md", "exec"), {})
     answer, text = capsys.readouterr().out.split("\n", 1)

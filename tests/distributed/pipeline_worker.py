@@ -9,6 +9,7 @@ import os
 import sys
 import weakref
 from collections import Counter
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from twoaxis.depth import DepthConfig, DepthEnds, DepthMixer
 from twoaxis.depth.base import Layout
 from twoaxis.model import DecoderConfig
 from twoaxis.ops.cross_entropy import IGNORE
+from twoaxis.train.parallel import boundaries
 from twoaxis.train.parallel.boundaries import PipelineConfig
 from twoaxis.train.parallel.pipeline import Pipeline
 from twoaxis.train.parallel.stage import CachingStage
@@ -125,6 +127,19 @@ def batch(shape: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor, torch.Ten
     return tokens, targets, documents.contiguous()
 
 
+def share_states() -> None:
+    """Lets pipelines of one decoder share the pass without memory that finds its states, for it depends on nothing else."""
+    states, known = boundaries._states, dict[Any, list[Any]]()
+
+    def shared(model: Any, tokens: torch.Tensor, stops: Sequence[int]) -> list[Any]:
+        key = model.config, tokens.shape
+        if key not in known:
+            known[key] = states(model, tokens, range(1, len(model.blocks)))
+        return [known[key][stop - 1] for stop in stops]
+
+    boundaries._states = shared
+
+
 def watch(pipeline: Pipeline) -> list[weakref.ref[torch.Tensor]]:
     """Every tensor that a block makes, while it is alive."""
     found: list[weakref.ref[torch.Tensor]] = []
@@ -184,6 +199,7 @@ def work(folder: Path, rank: int, ranks: int) -> None:
     )
     groups: dict[int, Any] = {n: None if n == ranks else dist.new_group(range(n)) for n in range(1, ranks + 1)}
     traffic = Traffic()
+    share_states()
     reports, found = {}, {}
     # So that a collection after a step need not walk through all that was imported.
     gc.freeze()

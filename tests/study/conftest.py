@@ -1,7 +1,6 @@
 """A tiny study on a tiny corpus, and a trainer that follows a script instead of training."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,6 @@ from twoaxis.study import StudyConfig
 from twoaxis.study.report import Report, write_report
 
 from .scripted import FakeTrainer
-
-
-@pytest.fixture(autouse=True, scope="session")
-def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TWOAXIS_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -91,8 +91,9 @@ class Decoder(DeclaredModule):
         self.tokenizer: TextTokenizer | None = None
         self.end_tokens: frozenset[int] = frozenset()
         self.source_files: Mapping[str, bytes] = {}
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model, device="meta")
         shape, init = (config.vocab_size, config.d_model), Normal(config.initial_embedding_std)
+        # To draw values on the meta device, as the constructor does, torch would load its compiler.
+        self.embedding = nn.Embedding.from_pretrained(torch.empty(shape, device="meta"), freeze=False)
         self.embedding.weight = self.parameter("embedding.weight", shape, init, "embedding")
         self.embedding_norm = RMSNorm(config.d_model, config.stack.norm_eps) if config.embedding_norm == "rms" else None
         mixers, ends = config.depth.build(config.stack)

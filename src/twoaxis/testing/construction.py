@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import load, save
@@ -78,11 +79,11 @@ def _depth_relation(config: DepthConfig, host: Pass) -> None:
 
 def _relation(declared: InitEquivalence, own: DecoderConfig, plain: DecoderConfig, host: Pass) -> None:
     require(bool(declared.reason.strip()), "init_equivalence: gives no reason, must give one sentence")
-    model, reference = (Decoder.build(config).double() for config in (own, plain))
-    for fresh in (model, reference):
-        host(fresh)
+    model = Decoder.build(own).double()
+    host(model)
+    reference = _reference(plain, host)  # type: ignore[arg-type]
     values = dict(model.named_parameters())
-    for name, shared in reference.named_parameters():
+    for name, shared in reference.parameters.items():
         require(name in values, f"{name}: missing, but the plain model has it")
         if declared.relation == "none" and values[name].shape != shared.shape:
             # A mixer may replace a projection, and then cannot equal the plain model.
@@ -94,7 +95,7 @@ def _relation(declared: InitEquivalence, own: DecoderConfig, plain: DecoderConfi
         owner, _, parameter = name.rpartition(".")
         if owner.endswith((".key_norm", ".value_norm")):
             got_gradients[f"{owner.rpartition('.')[0]}.norm.{parameter}"] += got_gradients[name]
-    expected, expected_gradients = _logits_and_gradients(reference)
+    expected, expected_gradients = reference.logits, reference.gradients
     if declared.relation == "none":
         differs("logits, with init_equivalence none", got, expected, "init_none")
         return
@@ -104,6 +105,21 @@ def _relation(declared: InitEquivalence, own: DecoderConfig, plain: DecoderConfi
         close(f"gradient of {name}", got_gradients[name], gradient, "init_up_to_norm")
     if declared.relation == "up_to_norm":
         _differs_by_scale_only_at_tiny_eps(own, plain)
+
+
+class _Reference(NamedTuple):
+    parameters: dict[str, nn.Parameter]
+    logits: Tensor
+    gradients: dict[str, Tensor]
+
+
+@lru_cache(maxsize=8)
+def _reference(plain: DecoderConfig, host: Pass) -> _Reference:
+    """The plain model, which is the same for every mixer of an axis."""
+    model = Decoder.build(plain).double()
+    host(model)
+    logits, found = _logits_and_gradients(model)
+    return _Reference(dict(model.named_parameters()), logits.detach(), found)
 
 
 def _differs_by_scale_only_at_tiny_eps(own: DecoderConfig, plain: DecoderConfig) -> None:

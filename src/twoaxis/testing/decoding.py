@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
@@ -45,8 +46,10 @@ def incremental_decode(config: AxisConfig) -> None:
     full = model(tokens)
     layout = TokenLayout.left_padded(torch.tensor([4, TOKENS]), TOKENS)
     ragged = model(tokens, layout)
+    # A mixer of depth that keeps no tokens sees single ones in ragged chunks too.
+    plans = (RAGGED,) if isinstance(config, DepthConfig) and not config.design.position else ((1,) * TOKENS, RAGGED)
     with torch.no_grad():
-        for chunks in ((1,) * TOKENS, RAGGED):
+        for chunks in plans:
             close(f"logits in chunks {chunks}", decode(model, tokens, chunks), full, "same_values")
         got = decode(model, tokens, RAGGED, layout)
     close(f"left-padded logits in chunks {RAGGED}", got[:, -4:], ragged[:, -4:], "same_values")
@@ -109,11 +112,11 @@ def long_prefill(config: AxisConfig) -> None:
             close("output behind a long prefill", decode_mixer(mixer, context, LONG), full, "same_values")
         return
     model, tokens = toy_decoder(config), toy_tokens(tokens=total)
-    empty = model.new_cache()
-    if empty.ends is None and all(sublayer.depth is None for block in empty.sublayers for sublayer in block):
-        # The cache of attention is tested by the checks of attention.
-        return
     with torch.no_grad():
+        _, cache = model(tokens[:, :TOKENS], None, model.new_cache())
+        if not any(leaf is not None for leaf in tree_leaves((cache.ends, _depth_caches(cache)))):
+            # What attention keeps is for the checks of attention.
+            return
         close("logits behind a long prefill", decode(model, tokens, LONG), model(tokens), "same_values")
 
 
@@ -186,20 +189,33 @@ def cache_size(config: MixerConfig) -> None:
 def depth_cache_is_exact(config: DepthConfig) -> None:
     """The caches of depth mixers and ends have the bytes that the meter finds after any number of tokens, and do not grow."""
     model = toy_decoder(config)
-    for chunks in ((1,) * TOKENS, RAGGED, (TOKENS, 1)):
+    held = dict[int, list[int]]()
+    for chunks in (RAGGED, (TOKENS, 1), (1,) * TOKENS):
+        if chunks[0] == 1 and not any(map(any, held.values())):
+            # Ragged chunks hold single tokens too.
+            break
         cache, length = model.new_cache(), 0
         for tokens in chunks:
             with torch.no_grad():
                 _, cache = model(toy_tokens(tokens=tokens), None, cache)
             length += tokens
-            shape, when = Shape(2, length, element_bytes=8), f"after {length} tokens in chunks {chunks}"
-            caches = [held_bytes(sublayer.depth) for block in cache.sublayers for sublayer in block]
-            found = decoder_trace(model.config, shape, traffic=False)
-            exactly(f"depth cache bytes {when}", caches, [operation.cache for operation in found.sublayers])
-            exactly(f"cache bytes of the ends {when}", held_bytes(cache.ends), found.ends.cache)
-    few, many = (decoder_trace(model.config, Shape(2, tokens, 8), traffic=False) for tokens in (TOKENS, 200))
-    carried = [[operation.cache for operation in (*each.sublayers, each.ends)] for each in (few, many)]
-    exactly(f"depth cache bytes after 200 tokens and after {TOKENS}", carried[1], carried[0])
+            found = [held_bytes(part) for part in (*_depth_caches(cache), cache.ends)]
+            exactly(f"depth cache bytes after {length} tokens in chunks {chunks}", found, held.setdefault(length, found))
+    # Where nothing is ever held, one length is enough.
+    lengths = held if any(map(any, held.values())) else (TOKENS,)
+    metered = {length: _metered_caches(model, length) for length in (*lengths, 200)}
+    for length in lengths:
+        exactly(f"depth cache bytes after {length} tokens, of each sublayer and the ends", held[length], metered[length])
+    exactly(f"depth cache bytes after 200 tokens and after {TOKENS}", metered[200], metered[TOKENS])
+
+
+def _depth_caches(cache: Any) -> list[Any]:
+    return [sublayer.depth for block in cache.sublayers for sublayer in block]
+
+
+def _metered_caches(model: Decoder, tokens: int) -> list[int]:
+    found = decoder_trace(model.config, Shape(2, tokens, element_bytes=8), traffic=False)
+    return [operation.cache for operation in (*found.sublayers, found.ends)]
 
 
 def _storage_sizes(mixer: Any, tokens: int) -> Iterator[int]:

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from twoaxis.core.cost import Shape
 from twoaxis.core.measure import distance, noise
+from twoaxis.core.parameters import materialize
 from twoaxis.depth import DepthConfig
-from twoaxis.ledger.decoder_memory import decoder_trace
 from twoaxis.model import Decoder
 from twoaxis.sequence import AttentionConfig
 from twoaxis.testing.conformance import check, exactly, require
@@ -24,6 +23,9 @@ WIDTH, PARTS, LAYERS = 48, 4, 7
 
 BLOCK = ((AttentionConfig(n_heads=4, head_dim=12),),)
 """With one sublayer in each block, outputs of sublayers and of blocks are the same sources."""
+
+DEPTHS = (16, 32)
+"""Numbers of sublayers between which a state grows only if it holds all sources; no window of an example is as long."""
 
 THREE = (ATTENTION, FEED_FORWARD, FEED_FORWARD)
 """A block of odd length, which tells once per block from every second sublayer."""
@@ -70,7 +72,8 @@ def declared_weights_are_measured(config: DepthConfig) -> None:
 @check
 def declared_sharing_is_measured(config: DepthConfig) -> None:
     """Parameters exist once for the model, for each block that mixes, for each sublayer, or not at all, as declared."""
-    few, many = (toy_decoder(config, n_layers=n, blocks=(THREE,)) for n in (4, 8))
+    with torch.device("meta"):
+        few, many = (Decoder(decoder_config(config, n_layers=n, blocks=(THREE,))) for n in (4, 8))
     owned = [[_count(sublayer.depth) > 0 for sublayer in block.sublayers] for block in few.blocks]  # type: ignore[union-attr]
     per_block = max(sum(block) for block in owned)
     if _mixing(few) == 0:
@@ -89,12 +92,17 @@ def declared_sharing_is_measured(config: DepthConfig) -> None:
 @check
 def declared_window_is_measured(config: DepthConfig) -> None:
     """The depth state grows with depth exactly where the declared window begins with `all`."""
-    few, many = (decoder_config(config, d_model=WIDTH, n_layers=n) for n in (16, 32))
-    traces = [decoder_trace(model, Shape(1, 1), traffic=False) for model in (few, many)]
-    floats = [max(each.state_elements(index) for index in range(len(each.states))) for each in traces]
-    # One number per sublayer may be a weight; a source is at least as wide as a head.
-    grown = floats[1] - floats[0] > many.stack.n_sublayers - few.stack.n_sublayers
-    exactly("whether more depth means more sources", grown, config.design.grows)
+    few, many = (_largest_state(config, layers) for layers in DEPTHS)
+    # A number for each sublayer may be a weight; a source is as wide as a head at least.
+    exactly("whether more depth means more sources", many - few > DEPTHS[1] - DEPTHS[0], config.design.grows)
+
+
+@torch.no_grad()
+def _largest_state(config: DepthConfig, layers: int) -> int:
+    """The most numbers of one token that any state holds; values do not matter, so parameters stay as memory has them."""
+    model = materialize(lambda: Decoder(decoder_config(config, d_model=WIDTH, n_layers=layers, blocks=BLOCK)))
+    states = trace(model, toy_tokens(batch=1, tokens=1)).states
+    return max(sum(tensor.numel() for tensor in tensors(state)) for state in states)
 
 
 def _weights_word(on_input: bool, on_reader: bool) -> str:
