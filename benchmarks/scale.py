@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 -m benchmarks.scale
 
-Own time is the wall-clock time of a step in which neither an operation of torch nor a collective runs, by the profiler of torch,
-median of the steps. Memory is counted from the tensors; that of a checkpoint is the growth of the peak of the process.
+Own time is the wall-clock time of a step in which neither an operation of torch nor a collective runs, by torch's profiler,
+the median of the steps. Memory is counted from the tensors; that of a checkpoint is the growth of the peak of the process.
 """
 
 import json
@@ -103,8 +103,9 @@ def measure(depth: str, ranks: Ranks, folder: Path) -> dict[str, Any]:
     del trainer
     reset_peak()
     before = peak_now()
-    trainer = Trainer(recipe(depth, ranks.count), RunFolder(folder), Progress(), ranks)
+    restored = Trainer(recipe(depth, ranks.count), RunFolder(folder), Progress(), ranks)
     return {
+        "resumed after step": restored.step,
         "depth": depth,
         "own share of a step": statistics.median(shares),
         "MiB of parameters, gradients, optimizer": held / 2**20,
