@@ -83,6 +83,7 @@ class ValueResidualConfig(DepthConfig):
             sharing="none" if free else "block",
             injection="replaces values",
             weights="input and reader" if gated else "static",
+            heads="each",
         )
 
     @model_validator(mode="after")

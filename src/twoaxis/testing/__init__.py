@@ -16,6 +16,7 @@ from twoaxis.testing import (
     mixing_design,
     sharded,
     state,
+    tensor_parallel,
 )
 from twoaxis.testing.conformance import Check, CheckFailed, CheckResult, iterate_checks, run_checks
 
@@ -41,6 +42,7 @@ _EVERY_AXIS = (
     memory.recomputing_bytes_are_exact,
     gradient.compiles_once,
     sharded.sharded_equals_whole,
+    tensor_parallel.tensor_parallel_equals_whole,
 )
 
 
@@ -64,6 +66,7 @@ def depth_checks() -> tuple[Check, ...]:
         mixing_design.declared_weights_are_measured,
         mixing_design.declared_sharing_is_measured,
         mixing_design.declared_window_is_measured,
+        mixing_design.declared_heads_are_measured,
     )
 
 

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -31,9 +32,11 @@ WAIT_SECONDS = 60
 def sharded_equals_whole(config: AxisConfig) -> None:
     """Loss and all gradients of two ranks with half of each parameter are those of one process."""
     model = toy_decoder(config, dtype=torch.float32)
-    loss = _loss(model, toy_tokens(2 * RANKS))
+    tokens = toy_tokens(2 * RANKS)
+    loss = mean_loss(model, tokens)
     loss.backward()
-    found, gradients = _ranks().measure(config)
+    found, arrays = ask_ranks(_measure, config)[0]
+    gradients = {name: torch.from_numpy(one) for name, one in arrays.items()}
     away = abs(found - loss.item()) / abs(loss.item())
     if away > bound("sharded_loss"):
         raise CheckFailed(f"loss of {RANKS} ranks: {found!r}, must be {loss.item()!r} within {bound('sharded_loss'):.0e}")
@@ -47,13 +50,23 @@ def sharded_equals_whole(config: AxisConfig) -> None:
             )
 
 
-def _loss(model: Decoder, tokens: Tensor) -> Tensor:
+def mean_loss(model: Decoder, tokens: Tensor, rows: int | None = None) -> Tensor:
+    """The summed loss of rows whose last token is a target only, over the targets of all `rows` rows."""
     total, _ = model.loss(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
-    return total / (toy_tokens(2 * RANKS).numel() - 2 * RANKS)
+    return total / ((rows or len(tokens)) * (tokens.shape[1] - 1))
+
+
+def ask_ranks(measure: Callable[..., Any], *given: Any) -> list[Any]:
+    """What a function of a module returns on every rank, called with a mesh of all ranks, the rank, and what is given.
+
+    Raises:
+        CheckFailed: an error on a rank.
+    """
+    return _ranks().measure(measure, given)
 
 
 class _Ranks:
-    """The processes; each reads configurations from its input and writes what it measures."""
+    """The processes; each reads functions with their arguments from its input and writes what they return."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="twoaxis-ranks-")
@@ -69,12 +82,12 @@ class _Ranks:
             for rank in range(RANKS)
         ]
 
-    def measure(self, config: AxisConfig) -> tuple[float, dict[str, Tensor]]:
-        """The loss of all ranks, and every whole gradient by name."""
+    def measure(self, function: Callable[..., Any], given: tuple[Any, ...]) -> list[Any]:
+        """What the function returns on each rank."""
         try:
             for process in self._processes:
                 assert process.stdin is not None
-                pickle.dump(config, process.stdin)
+                pickle.dump((function, given), process.stdin)
                 process.stdin.flush()
             answers = [pickle.load(process.stdout) for process in self._processes if process.stdout is not None]
         except (OSError, EOFError, pickle.PicklingError, AttributeError) as error:
@@ -84,8 +97,7 @@ class _Ranks:
         for answer in answers:
             if isinstance(answer, str):
                 raise CheckFailed(answer)
-        loss, gradients = answers[0]
-        return loss, {name: torch.from_numpy(one) for name, one in gradients.items()}
+        return answers
 
     def end(self) -> None:
         """Ends the processes."""
@@ -114,9 +126,10 @@ def _serve() -> None:
     store = dist.FileStore(meeting, RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=WAIT_SECONDS))
     mesh = dist.init_device_mesh("cpu", (RANKS,))
-    while (config := _next(questions)) is not None:
+    while (question := _next(questions)) is not None:
+        function, given = question
         try:
-            answer: Any = _measure(config, mesh, rank)
+            answer: Any = function(mesh, rank, *given)
         except Exception as error:
             answer = f"{type(error).__name__} on rank {rank}: {' '.join(str(error).split())}"
         pickle.dump(answer, answers)
@@ -131,7 +144,7 @@ def _next(questions: BinaryIO) -> Any:
         return None
 
 
-def _measure(config: AxisConfig, mesh: Any, rank: int) -> tuple[float, dict[str, Any]]:
+def _measure(mesh: Any, rank: int, config: AxisConfig) -> tuple[float, dict[str, Any]]:
     from torch.distributed.tensor import DTensor
 
     from twoaxis.train.parallel.sharding import local_part, shard
@@ -142,7 +155,7 @@ def _measure(config: AxisConfig, mesh: Any, rank: int) -> tuple[float, dict[str,
         for name, parameter in model.named_parameters():
             assert isinstance(parameter, DTensor)
             parameter.to_local().copy_(local_part(whole[name], parameter))
-    loss = _loss(model, toy_tokens(2 * RANKS).chunk(RANKS)[rank])
+    loss = mean_loss(model, toy_tokens(2 * RANKS).chunk(RANKS)[rank], rows=2 * RANKS)
     loss.backward()
     total = loss.detach().clone()
     dist.all_reduce(total)
