@@ -1,19 +1,6 @@
-"""Two ranks that share out the parameters and the rows of a batch compute what one process does.
+"""Two ranks that share out the parameters and the rows of a batch compute what one process does."""
 
-The ranks are two processes that the first check starts and that end with this one.
-"""
-
-import atexit
-import os
-import pickle
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable
-from datetime import timedelta
-from functools import cache
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,9 +10,7 @@ from twoaxis.core.measure import distance
 from twoaxis.model import Decoder
 from twoaxis.testing.conformance import CheckFailed, bound, slow_check
 from twoaxis.testing.toy import AxisConfig, decoder_config, toy_decoder, toy_tokens
-
-RANKS = 2
-WAIT_SECONDS = 60
+from twoaxis.testing.two_ranks import LOSS, RANKS, ask_ranks
 
 
 @slow_check
@@ -35,8 +20,8 @@ def sharded_equals_whole(config: AxisConfig) -> None:
     tokens = toy_tokens(2 * RANKS)
     loss = mean_loss(model, tokens)
     loss.backward()
-    found, arrays = ask_ranks(_measure, config)[0]
-    gradients = {name: torch.from_numpy(one) for name, one in arrays.items()}
+    gradients = ask_ranks(_measure, config)[0]
+    found = gradients.pop(LOSS).item()
     away = abs(found - loss.item()) / abs(loss.item())
     if away > bound("sharded_loss"):
         raise CheckFailed(f"loss of {RANKS} ranks: {found!r}, must be {loss.item()!r} within {bound('sharded_loss'):.0e}")
@@ -56,95 +41,7 @@ def mean_loss(model: Decoder, tokens: Tensor, rows: int | None = None) -> Tensor
     return total / ((rows or len(tokens)) * (tokens.shape[1] - 1))
 
 
-def ask_ranks(measure: Callable[..., Any], *given: Any) -> list[Any]:
-    """What a function of a module returns on every rank, called with a mesh of all ranks, the rank, and what is given.
-
-    Raises:
-        CheckFailed: an error on a rank.
-    """
-    return _ranks().measure(measure, given)
-
-
-class _Ranks:
-    """The processes; each reads functions with their arguments from its input and writes what they return."""
-
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="twoaxis-ranks-")
-        meeting = str(Path(self._folder.name) / "meeting")
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", "from twoaxis.testing.sharded import _serve; _serve()", meeting, str(rank)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-            )
-            for rank in range(RANKS)
-        ]
-
-    def measure(self, function: Callable[..., Any], given: tuple[Any, ...]) -> list[Any]:
-        """What the function returns on each rank."""
-        try:
-            for process in self._processes:
-                assert process.stdin is not None
-                pickle.dump((function, given), process.stdin)
-                process.stdin.flush()
-            answers = [pickle.load(process.stdout) for process in self._processes if process.stdout is not None]
-        except (OSError, EOFError, pickle.PicklingError, AttributeError) as error:
-            _ranks.cache_clear()
-            self.end()
-            raise CheckFailed(f"the ranks have ended ({type(error).__name__}: {error}); their own output says why") from None
-        for answer in answers:
-            if isinstance(answer, str):
-                raise CheckFailed(answer)
-        return answers
-
-    def end(self) -> None:
-        """Ends the processes."""
-        for process in self._processes:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None
-                stream.close()
-        self._folder.cleanup()
-
-
-@cache
-def _ranks() -> _Ranks:
-    ranks = _Ranks()
-    atexit.register(ranks.end)
-    return ranks
-
-
-def _serve() -> None:
-    """What each of the processes does."""
-    meeting, rank = sys.argv[1], int(sys.argv[2])
-    answers, sys.stdout = os.fdopen(os.dup(sys.stdout.fileno()), "wb"), sys.stderr
-    questions = sys.stdin.buffer
-    torch.set_num_threads(1)
-    store = dist.FileStore(meeting, RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=WAIT_SECONDS))
-    mesh = dist.init_device_mesh("cpu", (RANKS,))
-    while (question := _next(questions)) is not None:
-        function, given = question
-        try:
-            answer: Any = function(mesh, rank, *given)
-        except Exception as error:
-            answer = f"{type(error).__name__} on rank {rank}: {' '.join(str(error).split())}"
-        pickle.dump(answer, answers)
-        answers.flush()
-    os._exit(0)
-
-
-def _next(questions: BinaryIO) -> Any:
-    try:
-        return pickle.load(questions)
-    except EOFError:
-        return None
-
-
-def _measure(mesh: Any, rank: int, config: AxisConfig) -> tuple[float, dict[str, Any]]:
+def _measure(mesh: Any, rank: int, config: AxisConfig) -> dict[str, Tensor]:
     from torch.distributed.tensor import DTensor
 
     from twoaxis.train.parallel.sharding import local_part, shard
@@ -160,8 +57,8 @@ def _measure(mesh: Any, rank: int, config: AxisConfig) -> tuple[float, dict[str,
     total = loss.detach().clone()
     dist.all_reduce(total)
     gradients = {
-        name: parameter.grad.full_tensor().numpy()
+        name: parameter.grad.full_tensor()
         for name, parameter in model.named_parameters()
         if isinstance(parameter.grad, DTensor)
     }
-    return total.item(), gradients
+    return {LOSS: total, **gradients}

@@ -288,10 +288,15 @@ class _ReadsHidden(Residual):
 
 
 def _planted(mixer: type[Residual] = Residual, **statements: Any) -> DepthConfig:
-    return type("PlantedConfig", (_Planted,), {"mixer": mixer, **statements, "__module__": __name__})()
+    # Under a name of its own in this module, where other processes find it too.
+    name = f"PlantedConfig{sum(key.startswith('PlantedConfig') for key in globals())}"
+    planted = type(name, (_Planted,), {"mixer": mixer, **statements, "__module__": __name__, "__qualname__": name})
+    globals()[name] = planted
+    return planted()
 
 
 _WITH_HISTORY = property(lambda config: replace(ResidualConfig().design, window="all outputs"))
+_WITH_HEADS = property(lambda config: replace(ResidualConfig().design, heads="each"))
 
 
 def _fault(
@@ -309,10 +314,10 @@ DEPTH_FAULTS = (
     _fault("position leak", "causal_along_positions incremental_decode document_isolation", _planted(_PositionLeak)),
     _fault(
         "leak from the past",
-        "document_isolation left_padding incremental_decode declared_weights_are_measured",
+        "document_isolation left_padding incremental_decode declared_weights_are_measured tensor_parallel_equals_whole",
         _planted(_PastLeak),
     ),
-    _fault("batch leak", "batch_invariance", _planted(_BatchLeak)),
+    _fault("batch leak", "batch_invariance sharded_equals_whole", _planted(_BatchLeak)),
     _fault("depth leak", "causal_along_depth deterministic_for_seed", _planted(_DepthLeak)),
     _fault("dead parameter", "gradients_reach_parameters", _planted(_Dead), _planted(_Used)),
     _fault("parameter without dimensions", "parameters_are_declared", _planted(_Scalar)),
@@ -358,6 +363,7 @@ DEPTH_FAULTS = (
     _fault("undeclared gate", "declared_weights_are_measured", _planted(_Gated)),
     _fault("undeclared parameters", "declared_sharing_is_measured", _planted(_Used)),
     _fault("false claim of history", "declared_window_is_measured", _planted(design=_WITH_HISTORY)),
+    _fault("false claim of heads", "declared_heads_are_measured", _planted(design=_WITH_HEADS)),
     _fault("growing cache", "depth_cache_is_exact", _planted(_Hoards)),
     _fault("graph break", "compiles_once", _planted(_GraphBreak)),
 )
