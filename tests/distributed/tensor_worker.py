@@ -17,7 +17,7 @@ from twoaxis.core.measure import distance, perturb
 from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.planner.formulas.collectives import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
-from twoaxis.train.parallel.tensor import TensorDecoder, initial_parts, sum_gradients
+from twoaxis.train.parallel.tensor import TensorDecoder, initial_parts, sum_gradients, summed_chunks
 from twoaxis.train.parallel.tensor_ranks import TensorRanks
 from twoaxis.train.parallel.tensor_split import SequenceSharding
 
@@ -98,7 +98,7 @@ def measure(case: str, way: str, sequence: SequenceSharding, rank: int, ranks: i
     with counted(ranks) as sent:
         loss = run(model, **WAYS[way])
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    sum_gradients(gradients, model.splits, group)
+    sum_gradients(gradients, summed_chunks(model.splits, sequence), group)
     found = loss if sequence == "none" else group.sum(loss)
     away = []
     for name, split in model.splits.items():

@@ -1,6 +1,7 @@
 """Tensor ranks are one process: loss, gradients, initial values, bytes exchanged, and what cannot be divided."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,14 @@ import pytest
 import torch
 
 from twoaxis.core.errors import ConfigError
+from twoaxis.depth import DEPTH
+from twoaxis.feed_forward import FEED_FORWARD
+from twoaxis.local import LOCAL
 from twoaxis.model import DecoderConfig
 from twoaxis.planner.formulas.collectives import all_gather_bytes, all_reduce_bytes, tensor_parallel_bytes
+from twoaxis.sequence import SEQUENCE
 from twoaxis.testing.conformance import bound
+from twoaxis.testing.tensor_parallel import tensor_parallel_equals_whole
 from twoaxis.train.parallel.tensor_split import Halo, TensorSplit, check_tensor, halo_of
 
 from .processes import run_processes
@@ -69,13 +75,15 @@ def test_parts_of_all_ranks_are_the_whole(case: str, ranks: int) -> None:
     split = TensorSplit(decoder_config(case), ranks)
     every = [split.splits(rank) for rank in range(ranks)]
     for name, first in every[0].items():
-        whole = torch.randn(first.shape)
+        whole, rows = torch.randn(first.shape), first.local_shape[0]
         again, times = torch.zeros_like(whole), torch.zeros_like(whole)
-        for rank in range(ranks):
-            one = every[rank][name]
-            one.put(one.of(whole), again)
-            for piece in one.pieces:
-                times.narrow(one.dim, piece.start, piece.length).add_(1 / piece.copies)
+        # Also when the rows of a rank are divided further.
+        for rank, (start, stop) in product(range(ranks), ((0, rows // 2), (rows // 2, rows))):
+            held = every[rank][name].of(whole)[start:stop]
+            for chunk in every[rank][name].chunks(start, stop):
+                place = tuple(slice(at, at + size) for at, size in zip(chunk.there, chunk.sizes, strict=True))
+                again[place] = chunk.of(held)
+                times[place] += 1 / chunk.copies
         assert torch.equal(again, whole), name
         torch.testing.assert_close(times, torch.ones_like(times), msg=name)
 
@@ -116,3 +124,10 @@ def test_what_cannot_be_divided_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_tensor(DecoderConfig.from_data(model), 4, "tensor", tokens)
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_every_mixer_is_one_process_or_refused() -> None:
+    """The first example of every row; `make conformance` runs them too. The checks of what is refused are those above."""
+    examples: list[Any] = [row.example(next(iter(row.examples))) for row in (*DEPTH, *SEQUENCE, *FEED_FORWARD, *LOCAL)]
+    for config in examples:
+        tensor_parallel_equals_whole.run(config)

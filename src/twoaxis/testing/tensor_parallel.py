@@ -47,7 +47,7 @@ def tensor_parallel_equals_whole(config: AxisConfig) -> None:
 
 
 def _measure(mesh: Any, rank: int, config: AxisConfig, sequence: Any) -> dict[str, Tensor]:
-    from twoaxis.train.parallel.tensor import TensorDecoder, sum_gradients
+    from twoaxis.train.parallel.tensor import TensorDecoder, sum_gradients, summed_chunks
     from twoaxis.train.parallel.tensor_ranks import TensorRanks
 
     whole, tokens = toy_decoder(config), toy_tokens()
@@ -60,5 +60,5 @@ def _measure(mesh: Any, rank: int, config: AxisConfig, sequence: Any) -> dict[st
     loss = mean_loss(model, tokens)
     loss.backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-    sum_gradients(gradients, model.splits, ranks)
+    sum_gradients(gradients, summed_chunks(model.splits, sequence), ranks)
     return {LOSS: loss.detach() if sequence == "none" else ranks.sum(loss.detach()), **gradients}

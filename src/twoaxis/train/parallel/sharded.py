@@ -1,6 +1,6 @@
 """One rank of a sharded run: its shards of every parameter, its rows of every batch, its part of every checkpoint."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -53,9 +53,12 @@ class Sharded(Placement):
         for group in groups:
             for name in here.keys() & group.parameters.keys():
                 here[name].requires_grad_(here[name].requires_grad and group.lr_scale > 0)
-        self._shards = Shards(here)
+        self._shards = self._own(here)
         own = self._shards.parameters
         return [replace(group, parameters={name: own[name] for name in group.parameters if name in own}) for group in groups]
+
+    def _own(self, parameters: Mapping[str, nn.Parameter]) -> Shards:
+        return Shards(parameters)
 
     def rows(self, batch: Batch) -> Batch:
         """An equal part of the rows; what is missing of it is filled with rows without a target."""
@@ -82,7 +85,7 @@ class Sharded(Placement):
 
     def save(self, folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimizer, state: Any, keep: int) -> None:
         """Writes the parts of all ranks as one checkpoint."""
-        tensors: dict[str, Tensor] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        tensors = {name: self._shards.place(name, own.detach()) for name, own in self._shards.parameters.items()}
         steps: dict[str, float] = {}
         for name, parameter in self._shards.parameters.items():
             for kind, value in optimizer.state.get(parameter, {}).items():
@@ -102,11 +105,11 @@ class Sharded(Placement):
             return None
         path, state = found
         stored = stored_tensors(path)
-        tensors: dict[str, Tensor] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        own = self._shards.parameters
+        tensors = {name: self._shards.place(name, one.detach()) for name, one in own.items()}
         everywhere = {name: None for names in self.ranks.gather(list(tensors)) for name in names}
         compare_names(everywhere, {name: one for name, one in stored.items() if "/" not in name})
         optimizer.state.clear()
-        own = self._shards.parameters
         for key, whole in stored.items() if "sampler" in state else ():
             kind, is_state, name = key.partition("/")
             if is_state and len(whole.size) and name in own:

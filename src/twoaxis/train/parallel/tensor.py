@@ -6,7 +6,7 @@ Source: Megatron-LM, arXiv:1909.08053, section 3; sharded streams: Reducing Acti
         Models, arXiv:2205.05198, section 4.2.2
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, cast
@@ -35,7 +35,7 @@ from twoaxis.train.parallel.tensor_ranks import (
     scattered_sum,
     summed,
 )
-from twoaxis.train.parallel.tensor_split import Halo, Split, TensorSplit, halo_of
+from twoaxis.train.parallel.tensor_split import Chunk, Halo, Split, TensorSplit, halo_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,15 +198,24 @@ def initial_parts(model: TensorDecoder, seed: int) -> Iterator[tuple[str, Tensor
         yield name, value, model.splits[name].of(value)
 
 
-def summed_pieces(splits: Mapping[str, Split], sequence: str) -> Iterator[tuple[str, int]]:
-    """Yields the name and the number of each piece whose gradient is a sum over the ranks that hold it.
+Rows = Mapping[str, tuple[int, int]]
+"""The first row that a process holds of a parameter of its tensor rank, and the one behind the last."""
+
+
+def summed_chunks(splits: Mapping[str, Split], sequence: str, rows: Rows | None = None) -> list[tuple[str, Chunk]]:
+    """The chunks whose gradient is a sum over the ranks that hold them, with the names of their parameters.
 
     Inside of a sublayer, every rank has the gradient of its own heads or hidden numbers. Elsewhere, every rank with whole
     streams has the whole gradient, and every rank with its own tokens that of these.
+
+    Args:
+        splits: what the tensor rank holds.
+        sequence: `none` or `tensor`.
+        rows: what the process holds of that, the same on all tensor ranks; None is everything.
     """
-    for name, split in splits.items():
-        if split.inside or sequence == "tensor":
-            yield from ((name, index) for index, piece in enumerate(split.pieces) if piece.copies > 1)
+    summed = {name: split for name, split in splits.items() if split.inside or sequence == "tensor"}
+    chunks = ((name, chunk) for name, split in summed.items() for chunk in split.chunks(*(rows or {}).get(name, ())))
+    return [(name, chunk) for name, chunk in chunks if chunk.copies > 1]
 
 
 BUCKET = 2**23
@@ -214,16 +223,16 @@ BUCKET = 2**23
 
 
 @torch.no_grad()
-def sum_gradients(gradients: Mapping[str, Tensor], splits: Mapping[str, Split], ranks: TensorRanks) -> None:
+def sum_gradients(gradients: Mapping[str, Tensor], chunks: Iterable[tuple[str, Chunk]], ranks: TensorRanks) -> None:
     """Completes gradients in place after the backward pass; all ranks give those of the same parameters."""
     waiting: list[tuple[Tensor, Tensor]] = []
-    for name, index in summed_pieces(splits, ranks.sequence):
+    for name, chunk in chunks:
         if name not in gradients:
             continue
-        piece, copies = splits[name].pieces_of(gradients[name])[index], splits[name].pieces[index].copies
+        piece = chunk.of(gradients[name])
         # One slot for each group of ranks that hold the same.
-        slots = piece.new_zeros(ranks.count // copies, *piece.shape)
-        slots[ranks.rank // copies] = piece
+        slots = piece.new_zeros(ranks.count // chunk.copies, *piece.shape)
+        slots[ranks.rank // chunk.copies] = piece
         waiting.append((piece, slots))
         if sum(slots.numel() for _, slots in waiting) >= BUCKET:
             _sum_slots(waiting, ranks)

@@ -60,6 +60,28 @@ class Part(NamedTuple):
         return Piece(offset + rank * self.units // ranks * self.width, length, max(1, ranks // self.units))
 
 
+class Chunk(NamedTuple):
+    """A box of entries of a whole tensor.
+
+    Attributes:
+        here: where it begins in what this process holds.
+        there: where it begins in the whole tensor.
+        sizes: of the box.
+        copies: tensor ranks in a row that hold it.
+    """
+
+    here: tuple[int, ...]
+    there: tuple[int, ...]
+    sizes: tuple[int, ...]
+    copies: int
+
+    def of(self, held: Tensor) -> Tensor:
+        """A view of the box in what this process holds."""
+        for dim, (start, length) in enumerate(zip(self.here, self.sizes, strict=True)):
+            held = held.narrow(dim, start, length)
+        return held
+
+
 @dataclass(frozen=True)
 class Split:
     """What one rank holds of one whole tensor.
@@ -87,14 +109,22 @@ class Split:
         """What the rank holds of the whole tensor."""
         return torch.cat([whole.narrow(self.dim, piece.start, piece.length) for piece in self.pieces], self.dim)
 
-    def put(self, local: Tensor, whole: Tensor) -> None:
-        """Writes what the rank holds into the whole tensor."""
-        for piece, value in zip(self.pieces, self.pieces_of(local), strict=True):
-            whole.narrow(self.dim, piece.start, piece.length).copy_(value)
-
-    def pieces_of(self, local: Tensor) -> tuple[Tensor, ...]:
-        """Views of the pieces of what the rank holds."""
-        return local.split([piece.length for piece in self.pieces], self.dim)
+    def chunks(self, start: int = 0, stop: int | None = None) -> list[Chunk]:
+        """The boxes that the rows from `start` to `stop` of what the rank holds are made of."""
+        rows, found, first = self.local_shape[0], [], 0
+        stop = rows if stop is None else stop
+        for piece in self.pieces:
+            low, high = (max(first, start), min(first + piece.length, stop)) if self.dim == 0 else (start, stop)
+            here, there, sizes = [low - start, *[0] * (len(self.shape) - 1)], [low, *[0] * (len(self.shape) - 1)], [*self.shape]
+            sizes[0] = high - low
+            if self.dim == 0:
+                there[0] = piece.start + low - first
+            else:
+                here[self.dim], there[self.dim], sizes[self.dim] = first, piece.start, piece.length
+            first += piece.length
+            if high > low:
+                found.append(Chunk(tuple(here), tuple(there), tuple(sizes), piece.copies))
+        return found
 
 
 class TensorSplit:
