@@ -182,7 +182,7 @@ def test_a_gathered_checkpoint_holds_what_one_process_writes(folder: Path) -> No
         ({"parallel": {"tensor": 2}, "compile": "block"}, "compile='block': must be 'off' with parallel.tensor=2"),
         ({"parallel": {"sequence": "tensor"}}, "parallel.sequence='tensor': must be left out without tensor ranks"),
     ],
-    ids=["rows", "micro-batch", "whole model", "none", "heads", "tensor stages", "compiled tensor", "sequence"],
+    ids=["rows", "micro-batch", "whole model", "none", "heads", "tensor stages", "tensor blocks", "sequence"],
 )
 def test_a_layout_that_does_not_fit_is_refused_with_the_recipe(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
