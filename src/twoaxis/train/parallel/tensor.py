@@ -225,7 +225,7 @@ BUCKET = 2**23
 @torch.no_grad()
 def sum_gradients(gradients: Mapping[str, Tensor], chunks: Iterable[tuple[str, Chunk]], ranks: TensorRanks) -> None:
     """Completes gradients in place after the backward pass; all ranks give those of the same parameters."""
-    waiting: list[tuple[Tensor, Tensor]] = []
+    waiting, numbers = list[tuple[Tensor, Tensor]](), 0
     for name, chunk in chunks:
         if name not in gradients:
             continue
@@ -234,9 +234,10 @@ def sum_gradients(gradients: Mapping[str, Tensor], chunks: Iterable[tuple[str, C
         slots = piece.new_zeros(ranks.count // chunk.copies, *piece.shape)
         slots[ranks.rank // chunk.copies] = piece
         waiting.append((piece, slots))
-        if sum(slots.numel() for _, slots in waiting) >= BUCKET:
+        numbers += slots.numel()
+        if numbers >= BUCKET:
             _sum_slots(waiting, ranks)
-            waiting = []
+            waiting, numbers = [], 0
     _sum_slots(waiting, ranks)
 
 

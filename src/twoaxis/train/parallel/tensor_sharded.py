@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from twoaxis.core.parameters import materialize
 from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.train.gradients import accumulate_gradients, gradient_norm
+from twoaxis.train.gradients import accumulate_gradients
 from twoaxis.train.parallel.placement import BatchLoss, Losses
 from twoaxis.train.parallel.sharded import Sharded
 from twoaxis.train.parallel.sharding import FORWARD_METHODS, Shards, local_part, local_rows, shard_units
@@ -88,12 +88,12 @@ class TensorSharded(Sharded):
         for parameter in parameters:
             for chunk in self._chunks[id(parameter)] if parameter.grad is not None else ():
                 by_copies.setdefault(chunk.copies, []).append(chunk.of(cast(Tensor, parameter.grad)))
-        norm = gradient_norm(parameters)
-        parts = [nn.utils.get_total_norm(one).double().square() / copies for copies, one in by_copies.items()]
-        squares = torch.stack(parts).sum() if parts else torch.zeros_like(norm, dtype=torch.float64)
+        squares = parameters[0].new_zeros((), dtype=torch.float64)
+        for copies, gradients in by_copies.items():
+            squares = squares + nn.utils.get_total_norm(gradients).double().square() / copies
         dist.all_reduce(squares, group=self.mesh["shard"].get_group())
         dist.all_reduce(squares, group=self._tensor.group)
-        return squares.sqrt().to(norm.dtype)
+        return squares.sqrt().to(parameters[0].dtype)
 
 
 class TensorLosses:

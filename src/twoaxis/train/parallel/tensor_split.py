@@ -151,7 +151,9 @@ class TensorSplit:
             _check_sublayer(sublayer, site, ranks)
         if config.depth.design.heads == "across":
             allowed = "a depth mixer that works on each head by itself"
-            raise ConfigError(problem("depth", config.depth.kind, f"{allowed} with parallel.tensor={ranks}", "set tensor=1"))
+            raise ConfigError(
+                problem("depth", config.depth.kind, f"{allowed} with parallel.tensor={ranks}", "set parallel.tensor=1")
+            )
         parts = iter(
             _local_sublayer(sublayer, site, ranks) for site, sublayer in zip(config.stack.sites, config.parts, strict=True)
         )
