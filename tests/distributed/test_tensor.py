@@ -16,7 +16,7 @@ from twoaxis.model import DecoderConfig
 from twoaxis.planner.formulas.collectives import all_gather_bytes, all_reduce_bytes, tensor_parallel_bytes
 from twoaxis.sequence import SEQUENCE
 from twoaxis.testing.conformance import bound
-from twoaxis.testing.tensor_parallel import tensor_parallel_equals_whole
+from twoaxis.testing.sharded import tensor_parallel_equals_whole
 from twoaxis.train.parallel.tensor_split import Halo, TensorSplit, check_tensor, halo_of
 
 from .processes import run_processes

@@ -16,7 +16,6 @@ from twoaxis.testing import (
     mixing_design,
     sharded,
     state,
-    tensor_parallel,
 )
 from twoaxis.testing.conformance import Check, CheckFailed, CheckResult, iterate_checks, run_checks
 
@@ -42,7 +41,7 @@ _EVERY_AXIS = (
     memory.recomputing_bytes_are_exact,
     gradient.compiles_once,
     sharded.sharded_equals_whole,
-    tensor_parallel.tensor_parallel_equals_whole,
+    sharded.tensor_parallel_equals_whole,
 )
 
 
