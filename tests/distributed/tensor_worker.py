@@ -108,6 +108,23 @@ def measure(case: str, way: str, sequence: SequenceSharding, rank: int, ranks: i
     return {"loss": distance(found, expected), "gradients": max(away), "bytes": sent[0]}
 
 
+def half_precision(case: str, sequence: SequenceSharding, rank: int, ranks: int) -> dict[str, float]:
+    """The same under autocast, where rounding hides most; relative."""
+    config = decoder_config(case)
+    whole = Decoder.build(config, 3)
+    group = TensorRanks(None, rank, ranks, sequence)
+    model = TensorDecoder(config, group, TOKENS)
+    with torch.no_grad():
+        for parameter, (_, _, part) in zip(model.parameters(), initial_parts(model, 3), strict=True):
+            parameter.copy_(part)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = run(whole)
+        with counted(ranks) as sent:
+            loss = run(model)
+    found = loss if sequence == "none" else group.sum(loss)
+    return {"loss": distance(found, expected) / expected.item(), "bytes": sent[0]}
+
+
 def starts(case: str, rank: int, ranks: int) -> list[str]:
     """The parameters whose initial values are not the parts of those of one process."""
     config = decoder_config(case)
@@ -133,7 +150,8 @@ def main() -> None:
         for sequence in sequences
     }
     wrong = {case: starts(case, rank, ranks) for case in CASES}
-    (folder / f"found-{rank}.json").write_text(json.dumps({"runs": found, "starts": wrong}))
+    half = {sequence: half_precision("plain", sequence, rank, ranks) for sequence in sequences}
+    (folder / f"found-{rank}.json").write_text(json.dumps({"runs": found, "starts": wrong, "half": half}))
     dist.destroy_process_group()
 
 

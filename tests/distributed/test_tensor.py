@@ -53,6 +53,14 @@ def test_ranks_exchange_what_a_plan_says(found: list[dict[str, Any]], sequence: 
     assert [rank["runs"][f"plain, whole rows, {sequence}"]["bytes"] for rank in found] == [expected] * RANKS
 
 
+@pytest.mark.parametrize("sequence", SEQUENCES)
+def test_ranks_exchange_half_as_much_under_autocast(found: list[dict[str, Any]], sequence: str) -> None:
+    expected = tensor_parallel_bytes(RANKS, SUBLAYERS, ROWS * TOKENS, WIDTH, 2, sequence)
+    assert [rank["half"][sequence]["bytes"] for rank in found] == [expected] * RANKS
+    # Four partial sums are rounded to 8 bits each before they are added.
+    assert all(rank["half"][sequence]["loss"] < 2**-8 for rank in found)
+
+
 def test_sublayers_with_three_views_exchange_more(found: list[dict[str, Any]]) -> None:
     """Each view has a collective of its own; a plan counts one for each sublayer."""
     whole = ROWS * TOKENS * WIDTH * ELEMENT

@@ -35,7 +35,7 @@ from twoaxis.train.parallel.tensor_ranks import (
     scattered_sum,
     summed,
 )
-from twoaxis.train.parallel.tensor_split import Chunk, Halo, Split, TensorSplit, halo_of
+from twoaxis.train.parallel.tensor_split import Chunk, Halo, Split, TensorSplit, begins_linear, halo_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +73,12 @@ class TensorSublayer(Sublayer):
     Attributes:
         ranks: the tensor ranks.
         halo: earlier tokens that the read looks at.
+        begins_linear: whether only linear maps look at the context, so that under autocast it is sent as they take it.
     """
 
     ranks: TensorRanks
     halo: int = 0
+    begins_linear: bool = False
 
     def forward(
         self, state: State, layout: TokenLayout, cache: SublayerCache | None = None
@@ -85,15 +87,22 @@ class TensorSublayer(Sublayer):
         if not isinstance(layout, ShardedLayout):
             views, carry, _ = self.depth.read(state, layout)
             context = self.normalise(views)
-            update, state, _ = self.mix(_each(context, lambda x: copied(x, self.ranks)), state, layout)
+            update, state, _ = self.mix(_each(self._sent(context), lambda x: copied(x, self.ranks)), state, layout)
             return self.depth.write(state, summed(update, self.ranks), context, carry), None
         state, cache_before = _before(self.depth.read, state, layout, self.halo, self.ranks)
         views, carry, _ = self.depth.read(state, layout.own(self.halo), cache_before)
         context = self.normalise(views)
-        whole = _each(context, lambda x: gathered(x, self.ranks))
-        with nullcontext() if layout.recomputes else saving_parts(tensors(context), tensors(whole), self.ranks):
+        sent = self._sent(context)
+        whole = _each(sent, lambda x: gathered(x, self.ranks))
+        with nullcontext() if layout.recomputes else saving_parts(tensors(sent), tensors(whole), self.ranks):
             update, state, _ = self.mix(whole, state, layout)
         return self.depth.write(state, scattered_sum(update, self.ranks), context, carry), None
+
+    def _sent(self, context: Views) -> Views:
+        device = tensors(context)[0].device.type
+        if not self.begins_linear or not torch.is_autocast_enabled(device):
+            return context
+        return _each(context, lambda x: x.to(torch.get_autocast_dtype(device)))
 
 
 class TensorBlock(Block):
@@ -130,8 +139,9 @@ class TensorDecoder(Decoder):
         self.config, self.ranks, self.splits = config, ranks, split.splits(ranks.rank)
         self.halo = halo_of(config, tokens) if ranks.sequence == "tensor" else Halo(0, (0,) * len(config.parts), 0)
         sublayers = [cast(TensorSublayer, one) for block in self.blocks for one in cast(Block, block).sublayers]
-        for sublayer, halo in zip(sublayers, self.halo.reads, strict=True):
+        for sublayer, part, halo in zip(sublayers, config.parts, self.halo.reads, strict=True):
             sublayer.ranks, sublayer.halo = ranks, halo
+            sublayer.begins_linear = begins_linear(part) and not sublayer.depth.mixes_heads
 
     def hidden(
         self,

@@ -246,6 +246,12 @@ def check_tensor(config: DecoderConfig, ranks: int, sequence: SequenceSharding, 
         raise ConfigError(f"{got}: {tokens // ranks} tokens on a rank: must be {allowed}; use parallel.sequence=none")
 
 
+def begins_linear(sublayer: SublayerConfig) -> bool:
+    """Whether only linear maps look at the input of a sublayer that can be divided."""
+    assert isinstance(sublayer, HeadsConfig | HiddenConfig)
+    return sublayer.input_local is None and not isinstance(sublayer, KVShiftConfig)
+
+
 def _tokens(cache: object) -> int:
     return max((tensor.shape[1] for tensor in tensors(cache)), default=0)
 
