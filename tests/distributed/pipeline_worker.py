@@ -150,7 +150,7 @@ def run(
     perturb(pipeline.model)
     alive = watch(pipeline)
     tokens, targets, documents = batch(shape)
-    given = (tokens, targets, documents) if case["documents"] else (tokens, targets)
+    given = (tokens, targets, documents if case["documents"] else None)
     report: dict[str, Any] = {"losses": [], "tokens": [], "sent": [], "alive": [], "evaluated": []}
     gradients = {}
     for step in range(STEPS):

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from twoaxis.core.errors import TwoAxisError
 from twoaxis.train import TrainConfig, read_metrics, train
 from twoaxis.train.parallel import sharded_checkpoint
+from twoaxis.train.step import StepOutcome
+from twoaxis.train.trainer import Trainer
 
 WORDS = [
     "depth",
@@ -81,6 +84,23 @@ def losses(folder: Path) -> list[list[float | None]]:
     ]
 
 
+class CollectiveBytes(TorchDispatchMode):
+    """Bytes that this rank sends in a ring of `ranks`, by collective."""
+
+    def __init__(self, ranks: int) -> None:
+        super().__init__()
+        self.ranks, self.sent = ranks, Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            # The first argument is what comes out: the whole of a gather, the shard of a reduction.
+            out = args[0] if isinstance(args[0], torch.Tensor) else args[0][0]
+            shard = {"_allgather_base_": out.nbytes // self.ranks, "_reduce_scatter_base_": out.nbytes}
+            name = func.overloadpacket.__name__
+            self.sent[name] += shard.get(name, 2 * out.nbytes // self.ranks) * (self.ranks - 1)
+        return func(*args, **(kwargs or {}))
+
+
 class Worker:
     """One of several processes: runs scenarios that need it, and keeps what they came to."""
 
@@ -130,6 +150,11 @@ class Worker:
         """Under autocast."""
         self.found["bfloat16"] = self.run("bfloat16", precision="bfloat16")
 
+    def background(self) -> None:
+        """Checkpoints written while training goes on; then continued."""
+        background = {"shard": 2, "saving": "background"}
+        self.found["background"] = [self.run("background", parallel=background, steps=n) for n in (3, 6)]
+
     def other_recipe(self) -> None:
         """Another seed on the last rank."""
         self.found["other recipe"] = self.run("other", seed=self.rank)
@@ -157,6 +182,21 @@ class Worker:
             (self.folder / "missing/result.json").unlink()
         self.found["missing shard"] = self.run("missing")
 
+    def counted(self) -> None:
+        """What the ranks send each other in every step."""
+        steps, take_step = list[dict[str, int]](), Trainer.take_step
+
+        def watched(self: Trainer, multiplier: float) -> StepOutcome:
+            with CollectiveBytes(self.ranks.count) as counted:
+                outcome = take_step(self, multiplier)
+            steps.append(dict(counted.sent))
+            return outcome
+
+        Trainer.take_step = watched
+        self.run("counted", steps=2, micro_batch_size=2)
+        Trainer.take_step = take_step
+        self.found["counted"] = steps
+
     def pipelined(self) -> None:
         """Two stages; then the sharded run continued by two stages."""
         self.found["pipelined"] = self.run("pipelined", parallel={"pipeline": 2})
@@ -167,6 +207,10 @@ class Worker:
         """Two stages, each of two ranks that share out their parameters and rows."""
         self.found["two by two"] = self.run("two_by_two", parallel={"pipeline": 2, "shard": 2}, micro_batch_size=2)
 
+    def from_one(self) -> None:
+        """The run of one process, from before these processes, continued by two."""
+        self.found["from one"] = self.run("from_one")
+
     def on_three(self) -> None:
         """The sharded run continued on three ranks."""
         self.copy("straight", "on_three")
@@ -174,7 +218,7 @@ class Worker:
 
     def tensor(self) -> None:
         """Two tensor ranks with whole streams; then the sharded run continued by two with sharded streams."""
-        self.found["tensor"] = self.run("tensor", parallel={"tensor": 2})
+        self.found["tensor"] = self.run("tensor", parallel={"tensor": 2, "saving": "background"})
         self.copy("straight", "divided")
         streams = {"tensor": 2, "sequence": "tensor"}
         self.found["divided"] = self.run("divided", steps=9, parallel=streams)
@@ -209,10 +253,13 @@ def main() -> None:
         worker.stopped: 2,
         worker.replicated: 2,
         worker.half_precision: 2,
+        worker.background: 2,
         worker.other_recipe: 2,
         worker.full_disk: 2,
         worker.missing_shard: 2,
+        worker.counted: 2,
         worker.pipelined: 2,
+        worker.from_one: 2,
         worker.on_three: 3,
         worker.two_by_two: 4,
         worker.tensor: 2,

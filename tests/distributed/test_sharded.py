@@ -11,6 +11,12 @@ from safetensors.torch import load_file
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.depth import DEPTH, DepthConfig
+from twoaxis.model import Decoder
+from twoaxis.planner.coefficients import coefficients
+from twoaxis.planner.hardware import read_device
+from twoaxis.planner.model.shape import ModelShape
+from twoaxis.planner.quantities import Precision
+from twoaxis.planner.setting import ParallelLayout, Setting
 from twoaxis.sequence import SEQUENCE, SequenceConfig
 from twoaxis.testing.sharded import sharded_equals_whole
 from twoaxis.train import Result, load_trained, train
@@ -27,6 +33,7 @@ WORKER = Path(__file__).with_name("sharded_worker.py")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of two ranks, and that of one process from the same recipe."""
     folder = tmp_path_factory.mktemp("sharded")
+    train(recipe(folder, steps=3), folder / "from_one")
     run_processes(WORKER, folder, PROCESSES, timeout_seconds=300)
     train(recipe(folder), folder / "whole")
     return folder
@@ -43,6 +50,15 @@ def close(a: list[list[float | None]], b: list[list[float | None]], rtol: float 
     assert [[entry is None for entry in row] for row in a] == [[entry is None for entry in row] for row in b]
     numbers = [torch.tensor([[0.0 if entry is None else entry for entry in row] for row in one]) for one in (a, b)]
     torch.testing.assert_close(*numbers, rtol=rtol, atol=0)
+
+
+def same_files(run: Path, other: Path) -> None:
+    one, two = (path / "checkpoints" / "step-00000006" for path in (run, other))
+    files = sorted(path.name for path in one.glob("*.safetensors"))
+    assert len(files) == 2 and files == sorted(path.name for path in two.glob("*.safetensors"))
+    for name in files:
+        a, b = load_file(one / name), load_file(two / name)
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
 
 
 def test_losses_and_weights_are_those_of_one_process(folder: Path) -> None:
@@ -66,12 +82,16 @@ def test_replicas_are_one_process_too(folder: Path) -> None:
 def test_a_stopped_run_resumes_bit_for_bit(folder: Path) -> None:
     assert found(folder, "stopped") == ["interrupted", "finished"]
     assert losses(folder / "stopped") == losses(folder / "straight")
-    one, other = (folder / name / "checkpoints" / "step-00000006" for name in ("stopped", "straight"))
-    files = sorted(path.name for path in one.glob("*.safetensors"))
-    assert len(files) == RANKS and files == sorted(path.name for path in other.glob("*.safetensors"))
-    for name in files:
-        a, b = load_file(one / name), load_file(other / name)
-        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
+    same_files(folder / "stopped", folder / "straight")
+
+
+def test_checkpoints_of_the_background_are_those_of_a_run_that_waits(folder: Path) -> None:
+    assert found(folder, "background") == ["finished", "finished"]
+    assert losses(folder / "background") == losses(folder / "straight")
+    same_files(folder / "background", folder / "straight")
+    train(recipe(folder, parallel={"saving": "background"}), folder / "whole_background")
+    assert losses(folder / "whole_background") == losses(folder / "whole")
+    same_files(folder / "whole_background", folder / "whole")
 
 
 def test_autocast_is_that_of_one_process(folder: Path) -> None:
@@ -110,6 +130,11 @@ def test_one_process_goes_on_from_shards(folder: Path, longer: list[list[float |
     shutil.copytree(folder / "straight", folder / "on_one")
     assert train(recipe(folder, steps=9), folder / "on_one").steps == 9
     close(losses(folder / "on_one"), longer)
+
+
+def test_two_ranks_go_on_from_one_process(folder: Path) -> None:
+    assert found(folder, "from one") == "finished"
+    close(losses(folder / "from_one"), losses(folder / "whole"))
 
 
 def test_three_ranks_go_on_from_the_shards_of_two(folder: Path, longer: list[list[float | None]]) -> None:
@@ -164,6 +189,24 @@ def test_sharded_tensor_ranks_are_one_process_too(folder: Path) -> None:
     torch.testing.assert_close(divided, whole, rtol=1e-4, atol=5e-6)
 
 
+def test_bytes_of_a_step_are_those_of_the_plan(folder: Path) -> None:
+    config = recipe(folder, parallel={"shard": RANKS}, micro_batch_size=2)
+    model, precision = config.decoder(256), Precision(weights=4, gradients=4)
+    layout = ParallelLayout(gpus=RANKS, data=RANKS, microbatches=config.batch_size // RANKS // 2)
+    setting = Setting(read_device("h100"), layout, config.batch_size, 32, precision, sharding="weights")
+    planned = setting.training_step(coefficients(ModelShape.of_decoder(model), precision))["data_bytes"]
+    # The plan counts parameters; a shard is as long as the longest, which fills up odd ones.
+    decoder = Decoder(model)
+    filled = sum(-parameter.shape[0] % RANKS * parameter[0].numel() for parameter in decoder.parameters()) * 4
+    padding = layout.microbatches * 3 * filled / RANKS
+    # The embedding is frozen and the last norm annealed, so no gradient of them is reduced.
+    frozen = layout.microbatches * (decoder.embedding.weight.numel() + decoder.norm.gain.numel()) * 4 / RANKS
+    for sent in found(folder, "counted"):
+        assert sent.pop("allreduce_") < 100
+        assert sum(sent.values()) == planned + padding - frozen
+    assert padding < planned / 100
+
+
 def test_a_gathered_checkpoint_holds_what_one_process_writes(folder: Path) -> None:
     sharded, whole = (load_checkpoint(folder / name / "checkpoints" / "step-00000006") for name in ("straight", "whole"))
     assert sharded.model.keys() == whole.model.keys() and sharded.optimizer.keys() == whole.optimizer.keys()
@@ -176,13 +219,34 @@ def test_a_gathered_checkpoint_holds_what_one_process_writes(folder: Path) -> No
         ({"parallel": {"shard": 5}}, "batch_size=12: must be a multiple of parallel.shard"),
         ({"parallel": {"shard": 4}}, "micro_batch_size=4: must be at most the 3 windows of a rank"),
         ({"parallel": {"shard": 2}, "compile": "model"}, "must be 'off' or 'block'"),
+        ({"parallel": {"shard": 2}, "compile": "block", "recompute": "block"}, "must be 'off' with recompute='block'"),
+        ({"parallel": {"pipeline": 2}, "compile": "block"}, "must be 'off' with a pipeline"),
+        ({"parallel": {"pipeline": 3}, "schedule": "constant"}, "stages=3: must be at most the 2 blocks"),
+        ({"parallel": {"pipeline": 2}, "micro_batch_size": 12}, "at most 6 for 2 or more micro-batches"),
+        ({"parallel": {"pipeline": 2}, "micro_batch_size": 5}, "a divisor of the 12 windows"),
+        ({"parallel": {"virtual": 2}}, "parallel.virtual=2: must be left out without a pipeline"),
         ({"parallel": {"shard": 0}}, "shard=0: must be >= 1"),
         ({"parallel": {"tensor": 3}}, "n_heads of attention of block 0=4: must be a multiple of parallel.tensor=3"),
         ({"parallel": {"tensor": 2, "pipeline": 2}}, "parallel.tensor=2: must be 1 with a pipeline"),
         ({"parallel": {"tensor": 2}, "compile": "block"}, "compile='block': must be 'off' with parallel.tensor=2"),
         ({"parallel": {"sequence": "tensor"}}, "parallel.sequence='tensor': must be left out without tensor ranks"),
     ],
-    ids=["rows", "micro-batch", "whole model", "none", "heads", "tensor stages", "tensor blocks", "sequence"],
+    ids=[
+        "rows",
+        "micro-batch",
+        "model",
+        "recomputed",
+        "stages",
+        "blocks",
+        "fill",
+        "divide",
+        "virtual",
+        "none",
+        "heads",
+        "tensor stages",
+        "tensor blocks",
+        "sequence",
+    ],
 )
 def test_a_layout_that_does_not_fit_is_refused_with_the_recipe(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

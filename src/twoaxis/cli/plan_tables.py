@@ -187,6 +187,7 @@ def _print_recommendation(found: "Recommendation", control: "MethodCost") -> Non
 
 def _print_cost(found: "Recommendation", cost: "MethodCost", control: "MethodCost") -> None:
     sent = f", {_bytes(cost.boundary_bytes)} of a microbatch over a stage boundary" if cost.boundary_bytes else ""
+    sent += f", {_bytes(cost.data_bytes)} of gradients and weights sent by a GPU in a step" if cost.data_bytes else ""
     print_item(
         f"Here it adds {_change(cost.step_overhead)} to a training step, {_change(cost.prefill_overhead)} to prefill and "
         f"{_change(cost.token_overhead)} to a token, with {_change(cost.flops_overhead)} FLOPs and {_count(cost.added_params)} "

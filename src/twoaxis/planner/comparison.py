@@ -73,6 +73,7 @@ class MethodCost:
         bubble: mean share of a step in which a rank is idle.
         memory_bytes: of the fullest GPU in training.
         boundary_bytes: of one microbatch over the stage boundary that carries most.
+        data_bytes: of gradients and weights that a rank sends to the others of its data-parallel group in a step.
         prefill_seconds: until the prompts are read.
         prefill_overhead: of these seconds.
         token_seconds: of one more token for each of the sequences that generate.
@@ -100,6 +101,7 @@ class MethodCost:
     bubble: float
     memory_bytes: float
     boundary_bytes: float
+    data_bytes: float
     prefill_seconds: float
     prefill_overhead: float
     token_seconds: float
@@ -234,6 +236,7 @@ def _cost(one: Counted, setting: Setting, prompts: int, budget: Budget, control:
         bubble=step["bubble"],
         memory_bytes=memory,
         boundary_bytes=max(step["sent_bytes"], default=0),
+        data_bytes=step["data_bytes"],
         prefill_seconds=prefill,
         prefill_overhead=over_control(prefill, "prefill_seconds"),
         token_seconds=token,

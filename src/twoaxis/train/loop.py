@@ -106,10 +106,13 @@ def _run(trainer: Trainer, tracking: Tracking, should_stop: Callable[[], bool] |
             tracking.log(record)
             problem = _divergence(record)
             if problem:
+                trainer.finish_saving()
                 return _finish(trainer, "diverged", f"{problem}; the last checkpoint is of step {trainer.saved_step}")
             stopped_by = _stopped_by(trainer.ranks, request, should_stop)
             if trainer.step == config.steps or trainer.step % config.checkpoint_every == 0 or stopped_by:
                 trainer.save()
+            if stopped_by or trainer.step == config.steps:
+                trainer.finish_saving()
             if stopped_by and trainer.step < config.steps:
                 done = f"{trainer.step} of {config.steps} steps"
                 return _finish(trainer, "interrupted", f"stopped by {stopped_by}, {done} are saved; run again to go on")

@@ -11,6 +11,7 @@ from torch import Tensor
 from twoaxis.core.errors import DataError
 from twoaxis.core.files import remove_drafts
 from twoaxis.data import Batch, PackedSampler, PreparedData, prepare, validation_batches
+from twoaxis.train.background import BackgroundWriter
 from twoaxis.train.checkpoint import remove_old, set_aside_newer
 from twoaxis.train.environment import changed_environment, code_sha256, describe_environment, peak_bytes
 from twoaxis.train.metrics import MetricsLog, UnwrittenMetrics
@@ -83,7 +84,6 @@ class Trainer:
         folder: of the run.
         progress: progress callbacks.
         step: steps taken.
-        saved_step: the step of the newest checkpoint, 0 when there is none.
         tokens_per_step: tokens read in a step.
         earlier_peak_bytes: the largest resident memory of the processes before this one.
         placement: what this process holds of model, batches and checkpoints.
@@ -115,7 +115,7 @@ class Trainer:
         self.optimizer = ranks.each(lambda: build_optimizer(self.placement.local(groups, self.model), config.optimizer))
         self.token_loss = self.placement.losses(self.model, config)
         self.tokens_per_step = config.batch_size * config.data.seq_len
-        self.step = self.saved_step = self.earlier_peak_bytes = 0
+        self.step = self.earlier_peak_bytes = 0
         self._noted_empty = False
         ranks.first(lambda: self._describe(group_table(groups)))
         self._resume()
@@ -170,8 +170,22 @@ class Trainer:
             "peak_memory_bytes": max(self.earlier_peak_bytes, peak_bytes()),
         }
         folder, keep = self.folder.checkpoints, self.config.keep_checkpoints
-        self.placement.save(folder, self.step, self.model, self.optimizer, state, keep)
-        self.saved_step = self.step
+        background = self.config.parallel.saving == "background"
+        write = self.placement.checkpoint(folder, self.step, self.model, self.optimizer, state, keep, copied=background)
+        (self._writer.start if background else self._writer.run)(write, self.step)
+
+    def finish_saving(self) -> None:
+        """Waits for a checkpoint that is being written in the background.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        self._writer.finish()
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the newest complete checkpoint, 0 without one."""
+        return self._writer.saved_step
 
     def _prepare(self) -> PreparedData:
         """Reads the data, which must be the same on all ranks, and the windows of training and validation."""
@@ -208,13 +222,13 @@ class Trainer:
         restored = self.placement.restore(folder, self.model, self.optimizer, self.progress.note)
         if restored is not None:
             self.step, state = restored
-            self.saved_step = self.step
             self.progress.note(f"{self.folder.path}: resuming after step {self.step}")
             # The checkpoint of an imported model has nothing but weights.
             if "sampler" in state:
                 ranks.each(lambda: self.sampler.restore(state["sampler"]))
                 restore_random_state(state["random"])
                 self.earlier_peak_bytes = state["peak_memory_bytes"]
+        self._writer = BackgroundWriter(self.step)
         written = ranks.is_first
         self.metrics = ranks.each(lambda: MetricsLog(self.folder.metrics, self.step) if written else UnwrittenMetrics())
         ranks.first(lambda: set_aside_newer(folder, self.step))

@@ -188,6 +188,7 @@ def training_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
         "optimizer_seconds": updates["optimizer"],
         "depth_seconds": depth * run["microbatches"] / ranks,
         "sent_bytes": sent,
+        "data_bytes": updates["data_bytes"],
         "memory_bytes": peaks,
         "flops": 3 * forward_counts(model, run["batch"], run["tokens"])["all"] * run["microbatches"] * run["data"],
         "simulation": flow["simulation"],
@@ -308,7 +309,7 @@ def estimated_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
 
 
 def update_seconds(model: Data, run: Data, memory: Data, backward_seconds: list[float], rates: Data, links: Data) -> Data:
-    """Seconds of the slowest rank for messages of gradients and weights, and for the optimizer.
+    """Seconds of the slowest rank for messages of gradients and weights, and for the optimizer; bytes of these messages.
 
     Args:
         model: coefficients.
@@ -323,6 +324,7 @@ def update_seconds(model: Data, run: Data, memory: Data, backward_seconds: list[
     mixing = by_rank(memory["depth_params"], run["pipeline"])
     gradients = 0
     optimizer = 0
+    data_bytes = 0
     lent = all_reduce_bytes(run["pipeline"], model["ends"]["lent"] * model["gradients_bytes"])
     for rank in range(run["pipeline"]):
         here = params[rank]
@@ -330,13 +332,15 @@ def update_seconds(model: Data, run: Data, memory: Data, backward_seconds: list[
         sent = data_parallel_bytes(
             run["data"], here, model["gradients_bytes"], model["weights_bytes"], run["microbatches"], run["sharding"]
         )
+        data_bytes = max(data_bytes, sent)
         exposed = max(0, collective_seconds(sent, links["data"]) - hidden)
         gradients = max(gradients, exposed + collective_seconds(shared, links["tensor"]))
         mine = here / (1 if run["sharding"] == "none" else run["data"])
         moved = mine * (2 * model["optimizer_bytes"] + model["gradients_bytes"] + model["weights_bytes"])
         optimizer = max(optimizer, memory_seconds(moved, rates))
     # Every pipeline rank adds to the gradient of parameters that the ends share, which is whole after the last microbatch.
-    return {"gradients": gradients + collective_seconds(lent, links["pipeline"]), "optimizer": optimizer}
+    gradients = gradients + collective_seconds(lent, links["pipeline"])
+    return {"gradients": gradients, "optimizer": optimizer, "data_bytes": data_bytes}
 
 
 def min_of(values: list[float]) -> float:

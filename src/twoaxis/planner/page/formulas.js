@@ -1530,7 +1530,7 @@ training_step = function flx_training_step (model, run, rates, links) {
         value = stub105_seq[stub106_itr];
         depth = depth + value;
     }
-    return ({step_seconds: step, tokens_per_second: tokens / step, pipeline_seconds: flow["step_seconds"], exposed_seconds: flow["exposed_seconds"], bubble: flow["bubble"], gradient_seconds: updates["gradients"], optimizer_seconds: updates["optimizer"], depth_seconds: (depth * run["microbatches"]) / ranks, sent_bytes: sent, memory_bytes: peaks, flops: ((3 * (forward_counts(model, run["batch"], run["tokens"])["all"])) * run["microbatches"]) * run["data"], simulation: flow["simulation"]});
+    return ({step_seconds: step, tokens_per_second: tokens / step, pipeline_seconds: flow["step_seconds"], exposed_seconds: flow["exposed_seconds"], bubble: flow["bubble"], gradient_seconds: updates["gradients"], optimizer_seconds: updates["optimizer"], depth_seconds: (depth * run["microbatches"]) / ranks, sent_bytes: sent, data_bytes: updates["data_bytes"], memory_bytes: peaks, flops: ((3 * (forward_counts(model, run["batch"], run["tokens"])["all"])) * run["microbatches"]) * run["data"], simulation: flow["simulation"]});
 };
 
 link_seconds = function flx_link_seconds (sent, link) {
@@ -1636,24 +1636,27 @@ estimated_step = function flx_estimated_step (model, run, rates, links) {
 };
 
 update_seconds = function flx_update_seconds (model, run, memory, backward_seconds, rates, links) {
-    var exposed, gradients, here, hidden, lent, mine, mixing, moved, optimizer, params, rank, sent, shared;
+    var data_bytes, exposed, gradients, here, hidden, lent, mine, mixing, moved, optimizer, params, rank, sent, shared;
     hidden = min_of(by_rank(backward_seconds, run["pipeline"]));
     params = by_rank(memory["params"], run["pipeline"]);
     mixing = by_rank(memory["depth_params"], run["pipeline"]);
     gradients = 0;
     optimizer = 0;
+    data_bytes = 0;
     lent = all_reduce_bytes(run["pipeline"], (model["ends"]["lent"]) * model["gradients_bytes"]);
     for (rank = 0; rank < run["pipeline"]; rank += 1) {
         here = params[rank];
         shared = mixing_gradient_bytes(run["tensor"], mixing[rank], model["gradients_bytes"], run["sequence"]);
         sent = data_parallel_bytes(run["data"], here, model["gradients_bytes"], model["weights_bytes"], run["microbatches"], run["sharding"]);
+        data_bytes = Math.max(data_bytes, sent);
         exposed = Math.max(0, (collective_seconds(sent, links["data"]) - hidden));
         gradients = Math.max(gradients, (exposed + collective_seconds(shared, links["tensor"])));
         mine = here / (((run["sharding"]=="none"))? (1) : (run["data"]));
         moved = mine * (((2 * model["optimizer_bytes"]) + model["gradients_bytes"]) + model["weights_bytes"]);
         optimizer = Math.max(optimizer, memory_seconds(moved, rates));
     }
-    return ({gradients: gradients + collective_seconds(lent, links["pipeline"]), optimizer: optimizer});
+    gradients = gradients + collective_seconds(lent, links["pipeline"]);
+    return ({gradients: gradients, optimizer: optimizer, data_bytes: data_bytes});
 };
 
 min_of = function flx_min_of (values) {

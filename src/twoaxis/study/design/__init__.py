@@ -175,6 +175,9 @@ class StudyConfig(Config):
         """The recipe of an arm as it was written; its steps are those of the budget where that is equal for all arms."""
         # The budget is known only once the batch is; until then no warm-up may be found too long.
         config = TrainConfig.from_data(overlay(self.base, self.changes(arm)) | {"steps": UNDECIDED_STEPS, "seed": seed})
+        if config.parallel.ranks > 1:
+            allowed = "1 in a study, whose runs are spread over machines by --jobs and --engine"
+            raise ConfigError(problem("processes of a run", config.parallel.ranks, allowed, "leave out base.parallel"))
         steps = self.budget.in_steps(config.batch_size * config.data.seq_len)
         return config if steps is None else config.replace(steps=steps)
 

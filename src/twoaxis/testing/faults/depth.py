@@ -58,6 +58,12 @@ class _PastLeak(Residual):
         return state + 0.1 * state.cumsum(dim=1), None, cache
 
 
+class _PastLeakConfig(_Planted):
+    """A class of the module, which other processes can be sent."""
+
+    mixer: ClassVar[type[Residual]] = _PastLeak
+
+
 class _Gated(Residual):
     """Gates the state by itself."""
 
@@ -68,6 +74,12 @@ class _Gated(Residual):
 class _BatchLeak(Residual):
     def read(self, state: Tensor, layout: Layout = None, cache: Any = None) -> tuple[Tensor, None, Any]:
         return state + 0.1 * state.mean(dim=0, keepdim=True), None, cache
+
+
+class _BatchLeakConfig(_Planted):
+    """A class of the module, which other processes can be sent."""
+
+    mixer: ClassVar[type[Residual]] = _BatchLeak
 
 
 class _DepthLeak(Residual):
@@ -288,11 +300,7 @@ class _ReadsHidden(Residual):
 
 
 def _planted(mixer: type[Residual] = Residual, **statements: Any) -> DepthConfig:
-    # Under a name of its own in this module, where other processes find it too.
-    name = f"PlantedConfig{sum(key.startswith('PlantedConfig') for key in globals())}"
-    planted = type(name, (_Planted,), {"mixer": mixer, **statements, "__module__": __name__, "__qualname__": name})
-    globals()[name] = planted
-    return planted()
+    return type("PlantedConfig", (_Planted,), {"mixer": mixer, **statements, "__module__": __name__})()
 
 
 _WITH_HISTORY = property(lambda config: replace(ResidualConfig().design, window="all outputs"))
@@ -315,9 +323,10 @@ DEPTH_FAULTS = (
     _fault(
         "leak from the past",
         "document_isolation left_padding incremental_decode declared_weights_are_measured tensor_parallel_equals_whole",
-        _planted(_PastLeak),
+        _PastLeakConfig(),
+        _Planted(),
     ),
-    _fault("batch leak", "batch_invariance sharded_equals_whole", _planted(_BatchLeak)),
+    _fault("batch leak", "batch_invariance sharded_equals_whole", _BatchLeakConfig(), _Planted()),
     _fault("depth leak", "causal_along_depth deterministic_for_seed", _planted(_DepthLeak)),
     _fault("dead parameter", "gradients_reach_parameters", _planted(_Dead), _planted(_Used)),
     _fault("parameter without dimensions", "parameters_are_declared", _planted(_Scalar)),

@@ -36,6 +36,7 @@ class ParallelConfig(Config):
         tensor: ranks that divide heads of attention and hidden numbers of feed-forwards; depth mixers are whole on each.
         sequence: streams and depth states are whole on every tensor rank (`none`), or each has its part of every window
             (`tensor`).
+        saving: `wait` writes a checkpoint before the next step; `background` copies what it holds and writes it meanwhile.
         timeout_seconds: how long a rank waits for the others before it gives up.
 
     Example:
@@ -53,6 +54,7 @@ class ParallelConfig(Config):
     forwarding: Literal["naive", "cached", "cached_own"] = "naive"
     tensor: int = Field(default=1, ge=1)
     sequence: Literal["none", "tensor"] = "none"
+    saving: Literal["wait", "background"] = "wait"
     timeout_seconds: float = Field(default=600.0, gt=0)
 
     @property
@@ -116,6 +118,9 @@ class ParallelConfig(Config):
         if self.tensor == 1 and self.sequence != "none":
             allowed = "left out without tensor ranks"
             raise ConfigError(problem("parallel.sequence", self.sequence, allowed, "set parallel.tensor"))
+        if compiled != "off" and (self.pipeline > 1 or (self.ranks > 1 and recompute == "block")):
+            why = "a pipeline" if self.pipeline > 1 else "recompute='block' on more than one process"
+            raise ConfigError(problem("compile", compiled, f"'off' with {why}", "leave one of them out"))
         if self.pipeline > 1:
             self.stages(batch_size, micro_batch_size, recompute).blocks(n_layers)
         elif (self.virtual, self.forwarding) != (1, "naive"):

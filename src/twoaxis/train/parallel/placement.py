@@ -97,14 +97,39 @@ class Placement:
     def end_validation(self, model: Decoder) -> None:
         """Frees what a pass without gradients has gathered."""
 
-    def save(self, folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimizer, state: Any, keep: int) -> None:
-        """Writes a checkpoint, then removes all but the newest `keep`.
+    def checkpoint(
+        self,
+        folder: Path,
+        step: int,
+        model: Decoder,
+        optimizer: torch.optim.Optimizer,
+        state: Any,
+        keep: int,
+        copied: bool = False,
+    ) -> Callable[[], None]:
+        """Returns what writes a checkpoint and then removes all but the newest `keep`.
+
+        Args:
+            folder: of the checkpoints.
+            step: steps taken.
+            model: whose parameters to write.
+            optimizer: whose state to write.
+            state: other JSON-ready data.
+            keep: how many to keep.
+            copied: whether tensors are copied now, so that training may go on before they are written.
 
         Raises:
-            CheckpointError: the disk is full or cannot be written; earlier checkpoints are unchanged.
+            CheckpointError: of what is returned: the disk is full or cannot be written; earlier checkpoints are unchanged.
         """
-        checkpoint = Checkpoint(step, model_tensors(model), optimizer_tensors(model, optimizer), state)
-        save_checkpoint(folder, checkpoint, keep)
+        tensors, moments = model_tensors(model), optimizer_tensors(model, optimizer)
+        if copied:
+            tensors, moments = ({name: one.clone() for name, one in found.items()} for found in (tensors, moments))
+        checkpoint = Checkpoint(step, tensors, moments, state)
+
+        def write() -> None:
+            save_checkpoint(folder, checkpoint, keep)
+
+        return write
 
     def restore(
         self, folder: Path, model: Decoder, optimizer: torch.optim.Optimizer, say: Callable[[str], None]

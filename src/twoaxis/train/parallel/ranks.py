@@ -33,14 +33,17 @@ LOST = ("gloo", "Gloo", "NCCL", "Connection closed", "Connection reset", "Broken
 class Ranks:
     """The processes of one run; a run of one process sends nothing.
 
+    Args:
+        mesh: the ranks by the dimensions `MESH`; None for one process.
+        group: what they exchange values over; None is the default group.
+
     Attributes:
         rank: of this process, from 0.
         count: of all processes.
-        mesh: the ranks by the dimensions `MESH`; None for one process.
     """
 
-    def __init__(self, mesh: DeviceMesh | None = None) -> None:
-        self.mesh = mesh
+    def __init__(self, mesh: DeviceMesh | None = None, group: dist.ProcessGroup | None = None) -> None:
+        self.mesh, self.group = mesh, group
         self.rank, self.count = (0, 1) if mesh is None else (dist.get_rank(), dist.get_world_size())
 
     @property
@@ -59,7 +62,7 @@ class Ranks:
         """The sum over all ranks."""
         if self.count > 1:
             values = values.clone()
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self.group)
         return values
 
     def largest(self, number: int) -> int:
@@ -67,7 +70,7 @@ class Ranks:
         if self.count == 1:
             return number
         value = torch.tensor(number)
-        dist.all_reduce(value, dist.ReduceOp.MAX)
+        dist.all_reduce(value, dist.ReduceOp.MAX, group=self.group)
         return int(value)
 
     def gather(self, value: Any) -> list[Any]:
@@ -76,12 +79,12 @@ class Ranks:
             return [value]
         own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
-        dist.all_gather(sizes, torch.tensor([own.numel()]))
+        dist.all_gather(sizes, torch.tensor([own.numel()]), group=self.group)
         longest = max(int(size) for size in sizes)
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: own.numel()] = own
         found = [torch.empty_like(padded) for _ in range(self.count)]
-        dist.all_gather(found, padded)
+        dist.all_gather(found, padded, group=self.group)
         return [json.loads(bytes(one[: int(size)].tolist())) for one, size in zip(found, sizes, strict=True)]
 
     def each(self, work: Callable[[], T]) -> T:
@@ -130,6 +133,10 @@ class Ranks:
                     f"{name}: {value} on rank 0, {everywhere[other][name]} on rank {other}: must be equal on all ranks; start "
                     "every process with the same recipe, files and versions"
                 )
+
+    def apart(self) -> "Ranks":
+        """The same ranks with a group of their own, for a thread that exchanges values beside the run."""
+        return self if self.count == 1 else Ranks(self.mesh, dist.new_group(backend="gloo"))
 
     @contextmanager
     def watched(self, saved_step: Callable[[], int]) -> Iterator[None]:

@@ -34,6 +34,7 @@ class Sharded(Placement):
         self._data_ranks = replicate * self._shard_ranks
         place = self.mesh.get_coordinate()
         assert place is not None
+        self._writers = ranks.apart()
         self._data_rank = place[1] * self._shard_ranks + place[2]
 
     @property
@@ -83,18 +84,30 @@ class Sharded(Placement):
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def save(self, folder: Path, step: int, model: Decoder, optimizer: torch.optim.Optimizer, state: Any, keep: int) -> None:
-        """Writes the parts of all ranks as one checkpoint."""
-        tensors = {name: self._shards.place(name, own.detach()) for name, own in self._shards.parameters.items()}
+    def checkpoint(
+        self,
+        folder: Path,
+        step: int,
+        model: Decoder,
+        optimizer: torch.optim.Optimizer,
+        state: Any,
+        keep: int,
+        copied: bool = False,
+    ) -> Callable[[], None]:
+        """Returns what writes the parts of all ranks as one checkpoint."""
+        del model
+        kept = (lambda tensor: tensor.clone()) if copied else (lambda tensor: tensor)
+        own = self._shards.parameters.items()
+        tensors = {name: self._shards.place(name, kept(parameter.detach())) for name, parameter in own}
         steps: dict[str, float] = {}
-        for name, parameter in self._shards.parameters.items():
+        for name, parameter in own:
             for kind, value in optimizer.state.get(parameter, {}).items():
                 if value.ndim:
-                    tensors[f"{kind}/{name}"] = self._shards.place(name, value)
+                    tensors[f"{kind}/{name}"] = self._shards.place(name, kept(value))
                 else:
                     steps[name] = float(value)
         every = {name: taken for found in self.ranks.gather(steps) for name, taken in found.items()}
-        save_shards(folder, step, tensors, {**state, "optimizer_steps": every}, keep, self.ranks)
+        return lambda: save_shards(folder, step, tensors, {**state, "optimizer_steps": every}, keep, self._writers)
 
     def restore(
         self, folder: Path, model: Decoder, optimizer: torch.optim.Optimizer, say: Callable[[str], None]

@@ -62,7 +62,7 @@ def save_shards(
         try:
             draft = folder / ranks.first(_as_checkpoint_error(folder, step, begin))
             writer = _Writer(str(draft), _files(tensors, ranks), save_distributed=True)
-            dcp.save(dict(tensors), storage_writer=writer)
+            dcp.save(dict(tensors), storage_writer=writer, process_group=ranks.group)
         except CheckpointException as error:
             raise CheckpointError(_unwritten(folder, step, _reason(error))) from None
         own = f"shard-{ranks.rank + 1:05d}-*.safetensors"

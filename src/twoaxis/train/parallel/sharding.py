@@ -53,7 +53,8 @@ def shard_units(
     for root, blocks in roots:
         for block in blocks:
             units.append(fully_shard(block, mesh=mesh, reshard_after_forward=not gathers_once))
-        units.append(fully_shard(root, mesh=mesh))
+        # Gathered again for the backward pass like the blocks, so that embedding and head are freed meanwhile.
+        units.append(fully_shard(root, mesh=mesh, reshard_after_forward=not gathers_once))
     model.to_empty(device=_device(mesh))
     for unit in units:
         unit.set_gradient_divide_factor(1.0)
