@@ -69,6 +69,10 @@ def tensor_parallel_equals_whole(config: AxisConfig) -> None:
                     raise CheckFailed(f"{where}: gradient of {name} differs by {away:.1e} of its size, bound {limit:.0e}")
 
 
+ON_TWO_RANKS = (sharded_equals_whole, tensor_parallel_equals_whole)
+"""The checks that start processes."""
+
+
 def mean_loss(model: Decoder, tokens: Tensor, rows: int | None = None) -> Tensor:
     """The summed loss of rows whose last token is a target only, over the targets of all `rows` rows."""
     total, _ = model.loss(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
