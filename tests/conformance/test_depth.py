@@ -7,6 +7,7 @@ from twoaxis.core.registry import Row
 from twoaxis.depth import DEPTH, AttentionResidualsConfig, DepthConfig, ResidualConfig
 from twoaxis.testing import Check, depth_checks
 from twoaxis.testing.measured import trace
+from twoaxis.testing.sharded import ON_TWO_RANKS
 from twoaxis.testing.state import keeps_its_states
 from twoaxis.testing.toy import FEED_FORWARD, toy_decoder, toy_tokens
 
@@ -15,8 +16,8 @@ CASES = [
     for row in DEPTH
     for index, example in enumerate(row.examples)
     for check in depth_checks()
-    # tests/distributed runs it, with one pair of processes.
-    if check.name != "sharded_equals_whole" and (index == 0 or not check.slow)
+    # tests/distributed runs these, with one pair of processes.
+    if check not in ON_TWO_RANKS and (index == 0 or not check.slow)
 ]
 
 

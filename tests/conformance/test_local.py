@@ -8,6 +8,7 @@ from twoaxis.local import LOCAL, CanonConfig, LocalConfig
 from twoaxis.model import Decoder
 from twoaxis.sequence import AttentionConfig
 from twoaxis.testing import Check, local_checks
+from twoaxis.testing.sharded import ON_TWO_RANKS
 from twoaxis.testing.toy import FEED_FORWARD, TOKENS, decoder_config, toy_context, toy_mixer, toy_tokens
 
 CASES = [
@@ -15,8 +16,8 @@ CASES = [
     for row in LOCAL
     for index, example in enumerate(row.examples)
     for check in local_checks()
-    # tests/distributed runs it, with one pair of processes.
-    if check.name != "sharded_equals_whole" and (index == 0 or not check.slow)
+    # tests/distributed runs these, with one pair of processes.
+    if check not in ON_TWO_RANKS and (index == 0 or not check.slow)
 ]
 
 

@@ -64,6 +64,18 @@ def recipe(folder: Path, **changes: Any) -> TrainConfig:
     return TrainConfig.from_data(data)
 
 
+EARLIER_TOKENS: dict[str, Any] = {"d_model": 24, "n_layers": 2, "depth": {"kind": "deep_delta", "preset": "ddl_tc"}}
+"""Reads of the depth state look at three earlier tokens."""
+
+FEW_HEADS: dict[str, Any] = {
+    "d_model": 24,
+    "n_layers": 2,
+    "depth": {"kind": "value_residual", "variant": "gated"},
+    "blocks": [[{"kind": "attention", "n_heads": 4, "n_kv_heads": 1}, {"kind": "swiglu", "d_ff": 34}]],
+}
+"""One kv-head, which all tensor ranks hold, and rows that shards cut inside of a gate."""
+
+
 def losses(folder: Path) -> list[list[float | None]]:
     """What the metrics of a run hold, without times."""
     return [
@@ -204,6 +216,26 @@ class Worker:
         self.copy("straight", "on_three")
         self.found["on three"] = self.run("on_three", steps=9, parallel={"shard": 3})
 
+    def tensor(self) -> None:
+        """Two tensor ranks with whole streams; then the sharded run continued by two with sharded streams."""
+        self.found["tensor"] = self.run("tensor", parallel={"tensor": 2, "saving": "background"})
+        self.copy("straight", "divided")
+        streams = {"tensor": 2, "sequence": "tensor"}
+        self.found["divided"] = self.run("divided", steps=9, parallel=streams)
+
+    def stopped_tensor(self) -> None:
+        """Sharded streams, stopped after two steps and continued."""
+        given = {"parallel": {"tensor": 2, "sequence": "tensor"}, "model": EARLIER_TOKENS}
+        taken = iter(range(99))
+        stop = (lambda: next(taken) >= 1) if self.rank == 1 else None
+        said = [self.run("tensor_whole", **given), self.run("tensor_stopped", stop, **given)]
+        self.found["stopped tensor"] = [*said, self.run("tensor_stopped", **given)]
+
+    def tensor_and_shard(self) -> None:
+        """Two by two: shards of the parts of two tensor ranks with sharded streams."""
+        layout = {"tensor": 2, "shard": 2, "sequence": "tensor"}
+        self.found["tensor and shard"] = self.run("tensor_and_shard", parallel=layout, model=FEW_HEADS, recompute="block")
+
     def copy(self, name: str, other: str) -> None:
         """Copies a run, by the first rank."""
         if self.rank == 0:
@@ -230,6 +262,9 @@ def main() -> None:
         worker.from_one: 2,
         worker.on_three: 3,
         worker.two_by_two: 4,
+        worker.tensor: 2,
+        worker.stopped_tensor: 2,
+        worker.tensor_and_shard: 4,
     }
     for scenario, ranks in scenarios.items():
         if rank < ranks:

@@ -23,7 +23,7 @@ from twoaxis.train import Result, load_trained, train
 from twoaxis.train.checkpoint import load_checkpoint
 
 from .processes import run_processes
-from .sharded_worker import losses, recipe
+from .sharded_worker import EARLIER_TOKENS, FEW_HEADS, losses, recipe
 
 RANKS, PROCESSES = 2, 4
 WORKER = Path(__file__).with_name("sharded_worker.py")
@@ -156,6 +156,39 @@ def test_sharded_stages_are_one_process_too(folder: Path) -> None:
     assert load_trained(folder / "two_by_two").step == 6
 
 
+def test_tensor_ranks_are_one_process_too_and_go_on_from_shards(folder: Path, longer: list[list[float | None]]) -> None:
+    assert (found(folder, "tensor"), found(folder, "divided")) == ("finished", "finished")
+    close(losses(folder / "tensor"), losses(folder / "whole"))
+    close(losses(folder / "divided"), longer)
+    divided, whole = (json.loads((folder / name / "initial_parameters.json").read_text()) for name in ("tensor", "whole"))
+    assert divided == whole
+
+
+def test_one_process_goes_on_from_tensor_ranks(folder: Path, longer: list[list[float | None]]) -> None:
+    shutil.copytree(folder / "tensor", folder / "from_tensor")
+    assert train(recipe(folder, steps=9), folder / "from_tensor").steps == 9
+    close(losses(folder / "from_tensor"), longer)
+    divided, whole = (load_checkpoint(folder / name / "checkpoints" / "step-00000006") for name in ("tensor", "whole"))
+    assert {name: one.shape for name, one in divided.optimizer.items()} == {
+        name: one.shape for name, one in whole.optimizer.items()
+    }
+
+
+def test_sharded_streams_are_one_process_too_and_resume_bit_for_bit(folder: Path) -> None:
+    assert found(folder, "stopped tensor") == ["finished", "interrupted", "finished"]
+    assert losses(folder / "tensor_stopped") == losses(folder / "tensor_whole")
+    train(recipe(folder, model=EARLIER_TOKENS), folder / "whole_tokens")
+    close(losses(folder / "tensor_whole"), losses(folder / "whole_tokens"))
+
+
+def test_sharded_tensor_ranks_are_one_process_too(folder: Path) -> None:
+    assert found(folder, "tensor and shard", 4) == "finished"
+    train(recipe(folder, model=FEW_HEADS), folder / "whole_heads")
+    close(losses(folder / "tensor_and_shard"), losses(folder / "whole_heads"))
+    divided, whole = (load_trained(folder / name).model.state_dict() for name in ("tensor_and_shard", "whole_heads"))
+    torch.testing.assert_close(divided, whole, rtol=1e-4, atol=5e-6)
+
+
 def test_bytes_of_a_step_are_those_of_the_plan(folder: Path) -> None:
     config = recipe(folder, parallel={"shard": RANKS}, micro_batch_size=2)
     model, precision = config.decoder(256), Precision(weights=4, gradients=4)
@@ -193,8 +226,27 @@ def test_a_gathered_checkpoint_holds_what_one_process_writes(folder: Path) -> No
         ({"parallel": {"pipeline": 2}, "micro_batch_size": 5}, "a divisor of the 12 windows"),
         ({"parallel": {"virtual": 2}}, "parallel.virtual=2: must be left out without a pipeline"),
         ({"parallel": {"shard": 0}}, "shard=0: must be >= 1"),
+        ({"parallel": {"tensor": 3}}, "n_heads of attention of block 0=4: must be a multiple of parallel.tensor=3"),
+        ({"parallel": {"tensor": 2, "pipeline": 2}}, "parallel.tensor=2: must be 1 with a pipeline"),
+        ({"parallel": {"tensor": 2}, "compile": "block"}, "compile='block': must be 'off' with parallel.tensor=2"),
+        ({"parallel": {"sequence": "tensor"}}, "parallel.sequence='tensor': must be left out without tensor ranks"),
     ],
-    ids=["rows", "micro-batch", "model", "recomputed", "stages", "blocks", "fill", "divide", "virtual", "none"],
+    ids=[
+        "rows",
+        "micro-batch",
+        "model",
+        "recomputed",
+        "stages",
+        "blocks",
+        "fill",
+        "divide",
+        "virtual",
+        "none",
+        "heads",
+        "tensor stages",
+        "tensor blocks",
+        "sequence",
+    ],
 )
 def test_a_layout_that_does_not_fit_is_refused_with_the_recipe(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):

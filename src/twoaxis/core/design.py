@@ -33,6 +33,9 @@ Weights = Literal["static", "input", "input and reader"]
 The factor of a norm of sources or of their sum is no weight.
 """
 
+HeadMixing = Literal["none", "each", "across"]
+"""The heads of attention that a depth mixer works on: none, each by itself, or one with values of others."""
+
 
 @dataclass(frozen=True)
 class MixingDesign:
@@ -50,6 +53,8 @@ class MixingDesign:
         weights: the inputs of the weights.
         position: whether earlier tokens enter the weights or the sum.
         literal: whether it is the depth read of arXiv:2603.16039, section 2.2, as far as the paper specifies it.
+        heads: how it mixes the heads of attention. Ranks that divide the heads sum the gradients of what works on `each`
+            by itself; `across` cannot be divided.
 
     Example:
         >>> from twoaxis.depth import ResidualConfig
@@ -67,6 +72,7 @@ class MixingDesign:
     weights: Weights = "static"
     position: bool = False
     literal: bool = False
+    heads: HeadMixing = "none"
 
     @property
     def grows(self) -> bool:

@@ -56,7 +56,16 @@ class LimeConfig(DepthConfig):
     @property
     def design(self) -> MixingDesign:
         """Free weights over the heads of all layers."""
-        return MixingDesign("none", "none", "keys and values of layers", "none", "all", "block", "replaces keys and values")
+        return MixingDesign(
+            query="none",
+            key="none",
+            value="keys and values of layers",
+            normaliser="none",
+            window="all",
+            sharing="block",
+            injection="replaces keys and values",
+            heads="across",
+        )
 
     @property
     def init_equivalence(self) -> InitEquivalence:

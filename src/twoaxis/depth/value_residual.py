@@ -83,6 +83,7 @@ class ValueResidualConfig(DepthConfig):
             sharing="none" if free else "block",
             injection="replaces values",
             weights="input and reader" if gated else "static",
+            heads="each",
         )
 
     @model_validator(mode="after")
@@ -192,8 +193,7 @@ class ValueResidual(StreamWrite, config=ValueResidualConfig):
             return blend(earlier[0].unflatten(-1, shape), v, torch.sigmoid(scores), config.impl)
         if config.variant == "plus":
             first, shares = earlier
-            own = self.own.to(shares.dtype).expand(shares.shape[:2])
-            weights = torch.stack((shares[..., self.rank], own)).unsqueeze(0)
+            weights = torch.stack((shares[..., self.rank], self.own.to(shares.dtype).expand(shares.shape[:2]))).unsqueeze(0)
             return mix((first, v.flatten(2)), weights, config.impl)[0].unflatten(-1, shape)
         constant = [[config.first, config.own]] if config.variant == "constant" else None
         weights = torch.tensor(constant, dtype=statistics_dtype(v), device=v.device) if constant else self.weights

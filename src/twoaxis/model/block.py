@@ -4,7 +4,7 @@ Letters: B batch, T position, D width.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -107,6 +107,8 @@ def sublayer_names(configs: Sequence[SublayerConfig]) -> list[str]:
 class Block(nn.Module):
     """Sublayers in order."""
 
+    sublayer_class: ClassVar[type[Sublayer]] = Sublayer
+
     def __init__(
         self,
         depth: DepthConfig,
@@ -116,7 +118,7 @@ class Block(nn.Module):
     ) -> None:
         super().__init__()
         for name, mixer, config, site in zip(sublayer_names(configs), mixers, configs, sites, strict=True):
-            self.add_module(name, Sublayer(mixer, config, site, depth.splits_views(site)))
+            self.add_module(name, self.sublayer_class(mixer, config, site, depth.splits_views(site)))
 
     @property
     def sublayers(self) -> list[Sublayer]:

@@ -6,7 +6,7 @@ Letters: B batch, T position, D width, V vocabulary.
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -85,6 +85,8 @@ class Decoder(DeclaredModule):
         torch.Size([1, 3, 16])
     """
 
+    block_class: ClassVar[type[Block]] = Block
+
     def __init__(self, config: DecoderConfig | Mapping[str, Any]) -> None:
         super().__init__()
         self.config = config = DecoderConfig.parse(config)
@@ -99,7 +101,7 @@ class Decoder(DeclaredModule):
         mixers, ends = config.depth.build(config.stack)
         stops = list(accumulate(config.stack.block_lengths, initial=0))
         self.blocks = nn.ModuleList(
-            Block(config.depth, mixers[start:stop], block, config.stack.sites[start:stop])
+            self.block_class(config.depth, mixers[start:stop], block, config.stack.sites[start:stop])
             for block, start, stop in zip(config.layers, stops, stops[1:], strict=False)
         )
         self.ends = ends

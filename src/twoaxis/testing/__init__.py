@@ -41,6 +41,7 @@ _EVERY_AXIS = (
     memory.recomputing_bytes_are_exact,
     gradient.compiles_once,
     sharded.sharded_equals_whole,
+    sharded.tensor_parallel_equals_whole,
 )
 
 
@@ -64,6 +65,7 @@ def depth_checks() -> tuple[Check, ...]:
         mixing_design.declared_weights_are_measured,
         mixing_design.declared_sharing_is_measured,
         mixing_design.declared_window_is_measured,
+        mixing_design.declared_heads_are_measured,
     )
 
 

@@ -105,6 +105,27 @@ def _largest_state(config: DepthConfig, layers: int) -> int:
     return max(sum(tensor.numel() for tensor in tensors(state)) for state in states)
 
 
+@check
+def declared_heads_are_measured(config: DepthConfig) -> None:
+    """Heads of attention are left alone, mixed each by itself, or mixed with others, as declared."""
+    model = toy_decoder(config, d_model=WIDTH, n_layers=LAYERS, blocks=BLOCK)
+    if not any(sublayer.depth.mixes_heads for sublayer in sublayer_list(model)):
+        exactly("how heads are mixed", "none", config.design.heads)
+        return
+    inputs = _inputs(trace(model, toy_tokens()), "heads")
+    changed = [_with_other_head(heads, f"design/other head {index}") for index, heads in enumerate(inputs.heads)]
+    before, after = (_read(model, one) for one in (inputs, inputs._replace(heads=changed)))
+    across = _changes([x[:, :, 1:] for x in before], [x[:, :, 1:] for x in after])
+    exactly("how heads are mixed", "across" if across else "each", config.design.heads)
+
+
+def _with_other_head(heads: Any, name: str) -> Any:
+    """With another first query, key and value head."""
+    return heads and type(heads)(
+        *(torch.cat((noise(tuple(x[:, :, :1].shape), f"{name} {part}"), x[:, :, 1:]), dim=2) for part, x in enumerate(heads))
+    )
+
+
 def _weights_word(on_input: bool, on_reader: bool) -> str:
     return "input and reader" if on_reader else "input" if on_input else "static"
 

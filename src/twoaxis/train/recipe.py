@@ -135,6 +135,11 @@ class TrainConfig(Config):
             compiled=self.compile,
             recompute=self.recompute,
         )
+        if self.parallel.tensor > 1:
+            # Only here, since it looks at the depth mixer.
+            from twoaxis.train.parallel.tensor_split import check_tensor
+
+            check_tensor(self.decoder(ANY_VOCABULARY), self.parallel.tensor, self.parallel.sequence, self.data.seq_len)
         return self
 
     def decoder(self, vocab_size: int) -> DecoderConfig:

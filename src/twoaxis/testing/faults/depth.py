@@ -58,6 +58,12 @@ class _PastLeak(Residual):
         return state + 0.1 * state.cumsum(dim=1), None, cache
 
 
+class _PastLeakConfig(_Planted):
+    """A class of the module, which other processes can be sent."""
+
+    mixer: ClassVar[type[Residual]] = _PastLeak
+
+
 class _Gated(Residual):
     """Gates the state by itself."""
 
@@ -298,6 +304,7 @@ def _planted(mixer: type[Residual] = Residual, **statements: Any) -> DepthConfig
 
 
 _WITH_HISTORY = property(lambda config: replace(ResidualConfig().design, window="all outputs"))
+_WITH_HEADS = property(lambda config: replace(ResidualConfig().design, heads="each"))
 
 
 def _fault(
@@ -315,8 +322,9 @@ DEPTH_FAULTS = (
     _fault("position leak", "causal_along_positions incremental_decode document_isolation", _planted(_PositionLeak)),
     _fault(
         "leak from the past",
-        "document_isolation left_padding incremental_decode declared_weights_are_measured",
-        _planted(_PastLeak),
+        "document_isolation left_padding incremental_decode declared_weights_are_measured tensor_parallel_equals_whole",
+        _PastLeakConfig(),
+        _Planted(),
     ),
     _fault("batch leak", "batch_invariance sharded_equals_whole", _BatchLeakConfig(), _Planted()),
     _fault("depth leak", "causal_along_depth deterministic_for_seed", _planted(_DepthLeak)),
@@ -364,6 +372,7 @@ DEPTH_FAULTS = (
     _fault("undeclared gate", "declared_weights_are_measured", _planted(_Gated)),
     _fault("undeclared parameters", "declared_sharing_is_measured", _planted(_Used)),
     _fault("false claim of history", "declared_window_is_measured", _planted(design=_WITH_HISTORY)),
+    _fault("false claim of heads", "declared_heads_are_measured", _planted(design=_WITH_HEADS)),
     _fault("growing cache", "depth_cache_is_exact", _planted(_Hoards)),
     _fault("graph break", "compiles_once", _planted(_GraphBreak)),
 )

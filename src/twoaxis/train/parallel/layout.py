@@ -17,11 +17,12 @@ Recompute = Literal["off", "block"]
 class ParallelConfig(Config):
     """The processes of a run; by default there is one.
 
-    The product of `pipeline`, `replicate` and `shard` is the number of processes, which `torchrun` starts; ranks of one shard
-    group have neighbouring numbers. The layout changes neither the data of a step nor the meaning of another option, so a run
-    may be resumed with a different one.
+    The product of `pipeline`, `replicate`, `shard` and `tensor` is the number of processes, which `torchrun` starts; ranks of
+    one tensor group have neighbouring numbers. The layout changes neither the data of a step nor the meaning of another option,
+    so a run may be resumed with a different one.
 
-    Source: ZeRO, arXiv:1910.02054, stage 3, as torch.distributed.fsdp.fully_shard does it; pipelines as in `PipelineConfig`
+    Source: ZeRO, arXiv:1910.02054, stage 3, as torch.distributed.fsdp.fully_shard does it; pipelines as in `PipelineConfig`;
+            tensor ranks: Megatron-LM, arXiv:1909.08053, section 3, and arXiv:2205.05198, section 4.2.2
 
     Args:
         shard: ranks that divide parameters, gradients and optimizer state among them, and the rows of a batch.
@@ -32,6 +33,9 @@ class ParallelConfig(Config):
         virtual: stages on each rank, above 1 with `interleaved` only.
         forwarding: what crosses a boundary: the whole depth state (`naive`), or those of its tensors that the receiving rank
             has not received (`cached`), or neither received nor computed (`cached_own`).
+        tensor: ranks that divide heads of attention and hidden numbers of feed-forwards; depth mixers are whole on each.
+        sequence: streams and depth states are whole on every tensor rank (`none`), or each has its part of every window
+            (`tensor`).
         saving: `wait` writes a checkpoint before the next step; `background` copies what it holds and writes it meanwhile.
         timeout_seconds: how long a rank waits for the others before it gives up.
 
@@ -48,13 +52,15 @@ class ParallelConfig(Config):
     schedule: Schedule = "1f1b"
     virtual: int = Field(default=1, ge=1)
     forwarding: Literal["naive", "cached", "cached_own"] = "naive"
+    tensor: int = Field(default=1, ge=1)
+    sequence: Literal["none", "tensor"] = "none"
     saving: Literal["wait", "background"] = "wait"
     timeout_seconds: float = Field(default=600.0, gt=0)
 
     @property
     def ranks(self) -> int:
         """The number of processes."""
-        return self.pipeline * self.data_ranks
+        return self.pipeline * self.data_ranks * self.tensor
 
     @property
     def data_ranks(self) -> int:
@@ -105,6 +111,13 @@ class ParallelConfig(Config):
         if self.ranks > 1 and compiled == "model":
             allowed = "'off' or 'block' with more than one process, where parameters are gathered between blocks"
             raise ConfigError(problem("compile", compiled, allowed, "use compile=block"))
+        if self.tensor > 1 and self.pipeline > 1:
+            raise ConfigError(problem("parallel.tensor", self.tensor, "1 with a pipeline", "use one of them, with shard"))
+        if self.tensor > 1 and compiled != "off":
+            raise ConfigError(problem("compile", compiled, f"'off' with parallel.tensor={self.tensor}", "use compile=off"))
+        if self.tensor == 1 and self.sequence != "none":
+            allowed = "left out without tensor ranks"
+            raise ConfigError(problem("parallel.sequence", self.sequence, allowed, "set parallel.tensor"))
         if compiled != "off" and (self.pipeline > 1 or (self.ranks > 1 and recompute == "block")):
             why = "a pipeline" if self.pipeline > 1 else "recompute='block' on more than one process"
             raise ConfigError(problem("compile", compiled, f"'off' with {why}", "leave one of them out"))

@@ -158,6 +158,10 @@ def placement_of(ranks: Ranks) -> Placement:
         from twoaxis.train.parallel.pipelined import Pipelined
 
         return Pipelined(ranks)
+    if ranks.mesh.size(3) > 1:
+        from twoaxis.train.parallel.tensor_sharded import TensorSharded
+
+        return TensorSharded(ranks)
     from twoaxis.train.parallel.sharded import Sharded
 
     return Sharded(ranks)

@@ -20,7 +20,7 @@ from twoaxis.train.parallel.layout import ParallelConfig
 
 T = TypeVar("T")
 
-MESH = ("pipeline", "replicate", "shard")
+MESH = ("pipeline", "replicate", "shard", "tensor")
 """The dimensions of the mesh of ranks; the last one has neighbours."""
 
 KINDS: Mapping[str, type[TwoAxisError]] = {kind.__name__: kind for kind in (ConfigError, DataError, CheckpointError)}

@@ -1,6 +1,6 @@
 """One rank of a sharded run: its shards of every parameter, its rows of every batch, its part of every checkpoint."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -54,9 +54,12 @@ class Sharded(Placement):
         for group in groups:
             for name in here.keys() & group.parameters.keys():
                 here[name].requires_grad_(here[name].requires_grad and group.lr_scale > 0)
-        self._shards = Shards(here)
+        self._shards = self._own(here)
         own = self._shards.parameters
         return [replace(group, parameters={name: own[name] for name in group.parameters if name in own}) for group in groups]
+
+    def _own(self, parameters: Mapping[str, nn.Parameter]) -> Shards:
+        return Shards(parameters)
 
     def rows(self, batch: Batch) -> Batch:
         """An equal part of the rows; what is missing of it is filled with rows without a target."""
@@ -92,17 +95,18 @@ class Sharded(Placement):
         copied: bool = False,
     ) -> Callable[[], None]:
         """Returns what writes the parts of all ranks as one checkpoint."""
-        tensors: dict[str, Tensor] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        del model
+        kept = (lambda tensor: tensor.clone()) if copied else (lambda tensor: tensor)
+        own = self._shards.parameters.items()
+        tensors = {name: self._shards.place(name, kept(parameter.detach())) for name, parameter in own}
         steps: dict[str, float] = {}
-        for name, parameter in self._shards.parameters.items():
+        for name, parameter in own:
             for kind, value in optimizer.state.get(parameter, {}).items():
                 if value.ndim:
-                    tensors[f"{kind}/{name}"] = self._shards.place(name, value)
+                    tensors[f"{kind}/{name}"] = self._shards.place(name, kept(value))
                 else:
                     steps[name] = float(value)
         every = {name: taken for found in self.ranks.gather(steps) for name, taken in found.items()}
-        if copied:
-            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         return lambda: save_shards(folder, step, tensors, {**state, "optimizer_steps": every}, keep, self._writers)
 
     def restore(
@@ -114,11 +118,11 @@ class Sharded(Placement):
             return None
         path, state = found
         stored = stored_tensors(path)
-        tensors: dict[str, Tensor] = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        own = self._shards.parameters
+        tensors = {name: self._shards.place(name, one.detach()) for name, one in own.items()}
         everywhere = {name: None for names in self.ranks.gather(list(tensors)) for name in names}
         compare_names(everywhere, {name: one for name, one in stored.items() if "/" not in name})
         optimizer.state.clear()
-        own = self._shards.parameters
         for key, whole in stored.items() if "sampler" in state else ():
             kind, is_state, name = key.partition("/")
             if is_state and len(whole.size) and name in own:

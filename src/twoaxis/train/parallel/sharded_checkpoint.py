@@ -5,6 +5,7 @@ all: the first rank makes the draft, adds the checksums of all files, and rename
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -60,7 +61,7 @@ def save_shards(
 
         try:
             draft = folder / ranks.first(_as_checkpoint_error(folder, step, begin))
-            writer = HuggingFaceStorageWriter(str(draft), _files(tensors, ranks), save_distributed=True)
+            writer = _Writer(str(draft), _files(tensors, ranks), save_distributed=True)
             dcp.save(dict(tensors), storage_writer=writer, process_group=ranks.group)
         except CheckpointException as error:
             raise CheckpointError(_unwritten(folder, step, _reason(error))) from None
@@ -70,6 +71,20 @@ def save_shards(
         document = {**state, "format": FORMAT_SHARDED, "step": step, "files": files}
         ranks.first(_as_checkpoint_error(folder, step, lambda: finish_checkpoint(draft, path, document)))
     ranks.first(lambda: remove_old(folder, keep))
+
+
+class _Writer(HuggingFaceStorageWriter):
+    """Writes the second and later parts of a tensor into files of their own, since a file has one tensor of a name."""
+
+    def _split_by_storage_plan(self, storage_plan: dict[str, int] | None, items: list[Any]) -> dict[int, list[Any]]:
+        assert storage_plan is not None
+        files, parts = max(storage_plan.values()), Counter[str]()
+        found: dict[int, list[Any]] = {}
+        for item in items:
+            name = item.index.fqn
+            found.setdefault(storage_plan[name] + files * parts[name], []).append(item)
+            parts[name] += 1
+        return found
 
 
 def newest_intact(folder: Path, ranks: Ranks, say: Callable[[str], None]) -> tuple[Path, dict[str, Any]] | None:

@@ -74,6 +74,17 @@ def local_part(whole: Tensor, placed: DTensor) -> Tensor:
     return whole
 
 
+def local_rows(placed: Tensor) -> tuple[int, int]:
+    """The first row that this rank holds of a tensor, sharded or not, and the one behind the last."""
+    start, stop = 0, placed.shape[0]
+    if isinstance(placed, DTensor):
+        for size, place, rank in zip(placed.device_mesh.shape, placed.placements, _coordinate(placed.device_mesh), strict=True):
+            if isinstance(place, Shard):
+                each = -(-(stop - start) // size)
+                start, stop = min(start + rank * each, stop), min(start + (rank + 1) * each, stop)
+    return start, stop
+
+
 class Shards:
     """The shards of this rank as plain parameters, for the optimizer: a step dispatches no distributed tensor.
 

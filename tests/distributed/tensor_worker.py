@@ -1,0 +1,159 @@
+"""One tensor rank of the cases that test_tensor.py compares: `python tensor_worker.py FOLDER RANK RANKS`."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from twoaxis.core.layout import PADDING, TokenLayout
+from twoaxis.core.measure import distance, perturb
+from twoaxis.data import Batch
+from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.planner.formulas.collectives import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
+from twoaxis.train.parallel.tensor import TensorDecoder, initial_parts, sum_gradients, summed_chunks
+from twoaxis.train.parallel.tensor_ranks import TensorRanks
+from twoaxis.train.parallel.tensor_split import SequenceSharding
+
+VOCAB, ROWS, TOKENS, WIDTH, LAYERS = 32, 2, 16, 8, 3
+
+BLOCK = [{"kind": "attention", "n_heads": 4, "n_kv_heads": 2, "head_dim": 4}, {"kind": "swiglu", "d_ff": 16}]
+FEW_HEADS = [
+    {"kind": "short_swa", "n_heads": 4, "n_kv_heads": 1, "head_dim": 4, "window": 5, "qk_norm": "before_rope", "bias": "qkv"},
+    {"kind": "kv_shift", "n_heads": 4, "n_kv_heads": 2, "head_dim": 2, "form": "token", "sink": "learned"},
+    {"kind": "gelu", "d_ff": 16, "input_local": "canon", "projected_local": "canon"},
+]
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {"depth": "residual", "blocks": [BLOCK]},
+    "few heads": {"depth": {"kind": "value_residual", "variant": "gated"}, "blocks": [FEW_HEADS]},
+    "earlier tokens": {"depth": {"kind": "deep_delta", "preset": "ddl_tc_ec"}, "blocks": [BLOCK]},
+    "three views": {"depth": "deep_cross_attention", "blocks": [BLOCK], "tie_embeddings": False},
+}
+WAYS: dict[str, dict[str, bool]] = {"whole rows": {}, "documents": {"documents": True}, "recompute": {"recompute": True}}
+
+
+def decoder_config(case: str) -> DecoderConfig:
+    """The decoder of a case."""
+    return DecoderConfig.from_data({"vocab_size": VOCAB, "d_model": WIDTH, "n_layers": LAYERS, **CASES[case]})
+
+
+def batch() -> Batch:
+    """Tokens with several documents in each row, and padding at the end of one."""
+    tokens = torch.randint(VOCAB, (ROWS, TOKENS + 1), generator=torch.Generator().manual_seed(1))
+    documents = torch.tensor([[0] * 3 + [1] * 7 + [2] * 6, [0] * 9 + [1] * 5 + [PADDING] * 2])
+    return Batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), documents)
+
+
+def run(model: Decoder, documents: bool = False, recompute: bool = False) -> Tensor:
+    """The loss, with gradients."""
+    tokens, targets, packed = batch()
+    assert packed is not None
+    total, _ = model.loss(tokens, targets, TokenLayout.packed(packed) if documents else None, recompute)
+    total.backward()
+    return total.detach()
+
+
+@contextmanager
+def counted(ranks: int) -> Iterator[list[float]]:
+    """Counts the bytes that a rank of a ring sends."""
+    sent, kept = [0.0], (dist.all_reduce, dist.all_gather_single, dist.reduce_scatter_single)
+
+    def all_reduce(x: Tensor, *given: Any, **named: Any) -> Any:
+        sent[0] += all_reduce_bytes(ranks, x.nbytes)
+        return kept[0](x, *given, **named)
+
+    def all_gather(out: Tensor, x: Tensor, *given: Any, **named: Any) -> Any:
+        sent[0] += all_gather_bytes(ranks, out.nbytes)
+        return kept[1](out, x, *given, **named)
+
+    def reduce_scatter(out: Tensor, x: Tensor, *given: Any, **named: Any) -> Any:
+        sent[0] += reduce_scatter_bytes(ranks, x.nbytes)
+        return kept[2](out, x, *given, **named)
+
+    dist.all_reduce, dist.all_gather_single, dist.reduce_scatter_single = all_reduce, all_gather, reduce_scatter
+    try:
+        yield sent
+    finally:
+        dist.all_reduce, dist.all_gather_single, dist.reduce_scatter_single = kept
+
+
+def measure(case: str, way: str, sequence: SequenceSharding, rank: int, ranks: int) -> dict[str, float]:
+    """How far loss and gradients are from those of one process, and the bytes of a step."""
+    config = decoder_config(case)
+    whole = perturb(Decoder.build(config, 3).double())
+    expected = run(whole, **WAYS[way])
+    group = TensorRanks(None, rank, ranks, sequence)
+    model = TensorDecoder(config, group, TOKENS).double()
+    values = dict(whole.named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(model.splits[name].of(values[name]))
+    with counted(ranks) as sent:
+        loss = run(model, **WAYS[way])
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    sum_gradients(gradients, summed_chunks(model.splits, sequence), group)
+    found = loss if sequence == "none" else group.sum(loss)
+    away = []
+    for name, split in model.splits.items():
+        gradient = values[name].grad
+        part = split.of(torch.zeros_like(values[name]) if gradient is None else gradient)
+        away.append(distance(gradients.get(name, torch.zeros_like(part)), part) / max(1.0, float(part.abs().max())))
+    return {"loss": distance(found, expected), "gradients": max(away), "bytes": sent[0]}
+
+
+def half_precision(case: str, sequence: SequenceSharding, rank: int, ranks: int) -> dict[str, float]:
+    """The same under autocast, where rounding hides most; relative."""
+    config = decoder_config(case)
+    whole = Decoder.build(config, 3)
+    group = TensorRanks(None, rank, ranks, sequence)
+    model = TensorDecoder(config, group, TOKENS)
+    with torch.no_grad():
+        for parameter, (_, _, part) in zip(model.parameters(), initial_parts(model, 3), strict=True):
+            parameter.copy_(part)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = run(whole)
+        with counted(ranks) as sent:
+            loss = run(model)
+    found = loss if sequence == "none" else group.sum(loss)
+    return {"loss": distance(found, expected) / expected.item(), "bytes": sent[0]}
+
+
+def starts(case: str, rank: int, ranks: int) -> list[str]:
+    """The parameters whose initial values are not the parts of those of one process."""
+    config = decoder_config(case)
+    whole = dict(Decoder.build(config, 5).named_parameters())
+    model = TensorDecoder(config, TensorRanks(None, rank, ranks, "none"), TOKENS)
+    parts = {name: part for name, _, part in initial_parts(model, 5)}
+    here = {name: cast(Tensor, one).shape for name, one in model.named_parameters()}
+    assert parts.keys() == here.keys() == whole.keys()
+    return [name for name in here if not torch.equal(parts[name], model.splits[name].of(whole[name].detach()))]
+
+
+def main() -> None:
+    """Measures every case."""
+    folder, rank, ranks = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "meeting"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    sequences: tuple[SequenceSharding, ...] = ("none", "tensor")
+    found = {
+        f"{case}, {way}, {sequence}": measure(case, way, sequence, rank, ranks)
+        for case in CASES
+        for way in WAYS
+        for sequence in sequences
+    }
+    wrong = {case: starts(case, rank, ranks) for case in CASES}
+    half = {sequence: half_precision("plain", sequence, rank, ranks) for sequence in sequences}
+    (folder / f"found-{rank}.json").write_text(json.dumps({"runs": found, "starts": wrong, "half": half}))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
