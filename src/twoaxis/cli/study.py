@@ -47,8 +47,10 @@ def study(
     trackers = [word for name in track or [] for word in ("--track", name)]
     if engine == "ray":
         from twoaxis.study.running.ray_engine import RayEngine
+        from twoaxis.study.running.ray_placement import gpus_for
 
-        chosen = RayEngine(jobs)
+        devices = (config.recipe(arm, config.replicates[0]).device for arm in config.arms)
+        chosen = RayEngine(jobs, gpus_for(devices))
     else:
         chosen = LocalEngine(jobs)
     run_study(
