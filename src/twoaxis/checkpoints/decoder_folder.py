@@ -21,11 +21,11 @@ from twoaxis.checkpoints.published_folder import (
     read_tokenizer,
     write_source_files,
 )
-from twoaxis.core.errors import CheckpointError, ConfigError
+from twoaxis.core.errors import CheckpointError, ConfigError, problem
 from twoaxis.core.files import check_utf8, new_folder
 from twoaxis.core.parameters import materialize
 from twoaxis.core.text import read_text
-from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
+from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.config_json import ARCHITECTURES, CONFIG_NAMES, MODEL_TYPE, decoder_fields
 
@@ -92,6 +92,24 @@ def read_decoder(folder: Path) -> DecoderFolder:
     except CheckpointError as error:
         raise CheckpointError(f"folder {folder}: weights and config.json differ ({error}); export it again") from None
     return DecoderFolder(model.eval(), _read_tokenizer(folder))
+
+
+def tokenizer_from(source: str) -> Tokenizer:
+    """The tokenizer of a folder, or that of bytes.
+
+    Args:
+        source: a folder, or `bytes`.
+
+    Raises:
+        CheckpointError: a folder without a tokenizer, or with a damaged one.
+    """
+    if source == "bytes":
+        return ByteTokenizer()
+    found = _read_tokenizer(check_utf8(Path(source), "folder"))
+    if found is None:
+        allowed = f"a folder with {DEFINITION_FILE} or tokenizer.json, or bytes"
+        raise CheckpointError(problem("--tokenizer", source, allowed, "name the folder that the model was exported to"))
+    return found
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer | None:
