@@ -243,7 +243,7 @@ def test_a_run_that_has_a_place_may_take_its_time(tmp_path: Path, monkeypatch: p
             return super().wait(references)
 
     worker = worker_file(Task("", (), tmp_path, tmp_path / "log", {}))
-    told = run(Placed(2000), tmp_path, monkeypatch)
+    told = run(Placed(700), tmp_path, monkeypatch)
     assert told.notes[1:] == ["run 0 on host-3: is still training from an earlier call; waiting for it"]
     assert told.ends == {"run 0": 0} and not worker.exists()
 

@@ -15,6 +15,7 @@ from twoaxis.checkpoints.layouts.state_map import Entry, Part, StateMap
 from twoaxis.checkpoints.published_folder import (
     GENERATION_CONFIG,
     SINGLE,
+    check_model_folder,
     end_of_document,
     read_json,
     read_tensors,
@@ -78,7 +79,7 @@ def read_decoder(folder: Path) -> DecoderFolder:
     Raises:
         CheckpointError: no folder of such a model, or a damaged one.
     """
-    data = read_json(check_utf8(folder, "folder") / "config.json")
+    data = read_json(check_model_folder(folder) / "config.json")
     if (kind := data.get("model_type")) != MODEL_TYPE:
         remedy = "other models become ones of this library by `twoaxis retrofit`"
         raise CheckpointError(f"folder {folder}: model_type={kind!r} must be {MODEL_TYPE!r}; {remedy}")

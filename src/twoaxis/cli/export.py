@@ -36,7 +36,8 @@ def export(
 
     The folder loads with `import twoaxis.hf` and AutoModelForCausalLM.from_pretrained, without code of its own. vLLM serves the
     same folder where twoaxis is installed too; for SGLang it also holds a line of code that imports twoaxis, which SGLang runs
-    with --trust-remote-code. `--code` adds that line for other programs, such as lm_eval. What these engines cannot run is refused; docs/engines.md lists it.
+    with --trust-remote-code; `--code` adds that line for other programs, such as lm_eval. What engines cannot run is refused;
+    docs/engines.md lists it, and docs/hugging_face.md has commands.
 
     Example: twoaxis export runs/delta --to hf --out delta-hf
     """

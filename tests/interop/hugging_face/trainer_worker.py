@@ -10,6 +10,7 @@ import torch
 from accelerate.state import PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
@@ -73,10 +74,10 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         ddp, found[f"{name}-ddp"] = trained(folder / name, folder / f"{name}-ddp", ranks)
         assert isinstance(ddp.model_wrapped, DistributedDataParallel)
         fsdp, found[f"{name}-fsdp"] = trained(folder / name, folder / f"{name}-fsdp", ranks, **FSDP2)
-        units = [unit for unit in fsdp.model_wrapped.modules() if isinstance(unit, FSDPModule)]
-        blocks = list(fsdp.model_wrapped.model.decoder.blocks)
-        assert all(block in units for block in blocks), f"every block is a unit of its own, not {units}"
-        assert isinstance(next(fsdp.model_wrapped.parameters()), torch.distributed.tensor.DTensor)
+        model: Any = fsdp.model_wrapped
+        units = [unit for unit in model.modules() if isinstance(unit, FSDPModule)]
+        assert all(block in units for block in model.model.decoder.blocks), "every block is a unit of its own"
+        assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
