@@ -3,6 +3,7 @@
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,8 @@ def test_ddp_and_fsdp2_equal_one_process(tmp_path: Path, capsys: pytest.CaptureF
     last = f"checkpoint-{trainer_worker.STEPS}"
     for name, before in models.items():
         trainer, expected = trainer_worker.trained(tmp_path / name, tmp_path / f"{name}-one", 1)
-        logits = trainer.model.eval()(TOKENS).logits
+        after: Any = trainer.model
+        logits = after.eval()(TOKENS).logits
         for way in ("one", "ddp", "fsdp"):
             if way != "one":
                 torch.testing.assert_close(torch.tensor(found[f"{name}-{way}"]), torch.tensor(expected), rtol=1e-5, atol=1e-6)
