@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import ray
 
+from twoaxis.core.errors import StudyError
 from twoaxis.study import StudyConfig
 from twoaxis.study.report import read_study_folder
+from twoaxis.study.running.engine import Task
 from twoaxis.study.running.study_folder import RunKey
 
 from .scripted import FakeTrainer
+from .test_ray_engine import Told
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 
@@ -39,15 +42,19 @@ def test_a_cluster_of_two_machines_comes_to_the_same(trainer: FakeTrainer, clust
     from twoaxis.study.running.ray_engine import RayEngine
 
     trainer.spread(delta=-0.1)
-    trainer.actions["local/1"] = ["kill"]
+    trainer.actions |= {"local/1": ["kill"], "plain/1": ["bad input"]}
     records = trainer.run(engine=RayEngine(jobs=2))
     assert records[RunKey("local", 1)].status == "failed" and "SIGKILL" in records[RunKey("local", 1)].message
+    assert "d_model=7: must be even" in records[RunKey("plain", 1)].message
+    assert (trainer.folder / "runs" / "plain" / "seed-1" / "starts.txt").read_text() == "x", "a user error is not tried again"
     assert {record.status for record in trainer.run(engine=RayEngine(jobs=2)).values()} == {"finished"}
     here = FakeTrainer(trainer.study, trainer.folder.parent / "here" / "study", trainer.script, {}, trainer.losses)
     here.run()
     there, local = (read_study_folder(one.folder).replace(made="", command="") for one in (trainer, here))
     assert there.arms == local.arms and there.pairing == local.pairing
     one_at_a_time(trainer.study, trainer.folder.parent / "again" / "study", trainer.script, trainer.losses)
+    a_full_cluster(trainer.folder.parent)
+    a_machine_that_leaves(trainer.folder.parent, cluster)
 
 
 def one_at_a_time(study: StudyConfig, folder: Path, script: Path, losses: dict[str, float]) -> None:
@@ -68,6 +75,68 @@ def one_at_a_time(study: StudyConfig, folder: Path, script: Path, losses: dict[s
     killer.join()
     assert {record.status for record in records.values()} == {"finished"}
     assert (metrics.parent / "starts.txt").read_text() == "xx", "the run whose worker was killed, and no other"
+
+
+def a_full_cluster(folder: Path) -> None:
+    """A run says that it waits for other work, begins when that ends, and gives up when it does not."""
+    from twoaxis.study.running import ray_engine
+
+    others = ray.remote(num_cpus=1, max_retries=0)(lambda: time.sleep(1000))
+    task = Task("run", ("true",), folder / "run", folder / "full.log", {})
+    asks = (
+        "asks for 1 processor and 0 GPUs on one machine; the cluster has 2 machines with 1 processor and 0 GPUs, of which "
+        "0 processors and 0 GPUs are free in all; end other work on the cluster, or add machines with `ray start`"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_engine, "CHECK_SECONDS", 0.1)
+        patch.setattr(ray_engine, "PLACE_SECONDS", 1.0)
+        work = fill(others)
+        with pytest.raises(StudyError, match=f"run: has waited 1 s for a place; {asks}"):
+            ray_engine.RayEngine().run([task], Told())
+        patch.undo()
+        patch.setattr(ray_engine, "NOTE_SECONDS", 0.5)
+
+        class Frees(Told):
+            def note(self, text: str) -> None:
+                super().note(text)
+                if "has waited" in text:
+                    for one in work:
+                        ray.cancel(one, force=True)
+
+        told = Frees()
+        ray_engine.RayEngine().run([task], told)
+    assert told.ends == {"run": 0} and told.notes[1].endswith(asks)
+
+
+def fill(others: Any) -> list[Any]:
+    """Takes every processor of the cluster."""
+    work = [others.remote() for _ in range(2)]
+    while ray.available_resources().get("CPU", 0):
+        time.sleep(0.05)
+    return work
+
+
+def a_machine_that_leaves(folder: Path, cluster: Any) -> None:
+    """Its run starts again on a smaller one, which is said."""
+    from twoaxis.study.running.ray_engine import RayEngine, worker_file
+
+    large = cluster.add_node(num_cpus=2)
+    command = f"echo x >> {folder}/began; test $OMP_NUM_THREADS = 1 || sleep 60"
+    task = Task("run", ("sh", "-c", command), folder, folder / "log", {})
+
+    class Leaves(Told):
+        def watch(self) -> None:
+            if large in cluster.worker_nodes and (folder / "began").exists():
+                cluster.remove_node(large, allow_graceful=True)
+
+    told = Leaves()
+    RayEngine().run([task], told)
+    assert told.ends == {"run": 0} and (folder / "began").read_text() == "x\nx\n" and not worker_file(task).exists()
+    assert told.notes[0].endswith("1 runs at once, each with 2 processors and 0 GPUs")
+    assert told.notes[1].endswith("starts again, 1 of 3 times")
+    # The run may be lost before the cluster says that the machine is.
+    less = "run: no machine is left with 2 processors and 0 GPUs; asks for 1 processor and 0 GPUs"
+    assert told.notes[2:] in ([], [less])
 
 
 def parent_of_the_lock_holder(run: Path) -> int:

@@ -15,17 +15,18 @@ from twoaxis.checkpoints.layouts.state_map import Entry, Part, StateMap
 from twoaxis.checkpoints.published_folder import (
     GENERATION_CONFIG,
     SINGLE,
+    check_model_folder,
     end_of_document,
     read_json,
     read_tensors,
     read_tokenizer,
     write_source_files,
 )
-from twoaxis.core.errors import CheckpointError, ConfigError
+from twoaxis.core.errors import CheckpointError, ConfigError, problem
 from twoaxis.core.files import check_utf8, new_folder
 from twoaxis.core.parameters import materialize
 from twoaxis.core.text import read_text
-from twoaxis.data.tokenizer import SubwordTokenizer, Tokenizer, load_tokenizer
+from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer, load_tokenizer
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.config_json import ARCHITECTURES, CONFIG_NAMES, MODEL_TYPE, decoder_fields
 
@@ -78,7 +79,7 @@ def read_decoder(folder: Path) -> DecoderFolder:
     Raises:
         CheckpointError: no folder of such a model, or a damaged one.
     """
-    data = read_json(check_utf8(folder, "folder") / "config.json")
+    data = read_json(check_model_folder(folder) / "config.json")
     if (kind := data.get("model_type")) != MODEL_TYPE:
         remedy = "other models become ones of this library by `twoaxis retrofit`"
         raise CheckpointError(f"folder {folder}: model_type={kind!r} must be {MODEL_TYPE!r}; {remedy}")
@@ -92,6 +93,24 @@ def read_decoder(folder: Path) -> DecoderFolder:
     except CheckpointError as error:
         raise CheckpointError(f"folder {folder}: weights and config.json differ ({error}); export it again") from None
     return DecoderFolder(model.eval(), _read_tokenizer(folder))
+
+
+def tokenizer_from(source: str) -> Tokenizer:
+    """The tokenizer of a folder, or that of bytes.
+
+    Args:
+        source: a folder, or `bytes`.
+
+    Raises:
+        CheckpointError: a folder without a tokenizer, or with a damaged one.
+    """
+    if source == "bytes":
+        return ByteTokenizer()
+    found = _read_tokenizer(check_utf8(Path(source), "folder"))
+    if found is None:
+        allowed = f"a folder with {DEFINITION_FILE} or tokenizer.json, or bytes"
+        raise CheckpointError(problem("--tokenizer", source, allowed, "name the folder that the model was exported to"))
+    return found
 
 
 def _read_tokenizer(folder: Path) -> Tokenizer | None:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
+FSDP_SHARDS = "pytorch_model_fsdp_0"
+"""The folder in which accelerate keeps the shards of a model."""
+
 
 class Pretrained(NamedTuple):
     """A model with its tokenizer.
@@ -54,6 +57,20 @@ def read_pretrained(path: Path) -> Pretrained:
     return read_folder(path)
 
 
+def check_model_folder(folder: Path) -> Path:
+    """Refuses a path that is not UTF-8, and a checkpoint that has the model only in shards of FSDP; returns the folder.
+
+    Raises:
+        CheckpointError: such a checkpoint.
+        DataError: such a path.
+    """
+    check_utf8(folder, "folder")
+    if (shards := folder / FSDP_SHARDS).is_dir() and not (folder / SINGLE).exists() and not (folder / INDEX).exists():
+        remedy = f"save with fsdp_config state_dict_type FULL_STATE_DICT, or run `accelerate merge-weights {shards} OUT`"
+        raise CheckpointError(f"folder {folder}: holds {FSDP_SHARDS}, shards of a model: must hold {SINGLE}; {remedy}")
+    return folder
+
+
 def read_folder(folder: Path) -> Pretrained:
     """Reads a model of a supported type: llama (SmolLM2 and many others), mistral, qwen2, qwen3, MUDDFormer, ....
 
@@ -61,7 +78,7 @@ def read_folder(folder: Path) -> Pretrained:
         CheckpointError: a file that is missing or damaged, or tensors that do not fit the configuration.
         ConfigError: a model that is not supported.
     """
-    data = read_json(check_utf8(folder, "folder") / "config.json")
+    data = read_json(check_model_folder(folder) / "config.json")
     model = build_model(decoder_config(data), layout_of(data), read_tensors(folder))
     return Pretrained(model, read_tokenizer(folder), end_of_document(folder))
 

@@ -48,8 +48,10 @@ def study(
     words = [str(study_file), *(overrides or []), "--out", str(folder), "--jobs", str(jobs), "--engine", engine, *trackers]
     if engine == "ray":
         from twoaxis.study.running.ray_engine import RayEngine
+        from twoaxis.study.running.ray_placement import gpus_for
 
-        chosen = RayEngine(jobs)
+        devices = (config.recipe(arm, config.replicates[0]).device for arm in config.arms)
+        chosen = RayEngine(jobs, gpus_for(devices))
     else:
         chosen = LocalEngine(jobs)
     run_study(

@@ -135,7 +135,7 @@ def test_generation_of_ragged_contexts(model: Decoder) -> None:
     tokenizer, notes = subword(), []
     end = tokenizer.end_of_document
     assert end is not None
-    contexts = ["Fellow citizens", "a", "", "a context that is too long to fit, " * 4, "of the House"]
+    contexts = ["Fellow citizens", "a", "", "a context that does not fit" * 4, "of the House"]
     how = {"until": [], "max_gen_toks": 7}
     requests = ask("generate_until", *((context, how) for context in contexts))
     found = DecoderLM(model, tokenizer, 2, notes.append).generate_until(requests)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ pytest.importorskip("transformers", reason="needs the extra twoaxis[hf]")
 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from twoaxis import CheckpointError, DataError
+from twoaxis import CheckpointError, DataError, load
 from twoaxis.checkpoints.decoder_folder import DEFINITION_FILE, read_decoder
 from twoaxis.cli import main
 from twoaxis.data.tokenizer import ByteTokenizer
@@ -94,6 +96,64 @@ def test_a_model_may_go_without_a_tokenizer(tmp_path):
     assert read_decoder(export_folder(small_decoder("plain"), tmp_path / "out")).tokenizer is None
 
 
+def test_a_tokenizer_may_be_elsewhere(tmp_path, capsys):
+    """Catches folders that Trainer has saved without a tokenizer, which could not come back."""
+    decoder, tokenizer = small_decoder("streams", vocab_size=280).float(), subword()
+    alone, whole = (export_folder(decoder, tmp_path / name, text) for name, text in (("alone", None), ("whole", tokenizer)))
+    tokens = torch.arange(6).unsqueeze(0)
+    loaded = load(alone)
+    assert loaded.tokenizer is None
+    assert_same(loaded(tokens), decoder(tokens))
+    run = tmp_path / "run"
+    capsys.readouterr()
+    assert main(["import", str(alone), "--out", str(run)]) == 2
+    assert capsys.readouterr().err == (
+        f"twoaxis: {alone}: holds no tokenizer: a run must have one, to train and to generate; name it with --tokenizer "
+        "FOLDER, or --tokenizer bytes; the model alone is read by twoaxis.load\n"
+    )
+    for source in (str(alone), str(tmp_path / "nowhere")):
+        assert main(["import", str(alone), "--tokenizer", source, "--out", str(run)]) == 2
+        assert f"--tokenizer={source!r}: must be a folder with {DEFINITION_FILE}" in capsys.readouterr().err
+    assert not run.exists()
+    assert main(["import", str(alone), "--tokenizer", str(whole), "--out", str(run)]) == 0
+    again: Any = load(run)
+    assert again.tokenizer.definition == tokenizer.definition
+    assert_same(again(tokens), decoder(tokens))
+    assert main(["import", str(alone), "--tokenizer", "bytes", "--out", str(tmp_path / "bytes")]) == 0
+    assert isinstance(load(tmp_path / "bytes").tokenizer, ByteTokenizer)
+    assert main(["generate", str(alone), "--prompt", "a"]) == 2
+    assert "has no tokenizer.json: must have one to go on with; save the tokenizer there; the model" in capsys.readouterr().err
+
+
+def test_shards_of_fsdp_are_refused_with_what_to_do(tmp_path):
+    (tmp_path / "pytorch_model_fsdp_0").mkdir()
+    for read in (load, read_decoder):
+        with pytest.raises(
+            CheckpointError, match=r"holds pytorch_model_fsdp_0, shards of a model: must hold model\.safetensors"
+        ):
+            read(tmp_path)
+
+
+USES_CODE = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM
+assert "twoaxis" not in sys.modules
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+torch.save(model(torch.arange(6).unsqueeze(0)).logits.detach(), sys.argv[2])
+"""
+
+
+def test_a_program_that_does_not_know_twoaxis_trusts_a_line_of_code(tmp_path):
+    decoder = small_decoder("streams").float()
+    folder = export_folder(decoder, tmp_path / "out", code=True)
+    command = [sys.executable, "-c", USES_CODE, str(folder), str(tmp_path / "logits.pt")]
+    environment = {**os.environ, "HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert_same(torch.load(tmp_path / "logits.pt"), decoder(torch.arange(6).unsqueeze(0)))
+
+
 def test_what_a_folder_must_be(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json: cannot be read"):
         read_decoder(tmp_path / "nothing")
@@ -121,6 +181,8 @@ def test_the_commands(tmp_path, capsys):
     assert main(["train", str(recipe), "--run", str(run)]) == 0
     assert main(["export", str(run), "--to", "hf", "--out", str(folder)]) == 0
     assert main(["import", str(folder), "--out", str(back)]) == 0
+    assert main(["export", str(run), "--code", "--out", str(tmp_path / "code")]) == 0
+    assert "AutoModelForCausalLM" in json.loads((tmp_path / "code" / "config.json").read_text())["auto_map"]
     capsys.readouterr()
     ask = ["--prompt", "line 1", "--max-new-tokens", "8", "--temperature", "0", "--json"]
     assert main(["generate", str(run), *ask]) == 0
