@@ -11,8 +11,7 @@ from torch import Tensor
 from twoaxis.core.errors import DataError
 from twoaxis.core.files import remove_drafts
 from twoaxis.data import Batch, PackedSampler, PreparedData, prepare, validation_batches
-from twoaxis.train.background import BackgroundWriter
-from twoaxis.train.checkpoint import remove_old, set_aside_newer
+from twoaxis.train.checkpoint import BackgroundWriter, remove_old, set_aside_newer
 from twoaxis.train.environment import changed_environment, code_sha256, describe_environment, peak_bytes
 from twoaxis.train.metrics import MetricsLog, UnwrittenMetrics
 from twoaxis.train.optim import build_optimizer, group_table, parameter_groups

@@ -136,7 +136,11 @@ class Ranks:
 
     def apart(self) -> "Ranks":
         """The same ranks with a group of their own, for a thread that exchanges values beside the run."""
-        return self if self.count == 1 else Ranks(self.mesh, dist.new_group(backend="gloo"))
+        if self.count == 1:
+            return self
+        group = dist.new_group(backend="gloo")
+        assert isinstance(group, dist.ProcessGroup), "every rank is in the group"
+        return Ranks(self.mesh, group)
 
     @contextmanager
     def watched(self, saved_step: Callable[[], int]) -> Iterator[None]:
