@@ -5,6 +5,7 @@ import json
 import shlex
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -295,11 +296,11 @@ def test_check_prints_a_line_per_mixer_and_check(capsys):
 
 def test_a_study_records_the_command_that_made_it(tmp_path, monkeypatch):
     recorded = []
-    monkeypatch.setattr("twoaxis.study.read_study", lambda *words: None)
+    monkeypatch.setattr("twoaxis.study.read_study", lambda *words: SimpleNamespace(arms=()))
     monkeypatch.setattr("twoaxis.study.running.run_study", lambda *words, **options: recorded.append(options["command_line"]))
     monkeypatch.setattr("twoaxis.study.report.write_report", lambda folder: folder)
     monkeypatch.setattr("twoaxis.cli.study.print_report", lambda written, as_json: 0)
-    monkeypatch.setattr("twoaxis.study.running.ray_engine.RayEngine", lambda jobs: None)
+    monkeypatch.setattr("twoaxis.study.running.ray_engine.RayEngine", lambda jobs, gpus: None)
     words = ["replicates=3", "--out", str(tmp_path / "out"), "--jobs", "2", "--engine", "ray", "--track", '{kind="wandb"}']
     assert main(["study", "study.toml", *words]) == 0
     assert recorded == [shlex.join(["twoaxis", "study", "study.toml", *words])]

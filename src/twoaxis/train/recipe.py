@@ -12,7 +12,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.data import CorpusField, Packing, TokenizerField, parse_corpus, parse_tokenizer
 from twoaxis.model import DecoderConfig
 from twoaxis.train.optim import OptimizerConfig
-from twoaxis.train.parallel.layout import ParallelConfig
+from twoaxis.train.parallel.spread import ParallelConfig
 from twoaxis.train.schedule import AnnealConfig, CosineConfig, ScheduleField
 
 ANY_VOCABULARY = 1

@@ -25,7 +25,7 @@ from twoaxis.ledger.meter import placed, without_memory
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.planner.formulas.collectives import even_cuts
 from twoaxis.planner.ledger import Forwarding
-from twoaxis.train.parallel.layout import Recompute, Schedule
+from twoaxis.train.parallel.spread import Recompute, Schedule
 
 
 class PipelineConfig(Config):

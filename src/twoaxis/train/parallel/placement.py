@@ -162,6 +162,6 @@ def placement_of(ranks: Ranks) -> Placement:
         from twoaxis.train.parallel.tensor_sharded import TensorSharded
 
         return TensorSharded(ranks)
-    from twoaxis.train.parallel.sharded import Sharded
+    from twoaxis.train.parallel.sharded_rank import Sharded
 
     return Sharded(ranks)

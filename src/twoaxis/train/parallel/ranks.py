@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from twoaxis.core.errors import CheckpointError, ConfigError, DataError, TwoAxisError, problem
-from twoaxis.train.parallel.layout import ParallelConfig
+from twoaxis.train.parallel.spread import ParallelConfig
 
 T = TypeVar("T")
 

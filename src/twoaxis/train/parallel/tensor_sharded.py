@@ -17,7 +17,7 @@ from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.train.gradients import accumulate_gradients
 from twoaxis.train.parallel.placement import BatchLoss, Losses
-from twoaxis.train.parallel.sharded import Sharded
+from twoaxis.train.parallel.sharded_rank import Sharded
 from twoaxis.train.parallel.sharding import FORWARD_METHODS, Shards, local_part, local_rows, shard_units
 from twoaxis.train.parallel.tensor import TensorDecoder, initial_parts, sum_gradients, summed_chunks
 from twoaxis.train.parallel.tensor_ranks import TensorRanks
