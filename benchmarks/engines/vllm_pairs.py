@@ -142,7 +142,8 @@ def prompts() -> list[list[int]]:
 def alone(case: Case, folder: Path) -> Continuation:
     """Exports a model, and generates from the folder with transformers."""
     export_folder(decoder(case), folder)
-    model, tokens, logprobs = AutoModelForCausalLM.from_pretrained(folder).eval(), [], []
+    model: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokens, logprobs = [], []
     for prompt in prompts():
         options = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
         found = model.generate(torch.tensor([prompt]), **options)

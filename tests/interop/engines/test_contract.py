@@ -231,7 +231,7 @@ def test_heads_cut_in_a_layer_that_an_engine_attaches_are_refused(mixed):
     attention: Any = to_hugging_face(mixed).model.attentions["1"]
     attention.check_heads(None)
     attention.attn = torch.nn.Module()
-    attention.attn.num_heads = 2
+    vars(attention.attn)["num_heads"] = 2
     with pytest.raises(ConfigError, match="tensor-parallel-size 1"):
         attention.check_heads(None)
 

@@ -151,7 +151,7 @@ def test_names_are_those_of_exports(tie):
     assert all(torch.equal(value, native[name]) for name, value in adapter.from_hf(adapter.to_hf(native)).items())
 
 
-@pytest.mark.parametrize("row", DEPTH, ids=lambda row: row.kind)
+@pytest.mark.parametrize("row", list(DEPTH), ids=lambda row: row.kind)
 def test_groups_are_those_of_our_trainer(row):
     config = CONFIG.replace(depth=row.example(next(iter(row.examples))))
     changes = [{"pattern": "blocks.1.*", "lr_scale": 0.5}, {"pattern": "embedding.weight", "weight_decay": 0.3}]
