@@ -93,12 +93,14 @@ def main() -> int:
 
 
 def cases() -> Iterator[Case]:
-    """One pair of every cell that has no obstacle, with a tied head in every second column; and one that is compiled."""
+    """The pairs: one of every cell without an obstacle, every variant of those columns in a plain model, and one compiled."""
     for row in page.rows():
         for index, column in enumerate(page.columns()):
             if not row.answers[index]:
-                yield Case(row.row.kind, row.names[0], column.row.kind, column.names[0], tied=column.row.kind == "short_swa")
-    yield Case("mhc", next(iter(DEPTH["mhc"].examples)), "attention", "gqa", compiled=True)
+                names = column.names if row.row.kind == "residual" else column.names[:1]
+                for name in names:
+                    yield Case(row.row.kind, row.names[0], column.row.kind, name, tied=column.row.kind == "short_swa")
+    yield Case("mhc", next(iter(DEPTH["mhc"].examples)), "attention", "mha", compiled=True)
 
 
 def outcome(case: Case, folder: Path, expected: Continuation) -> dict[str, Any]:
@@ -119,9 +121,11 @@ def outcome(case: Case, folder: Path, expected: Continuation) -> dict[str, Any]:
 
 def decoder(case: Case) -> Decoder:
     """A model away from its initial values, whose matrices are large enough that greedy tokens do not repeat at once."""
+    sequence: Any = SEQUENCE[case.sequence].example(case.sequence_variant)
     config = page.pair(
         DEPTH[case.depth].example(case.variant),
-        SEQUENCE[case.sequence].example(case.sequence_variant),
+        # The kernels of vLLM for CPUs have no heads narrower than 32, as some examples do.
+        sequence.replace(head_dim=None),
         tie_embeddings=case.tied,
         **SIZES,
     )
