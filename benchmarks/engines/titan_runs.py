@@ -18,7 +18,8 @@ from typing import Any
 from safetensors.torch import load_file
 
 from benchmarks.engines import kept
-from twoaxis.interop.hugging_face import to_hugging_face
+from twoaxis import Decoder
+from twoaxis.interop.hugging_face import export_folder, to_hugging_face
 from twoaxis.train import TrainConfig, load_trained, read_metrics, train
 
 NAME = "torchtitan"
@@ -42,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "partial_dtensor": {"depth": "mhc", "spmd_backend": "partial_dtensor"},
     "replicated": {"depth": "mhc", "replicate": 2},
     "recomputed": {"depth": "mhc", "recompute": True},
+    "from_export": {"depth": "mhc", "untied": True, "from_export": True},
     "short_swa": {"depth": "residual", "blocks": [["short_swa", "attention", "swiglu"]]},
 }
 """Recipes by name, all with the default `spmd_backend` but one."""
@@ -59,6 +61,7 @@ def main() -> int:
             (folder / case).mkdir()
             config = recipe(CASES[case], folder)
             train(config, folder / case / "ours")
+            export_folder(Decoder.build(config.decoder(vocab_size=256), config.seed), folder / case / "export")
             (folder / case / "recipe.json").write_text(json.dumps(config.to_data()))
         run_ranks(only, folder)
         for case in only:
@@ -69,11 +72,12 @@ def main() -> int:
 
 
 def recipe(case: dict[str, Any], folder: Path) -> TrainConfig:
-    """A small run on text of words, whose documents are isolated."""
-    corpus = folder / "corpus.txt"
+    """A small run on short documents, isolated, so that ranks have different numbers of targets."""
+    corpus = folder / "corpus.jsonl"
     if not corpus.exists():
         words = ("depth", "axis", "stream", "block", "layer", "source", "weight", "read", "write", "gate", "norm", "query")
-        corpus.write_text("".join(words[n * n % 12] + ("\n\n" if n % 40 == 39 else " ") for n in range(4000)))
+        texts = (" ".join(words[n * k % 12] for k in range(3 + n * n % 7)) for n in range(900))
+        corpus.write_text("\n".join(json.dumps({"text": text}) for text in texts))
     model = {"d_model": 32, "n_layers": 4, "max_seq_len": 48, "depth": case["depth"], "tie_embeddings": not case.get("untied")}
     blocks = {"blocks": case["blocks"]} if "blocks" in case else {}
     data = {"corpus": str(corpus), "seq_len": 48}

@@ -89,9 +89,11 @@ def configuration(recipe: TrainConfig, case: dict[str, Any], folder: Path) -> An
     decoder, replicate = recipe.decoder(vocab_size=256), case.get("replicate", 1)
     ranks = int(os.environ["WORLD_SIZE"])
     backend = {"spmd_backend": case["spmd_backend"]} if "spmd_backend" in case else {}
+    export = {"initial_load_path": str(folder / "export"), "initial_load_in_hf": True} if "from_export" in case else {}
     return trainer_config(
         decoder,
-        recipe.seed,
+        # Weights that are read from the export need not be right before.
+        recipe.seed + len(export),
         dump_folder=str(folder / "theirs"),
         tokenizer=NoTokenizer.Config(),
         dataloader=Batches.Config(recipe=recipe.to_data()),
@@ -109,7 +111,7 @@ def configuration(recipe: TrainConfig, case: dict[str, Any], folder: Path) -> An
         parallelism=ParallelismConfig(data_parallel_replicate_degree=replicate, data_parallel_shard_degree=-1, **backend),
         metrics=MetricsProcessor.Config(log_freq=1),
         checkpoint=CheckpointManager.Config(
-            enable=True, interval=recipe.steps, last_save_model_only=True, last_save_in_hf=True
+            enable=True, interval=recipe.steps, last_save_model_only=True, last_save_in_hf=True, **export
         ),
         activation_checkpoint=FullAC.Config() if case.get("recompute") else None,
     )

@@ -25,6 +25,7 @@ os.environ |= {
 import torch
 from docs import engines as page
 from torch import nn
+from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM
 from vllm import LLM, SamplingParams, TokensPrompt
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
@@ -88,8 +89,13 @@ def main() -> int:
         for number, case in enumerate(run):
             found[case] = {**case._asdict(), **outcome(case, Path(folder) / str(number), expected[case])}
             print(found[case], flush=True)
-    kept.write(NAME, kept.header(*PACKAGES, **FACTS), [found[case] for case in every if case in found])
-    return 0 if all(run["result"] == "equal" for run in found.values()) else 1
+    runs = [found[case] for case in every if case in found]
+    kept.write(NAME, kept.header(*PACKAGES, **FACTS), runs)
+    return 0 if all(run["result"] == "equal" for run in runs) else 1
+
+
+UNTIED = ("deep_delta", "laurel_gemma3n")
+"""Depth mixers whose random models repeat the last token when the output matrix is the embedding."""
 
 
 def cases() -> Iterator[Case]:
@@ -97,9 +103,9 @@ def cases() -> Iterator[Case]:
     for row in page.rows():
         for index, column in enumerate(page.columns()):
             if not row.answers[index]:
-                names = column.names if row.row.kind == "residual" else column.names[:1]
-                for name in names:
-                    yield Case(row.row.kind, row.names[0], column.row.kind, name, tied=column.row.kind == "short_swa")
+                kind, tied = row.row.kind, column.row.kind == "short_swa" and row.row.kind not in UNTIED
+                for name in column.names if kind == "residual" else column.names[:1]:
+                    yield Case(kind, row.names[0], column.row.kind, name, tied)
     yield Case("mhc", next(iter(DEPTH["mhc"].examples)), "attention", "mha", compiled=True)
 
 
@@ -158,6 +164,7 @@ def alone(case: Case, folder: Path) -> Continuation:
 
 def in_vllm(folder: Path, compiled: bool) -> Continuation:
     """What vLLM generates from the folder, with all prompts at once."""
+    graphs = counters["stats"]["unique_graphs"]
     engine = LLM(
         str(folder),
         skip_tokenizer_init=True,
@@ -173,6 +180,8 @@ def in_vllm(folder: Path, compiled: bool) -> Continuation:
         greedy = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False, logprobs=1)
         given = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts()]
         outputs = [request.outputs[0] for request in engine.generate(given, greedy, use_tqdm=False)]
+        if compiled and counters["stats"]["unique_graphs"] == graphs:
+            raise RuntimeError("vLLM has not compiled the model")
         tokens = [list(output.token_ids) for output in outputs]
         steps = [zip(output.token_ids, output.logprobs or [], strict=True) for output in outputs]
         return Continuation(tokens, torch.tensor([[step[token].logprob for token, step in each] for each in steps]))
