@@ -5,8 +5,9 @@
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +114,14 @@ def page() -> str:
         lines.append(f"| {group.label} | " + " | ".join(cells) + " |")
     reasons = [f"{number}. {reason[0].upper()}{reason[1:]}." for number, reason in enumerate(ALL_REASONS, 1)]
     why = [f"* {letter(index)}: {reason}" for index, reason in enumerate(failures)]
-    return HEAD + "\n".join([*lines, "", *reasons, *(["", *why] if why else []), ""]) + TESTED.format(**facts()) + TAIL
+    return HEAD + "\n".join([*lines, "", *reasons, *(["", *why] if why else []), ""]) + wrapped(TESTED.format(**facts())) + TAIL
+
+
+def wrapped(text: str) -> str:
+    """The text with paragraphs of full lines."""
+    fill = partial(textwrap.fill, width=128, break_long_words=False, break_on_hyphens=False)
+    parts = text.strip("\n").split("\n\n")
+    return "\n" + "\n\n".join(part if part[0] in "|#" else fill(part) for part in parts) + "\n"
 
 
 def kept(name: str) -> dict[str, Any]:
