@@ -160,7 +160,7 @@ def parallelize(
 
 
 def pipeline(*args: Any, **others: Any) -> Any:
-    """Refuses: the trainer runs stages by an argument of schedules that torch 2.13 lacks, and shares no tied embedding.
+    """Refuses: the trainer calls schedules with `arg_mbs`, which those of torch 2.13 do not have.
 
     Raises:
         ConfigError: always.
