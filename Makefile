@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 PEERS  ?= .venv-peers
+VLLM   ?= .venv-vllm
+TITAN  ?= .venv-torchtitan
 # How to get torch; for example TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu".
 TORCH  ?= torch==2.13.0
 STUDY  ?= studies/first.toml
@@ -15,7 +17,7 @@ CORE = $(VENV)/.core-installed
 DEV  = $(VENV)/.dev-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help study test check format bench docs conformance clean
+.PHONY: help study test check format bench engines docs conformance clean
 
 help:  ## lists the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -53,8 +55,15 @@ conformance: $(DEV)  ## runs the conformance checks of one mixer: make conforman
 bench: $(PEERS)/.installed  ## compares speed and memory with other libraries, as ratios in one run
 	$(PEERS)/bin/python -m benchmarks
 
+# What fails in an engine is kept too, and the page says so.
+engines: $(VLLM)/.installed $(TITAN)/.installed $(CORE)  ## runs models in vLLM and torchtitan, and keeps what came of it
+	$(TITAN)/bin/python -m pytest -q tests/interop/engines/test_torchtitan.py
+	-$(VLLM)/bin/python -m benchmarks.engines.vllm_pairs
+	-$(TITAN)/bin/python -m benchmarks.engines.titan_runs
+	$(BIN)/python docs/engines.py
+
 clean:  ## removes the environments, build leftovers and caches; runs/ stays
-	rm -rf $(VENV) $(PEERS) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(PEERS) $(VLLM) $(TITAN) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch comes first and alone, so that nothing installed later changes which build of it is chosen.
@@ -79,4 +88,20 @@ $(PEERS)/.installed: benchmarks/requirements-peers.txt pyproject.toml
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python $(PIP) $(TORCH)
 	$(PEERS)/bin/python $(PIP) -r benchmarks/requirements-peers.txt -e .
+	@touch $@
+
+# Each engine asks for versions of its own.
+$(VLLM)/.installed: benchmarks/engines/requirements-vllm.txt pyproject.toml
+	@echo "creating $(VLLM): vLLM for CPUs takes some minutes" >&2
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python $(PIP) $(TORCH)
+	$(VLLM)/bin/python $(PIP) -r benchmarks/engines/requirements-vllm.txt -e .
+	$(VLLM)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	@touch $@
+
+$(TITAN)/.installed: benchmarks/engines/requirements-torchtitan.txt pyproject.toml
+	@echo "creating $(TITAN): torchtitan and triton take some minutes" >&2
+	$(PYTHON) -m venv $(TITAN)
+	$(TITAN)/bin/python $(PIP) $(TORCH)
+	$(TITAN)/bin/python $(PIP) -r benchmarks/engines/requirements-torchtitan.txt -e .
 	@touch $@

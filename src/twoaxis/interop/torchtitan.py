@@ -8,14 +8,17 @@
 `--module twoaxis.interop.torchtitan` has three such functions for torchtitan's own small tokenizer: `plain`,
 `recommended_block` and `deep_delta`.
 
-Written for torchtitan 0.3.0, whose interfaces still move, and for a GPU. Tested: imports, that such configurations build, that
-the model computes what the decoder does (documents packed in a row apart), its parameters and operations, and refusals. Not
-tested: the trainer itself, which does not run on a CPU, so neither FSDP, compilation nor checkpoints.
+Written for torchtitan 0.3.0, whose interfaces still move. Parameters are divided as in `twoaxis train`, parameter groups come
+from the declarations of the model, and checkpoints can be written and read under the names of our Hugging Face exports. Its own
+trainer was run on two processes with gloo; docs/engines.md says on what, and that losses equalled those of `twoaxis train`.
 
 Letters: B batch, T position, V vocabulary.
 """
 
 import importlib.util
+import re
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,10 +30,12 @@ if importlib.util.find_spec("torchtitan") is None:
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor
 from torchtitan.protocols.model import BaseModel
 from torchtitan.protocols.model_spec import ModelSpec
+from torchtitan.protocols.state_dict_adapter import StateDictAdapter
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.layout import TokenLayout
@@ -38,6 +43,8 @@ from twoaxis.core.parameters import initial_values
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.cost import decoder_cost
 from twoaxis.planner.ledger import BACKWARD
+from twoaxis.train.optim import OptimizerConfig, parameter_groups
+from twoaxis.train.parallel.sharding import divide, local_part
 
 
 class TitanDecoder(BaseModel):
@@ -98,14 +105,16 @@ class TitanDecoder(BaseModel):
         """Sets every parameter to its initial value for the seed, whole or in parts."""
         for parameter, value in initial_values(self.decoder, self.seed):
             if isinstance(parameter, DTensor):
-                placed = value.to(parameter.device, parameter.dtype)
-                parameter.copy_(distribute_tensor(placed, parameter.device_mesh, parameter.placements))
+                parameter.to_local().copy_(local_part(value, parameter))
             else:
                 parameter.copy_(value)
 
 
 OTHERS = {"tp": "tensor", "cp": "context", "pp": "pipeline", "ep": "expert"}
 """What this function does not do, by torchtitan's short names."""
+
+SHARD_AXES = {"spmd_types": "dp_shard", "partial_dtensor": "fsdp"}
+"""The axis of a mesh that divides parameters, by `parallelism.spmd_backend`; the other backend passes distributed tokens."""
 
 
 def parallelize(
@@ -130,31 +139,120 @@ def parallelize(
         others: not read.
 
     Raises:
-        ConfigError: another parallelism, which is left to `twoaxis train`.
+        ConfigError: another parallelism, which is left to `twoaxis train`, or `spmd_backend="full_dtensor"`.
     """
     from torchtitan.config import TORCH_DTYPE_MAP
 
-    for short, name in OTHERS.items():
+    for short in OTHERS:
         if getattr(parallel_dims, f"{short}_enabled"):
-            allowed = "1 with models of this library"
-            raise ConfigError(problem(f"{name} parallel degree", "> 1", allowed, "use data parallelism, or `twoaxis train`"))
+            raise _unsupported(short)
     model.recompute = ac_config is not None
     if compile_config.enable and "model" in compile_config.components:
         for block in model.decoder.blocks:
             block.compile()
-    axes = ["dp_replicate", "fsdp"] if parallel_dims.dp_replicate_enabled else ["fsdp"]
     precision = {"param_dtype": training.mixed_precision_param, "reduce_dtype": training.mixed_precision_reduce}
     policy = MixedPrecisionPolicy(
         **{name: TORCH_DTYPE_MAP[dtype] for name, dtype in precision.items()}, cast_forward_inputs=False
     )
-    mesh = parallel_dims.get_mesh(axes)
-    for module in (*model.decoder.blocks, model):
-        fully_shard(module, mesh=mesh, mp_policy=policy)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            # The trainer has divided the loss by the tokens of all devices already.
-            module.set_gradient_divide_factor(1.0)
+    # The trainer has divided the loss by the tokens of all devices already, so gradients are sums.
+    divide(model, model.decoder.blocks, data_mesh(parallel_dims), policy)
     return model
+
+
+def pipeline(*args: Any, **others: Any) -> Any:
+    """Refuses: the trainer calls schedules with `arg_mbs`, which those of torch 2.13 do not have.
+
+    Raises:
+        ConfigError: always.
+    """
+    raise _unsupported("pp")
+
+
+def data_mesh(parallel_dims: Any) -> DeviceMesh:
+    """The devices that divide parameters and the rows of a batch.
+
+    Raises:
+        ConfigError: a backend that passes distributed tensors through the model.
+    """
+    backend = parallel_dims.spmd_backend
+    if backend not in SHARD_AXES:
+        allowed = " or ".join(f"'{name}'" for name in SHARD_AXES)
+        raise ConfigError(problem("parallelism.spmd_backend", backend, allowed, "models of this library take plain tensors"))
+    replicate = ["dp_replicate"] if parallel_dims.dp_replicate_enabled else []
+    return parallel_dims.get_mesh([*replicate, SHARD_AXES[backend]])
+
+
+def _unsupported(short: str) -> ConfigError:
+    allowed = "1 with models of this library"
+    return ConfigError(problem(f"{OTHERS[short]} parallel degree", "> 1", allowed, "use data parallelism, or `twoaxis train`"))
+
+
+PREFIX, HEAD = "decoder.", "decoder.head.weight"
+THEIR_PREFIX, THEIR_HEAD = "model.decoder.", "lm_head.weight"
+
+
+class HuggingFaceNames(StateDictAdapter):
+    """Weights under the names of our Hugging Face exports; `checkpoint.last_save_in_hf` writes them so."""
+
+    def to_hf(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Renames the weights of a `TitanDecoder`."""
+        return {
+            THEIR_HEAD if name == HEAD else THEIR_PREFIX + name.removeprefix(PREFIX): value
+            for name, value in state_dict.items()
+        }
+
+    def from_hf(self, hf_state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Renames the weights of an export; a head that is the embedding is not among ours."""
+        tied = self.model_config.decoder_config.tie_embeddings
+        return {
+            HEAD if name == THEIR_HEAD else PREFIX + name.removeprefix(THEIR_PREFIX): value
+            for name, value in hf_state_dict.items()
+            if not (tied and name == THEIR_HEAD)
+        }
+
+
+def optimizer_config(decoder: DecoderConfig, optimizer: OptimizerConfig | None = None, **fields: Any) -> Any:
+    """AdamW as torchtitan configures it, with the groups of `twoaxis train`: norms, biases, gates and mixing do not decay.
+
+    Args:
+        decoder: the model.
+        optimizer: rates and options by parameter name; `clip_norm` is torchtitan's `training.max_norm`.
+        fields: of `OptimizersContainer.Config`, such as `implementation`.
+
+    Raises:
+        ConfigError: a pattern that matches no parameter, or a group that is frozen, which torchtitan cannot leave out.
+    """
+    from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
+
+    optimizer = optimizer or OptimizerConfig()
+    with torch.device("meta"):
+        groups = parameter_groups(Decoder(decoder), optimizer)
+    patterns = _patterns([list(group.parameters) for group in groups])
+    configured = []
+    for group, pattern in zip(groups, patterns, strict=True):
+        if not group.lr_scale:
+            frozen = next(iter(group.parameters))
+            raise ConfigError(problem(f"lr_scale of {frozen!r}", 0, "> 0 in torchtitan", "freeze it with `twoaxis train`"))
+        options = {"lr": optimizer.lr * group.lr_scale, "betas": optimizer.betas, "eps": optimizer.eps}
+        options["weight_decay"] = group.weight_decay
+        configured.append(ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs=options))
+    return OptimizersContainer.Config(param_groups=configured, **fields)
+
+
+def _patterns(groups: list[list[str]]) -> list[str]:
+    """A regular expression for the parameters of each group; names that differ in numbers only become one where they may."""
+    members = Counter(form for names in groups for form in {_numberless(name) for name in names})
+
+    def forms(names: list[str]) -> Iterator[str]:
+        for name in names:
+            form = _numberless(name)
+            yield form if members[form] == 1 else re.escape(name)
+
+    return [f"^{re.escape(PREFIX)}(?:{'|'.join(dict.fromkeys(forms(names)))})$" for names in groups]
+
+
+def _numberless(name: str) -> str:
+    return re.sub(r"(?<=\.)\d+(?=\\\.)", r"\\d+", re.escape(name))
 
 
 def model_spec(decoder: DecoderConfig, seed: int = 0) -> ModelSpec:
@@ -164,14 +262,14 @@ def model_spec(decoder: DecoderConfig, seed: int = 0) -> ModelSpec:
         flavor=decoder.depth.kind,
         model=TitanDecoder.Config(decoder=decoder.to_data(), seed=seed),
         parallelize_fn=parallelize,
-        pipelining_fn=None,
+        pipelining_fn=pipeline,
         post_optimizer_build_fn=None,
-        state_dict_adapter=None,
+        state_dict_adapter=HuggingFaceNames,
     )
 
 
 def trainer_config(decoder: DecoderConfig, seed: int = 0, **fields: Any) -> Any:
-    """A configuration of torchtitan's trainer: plain cross entropy over the logits, and no CUDA graphs.
+    """A configuration of torchtitan's trainer: cross entropy over the logits, our parameter groups, and no CUDA graphs.
 
     Args:
         decoder: the model.
@@ -186,6 +284,7 @@ def trainer_config(decoder: DecoderConfig, seed: int = 0, **fields: Any) -> Any:
     ours = {
         "model_spec": model_spec(decoder, seed),
         "loss": CrossEntropyLoss.Config(global_vocab_size=decoder.vocab_size),
+        "optimizer": optimizer_config(decoder),
         "training": TrainingConfig(seq_len=decoder.max_seq_len, disable_cuda_graphs=True),
     }
     return Trainer.Config(**{**ours, **fields})

@@ -3,11 +3,13 @@
 The engine is a small one of the tests (`engine.py`); vLLM itself does not run here.
 """
 
+import ast
 import inspect
 import json
 import os
 import subprocess
 import sys
+import textwrap
 from contextlib import suppress
 from typing import Any
 
@@ -25,6 +27,7 @@ from twoaxis.core.measure import perturb
 from twoaxis.data.tokenizer import ByteTokenizer
 from twoaxis.interop.engines import obstacles
 from twoaxis.interop.hugging_face import TwoAxisCache, TwoAxisConfig, TwoAxisForCausalLM, TwoAxisModel, to_hugging_face
+from twoaxis.sequence.heads import SoftmaxAttention
 from twoaxis.train import save_trained
 
 from ..hf_models import small_decoder
@@ -131,13 +134,36 @@ def test_fixed_parts(mixed):
     model: Any = Engine(config, to_hugging_face(mixed).state_dict()).model
     assert isinstance(model, TwoAxisModel) and model.base_model_prefix == "model" and model.get_decoder() is model
     assert {"input_ids", "inputs_embeds", "position_ids"} <= inspect.signature(TwoAxisModel.forward).parameters.keys()
-    attentions = [module for module in model.modules() if hasattr(module, "layer_idx")]
+    attentions = list(model.attentions.values())
+    assert [attention.layer_idx for attention in model.modules() if isinstance(attention, SoftmaxAttention)] == [0, 1, 2]
     assert [module.layer_idx for module in attentions] == [0, 1, 2] and all(module.is_causal for module in attentions)
     assert [module.sliding_window for module in attentions] == [3, None, 3]
     assert {(m.num_heads, m.num_key_value_heads, m.head_dim) for m in attentions} == {shape}
     assert [module.scaling for module in attentions] == [0.5, 0.5, 0.5]
     # Pipelines need a list of blocks right here, and so are refused instead of cut where a depth state is more than a tensor.
-    assert [name for name, _ in model.named_children()] == ["decoder"]
+    assert [name for name, _ in model.named_children()] == ["decoder", "attentions"]
+    assert not any(isinstance(child, torch.nn.ModuleList) for child in model.children())
+
+
+def test_source_of_one_module_per_block_calls_a_registered_function(mixed):
+    # vLLM 0.32 finds the attention of a block, and its scale, by reading the source of every module's `forward`.
+    model, found = to_hugging_face(mixed).model, []
+    for module in model.modules():
+        tree = ast.parse(textwrap.dedent(inspect.getsource(type(module).forward)))
+        looked_up = {
+            target.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Subscript)
+            and ast.unparse(node.value.value) == "ALL_ATTENTION_FUNCTIONS"
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) in looked_up]
+        if len(calls) == 1:
+            scaling = next(ast.unparse(word.value) for word in calls[0].keywords if word.arg == "scaling")
+            found.append((module.layer_idx, eval(scaling, {"self": module}), module.config is model.config))
+    assert found == [(0, 0.5, True), (1, 0.5, True), (2, 0.5, True)]
 
 
 def test_requests_do_not_see_each_other(mixed):
@@ -198,6 +224,16 @@ def test_heads_cut_among_devices_are_refused(mixed):
         attention.num_heads = 2
     with pytest.raises(ConfigError, match="tensor-parallel-size 1"):
         engine.step([Work("A", [1, 2])])
+
+
+def test_heads_cut_in_a_layer_that_an_engine_attaches_are_refused(mixed):
+    # vLLM 0.32 passes no layers along.
+    attention: Any = to_hugging_face(mixed).model.attentions["1"]
+    attention.check_heads(None)
+    attention.attn = torch.nn.Module()
+    vars(attention.attn)["num_heads"] = 2
+    with pytest.raises(ConfigError, match="tensor-parallel-size 1"):
+        attention.check_heads(None)
 
 
 @pytest.mark.parametrize("name", ["paged|eager", "sdpa", "flex_attention"])

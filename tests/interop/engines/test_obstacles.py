@@ -104,6 +104,48 @@ def test_page_is_up_to_date(docs: ModuleType) -> None:
     assert docs.PAGE.read_text(encoding="utf-8") == docs.page(), "run `make docs`"
 
 
+def cells(docs: ModuleType) -> dict[tuple[str, str], str]:
+    """What the page says, by the labels of row and column."""
+    table = [line for line in docs.PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    columns = rows[0][1:]
+    return {(row[0], column): cell for row in rows[1:] for column, cell in zip(columns, row[1:], strict=False)}
+
+
+def test_every_tick_is_a_run_that_vllm_has_made(docs: ModuleType) -> None:
+    said = cells(docs)
+    for row in docs.rows():
+        for column in docs.columns():
+            found = [run["result"] for run in docs.ran(row, column)]
+            ticked = said[row.label, column.label] == docs.TICK
+            assert ticked == (bool(found) and set(found) == {"equal"}), (row.label, column.label, found)
+
+
+def test_runs_are_of_variants_that_exist_and_can_run(docs: ModuleType) -> None:
+    runs = docs.kept("vllm")["runs"]
+    assert len({tuple(run[name] for name in ("depth", "variant", "sequence", "sequence_variant")) for run in runs}) > 40
+    for run in runs:
+        depth, sequence = (
+            DEPTH[run["depth"]].example(run["variant"]),
+            SEQUENCE[run["sequence"]].example(run["sequence_variant"]),
+        )
+        assert docs.answer(depth, sequence) == (), run
+        assert run["result"] != "equal" or run["distinct_tokens"] > 10, "greedy tokens that repeat prove little"
+
+
+def test_what_was_not_run_or_failed_has_no_tick(docs: ModuleType) -> None:
+    failed, equal = {"result": "refused", "reason": "no"}, {"result": "equal"}
+    assert [docs.written((), runs, ["no"]) for runs in ([], [failed], [equal, failed], [equal])] == ["not run", "a", "a", "✓"]
+
+
+def test_torchtitan_is_said_to_equal_our_trainer_only_where_it_does(docs: ModuleType) -> None:
+    kept = docs.kept("torchtitan")
+    for run in kept["runs"]:
+        names = ("loss_difference", "norm_difference", "weight_difference")
+        near = "losses" in run and len(run["losses"]) == kept["steps"] and all(run[n] <= kept[f"allowed_{n}"] for n in names)
+        assert (run["result"] == "equal") == near == docs.titan_row(run).endswith("✓ |"), run
+
+
 REFUSING = [
     ("attention", "sink"),
     ("attention", "canon"),

@@ -1,21 +1,27 @@
-"""Our decoder under torchtitan's protocol: imports, configurations, and what the model computes; the trainer does not run."""
+"""Our decoder under torchtitan's protocol: configurations, names, groups, and what the model computes.
+
+Its trainer runs on two processes in `benchmarks/engines/titan_runs.py`.
+"""
 
 import importlib
 import importlib.util
+import re
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 
 pytest.importorskip("torchtitan", reason="needs torchtitan 0.3.0")
 
+from torchtitan.config import ParallelismConfig
 from torchtitan.protocols.model_spec import ModelSpec
 
-from twoaxis import ConfigError, Decoder, DecoderConfig, TokenLayout
+from twoaxis import DEPTH, ConfigError, Decoder, DecoderConfig, TokenLayout
 from twoaxis.interop import torchtitan as runs
-from twoaxis.interop.torchtitan import TitanDecoder, model_spec, parallelize
+from twoaxis.interop.torchtitan import TitanDecoder, model_spec, optimizer_config, parallelize
 from twoaxis.model.cost import Shape, decoder_cost
+from twoaxis.train.optim import OptimizerConfig, parameter_groups
 
 CONFIG = DecoderConfig.from_data(
     {
@@ -82,12 +88,92 @@ def test_rows_are_no_longer_than_documents_may_be():
         model_spec(CONFIG).model.update_from_config(config=trainer)
 
 
+class Dims(SimpleNamespace):
+    """Meshes of torchtitan by axis, of which one more than data parallelism may be on."""
+
+    def __init__(self, backend: str = "spmd_types", enabled: str = "", replicate: bool = False) -> None:
+        others = {f"{axis}_enabled": axis == enabled for axis in ("tp", "cp", "pp", "ep")}
+        super().__init__(spmd_backend=backend, dp_replicate_enabled=replicate, **others)
+
+    def get_mesh(self, axes: list[str]) -> Any:
+        return axes
+
+
 @pytest.mark.parametrize(("short", "name"), [("tp", "tensor"), ("cp", "context"), ("pp", "pipeline"), ("ep", "expert")])
 def test_other_parallelisms_are_refused(short, name):
-    dims = SimpleNamespace(**{f"{axis}_enabled": axis == short for axis in ("tp", "cp", "pp", "ep")})
     nothing: dict[str, Any] = dict.fromkeys(("training", "parallelism", "compile_config", "ac_config"))
     with pytest.raises(ConfigError, match=f"{name} parallel degree='> 1': must be 1"):
-        parallelize(built()[1], parallel_dims=dims, **nothing)
+        parallelize(built()[1], parallel_dims=Dims(enabled=short), **nothing)
+
+
+def test_pipelines_are_refused_by_the_function_that_the_trainer_calls():
+    spec, model = built()
+    assert spec.pipelining_fn is not None
+    with pytest.raises(ConfigError, match="pipeline parallel degree='> 1': must be 1"):
+        spec.pipelining_fn(model, parallel_dims=Dims(enabled="pp"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicate", "axes"),
+    [
+        ("spmd_types", False, ["dp_shard"]),
+        ("spmd_types", True, ["dp_replicate", "dp_shard"]),
+        ("partial_dtensor", False, ["fsdp"]),
+        ("partial_dtensor", True, ["dp_replicate", "fsdp"]),
+    ],
+)
+def test_axes_of_both_backends(backend, replicate, axes):
+    assert runs.data_mesh(Dims(backend, replicate=replicate)) == axes
+    assert backend in get_args(get_type_hints(ParallelismConfig)["spmd_backend"])
+
+
+def test_distributed_tokens_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"parallelism\.spmd_backend='full_dtensor': must be 'spmd_types' or 'partial_dtensor'"
+    ):
+        runs.data_mesh(Dims("full_dtensor"))
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_names_are_those_of_exports(tie):
+    pytest.importorskip("transformers")
+    from twoaxis.interop.hugging_face import to_hugging_face
+
+    config = CONFIG.replace(tie_embeddings=tie)
+    spec = model_spec(config)
+    assert spec.state_dict_adapter is not None
+    adapter: Any = spec.state_dict_adapter(spec.model, None)
+    native = {f"decoder.{name}": value for name, value in Decoder.build(config).state_dict().items()}
+    theirs = to_hugging_face(Decoder.build(config)).state_dict()
+    tied = {"lm_head.weight"} if tie else set()
+    assert adapter.to_hf(native).keys() == theirs.keys() - tied
+    assert adapter.from_hf(theirs).keys() == native.keys()
+    assert all(torch.equal(value, native[name]) for name, value in adapter.from_hf(adapter.to_hf(native)).items())
+
+
+@pytest.mark.parametrize("row", list(DEPTH), ids=lambda row: row.kind)
+def test_groups_are_those_of_our_trainer(row):
+    config = CONFIG.replace(depth=row.example(next(iter(row.examples))))
+    changes = [{"pattern": "blocks.1.*", "lr_scale": 0.5}, {"pattern": "embedding.weight", "weight_decay": 0.3}]
+    optimizer = OptimizerConfig.from_data({"groups": changes, "weight_decay": 0.2, "lr": 0.01})
+    expected = parameter_groups(Decoder.build(config), optimizer)
+    found = optimizer_config(config, optimizer).param_groups
+    assert [group.optimizer_kwargs["weight_decay"] for group in found] == [group.weight_decay for group in expected]
+    assert [group.optimizer_kwargs["lr"] for group in found] == [0.01 * group.lr_scale for group in expected]
+    names = [f"decoder.{name}" for name, _ in Decoder.build(config).named_parameters()]
+    for group, ours in zip(found, expected, strict=True):
+        assert {name for name in names if re.search(group.pattern, name)} == {f"decoder.{name}" for name in ours.parameters}
+
+
+def test_equal_blocks_share_a_pattern():
+    small, large = (optimizer_config(CONFIG.replace(n_layers=layers)).param_groups for layers in (2, 20))
+    assert [group.pattern for group in small] == [group.pattern for group in large]
+
+
+def test_frozen_groups_are_refused():
+    optimizer = OptimizerConfig.from_data({"groups": [{"pattern": "embedding.weight", "lr_scale": 0}]})
+    with pytest.raises(ConfigError, match=r"lr_scale of 'embedding\.weight'=0: must be > 0 in torchtitan"):
+        optimizer_config(CONFIG, optimizer)
 
 
 RUNS = ("plain", "recommended_block", "deep_delta")

@@ -47,7 +47,7 @@ def obstacles(decoder: Decoder) -> list[Obstacle]:
         >>> [obstacle.where for obstacle in obstacles(Decoder(config))]
         ["'kv_shift' in block 0"]
     """
-    attentions = [attention for block in _attentions(decoder) for attention in block]
+    attentions = [attention for block in attentions_of_blocks(decoder) for attention in block]
     found = list[Obstacle]()
     if decoder.config.depth.design.position:
         found.append(_history(f"depth mixer {decoder.config.depth.kind!r}"))
@@ -59,7 +59,7 @@ def obstacles(decoder: Decoder) -> list[Obstacle]:
                 found += _obstacles(mixer, where, attentions[0], windows[:1])
             elif _carries(mixer.new_cache()):
                 found.append(_history(where))
-        if (here := len(_attentions(decoder)[index])) != 1:
+        if (here := len(attentions_of_blocks(decoder)[index])) != 1:
             split = "give each a block of its own, as in blocks=[['short_swa'], ['attention', 'swiglu']]"
             found.append(
                 Obstacle(COUNT, f"{here} attentions in block {index}", split if here else "join it with the next block")
@@ -100,17 +100,15 @@ def check_engine(config: DecoderConfig) -> None:
         check_obstacles(obstacles(Decoder(config)))
 
 
-def describe_attentions(decoder: Decoder) -> None:
-    """Sets the attributes that engines read from an attention: its block, its heads, its window and its scale."""
-    for index, block in enumerate(_attentions(decoder)):
+def number_attentions(decoder: Decoder) -> None:
+    """Sets `layer_idx` of every attention, the index of its block, by which the attention of an engine is found."""
+    for index, block in enumerate(attentions_of_blocks(decoder)):
         for attention in block:
-            described: Any = attention
-            described.layer_idx, described.is_causal = index, True
-            described.num_heads, described.num_key_value_heads = attention.config.n_heads, attention.config.kv_heads
-            described.sliding_window, described.scaling = attention.config.span, attention.head_dim**-0.5
+            numbered: Any = attention
+            numbered.layer_idx = index
 
 
-def _attentions(decoder: Decoder) -> list[list[SoftmaxAttention]]:
+def attentions_of_blocks(decoder: Decoder) -> list[list[SoftmaxAttention]]:
     """The attentions of each block."""
     blocks = [cast(Block, block).sublayers for block in decoder.blocks]
     return [[part.mixer for part in block if isinstance(part.mixer, SoftmaxAttention)] for block in blocks]

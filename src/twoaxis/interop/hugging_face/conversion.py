@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from twoaxis.core.errors import DataError, problem
 from twoaxis.data.tokenizer import ByteTokenizer, SubwordTokenizer, Tokenizer
-from twoaxis.interop.engines import describe_attentions
+from twoaxis.interop.engines import number_attentions
 from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
 from twoaxis.interop.hugging_face.modeling import TwoAxisForCausalLM
 from twoaxis.model import Decoder
@@ -37,7 +37,7 @@ def to_hugging_face(decoder: Decoder, **fields: Any) -> TwoAxisForCausalLM:
     with torch.device("meta"):
         model = TwoAxisForCausalLM(TwoAxisConfig.from_decoder(decoder.config, **fields))
     _move_children(decoder, model.model.decoder)
-    describe_attentions(model.model.decoder)
+    number_attentions(model.model.decoder)
     model.lm_head.weight = cast(nn.Parameter, decoder.head_weight)
     return model.train(decoder.training)
 

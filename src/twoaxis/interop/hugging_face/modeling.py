@@ -3,7 +3,6 @@
 Letters: B batch, T tokens of this call, S tokens so far, D width, V vocabulary, L blocks.
 """
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -23,15 +22,15 @@ from transformers.utils import can_return_tuple
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initial_values, materialize, matrix_std
-from twoaxis.interop.engines import check_obstacles, describe_attentions, obstacles
-from twoaxis.interop.hugging_face.call import (
+from twoaxis.interop.engines import attentions_of_blocks, check_obstacles, number_attentions, obstacles
+from twoaxis.interop.hugging_face.call import recorded_reads, token_layout
+from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
+from twoaxis.interop.hugging_face.engine_attention import (
+    EngineAttention,
     builds_without_memory,
     engine_attention,
     engine_layout,
-    recorded_reads,
-    token_layout,
 )
-from twoaxis.interop.hugging_face.configuration import TwoAxisConfig
 from twoaxis.interop.hugging_face.generation_cache import TwoAxisCache
 from twoaxis.model import Decoder
 
@@ -98,21 +97,29 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         # The head is a module of its own, as transformers expects; `_init_weights` sets the values.
         decoder = config.decoder_config.replace(tie_embeddings=True)
         self.decoder = materialize(lambda: Decoder(decoder), torch.device("meta") if builds_without_memory() else None)
-        describe_attentions(self.decoder)
+        number_attentions(self.decoder)
         self.engine_obstacles = obstacles(self.decoder)
+        self.attentions = self._engine_attentions()
         self.gradient_checkpointing = False
-        self._engine_attention()
+        self._runs_in_engine()
         self.post_init()
 
     def get_decoder(self) -> nn.Module:
         """The part of a model that engines run and compile: this one."""
         return self
 
-    def _engine_attention(self) -> Callable[..., Any] | None:
-        attention = engine_attention(self.config._attn_implementation)
-        if attention is not None:
-            check_obstacles(self.engine_obstacles)
-        return attention
+    def _engine_attentions(self) -> nn.ModuleDict:
+        """The attentions that an engine computes, by block; no list, which engines would cut between devices."""
+        if self.engine_obstacles:
+            return nn.ModuleDict()
+        blocks = enumerate(attentions_of_blocks(self.decoder))
+        return nn.ModuleDict({str(index): EngineAttention(one, index, self.config) for index, (one,) in blocks})
+
+    def _runs_in_engine(self) -> bool:
+        if engine_attention(self.config._attn_implementation) is None:
+            return False
+        check_obstacles(self.engine_obstacles)
+        return True
 
     def get_input_embeddings(self) -> nn.Module:
         """The embedding."""
@@ -160,9 +167,9 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         if output_attentions:
             raise ConfigError(problem("output_attentions", True, "False", "attention weights are never formed; leave it out"))
         embeddings = self._embeddings(input_ids, inputs_embeds)
-        if (attention := self._engine_attention()) is not None:
+        if self._runs_in_engine():
             unused = (attention_mask, cache, past_key_values, use_cache, output_hidden_states)
-            return self._in_engine(embeddings, engine_layout(attention, position_ids, unused, kwargs))
+            return self._in_engine(embeddings, engine_layout(self.attentions, position_ids, unused, kwargs))
         cache = self._cache(cache, past_key_values, use_cache)
         tokens, end = embeddings.shape[1], None if cache is None else cache.end
         self._check_length(tokens + (0 if end is None else end.length))

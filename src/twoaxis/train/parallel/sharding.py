@@ -2,11 +2,12 @@
 
 import warnings
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, Shard
 
 from twoaxis.core.parameters import initial_values
@@ -47,22 +48,44 @@ def shard_units(
         gathers_once: whether blocks stay whole from their first forward pass to the end of the step, as the micro-batches of a
             pipeline want them.
     """
+    units = [unit for root, blocks in roots for unit in divide(root, blocks, mesh, gathers_once=gathers_once)]
+    model.to_empty(device=_device(mesh))
+    for unit in units:
+        # Once, so that a shard stays in the memory that the optimizer is given.
+        unit.unshard()
+        unit.reshard()
+
+
+def divide(
+    root: nn.Module,
+    blocks: Iterable[nn.Module],
+    mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008, which is immutable
+    gathers_once: bool = False,
+) -> list[FSDPModule]:
+    """Divides the parameters of a module among ranks, whose gradients are summed, not averaged.
+
+    Args:
+        root: the module that is called.
+        blocks: the modules in it that are gathered one at a time.
+        mesh: of the ranks.
+        policy: the precision of computing and reducing; by default that of the parameters.
+        gathers_once: as in `shard_units`.
+
+    Returns:
+        The blocks and the root.
+    """
     # What a block returns is never changed in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    units: list[FSDPModule] = []
-    for root, blocks in roots:
-        for block in blocks:
-            units.append(fully_shard(block, mesh=mesh, reshard_after_forward=not gathers_once))
-        # Gathered again for the backward pass like the blocks, so that embedding and head are freed meanwhile.
-        units.append(fully_shard(root, mesh=mesh, reshard_after_forward=not gathers_once))
-    model.to_empty(device=_device(mesh))
+    options: dict[str, Any] = {"mesh": mesh, "mp_policy": policy, "reshard_after_forward": not gathers_once}
+    units = [fully_shard(block, **options) for block in blocks]
+    # Gathered again for the backward pass like the blocks, so that embedding and head are freed meanwhile.
+    units.append(fully_shard(root, **options))
     for unit in units:
         unit.set_gradient_divide_factor(1.0)
         # gloo has no other reduction with a factor.
         unit.set_force_sum_reduction_for_comms(True)
-        # Once, so that a shard stays in the memory that the optimizer is given.
-        unit.unshard()
-        unit.reshard()
+    return units
 
 
 def local_part(whole: Tensor, placed: DTensor) -> Tensor:
