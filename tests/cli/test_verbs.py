@@ -333,3 +333,15 @@ def test_without_standard_output_a_success_is_one(closed, recipe, tmp_path):
 def test_usage_errors_name_what_was_given(words, expected, capsys):
     assert main(words) == 2
     assert capsys.readouterr().err.strip() == expected
+
+
+def test_one_of_several_processes_says_what_it_alone_has_met(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    assert main(["train", str(tmp_path / "missing.toml")]) == 2
+    assert capsys.readouterr().err.startswith("twoaxis: rank 3: ")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text("[model]\nd_model = 8\nn_layers = 1\n")
+    assert main(["train", str(recipe), "--run", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == ""

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from twoaxis.core.interrupt import termination_as_interrupt
+from twoaxis.core.interrupt import StopRequest, termination_as_interrupt
 
 
 class Finalised:
@@ -26,3 +26,14 @@ def test_an_interrupt_in_a_finaliser_is_not_lost() -> None:
         found = Finalised()
         del found
         signal.pause()
+
+
+def test_a_repeated_termination_does_not_force_a_run_of_several_processes() -> None:
+    patient, alone = StopRequest(repeats=True), StopRequest()
+    for request in (patient, alone):
+        request.receive(signal.SIGTERM, None)
+    patient.receive(signal.SIGTERM, None)
+    with pytest.raises(KeyboardInterrupt):
+        alone.receive(signal.SIGTERM, None)
+    with pytest.raises(KeyboardInterrupt):
+        patient.receive(signal.SIGINT, None)

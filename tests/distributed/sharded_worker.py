@@ -41,6 +41,9 @@ WORDS = [
 ]
 
 
+THREE_BLOCKS = {"d_model": 24, "n_layers": 3, "depth": "mhc"}
+
+
 def recipe(folder: Path, **changes: Any) -> TrainConfig:
     """Small, with a group that is frozen, one that is annealed, micro-batches and isolated documents."""
     corpus = folder / "corpus.txt"
@@ -211,6 +214,14 @@ class Worker:
         """The run of one process, from before these processes, continued by two."""
         self.found["from one"] = self.run("from_one")
 
+    def three_stages(self) -> None:
+        """One block on each of three ranks; the middle one holds neither end."""
+        self.found["three stages"] = self.run("three_stages", parallel={"pipeline": 3}, model=THREE_BLOCKS)
+
+    def other_windows(self) -> None:
+        """The run of one process, continued by two with other micro-batches."""
+        self.found["other windows"] = self.run("other_windows", micro_batch_size=3, recompute="block")
+
     def on_three(self) -> None:
         """The sharded run continued on three ranks."""
         self.copy("straight", "on_three")
@@ -260,6 +271,8 @@ def main() -> None:
         worker.counted: 2,
         worker.pipelined: 2,
         worker.from_one: 2,
+        worker.other_windows: 2,
+        worker.three_stages: 3,
         worker.on_three: 3,
         worker.two_by_two: 4,
         worker.tensor: 2,

@@ -23,7 +23,7 @@ from twoaxis.train import Result, load_trained, train
 from twoaxis.train.checkpoint import load_checkpoint
 
 from .processes import run_processes
-from .sharded_worker import EARLIER_TOKENS, FEW_HEADS, losses, recipe
+from .sharded_worker import EARLIER_TOKENS, FEW_HEADS, THREE_BLOCKS, losses, recipe
 
 RANKS, PROCESSES = 2, 4
 WORKER = Path(__file__).with_name("sharded_worker.py")
@@ -33,7 +33,8 @@ WORKER = Path(__file__).with_name("sharded_worker.py")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of two ranks, and that of one process from the same recipe."""
     folder = tmp_path_factory.mktemp("sharded")
-    train(recipe(folder, steps=3), folder / "from_one")
+    for name in ("from_one", "other_windows"):
+        train(recipe(folder, steps=3), folder / name)
     run_processes(WORKER, folder, PROCESSES, timeout_seconds=300)
     train(recipe(folder), folder / "whole")
     return folder
@@ -135,6 +136,17 @@ def test_one_process_goes_on_from_shards(folder: Path, longer: list[list[float |
 def test_two_ranks_go_on_from_one_process(folder: Path) -> None:
     assert found(folder, "from one") == "finished"
     close(losses(folder / "from_one"), losses(folder / "whole"))
+
+
+def test_another_layout_may_compute_other_windows_at_once(folder: Path) -> None:
+    assert found(folder, "other windows") == "finished"
+    close(losses(folder / "other_windows"), losses(folder / "whole"))
+
+
+def test_a_stage_without_an_end_is_one_process_too(folder: Path) -> None:
+    assert found(folder, "three stages", 3) == "finished"
+    train(recipe(folder, model=THREE_BLOCKS), folder / "whole_three")
+    close(losses(folder / "three_stages"), losses(folder / "whole_three"))
 
 
 def test_three_ranks_go_on_from_the_shards_of_two(folder: Path, longer: list[list[float | None]]) -> None:

@@ -112,8 +112,8 @@ def test_the_run_names_the_schedule() -> None:
 
 def test_an_activation_has_the_bytes_of_a_number_format() -> None:
     layout = ParallelLayout(gpus=1)
-    with pytest.raises(ConfigError, match=r"^precision\.activations=1: must be one of 2, 4, 8 bytes; use 2 for bfloat16$"):
-        Setting(read_device("h100"), layout, batch=1, tokens=8, precision=Precision(activations=1))
+    with pytest.raises(ConfigError, match=r"^precision\.activations=3: must be one of 1, 2, 4, 8 bytes; use 2 for bfloat16$"):
+        Setting(read_device("h100"), layout, batch=1, tokens=8, precision=Precision(activations=3))
 
 
 @pytest.mark.parametrize(

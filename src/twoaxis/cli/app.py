@@ -3,6 +3,7 @@
 import io
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Annotated, Any
@@ -148,9 +149,13 @@ def _usage(error: Any, words: Sequence[str]) -> str:
 def _fail(error: Exception, message: str, debug: bool) -> int:
     if debug:
         raise error
-    # The first of several processes says for all what any of them has found.
-    if is_first_process() or not isinstance(error, (TwoAxisError, _UsageError)):
-        print(f"twoaxis: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    if is_first_process():
+        print(f"twoaxis: {line}", file=sys.stderr)
+    elif not getattr(error, "on_all_ranks", False):
+        # Where the first process has met the same, the launcher ends this one meanwhile.
+        time.sleep(1.0)
+        print(f"twoaxis: rank {os.environ['RANK']}: {line}", file=sys.stderr)
     return BAD_INPUT
 
 

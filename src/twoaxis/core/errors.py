@@ -13,7 +13,12 @@ class TwoAxisError(Exception):
 
     Args:
         message: what, got, allowed, remedy; joined to one line, since it may quote libraries and files.
+
+    Attributes:
+        on_all_ranks: whether all processes of a run raise it, so that the first one says it for all.
     """
+
+    on_all_ranks = False
 
     def __init__(self, message: str) -> None:
         super().__init__(" ".join(line.strip() for line in message.splitlines()))

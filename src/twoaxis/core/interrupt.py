@@ -46,9 +46,16 @@ def termination_as_interrupt() -> Iterator[None]:
 
 
 class StopRequest:
-    """A request to stop a run; `name` is the signal, such as SIGTERM, or "" without one."""
+    """A request to stop a run; `name` is the signal, such as SIGTERM, or "" without one.
+
+    Args:
+        repeats: whether one signal may come twice, as from a launcher and a scheduler; then only SIGINT forces.
+    """
 
     name = ""
+
+    def __init__(self, repeats: bool = False) -> None:
+        self._repeats = repeats
 
     @property
     def number(self) -> int:
@@ -62,15 +69,19 @@ class StopRequest:
             KeyboardInterrupt: at the second signal.
         """
         del frame
-        if self.name:
+        if self.name and (number == signal.SIGINT or not self._repeats):
             raise KeyboardInterrupt
         self.name = signal.Signals(number).name
 
 
 @contextmanager
-def stop_on_signals() -> Iterator[StopRequest]:
-    """Collects SIGINT and SIGTERM while the block runs; only in the main thread."""
-    request = StopRequest()
+def stop_on_signals(repeats: bool = False) -> Iterator[StopRequest]:
+    """Collects SIGINT and SIGTERM while the block runs; only in the main thread.
+
+    Args:
+        repeats: see `StopRequest`.
+    """
+    request = StopRequest(repeats)
     if threading.current_thread() is not threading.main_thread():
         yield request
         return

@@ -33,8 +33,6 @@ BUDGETS: dict[str, Budget] = {
     "position_offset": Budget(1e-9, "angles of positions near 1000 are rounded at 1e-13 and sit in a softmax"),
     "gradcheck_absolute": Budget(1e-6, "central differences with step 1e-6 in float64 are good to about 1e-9"),
     "gradcheck_relative": Budget(1e-5, "as above, for large entries"),
-    "sharded_loss": Budget(1e-6, "float32, other order of sums over rows, relative"),
-    "sharded_gradients": Budget(1e-5, "as sharded_loss, relative to the largest entry where that is above 1"),
     "low_precision_ratio": Budget(
         3.0, "root mean square error over that of rounding the float64 result once; four independent roundings give 2"
     ),

@@ -76,6 +76,9 @@ class _Ranks:
             raise CheckFailed(f"the ranks have ended ({type(error).__name__}: {error}); their own output says why") from None
         for answer in answers:
             if isinstance(answer, str):
+                # The other rank may wait for this one, and would answer the next question with the rest of this.
+                _ranks.cache_clear()
+                self.end()
                 raise CheckFailed(answer)
         return [answer for answer in answers if not isinstance(answer, str)]
 

@@ -251,8 +251,13 @@ class BackgroundWriter:
         """Starts a write, when the one before has ended."""
         self.finish()
 
+        device = torch.accelerator.current_device_index() if torch.accelerator.is_available() else None
+
         def run() -> None:
             try:
+                if device is not None:
+                    # A thread begins on the first device.
+                    torch.accelerator.set_device_index(device)
                 write()
                 self.saved_step = step
             except BaseException as error:
@@ -280,3 +285,8 @@ class BackgroundWriter:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+    def abandon(self, seconds: float) -> None:
+        """Waits at most so long for the write that has begun, whatever becomes of it."""
+        if self._thread is not None:
+            self._thread.join(seconds)

@@ -53,10 +53,13 @@ def train(
     """
     progress = progress or Progress()
     try:
-        with joined(config.parallel, config.device) as ranks:
+        with joined(config.parallel, config.device) as ranks, ranks.watched():
             # The first rank alone writes the folder and tells what happens.
             told = progress if ranks.is_first else Progress()
-            return _train(config, RunFolder(run_dir), told, should_stop, trackers if ranks.is_first else (), ranks)
+            result = _train(config, RunFolder(run_dir), told, should_stop, trackers if ranks.is_first else (), ranks)
+            # The others end when the first one has closed its trackers, since a launcher ends all after the first failure.
+            ranks.gather(None)
+            return result
     finally:
         progress.stop()
 
@@ -78,11 +81,11 @@ def _train(
         # Before the data, which may take long to prepare, so that a missing package is an error at once.
         built = ranks.each(lambda: build_trackers(trackers))
         trainer = Trainer(config, folder, progress, ranks)
+        stack.callback(trainer.abandon_saving)
         metrics = stack.enter_context(closing(trainer.metrics))
         tracking = Tracking(built, folder, metrics.records, trainer.tokens_per_step, progress)
         tracking = stack.enter_context(tracking)
-        with ranks.watched(lambda: trainer.saved_step):
-            result = _run(trainer, tracking, should_stop)
+        result = _run(trainer, tracking, should_stop)
         tracking.finish(result)
         return result
 
@@ -100,7 +103,7 @@ def _run(trainer: Trainer, tracking: Tracking, should_stop: Callable[[], bool] |
     # Preparing the data may take more memory than training.
     reset_peak()
     progress.start(trainer.step, config.steps, trainer.tokens_per_step)
-    with stop_on_signals() as request:
+    with stop_on_signals(repeats=trainer.ranks.count > 1) as request:
         while trainer.step < config.steps:
             record = _step(trainer)
             tracking.log(record)

@@ -60,7 +60,7 @@ class RunFolder:
         """
         if not (self.path / "config.json").exists():
             return
-        difference = first_difference(_trained(self.config), _trained(config))
+        difference = first_difference(*_to_compare(self.config, config))
         if difference:
             key, there, here = difference
             raise CheckpointError(
@@ -183,7 +183,8 @@ def is_longer(folder: RunFolder, config: TrainConfig) -> bool:
     if not (folder.path / "config.json").exists():
         return False
     there, result = folder.config, folder.result
-    if {**_trained(there), "steps": config.steps} != _trained(config) or (result is not None and result.status == "diverged"):
+    before, now = _to_compare(there, config)
+    if {**before, "steps": config.steps} != now or (result is not None and result.status == "diverged"):
         return False
     if config.steps > there.steps:
         taken, kind = newest_step(folder.checkpoints), config.schedule.to_data()["kind"]
@@ -211,9 +212,14 @@ def lengthen(folder: RunFolder, config: TrainConfig, progress: Progress) -> None
     (folder.path / "result.json").unlink(missing_ok=True)
 
 
-def _trained(config: TrainConfig) -> dict[str, Any]:
-    """The recipe without the layout of its processes, which may change when a run is resumed."""
-    return {key: value for key, value in config.to_data().items() if key != "parallel"}
+def _to_compare(there: TrainConfig, here: TrainConfig) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two recipes without what may change when a run is resumed: the layout, and with it what a process computes at once."""
+    with_layout = {"micro_batch_size", "recompute"} if there.parallel != here.parallel else set[str]()
+    left_out = {"parallel", *with_layout}
+    there_data, here_data = (
+        {key: value for key, value in config.to_data().items() if key not in left_out} for config in (there, here)
+    )
+    return there_data, here_data
 
 
 def _first_other_rate(there: TrainConfig, here: TrainConfig, taken: int) -> int | None:

@@ -159,6 +159,8 @@ class Trainer:
         Raises:
             CheckpointError: the disk is full or cannot be written; earlier checkpoints are unchanged.
         """
+        # Before anything is copied, so that there are never two copies.
+        self._writer.finish()
         self.ranks.first(self.metrics.sync)
         losses = [record.validation_loss for record in self.metrics.records if record.validation_loss is not None]
         state = {
@@ -180,6 +182,10 @@ class Trainer:
             CheckpointError: it could not be written.
         """
         self._writer.finish()
+
+    def abandon_saving(self) -> None:
+        """Waits, not for ever, for a checkpoint that is being written when the run ends by an error."""
+        self._writer.abandon(self.config.parallel.timeout_seconds)
 
     @property
     def saved_step(self) -> int:

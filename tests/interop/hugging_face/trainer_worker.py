@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.state import PartialState
-from accelerate.utils import DistributedType
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -57,6 +55,10 @@ def trained(source: Path, out: Path, ranks: int, **options: Any) -> tuple[Traine
         **options,
     )
     if options.get("fsdp"):
+        # Here, since this file is also collected where accelerate is absent.
+        from accelerate.state import PartialState
+        from accelerate.utils import DistributedType
+
         # Without a GPU accelerate takes no notice of `fsdp` and runs DDP.
         assert arguments.device.type == "cpu"
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU

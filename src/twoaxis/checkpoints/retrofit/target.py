@@ -55,8 +55,18 @@ def target_config(base: DecoderConfig, depth: Options | None = None, sequence: S
     if depth is not None:
         if base.depth.kind != "residual":
             raise ConfigError(problem("depth", base.depth.kind, "'residual' in the model to begin with", "start from its base"))
-        data["depth"] = with_preset(_table(depth), {row.kind: row.retrofit for row in DEPTH})
+        data["depth"] = _with_retrofit(_table(depth))
     return DecoderConfig.from_data(data)
+
+
+def _with_retrofit(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a depth mixer with the preset of its row, unless a variant has no use for an option of it."""
+    preset = with_preset(options, {row.kind: row.retrofit for row in DEPTH})
+    try:
+        DEPTH.parse(preset)
+    except ConfigError:
+        return options
+    return preset
 
 
 def _table(options: Options) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from twoaxis.core.errors import ConfigError, problem
@@ -166,6 +167,13 @@ class Pipeline:
         """The summed token loss, without gradients."""
         self._check(tokens, targets, documents)
         return self._run(self._schedule.eval, tokens, targets, documents)
+
+    def reshard(self) -> None:
+        """Frees the gathered parameters of sharded stages."""
+        for stage in self._stages:
+            for module in stage.submod.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
 
     def _check(self, tokens: Tensor, targets: Tensor, documents: Tensor | None) -> None:
         for name, given in (("tokens", tokens), ("targets", targets), ("documents", documents)):

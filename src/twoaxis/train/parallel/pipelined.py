@@ -1,5 +1,7 @@
 """One rank of a pipeline: its blocks of the decoder, whole or sharded, and the losses that its group computes together."""
 
+from functools import cached_property
+
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int
@@ -62,13 +64,19 @@ class Pipelined(Sharded):
 
     def norm(self, parameters: list[nn.Parameter]) -> Tensor:
         """The root of the summed squares over all ranks, with each parameter once."""
-        norm = gradient_norm([parameter for parameter in parameters if id(parameter) not in self._counted_elsewhere])
-        squares = norm.double().square()
+        elsewhere = self._counted_elsewhere
+        norm = gradient_norm([parameter for parameter in parameters if id(parameter) not in elsewhere])
+        squares = norm.to(self.mesh.device_type, torch.float64).square()
         dist.all_reduce(squares, group=self.mesh["shard"].get_group())
         dist.all_reduce(squares, group=self.mesh["pipeline"].get_group())
         return squares.sqrt().to(norm.dtype)
 
-    @property
+    def end_validation(self, model: Decoder) -> None:
+        """Frees the gathered parameters of sharded stages, which else keep their values until the next step has ended."""
+        del model
+        self._pipeline.reshard()
+
+    @cached_property
     def _counted_elsewhere(self) -> set[int]:
         """Parameters that the first rank of the pipeline holds too."""
         if self._pipeline.holds_first:

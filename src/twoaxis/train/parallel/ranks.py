@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from twoaxis.core.errors import CheckpointError, ConfigError, DataError, TwoAxisError, problem
@@ -36,14 +37,20 @@ class Ranks:
     Args:
         mesh: the ranks by the dimensions `MESH`; None for one process.
         group: what they exchange values over; None is the default group.
+        timeout: of further groups.
 
     Attributes:
         rank: of this process, from 0.
         count: of all processes.
     """
 
-    def __init__(self, mesh: DeviceMesh | None = None, group: dist.ProcessGroup | None = None) -> None:
-        self.mesh, self.group = mesh, group
+    def __init__(
+        self,
+        mesh: DeviceMesh | None = None,
+        group: dist.ProcessGroup | None = None,
+        timeout: timedelta = timedelta(minutes=10),
+    ) -> None:
+        self.mesh, self.group, self.timeout = mesh, group, timeout
         self.rank, self.count = (0, 1) if mesh is None else (dist.get_rank(), dist.get_world_size())
 
     @property
@@ -85,7 +92,7 @@ class Ranks:
         padded[: own.numel()] = own
         found = [torch.empty_like(padded) for _ in range(self.count)]
         dist.all_gather(found, padded, group=self.group)
-        return [json.loads(bytes(one[: int(size)].tolist())) for one, size in zip(found, sizes, strict=True)]
+        return [json.loads(one[: int(size)].numpy().tobytes()) for one, size in zip(found, sizes, strict=True)]
 
     def each(self, work: Callable[[], T]) -> T:
         """Has every rank do its work, without collectives; an error of one is an error of all.
@@ -103,7 +110,7 @@ class Ranks:
             failed = {"kind": kind, "message": str(error)}
         for error in self.gather(failed):
             if error is not None:
-                raise KINDS[error["kind"]](error["message"])
+                raise _agreed(KINDS[error["kind"]](error["message"]))
         return done  # type: ignore[return-value]
 
     def first(self, work: Callable[[], T]) -> T:
@@ -112,11 +119,13 @@ class Ranks:
         return self.gather(found)[0]
 
     def in_turn(self, work: Callable[[], T]) -> T:
-        """Has the first rank do a work before all others, which then find its files."""
+        """Has the first rank do a work before all others, which then find its files; it may take long."""
         if self.count == 1:
             return work()
-        found = self.each(lambda: work() if self.is_first else None)
-        other = self.each(lambda: None if self.is_first else work())
+        # A rank that dies closes its connections, whatever the timeout.
+        patient = self.apart(timedelta(days=7))
+        found = patient.each(lambda: work() if self.is_first else None)
+        other = patient.each(lambda: None if self.is_first else work())
         return found if self.is_first else other  # type: ignore[return-value]
 
     def check_same(self, what: Mapping[str, str]) -> None:
@@ -129,21 +138,23 @@ class Ranks:
         for name, value in everywhere[0].items():
             other = next((rank for rank, values in enumerate(everywhere) if values[name] != value), None)
             if other is not None:
-                raise ConfigError(
-                    f"{name}: {value} on rank 0, {everywhere[other][name]} on rank {other}: must be equal on all ranks; start "
-                    "every process with the same recipe, files and versions"
+                raise _agreed(
+                    ConfigError(
+                        f"{name}: {value} on rank 0, {everywhere[other][name]} on rank {other}: must be equal on all ranks; "
+                        "start every process with the same recipe, files and versions"
+                    )
                 )
 
-    def apart(self) -> "Ranks":
-        """The same ranks with a group of their own, for a thread that exchanges values beside the run."""
+    def apart(self, timeout: timedelta | None = None) -> "Ranks":
+        """The same ranks with a group of their own, for a thread that exchanges values beside the run, or for long waits."""
         if self.count == 1:
             return self
-        group = dist.new_group(backend="gloo")
+        group = dist.new_group(backend="gloo", timeout=timeout or self.timeout)
         assert isinstance(group, dist.ProcessGroup), "every rank is in the group"
-        return Ranks(self.mesh, group)
+        return Ranks(self.mesh, group, self.timeout)
 
     @contextmanager
-    def watched(self, saved_step: Callable[[], int]) -> Iterator[None]:
+    def watched(self) -> Iterator[None]:
         """Turns the error of a collective whose other side is gone into one line.
 
         Raises:
@@ -152,14 +163,14 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if self.count == 1 or not any(word in str(error) for word in LOST):
+            if self.count == 1 or not _is_of_lost_rank(error):
                 raise
-            if threading.current_thread() is threading.main_thread():
+            if self.is_first and threading.current_thread() is threading.main_thread():
                 # The launcher ends all processes now; this one first says why.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             raise CheckpointError(
-                f"rank {self.rank} of {self.count}: another process of the run has ended or does not answer; the checkpoint of "
-                f"step {saved_step()} is intact; start all processes again to resume"
+                f"rank {self.rank} of {self.count}: another process of the run has ended or does not answer; complete "
+                "checkpoints are intact; start all processes again to resume"
             ) from error
 
 
@@ -175,32 +186,60 @@ def joined(config: ParallelConfig, device: str = "auto") -> Iterator[Ranks]:
         sizes = (f"{name}={size}" for name in MESH if (size := getattr(config, name)) > 1)
         allowed = f"{config.ranks} as parallel has {' * '.join(sizes) or 'one process'}"
         start = f"start them with: torchrun --nproc-per-node {config.ranks} -m twoaxis train RECIPE"
-        raise ConfigError(problem("processes", started, allowed, start if started == 1 else "change one of them"))
+        raise _agreed(ConfigError(problem("processes", started, allowed, start if started == 1 else "change one of them")))
     if started == 1:
         yield Ranks()
         return
-    kind = _device_kind(device)
-    if kind != "cpu":
-        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
+    kind, timeout = _take_device(device), timedelta(seconds=config.timeout_seconds)
     try:
         # Values of the run are exchanged on the CPU, tensors of the model on their device.
         backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
-        dist.init_process_group(backend, timeout=timedelta(seconds=config.timeout_seconds))
+        dist.init_process_group(backend, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"rank {os.environ['RANK']}: cannot join the others ({str(error).splitlines()[0]}); check that all processes are "
             "started, and that MASTER_ADDR and MASTER_PORT are reachable and free"
         ) from None
     try:
-        yield Ranks(init_device_mesh(kind, tuple(getattr(config, name) for name in MESH), mesh_dim_names=MESH))
+        mesh = init_device_mesh(kind, tuple(getattr(config, name) for name in MESH), mesh_dim_names=MESH)
+        for name in MESH:
+            # torch gives the groups of a mesh its own timeout, and has no public way to set another.
+            distributed_c10d._set_pg_timeout(timeout, mesh[name].get_group())
+        yield Ranks(mesh, timeout=timeout)
     finally:
         # Models that hold process groups must go first, or gloo ends the process with an abort.
         gc.collect()
         dist.destroy_process_group()
 
 
-def _device_kind(device: str) -> str:
-    if device != "auto":
-        return torch.device(device).type
+def _agreed(error: TwoAxisError) -> TwoAxisError:
+    error.on_all_ranks = True
+    return error
+
+
+def _is_of_lost_rank(error: BaseException | None) -> bool:
+    # The stages of a pipeline wrap errors in others.
+    return error is not None and (any(word in str(error) for word in LOST) or _is_of_lost_rank(error.__cause__))
+
+
+def _take_device(device: str) -> str:
+    """Takes the device of this rank; returns its kind.
+
+    Raises:
+        ConfigError: a device by its number, or one that this machine does not have.
+    """
     found = torch.accelerator.current_accelerator(check_available=True)
-    return "cpu" if found is None else found.type
+    kind = ("cpu" if found is None else found.type) if device == "auto" else torch.device(device).type
+    if device != "auto" and torch.device(device).index is not None:
+        allowed = f"{kind!r} or 'auto' with several processes, each of which takes the device of its number"
+        raise _agreed(ConfigError(problem("device", device, allowed, f"use device={kind}")))
+    if kind != "cpu":
+        number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
+        if found is None or found.type != kind or number >= there:
+            has = f"{there} of {found.type}" if found is not None else "none"
+            raise ConfigError(
+                f"device={device!r}: process {number} of this machine has no device of its own, it has {has}; must be one for "
+                "each process; start fewer processes or use device=cpu"
+            )
+        torch.accelerator.set_device_index(number)
+    return kind

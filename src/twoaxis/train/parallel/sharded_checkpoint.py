@@ -119,7 +119,10 @@ def read_into(path: Path, tensors: Mapping[str, Tensor], alone: bool = False) ->
     with warnings.catch_warnings():
         # It is said of one process that it is one.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=alone)
+        try:
+            dcp.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(path)), no_dist=alone)
+        except CheckpointException as error:
+            raise CheckpointError(f"checkpoint {path.name} is damaged: {_reason(error)}") from None
 
 
 def read_whole(path: Path) -> dict[str, Tensor]:

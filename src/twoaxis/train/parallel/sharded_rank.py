@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
 
 from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
@@ -74,15 +73,10 @@ class Sharded(Placement):
     def norm(self, parameters: list[nn.Parameter]) -> Tensor:
         """The root of the summed squares over the ranks that divide a parameter."""
         norm = gradient_norm(parameters)
-        squares = norm.double().square()
+        # A rank whose shards are all empty has its norm on the CPU.
+        squares = norm.to(self.mesh.device_type, torch.float64).square()
         dist.all_reduce(squares, group=self.mesh["shard"].get_group())
         return squares.sqrt().to(norm.dtype)
-
-    def end_validation(self, model: Decoder) -> None:
-        """Frees the gathered parameters of the root, which else keep their values until the next backward pass."""
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.reshard()
 
     def checkpoint(
         self,

@@ -18,7 +18,9 @@ FORWARD_METHODS = ("loss", "correct")
 """Methods of a decoder that gather its parameters, as calling it does."""
 
 
-def shard(config: DecoderConfig, mesh: DeviceMesh, seed: int) -> tuple[Decoder, dict[str, str]]:
+def shard(
+    config: DecoderConfig, mesh: DeviceMesh, seed: int, dtype: torch.dtype = torch.float32
+) -> tuple[Decoder, dict[str, str]]:
     """Builds a decoder that holds the shards of this rank only, with the initial values of the whole decoder for the seed.
 
     Gradients are summed over the ranks, not averaged: a loss is divided by the tokens of all of them.
@@ -29,7 +31,7 @@ def shard(config: DecoderConfig, mesh: DeviceMesh, seed: int) -> tuple[Decoder, 
         The decoder, and the SHA-256 of every whole parameter by name.
     """
     with torch.device("meta"):
-        model = Decoder(config)
+        model = Decoder(config).to(dtype)
     shard_units(model, [(model, model.blocks)], mesh)
     for name in FORWARD_METHODS:
         register_fsdp_forward_method(model, name)

@@ -123,8 +123,8 @@ class ParallelConfig(Config):
             raise ConfigError(problem("compile", compiled, f"'off' with {why}", "leave one of them out"))
         if self.pipeline > 1:
             self.stages(batch_size, micro_batch_size, recompute).blocks(n_layers)
-        elif (self.virtual, self.forwarding) != (1, "naive"):
-            name = "virtual" if self.virtual != 1 else "forwarding"
+        elif (self.virtual, self.forwarding, self.schedule) != (1, "naive", "1f1b"):
+            name = "virtual" if self.virtual != 1 else "forwarding" if self.forwarding != "naive" else "schedule"
             raise ConfigError(
                 problem(f"parallel.{name}", getattr(self, name), "left out without a pipeline", "set parallel.pipeline")
             )

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
+from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initialise, materialize
 from twoaxis.model import Decoder, DecoderConfig
@@ -183,9 +184,9 @@ def build_part(
 
 
 def parameters_of_two_ranks(part: Decoder) -> list[nn.Parameter]:
-    """Parameters that only the first and the last rank hold, from the part of either one."""
-    tied = part.embedding.parameters() if part.config.tie_embeddings else ()
-    return [*tied, *(() if part.ends.shares_parameters else part.ends.parameters())]
+    """Parameters that only the first and the last rank hold, from the part of any rank."""
+    tied = part.embedding.parameters() if part.config.tie_embeddings and part.embedding is not None else ()
+    return [*tied, *(() if part.ends is None or part.ends.shares_parameters else part.ends.parameters())]
 
 
 def parameters_of_all_ranks(part: Decoder) -> list[nn.Parameter]:
@@ -260,6 +261,11 @@ class DecoderStage(nn.Module):
             hidden, _ = model.ends.leave(state, layout)
             return self._measure(model, model.norm(hidden), targets)
         leaving = dict(zip(self.plan.boundaries[self.index].leaves, tree_leaves(state), strict=True))
+        for number in self.sent:
+            if leaving[number].dtype != self.plan.tensors[number].dtype:
+                allowed = f"{self.plan.tensors[number].dtype}, for which the next stage has its buffers"
+                got = str(leaving[number].dtype)
+                raise ConfigError(problem("dtype of the depth state", got, allowed, "use precision=float32 with this mixer"))
         for number in self.kept:
             self.cache.put(microbatch, number, entering[number] if number in entering else leaving[number])
         return tuple(leaving[number].contiguous() for number in self.sent)
