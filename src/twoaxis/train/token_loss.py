@@ -111,6 +111,8 @@ def rows_at_once(config: TrainConfig) -> int:
     # A pipeline cuts its rows into micro-batches itself.
     rows = everything if config.parallel.pipeline > 1 else config.micro_batch_size or everything
     if config.compile != "off" and everything % rows:
-        allowed = f"a divisor of the {everything} windows of a process when compiled"
+        whole = config.parallel.data_ranks == 1
+        windows = f"batch_size={everything}" if whole else f"the {everything} windows of a rank"
+        allowed = f"a divisor of {windows} when compiled"
         raise ConfigError(problem("micro_batch_size", rows, allowed, "change one of them or set compile=off"))
     return rows
