@@ -31,8 +31,8 @@ from twoaxis.train.checkpoint import (
 )
 from twoaxis.train.parallel.ranks import Ranks
 
-FILE_BYTES = 2**28
-"""About the largest file that a rank writes; each is held in memory once while it is written."""
+FILE_BYTES = 2**26
+"""About the largest file that a rank writes; each is held in memory twice while it is written."""
 
 
 def save_shards(
