@@ -58,11 +58,9 @@ def train(
     folder = run or Path("runs") / recipe.stem
     result = run_training(config, folder, console_progress(), trackers=[parse_value(one) for one in track or []])
     data = result.to_data()
-    if not is_first_process():
-        pass
-    elif as_json:
+    if is_first_process() and as_json:
         print_json({"run": name_of(folder), **data})
-    else:
+    elif is_first_process():
         rows = [(key, plain(value, decimal)) for key, value in data.items() if value is not None]
         print_table(name_of(folder), ("result", "value"), rows)
     return 1 if result.status == "diverged" else 130 if result.status == "interrupted" else 0

@@ -3,11 +3,13 @@
 Letters: B batch, T position, D width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, DeclaredModule
@@ -138,3 +140,13 @@ class Block(nn.Module):
             state, cache = sublayer(state, layout, None if caches is None else caches[index])
             next_caches.append(cache)
         return state, next_caches
+
+
+def run_blocks(blocks: Iterable[nn.Module], state: State, layout: Any, recompute: bool) -> State:
+    """Runs blocks without caches; `recompute` keeps only the depth state between them and recomputes the rest."""
+    for block in blocks:
+        if recompute and torch.is_grad_enabled():
+            state, _ = checkpoint(block, state, layout, use_reentrant=False)
+        else:
+            state, _ = block(state, layout)
+    return state

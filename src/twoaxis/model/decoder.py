@@ -12,12 +12,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule, Normal, initialise, materialize
-from twoaxis.model.block import Block, RMSNorm
+from twoaxis.model.block import Block, RMSNorm, run_blocks
 from twoaxis.model.cache import DecoderCache
 from twoaxis.model.config import DecoderConfig
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
@@ -203,14 +202,12 @@ class Decoder(DeclaredModule):
         embeddings = layout.without_padding(embeddings)
         state, ends = self.ends.enter(embeddings, layout, None if cache is None else cache.ends)
         next_caches = []
-        for index, block in enumerate(self.blocks):
-            if cache is not None:
-                state, caches = block(state, layout, cache.sublayers[index])
+        if cache is None:
+            state = run_blocks(self.blocks, state, layout, recompute)
+        else:
+            for block, given in zip(self.blocks, cache.sublayers, strict=True):
+                state, caches = block(state, layout, given)
                 next_caches.append(tuple(caches))
-            elif recompute and torch.is_grad_enabled():
-                state, _ = checkpoint(block, state, layout, use_reentrant=False)
-            else:
-                state, _ = block(state, layout)
         left, ends = self.ends.leave(state, layout, ends)
         return self.norm(left), None if cache is None else cache.next_cache(tuple(next_caches), ends, layout)
 

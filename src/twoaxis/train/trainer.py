@@ -234,11 +234,13 @@ class Trainer:
                 restore_random_state(state["random"])
                 self.earlier_peak_bytes = state["peak_memory_bytes"]
         self._writer = BackgroundWriter(self.step)
-        written = ranks.is_first
-        self.metrics = ranks.each(lambda: MetricsLog(self.folder.metrics, self.step) if written else UnwrittenMetrics())
+        self.metrics = ranks.each(self._metrics)
         ranks.first(lambda: set_aside_newer(folder, self.step))
         # After an intact one is found: a process that was killed may have left more than `keep_checkpoints`.
         ranks.first(lambda: remove_old(folder, self.config.keep_checkpoints))
+
+    def _metrics(self) -> MetricsLog | UnwrittenMetrics:
+        return MetricsLog(self.folder.metrics, self.step) if self.ranks.is_first else UnwrittenMetrics()
 
     def _describe(self, groups: str) -> None:
         for remark in self.data.remarks:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -111,7 +111,7 @@ class Ranks:
         for error in self.gather(failed):
             if error is not None:
                 raise _agreed(KINDS[error["kind"]](error["message"]))
-        return done  # type: ignore[return-value]
+        return cast(T, done)
 
     def first(self, work: Callable[[], T]) -> T:
         """Has the first rank do a work with a JSON-ready result, which all return."""
@@ -126,7 +126,7 @@ class Ranks:
         patient = self.apart(timedelta(days=7))
         found = patient.each(lambda: work() if self.is_first else None)
         other = patient.each(lambda: None if self.is_first else work())
-        return found if self.is_first else other  # type: ignore[return-value]
+        return cast(T, found if self.is_first else other)
 
     def check_same(self, what: Mapping[str, str]) -> None:
         """Compares values by name between all ranks.

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_unflatten
-from torch.utils.checkpoint import checkpoint
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import initialise, materialize
 from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.model.block import run_blocks
 from twoaxis.ops.cross_entropy import IGNORE, linear_cross_entropy
 from twoaxis.train.parallel.boundaries import Plan, Recompute
 
@@ -251,11 +251,7 @@ class DecoderStage(nn.Module):
             boundary = self.plan.boundaries[self.index - 1]
             entering = self._gather(received, microbatch)
             state = tree_unflatten([entering[number] for number in boundary.leaves], boundary.structure)
-        for block in self.blocks:
-            if self.recompute and torch.is_grad_enabled():
-                state, _ = checkpoint(block, state, layout, use_reentrant=False)
-            else:
-                state, _ = block(state, layout)
+        state = run_blocks(self.blocks, state, layout, self.recompute)
         if self.is_last:
             assert targets is not None
             hidden, _ = model.ends.leave(state, layout)

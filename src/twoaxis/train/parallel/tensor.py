@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
@@ -24,7 +23,7 @@ from twoaxis.core.parameters import initial_values
 from twoaxis.core.views import QKV, Views
 from twoaxis.depth.base import State
 from twoaxis.model import Decoder, DecoderConfig
-from twoaxis.model.block import Block, Sublayer, SublayerCache
+from twoaxis.model.block import Block, Sublayer, SublayerCache, run_blocks
 from twoaxis.model.cache import DecoderCache
 from twoaxis.train.parallel.tensor_ranks import (
     TensorRanks,
@@ -163,11 +162,7 @@ class TensorDecoder(Decoder):
         embeddings = layout.own().without_padding(embeddings)
         embeddings, before = _before(self.ends.enter, embeddings, layout, self.halo.enter, self.ranks)
         state, _ = self.ends.enter(embeddings, layout.own(self.halo.enter), before)
-        for block in self.blocks:
-            if recompute and torch.is_grad_enabled():
-                state, _ = checkpoint(block, state, layout, use_reentrant=False)
-            else:
-                state, _ = block(state, layout)
+        state = run_blocks(self.blocks, state, layout, recompute)
         state, before = _before(self.ends.leave, state, layout, self.halo.leave, self.ranks)
         left, _ = self.ends.leave(state, layout.own(self.halo.leave), before)
         return self.norm(left), None
