@@ -93,7 +93,7 @@ def run_pass(model: Decoder, sample: Sample, probe: Probe, states: list[Any] | N
         probe: observes or changes the pass.
         states: before each sublayer, from an earlier pass; the pass then starts at `probe.first`.
     """
-    layout = sample.layout
+    layout = sample.layout.of(sample.batch.tokens)
     begin, state, ends = 0, None, None
     if states is None:
         state, ends = model.ends.enter(model.embed(sample.batch.tokens), layout)

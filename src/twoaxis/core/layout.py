@@ -38,12 +38,14 @@ class TokenLayout:
         past_documents: [B P] documents of all cached tokens, or None as above.
         attend: replaces the attention of this library, including cache, masks, window and sink; None unless another library
             runs the model.
+        tokens: ids of the tokens, for mixers that look them up in a table; None where only vectors are known.
     """
 
     positions: Int[Tensor, "_ T"]
     documents: Int[Tensor, "B T"] | None = None
     past_documents: Int[Tensor, "B P"] | None = None
     attend: Attend | None = None
+    tokens: Int[Tensor, "B T"] | None = None
     _shared: dict[Hashable, Any] = dataclasses.field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -70,7 +72,8 @@ class TokenLayout:
     def part(self, start: int, stop: int) -> "TokenLayout":
         """The layout of the tokens `start..stop` of this call, as for a separate call."""
         documents = None if self.documents is None else self.documents[:, start:stop]
-        return TokenLayout(self.positions[:, start:stop], documents, self.past_documents, self.attend)
+        tokens = None if self.tokens is None else self.tokens[:, start:stop]
+        return TokenLayout(self.positions[:, start:stop], documents, self.past_documents, self.attend, tokens)
 
     def after(self, past_documents: Int[Tensor, "B P"] | None) -> "TokenLayout":
         """The same tokens after these cached documents, without shared values.
@@ -84,7 +87,21 @@ class TokenLayout:
                 check_padding("layout", torch.cat((past_documents, documents), dim=1) != PADDING)
             elif documents.device.type == "cpu":
                 check_padding("layout", documents != PADDING)
-        return TokenLayout(self.positions, self.documents, past_documents, self.attend)
+        return TokenLayout(self.positions, self.documents, past_documents, self.attend, self.tokens)
+
+    def of(self, tokens: Int[Tensor, "B T"] | None) -> "TokenLayout":
+        """The same layout with the ids of its tokens; None leaves it as it is."""
+        return self if tokens is None else dataclasses.replace(self, tokens=tokens, _shared={})
+
+    def ids(self, kind: str) -> Int[Tensor, "B T"]:
+        """The ids of the tokens, for a mixer of this kind.
+
+        Raises:
+            ConfigError: only vectors are known.
+        """
+        if self.tokens is None:
+            raise ConfigError(f"{kind}: the layout has no token ids: must have them; pass input ids, or layout.of(tokens)")
+        return self.tokens
 
     def key_documents(self, keys: int) -> Int[Tensor, "B S"] | None:
         """The documents of the last `keys` tokens, including cached ones."""

@@ -94,7 +94,7 @@ class TitanDecoder(BaseModel):
             positions = positions.expand_as(tokens)
             layout = TokenLayout(positions, (positions == 0).cumsum(dim=1))
         decoder = self.decoder
-        hidden, _ = decoder.hidden(decoder.embed(tokens), layout, recompute=self.recompute)
+        hidden, _ = decoder.hidden(decoder.embed(tokens), layout, recompute=self.recompute, tokens=tokens)
         return decoder.logits(hidden)
 
     def verify_module_protocol(self) -> None:

@@ -188,6 +188,7 @@ class Decoder(DeclaredModule):
         layout: TokenLayout | None = None,
         cache: DecoderCache | None = None,
         recompute: bool = False,
+        tokens: Int[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T D"], DecoderCache | None]:
         """Runs the stack and the final norm.
 
@@ -196,8 +197,9 @@ class Decoder(DeclaredModule):
             layout: positions and documents; None means that rows are one document each, continued from the cache.
             cache: returned by the last call, or `new_cache()`; None runs without one.
             recompute: keep only the depth state between blocks and recompute the rest in the backward pass.
+            tokens: the ids of the embeddings, for mixers with a table of tokens.
         """
-        layout = self._layout(embeddings, layout, cache)
+        layout = self._layout(embeddings, layout, cache).of(tokens)
         # Once for all mixers: the gradient of a weight multiplies its input, and 0 * NaN is NaN.
         embeddings = layout.without_padding(embeddings)
         state, ends = self.ends.enter(embeddings, layout, None if cache is None else cache.ends)
@@ -215,7 +217,7 @@ class Decoder(DeclaredModule):
         self, tokens: Int[Tensor, "B T"], layout: TokenLayout | None = None, cache: DecoderCache | None = None
     ) -> Float[Tensor, "B T V"] | tuple[Float[Tensor, "B T V"], DecoderCache]:
         """Returns logits, and the next cache when one is given."""
-        hidden, next_cache = self.hidden(self.embed(tokens), layout, cache)
+        hidden, next_cache = self.hidden(self.embed(tokens), layout, cache, tokens=tokens)
         logits = self.logits(hidden)
         return logits if next_cache is None else (logits, next_cache)
 
@@ -240,7 +242,7 @@ class Decoder(DeclaredModule):
             raise DataError(
                 problem("shape of targets", [*targets.shape], f"{[*tokens.shape]}, that of tokens", "pass one each")
             )
-        hidden, _ = self.hidden(self.embed(tokens), layout, recompute=recompute)
+        hidden, _ = self.hidden(self.embed(tokens), layout, recompute=recompute, tokens=tokens)
         total = linear_cross_entropy(hidden.flatten(0, 1), self.head_weight, targets.flatten())
         return total, (targets != IGNORE).sum()
 
@@ -249,7 +251,7 @@ class Decoder(DeclaredModule):
         self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], layout: TokenLayout | None = None
     ) -> Int[Tensor, ""]:
         """Returns the number of targets that are the most likely token; those that are `IGNORE` do not count."""
-        hidden, _ = self.hidden(self.embed(tokens), layout)
+        hidden, _ = self.hidden(self.embed(tokens), layout, tokens=tokens)
         valid = targets != IGNORE
         return (self.logits(hidden[valid]).argmax(-1) == targets[valid]).sum()
 

@@ -256,13 +256,15 @@ def _steps(
         hidden = torch.empty(0)
         for start in range(0, tokens.shape[1], chunk):
             part = None if layout is None else layout.part(start, start + chunk)
-            hidden, cache = model.hidden(model.embed(tokens[:, start : start + chunk]), part, cache)
+            given = tokens[:, start : start + chunk]
+            hidden, cache = model.hidden(model.embed(given), part, cache, tokens=given)
         chosen = choose(hidden)
     yield chosen.tolist()
     for _ in range(max_new_tokens - 1):
         # Entered again at each step, so that a consumer of the iterator never runs in inference mode.
         with torch.inference_mode():
-            hidden, cache = model.hidden(model.embed(chosen[:, None]), None, cache)
+            given = chosen[:, None]
+            hidden, cache = model.hidden(model.embed(given), None, cache, tokens=given)
             chosen = choose(hidden)
         yield chosen.tolist()
 

@@ -179,7 +179,8 @@ def _score(model: Decoder, rows: Sequence[tuple[Tensor, Window]]) -> list[tuple[
         inputs[row, : lengths[row]] = tokens[window.begin : window.last - 1]
     device, scores = model.head_weight.device, []
     with torch.inference_mode():
-        hidden, _ = model.hidden(model.embed(inputs.to(device)))
+        inputs = inputs.to(device)
+        hidden, _ = model.hidden(model.embed(inputs), tokens=inputs)
         for row, (tokens, window) in enumerate(rows):
             targets = tokens[window.first : window.last].to(device)
             scored = hidden[row, lengths[row] - len(targets) : lengths[row]]

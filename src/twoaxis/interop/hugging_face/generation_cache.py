@@ -66,7 +66,12 @@ class TwoAxisCache(Cache):
         return self.value if self._again is None else self._again.end
 
     def run(
-        self, decoder: Decoder, embeddings: Float[Tensor, "B T D"], layout: TokenLayout | None, revocable_tokens: int
+        self,
+        decoder: Decoder,
+        embeddings: Float[Tensor, "B T D"],
+        layout: TokenLayout | None,
+        revocable_tokens: int,
+        ids: Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B _ D"]:
         """Runs the next tokens through the decoder; the result begins with the tokens that run again.
 
@@ -75,12 +80,13 @@ class TwoAxisCache(Cache):
             embeddings: of the new tokens.
             layout: of the new tokens, or None when rows go on.
             revocable_tokens: how many of them, counted from the last, `crop` may remove.
+            ids: of the new tokens, where they are known.
         """
         value, self._batch = self.value or decoder.new_cache(), embeddings.shape[0]
         if not self._recording and self._again is None:
-            hidden, self.value = decoder.hidden(embeddings, layout, value)
+            hidden, self.value = decoder.hidden(embeddings, layout, value, tokens=ids)
             return hidden
-        tokens = self._all_tokens(value, embeddings, layout)
+        tokens = self._all_tokens(value, embeddings, layout, ids)
         settled = tokens.embeddings.shape[1] - revocable_tokens
         cuts = [0, settled] if self._recording and settled >= REPLAY_TOKENS and revocable_tokens else [0]
         hiddens = []
@@ -95,10 +101,11 @@ class TwoAxisCache(Cache):
         self.value, self._again = value, None
         return torch.cat(hiddens, dim=1)
 
-    def _all_tokens(self, value: DecoderCache, embeddings: Tensor, layout: TokenLayout | None) -> _Tokens:
+    def _all_tokens(self, value: DecoderCache, embeddings: Tensor, layout: TokenLayout | None, ids: Tensor | None) -> _Tokens:
         again = self._again
         end = self.end or value
         layout = end.layout(embeddings.shape[1], embeddings.device) if layout is None else end.place(layout)
+        layout = layout.of(ids)
         if again is None:
             return _Tokens(value, embeddings, layout)
         return _Tokens(value, torch.cat((again.embeddings, embeddings), dim=1), _joined(again.layout, layout))
@@ -167,7 +174,8 @@ class TwoAxisCache(Cache):
             documents = None if layout.documents is None else layout.documents[beam_idx]
             positions = layout.positions if layout.positions.shape[0] == 1 else layout.positions[beam_idx]
             before = select_rows(before, beam_idx, self._batch)
-            self._again = _Tokens(before, embeddings[beam_idx], TokenLayout(positions, documents))
+            ids = None if layout.tokens is None else layout.tokens[beam_idx]
+            self._again = _Tokens(before, embeddings[beam_idx], TokenLayout(positions, documents).of(ids))
         self.value = select_rows(self.value, beam_idx, self._batch)
         self._batch, self._recorded = beam_idx.shape[0], []
 
@@ -188,6 +196,9 @@ class TwoAxisCache(Cache):
 def _joined(first: TokenLayout, second: TokenLayout) -> TokenLayout:
     rows = max(first.positions.shape[0], second.positions.shape[0])
     positions = torch.cat([layout.positions.expand(rows, -1) for layout in (first, second)], dim=1)
-    if first.documents is None or second.documents is None:
-        return TokenLayout(positions)
-    return TokenLayout(positions, torch.cat((first.documents, second.documents), dim=1))
+
+    def both(name: str) -> Tensor | None:
+        parts = [getattr(layout, name) for layout in (first, second)]
+        return None if any(part is None for part in parts) else torch.cat(parts, dim=1)
+
+    return TokenLayout(positions, both("documents"), tokens=both("tokens"))

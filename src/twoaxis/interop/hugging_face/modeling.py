@@ -169,7 +169,7 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         embeddings = self._embeddings(input_ids, inputs_embeds)
         if self._runs_in_engine():
             unused = (attention_mask, cache, past_key_values, use_cache, output_hidden_states)
-            return self._in_engine(embeddings, engine_layout(self.attentions, position_ids, unused, kwargs))
+            return self._in_engine(embeddings, engine_layout(self.attentions, position_ids, unused, kwargs).of(input_ids))
         cache = self._cache(cache, past_key_values, use_cache)
         tokens, end = embeddings.shape[1], None if cache is None else cache.end
         self._check_length(tokens + (0 if end is None else end.length))
@@ -178,9 +178,9 @@ class TwoAxisModel(TwoAxisPreTrainedModel):
         with recorded_reads(self.decoder, wanted) as reads:
             if cache is None:
                 recompute = self.gradient_checkpointing and self.training
-                hidden, _ = self.decoder.hidden(embeddings, layout, recompute=recompute)
+                hidden, _ = self.decoder.hidden(embeddings, layout, recompute=recompute, tokens=input_ids)
             else:
-                hidden = cache.run(self.decoder, embeddings, layout, revocable_tokens or tokens)
+                hidden = cache.run(self.decoder, embeddings, layout, revocable_tokens or tokens, input_ids)
         hidden = hidden[:, -tokens:]
         states = (*(read[:, -tokens:] for read in reads()), hidden) if wanted else None
         caches: dict[str, Any] = {CACHE: cache}

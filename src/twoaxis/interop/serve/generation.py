@@ -128,6 +128,8 @@ class Batch:
         return logits
 
     def _run(self, tokens: Int[Tensor, "B T"], cache: DecoderCache) -> tuple[Float[Tensor, "B V"], DecoderCache]:
-        hidden, next_cache = self._model.hidden(self._model.embed(tokens.to(self._device)), None, cache)
+        hidden, next_cache = self._model.hidden(
+            self._model.embed(tokens.to(self._device)), None, cache, tokens=tokens.to(self._device)
+        )
         assert next_cache is not None
         return self._model.logits(hidden[:, -1]), next_cache

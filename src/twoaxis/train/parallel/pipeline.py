@@ -187,12 +187,12 @@ class Pipeline:
             )
 
     def _run(self, run: Callable[..., Any], tokens: Tensor, targets: Tensor, documents: Tensor | None) -> PipelineLoss:
-        given = {"targets": targets.to(self.device)}
+        given = {"targets": targets.to(self.device), "tokens": tokens.to(self.device)}
         if documents is not None:
             given["documents"] = documents.to(self.device)
         self._measured: list[Tensor] = []
         run(
-            *((tokens.to(self.device),) if self.holds_first else ()),
+            *((given["tokens"],) if self.holds_first else ()),
             target=given["targets"] if self.holds_last else None,
             return_outputs=False,
             **given,

@@ -234,16 +234,23 @@ class DecoderStage(nn.Module):
         microbatch: int,
         targets: Int[Tensor, "B T"] | None = None,
         documents: Int[Tensor, "B T"] | None = None,
+        tokens: Int[Tensor, "B T"] | None = None,
     ) -> Tensor | tuple[Tensor, ...]:
         """Returns the sent tensors, or what the last stage has measured."""
         with torch.autocast(received[0].device.type, torch.bfloat16, enabled=self.autocast):
-            return self._run(received, microbatch, targets, documents)
+            return self._run(received, microbatch, targets, documents, tokens)
 
     def _run(
-        self, received: tuple[Tensor, ...], microbatch: int, targets: Tensor | None, documents: Tensor | None
+        self,
+        received: tuple[Tensor, ...],
+        microbatch: int,
+        targets: Tensor | None,
+        documents: Tensor | None,
+        tokens: Tensor | None,
     ) -> Tensor | tuple[Tensor, ...]:
         model, device = self._model[0], received[0].device
         layout = TokenLayout.contiguous(self.tokens, device=device) if documents is None else TokenLayout.packed(documents)
+        layout = layout.of(tokens)
         entering: dict[int, Tensor] = {}
         if self.is_first:
             state, _ = model.ends.enter(layout.without_padding(model.embed(*received)), layout)

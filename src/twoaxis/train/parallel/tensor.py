@@ -148,8 +148,9 @@ class TensorDecoder(Decoder):
         layout: TokenLayout | None = None,
         cache: DecoderCache | None = None,
         recompute: bool = False,
+        tokens: Int[Tensor, "B t"] | None = None,
     ) -> tuple[Float[Tensor, "B t D"], DecoderCache | None]:
-        """Runs the stack and the final norm on the tokens of this rank; the layout is that of whole rows.
+        """Runs the stack and the final norm on the tokens of this rank; the layout, with its ids, is that of whole rows.
 
         Raises:
             ConfigError: a cache, since a rank of several cannot generate.
@@ -157,7 +158,7 @@ class TensorDecoder(Decoder):
         if cache is not None:
             raise ConfigError("a cache with parallel.tensor above 1: must be left out; generate with one process")
         if self.ranks.sequence == "none":
-            return super().hidden(embeddings, layout, recompute=recompute)
+            return super().hidden(embeddings, layout, recompute=recompute, tokens=tokens)
         layout = self._sharded(embeddings, layout, recompute)
         embeddings = layout.own().without_padding(embeddings)
         embeddings, before = _before(self.ends.enter, embeddings, layout, self.halo.enter, self.ranks)
@@ -175,13 +176,17 @@ class TensorDecoder(Decoder):
         recompute: bool = False,
     ) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
         """Returns the sum of token losses in nats and the number of tokens that carry one: with `tensor`, of its own tokens."""
-        return super().loss(self.ranks.own(tokens), self.ranks.own(targets), layout, recompute)
+        return super().loss(self.ranks.own(tokens), self.ranks.own(targets), self._with_ids(layout, tokens), recompute)
 
     def correct(
         self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], layout: TokenLayout | None = None
     ) -> Int[Tensor, ""]:
         """Returns the number of targets that are the most likely token: with `tensor`, of its own tokens."""
-        return super().correct(self.ranks.own(tokens), self.ranks.own(targets), layout)
+        return super().correct(self.ranks.own(tokens), self.ranks.own(targets), self._with_ids(layout, tokens))
+
+    def _with_ids(self, layout: TokenLayout | None, tokens: Tensor) -> TokenLayout:
+        contiguous = TokenLayout.contiguous(tokens.shape[1], device=tokens.device)
+        return (contiguous if layout is None else layout).of(tokens)
 
     def _sharded(self, embeddings: Tensor, layout: TokenLayout | None, recompute: bool) -> ShardedLayout:
         part = embeddings.shape[1]
