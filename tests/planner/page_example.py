@@ -70,7 +70,7 @@ def numbers_of(choice: Data, method: int) -> Data:
         "sent_bytes": max(step["sent_bytes"], default=0),
         "token_seconds": token["seconds"],
         "token_depth_seconds": token["depth_seconds"],
-        "cache_bytes": cache_bytes_of(own, choice["tokens"]),
+        "cache_bytes": cache_bytes_of(own, choice["tokens"], 1),
         "prompt_seconds": plan.prefill(own, choice["prompts"], choice["tokens"])["seconds"],
         "prompt_state_bytes": plan.prefill_state_bytes(own, choice["prompts"], choice["tokens"]),
     }

@@ -42,7 +42,7 @@ def holds(config: DecoderConfig, numbers: Data) -> None:
         assert flops["pairs"] == declared.pair_flops
         # What depth mixers remember of a few tokens is counted as full from the first one on.
         if tokens >= REMEMBERED:
-            assert batch * counts.cache_bytes_of(numbers, tokens) == decoder_cache_bytes(config, Shape(batch, tokens, 4))
+            assert batch * counts.cache_bytes_of(numbers, tokens, 1) == decoder_cache_bytes(config, Shape(batch, tokens, 4))
 
 
 @pytest.mark.parametrize("mixer", MIXERS)

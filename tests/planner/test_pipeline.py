@@ -20,11 +20,16 @@ from twoaxis.core.registry import Row
 from twoaxis.depth import AttentionResidualsConfig
 from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, Layout
 from twoaxis.ledger.stack import trace_stack
+from twoaxis.planner.coefficients import coefficients
 from twoaxis.planner.formulas import collectives
 from twoaxis.planner.formulas.collectives import even_cuts, hop_bytes
+from twoaxis.planner.formulas.counts import cache_bytes_of, parameter_counts
 from twoaxis.planner.formulas.schedules import gpipe_order, interleaved_order, one_f_one_b_order, schedule_order
+from twoaxis.planner.formulas.training_step import exposed_data_seconds
+from twoaxis.planner.hardware import read_device
 from twoaxis.planner.ledger import FORWARDINGS
 from twoaxis.planner.model.shape import ModelShape
+from twoaxis.planner.setting import ParallelLayout, Setting
 
 from ..payload import edges, payload
 
@@ -346,6 +351,43 @@ def test_tensor_parallel_moves_as_much_cut_or_whole_but_for_one_gather_of_saved_
     assert none == 3 * 4 * (10 * 8 * 2) * 3 / 4
     assert cut - none == 3 * collectives.all_gather_bytes(4, 10 * 8 * 2)
     assert collectives.tensor_parallel_bytes(1, 3, 10, 8, 2, "tensor") == 0
+
+
+def plain(depth: str) -> ModelShape:
+    return ModelShape.of_decoder(DecoderConfig.from_data({"vocab_size": 64, "d_model": 64, "n_layers": 3, "depth": depth}))
+
+
+def test_a_prefill_sends_as_much_cut_or_whole() -> None:
+    assert collectives.tensor_parallel_forward_bytes(4, 3, 10, 8, 2) == 3 * 2 * (10 * 8 * 2) * 3 / 4
+    options = {"tensor": 2, "gpus": 2}
+    seconds = {
+        sequence: Setting(read_device("h100"), ParallelLayout(sequence=sequence, **options), batch=4, tokens=512).prefill(
+            coefficients(plain("residual")), 1, 512
+        )["link_seconds"]
+        for sequence in ("none", "tensor")
+    }
+    assert seconds["none"] == seconds["tensor"] > 0
+
+
+def test_a_rank_generates_with_its_share_of_the_heads_and_whole_depth_parameters() -> None:
+    numbers = coefficients(plain("muddformer"))
+    one, two = (
+        Setting(read_device("h100"), ParallelLayout(gpus=n, tensor=n), batch=4, tokens=512).generation_bytes(numbers, 3, 512)
+        for n in (1, 2)
+    )
+    params = parameter_counts(numbers)
+    assert one == params["all"] * 2 + 3 * cache_bytes_of(numbers, 512, 1)
+    norms = sum(sub["norms"] for sub in numbers["sublayers"]) * numbers["norm_params"] + numbers["norm_params"]
+    assert 2 * two - one == pytest.approx((params["depth"] + norms) * 2)
+
+
+def test_gathering_weights_overlaps_with_every_microbatch() -> None:
+    model = {"weights_bytes": 2, "gradients_bytes": 4}
+    link = {"bytes_per_second": 1000.0, "latency_seconds": 0.0}
+    run = {"data": 2, "microbatches": 5, "sharding": "weights"}
+    # Gathered 1 s, gathered again and reduced 3 s, of which 0.5 s and 1 s are hidden.
+    assert exposed_data_seconds(model, run, 1000, 0.5, 1.0, link) == 5 * (0.5 + 2.0)
+    assert exposed_data_seconds(model, run | {"sharding": "none"}, 1000, 0.5, 1.0, link) == 4 - 1.0
 
 
 def test_gradients_over_data_ranks() -> None:

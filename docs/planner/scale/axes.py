@@ -56,7 +56,7 @@ def _row(at: Case, pair: tuple[Data, Data], control: tuple[Data, Data]) -> Row:
 
     run = at.run(at.training())
     # The halo and the cache of a window hold the same: the keys and values of w - 1 tokens in every layer.
-    cache = added(lambda each: cache_bytes_of(each, at.tokens))
+    cache = added(lambda each: cache_bytes_of(each, at.tokens, 1))
     return {
         "params": added(lambda each: parameter_counts(each)["all"]),
         "flops": added(lambda each: forward_counts(each, 1, at.tokens)["all"]) / at.tokens,

@@ -7,7 +7,6 @@ from typing import Any
 from planner.scale.cases import CASES, CHUNK_TOKENS, Case
 from twoaxis.planner.coefficients import Data, Engine, coefficients_of_both_forms
 from twoaxis.planner.formulas.collectives import hop_bytes
-from twoaxis.planner.formulas.counts import cache_bytes_of, parameter_counts
 from twoaxis.planner.formulas.roofline import bound, depth_operator, operator_seconds
 from twoaxis.planner.formulas.training_step import edges_of, training_step, work_of
 from twoaxis.planner.ledger import FORWARDINGS
@@ -216,10 +215,7 @@ def serving_row(case: Case, numbers: Data, control: Data, engine: Engine = "fuse
     token, base_token = (
         setting.generation_step(each, case.serving_batch, case.tokens)["seconds"] for each in (numbers, control)
     )
-    params = parameter_counts(numbers)
-    # Parameters of depth operations are whole on every rank.
-    shared = (params["all"] - params["depth"]) * case.weights_bytes + case.serving_batch * cache_bytes_of(numbers, case.tokens)
-    kept = shared / case.serving_ranks + params["depth"] * case.weights_bytes
+    kept = setting.generation_bytes(numbers, case.serving_batch, case.tokens)
     return {
         "prefill_seconds": prefill,
         "prefill": prefill / base_prefill - 1,

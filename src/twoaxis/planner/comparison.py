@@ -213,8 +213,8 @@ def _cost(one: Counted, setting: Setting, prompts: int, budget: Budget, control:
     token = setting.generation_step(one.generating, prompts, tokens)["seconds"]
     params = parameter_counts(numbers)["all"]
     flops = step["flops"] / (setting.batch * tokens)
-    memory, cache = max(step["memory_bytes"]), cache_bytes_of(numbers, tokens)
-    generation = (params * numbers["weights_bytes"] + prompts * cache) / setting.layout.tensor
+    memory, cache = max(step["memory_bytes"]), cache_bytes_of(one.generating, tokens, 1)
+    generation = setting.generation_bytes(one.generating, prompts, tokens)
 
     def over_control(value: float, name: str) -> float:
         return 0.0 if control is None else value / getattr(control, name) - 1

@@ -146,8 +146,8 @@ def ledger(
         parameter_bytes=params["all"] * numbers["weights_bytes"],
         gradient_bytes=params["all"] * numbers["gradients_bytes"],
         optimizer_bytes=params["all"] * numbers["optimizer_bytes"],
-        cache_bytes_per_token=cache_bytes_of(numbers, tokens + 1) - cache_bytes_of(numbers, tokens),
-        cache_bytes=round(cache_bytes_of(numbers, tokens)),
+        cache_bytes_per_token=cache_bytes_of(numbers, tokens + 1, 1) - cache_bytes_of(numbers, tokens, 1),
+        cache_bytes=round(cache_bytes_of(numbers, tokens, 1)),
         state_bytes=tuple(int(state_bytes(numbers, boundary_of_block(numbers, block))) for block in range(model.n_layers + 1)),
     )
 

@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.planner.coefficients import Data, Engine
-from twoaxis.planner.formulas.training_step import forward_pass, prefill_state_bytes, training_step
+from twoaxis.planner.formulas.counts import cache_bytes_of
+from twoaxis.planner.formulas.training_step import forward_pass, prefill_state_bytes, stage_memory, training_step
 from twoaxis.planner.hardware import Device
 from twoaxis.planner.hardware.device import NumberFormat
 from twoaxis.planner.ledger import Forwarding
@@ -219,6 +220,12 @@ class Setting:
         """Seconds of one more token per sequence after a context, on the tensor-parallel ranks."""
         work = self._work(batch, 1, context) | {"sequence": "none"}
         return forward_pass(numbers, work, self.rates, self.links["tensor"])
+
+    def generation_bytes(self, numbers: Data, batch: int, tokens: int) -> float:
+        """Weights, and caches of so many sequences after `tokens`, on one of the tensor-parallel ranks."""
+        ranks = self.layout.tensor
+        whole = stage_memory(numbers, self.run | {"pipeline": 1, "virtual": 1})
+        return whole["params"][0] * numbers["weights_bytes"] + batch * cache_bytes_of(numbers, tokens, ranks)
 
     def prefill(self, numbers: Data, batch: int, tokens: int) -> Data:
         """Seconds of a prefill, on the tensor-parallel ranks."""

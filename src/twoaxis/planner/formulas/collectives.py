@@ -60,9 +60,21 @@ def tensor_parallel_bytes(ranks: int, sublayers: int, tokens: float, d_model: in
         (128.0, 160.0)
     """
     whole = tokens * d_model * element_bytes
-    if sequence == "none":
-        return sublayers * 2 * all_reduce_bytes(ranks, whole)
-    return sublayers * (3 * all_gather_bytes(ranks, whole) + 2 * reduce_scatter_bytes(ranks, whole))
+    again = all_gather_bytes(ranks, whole) if sequence == "tensor" else 0
+    return sublayers * (2 * all_reduce_bytes(ranks, whole) + again)
+
+
+def tensor_parallel_forward_bytes(ranks: int, sublayers: int, tokens: float, d_model: int, element_bytes: int) -> float:
+    """Activations in the forward pass alone, which are as many with either `sequence` of `tensor_parallel_bytes`.
+
+    Equation: 2 b (n - 1) / n for each sublayer, b = T D numbers
+    Source:   as `tensor_parallel_bytes`
+
+    Example:
+        >>> tensor_parallel_forward_bytes(2, 1, 8, 4, 2)
+        64.0
+    """
+    return sublayers * all_reduce_bytes(ranks, tokens * d_model * element_bytes)
 
 
 def data_parallel_bytes(

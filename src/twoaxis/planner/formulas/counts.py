@@ -143,11 +143,14 @@ def ends_saved_bytes(model: Data, tokens: float, tensor_ranks: int) -> float:
     return tokens * each + model["ends"]["saved_fixed"] + width * model["vocab_size"] * statistic / tensor_ranks
 
 
-def cache_bytes_of(model: Data, tokens: float) -> float:
-    """Bytes of the caches of one sequence in generation."""
+def cache_bytes_of(model: Data, tokens: float, ranks: int) -> float:
+    """Bytes on one of so many tensor-parallel ranks for the caches of one sequence in generation.
+
+    Ranks divide the heads of sequence mixers; each holds the caches of depth mixers whole.
+    """
     total = model["ends"]["cache_fixed"]
     for sub in model["sublayers"]:
-        total = total + sub["cache_fixed"] + sub["depth"]["cache_fixed"]
+        total = total + sub["cache_fixed"] / ranks + sub["depth"]["cache_fixed"]
         for part in sub["cache"]:
-            total = total + part[0] * (tokens if part[1] == 0 else min(part[1], tokens))
+            total = total + part[0] * (tokens if part[1] == 0 else min(part[1], tokens)) / ranks
     return total

@@ -10,7 +10,7 @@ for each depth read and write) or "eager" (one for each operation).
 
 from typing import Any
 
-from twoaxis.planner.formulas.collectives import tensor_parallel_bytes
+from twoaxis.planner.formulas.collectives import tensor_parallel_bytes, tensor_parallel_forward_bytes
 from twoaxis.planner.formulas.counts import pair_flops, pair_flops_of_one
 
 Data = dict[str, Any]
@@ -269,11 +269,17 @@ def sublayer_seconds(model: Data, sub: Data, work: Data, rates: Data, link: Data
         backward = backward + operator_seconds(twice, rates)
     depth = operator_seconds(depth_operator(model, sub["depth"], work, "forward"), rates)
     depth_back = operator_seconds(depth_operator(model, sub["depth"], work, "backward"), rates)
-    sent = tensor_parallel_bytes(
-        work["tensor"], 1, work["batch"] * work["tokens"], model["d_model"], model["activations_bytes"], work["sequence"]
-    )
-    shared = collective_seconds(sent / 2, link)
-    return {"forward": forward, "backward": backward, "depth": depth, "depth_back": depth_back, "link": shared}
+    N = work["batch"] * work["tokens"]
+    sent = tensor_parallel_forward_bytes(work["tensor"], 1, N, model["d_model"], model["activations_bytes"])
+    both = tensor_parallel_bytes(work["tensor"], 1, N, model["d_model"], model["activations_bytes"], work["sequence"])
+    return {
+        "forward": forward,
+        "backward": backward,
+        "depth": depth,
+        "depth_back": depth_back,
+        "link": collective_seconds(sent, link),
+        "link_back": collective_seconds(both - sent, link),
+    }
 
 
 def head_seconds(model: Data, work: Data, rates: Data) -> Data:
@@ -290,4 +296,5 @@ def head_seconds(model: Data, work: Data, rates: Data) -> Data:
         "depth": operator_seconds(depth_operator(model, model["ends"], work, "forward"), rates),
         "depth_back": operator_seconds(depth_operator(model, model["ends"], work, "backward"), rates),
         "link": 0,
+        "link_back": 0,
     }

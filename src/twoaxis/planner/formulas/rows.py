@@ -204,7 +204,7 @@ def method_row(tables: Data, choice: Data, method: int) -> Data:
         "params": parameter_counts(model)["all"],
         "token_seconds": token["seconds"],
         "token_depth_seconds": token["depth_seconds"],
-        "cache_bytes": cache_bytes_of(generating, choice["tokens"]),
+        "cache_bytes": cache_bytes_of(generating, choice["tokens"], 1),
         "prompt_seconds": read["seconds"],
         "prompt_state_bytes": prefill_state_bytes(model, prompt, 0),
         "states": states_of(model),

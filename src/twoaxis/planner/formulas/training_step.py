@@ -8,11 +8,13 @@ each, `schedule` and `transfers` as in `formulas.schedules`, `forwarding`, `data
 from typing import Any
 
 from twoaxis.planner.formulas.collectives import (
+    all_gather_bytes,
     all_reduce_bytes,
     data_parallel_bytes,
     even_cuts,
     hop_bytes,
     mixing_gradient_bytes,
+    reduce_scatter_bytes,
     stored_bytes,
     waiting_bytes,
 )
@@ -57,9 +59,9 @@ def stage_seconds(model: Data, run: Data, rates: Data, link: Data) -> Data:
         for index in range(edges[stage], edges[stage + 1]):
             part = sublayer_seconds(model, model["sublayers"][index], work, rates, link)
             forward = forward + part["forward"] + part["depth"] + part["link"]
-            backward = backward + part["backward"] + part["depth_back"] + part["link"]
+            backward = backward + part["backward"] + part["depth_back"] + part["link_back"]
             depth = depth + part["depth"] + part["depth_back"]
-            shared = shared + 2 * part["link"]
+            shared = shared + part["link"] + part["link_back"]
             if run["recompute"] == "block":
                 backward = backward + part["forward"] + part["depth"] + part["link"]
                 depth = depth + part["depth"]
@@ -168,7 +170,7 @@ def training_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
     fixed = by_rank(memory["fixed"], ranks)
     flow = pipeline_flow(model, run, seconds, sent, link, memory["saved"], fixed)
     peaks = flow["peaks"]
-    updates = update_seconds(model, run, memory, seconds["backward"], rates, links)
+    updates = update_seconds(model, run, memory, seconds, rates, links)
     if run["recompute"] == "block":
         last_index = len(model["sublayers"])
         largest = largest_block_bytes(model, 0, last_index, tokens_on_rank(work_of(run)))
@@ -291,7 +293,7 @@ def estimated_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
     pipeline = run["microbatches"] * slowest + (whole - slowest + messages) / virtual
     if run["transfers"] == "blocking":
         pipeline = pipeline + run["microbatches"] * messages / ranks
-    updates = update_seconds(model, run, memory, seconds["backward"], rates, links)
+    updates = update_seconds(model, run, memory, seconds, rates, links)
     held = [memory["saved"][stage] + (sent[stage - 1] if stage > 0 else 0) for stage in range(ranks * virtual)]
     fixed = by_rank(memory["fixed"], ranks)
     each = by_rank(held, ranks)
@@ -308,18 +310,19 @@ def estimated_step(model: Data, run: Data, rates: Data, links: Data) -> Data:
     return {"step_seconds": pipeline + updates["gradients"] + updates["optimizer"], "memory_bytes": largest}
 
 
-def update_seconds(model: Data, run: Data, memory: Data, backward_seconds: list[float], rates: Data, links: Data) -> Data:
+def update_seconds(model: Data, run: Data, memory: Data, seconds: Data, rates: Data, links: Data) -> Data:
     """Seconds of the slowest rank for messages of gradients and weights, and for the optimizer; bytes of these messages.
 
     Args:
         model: coefficients.
         run: see the top of this module.
         memory: of every stage, from `stage_memory`.
-        backward_seconds: of one microbatch in every stage; messages between replicas overlap with the last of them.
+        seconds: of one microbatch in every stage, from `stage_seconds`, with which messages between replicas overlap.
         rates: of the device.
         links: between the ranks of each group.
     """
-    hidden = min_of(by_rank(backward_seconds, run["pipeline"]))
+    forward = min_of(by_rank(seconds["forward"], run["pipeline"]))
+    backward = min_of(by_rank(seconds["backward"], run["pipeline"]))
     params = by_rank(memory["params"], run["pipeline"])
     mixing = by_rank(memory["depth_params"], run["pipeline"])
     gradients = 0
@@ -333,7 +336,7 @@ def update_seconds(model: Data, run: Data, memory: Data, backward_seconds: list[
             run["data"], here, model["gradients_bytes"], model["weights_bytes"], run["microbatches"], run["sharding"]
         )
         data_bytes = max(data_bytes, sent)
-        exposed = max(0, collective_seconds(sent, links["data"]) - hidden)
+        exposed = exposed_data_seconds(model, run, here, forward, backward, links["data"])
         gradients = max(gradients, exposed + collective_seconds(shared, links["tensor"]))
         mine = here / (1 if run["sharding"] == "none" else run["data"])
         moved = mine * (2 * model["optimizer_bytes"] + model["gradients_bytes"] + model["weights_bytes"])
@@ -341,6 +344,33 @@ def update_seconds(model: Data, run: Data, memory: Data, backward_seconds: list[
     # Every pipeline rank adds to the gradient of parameters that the ends share, which is whole after the last microbatch.
     gradients = gradients + collective_seconds(lent, links["pipeline"])
     return {"gradients": gradients, "optimizer": optimizer, "data_bytes": data_bytes}
+
+
+def exposed_data_seconds(model: Data, run: Data, params: float, forward: float, backward: float, link: Data) -> float:
+    """Seconds of messages between replicas in one step that do not overlap with computing.
+
+    Gradients are reduced during the backward pass of the last microbatch. With sharded weights, every microbatch gathers them
+    during its forward pass, and gathers them and reduces its gradients during its backward pass.
+
+    Args:
+        model: coefficients.
+        run: see the top of this module.
+        params: on this rank before sharding.
+        forward: seconds of one microbatch.
+        backward: the same.
+        link: between the replicas.
+    """
+    ranks = run["data"]
+    if run["sharding"] != "weights":
+        sent = data_parallel_bytes(
+            ranks, params, model["gradients_bytes"], model["weights_bytes"], run["microbatches"], run["sharding"]
+        )
+        return max(0, collective_seconds(sent, link) - backward)
+    gathered = all_gather_bytes(ranks, params * model["weights_bytes"])
+    reduced = reduce_scatter_bytes(ranks, params * model["gradients_bytes"])
+    first = max(0, collective_seconds(gathered, link) - forward)
+    second = max(0, collective_seconds(gathered + reduced, link) - backward)
+    return run["microbatches"] * (first + second)
 
 
 def min_of(values: list[float]) -> float:

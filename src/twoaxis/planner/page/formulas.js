@@ -64,7 +64,7 @@ var _pymeth_repeat = function(count) { // nargs: 0
     }
     return result + pattern;
 };
-var BYTES, COUNTS, DEPTH_KERNELS, MIXER_KERNELS, PRODUCT_COLUMNS, RANK, ROW, SECONDS, _arrival, _begun, _never, _run, _summary, alive, all_gather_bytes, all_reduce_bytes, amount, bars, bars_of, bound, bound_by, boundary_of_block, box_at, by_rank, cache_bytes_of, cache_read, collective_seconds, compute_seconds, copied, data_parallel_bytes, depth_operator, edges_of, ends_saved_bytes, estimated_step, even_cuts, exposed_seconds, extended, facts, figure, fixed, forward_counts, forward_pass, fused, gpipe_order, gpus_of, gradients_waiting, harmonic_size, head_seconds, height_of, held, hop_bytes, ideal_bubble, interleaved_order, joined, kept_leaf_bytes, largest_block_bytes, launch_seconds, line_at, lines, link_of, link_seconds, links_of, log2_of, matmul_efficiency, memory_seconds, method_row, methods_of, min_of, mixer_operators, mixing_gradient_bytes, model_of, name_at, new_state_bytes, numbers, one_f_one_b_order, one_line, opening, operator, operator_seconds, outline, overhead, pair_flops, pair_flops_of_one, pairs_of_work, parameter_counts, peak_memory, percent, pipeline_flow, place, place_of, prefill_state_bytes, reach_of, recomputed_bytes_of, reduce_scatter_bytes, refusal, run_of, saved_bytes_of, schedule_order, sent_bytes, sequence_of, simulate, simulated_microbatches, sorted_by, stage_memory, stage_seconds, state_bytes, states_of, step_of, steps, stored_bytes, stored_tokens, sublayer_seconds, table_rows, tensor_parallel_bytes, text_at, three_digits, tokens_on_rank, tone_of, top_of, total_seconds, training_step, transfer_seconds, unpacked, update_seconds, visible_pairs_of, waiting_bytes, weights_read, work_of, work_of_prompts;
+var BYTES, COUNTS, DEPTH_KERNELS, MIXER_KERNELS, PRODUCT_COLUMNS, RANK, ROW, SECONDS, _arrival, _begun, _never, _run, _summary, alive, all_gather_bytes, all_reduce_bytes, amount, bars, bars_of, bound, bound_by, boundary_of_block, box_at, by_rank, cache_bytes_of, cache_read, collective_seconds, compute_seconds, copied, data_parallel_bytes, depth_operator, edges_of, ends_saved_bytes, estimated_step, even_cuts, exposed_data_seconds, exposed_seconds, extended, facts, figure, fixed, forward_counts, forward_pass, fused, gpipe_order, gpus_of, gradients_waiting, harmonic_size, head_seconds, height_of, held, hop_bytes, ideal_bubble, interleaved_order, joined, kept_leaf_bytes, largest_block_bytes, launch_seconds, line_at, lines, link_of, link_seconds, links_of, log2_of, matmul_efficiency, memory_seconds, method_row, methods_of, min_of, mixer_operators, mixing_gradient_bytes, model_of, name_at, new_state_bytes, numbers, one_f_one_b_order, one_line, opening, operator, operator_seconds, outline, overhead, pair_flops, pair_flops_of_one, pairs_of_work, parameter_counts, peak_memory, percent, pipeline_flow, place, place_of, prefill_state_bytes, reach_of, recomputed_bytes_of, reduce_scatter_bytes, refusal, run_of, saved_bytes_of, schedule_order, sent_bytes, sequence_of, simulate, simulated_microbatches, sorted_by, stage_memory, stage_seconds, state_bytes, states_of, step_of, steps, stored_bytes, stored_tokens, sublayer_seconds, table_rows, tensor_parallel_bytes, tensor_parallel_forward_bytes, text_at, three_digits, tokens_on_rank, tone_of, top_of, total_seconds, training_step, transfer_seconds, unpacked, update_seconds, visible_pairs_of, waiting_bytes, weights_read, work_of, work_of_prompts;
 all_gather_bytes = function flx_all_gather_bytes (ranks, whole_bytes) {
     return (whole_bytes * (ranks - 1)) / ranks;
 };
@@ -78,12 +78,14 @@ all_reduce_bytes = function flx_all_reduce_bytes (ranks, whole_bytes) {
 };
 
 tensor_parallel_bytes = function flx_tensor_parallel_bytes (ranks, sublayers, tokens, d_model, element_bytes, sequence) {
-    var whole;
+    var again, whole;
     whole = (tokens * d_model) * element_bytes;
-    if ((sequence=="none")) {
-        return (sublayers * 2) * all_reduce_bytes(ranks, whole);
-    }
-    return sublayers * ((3 * all_gather_bytes(ranks, whole)) + (2 * reduce_scatter_bytes(ranks, whole)));
+    again = ((sequence=="tensor"))? (all_gather_bytes(ranks, whole)) : (0);
+    return sublayers * ((2 * all_reduce_bytes(ranks, whole)) + again);
+};
+
+tensor_parallel_forward_bytes = function flx_tensor_parallel_forward_bytes (ranks, sublayers, tokens, d_model, element_bytes) {
+    return sublayers * (all_reduce_bytes(ranks, (tokens * d_model) * element_bytes));
 };
 
 data_parallel_bytes = function flx_data_parallel_bytes (ranks, parameters, gradient_bytes, weight_bytes, microbatches, sharding) {
@@ -353,19 +355,19 @@ ends_saved_bytes = function flx_ends_saved_bytes (model, tokens, tensor_ranks) {
     return ((tokens * each) + (model["ends"]["saved_fixed"])) + (((width * model["vocab_size"]) * statistic) / tensor_ranks);
 };
 
-cache_bytes_of = function flx_cache_bytes_of (model, tokens) {
+cache_bytes_of = function flx_cache_bytes_of (model, tokens, ranks) {
     var part, stub19_seq, stub20_itr, stub21_seq, stub22_itr, sub, total;
     total = model["ends"]["cache_fixed"];
     stub21_seq = model["sublayers"];
     if ((typeof stub21_seq === "object") && (!Array.isArray(stub21_seq))) { stub21_seq = Object.keys(stub21_seq);}
     for (stub22_itr = 0; stub22_itr < stub21_seq.length; stub22_itr += 1) {
         sub = stub21_seq[stub22_itr];
-        total = (total + sub["cache_fixed"]) + (sub["depth"]["cache_fixed"]);
+        total = (total + (sub["cache_fixed"] / ranks)) + (sub["depth"]["cache_fixed"]);
         stub19_seq = sub["cache"];
         if ((typeof stub19_seq === "object") && (!Array.isArray(stub19_seq))) { stub19_seq = Object.keys(stub19_seq);}
         for (stub20_itr = 0; stub20_itr < stub19_seq.length; stub20_itr += 1) {
             part = stub19_seq[stub20_itr];
-            total = total + (part[0] * (((part[1]==0))? (tokens) : (Math.min(part[1], tokens))));
+            total = total + ((part[0] * (((part[1]==0))? (tokens) : (Math.min(part[1], tokens)))) / ranks);
         }
     }
     return total;
@@ -666,7 +668,7 @@ collective_seconds = function flx_collective_seconds (sent_bytes, link) {
 };
 
 sublayer_seconds = function flx_sublayer_seconds (model, sub, work, rates, link) {
-    var backward, depth, depth_back, forward, op, sent, shared, stub41_seq, stub42_itr, twice;
+    var N, backward, both, depth, depth_back, forward, op, sent, stub41_seq, stub42_itr, twice;
     forward = 0;
     backward = 0;
     stub41_seq = mixer_operators(model, sub, work);
@@ -679,9 +681,10 @@ sublayer_seconds = function flx_sublayer_seconds (model, sub, work, rates, link)
     }
     depth = operator_seconds(depth_operator(model, sub["depth"], work, "forward"), rates);
     depth_back = operator_seconds(depth_operator(model, sub["depth"], work, "backward"), rates);
-    sent = tensor_parallel_bytes(work["tensor"], 1, work["batch"] * work["tokens"], model["d_model"], model["activations_bytes"], work["sequence"]);
-    shared = collective_seconds(sent / 2, link);
-    return ({forward: forward, backward: backward, depth: depth, depth_back: depth_back, link: shared});
+    N = work["batch"] * work["tokens"];
+    sent = tensor_parallel_forward_bytes(work["tensor"], 1, N, model["d_model"], model["activations_bytes"]);
+    both = tensor_parallel_bytes(work["tensor"], 1, N, model["d_model"], model["activations_bytes"], work["sequence"]);
+    return ({forward: forward, backward: backward, depth: depth, depth_back: depth_back, link: collective_seconds(sent, link), link_back: collective_seconds(both - sent, link)});
 };
 
 head_seconds = function flx_head_seconds (model, work, rates) {
@@ -692,7 +695,7 @@ head_seconds = function flx_head_seconds (model, work, rates) {
     moved = ((D * V) * model["weights_bytes"]) + (((2 * N) * V) * model["activations_bytes"]);
     head = operator(((2 * N) * D) * V, harmonic_size(N, D, V), 0, moved, 3);
     head_back = operator(((4 * N) * D) * V, harmonic_size(N, D, V), 0, 2 * moved, 6);
-    return ({forward: operator_seconds(head, rates), backward: operator_seconds(head_back, rates), depth: operator_seconds(depth_operator(model, model["ends"], work, "forward"), rates), depth_back: operator_seconds(depth_operator(model, model["ends"], work, "backward"), rates), link: 0});
+    return ({forward: operator_seconds(head, rates), backward: operator_seconds(head_back, rates), depth: operator_seconds(depth_operator(model, model["ends"], work, "forward"), rates), depth_back: operator_seconds(depth_operator(model, model["ends"], work, "backward"), rates), link: 0, link_back: 0});
 };
 
 gpus_of = function flx_gpus_of (choice) {
@@ -845,7 +848,7 @@ method_row = function flx_method_row (tables, choice, method) {
     token = forward_pass(generating, work_of_prompts(choice, 1, choice["tokens"], "none"), device["rates"], links["tensor"]);
     prompt = work_of_prompts(choice, choice["tokens"], 0, sequence_of(choice));
     read = forward_pass(model, prompt, device["rates"], links["tensor"]);
-    return ({method: method, step_seconds: step["step_seconds"], tokens_per_second: step["tokens_per_second"], depth_seconds: step["depth_seconds"], exposed_seconds: step["exposed_seconds"], bubble: step["bubble"], memory_bytes: memory, sent_bytes: sent, params: parameter_counts(model)["all"], token_seconds: token["seconds"], token_depth_seconds: token["depth_seconds"], cache_bytes: cache_bytes_of(generating, choice["tokens"]), prompt_seconds: read["seconds"], prompt_state_bytes: prefill_state_bytes(model, prompt, 0), states: states_of(model)});
+    return ({method: method, step_seconds: step["step_seconds"], tokens_per_second: step["tokens_per_second"], depth_seconds: step["depth_seconds"], exposed_seconds: step["exposed_seconds"], bubble: step["bubble"], memory_bytes: memory, sent_bytes: sent, params: parameter_counts(model)["all"], token_seconds: token["seconds"], token_depth_seconds: token["depth_seconds"], cache_bytes: cache_bytes_of(generating, choice["tokens"], 1), prompt_seconds: read["seconds"], prompt_state_bytes: prefill_state_bytes(model, prompt, 0), states: states_of(model)});
 };
 
 methods_of = function flx_methods_of (tables, choice) {
@@ -1401,9 +1404,9 @@ stage_seconds = function flx_stage_seconds (model, run, rates, link) {
         for (index = edges[stage]; index < edges[stage + 1]; index += 1) {
             part = sublayer_seconds(model, model["sublayers"][index], work, rates, link);
             forward = ((forward + part["forward"]) + part["depth"]) + part["link"];
-            backward = ((backward + part["backward"]) + part["depth_back"]) + part["link"];
+            backward = ((backward + part["backward"]) + part["depth_back"]) + part["link_back"];
             depth = (depth + part["depth"]) + part["depth_back"];
-            shared = shared + (2 * part["link"]);
+            shared = (shared + part["link"]) + part["link_back"];
             if ((run["recompute"]=="block")) {
                 backward = ((backward + part["forward"]) + part["depth"]) + part["link"];
                 depth = depth + part["depth"];
@@ -1514,7 +1517,7 @@ training_step = function flx_training_step (model, run, rates, links) {
     fixed = by_rank(memory["fixed"], ranks);
     flow = pipeline_flow(model, run, seconds, sent, link, memory["saved"], fixed);
     peaks = flow["peaks"];
-    updates = update_seconds(model, run, memory, seconds["backward"], rates, links);
+    updates = update_seconds(model, run, memory, seconds, rates, links);
     if ((run["recompute"]=="block")) {
         last_index = model["sublayers"].length;
         largest = largest_block_bytes(model, 0, last_index, tokens_on_rank(work_of(run)));
@@ -1613,7 +1616,7 @@ estimated_step = function flx_estimated_step (model, run, rates, links) {
     if ((run["transfers"]=="blocking")) {
         pipeline = pipeline + ((run["microbatches"] * messages) / ranks);
     }
-    updates = update_seconds(model, run, memory, seconds["backward"], rates, links);
+    updates = update_seconds(model, run, memory, seconds, rates, links);
     stub115_ = [];stub115_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub115_iter0 === "object") && (!Array.isArray(stub115_iter0))) {stub115_iter0 = Object.keys(stub115_iter0);}for (stub115_i0=0; stub115_i0<stub115_iter0.length; stub115_i0++) {stub115_stage = stub115_iter0[stub115_i0];{stub115_.push((memory["saved"][stub115_stage]) + (((stub115_stage > 0))? (sent[stub115_stage - 1]) : (0)));}}
     held = stub115_;
     fixed = by_rank(memory["fixed"], ranks);
@@ -1635,9 +1638,10 @@ estimated_step = function flx_estimated_step (model, run, rates, links) {
     return ({step_seconds: (pipeline + updates["gradients"]) + updates["optimizer"], memory_bytes: largest});
 };
 
-update_seconds = function flx_update_seconds (model, run, memory, backward_seconds, rates, links) {
-    var data_bytes, exposed, gradients, here, hidden, lent, mine, mixing, moved, optimizer, params, rank, sent, shared;
-    hidden = min_of(by_rank(backward_seconds, run["pipeline"]));
+update_seconds = function flx_update_seconds (model, run, memory, seconds, rates, links) {
+    var backward, data_bytes, exposed, forward, gradients, here, lent, mine, mixing, moved, optimizer, params, rank, sent, shared;
+    forward = min_of(by_rank(seconds["forward"], run["pipeline"]));
+    backward = min_of(by_rank(seconds["backward"], run["pipeline"]));
     params = by_rank(memory["params"], run["pipeline"]);
     mixing = by_rank(memory["depth_params"], run["pipeline"]);
     gradients = 0;
@@ -1649,7 +1653,7 @@ update_seconds = function flx_update_seconds (model, run, memory, backward_secon
         shared = mixing_gradient_bytes(run["tensor"], mixing[rank], model["gradients_bytes"], run["sequence"]);
         sent = data_parallel_bytes(run["data"], here, model["gradients_bytes"], model["weights_bytes"], run["microbatches"], run["sharding"]);
         data_bytes = Math.max(data_bytes, sent);
-        exposed = Math.max(0, (collective_seconds(sent, links["data"]) - hidden));
+        exposed = exposed_data_seconds(model, run, here, forward, backward, links["data"]);
         gradients = Math.max(gradients, (exposed + collective_seconds(shared, links["tensor"])));
         mine = here / (((run["sharding"]=="none"))? (1) : (run["data"]));
         moved = mine * (((2 * model["optimizer_bytes"]) + model["gradients_bytes"]) + model["weights_bytes"]);
@@ -1657,6 +1661,20 @@ update_seconds = function flx_update_seconds (model, run, memory, backward_secon
     }
     gradients = gradients + collective_seconds(lent, links["pipeline"]);
     return ({gradients: gradients, optimizer: optimizer, data_bytes: data_bytes});
+};
+
+exposed_data_seconds = function flx_exposed_data_seconds (model, run, params, forward, backward, link) {
+    var first, gathered, ranks, reduced, second, sent;
+    ranks = run["data"];
+    if ((run["sharding"]!="weights")) {
+        sent = data_parallel_bytes(ranks, params, model["gradients_bytes"], model["weights_bytes"], run["microbatches"], run["sharding"]);
+        return Math.max(0, (collective_seconds(sent, link) - backward));
+    }
+    gathered = all_gather_bytes(ranks, params * model["weights_bytes"]);
+    reduced = reduce_scatter_bytes(ranks, params * model["gradients_bytes"]);
+    first = Math.max(0, (collective_seconds(gathered, link) - forward));
+    second = Math.max(0, (collective_seconds(gathered + reduced, link) - backward));
+    return run["microbatches"] * (first + second);
 };
 
 min_of = function flx_min_of (values) {
@@ -1780,5 +1798,5 @@ log2_of = function flx_log2_of (value) {
     return result;
 };
 
-return { all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes, tensor_parallel_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_tokens, stored_bytes, even_cuts, hop_bytes, waiting_bytes, alive, held, visible_pairs_of, pair_flops, pair_flops_of_one, forward_counts, parameter_counts, state_bytes, new_state_bytes, boundary_of_block, kept_leaf_bytes, saved_bytes_of, recomputed_bytes_of, largest_block_bytes, ends_saved_bytes, cache_bytes_of, tone_of, bars_of, figure, facts, overhead, table_rows, harmonic_size, matmul_efficiency, operator, compute_seconds, memory_seconds, launch_seconds, operator_seconds, total_seconds, fused, bound, bound_by, tokens_on_rank, pairs_of_work, weights_read, cache_read, mixer_operators, depth_operator, collective_seconds, sublayer_seconds, head_seconds, gpus_of, run_of, sequence_of, work_of_prompts, reach_of, link_of, links_of, refusal, unpacked, copied, place_of, model_of, step_of, states_of, method_row, methods_of, sorted_by, gpipe_order, one_f_one_b_order, interleaved_order, schedule_order, joined, ideal_bubble, transfer_seconds, simulate, exposed_seconds, peak_memory, bars, opening, text_at, line_at, box_at, lines, one_line, name_at, height_of, top_of, steps, outline, numbers, work_of, stage_seconds, edges_of, sent_bytes, gradients_waiting, stage_memory, by_rank, training_step, link_seconds, simulated_microbatches, extended, pipeline_flow, estimated_step, update_seconds, min_of, forward_pass, prefill_state_bytes, fixed, three_digits, amount, percent, place, log2_of };
+return { all_gather_bytes, reduce_scatter_bytes, all_reduce_bytes, tensor_parallel_bytes, tensor_parallel_forward_bytes, data_parallel_bytes, mixing_gradient_bytes, stored_tokens, stored_bytes, even_cuts, hop_bytes, waiting_bytes, alive, held, visible_pairs_of, pair_flops, pair_flops_of_one, forward_counts, parameter_counts, state_bytes, new_state_bytes, boundary_of_block, kept_leaf_bytes, saved_bytes_of, recomputed_bytes_of, largest_block_bytes, ends_saved_bytes, cache_bytes_of, tone_of, bars_of, figure, facts, overhead, table_rows, harmonic_size, matmul_efficiency, operator, compute_seconds, memory_seconds, launch_seconds, operator_seconds, total_seconds, fused, bound, bound_by, tokens_on_rank, pairs_of_work, weights_read, cache_read, mixer_operators, depth_operator, collective_seconds, sublayer_seconds, head_seconds, gpus_of, run_of, sequence_of, work_of_prompts, reach_of, link_of, links_of, refusal, unpacked, copied, place_of, model_of, step_of, states_of, method_row, methods_of, sorted_by, gpipe_order, one_f_one_b_order, interleaved_order, schedule_order, joined, ideal_bubble, transfer_seconds, simulate, exposed_seconds, peak_memory, bars, opening, text_at, line_at, box_at, lines, one_line, name_at, height_of, top_of, steps, outline, numbers, work_of, stage_seconds, edges_of, sent_bytes, gradients_waiting, stage_memory, by_rank, training_step, link_seconds, simulated_microbatches, extended, pipeline_flow, estimated_step, update_seconds, exposed_data_seconds, min_of, forward_pass, prefill_state_bytes, fixed, three_digits, amount, percent, place, log2_of };
 })();
