@@ -149,9 +149,18 @@ class Worker:
         """Two copies of the whole model."""
         self.found["replicated"] = self.run("replicated", parallel={"replicate": 2})
 
+    def replicated_shards(self) -> None:
+        """Two copies, each of two ranks that share out their parameters and rows."""
+        self.found["replicated shards"] = self.run(
+            "replicated_shards", parallel={"replicate": 2, "shard": 2}, micro_batch_size=3
+        )
+
     def half_precision(self) -> None:
-        """Under autocast."""
-        self.found["bfloat16"] = self.run("bfloat16", precision="bfloat16")
+        """Under autocast, sharded and in two stages."""
+        self.found["bfloat16"] = [
+            self.run("bfloat16", precision="bfloat16"),
+            self.run("stages_bfloat16", precision="bfloat16", parallel={"pipeline": 2}),
+        ]
 
     def background(self) -> None:
         """Checkpoints written while training goes on; then continued."""
@@ -275,6 +284,7 @@ def main() -> None:
         worker.three_stages: 3,
         worker.on_three: 3,
         worker.two_by_two: 4,
+        worker.replicated_shards: 4,
         worker.tensor: 2,
         worker.stopped_tensor: 2,
         worker.tensor_and_shard: 4,

@@ -76,8 +76,9 @@ def test_initial_values_are_those_of_one_process(folder: Path) -> None:
 
 
 def test_replicas_are_one_process_too(folder: Path) -> None:
-    assert found(folder, "replicated") == "finished"
+    assert (found(folder, "replicated"), found(folder, "replicated shards", 4)) == ("finished", "finished")
     close(losses(folder / "replicated"), losses(folder / "whole"))
+    close(losses(folder / "replicated_shards"), losses(folder / "whole"))
 
 
 def test_a_stopped_run_resumes_bit_for_bit(folder: Path) -> None:
@@ -96,9 +97,10 @@ def test_checkpoints_of_the_background_are_those_of_a_run_that_waits(folder: Pat
 
 
 def test_autocast_is_that_of_one_process(folder: Path) -> None:
-    assert found(folder, "bfloat16") == "finished"
+    assert found(folder, "bfloat16") == ["finished", "finished"]
     train(recipe(folder, precision="bfloat16"), folder / "whole_bfloat16")
     close(losses(folder / "bfloat16"), losses(folder / "whole_bfloat16"), rtol=2e-3)
+    close(losses(folder / "stages_bfloat16"), losses(folder / "whole_bfloat16"), rtol=2e-3)
 
 
 def test_a_recipe_of_its_own_is_refused_on_every_rank(folder: Path) -> None:
