@@ -16,8 +16,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from twoaxis.core.errors import TwoAxisError
+from twoaxis.study.timing import measure
 from twoaxis.train import TrainConfig, read_metrics, train
 from twoaxis.train.parallel import sharded_checkpoint
+from twoaxis.train.parallel.ranks import joined
 from twoaxis.train.step import StepOutcome
 from twoaxis.train.trainer import Trainer
 
@@ -69,6 +71,9 @@ def recipe(folder: Path, **changes: Any) -> TrainConfig:
 
 EARLIER_TOKENS: dict[str, Any] = {"d_model": 24, "n_layers": 2, "depth": {"kind": "deep_delta", "preset": "ddl_tc"}}
 """Reads of the depth state look at three earlier tokens."""
+
+TIMED: dict[str, dict[str, Any]] = {"plain": {"model": {"d_model": 24, "n_layers": 2}}, "mhc": {}}
+"""Arms of a study by their changes."""
 
 FEW_HEADS: dict[str, Any] = {
     "d_model": 24,
@@ -209,6 +214,14 @@ class Worker:
         Trainer.take_step = take_step
         self.found["counted"] = steps
 
+    def timed(self) -> None:
+        """The seconds and memory of two arms of a study, measured by both ranks together."""
+        arms = {name: recipe(self.folder, parallel={"shard": 2}, **changes) for name, changes in TIMED.items()}
+        self._meet("timed", 2)
+        with joined(arms["plain"].parallel, "cpu") as ranks:
+            timing = measure(arms, ranks)
+        self.found["timed"] = [timing.state_bytes, timing.saved_bytes, sorted(timing.seconds), timing.rounds]
+
     def pipelined(self) -> None:
         """Two stages; then the sharded run continued by two stages."""
         self.found["pipelined"] = self.run("pipelined", parallel={"pipeline": 2})
@@ -278,6 +291,7 @@ def main() -> None:
         worker.full_disk: 2,
         worker.missing_shard: 2,
         worker.counted: 2,
+        worker.timed: 2,
         worker.pipelined: 2,
         worker.from_one: 2,
         worker.other_windows: 2,

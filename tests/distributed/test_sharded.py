@@ -18,12 +18,13 @@ from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
 from twoaxis.planner.setting import ParallelLayout, Setting
 from twoaxis.sequence import SEQUENCE, SequenceConfig
+from twoaxis.study.timing import ROUNDS, measure
 from twoaxis.testing.sharded import sharded_equals_whole
 from twoaxis.train import Result, load_trained, train
 from twoaxis.train.checkpoint import load_checkpoint
 
 from .processes import run_processes
-from .sharded_worker import EARLIER_TOKENS, FEW_HEADS, THREE_BLOCKS, losses, recipe
+from .sharded_worker import EARLIER_TOKENS, FEW_HEADS, THREE_BLOCKS, TIMED, losses, recipe
 
 RANKS, PROCESSES = 2, 4
 WORKER = Path(__file__).with_name("sharded_worker.py")
@@ -219,6 +220,16 @@ def test_bytes_of_a_step_are_those_of_the_plan(folder: Path) -> None:
         assert sent.pop("allreduce_") < 100
         assert sum(sent.values()) == planned + padding - frozen
     assert padding < planned / 100
+
+
+def test_arms_of_a_study_are_timed_by_all_ranks(folder: Path) -> None:
+    state, saved, names, rounds = found(folder, "timed")
+    assert (names, rounds) == (sorted(TIMED), ROUNDS)
+    alone = measure({name: recipe(folder, **changes) for name, changes in TIMED.items()})
+    for name in TIMED:
+        # Rows of odd matrices do not divide evenly.
+        assert state[name] == pytest.approx(alone.state_bytes[name] / RANKS, rel=0.02)
+        assert saved[name] == pytest.approx(alone.saved_bytes[name], rel=0.1)
 
 
 def test_a_gathered_checkpoint_holds_what_one_process_writes(folder: Path) -> None:

@@ -18,7 +18,7 @@ from twoaxis.study.planning import plan_study
 from twoaxis.study.report import read_study_folder
 from twoaxis.study.report_data import ReportData
 from twoaxis.study.running import run_study, train_command
-from twoaxis.study.running.engine import LocalEngine
+from twoaxis.study.running.engine import LocalEngine, launched
 from twoaxis.study.running.study_folder import RunKey, StudyFolder, run_keys
 from twoaxis.study.running.study_progress import Forecast, LineCount, PlainStudyProgress
 
@@ -258,9 +258,14 @@ def test_an_interrupted_study_has_complete_pairs(study: StudyConfig) -> None:
         assert all(names == set(study.arms) for names in arms.values())
 
 
+LAUNCHER = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+
+
 def test_the_command_line_of_a_run() -> None:
     command = train_command(Path("recipe.json"), Path("run"))
-    assert command == [sys.executable, "-m", "twoaxis", "train", "recipe.json", "--run", "run"]
+    assert command == [sys.executable, "-m", "twoaxis", "train", "recipe.json", "--folder", "run"]
+    assert launched(command, 1) == tuple(command)
+    assert launched(command, 2)[1:] == (*LAUNCHER, "2", "-m", "twoaxis", "train", "recipe.json", "--folder", "run")
 
 
 def test_counts_lines_of_a_growing_file(tmp_path: Path) -> None:

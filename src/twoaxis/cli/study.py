@@ -9,6 +9,7 @@ import typer
 from twoaxis.cli.output import Json
 from twoaxis.cli.plan import print_plan
 from twoaxis.cli.report import print_report
+from twoaxis.core.errors import ConfigError, problem
 
 
 def study(
@@ -50,10 +51,12 @@ def study(
         from twoaxis.study.running.ray_engine import RayEngine
         from twoaxis.study.running.ray_placement import gpus_for
 
+        if config.processes > 1:
+            raise ConfigError(problem("processes of a run", config.processes, "1 with --engine ray", "leave out base.parallel"))
         devices = (config.recipe(arm, config.replicates[0]).device for arm in config.arms)
         chosen = RayEngine(jobs, gpus_for(devices))
     else:
-        chosen = LocalEngine(jobs)
+        chosen = LocalEngine(jobs, config.processes)
     run_study(
         config,
         folder,

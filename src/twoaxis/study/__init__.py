@@ -57,7 +57,7 @@ class StudyModule(ModuleType):
         else:
             config = with_overrides(StudyConfig.parse(study), overrides)
         path = Path("runs") / default_name("study", study, config) if folder is None else Path(folder)
-        run_study(config, path, progress=progress, engine=LocalEngine(jobs))
+        run_study(config, path, progress=progress, engine=LocalEngine(jobs, config.processes))
         return write_report(path).data
 
 

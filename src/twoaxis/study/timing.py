@@ -22,12 +22,13 @@ from twoaxis.core.config import Config
 from twoaxis.core.files import replacing
 from twoaxis.core.measure import saved_bytes
 from twoaxis.data import PackedSampler, PreparedData, prepare
-from twoaxis.model import Decoder
 from twoaxis.train.environment import describe_environment
 from twoaxis.train.optim import build_optimizer, parameter_groups
+from twoaxis.train.parallel.placement import placement_of
+from twoaxis.train.parallel.ranks import Ranks, joined
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.step import take_step
-from twoaxis.train.token_loss import TokenLoss, choose_device, rows_at_once
+from twoaxis.train.token_loss import choose_device, rows_at_once
 
 WARMUP_STEPS = 2
 STEPS_IN_A_TURN = 2
@@ -54,7 +55,7 @@ class Timing(Config):
         warmup_steps: of every arm, not counted.
         steps_in_a_turn: steps timed together.
         seconds: of a step, by arm and round.
-        state_bytes: parameters, gradients and optimizer state, by arm.
+        state_bytes: parameters, gradients and optimizer state in the fullest process, by arm.
         saved_bytes: saved for backward by one micro-batch, by arm.
         environment: in which they were measured.
     """
@@ -156,15 +157,15 @@ Timer = Callable[[Mapping[str, TrainConfig]], Timing]
 """Measures recipes by name."""
 
 
-def measure(recipes: Mapping[str, TrainConfig]) -> Timing:
-    """Measures in this process, with all models in memory.
+def measure(recipes: Mapping[str, TrainConfig], ranks: Ranks | None = None) -> Timing:
+    """Measures in this process, or in all processes of the recipes together, with all models in memory.
 
     Raises:
         ConfigError: a recipe cannot be run here.
         DataError: a corpus cannot be used.
     """
-    data: dict[str, PreparedData] = {}
-    arms = {name: _Arm(recipe, data) for name, recipe in recipes.items()}
+    data, ranks = dict[str, PreparedData](), ranks or Ranks()
+    arms = {name: _Arm(recipe, data, ranks) for name, recipe in recipes.items()}
     saved = {name: arm.warm_up() for name, arm in arms.items()}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     names = list(arms)
@@ -180,7 +181,7 @@ def measure(recipes: Mapping[str, TrainConfig]) -> Timing:
         warmup_steps=WARMUP_STEPS,
         steps_in_a_turn=STEPS_IN_A_TURN,
         seconds={name: tuple(values) for name, values in seconds.items()},
-        state_bytes={name: arm.state_bytes for name, arm in arms.items()},
+        state_bytes={name: ranks.largest(arm.state_bytes) for name, arm in arms.items()},
         saved_bytes=saved,
         environment=describe_environment(first.token_loss.device, first.token_loss.dtype),
     )
@@ -189,24 +190,27 @@ def measure(recipes: Mapping[str, TrainConfig]) -> Timing:
 class _Arm:
     """The model, data and optimizer of one recipe."""
 
-    def __init__(self, recipe: TrainConfig, prepared: dict[str, PreparedData]) -> None:
+    def __init__(self, recipe: TrainConfig, prepared: dict[str, PreparedData], ranks: Ranks) -> None:
         key = json.dumps(recipe.data.to_data(), sort_keys=True)
-        data = prepared.setdefault(key, prepare(recipe.data.corpus, recipe.data.tokenizer))
-        self.recipe, self.rows = recipe, rows_at_once(recipe)
+        if key not in prepared:
+            prepared[key] = ranks.in_turn(lambda: prepare(recipe.data.corpus, recipe.data.tokenizer))
+        data = prepared[key]
+        self.recipe, self.rows, self.placement = recipe, rows_at_once(recipe), placement_of(ranks)
         self.sampler = PackedSampler(
             data.train, recipe.batch_size, recipe.data.seq_len, recipe.seed, recipe.data.packing, data.answer_cues
         )
         torch.manual_seed(recipe.seed)
-        self.model = Decoder.build(recipe.decoder(data.tokenizer.vocab_size), recipe.seed)
-        groups = parameter_groups(self.model, recipe.optimizer)
-        self.model.to(choose_device(recipe.device))
-        self.optimizer = build_optimizer(groups, recipe.optimizer)
-        self.token_loss = TokenLoss(self.model, recipe)
+        device = ranks.device or choose_device(recipe.device)
+        self.model = self.placement.build(recipe, recipe.decoder(data.tokenizer.vocab_size), device)
+        groups = parameter_groups(self.placement.whole(self.model), recipe.optimizer)
+        self.optimizer = build_optimizer(self.placement.local(groups, self.model), recipe.optimizer)
+        self.token_loss = self.placement.losses(self.model, recipe)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters, gradients and optimizer."""
-        return STATE_BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in self.model.parameters())
+        held = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+        return STATE_BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in held)
 
     def step(self) -> None:
         """Takes one step and waits for the device."""
@@ -217,25 +221,32 @@ class _Arm:
             rows=self.rows,
             multiplier=1e-3,
             clip_norm=self.recipe.optimizer.clip_norm,
+            placement=self.placement,
         )
 
     def warm_up(self) -> int:
         """Takes the first steps, and returns the bytes saved for backward by one micro-batch."""
         for _ in range(WARMUP_STEPS):
             self.step()
-        part = next(iter(self.sampler.next().micro_batches(self.rows)))
+        part = next(iter(self.placement.rows(self.sampler.next()).micro_batches(self.rows)))
         parameters = list(self.model.parameters())
         # Eager, since a compiled graph may recompute and save less.
         with torch.compiler.set_stance("force_eager"):
-            return saved_bytes(lambda: self.token_loss(part), lambda loss: [*parameters, loss])
+            saved = saved_bytes(lambda: self.token_loss(part), lambda loss: [*parameters, loss])
+        self.placement.end_validation(self.model)
+        return saved
 
 
 def main(recipes: Path, out: Path) -> None:
     """Measures the recipes of a JSON file and writes the timing."""
     data = json.loads(recipes.read_text(encoding="utf-8"))
-    timing = measure({name: TrainConfig.from_data(recipe) for name, recipe in data.items()})
-    with replacing(out) as file:
-        file.write(json.dumps(timing.to_data(), indent=1).encode() + b"\n")
+    arms = {name: TrainConfig.from_data(recipe) for name, recipe in data.items()}
+    first = next(iter(arms.values()))
+    with joined(first.parallel, first.device) as ranks, ranks.watched():
+        timing = measure(arms, ranks)
+        if ranks.is_first:
+            with replacing(out) as file:
+                file.write(json.dumps(timing.to_data(), indent=1).encode() + b"\n")
 
 
 if __name__ == "__main__":

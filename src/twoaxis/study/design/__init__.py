@@ -26,7 +26,7 @@ from twoaxis.train.run_folder import first_difference
 DECIDED_BY_THE_STUDY = ("steps", "seed")
 """Keys of a recipe that no arm may set."""
 
-EQUAL_IN_ALL_ARMS = ("data", "batch_size", "validation_tokens", "validate_every")
+EQUAL_IN_ALL_ARMS = ("data", "batch_size", "validation_tokens", "validate_every", "parallel")
 """Keys of a recipe that must be equal in all arms, so that losses can be compared in pairs."""
 
 OF_THE_ARM = ("why", "match")
@@ -175,11 +175,17 @@ class StudyConfig(Config):
         """The recipe of an arm as it was written; its steps are those of the budget where that is equal for all arms."""
         # The budget is known only once the batch is; until then no warm-up may be found too long.
         config = TrainConfig.from_data(overlay(self.base, self.changes(arm)) | {"steps": UNDECIDED_STEPS, "seed": seed})
-        if config.parallel.ranks > 1:
-            allowed = "1 in a study, whose runs are spread over machines by --jobs and --engine"
-            raise ConfigError(problem("processes of a run", config.parallel.ranks, allowed, "leave out base.parallel"))
+        for part in ("pipeline", "tensor"):
+            if (found := getattr(config.parallel, part)) > 1:
+                allowed = "1 in a study, whose steps are timed with shard and replicate only"
+                raise ConfigError(problem(f"parallel.{part}", found, allowed, f"leave out base.parallel.{part}"))
         steps = self.budget.in_steps(config.batch_size * config.data.seq_len)
         return config if steps is None else config.replace(steps=steps)
+
+    @property
+    def processes(self) -> int:
+        """The processes of every run."""
+        return self.recipe(self.control, self.replicates[0]).parallel.ranks
 
     def changes(self, arm: str) -> dict[str, Any] | list[str]:
         """The changes of the base recipe by an arm."""

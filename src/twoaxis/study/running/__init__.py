@@ -14,7 +14,7 @@ from twoaxis.study.design.rules import TuningConfig
 from twoaxis.study.planning import plan_study
 from twoaxis.study.planning.equal_cost import tokens_per_step
 from twoaxis.study.planning.study_plan import PlannedArm, StudyPlan
-from twoaxis.study.running.engine import Engine, LocalEngine, Task, log_tail, run_process
+from twoaxis.study.running.engine import Engine, LocalEngine, Task, launched, log_tail, run_process
 from twoaxis.study.running.run_cache import RunCache
 from twoaxis.study.running.study_folder import RunKey, RunRecord, StudyFolder, run_keys, write_json
 from twoaxis.study.running.study_progress import LineCount, StudyProgress
@@ -36,9 +36,10 @@ def train_command(recipe: Path, run_dir: Path) -> list[str]:
 
     Example:
         >>> train_command(Path("recipe.json"), Path("run"))[1:]
-        ['-m', 'twoaxis', 'train', 'recipe.json', '--run', 'run']
+        ['-m', 'twoaxis', 'train', 'recipe.json', '--folder', 'run']
     """
-    return [sys.executable, "-m", "twoaxis", "train", str(recipe), "--run", str(run_dir)]
+    # Not --run, which torchrun takes for its own.
+    return [sys.executable, "-m", "twoaxis", "train", str(recipe), "--folder", str(run_dir)]
 
 
 def run_study(
@@ -70,7 +71,7 @@ def run_study(
         DataError: the corpus or the tokenizer cannot be used.
         KeyboardInterrupt: the study was stopped.
     """
-    progress, engine = progress or StudyProgress(), engine or LocalEngine()
+    progress, engine = progress or StudyProgress(), engine or LocalEngine(processes=study.processes)
     study_folder = StudyFolder(folder)
     try:
         with study_folder.locked(), termination_as_interrupt():
@@ -109,7 +110,9 @@ def _process_timer(folder: Path, progress: StudyProgress) -> Timer:
         given, got, log = (folder / f"timing.{name}" for name in ("recipes.json", "json", "log"))
         write_json(given, {name: recipe.to_data() for name, recipe in recipes.items()})
         got.unlink(missing_ok=True)
-        code = run_process((sys.executable, "-m", "twoaxis.study.timing", str(given), str(got)), log, lambda: None)
+        processes = next(iter(recipes.values())).parallel.ranks
+        command = launched((sys.executable, "-m", "twoaxis.study.timing", str(given), str(got)), processes)
+        code = run_process(command, log, lambda: None)
         if code:
             raise StudyError(f"timing: {log_tail(log, code)}; correct the arm, and run the study again")
         return Timing.from_data(json.loads(got.read_text(encoding="utf-8")))
@@ -219,7 +222,7 @@ class _Session:
     def _task(self, key: RunKey, recipe: TrainConfig) -> Task:
         write_json(self.folder.recipe(key), recipe.to_data())
         run = self.folder.run(key).path.resolve()
-        command = tuple(self.command(self.folder.recipe(key).resolve(), run))
+        command = launched(self.command(self.folder.recipe(key).resolve(), run), self.folder.study.processes)
         return Task(str(key), command, run, self.folder.log(key).resolve(), {})
 
     def began(self, task: Task) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -73,23 +74,24 @@ class LocalEngine:
 
     Args:
         jobs: number of tasks at once, which share the cores equally.
+        processes: of each task, which share its cores.
     """
 
-    def __init__(self, jobs: int = 1) -> None:
-        self.jobs = jobs
-        self.threads: int | None = torch.get_num_threads() if jobs == 1 else max(1, (os.cpu_count() or 1) // jobs)
+    def __init__(self, jobs: int = 1, processes: int = 1) -> None:
+        self.jobs, at_once = jobs, jobs * processes
+        self.threads: int | None = torch.get_num_threads() if at_once == 1 else max(1, (os.cpu_count() or 1) // at_once)
+        self._environment = {} if at_once == 1 else {"OMP_NUM_THREADS": str(self.threads)}
 
     def run(self, tasks: Sequence[Task], listener: Listener) -> None:
         """Runs each task as a process that one thread waits for."""
         stop = threading.Event()
-        threads = {} if self.jobs == 1 else {"OMP_NUM_THREADS": str(self.threads)}
 
         def raise_if_stopped() -> None:
             if stop.is_set():
                 raise KeyboardInterrupt
 
         def start(task: Task) -> "Future[int]":
-            environment = {**threads, **task.environment}
+            environment = {**self._environment, **task.environment}
             return pool.submit(run_process, task.command, task.log, raise_if_stopped, environment)
 
         def wait_some(running: Collection["Future[int]"]) -> Iterable["Future[int]"]:
@@ -101,6 +103,19 @@ class LocalEngine:
             except BaseException:
                 stop.set()
                 raise
+
+
+def launched(command: Sequence[str], processes: int) -> tuple[str, ...]:
+    """The command of so many processes on this machine, given that of one, which is `python -m` and a module.
+
+    Example:
+        >>> launched(("python", "-m", "twoaxis", "list"), 2)[1:]
+        ('-m', 'torch.distributed.run', '--standalone', '--nproc-per-node', '2', '-m', 'twoaxis', 'list')
+    """
+    if processes == 1:
+        return tuple(command)
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes))
+    return (sys.executable, *launcher, *command[1:])
 
 
 def keep_busy(
