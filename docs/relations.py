@@ -1,0 +1,161 @@
+"""Which methods are special cases of others: each pair is computed side by side, and its largest difference written down."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from twoaxis.depth import DEPTH
+from twoaxis.local import LOCAL
+from twoaxis.sequence import SEQUENCE
+from twoaxis.testing.toy import AxisConfig, toy_decoder, toy_tokens
+
+Parameters = Mapping[str, nn.Parameter]
+Value = float | Callable[[Tensor, str, Parameters], Tensor]
+"""A number for all entries, or a function of a parameter, its name, and the parameters of the special case."""
+
+EPS_AGAIN = 1e-4
+"""Where a stream is normalised twice or at another scale, the eps of the toy models, 1e-6, enters anew."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """One method as a special case of another.
+
+    Attributes:
+        special: options of the special case.
+        general: options of the method that contains it.
+        when: the options or parameters of the general method, in words.
+        values: of parameters of the general model, by a pattern of their names; others that both models have are equal.
+        of_special: the same for parameters of the special case.
+        up_to: largest difference that counts as rounding.
+    """
+
+    special: Mapping[str, Any]
+    general: Mapping[str, Any]
+    when: str
+    values: Mapping[str, Value] = field(default_factory=dict)
+    of_special: Mapping[str, Value] = field(default_factory=dict)
+    up_to: float = 1e-12
+
+    def difference(self) -> float:
+        """The largest difference of logits over their largest magnitude, in float64 and away from initial values."""
+        special, general = (toy_decoder(_config(options)) for options in (self.special, self.general))
+        _set(special, self.of_special, {})
+        here, there = dict(general.named_parameters()), dict(special.named_parameters())
+        with torch.no_grad():
+            for name in here.keys() & there.keys():
+                if here[name].shape == there[name].shape:
+                    here[name].copy_(there[name])
+        _set(general, self.values, there)
+        one, other = (model(toy_tokens()) for model in (special, general))
+        return float((one - other).abs().max() / one.abs().max())
+
+
+def _newest(own: Tensor, name: str, special: Parameters) -> Tensor:
+    """1 for the newest source, 0 for the others."""
+    return torch.eye(own.shape[-1], dtype=own.dtype)[-1]
+
+
+def _identity(own: Tensor, name: str, special: Parameters) -> Tensor:
+    return torch.eye(own.shape[-1], dtype=own.dtype)
+
+
+def _row_before(own: Tensor, name: str, special: Parameters) -> Tensor:
+    """The row of DenseFormer behind the block before the one that begins here, or behind the last block."""
+    block = re.search(r"blocks\.(\d+)", name)
+    rows = [row for row in special if row.endswith("depth.weights")]
+    return special[rows[int(block[1]) - 1] if block else rows[-1]]
+
+
+def _weights_of_mhc(first: int, scale: float) -> Callable[[Tensor, str, Parameters], Tensor]:
+    """Read or write weights of mHC, whose n logits begin at row `first` * n of its base."""
+
+    def weights(own: Tensor, name: str, special: Parameters) -> Tensor:
+        base = special[name.rpartition(".")[0] + ".base"]
+        return scale * torch.sigmoid(base.view(-1, len(own))[first])
+
+    return weights
+
+
+RESIDUAL: Mapping[str, Any] = {"kind": "residual"}
+STATIC_HC: Mapping[str, Any] = {"kind": "hyper_connections", "weights": "static"}
+
+RELATIONS = (
+    Relation(
+        RESIDUAL,
+        {"kind": "residual_scalars"},
+        "1 on the stream, 0 on the embedding",
+        {r".*\.stream_weight": 1.0, r".*\.embedding_weight": 0.0},
+    ),
+    Relation(RESIDUAL, {"kind": "denseformer"}, "rows with 1 at the newest output", {r".*\.depth\.weights": _newest}),
+    Relation(
+        {"kind": "denseformer"},
+        {"kind": "muddformer", "ways": "single", "weights": "static"},
+        "one way, static weights",
+        {r".*sum\.static": _row_before},
+    ),
+    Relation(
+        {"kind": "muddformer", "ways": "single", "weights": "static"},
+        {"kind": "muddformer", "ways": "single"},
+        "the second matrix of the weights 0",
+        {r".*sum\.to_weights": 0.0},
+    ),
+    Relation(
+        RESIDUAL,
+        {"kind": "attention_residuals", "mixture": "sum"},
+        "the sum in place of the mean, queries 0",
+        {r".*pseudo_query": 0.0},
+    ),
+    Relation(
+        {"kind": "attention_residuals"},
+        {"kind": "attention_residuals", "block_size": 1},
+        "blocks of one sublayer",
+    ),
+    Relation(
+        RESIDUAL, {"kind": "delta_attention_residuals", "gate": "alpha"}, "gates alpha 0", {r".*\.alpha": 0.0}
+    ),
+    Relation(
+        RESIDUAL,
+        STATIC_HC,
+        "no mixing of streams, every write 1, any read that sums to 1",
+        {r".*residual_weights": _identity, r".*write_weights": 1.0, r".*read_weights": 0.25},
+        up_to=EPS_AGAIN,
+    ),
+    Relation(
+        STATIC_HC,
+        {"kind": "hyper_connections"},
+        "scales of the dynamic part 0",
+        {r".*mixing_scale": 0.0, r".*write_scale": 0.0},
+    ),
+    Relation(
+        {"kind": "mhc", "residual": "identity", "read_out": "sum"},
+        STATIC_HC,
+        "no mixing of streams; constant weights of the other",
+        {
+            r".*residual_weights": _identity,
+            r".*read_weights": _weights_of_mhc(0, 1.0),
+            r".*write_weights": _weights_of_mhc(1, 2.0),
+        },
+        of_special={r".*\.fn": 0.0},
+    ),
+)
+
+
+def _config(options: Mapping[str, Any]) -> AxisConfig:
+    table = next(table for table in (DEPTH, SEQUENCE, LOCAL) if options["kind"] in table)
+    return table.parse(dict(options))
+
+
+@torch.no_grad()
+def _set(model: nn.Module, values: Mapping[str, Value], special: Parameters) -> None:
+    for pattern, value in values.items():
+        found = [(name, parameter) for name, parameter in model.named_parameters() if re.fullmatch(pattern, name)]
+        assert found, f"no parameter is called {pattern!r}"
+        for name, parameter in found:
+            parameter.copy_(value(parameter, name, special).reshape_as(parameter) if callable(value) else torch.tensor(value))
+
+
