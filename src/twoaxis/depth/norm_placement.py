@@ -62,17 +62,17 @@ class NormPlacementConfig(DepthConfig):
     Init:     EXACT for pre, for mix without post blocks, and with blend="annealed"; else NONE. Gains start at 1, biases at 0.
               deepnorm multiplies the initial matrices of values, outputs and feed-forwards by (4 N)^(-1/4), in place of the
               usual 1 / sqrt(2 L) of outputs. layer_scaling leaves outputs unscaled: its authors found it worse with outputs
-              scaled by depth, so that combination is refused. Weights of a model of another code base are the host's
+              scaled by depth, so that combination is refused. Weights of a model of another code base are the host's. A trained
+              pre-norm model becomes layer_scaling exactly: `twoaxis retrofit` multiplies its gains by sqrt(b + 1)
     Cost:     params D per norm of the mixer (deepnorm 2*D); flops 4*D per token and norm (deepnorm 8*D), D per add and per
               factor; state D numbers per token. A norm of the sum saves it for the backward pass
     Published: DepthBench, arXiv:2609.32534, 400M parameters and 8B tokens, peak rates from a sweep of 5e-4, 1e-3, 2e-3 and
               5e-3: best 2e-3, but 1e-3 for deepnorm and 1e-2, outside of the sweep, for layer_scaling. Its scripts train
               deepnorm with 2e-3. One seed, equal tokens; norm placements gain little and lose at extreme depth. Sweep anew
-    Retrofit: layer_scaling is exact: `twoaxis retrofit` multiplies the gains of block b by sqrt(b + 1). Others are blended in
 
     Args:
         placement: one of the above.
-        post_blocks: P of `mix`: a whole number of blocks, or a fraction of them below 1.0, rounded down to one at least.
+        post_blocks: P of `mix`: a whole number of blocks, or a fraction of them below 1, rounded down to one at least.
         layer_eps: eps of LayerNorm' in `deepnorm`.
         output_init: standard deviation of initial output matrices: `scaled` by 1 / sqrt(2 L), or `plain`, as of any other
             matrix, which `layer_scaling` has without being asked.
@@ -109,8 +109,10 @@ class NormPlacementConfig(DepthConfig):
         if placement != "mix":
             self.refuse_options(("post_blocks",), given, "remove it, or use placement='mix'")
         elif isinstance(self.post_blocks, float) and self.post_blocks >= 1:
-            allowed = "a whole number of blocks, or a fraction below 1.0"
-            raise ConfigError(problem("post_blocks", self.post_blocks, allowed, "write the number, or use placement='post'"))
+            allowed = "a whole number of blocks, or a fraction below 1"
+            raise ConfigError(
+                problem("post_blocks", self.post_blocks, allowed, "write the number of blocks, or use placement='post'")
+            )
         if placement != "deepnorm":
             self.refuse_options(("layer_eps",), given, "remove it, or use placement='deepnorm'")
         if self.blend != "none" and (self._is_plain or placement == "layer_scaling"):
@@ -165,8 +167,8 @@ class NormPlacementConfig(DepthConfig):
 
     def count_post_blocks(self, stack: LayerStack) -> int:
         """P of `mix`."""
-        if isinstance(self.post_blocks, int) or not self.post_blocks:
-            return int(self.post_blocks)
+        if isinstance(self.post_blocks, int):
+            return self.post_blocks
         return max(1, math.floor(self.post_blocks * stack.n_blocks))
 
     def prepare(self, stack: LayerStack) -> LayerStack:
@@ -217,7 +219,7 @@ class NormPlacement(DepthMixer, config=NormPlacementConfig):
         normed = self.form.after != "none"
         blended, width = normed and config.blend == "annealed", (site.d_model,)
         self.gain = self.parameter("gain", width, Constant(1.0), "norm") if normed else None
-        self.bias = self.parameter("bias", width, Constant(0.0), "bias") if config.placement == "deepnorm" else None
+        self.bias = self.parameter("bias", width, Constant(0.0), "norm") if config.placement == "deepnorm" else None
         self.blend = blend_parameter(self) if blended else None
         unread = blended and self.form.before is None
         self.input_gain = self.parameter("input_gain", width, Constant(1.0), "norm") if unread else None

@@ -90,7 +90,7 @@ class Affine(DeclaredModule):
         super().__init__()
         self.eps, self.impl = config.layer_eps, config.impl
         self.gain = self.parameter("gain", (width,), Constant(1.0), "norm")
-        self.bias = self.parameter("bias", (width,), Constant(0.0), "bias")
+        self.bias = self.parameter("bias", (width,), Constant(0.0), "norm")
 
     def forward(self, x: Stream) -> Stream:
         """Normalises the last axis."""
