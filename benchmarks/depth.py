@@ -52,6 +52,13 @@ class Candidate:
 CANDIDATES: dict[str, Candidate] = {
     "residual": Candidate("residual"),
     "residual_scalars": Candidate("residual_scalars"),
+    "norm_placement post": Candidate({"kind": "norm_placement", "placement": "post"}, 1.03),
+    "norm_placement layer_scaling": Candidate({"kind": "norm_placement", "placement": "layer_scaling"}, 1.03),
+    "norm_placement deepnorm": Candidate({"kind": "norm_placement", "placement": "deepnorm"}, 1.03),
+    "norm_placement sandwich": Candidate("norm_placement", 1.06),
+    "norm_placement keel": Candidate({"kind": "norm_placement", "placement": "keel"}, 1.06),
+    "residual_dual": Candidate("residual_dual"),
+    "siamese_norm": Candidate("siamese_norm"),
     "elc_bert": Candidate("elc_bert"),
     "denseformer 1x1": Candidate("denseformer", 1.05),
     "denseformer 4x5": Candidate({"kind": "denseformer", "dilation": 4, "period": 5}),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from twoaxis.checkpoints.published_folder import Pretrained, read_pretrained
-from twoaxis.checkpoints.retrofit import convert, largest_difference, target_config, why_blended
+from twoaxis.checkpoints.retrofit import convert, largest_difference, start_of, target_config
 from twoaxis.core.parameters import materialize
 from twoaxis.data.corpus import Corpus, parse_corpus
 from twoaxis.data.tokenizer import SubwordTokenizer
@@ -62,6 +62,13 @@ NAMED: list[tuple[str, Any, Any]] = [
     ("KV shift", None, "kv_shift"),
     ("Deep Delta Learning, target of the code", {"kind": "deep_delta", "value_target": "code"}, None),
     ("ELC-BERT", "elc_bert", None),
+    ("LayerNorm scaling", {"kind": "norm_placement", "placement": "layer_scaling"}, None),
+    ("SiameseNorm", "siamese_norm", None),
+    ("SiameseNorm, hybrid", {"kind": "siamese_norm", "form": "hybrid_pre"}, None),
+    ("Sandwich norm", "norm_placement", None),
+    ("KEEL", {"kind": "norm_placement", "placement": "keel"}, None),
+    ("DeepNorm", {"kind": "norm_placement", "placement": "deepnorm"}, None),
+    ("ResiDual", "residual_dual", None),
 ]
 """Rows by name: the depth mixer, and the sequence mixer."""
 
@@ -132,10 +139,10 @@ def measure(model: Decoder, rows: Tensor) -> Iterator[Measured]:
     """Retrofits the model with every method."""
     for name, depth, sequence in methods():
         target = target_config(model.config, depth, [] if sequence is None else [sequence])
-        result, reason = convert(model, target), why_blended(target)
+        result, (start, reason) = convert(model, target), start_of(target)
         difference, agreement = largest_difference(model, result.model, rows)
-        start = "blended" if reason else target.depth.init_equivalence.relation.replace("_", " ")
-        yield Measured(name, start, difference, agreement, result.new_parameters, reason)
+        why = reason if start == "blended" else None
+        yield Measured(name, start.replace("_", " "), difference, agreement, result.new_parameters, why)
         del result
         gc.collect()
 

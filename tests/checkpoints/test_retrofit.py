@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from twoaxis.checkpoints.retrofit import convert, largest_difference, target_config, training_recipe, why_blended
+from twoaxis.checkpoints.retrofit import convert, largest_difference, start_of, target_config, training_recipe, why_blended
 from twoaxis.checkpoints.retrofit.convert import patterns
 from twoaxis.core.errors import ConfigError
 from twoaxis.model import Decoder, DecoderConfig
@@ -25,6 +25,8 @@ BASE = DecoderConfig.from_data(
 
 # Only an eps tells these from the plain model.
 NORM = 1e-3
+# Products are rounded to float32.
+GAINS = 1e-6
 DEPTH: list[tuple[Any, float]] = [
     ("attention_residuals", 1e-9),
     ({"kind": "attention_residuals", "block_size": 2}, 1e-9),
@@ -48,6 +50,13 @@ DEPTH: list[tuple[Any, float]] = [
     ("deep_delta", 1e-9),
     ({"kind": "deep_delta", "gate": "two_layer"}, 1e-9),
     ("elc_bert", 1e-9),
+    *(
+        ({"kind": "norm_placement", "placement": each}, 1e-9)
+        for each in ("sandwich", "post", "deepnorm", "keel", "reordered", "mix")
+    ),
+    ("residual_dual", 1e-9),
+    ("siamese_norm", NORM),
+    ({"kind": "siamese_norm", "form": "hybrid_pre"}, NORM),
 ]
 SEQUENCE: list[Any] = [
     "short_swa",
@@ -83,6 +92,19 @@ def test_a_depth_mixer_leaves_the_model_as_it_was(depth: Any, bound: float, base
     assert difference <= bound
     assert agreement > 0.9
     assert retrofit.new
+
+
+def test_gains_make_up_for_a_factor_by_depth(base: Decoder, tokens: torch.Tensor) -> None:
+    target = target_config(BASE, {"kind": "norm_placement", "placement": "layer_scaling"})
+    retrofit = convert(base, target)
+    assert largest_difference(base, retrofit.model.double(), tokens)[0] <= GAINS
+    assert (retrofit.new, start_of(target)[0]) == ((), "exact")
+    for block, factor in enumerate((1, 2**0.5, 3**0.5)):
+        name = f"blocks.{block}.swiglu.norm.gain"
+        torch.testing.assert_close(retrofit.model.get_parameter(name), factor * base.get_parameter(name), rtol=1e-6, atol=0)
+    # Gains that are adapted already are left alone.
+    again = convert(retrofit.model, target_config(target, None, ["short_swa"]))
+    assert largest_difference(base, again.model.double(), tokens)[0] <= GAINS
 
 
 @pytest.mark.parametrize("mixer", SEQUENCE, ids=_name)

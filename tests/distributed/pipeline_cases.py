@@ -75,7 +75,12 @@ EVERY_ORDER = ("residual", "deep_delta", "attention_residuals", "mhc", "muddform
 def cases() -> dict[str, Case]:
     """Every depth mixer in two orders that differ in all, one of every kind in all orders, and what is special, by name."""
     depths = {row.kind: row.example(next(iter(row.examples))) for row in DEPTH}
-    more = {"attention_residuals": ("block2", "two_phase"), "mhc": ("deepseek_v4",), "muddformer": ("qkvr",)}
+    more = {
+        "norm_placement": ("layer_scaling", "deepnorm", "keel"),
+        "attention_residuals": ("block2", "two_phase"),
+        "mhc": ("deepseek_v4",),
+        "muddformer": ("qkvr",),
+    }
     for kind, names in more.items():
         depths |= {f"{kind} {name}": DEPTH[kind].example(name) for name in names}
     ordered = [

@@ -47,6 +47,57 @@ def test_layer_norm_equals_loops(impl: Impl, shape: list[int], D: int) -> None:
     assert_same(lambda x: layer_norm(x, EPS, impl), loop_layer_norm, (normal(*shape, D),))
 
 
+@pytest.mark.parametrize("impl", IMPLS)
+def test_layer_norm_with_gain_and_bias(impl: Impl) -> None:
+    x, gain, bias = normal(2, 3, 5), normal(5, seed=1), normal(5, seed=2)
+    plain = layer_norm(x, EPS)
+
+    def affine(x: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+        return layer_norm(x, EPS, impl, gain, bias)
+
+    torch.testing.assert_close(affine(x, gain, bias), plain * gain + bias, rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(layer_norm(x, EPS, impl, gain), plain * gain, rtol=1e-14, atol=1e-14)
+    assert torch.autograd.gradcheck(affine, [each.requires_grad_() for each in (x, gain, bias)])
+    assert torch.autograd.gradcheck(lambda x, gain: layer_norm(x, EPS, impl, gain), (x, gain))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norm_with_gain_and_bias_rounds_once(dtype: torch.dtype) -> None:
+    inputs = (normal(64, 33), normal(33, seed=1), normal(33, seed=2))
+    assert_within_rounding(
+        lambda x, g, b: layer_norm(x, EPS, "fused", g, b), lambda x, g, b: layer_norm(x, EPS, "reference", g, b), inputs, dtype
+    )
+    narrow = [each.to(dtype).requires_grad_() for each in inputs]
+    assert saved_bytes(lambda: layer_norm(narrow[0], EPS, "fused", *narrow[1:]), lambda made: (*narrow, made)) == 2 * 64 * 4
+
+
+@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("gain", [None, normal(5, seed=1)], ids=["bare", "gain"])
+def test_a_constant_factor_scales_result_and_gradients(impl: Impl, gain: Tensor | None) -> None:
+    inputs = [normal(2, 3, 5), *(() if gain is None else (gain,))]
+
+    def scaled(x: Tensor, *gain: Tensor) -> Tensor:
+        return rms_norm(x, gain[0] if gain else None, EPS, impl, scale=0.3)
+
+    def expected(x: Tensor, *gain: Tensor) -> Tensor:
+        return 0.3 * rms_norm(x, gain[0] if gain else None, EPS, "reference")
+
+    assert_same(scaled, expected, inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(scaled(*inputs), expected(*inputs), rtol=1e-14, atol=0)
+    assert torch.autograd.gradcheck(scaled, [each.clone().requires_grad_() for each in inputs])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_constant_factor_rounds_once_and_saves_nothing(dtype: torch.dtype) -> None:
+    inputs = (normal(64, 33), normal(33, seed=1))
+    assert_within_rounding(
+        lambda x, g: rms_norm(x, g, EPS, scale=0.3), lambda x, g: rms_norm(x, g, EPS, "reference", 0.3), inputs, dtype
+    )
+    narrow, gain = (each.to(dtype).requires_grad_() for each in inputs)
+    assert saved_bytes(lambda: rms_norm(narrow, gain, EPS, scale=0.3), lambda made: (narrow, gain, made)) == 64 * 4
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layer_norm_rounds_once_and_keeps_its_input_as_it_is(dtype: torch.dtype) -> None:
     x = normal(64, 33)

@@ -58,7 +58,8 @@ def test_counts_are_those_of_formulas(rows: dict[str, MethodRow]) -> None:
     assert sent["mHC"] == 3 * 2 * D
     # Keys and values of seven earlier states.
     assert sent["Depth ShortSWA"] == 7 * 2 * 2 * D
-    assert all(row.counts.saved_bytes_per_token > 0 for row in rows.values())
+    # A constant factor on a norm saves nothing.
+    assert {name for name, row in rows.items() if row.counts.saved_bytes_per_token <= 0} == {"LayerNorm scaling"}
 
 
 def test_the_control_is_the_whole_model(rows: dict[str, MethodRow]) -> None:

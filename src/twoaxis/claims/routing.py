@@ -4,6 +4,7 @@ Letters: B batch, T position, D width, H heads, S sources.
 """
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from twoaxis.claims.attention_form import ATTENTION, LEARNED_QUERY, NO_ATTENTION
 from twoaxis.claims.claim import PAPER, Claim, Evidence, EvidenceTable, Finding
 from twoaxis.claims.toy_models import decoder, tokens
 from twoaxis.core.measure import distance, noise, tensors
+from twoaxis.core.parameters import Constant, declarations
 from twoaxis.core.registry import Row
 from twoaxis.depth import DEPTH, DepthAttentionConfig, DepthConfig
 from twoaxis.model import Decoder
@@ -140,6 +142,15 @@ def measure(config: DepthConfig) -> Dependence:
     return Dependence(on_input, on_reader, on_position, _form(config, model, run))
 
 
+def _with_plain_norms(model: Decoder) -> Decoder:
+    """A copy with norms as they start: equal gains, which keep a mean of 0 at 0, and no bias."""
+    model = deepcopy(model)
+    for _, parameter, declaration in declarations(model):
+        if declaration.tag == "norm" and isinstance(declaration.init, Constant):
+            parameter.data.fill_(declaration.init.value)
+    return model
+
+
 def _form(config: DepthConfig, model: Decoder, run: Trace) -> str:
     """The form of the weights of a read with at least three sources."""
     if isinstance(config, DepthAttentionConfig) and config.window == 2:
@@ -153,8 +164,9 @@ def turns_with_inputs(model: Decoder, run: Trace) -> bool:
     """Whether the read is equivariant to sign flips of channels in all inputs.
 
     Flips keep every norm and mean (channels come in opposite pairs) and commute with static weights of sources, heads and
-    channels, so only comparisons of contents with learned vectors break the equivariance.
+    channels, so only comparisons of contents with learned vectors break the equivariance. The bias of a norm is no such vector.
     """
+    model = _with_plain_norms(model)
     inputs = tree_map(_paired, _inputs(run, "paired"))
     flipped = tree_map(_flipped, inputs)
     return not _differ([_flipped(view) for view in _read(model, inputs)], _read(model, flipped))

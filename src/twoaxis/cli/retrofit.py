@@ -113,10 +113,10 @@ def _retrofit(
     seed: int,
 ) -> dict[str, Any]:
     """Measures, and writes the run when the difference is within the bound."""
-    from twoaxis.checkpoints.retrofit import convert, largest_difference, training_recipe, why_blended
+    from twoaxis.checkpoints.retrofit import convert, largest_difference, start_of, training_recipe
     from twoaxis.train import console_progress, new_run, save_trained
 
-    recipe, (reason, claim) = training.recipe, (why_blended(target), target.depth.init_equivalence)
+    recipe, (start, reason) = training.recipe, start_of(target)
     # Before the measurement, which takes long.
     steps = new_run(out, target, tokenizer, recipe).steps
     result = convert(model, target, seed)
@@ -124,7 +124,7 @@ def _retrofit(
     added = training_recipe(result, training.new_lr_scale, training.base, blend_steps, anneal)
     groups = [*added["optimizer"]["groups"], *recipe["optimizer"].get("groups", [])]
     recipe = {**added, **recipe, "optimizer": {**recipe["optimizer"], "groups": groups}}
-    if reason and anneal is None:
+    if start == "blended" and anneal is None:
         console_progress().note(
             f"note: the blend moves from 0 to 1 in {blend_steps} steps, which raises the loss if they are few "
             "(docs/retrofit.md); use more steps, or anneal=[] to learn the blend from 0"
@@ -134,9 +134,9 @@ def _retrofit(
     # NaN is not accepted either.
     written = save_trained(out, result.model, tokenizer, recipe, training.write_more) if difference <= bound else None
     return {
-        "start": "blended" if reason else claim.relation,
-        "reason": reason or claim.reason,
-        "blend": _blend(anneal, blend_steps) if reason else None,
+        "start": start,
+        "reason": reason,
+        "blend": _blend(anneal, blend_steps) if start == "blended" else None,
         "largest_logit_difference": difference,
         "same_next_token": agreement,
         "new_parameters": result.new_parameters,

@@ -42,6 +42,18 @@ class Normal:
 
 
 @dataclass(frozen=True)
+class NormalRows:
+    """Independent normal entries with mean 0; the last rows have a standard deviation of their own.
+
+    They are those of `Normal(std)`, the last rows times `last_std / std`.
+    """
+
+    std: float
+    last_rows: int
+    last_std: float
+
+
+@dataclass(frozen=True)
 class Uniform:
     """Independent entries, uniform between minus and plus this bound."""
 
@@ -77,7 +89,7 @@ class SoftplusInverse:
     high: float
 
 
-Init = Constant | Values | Normal | Uniform | Striped | UniformPairs | LogOfUniform | SoftplusInverse
+Init = Constant | Values | Normal | NormalRows | Uniform | Striped | UniformPairs | LogOfUniform | SoftplusInverse
 
 
 @dataclass(frozen=True)
@@ -107,11 +119,19 @@ class DeclaredModule(nn.Module):
         value = torch.empty(shape)
         return nn.Parameter(value if value.is_meta else _draw(init, value.shape))
 
-    def linear(self, name: str, d_in: int, d_out: int, std: float | None = None) -> nn.Linear:
-        """Declares the linear map without bias for the attribute `name`; `std=0` initialises it to zero."""
+    def linear(
+        self, name: str, d_in: int, d_out: int, std: float | None = None, values: tuple[int, float] | None = None
+    ) -> nn.Linear:
+        """Declares the linear map without bias for the attribute `name`; `std=0` initialises it to zero.
+
+        `values` are the number of last outputs with another standard deviation, and that.
+        """
         std = matrix_std(d_in) if std is None else std
+        init = Normal(std) if std else Constant(0.0)
+        if values is not None and values[1] != std:
+            init = NormalRows(std, *values)
         linear = nn.Linear(d_in, d_out, bias=False, device="meta")
-        linear.weight = self.parameter(f"{name}.weight", (d_out, d_in), Normal(std) if std else Constant(0.0), "matrix")
+        linear.weight = self.parameter(f"{name}.weight", (d_out, d_in), init, "matrix")
         return linear
 
 
@@ -222,4 +242,7 @@ def _draw(init: Init, shape: torch.Size, generator: torch.Generator | None = Non
         return (step + (-torch.expm1(-step)).log()).to(fresh.dtype)
     if isinstance(init, Uniform):
         return fresh.uniform_(-init.bound, init.bound, generator=generator)
-    return fresh.normal_(0.0, init.std, generator=generator)
+    drawn = fresh.normal_(0.0, init.std, generator=generator)
+    if isinstance(init, NormalRows):
+        drawn[shape[0] - init.last_rows :] *= init.last_std / init.std
+    return drawn

@@ -1,7 +1,12 @@
 """The position of a sublayer along depth: its layer, its block of sources, and the chain of heads it belongs to."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Literal
+
+from twoaxis.core.parameters import matrix_std
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,11 @@ class SublayerInfo:
         projects_values: whether it computes its values, which a depth mixer may replace.
         update_extra: numbers per token after its update, for the depth mixer alone.
         window: keys that one query attends to, its own included; None if unbounded or unknown.
+        norm: the norm between the read and the sublayer: `rms`, or `none` where it gets what is read.
+        norm_scale: constant factor on the result of that norm.
+        output_scale: factor on the initial standard deviation of the matrix that makes the update; None is
+            1 / sqrt(2 n_blocks).
+        hidden_scale: the same for the matrices that make values or hidden features.
     """
 
     kind: str = ""
@@ -32,6 +42,11 @@ class SublayerInfo:
     projects_values: bool = True
     update_extra: int = 0
     window: int | None = None
+    norm: Literal["rms", "none"] = "rms"
+    # Sublayers that differ in this alone cost the same, so that one measurement serves all.
+    norm_scale: float = field(default=1.0, compare=False)
+    output_scale: float | None = None
+    hidden_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -64,6 +79,18 @@ class SublayerPosition:
     def slot(self) -> SublayerInfo:
         """The properties of the sublayer."""
         return self.stack.slots[self.index] if self.stack.slots else SublayerInfo()
+
+    def output_std(self, fan_in: int) -> float:
+        """The standard deviation of the initial matrix that makes the update.
+
+        By default for two writes per block whatever its sublayers, so that shared parameters start alike in all models.
+        """
+        scale = self.slot.output_scale
+        return matrix_std(fan_in) / math.sqrt(2 * self.stack.n_blocks) if scale is None else scale * matrix_std(fan_in)
+
+    def hidden_std(self, fan_in: int) -> float:
+        """The standard deviation of initial matrices that make values or hidden features."""
+        return self.slot.hidden_scale * matrix_std(fan_in)
 
     @property
     def opens_block(self) -> bool:
@@ -107,3 +134,7 @@ class LayerStack:
         """Every sublayer in order."""
         places = [(block, place) for block, length in enumerate(self.block_lengths) for place in range(length)]
         return tuple(SublayerPosition(index, block, place, self) for index, (block, place) in enumerate(places))
+
+    def with_slots(self, slot: Callable[[SublayerPosition], SublayerInfo]) -> "LayerStack":
+        """The same stack with these properties of its sublayers."""
+        return replace(self, slots=tuple(slot(site) for site in self.sites))

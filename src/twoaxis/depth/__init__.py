@@ -21,8 +21,11 @@ from twoaxis.depth.laurel_gemma3n import LaurelGemma3n, LaurelGemma3nConfig
 from twoaxis.depth.lime import Lime, LimeConfig
 from twoaxis.depth.mhc import MHC, MHCConfig
 from twoaxis.depth.muddformer import MUDDFormer, MUDDFormerConfig
+from twoaxis.depth.norm_placement import NormPlacement, NormPlacementConfig
 from twoaxis.depth.residual import Residual, ResidualConfig
+from twoaxis.depth.residual_dual import ResidualDual, ResidualDualConfig
 from twoaxis.depth.residual_scalars import ResidualScalars, ResidualScalarsConfig
+from twoaxis.depth.siamese_norm import SiameseNorm, SiameseNormConfig
 from twoaxis.depth.value_residual import ValueResidual, ValueResidualConfig
 from twoaxis.depth.vertical_attention import VerticalAttention, VerticalAttentionConfig
 
@@ -50,6 +53,64 @@ DEPTH: Table[DepthConfig] = Table(
             "learned scalars on the stream and on the embedding",
             {"default": {}, "normalised_start": {"embedding": "normalised_start"}, "raw": {"embedding": "raw"}},
             sums="read",
+        ),
+        Row(
+            NormPlacementConfig,
+            "adds every update to one stream, with norms before the sublayer, behind it or behind the sum",
+            {
+                "sandwich": {},
+                "post": {"placement": "post"},
+                "layer_scaling": {"placement": "layer_scaling"},
+                "deepnorm": {"placement": "deepnorm"},
+                "keel": {"placement": "keel"},
+                "reordered": {"placement": "reordered"},
+                "mix": {"placement": "mix", "post_blocks": 0.5},
+                "pre": {"placement": "pre"},
+                "keel_blend": {"placement": "keel", "blend": "annealed"},
+                "deepnorm_blend": {"placement": "deepnorm", "blend": "annealed"},
+            },
+            certified={
+                "sandwich": "norm-sandwich-f64",
+                "post": "norm-postln-f64",
+                "layer_scaling": "norm-lns-f64",
+                "deepnorm": "norm-deepnorm-f64",
+                "keel": "norm-keel-f64",
+                "reordered": "norm-reordered-f64",
+                "mix": "norm-mixln-f64",
+            },
+            at_scale={
+                "sandwich norm": {},
+                "LayerNorm scaling": {"placement": "layer_scaling"},
+                "DeepNorm": {"placement": "deepnorm"},
+                "KEEL": {"placement": "keel"},
+            },
+            retrofit={"blend": "annealed"},
+        ),
+        Row(
+            ResidualDualConfig,
+            "sublayers read a post-norm stream, and the plain sum of updates is added at the end",
+            {"default": {}, "blend": {"blend": "annealed"}},
+            certified={"default": "norm-residual-f64"},
+            at_scale={"ResiDual": {}},
+            retrofit={"blend": "annealed"},
+        ),
+        Row(
+            SiameseNormConfig,
+            "feeds sublayers with the norms of two streams, one of which is normalised before every update",
+            {
+                "post_pre": {},
+                "hybrid_pre": {"form": "hybrid_pre"},
+                "preserving": {"init": "preserving"},
+                "hybrid_preserving": {"form": "hybrid_pre", "init": "preserving"},
+            },
+            certified={
+                "post_pre": "siamese-postpre-f64",
+                "hybrid_pre": "siamese-hybridpre-f64",
+                "preserving": "siamese-postpre-f64",
+                "hybrid_preserving": "siamese-hybridpre-f64",
+            },
+            at_scale={"SiameseNorm": {}},
+            retrofit={"init": "preserving"},
         ),
         Row(
             AttentionResidualsConfig,
@@ -417,10 +478,16 @@ __all__ = [
     "MHCConfig",
     "MUDDFormer",
     "MUDDFormerConfig",
+    "NormPlacement",
+    "NormPlacementConfig",
     "Residual",
     "ResidualConfig",
+    "ResidualDual",
+    "ResidualDualConfig",
     "ResidualScalars",
     "ResidualScalarsConfig",
+    "SiameseNorm",
+    "SiameseNormConfig",
     "ValueResidual",
     "ValueResidualConfig",
     "VerticalAttention",

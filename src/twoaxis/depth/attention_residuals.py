@@ -16,7 +16,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.parameters import Normal, matrix_std
-from twoaxis.core.position import LayerStack, SublayerInfo, SublayerPosition
+from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import QKV, Views
 from twoaxis.depth.base import Controls, DepthConfig, DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
 from twoaxis.depth.depth_query import DepthQuery, ReadForm, Sources
@@ -138,8 +138,7 @@ class AttentionResidualsConfig(DepthConfig):
             raise ConfigError(problem("n_heads", self.n_heads, f"a divisor of d_model={stack.d_model}", "change one of them"))
         if self.key_rank is None:
             return stack
-        slots = stack.slots or (SublayerInfo(),) * stack.n_sublayers
-        return replace(stack, slots=tuple(replace(slot, update_extra=self.key_rank) for slot in slots))
+        return stack.with_slots(lambda site: replace(site.slot, update_extra=self.key_rank or 0))
 
     def blocks(self, stack: LayerStack) -> SourceBlocks:
         """The sublayers whose outputs are summed into each source."""

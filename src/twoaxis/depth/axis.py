@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from twoaxis.core.measure import tensors
 from twoaxis.core.mixer import uniform_stack
 from twoaxis.core.position import LayerStack
-from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, check_state, outside_decoder
+from twoaxis.depth.base import DepthConfig, DepthEnds, DepthMixer, State, build_outside, check_state, outside_decoder
 
 
 class DepthAxis(nn.Module):
@@ -61,7 +61,7 @@ class DepthAxis(nn.Module):
         super().__init__()
         config = DEPTH.parse(config)
         stack = outside_decoder(config, uniform_stack(d_model, norm_eps, n_layers, sublayers))
-        mixers, ends = config.build(stack)
+        mixers, ends = build_outside(config, stack)
         self.mixers, self.ends = nn.ModuleList(mixers), ends
         self._sublayers = sublayers
         *entering, self._left_tensors = _state_lengths(config, stack)

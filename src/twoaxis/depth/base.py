@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, final
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
@@ -157,10 +158,12 @@ class DepthMixer(Mixer):
     Attributes:
         mixes_heads: whether `mix_heads` is called between the projections of the sublayer and its attention.
         entering_tensors: tensors of the state that enters here, where a `DepthAxis` has counted them.
+        norm_scale: outside of a decoder, the factor on the norm before the sublayer; None if it reads without one.
     """
 
     mixes_heads: ClassVar[bool] = False
     entering_tensors: int | None = None
+    norm_scale: float | None = 1.0
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -169,7 +172,7 @@ class DepthMixer(Mixer):
     @classmethod
     def build_alone(cls, config: Any, site: SublayerPosition) -> "DepthMixer":
         """Builds the mixer of one sublayer, for a model that is not our decoder."""
-        mixers, _ = config.build(outside_decoder(config, site.stack))
+        mixers, _ = build_outside(config, outside_decoder(config, site.stack))
         return mixers[site.index]
 
     @final
@@ -180,7 +183,8 @@ class DepthMixer(Mixer):
 
         Args:
             state: the depth state; with many mixers the stream itself, else the result of `enter` or of the sublayer before.
-            norm: normalises the views, one tensor or a `QKV` of three, to the context.
+            norm: normalises the views, one tensor or a `QKV` of three, to the context; not called by a mixer whose sublayers
+                read without a norm.
             sublayer: computes the update [B T D] from the context.
 
         Raises:
@@ -198,7 +202,9 @@ class DepthMixer(Mixer):
             raise ConfigError(f"{name} mixes the heads inside attention: must be used in a Decoder; choose another mixer")
         check_state(state, self.entering_tensors)
         views, carry, _ = self.read(state)
-        context = norm(views)
+        context = views if self.norm_scale is None else norm(views)
+        if self.norm_scale not in (None, 1.0):
+            context = tree_map(lambda view: self.norm_scale * view, context)
         return self.write(state, sublayer(context), context, carry)
 
     def read(self, state: State, layout: Layout = None, cache: Any = None) -> tuple[Views, Any, Any]:
@@ -274,6 +280,14 @@ def outside_decoder(config: DepthConfig, stack: LayerStack) -> LayerStack:
             "Decoder; leave out key_rank"
         )
     return stack
+
+
+def build_outside(config: DepthConfig, stack: LayerStack) -> "tuple[Sequence[DepthMixer], DepthEnds]":
+    """Builds the mixers of a prepared stack, which tell how their sublayers are normalised, and its ends."""
+    mixers, ends = config.build(stack)
+    for mixer, site in zip(mixers, stack.sites, strict=True):
+        mixer.norm_scale = None if site.slot.norm == "none" else site.slot.norm_scale
+    return mixers, ends
 
 
 def check_state(state: State, tensors: int | None) -> None:

@@ -109,7 +109,7 @@ class ValueResidualConfig(DepthConfig):
         check_chains(stack, self.kind)
         if self.variant != "svformer":
             return stack
-        return replace(stack, slots=tuple(replace(s.slot, projects_values=not self.mixes(s)) for s in stack.sites))
+        return stack.with_slots(lambda site: replace(site.slot, projects_values=not self.mixes(site)))
 
     def mixes(self, site: SublayerPosition) -> bool:
         """Whether this sublayer attends with mixed values."""

@@ -4,7 +4,6 @@ Letters: B batch, T position, D width, E width of the output (D, or more where a
 P projected width.
 """
 
-import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +15,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer
-from twoaxis.core.parameters import matrix_std, with_extra
+from twoaxis.core.parameters import with_extra
 from twoaxis.core.position import SublayerPosition
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.rope import RotationTable
@@ -124,7 +123,7 @@ class HiddenFeedForward(LocalPlaces, FeedForward):
     def __init__(self, config: HiddenConfig, site: SublayerPosition) -> None:
         super().__init__()
         F = config.width_at(site)
-        self.down = self.linear("down", F, site.d_model, std=matrix_std(F) / math.sqrt(2 * site.stack.n_blocks))
+        self.down = self.linear("down", F, site.d_model, std=site.output_std(F))
         self.extra = self.linear("extra", F, site.slot.update_extra) if site.slot.update_extra else None
         self.fill_places(config, site)
 

@@ -25,7 +25,7 @@ class Plain(HiddenFeedForward):
 
     def __init__(self, config: PlainConfig, site: SublayerPosition) -> None:
         super().__init__(config, site)
-        self.up = self.linear("up", site.d_model, config.width_at(site))
+        self.up = self.linear("up", site.d_model, config.width_at(site), std=site.hidden_std(site.d_model))
 
     def project(self, context: Tensor) -> Tensor:
         """Returns W_up c."""

@@ -298,7 +298,10 @@ class _Tracer:
         index, state = site.index, _leaves(self.states[-1])
         read = watch(mixer.read, state, **self.watched)
         views, carry, _ = read.result
-        context = tree_map(lambda view: leaf(self._normalise(view, index)), _as_tuple(views))
+        context: Any = _as_tuple(views)
+        if site.slot.norm != "none":
+            context = tuple(self._normalise(view, index) for view in context)
+        context = tree_map(leaf, context)
         context = QKV(*context) if isinstance(views, QKV) else context[0]
         if self.mode != "autocast":
             # Every sublayer maps its input by a matrix, whose gradient asks for it; autocast saves a narrow copy instead.

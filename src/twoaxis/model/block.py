@@ -23,16 +23,22 @@ from twoaxis.sequence import HeadMixer
 
 
 class RMSNorm(DeclaredModule):
-    """RMS normalisation with a learned gain and an explicit eps."""
+    """RMS normalisation with a learned gain, an explicit eps and a constant factor."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, scale: float = 1.0) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self.scale = eps, scale
         self.gain = self.parameter("gain", (width,), Constant(1.0), "norm")
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         """Normalises the last axis."""
-        return rms_norm(x, self.gain, self.eps)
+        return rms_norm(x, self.gain, self.eps, scale=self.scale)
+
+
+def norm_before(site: SublayerPosition) -> nn.Module:
+    """Builds a norm between a read and its sublayer, which may be none."""
+    slot = site.slot
+    return nn.Identity() if slot.norm == "none" else RMSNorm(site.d_model, site.norm_eps, slot.norm_scale)
 
 
 class SublayerCache(NamedTuple):
@@ -45,17 +51,16 @@ class SublayerCache(NamedTuple):
 class Sublayer(nn.Module):
     """Reads from the depth state, normalises, mixes, writes back.
 
-    Separate views have a norm each: `norm` for the queries, `key_norm` and `value_norm`.
+    Separate views have a norm each: `norm` for the queries, `key_norm` and `value_norm`. The depth mixer may do without.
     """
 
     def __init__(self, depth: DepthMixer, config: SublayerConfig, site: SublayerPosition, splits_views: bool) -> None:
         super().__init__()
         self.depth = depth
-        self.norm = RMSNorm(site.d_model, site.norm_eps)
+        self.norm = norm_before(site)
         self.mixer = config.build(site)
         if splits_views:
-            self.key_norm = RMSNorm(site.d_model, site.norm_eps)
-            self.value_norm = RMSNorm(site.d_model, site.norm_eps)
+            self.key_norm, self.value_norm = norm_before(site), norm_before(site)
 
     def new_cache(self) -> SublayerCache:
         """The caches before the first token."""

@@ -121,7 +121,7 @@ class DecoderConfig(Config):
 
     @property
     def norm(self) -> Literal["rms"]:
-        """The norm before each sublayer."""
+        """The norm before each sublayer that the depth mixer leaves one, and behind the last."""
         return "rms"
 
     @property

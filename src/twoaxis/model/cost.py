@@ -41,7 +41,7 @@ class CostedModel(Protocol):
 
     @property
     def norm(self) -> Literal["rms", "layer"]:
-        """The norm before each sublayer."""
+        """The norm before each sublayer that the depth mixer leaves one, and behind the last."""
         ...
 
     @property
@@ -88,9 +88,14 @@ def decoder_cost(config: CostedModel, shape: Shape) -> Cost:
     )
     for site, sublayer in zip(stack.sites, config.parts, strict=True):
         total += config.depth.cost(site, shape) + sublayer.cost(site, shape)
-        for _ in range(3 if config.depth.splits_views(site) else 1):
+        for _ in range(norms_before(config.depth, site)):
             total += norm
     return total
+
+
+def norms_before(depth: DepthConfig, site: SublayerPosition) -> int:
+    """Counts the norms between a read and its sublayer: one for each view, or none."""
+    return 0 if site.slot.norm == "none" else 3 if depth.splits_views(site) else 1
 
 
 def norm_cost(norm: Literal["rms", "layer"], d_model: int, shape: Shape) -> Cost:

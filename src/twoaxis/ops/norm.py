@@ -15,11 +15,11 @@ from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics
 
 @outside_autocast
 def rms_norm(
-    x: Float[Tensor, "*n D"], gain: Float[Tensor, " D"] | None, eps: float, impl: Impl = "fused"
+    x: Float[Tensor, "*n D"], gain: Float[Tensor, " D"] | None, eps: float, impl: Impl = "fused", scale: float = 1.0
 ) -> Float[Tensor, "*n D"]:
-    """Divides by the root mean square over the last axis and multiplies by a gain, if there is one.
+    """Divides by the root mean square over the last axis and multiplies by a gain, if there is one, and a constant.
 
-    Equation: y = x / sqrt(mean(x^2) + eps) * gain
+    Equation: y = scale * x / sqrt(mean(x^2) + eps) * gain
     Source:   Root Mean Square Layer Normalization, arXiv:1910.07467, eq. 4, with eps inside the root
     Cost:     flops 4*D per row, without a gain 3*D; the fused engine saves x and one number per row
 
@@ -29,11 +29,12 @@ def rms_norm(
     """
     if runs_plain(impl):
         wide = x.to(statistics_dtype(x))
-        normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        normal = wide * (scale * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
         return (normal if gain is None else normal * gain.to(wide.dtype)).to(x.dtype)
     if not torch.is_grad_enabled() and x.dtype == statistics_dtype(x) and (gain is None or gain.dtype == x.dtype):
-        return F.rms_norm(x, x.shape[-1:], gain, eps)
-    return _RMSNorm.apply(x, gain, eps)
+        normal = F.rms_norm(x, x.shape[-1:], gain, eps)
+        return normal if scale == 1 else normal.mul_(scale)
+    return _RMSNorm.apply(x, gain, eps, scale)
 
 
 @torch.no_grad()
@@ -48,61 +49,79 @@ def inverse_rms(x: Float[Tensor, "*n D"], eps: float) -> Float[Tensor, "*n"]:
 
 
 @outside_autocast
-def layer_norm(x: Float[Tensor, "*n D"], eps: float, impl: Impl = "fused") -> Float[Tensor, "*n D"]:
-    """Normalises each row to mean 0 and variance 1, without gain or bias.
+def layer_norm(
+    x: Float[Tensor, "*n D"],
+    eps: float,
+    impl: Impl = "fused",
+    gain: Float[Tensor, " D"] | None = None,
+    bias: Float[Tensor, " D"] | None = None,
+) -> Float[Tensor, "*n D"]:
+    """Normalises each row to mean 0 and variance 1, and applies a gain and a bias, if there are.
 
-    Equation: y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps)
+    Equation: y = (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * gain + bias
     Source:   Layer Normalization, arXiv:1607.06450, eq. 3, with eps inside the root
-    Cost:     flops 6*D per row; the fused engine saves x as it is and two numbers per row
+    Cost:     flops 6*D per row, 8*D with gain and bias; the fused engine saves x as it is and two numbers per row
 
     Example:
         >>> layer_norm(torch.tensor([[1.0, 3.0]]), 0.0)
         tensor([[-1.,  1.]])
     """
     if runs_plain(impl):
-        return F.layer_norm(x.to(statistics_dtype(x)), x.shape[-1:], eps=eps).to(x.dtype)
-    return _LayerNorm.apply(x, eps)
+        return F.layer_norm(x.to(statistics_dtype(x)), x.shape[-1:], *_wide(x, gain, bias), eps).to(x.dtype)
+    return _LayerNorm.apply(x, gain, bias, eps)
+
+
+def _wide(x: Tensor, *affine: Tensor | None) -> list[Tensor | None]:
+    return [None if each is None else each.to(statistics_dtype(x)) for each in affine]
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, gain: Tensor | None, eps: float, scale: float) -> Tensor:
         factor = inverse_rms(x, eps).unsqueeze(-1)
         ctx.save_for_backward(x, gain, factor)
-        normal = x * factor
+        ctx.scale = scale
+        normal = x * (factor if scale == 1 else factor * scale)
         return (normal if gain is None else normal.mul_(gain.to(factor.dtype))).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         (grad,) = grad_outputs
         x, gain, factor = ctx.saved_tensors
+        cube = factor.pow(3)
+        if ctx.scale != 1:
+            factor, cube = factor * ctx.scale, cube * ctx.scale
         if gain is None:
-            along_x = (grad.to(factor.dtype) * x).mean(-1, keepdim=True).mul_(factor.pow(3)).neg_()
-            return (grad * factor).addcmul_(along_x, x).to(x.dtype), None, None
+            along_x = (grad.to(factor.dtype) * x).mean(-1, keepdim=True).mul_(cube).neg_()
+            return (grad * factor).addcmul_(along_x, x).to(x.dtype), None, None, None
         wide_gain = gain.to(factor.dtype)
         # One buffer serves both reductions and then holds the result.
         buffer = grad.to(factor.dtype) * x
         grad_gain = torch.mv(buffer.reshape(-1, x.shape[-1]).T, factor.reshape(-1))
         # `mv`, unlike `@`, keeps its precision when the backward pass runs under autocast.
         along_x = torch.mv(buffer.reshape(-1, x.shape[-1]), wide_gain).reshape(factor.shape)
-        along_x.mul_(factor.pow(3)).div_(-x.shape[-1])
+        along_x.mul_(cube).div_(-x.shape[-1])
         grad_x = torch.mul(grad, wide_gain, out=buffer).mul_(factor).addcmul_(along_x, x)
-        return grad_x.to(x.dtype), grad_gain.to(gain.dtype), None
+        return grad_x.to(x.dtype), grad_gain.to(gain.dtype), None, None
 
 
 class _LayerNorm(torch.autograd.Function):
     """Saves x in its own dtype, where autograd would save it in float32."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
-        y, mean, factor = torch.native_layer_norm(x.to(statistics_dtype(x)), x.shape[-1:], None, None, eps)
-        ctx.save_for_backward(x, mean, factor)
+    def forward(ctx: Any, x: Tensor, gain: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+        y, mean, factor = torch.native_layer_norm(x.to(statistics_dtype(x)), x.shape[-1:], *_wide(x, gain, bias), eps)
+        ctx.save_for_backward(x, gain, bias, mean, factor)
         return y.to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        x, mean, factor = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+        x, gain, bias, mean, factor = ctx.saved_tensors
         wide, grad = x.to(factor.dtype), grad_outputs[0].to(factor.dtype)
-        only_x = [True, False, False]
-        grad_x, *_ = torch.ops.aten.native_layer_norm_backward(grad, wide, x.shape[-1:], mean, factor, None, None, only_x)
-        return grad_x.to(x.dtype), None
+        affine = _wide(x, gain, bias)
+        wanted = [True, gain is not None, bias is not None]
+        grad_x, *grads = torch.ops.aten.native_layer_norm_backward(grad, wide, x.shape[-1:], mean, factor, *affine, wanted)
+        grad_gain, grad_bias = (
+            None if each is None else found.to(each.dtype) for each, found in zip((gain, bias), grads, strict=True)
+        )
+        return grad_x.to(x.dtype), grad_gain, grad_bias, None

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.position import SublayerPosition
 from twoaxis.ledger.lines import depth_lines, part_lines
-from twoaxis.model.cost import embedding_norm_cost, norm_cost
+from twoaxis.model.cost import embedding_norm_cost, norm_cost, norms_before
 from twoaxis.planner.model.part import Part
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
@@ -93,7 +93,7 @@ def _sublayer(model: ModelShape, site: SublayerPosition, part: Part, measured: D
         "kind": part.kind,
         "routed": [routed.experts, routed.used, routed.params] if routed else [],
         **own,
-        "norms": 3 if depth.splits_views(site) else 1,
+        "norms": norms_before(depth, site),
         # With the context that the mixer saves, and the statistics of its norms.
         "saved": own["saved"] + measured["handed_over"],
         "depth": _depth(lambda shape: depth.cost(site, shape), measured),

@@ -151,14 +151,13 @@ class GatedDeltaNet(LocalPlaces, SequenceMixer, config=GatedDeltaNetConfig):
         self.norm_eps = site.norm_eps
         H, D = config.n_heads, site.d_model
         self.key_width, V = config.key_width(D), config.value_width(D)
-        self.qkv = self.linear("qkv", D, config.local_channels(site).projected)
+        self.qkv = self.linear("qkv", D, config.local_channels(site).projected, values=(H * V, site.hidden_std(D)))
         self.gate = self.linear("gate", D, H * V)
         self.decay_and_beta = self.parameter("decay_and_beta", (2 * H, D), Normal(matrix_std(D)), "gate")
         self.A_log = self.parameter("A_log", (H,), LogOfUniform(1e-4, 16.0), "gate")
         self.dt_bias = self.parameter("dt_bias", (H,), SoftplusInverse(0.001, 0.1), "bias")
         self.gain = self.parameter("gain", (V,), Constant(1.0), "norm")
-        scaled = matrix_std(H * V) / math.sqrt(2 * site.stack.n_blocks)
-        self.output = self.linear("output", H * V, D, std=0.0 if config.output_init == "zero" else scaled)
+        self.output = self.linear("output", H * V, D, std=0.0 if config.output_init == "zero" else site.output_std(H * V))
         self.extra = self.linear("extra", H * V, site.slot.update_extra) if site.slot.update_extra else None
         self.fill_places(config, site)
 

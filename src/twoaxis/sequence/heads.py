@@ -3,7 +3,6 @@
 Letters: B batch, T position, D width, E emitted numbers, H heads, G kv-heads, K key width.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -18,7 +17,7 @@ from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import Constant, matrix_std, with_extra
+from twoaxis.core.parameters import Constant, with_extra
 from twoaxis.core.position import HeadShape, SublayerPosition
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
@@ -175,11 +174,10 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         H, G, K, D = config.n_heads, config.kv_heads, self.head_dim, site.d_model
         self.projects_values = site.slot.projects_values
         projected = (H + (2 if self.projects_values else 1) * G) * K
-        self.qkv = self.linear("qkv", D, projected)
+        values = (G * K, site.hidden_std(D)) if self.projects_values else None
+        self.qkv = self.linear("qkv", D, projected, values=values)
         self.qkv_bias = self.parameter("qkv_bias", (projected,), Constant(0.0), "bias") if config.bias == "qkv" else None
-        # For two writes per block whatever its sublayers, so that shared parameters start alike in all models.
-        scaled = matrix_std(H * K) / math.sqrt(2 * site.stack.n_blocks)
-        self.output = self.linear("output", H * K, D, std=0.0 if config.output_init == "zero" else scaled)
+        self.output = self.linear("output", H * K, D, std=0.0 if config.output_init == "zero" else site.output_std(H * K))
         self.extra = self.linear("extra", H * K, site.slot.update_extra) if site.slot.update_extra else None
         if config.qk_norm != "none":
             each = config.qk_norm_over == "head"

@@ -27,6 +27,7 @@ BUDGETS: dict[str, Budget] = {
     "engines": Budget(2e-12, "fused against reference in float64, one mixer: about 1e-15 per operation"),
     "engine_gradients": Budget(1e-11, "as engines, relative to the largest gradient"),
     "init_exact": Budget(1e-12, "the same float64 logits up to rounding; toy logits are below 1"),
+    "same_draws": Budget(1e-6, "initial values in float32, rounded once more where a depth mixer scales them"),
     "init_up_to_norm": Budget(1e-10, "norm eps 1e-20 against mean squares above 1e-6 leaves rounding only"),
     "init_none": Budget(1e-4, "what is denied must differ by far more than rounding; toy logits are about 0.1"),
     "visible_change": Budget(1e-9, "a disturbance of size 1 that arrives is far above float64 rounding"),

@@ -14,9 +14,11 @@ from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Normal, declarations, initialise, materialize
+from twoaxis.core.position import SublayerInfo
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.local import LocalConfig
 from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.model.block import sublayer_names
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.conformance import check, close, differs, exactly, identical, require
 from twoaxis.testing.measured import gradients
@@ -83,12 +85,17 @@ def _relation(declared: InitEquivalence, own: DecoderConfig, plain: DecoderConfi
     host(model)
     reference = _reference(plain, host)  # type: ignore[arg-type]
     values = dict(model.named_parameters())
+    scaled = _scaled_sublayers(own)
     for name, shared in reference.parameters.items():
-        require(name in values, f"{name}: missing, but the plain model has it")
-        if declared.relation == "none" and values[name].shape != shared.shape:
-            # A mixer may replace a projection, and then cannot equal the plain model.
+        here = _name_here(name, model, may_lack=declared.relation == "none")
+        if here is None or (declared.relation == "none" and values[here].shape != shared.shape):
+            # A mixer may replace a projection or a norm, and then cannot equal the plain model.
             continue
-        identical(f"{name} at the same seed", values[name], shared)
+        if name.startswith(scaled) and shared.ndim > 1:
+            rows = (nn.functional.normalize(each.detach(), dim=-1) for each in (values[here], shared))
+            close(f"rows of {name} at the same seed, up to a factor", *rows, "same_draws")
+            continue
+        identical(f"{name} at the same seed", values[here], shared)
     got, got_gradients = _logits_and_gradients(model)
     for name in list(got_gradients):
         # The norms of separate views start equal to one norm, whose gradient is the sum of theirs.
@@ -102,9 +109,34 @@ def _relation(declared: InitEquivalence, own: DecoderConfig, plain: DecoderConfi
     budget = {"exact": "init_exact", "up_to_norm": "init_up_to_norm"}[declared.relation]
     close(f"logits, with init_equivalence {declared.relation}", got, expected, budget)
     for name, gradient in expected_gradients.items():
-        close(f"gradient of {name}", got_gradients[name], gradient, "init_up_to_norm")
+        here = _name_here(name, model, may_lack=False) or name
+        close(f"gradient of {name}", got_gradients[here], gradient, "init_up_to_norm")
     if declared.relation == "up_to_norm":
         _differs_by_scale_only_at_tiny_eps(own, plain)
+
+
+def _name_here(name: str, model: Decoder, may_lack: bool) -> str | None:
+    """The parameter that one of the plain model is; None for a norm before a sublayer that the depth mixer does without."""
+    names = {own for own, _ in model.named_parameters()}
+    owner = name.removesuffix(".norm.gain")
+    if name in names or owner == name or not isinstance(model.get_submodule(f"{owner}.norm"), nn.Identity):
+        require(name in names, f"{name}: missing, but the plain model has it")
+        return name
+    # The norm is part of the depth mixer.
+    moved = f"{owner}.depth.input_gain"
+    require(may_lack or moved in names, f"{name}: missing, and so is {moved}, but the plain model has the norm")
+    return moved if moved in names else None
+
+
+def _scaled_sublayers(config: DecoderConfig) -> tuple[str, ...]:
+    """The prefixes of sublayers whose initial matrices the depth mixer scales."""
+    names = (name for block in config.layers for name in sublayer_names(block))
+    scaled = ((site, name) for site, name in zip(config.stack.sites, names, strict=True) if _scales(site.slot))
+    return tuple(f"blocks.{site.block}.{name}.mixer." for site, name in scaled)
+
+
+def _scales(slot: SublayerInfo) -> bool:
+    return slot.output_scale is not None or slot.hidden_scale != 1
 
 
 class _Reference(NamedTuple):

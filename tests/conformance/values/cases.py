@@ -22,6 +22,16 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "depth_attention": {"zero_output": {"n_heads": 2, "output_init": "zero", "head": "read", "window": 2}},
     "deep_cross_attention": {"relu": {"activation": "relu", "k": 1}},
+    "norm_placement": {
+        "large_eps": {"placement": "deepnorm", "layer_eps": 0.1},
+        "plain_outputs": {"placement": "keel", "output_init": "plain"},
+        "two_post_blocks": {"placement": "mix", "post_blocks": 2},
+        "no_post_block": {"placement": "mix", "post_blocks": 0},
+        "mix_blend": {"placement": "mix", "post_blocks": 2, "blend": "annealed"},
+        "reordered_blend": {"placement": "reordered", "blend": "annealed"},
+        "sandwich_blend": {"blend": "annealed"},
+    },
+    "residual_dual": {"large_eps": {"layer_eps": 0.1}},
     "deep_delta": {
         "half_open": {"beta_init": 0.5, "direction_eps": 0.3, "context_eps": 0.1},
         "ddl": {"preset": "ddl"},

@@ -7,6 +7,7 @@ import math
 from itertools import accumulate
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -28,6 +29,56 @@ def residual_scalars(s: Setting) -> Tensor:
         h = s.mixer(g)["stream_weight"] * x + s.mixer(g)["embedding_weight"] * x_0
         x = h + s.f(g, h)
     return x
+
+
+def norm_placement(s: Setting) -> Tensor:
+    c, x, N = s.config, s.embeddings, s.stack.n_sublayers
+    post_blocks = c.post_blocks if isinstance(c.post_blocks, int) else max(1, int(c.post_blocks * s.stack.n_blocks))
+    for site in s.stack.sites:
+        g, p = site.index, s.mixer(site.index)
+        placement = {True: "post", False: "pre"}[site.block < post_blocks] if c.placement == "mix" else c.placement
+        scale = (1 + site.block) ** -0.5 if placement == "layer_scaling" else 1.0
+        unnormed = placement in ("post", "deepnorm", "reordered")
+        assert s.norm(g) == (None if unnormed else pytest.approx(scale, rel=1e-15))
+        view = (1 - p["blend"]) * rms(x, EPS) * p["input_gain"] + p["blend"] * x if "input_gain" in p else x
+        y = s.f(g, view)
+        alpha = {"deepnorm": N**0.25, "keel": N if g > 1 else 1}.get(placement, 1)
+        if placement in ("pre", "layer_scaling") or (placement == "keel" and g == 0):
+            x, plain = x + y, x + y
+        elif placement in ("sandwich", "reordered"):
+            x, plain = x + rms(y, EPS) * p["gain"], x + y
+        elif placement == "deepnorm":
+            x, plain = layer(alpha * x + y, c.layer_eps) * p["gain"] + p["bias"], x + y
+        else:
+            x, plain = rms(alpha * x + y, EPS) * p["gain"], x + y
+        x = plain + p["blend"] * (x - plain) if "blend" in p else x
+    return x
+
+
+def residual_dual(s: Setting) -> Tensor:
+    x, r, ends = s.embeddings, s.embeddings, s.ends
+    for g in range(s.stack.n_sublayers):
+        p = s.mixer(g)
+        assert s.norm(g) is None
+        blend = p.get("blend", torch.ones((), dtype=x.dtype))
+        y = s.f(g, (1 - blend) * rms(x, EPS) * p["input_gain"] + blend * x if "blend" in p else x)
+        r = r + y
+        x = (1 - blend) * (x + y) + blend * (layer(x + y, s.config.layer_eps) * p["norm.gain"] + p["norm.bias"])
+    blend = ends.get("blend", torch.ones((), dtype=x.dtype))
+    return x + blend * (layer(r, s.config.layer_eps) * ends["norm.gain"] + ends["norm.bias"])
+
+
+def siamese_norm(s: Setting) -> Tensor:
+    x, y = s.embeddings, s.embeddings
+    for site in s.stack.sites:
+        p = s.mixer(site.index)
+        of_heads = s.config.form == "hybrid_pre" and site.place == 0
+        assert s.norm(site.index) == (None if of_heads else 1)
+        x = x if of_heads else rms(x, EPS) * p["x_gain"]
+        u = (p["x_gain"] * x if of_heads else x) + rms(y, EPS) * p["input_gain" if of_heads else "y_gain"]
+        z = s.f(site.index, u)
+        x, y = x + z / math.sqrt(2 * (site.block + 1)), y + z
+    return rms(x, EPS) * s.ends["x_gain"] + rms(y, EPS) * s.ends["y_gain"]
 
 
 def unit_ends(s: Setting) -> dict[int, int]:

@@ -54,15 +54,20 @@ def context(x: Tensor, eps: float = EPS) -> Tensor:
     return rms(x, eps) * torch.linspace(0.5, 1.5, x.shape[-1], dtype=x.dtype)
 
 
+def seen(site: SublayerPosition, view: Tensor) -> Tensor:
+    """What a sublayer sees of a view: its context, unless the depth mixer asks for no norm."""
+    return view if site.slot.norm == "none" else site.slot.norm_scale * context(view, site.norm_eps)
+
+
 def branch(site: SublayerPosition, views: tuple[Tensor, ...]) -> Tensor:
     """The update of a sublayer without heads, and what its slot emits for the depth mixer."""
     width = D + site.slot.update_extra
-    return torch.tanh(sum_of_maps([context(view, site.norm_eps) for view in views], width, f"branch {site.index}"))
+    return torch.tanh(sum_of_maps([seen(site, view) for view in views], width, f"branch {site.index}"))
 
 
 def heads_of(site: SublayerPosition, view: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values [B T G K] of a sublayer with heads."""
-    projected = sum_of_maps([context(view, site.norm_eps)], 3 * G * K, f"heads {site.index}").unflatten(-1, (3, G, K))
+    projected = sum_of_maps([seen(site, view)], 3 * G * K, f"heads {site.index}").unflatten(-1, (3, G, K))
     q, k, v = projected.unbind(2)
     return q, k, v
 
@@ -102,6 +107,11 @@ class Setting:
         self.views.append(views)
         return branch(self.stack.sites[index], views)
 
+    def norm(self, index: int) -> float | None:
+        """The factor on the norm before a sublayer; None without that norm."""
+        slot = self.stack.sites[index].slot
+        return None if slot.norm == "none" else slot.norm_scale
+
     def f_of_heads(self, index: int, view: Tensor, mix: Mix) -> Tensor:
         """The same of a sublayer whose heads are mixed before they attend."""
         self.views.append((view,))
@@ -138,11 +148,11 @@ class Ours(nn.Module):
             if mixer.mixes_heads:
                 (view,) = split
                 q, k, v = heads_of(site, view)
-                heads, state = mixer.mix_heads(Heads(q, k, v if site.slot.projects_values else k), context(view), state)
+                heads, state = mixer.mix_heads(Heads(q, k, v if site.slot.projects_values else k), seen(site, view), state)
                 update = attended(site, *heads)
             else:
                 update = branch(site, split)
-            contexts = tuple(context(view, site.norm_eps) for view in split)
+            contexts = tuple(seen(site, view) for view in split)
             state = mixer.write(state, update, QKV(*contexts) if len(contexts) == 3 else contexts[0], carry)
         return read, ends.leave(state)[0]
 

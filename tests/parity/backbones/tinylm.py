@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from twoaxis.core.parameters import initialise
-from twoaxis.core.position import LayerStack, SublayerInfo
+from twoaxis.core.position import HeadShape, LayerStack, SublayerInfo
 from twoaxis.depth import DepthConfig, DepthMixer
 
 from ..golden import Golden, gradient
@@ -22,9 +22,10 @@ class TinyLM(nn.Module):
     def __init__(self, golden: Golden, depth: DepthConfig) -> None:
         super().__init__()
         self.golden, config = golden, golden.about["config"]
-        self.n_heads = config["heads"]
-        slots = (SublayerInfo("attention"), SublayerInfo("feed_forward")) * config["blocks"]
-        stack = depth.prepare(LayerStack(config["d"], NORM_EPS, (2,) * config["blocks"], slots))
+        self.n_heads = H = config["heads"] if "heads" in config else config["H"]
+        attention = SublayerInfo("attention", heads=HeadShape(H, H, config["d"] // H))
+        slots = (attention, SublayerInfo("feed_forward")) * config["blocks"]
+        self.stack = stack = depth.prepare(LayerStack(config["d"], NORM_EPS, (2,) * config["blocks"], slots))
         mixers, ends = depth.build(stack)
         self.mixers, self.ends = nn.ModuleList(mixers), ends
         initialise(self.mixers, 0)
@@ -46,7 +47,7 @@ class TinyLM(nn.Module):
             state = mixer.write(state, self.branch(index, views), self.context(index, views), carry)
             states.append(state)
         collapsed = ends.leave(state)[0]
-        logits = _norm(collapsed) @ self.body["head"].T
+        logits = self.last(collapsed) @ self.body["head"].T
         logits.backward(self.golden.take("input/cotangent"))
         return {
             "states": states,
@@ -60,13 +61,22 @@ class TinyLM(nn.Module):
         """What the write sees of the input of a sublayer."""
         return _norm(x)
 
+    def heads(self, block: int, name: str, x: Tensor) -> Tensor:
+        """What attends, given projected queries, keys or values [B T H K]."""
+        return x
+
+    def last(self, x: Tensor) -> Tensor:
+        """What the head sees of the hidden states."""
+        return _norm(x)
+
     def branch(self, index: int, x: Any) -> Tensor:
         """Attention at even sublayers, the feed-forward at odd ones; each begins with its own norm."""
-        u, block = _norm(x), index // 2
+        u, block = self.context(index, x), index // 2
         if index % 2:
             return F.gelu(u @ self.body[f"ffn{block}.w1"].T) @ self.body[f"ffn{block}.w2"].T
         q, k, v = (
-            (u @ self.body[f"attn{block}.w{name}"].T).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for name in "qkv"
+            self.heads(block, name, (u @ self.body[f"attn{block}.w{name}"].T).unflatten(-1, (self.n_heads, -1))).transpose(1, 2)
+            for name in "qkv"
         )
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return y.transpose(1, 2).flatten(2) @ self.body[f"attn{block}.wo"].T

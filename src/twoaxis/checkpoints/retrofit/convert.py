@@ -16,8 +16,8 @@ from twoaxis.checkpoints.layouts import sublayer_paths
 from twoaxis.core.errors import CheckpointError, ConfigError
 from twoaxis.model import Decoder, DecoderConfig
 
-SPLIT_NORMS = (".key_norm.gain", ".value_norm.gain")
-"""Norms of separate views, initialised from the norm of the single view."""
+OTHER_NORMS = (".key_norm.gain", ".value_norm.gain", ".depth.input_gain")
+"""Norms initialised from that before the sublayer: of separate views, and where the depth mixer has it."""
 
 BLEND = "*.blend"
 """The weights of blends."""
@@ -47,6 +47,7 @@ def convert(base: Decoder, target: DecoderConfig, seed: int = 0) -> Retrofit:
     used: set[str] = set()
     new: list[str] = []
     renamed = _renamed(base.config, target)
+    before, after = _norm_scales(base.config), _norm_scales(target)
     for name, parameter in model.named_parameters():
         source = _source(name, given, renamed)
         if source is None:
@@ -58,6 +59,9 @@ def convert(base: Decoder, target: DecoderConfig, seed: int = 0) -> Retrofit:
                 "equal; choose options that leave it as it is"
             )
         parameter.copy_(given[source]).requires_grad_(given[source].requires_grad)
+        if (factor := before.get(source, 1.0) / after.get(name, 1.0)) != 1:
+            # The gain makes up for another constant factor behind the norm.
+            parameter.mul_(factor)
         used.add(source)
     if lost := [name for name in given if name not in used]:
         raise ConfigError(f"parameter {lost[0]!r} (and {len(lost) - 1} more) would be lost; choose options that keep it")
@@ -70,9 +74,16 @@ def _source(name: str, given: dict[str, torch.nn.Parameter], renamed: dict[str, 
     name = renamed.get(sublayer, sublayer) + name.removeprefix(sublayer)
     if name in given:
         return name
-    for ending in SPLIT_NORMS:
+    for ending in OTHER_NORMS:
         name = name.removesuffix(ending) + ".norm.gain" if name.endswith(ending) else name
     return name if name in given else None
+
+
+def _norm_scales(config: DecoderConfig) -> dict[str, float]:
+    """The constant factor behind the norm before each sublayer, by the name of its gain."""
+    return {
+        f"{path}.norm.gain": site.slot.norm_scale for path, site in zip(sublayer_paths(config), config.stack.sites, strict=True)
+    }
 
 
 def _renamed(base: DecoderConfig, target: DecoderConfig) -> dict[str, str]:

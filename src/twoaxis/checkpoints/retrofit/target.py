@@ -128,6 +128,22 @@ def why_blended(config: DecoderConfig) -> str | None:
     return DEPTH.parse({**data, "blend": "none"}).init_equivalence.reason
 
 
+def start_of(config: DecoderConfig) -> tuple[str, str]:
+    """How the model of a retrofit begins: `blended`, or its relation to the model before; and the reason.
+
+    Example:
+        >>> lns = {"kind": "norm_placement", "placement": "layer_scaling"}
+        >>> start_of(target_config(DecoderConfig(vocab_size=8, d_model=16, n_layers=2), lns))[0]
+        'exact'
+    """
+    if reason := why_blended(config):
+        return "blended", reason
+    if any(slot.norm_scale != 1 for slot in config.stack.slots):
+        return "exact", "gains make up for the constant factors behind norms"
+    claim = config.depth.init_equivalence
+    return claim.relation, claim.reason
+
+
 def with_preset(data: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The options, with defaults from the preset of their kind.
 
