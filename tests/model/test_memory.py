@@ -46,7 +46,7 @@ HEADS = {
     "n_kv_heads": st.sampled_from([1, 2]),
     "head_dim": st.sampled_from([2, 4]),
     "window": st.none() | st.sampled_from([1, 2, 31, 32, 33, 48, 200]),
-    "qk_norm": st.sampled_from(["none", "before_rope", "after_rope"]),
+    "qk_norm": st.sampled_from(["none", "before_rope", "after_rope", "key_after_rope"]),
     "qk_norm_over": st.sampled_from(["head", "all_heads"]),
     "rope_dim": st.sampled_from([None, 0, 2]),
     "sink": st.sampled_from(["none", "learned"]),

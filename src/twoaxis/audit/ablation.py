@@ -18,7 +18,7 @@ from twoaxis.audit.result import Choice, Replacement, Routing, What
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.measure import noise
 from twoaxis.core.views import Views, WeightedSum
-from twoaxis.depth.base import Read, Write
+from twoaxis.depth.base import Mix, Read, Write
 from twoaxis.depth.streams import ParallelEnds
 from twoaxis.model import Decoder
 from twoaxis.model.trace import sublayer_list
@@ -156,6 +156,13 @@ class SourceRemoval(Removal):
         if not self.applies(index):
             return views, carry
         return self._without((views, carry), self.sublayers[index].depth.explain(Read(state, views, carry)).sums, index)
+
+    def mixed(self, index: int, mix: Mix) -> Mix:
+        """Changes the heads of the sublayer."""
+        if not self.applies(index):
+            return mix
+        changed = self._without((mix.mixed, mix.next_state), self.sublayers[index].depth.explain(mix).sums, index)
+        return Mix(mix.state, mix.heads, *changed)
 
     def written(self, index: int, written: Written) -> Any:
         """Changes the state after the sublayer."""

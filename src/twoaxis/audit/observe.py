@@ -18,7 +18,7 @@ from twoaxis.audit.token_classes import TokenClasses
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import tensors
 from twoaxis.core.views import Views
-from twoaxis.depth.base import Read, Write
+from twoaxis.depth.base import Mix, Read, Write
 from twoaxis.depth.streams import ParallelEnds
 from twoaxis.local.base import LocalMixer
 from twoaxis.local.local_swa import LocalSWA
@@ -208,6 +208,11 @@ class Observer(Probe):
         self.means["read", index].add(torch.stack([_rms(view) for view in tensors(views)]).mean(0))
         self.routing.add(index, self.sublayers[index].depth.explain(Read(state, views, carry)).sums, self._masks)
         return views, carry
+
+    def mixed(self, index: int, mix: Mix) -> Mix:
+        """Measures the weights of a mixing of heads."""
+        self.routing.add(index, self.sublayers[index].depth.explain(mix).sums, self._masks)
+        return mix
 
     def update(self, index: int, update: Tensor) -> Tensor:
         """Measures the update and adds it to its mean."""

@@ -4,6 +4,7 @@ Letters: B batch, T position, D width.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.views import Views
 from twoaxis.data import Batch
+from twoaxis.depth.base import Mix
 from twoaxis.model import Decoder
 from twoaxis.model.trace import sublayer_list
 from twoaxis.ops.cross_entropy import linear_cross_entropy
@@ -56,6 +58,10 @@ class Probe:
     def read(self, index: int, state: Any, views: Views, carry: Any) -> tuple[Views, Any]:
         """Called after a read; returns views and carry to continue with."""
         return views, carry
+
+    def mixed(self, index: int, mix: Mix) -> Mix:
+        """Called where heads are mixed; returns the heads and the state to continue with."""
+        return mix
 
     def update(self, index: int, update: Tensor) -> Tensor:
         """Called after a mixer; returns the update to write."""
@@ -106,7 +112,7 @@ def run_pass(model: Decoder, sample: Sample, probe: Probe, states: list[Any] | N
         views, carry, _ = sublayer.depth.read(state, layout)
         views, carry = probe.read(index, state, views, carry)
         context = sublayer.normalise(views)
-        update, mixed, _ = sublayer.mix(context, state, layout)
+        update, mixed, _ = sublayer.mix(context, state, layout, seen=partial(probe.mixed, index))
         update = probe.update(index, update)
         next_state = sublayer.depth.write(mixed, update, context, carry)
         state = probe.written(index, Written(state, mixed, update, context, carry, next_state))

@@ -206,9 +206,9 @@ def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
     for index, sublayer in enumerate(sublayer_list(model)):
         views, carry, _ = sublayer.depth.read(state)
         context, seen = sublayer.normalise(views), tensors(views)
-        if heads := inputs.heads[index]:
-            mixed, state = sublayer.depth.mix_heads(heads, context, state)
-            seen = tensors(mixed)
+        if sublayer.depth.mixes_heads:
+            mixed, state = sublayer.depth.mix_heads(inputs.heads[index], context, state)
+            seen = tensors(mixed) if mixed else seen
         if index == READER:
             return seen
         state = sublayer.depth.write(state, inputs.updates[index], context, carry)

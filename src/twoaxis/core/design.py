@@ -33,8 +33,9 @@ Weights = Literal["static", "input", "input and reader"]
 The factor of a norm of sources or of their sum is no weight.
 """
 
-HeadMixing = Literal["none", "each", "across"]
-"""The heads of attention that a depth mixer works on: none, each by itself, or one with values of others."""
+HeadMixing = Literal["none", "each", "groups", "across"]
+"""The heads of attention that a depth mixer works on: none, each by itself, each kv-head with its queries, or one with values
+of others."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class MixingDesign:
         position: whether earlier tokens enter the weights or the sum.
         literal: whether it is the depth read of arXiv:2603.16039, section 2.2, as far as the paper specifies it.
         heads: how it mixes the heads of attention. Ranks that divide the heads sum the gradients of what works on `each`
-            by itself; `across` cannot be divided.
+            by itself, or on `groups`, which they may not cut; `across` cannot be divided.
 
     Example:
         >>> from twoaxis.depth import ResidualConfig

@@ -8,14 +8,21 @@ from typing import Literal
 
 from twoaxis.core.parameters import matrix_std
 
+HeadStage = Literal["projected", "rotated"]
+"""Where a depth mixer works on heads: behind the projections, or behind norm, local mixing and rotation, as they attend."""
+
+KeyNorm = Literal["none", "before_rope", "after_rope"]
+"""Whether keys have a norm, and on which side of their rotation."""
+
 
 @dataclass(frozen=True)
 class HeadShape:
-    """The heads of a sequence mixer."""
+    """The heads of a sequence mixer, and the norm of its keys."""
 
     n_heads: int
     n_kv_heads: int
     head_dim: int
+    key_norm: KeyNorm = "none"
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class SublayerInfo:
         kind: the kind of its mixer.
         takes_views: whether it accepts separate inputs for queries, keys and values.
         heads: its heads if a depth mixer may mix them, or None.
+        heads_at: the stage at which a depth mixer mixes them.
         projects_values: whether it computes its values, which a depth mixer may replace.
         update_extra: numbers per token after its update, for the depth mixer alone.
         window: keys that one query attends to, its own included; None if unbounded or unknown.
@@ -39,6 +47,7 @@ class SublayerInfo:
     kind: str = ""
     takes_views: bool = False
     heads: HeadShape | None = None
+    heads_at: HeadStage = "projected"
     projects_values: bool = True
     update_extra: int = 0
     window: int | None = None

@@ -20,11 +20,22 @@ class QKV(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """Projected queries, keys and values, before any rotation or norm of heads."""
+    """Queries, keys and values of one sublayer, at the stage that `SublayerInfo.heads_at` names.
+
+    Attributes:
+        q: queries.
+        k: keys.
+        v: values.
+        unrotated: of rotated heads, the keys before their rotation [B T G K], and the gain [K] or [G*K] of their norm if any.
+        beside: one more key for each query, in the same softmax: its score [B T H], its value [B T H K], and a weight [1]
+            of what it changes if any.
+    """
 
     q: Float[Tensor, "B T H K"]
     k: Float[Tensor, "B T G K"]
     v: Float[Tensor, "B T G K"]
+    unrotated: tuple[Tensor, ...] = ()
+    beside: tuple[Tensor, ...] = ()
 
 
 Views = Float[Tensor, "B T D"] | QKV

@@ -12,6 +12,7 @@ from twoaxis.depth.deep_delta import DeepDelta, DeepDeltaConfig
 from twoaxis.depth.delta_attention_residuals import DeltaAttentionResiduals, DeltaAttentionResidualsConfig
 from twoaxis.depth.denseformer import DenseFormer, DenseFormerConfig
 from twoaxis.depth.depth_attention import DepthAttention, DepthAttentionConfig
+from twoaxis.depth.depth_value_mixing import DepthValueMixing, DepthValueMixingConfig
 from twoaxis.depth.elc_bert import ElcBert, ElcBertConfig
 from twoaxis.depth.frac_connections import FracConnections, FracConnectionsConfig
 from twoaxis.depth.gated_residual import GatedResidual, GatedResidualConfig
@@ -20,6 +21,7 @@ from twoaxis.depth.laurel import Laurel, LaurelConfig
 from twoaxis.depth.laurel_gemma3n import LaurelGemma3n, LaurelGemma3nConfig
 from twoaxis.depth.lime import Lime, LimeConfig
 from twoaxis.depth.mhc import MHC, MHCConfig
+from twoaxis.depth.mixture_of_depths_attention import MixtureOfDepthsAttention, MixtureOfDepthsAttentionConfig
 from twoaxis.depth.muddformer import MUDDFormer, MUDDFormerConfig
 from twoaxis.depth.norm_placement import NormPlacement, NormPlacementConfig
 from twoaxis.depth.residual import Residual, ResidualConfig
@@ -439,6 +441,36 @@ DEPTH: Table[DepthConfig] = Table(
             },
             retrofit={"first": 0.0, "own": 1.0},
         ),
+        Row(
+            DepthValueMixingConfig,
+            "attends with values that a softmax over depth mixes from earlier layers",
+            {
+                "all": {},
+                "strided": {"stride": 2, "recent_window": 1},
+                "uniform": {"weights": "uniform"},
+                "off": {"weights": "off"},
+                "blend": {"blend": "annealed"},
+            },
+            certified={"all": "depth-attention-stride1-f64", "strided": "depth-attention-f64"},
+            at_scale={"Depth value mixing": {}},
+            retrofit={"blend": "annealed"},
+            sums="read",
+        ),
+        Row(
+            MixtureOfDepthsAttentionConfig,
+            "attends to keys and values of the same token from earlier sublayers, in the softmax of attention",
+            {
+                "both": {},
+                "attention": {"slots": "attention"},
+                "uniform": {"weights": "uniform"},
+                "off": {"weights": "off"},
+                "blend": {"blend": "annealed"},
+            },
+            certified={"both": "moda-prenorm-f64"},
+            at_scale={"MoDA": {}, "MoDA, slots of attention": {"slots": "attention"}},
+            retrofit={"blend": "annealed"},
+            sums="read",
+        ),
     ],
 )
 
@@ -461,6 +493,8 @@ __all__ = [
     "DepthConfig",
     "DepthEnds",
     "DepthMixer",
+    "DepthValueMixing",
+    "DepthValueMixingConfig",
     "ElcBert",
     "ElcBertConfig",
     "FracConnections",
@@ -478,6 +512,8 @@ __all__ = [
     "MHCConfig",
     "MUDDFormer",
     "MUDDFormerConfig",
+    "MixtureOfDepthsAttention",
+    "MixtureOfDepthsAttentionConfig",
     "NormPlacement",
     "NormPlacementConfig",
     "Residual",

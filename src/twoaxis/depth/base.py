@@ -25,7 +25,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.position import LayerStack, SublayerPosition
-from twoaxis.core.views import Heads, Views, WeightedSum
+from twoaxis.core.views import Views, WeightedSum
 
 __all__ = [
     "Constant",
@@ -38,7 +38,9 @@ __all__ = [
     "InitEquivalence",
     "LayerStack",
     "Layout",
+    "Mix",
     "MixingDesign",
+    "NoHeads",
     "Read",
     "Shape",
     "State",
@@ -56,6 +58,9 @@ State = Any
 Stream = Float[Tensor, "B T D"]
 """A tensor as wide as the model."""
 
+NoHeads = tuple[()]
+"""The heads of a sublayer that has none."""
+
 Layout = TokenLayout | None
 """Documents and positions of the tokens; None means that every row is one document."""
 
@@ -66,11 +71,13 @@ class Controls(NamedTuple):
     Attributes:
         static: data of the nearest mixer whose weights do not depend on the input; None without one.
         write_only: data of the mixer that writes the same without erasing anything first; None without one.
+        off: data of the mixer with its mixing off, the plain model in the same sublayers; None without one.
         streams: parallel residual streams, which a wider plain model is compared with; 1 for a plain stream.
     """
 
     static: Mapping[str, Any] | None = None
     write_only: Mapping[str, Any] | None = None
+    off: Mapping[str, Any] | None = None
     streams: int = 1
 
 
@@ -92,8 +99,17 @@ class Write(NamedTuple):
     next_state: State
 
 
+class Mix(NamedTuple):
+    """One mixing of heads: the state and the heads (`Heads`, or `()` without any) before it, and behind it."""
+
+    state: State
+    heads: Any
+    mixed: Any
+    next_state: State
+
+
 class Explanation(NamedTuple):
-    """The weighted sums of a read or a write, and numbers per token [B T] by name, for audits."""
+    """The weighted sums of a read, a mixing of heads or a write, and numbers per token [B T] by name, for audits."""
 
     sums: tuple[WeightedSum, ...] = ()
     gauges: Mapping[str, Float[Tensor, "B T"]] = {}
@@ -156,7 +172,7 @@ class DepthMixer(Mixer):
     A mixer with parts that the ends own, or that several sublayers share, needs a `DepthAxis`; others may be built alone.
 
     Attributes:
-        mixes_heads: whether `mix_heads` is called between the projections of the sublayer and its attention.
+        mixes_heads: whether `mix_heads` is called, between the projections of the sublayer and its attention if it has heads.
         entering_tensors: tensors of the state that enters here, where a `DepthAxis` has counted them.
         norm_scale: outside of a decoder, the factor on the norm before the sublayer; None if it reads without one.
     """
@@ -220,16 +236,22 @@ class DepthMixer(Mixer):
         """
         return state, None, cache
 
-    def mix_heads(self, heads: Heads, context: Views, state: State) -> tuple[Heads, State]:
-        """Returns the heads that attend instead of the projected ones, and the state for later sublayers."""
+    def mix_heads(self, heads: Any, context: Views, state: State) -> tuple[Any, State]:
+        """Returns the heads that attend instead of the given ones, and the state for later sublayers.
+
+        Args:
+            heads: `Heads` at the stage of the slot, or `()` for a sublayer without heads.
+            context: what the sublayer computes its update from.
+            state: before this sublayer.
+        """
         return heads, state
 
     @abstractmethod
     def write(self, state: State, update: Stream, context: Views, carry: Any) -> State:
         """Returns the next state, given the sublayer's output and the normalised input it was computed from."""
 
-    def explain(self, done: Read | Write) -> Explanation:
-        """Returns the weights of a read or a write of this mixer, for audits; none by default."""
+    def explain(self, done: Any) -> Explanation:
+        """Returns the weights of a `Read`, a `Write` or, of a mixer of heads, a `Mix`, for audits; none by default."""
         return Explanation()
 
 

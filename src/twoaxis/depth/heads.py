@@ -59,16 +59,25 @@ class StreamAndHeads(NamedTuple):
 
     def with_heads(self, chain: int, *more: Tensor) -> Self:
         """Returns the state with more tensors at the end of one chain."""
-        longer = (*self.heads[chain], *more)
-        return self._replace(heads=(*self.heads[:chain], longer, *self.heads[chain + 1 :]))
+        return self.with_chain(chain, (*self.heads[chain], *more))
+
+    def with_chain(self, chain: int, tensors: tuple[Tensor, ...]) -> Self:
+        """Returns the state with these tensors in one chain."""
+        chain %= len(self.heads)
+        return self._replace(heads=(*self.heads[:chain], tensors, *self.heads[chain + 1 :]))
 
 
 class HeadsEnds(DepthEnds):
-    """The stream starts as the embeddings, with empty chains."""
+    """The stream starts as the embeddings, with empty chains.
 
-    def __init__(self, stack: LayerStack) -> None:
+    Args:
+        stack: the sublayers.
+        more: chains of the mixer's own, at the end.
+    """
+
+    def __init__(self, stack: LayerStack, more: int = 0) -> None:
         super().__init__()
-        self.n_chains = len(chains(stack))
+        self.n_chains = len(chains(stack)) + more
 
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[StreamAndHeads, Any]:
         """Returns the embeddings and empty chains."""

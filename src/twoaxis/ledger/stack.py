@@ -31,6 +31,7 @@ from twoaxis.core.measure import (
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import QKV, Heads
 from twoaxis.depth import DepthConfig, DepthMixer
+from twoaxis.depth.base import NoHeads
 from twoaxis.ledger.meter import Call, Kernels, Mode, held_bytes, leaf, measured_dtype, moved, placed, watch, without_memory
 from twoaxis.ledger.repeats import Repeat, likeness, pattern
 from twoaxis.model.config import SublayerConfig
@@ -228,7 +229,7 @@ class _Tracer:
 
     def _attention(self, mixer: DepthMixer, site: SublayerPosition) -> Any:
         part = self.parts[site.index]
-        return part.build(site) if mixer.mixes_heads and part is not None else None
+        return part.build(site) if mixer.mixes_heads and part is not None and site.slot.heads is not None else None
 
     def run(self, embedding_norm: bool) -> StackTrace:
         """The whole pass."""
@@ -308,7 +309,7 @@ class _Tracer:
             self._save(index, tensors(context))
         calls, heads, mixed, heads_saved = [read], (), (), 0
         middle, events = state, list[Tensor]()
-        if mixer.mixes_heads and site.slot.heads is not None:
+        if mixer.mixes_heads:
             mix, heads, events = self._mix(mixer, site, context, state)
             mixed, middle = mix.result
             calls.append(mix)
@@ -338,13 +339,19 @@ class _Tracer:
             backward=self._backward_of((following, views, mixed)),
         )
 
-    def _mix(self, mixer: DepthMixer, site: SublayerPosition, context: Any, state: Any) -> tuple[Call, Heads, list[Tensor]]:
+    def _mix(
+        self, mixer: DepthMixer, site: SublayerPosition, context: Any, state: Any
+    ) -> tuple[Call, Heads | NoHeads, list[Tensor]]:
         """Head mixing between the two steps of attention, and what those save."""
         module, shape = self.attention[site.index], site.slot.heads
-        assert shape is not None
+        if shape is None:
+            return watch(mixer.mix_heads, (), context, state, **self.watched), (), []
         events: list[Tensor] = []
         if module is None:
-            heads = Heads(*(self._empty(n, shape.head_dim) for n in (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads)))
+            q, k, v = (self._empty(n, shape.head_dim) for n in (shape.n_heads, shape.n_kv_heads, shape.n_kv_heads))
+            heads = Heads(q, k, v)
+            if site.slot.heads_at == "rotated":
+                heads = heads._replace(unrotated=(heads.k,))
         else:
             with saved_for_backward() as events, Operations(None):
                 heads = module.project(context, self.layout)[0]
@@ -353,7 +360,7 @@ class _Tracer:
         mixed = Heads(*_leaves(tuple(mix.result[0])))
         if module is None:
             # Attention saves what it takes.
-            after = list(mixed)
+            after = tensors(mixed)
         else:
             with saved_for_backward() as after, Operations(None):
                 module.attend(mixed, self.layout)

@@ -3,7 +3,7 @@
 Letters: B batch, T position, D width.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, DeclaredModule
 from twoaxis.core.position import SublayerPosition
-from twoaxis.core.views import QKV, Views
+from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.depth import DepthConfig, DepthMixer
-from twoaxis.depth.base import State
+from twoaxis.depth.base import Mix, NoHeads, State
 from twoaxis.model.config import SublayerConfig
 from twoaxis.ops.norm import rms_norm
 from twoaxis.sequence import HeadMixer
@@ -58,7 +58,7 @@ class Sublayer(nn.Module):
         super().__init__()
         self.depth = depth
         self.norm = norm_before(site)
-        self.mixer = config.build(site)
+        self.mixer: Any = config.build(site)
         if splits_views:
             self.key_norm, self.value_norm = norm_before(site), norm_before(site)
 
@@ -83,15 +83,29 @@ class Sublayer(nn.Module):
             return QKV(self.norm(views.q), self.key_norm(views.k), self.value_norm(views.v))
         return self.norm(views)
 
-    def mix(self, context: Views, state: State, layout: TokenLayout, cache: Any = None) -> tuple[Tensor, State, Any]:
-        """Returns the update, the state after heads are mixed, and the mixer's next cache."""
-        if not self.depth.mixes_heads:
-            update, cache = self.mixer(context, layout, cache)
-            return update, state, cache
-        mixer = cast(HeadMixer, self.mixer)
-        heads, cache = mixer.project(context, layout, cache)
-        heads, state = self.depth.mix_heads(heads, context, state)
-        update, cache = mixer.attend(heads, layout, cache)
+    def heads(self, context: Views, layout: TokenLayout, cache: Any = None) -> tuple[Heads | NoHeads, Any]:
+        """Returns the heads that the depth mixer mixes, and the mixer's next cache."""
+        if not self.depth.mixes_heads or not isinstance(self.mixer, HeadMixer):
+            return (), cache
+        return self.mixer.project(context, layout, cache)
+
+    def mix(
+        self, context: Views, state: State, layout: TokenLayout, cache: Any = None, seen: Callable[[Mix], Mix] | None = None
+    ) -> tuple[Tensor, State, Any]:
+        """Returns the update, the state after heads are mixed, and the mixer's next cache.
+
+        Args:
+            context: behind the norm.
+            state: before this sublayer.
+            layout: of the tokens.
+            cache: of the mixer.
+            seen: called where heads are mixed; returns what goes on instead.
+        """
+        heads, cache = self.heads(context, layout, cache)
+        if self.depth.mixes_heads:
+            mix = Mix(state, heads, *self.depth.mix_heads(heads, context, state))
+            _, _, heads, state = mix if seen is None else seen(mix)
+        update, cache = self.mixer.attend(heads, layout, cache) if heads else self.mixer(context, layout, cache)
         return update, state, cache
 
 

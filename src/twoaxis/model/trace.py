@@ -34,7 +34,7 @@ def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None
         view, carry, _ = sublayer.depth.read(state)
         views.append([t + 0 for t in tensors(view)])
         context = sublayer.normalise(view)
-        heads.append(sublayer.mixer.project(context, layout)[0] if sublayer.depth.mixes_heads else ())
+        heads.append(sublayer.heads(context, layout)[0])
         update, state, _ = sublayer.mix(context, state, layout)
         if disturbances and index in disturbances:
             update = update + disturbances[index]
@@ -50,7 +50,7 @@ def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None
 def read_and_write(mixer: Any, state: Any, update: Tensor, context: Any, heads: Any) -> tuple[Any, Any, Any]:
     """Returns what one depth mixer makes of a state: the views, the heads if it mixes them, and the next state."""
     views, carry, _ = mixer.read(state)
-    if heads:
+    if mixer.mixes_heads:
         heads, state = mixer.mix_heads(heads, context, state)
     return views, heads, mixer.write(state, update, context, carry)
 

@@ -4,6 +4,7 @@ Letters: B batch, H heads, G kv-heads, T queries, S keys, K key width. Query t h
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -12,10 +13,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.ops.precision import Impl, check_impl, statistics_dtype
+from twoaxis.ops.precision import Impl, check_impl, outside_autocast, statistics_dtype
 
 SMALLEST_CHUNK = 32
 """Smallest number of queries in a chunk of the windowed engine; shorter chunks lose more to overhead than they save."""
+
+
+Beside = tuple[Tensor, ...]
+"""One more key for each query: its score [B H T] and value [B H T K], and a weight [1] of the change that it makes if any."""
 
 
 def local_attention(
@@ -27,6 +32,7 @@ def local_attention(
     documents: Int[Tensor, "B T"] | None = None,
     key_documents: Int[Tensor, "B S"] | None = None,
     sink: Float[Tensor, " H"] | None = None,
+    beside: Beside = (),
     impl: Impl = "fused",
 ) -> Float[Tensor, "B H T K"]:
     """Attends from each query to the last `window` keys of its own document, itself included.
@@ -36,8 +42,13 @@ def local_attention(
     Source:   Residual Stream Duality, arXiv:2603.16039, Algorithm 1; window=None is full causal attention
     Shapes:   consecutive groups of H/G query heads share a kv-head; softmax in float32 (float64 for float64)
     Sink:     a score per query head that takes part in the softmax with a value of zero (gpt-oss, arXiv:2508.10925)
-    Empty:    a query that sees no key, which is possible with key_documents only, gives 0 and has no gradient
-    Cost:     flops 4*K per head and visible pair; the fused engine holds T*(chunk+window) booleans, never T*S
+    Beside:   takes part in the same softmax: y = (e^l y_0 + e^s value) / (e^l + e^s), with y_0 the attention to tokens and l
+              the logarithm of its sum; a weight g gives y_0 + g (y - y_0). Several keys are given as one: the score is the
+              logarithm of their sum of exponentials, the value their mean weighted by these
+    Empty:    a query that sees no key, which is possible with key_documents only, gives 0 and has no gradient; one with a key
+              beside sees that alone
+    Cost:     flops 4*K per head and visible pair; the fused engine holds T*(chunk+window) booleans, never T*S, but with a key
+              beside on another device than a CPU the T*S scores
 
     Raises:
         ConfigError: a window below 1, heads not a multiple of kv-heads, more queries than keys, or documents of the queries
@@ -50,18 +61,33 @@ def local_attention(
         raise ConfigError(f"local_attention: got {given}; must be both or neither; give those of the queries and of the keys")
     if window is not None and window >= k.shape[2]:
         window = None
-    if impl == "reference":
-        return _reference(q, k, v, visible(q.shape[2], k.shape[2], window, documents, key_documents, q.device), sink)
-    if sink is not None:
-        wide = _with_sink(q, k, v, sink)
-        return _fused(*wide, window, documents, key_documents, _Sink(1 / math.sqrt(q.shape[-1])))[..., : q.shape[-1]]
-    return _fused(q, k, v, window, documents, key_documents, None)
+    # No other device has an operator of known form that returns the logarithms of its sums.
+    if impl == "reference" or (beside and q.device.type not in ("cpu", "meta")):
+        mask = visible(q.shape[2], k.shape[2], window, documents, key_documents, q.device)
+        return _reference(q, k, v, mask, sink, beside)
+    keys = _Keys(documents, key_documents, beside, None if sink is None else 1 / math.sqrt(q.shape[-1]))
+    if sink is None:
+        return _fused(q, k, v, window, keys)
+    if beside:
+        score, value, *weight = beside
+        keys = keys._replace(beside=(score, F.pad(value, (0, 1)), *weight))
+    return _fused(*_with_sink(q, k, v, sink), window, keys)[..., : q.shape[-1]]
 
 
-class _Sink(NamedTuple):
-    """Marks attention with a sink; `scale` is that of scores, which no longer follows from the width of heads."""
+class _Keys(NamedTuple):
+    """What a query sees.
 
-    scale: float
+    Attributes:
+        documents: of the queries.
+        key_documents: of the keys.
+        beside: one more key for each query.
+        sink_scale: marks attention with a sink: the scale of scores, which no longer follows from the width of heads.
+    """
+
+    documents: Tensor | None
+    key_documents: Tensor | None
+    beside: Beside
+    sink_scale: float | None
 
 
 def _with_sink(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,22 +102,14 @@ def _sink_key(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat((key, k), dim=-2), F.pad(v, (0, 0, 1, 0))
 
 
-def _fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: int | None,
-    documents: Tensor | None,
-    key_documents: Tensor | None,
-    sink: _Sink | None,
-) -> Tensor:
+def _fused(q: Tensor, k: Tensor, v: Tensor, window: int | None, keys: _Keys) -> Tensor:
     if window is not None:
-        if q.shape[2] == 1:
-            k, v = k[:, :, -window:], v[:, :, -window:]
-            key_documents = None if key_documents is None else key_documents[:, -window:]
-        else:
-            return _windowed(q, k, v, window, documents, key_documents, sink)
-    return _full(q, k, v, documents, key_documents, sink)
+        if q.shape[2] > 1:
+            return _windowed(q, k, v, window, keys)
+        k, v = k[:, :, -window:], v[:, :, -window:]
+        if keys.key_documents is not None:
+            keys = keys._replace(key_documents=keys.key_documents[:, -window:])
+    return _full(q, k, v, keys)
 
 
 def visible(
@@ -125,7 +143,7 @@ def _check(q: Tensor, k: Tensor, window: int | None) -> None:
         raise ConfigError(problem("queries", q.shape[2], f"at most the keys={k.shape[2]}", "pass the keys of these tokens too"))
 
 
-def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor | None) -> Tensor:
+def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor | None, beside: Beside) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     dtype = statistics_dtype(q)
     k, v = (x.to(dtype).repeat_interleave(groups, dim=1) for x in (k, v))
@@ -136,26 +154,65 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor | Non
     if sink is not None:
         scores = torch.cat((scores, sink.to(dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)), dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : k.shape[2]].masked_fill(empty, 0.0)
-    return (weights @ v).to(q.dtype)
+    y = weights @ v
+    if not beside:
+        return y.to(q.dtype)
+    score, value, *weight = (x.to(dtype) for x in beside)
+    log_sum = torch.logsumexp(scores[..., : k.shape[2]], dim=-1).masked_fill(empty.squeeze(-1), -torch.inf)
+    if sink is not None:
+        log_sum = torch.logaddexp(log_sum, sink.to(dtype).view(1, -1, 1))
+    share = torch.sigmoid(score - log_sum).unsqueeze(-1)
+    return torch.lerp(y, value, share * weight[0] if weight else share).to(q.dtype)
 
 
-def _full(
-    q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, key_documents: Tensor | None, sink: _Sink | None
-) -> Tensor:
-    options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1], "scale": sink and sink.scale}
+def _full(q: Tensor, k: Tensor, v: Tensor, keys: _Keys) -> Tensor:
+    documents, key_documents, beside, scale = keys
     alone = documents is None or key_documents is None
     plain = alone and (q.shape[2] == k.shape[2] or q.shape[2] == 1)
     mask = None if plain else visible(q.shape[2], k.shape[2], None, documents, key_documents, q.device)
     causal = plain and q.shape[2] > 1
-    if sink is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, **options)
+    if scale is None:
+        return _attention(q, k, v, mask, causal, scale, beside)
     k, v = _sink_key(k, v)
     if mask is not None:
         mask = F.pad(mask, (1, 0), value=True)
     if not causal:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
+        return _attention(q, k, v, mask, causal, scale, beside)
     # A query is prepended for the position of the sink, so that no mask is needed.
-    return F.scaled_dot_product_attention(F.pad(q, (0, 0, 1, 0)), k, v, is_causal=True, **options)[:, :, 1:]
+    rows = _Rows(lambda x: x[:, :, 1:], lambda x: F.pad(x, (*(0, 0) * (x.ndim - 3), 1, 0)))
+    return _attention(rows.of(q), k, v, None, True, scale, beside, rows)
+
+
+class _Rows(NamedTuple):
+    """The order in which an engine computes the queries.
+
+    Attributes:
+        tokens: from that order to [B H T *each].
+        of: back to it, with zeros for queries that are added.
+    """
+
+    tokens: Callable[[Tensor], Tensor]
+    of: Callable[[Tensor], Tensor]
+
+
+_AS_GIVEN = _Rows(lambda x: x, lambda x: x)
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal: bool,
+    scale: float | None,
+    beside: Beside,
+    rows: _Rows = _AS_GIVEN,
+) -> Tensor:
+    """Attention of queries in this order: [B H T K]."""
+    if not beside:
+        options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if q.shape[1] != k.shape[1] else {}
+        return rows.tokens(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, **options))
+    return _attend_beside(q, k, v, mask, _Call(causal, scale, rows), *beside)
 
 
 class _Chunks(NamedTuple):
@@ -194,33 +251,31 @@ class _Chunks(NamedTuple):
         return torch.cat((early, late), dim=dim + 1)
 
 
-def _windowed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: int,
-    documents: Tensor | None,
-    key_documents: Tensor | None,
-    sink: _Sink | None,
-) -> Tensor:
-    B, H, T, K = q.shape
-    G = k.shape[1]
+def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, keys: _Keys) -> Tensor:
+    documents, key_documents, beside, scale = keys
+    (B, H, T, K), G = q.shape, k.shape[1]
     chunks = _Chunks.plan(T, k.shape[2], window)
-    keys, values = (_align(x, chunks).reshape(B, G, -1, K) for x in (k, v))
-    keys, values = (chunks.spans(x, 2).reshape(B * G, chunks.n, chunks.span, K) for x in (keys, values))
-    queries = F.pad(q, (0, 0, 0, chunks.queries_added)) if chunks.queries_added else q
-    # The query heads of one kv-head are stacked along the queries, so keys and values are never repeated.
-    queries = queries.reshape(B, G, H // G, chunks.n, chunks.length, K).transpose(2, 3)
-    queries = queries.reshape(B * G, chunks.n, (H // G) * chunks.length, K)
+    k, v = (_align(x, chunks).reshape(B, G, -1, K) for x in (k, v))
+    k, v = (chunks.spans(x, 2).reshape(B * G, chunks.n, chunks.span, K) for x in (k, v))
+
+    def tokens(x: Tensor) -> Tensor:
+        each = x.shape[3:]
+        return x.reshape(B, G, chunks.n, H // G, chunks.length, *each).transpose(2, 3).reshape(B, H, -1, *each)[:, :, :T]
+
+    def rows(x: Tensor) -> Tensor:
+        # The query heads of one kv-head are stacked along the queries, so keys and values are never repeated.
+        each = x.shape[3:]
+        x = F.pad(x, (*(0, 0) * len(each), 0, chunks.queries_added)) if chunks.queries_added else x
+        x = x.reshape(B, G, H // G, chunks.n, chunks.length, *each).transpose(2, 3)
+        return x.reshape(B * G, chunks.n, (H // G) * chunks.length, *each)
+
     mask = _chunk_mask(chunks, window, documents, key_documents, B, q.device)
     mask = mask.expand(-1, G, -1, -1, -1).reshape(-1, *mask.shape[2:]) if mask.shape[0] > 1 else mask[:, 0]
     mask = mask.repeat(1, 1, H // G, 1)
-    if sink is not None:
-        keys, values = _sink_key(keys, values)
+    if scale is not None:
+        k, v = _sink_key(k, v)
         mask = F.pad(mask, (1, 0), value=True)
-    y = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=sink and sink.scale)
-    y = y.reshape(B, G, chunks.n, H // G, chunks.length, K).transpose(2, 3).reshape(B, H, -1, K)
-    return y[:, :, :T]
+    return _attention(rows(q), k, v, mask, False, scale, beside, _Rows(tokens, rows))
 
 
 def _align(x: Tensor, chunks: _Chunks) -> Tensor:
@@ -248,3 +303,92 @@ def _chunk_mask(
     spans = chunks.spans(aligned[:, None], 2)
     own = F.pad(documents, (0, chunks.queries_added), value=-2).reshape(batch, 1, chunks.n, chunks.length)
     return mask & (own[..., None] == spans[..., None, :])
+
+
+class _Call(NamedTuple):
+    """Options of one pass of the engine."""
+
+    causal: bool
+    scale: float | None
+    rows: _Rows
+
+
+@outside_autocast
+def _attend_beside(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    call: _Call,
+    score: Tensor,
+    value: Tensor,
+    weight: Tensor | None = None,
+) -> Tensor:
+    return _AttentionBeside.apply(q, k.to(q.dtype), v.to(q.dtype), score, value, weight, mask, call)
+
+
+class _AttentionBeside(torch.autograd.Function):
+    """Attention with one more key for each query.
+
+    The backward pass of attention takes its output and the logarithms of its sums. Given those of the joint softmax, it
+    computes the gradients of its own part of that.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        score: Tensor,
+        value: Tensor,
+        weight: Tensor | None,
+        mask: Tensor | None,
+        call: _Call,
+    ) -> Tensor:
+        added = None if mask is None else torch.where(mask, 0.0, -torch.inf).to(q.dtype)
+        y, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, call.causal, attn_mask=added, scale=call.scale
+        )
+        if mask is not None:
+            # The engine returns 0 where a query sees no key.
+            log_sum = log_sum.masked_fill(~mask.any(dim=-1), -torch.inf)
+        dtype = statistics_dtype(q)
+        y, log_sum = call.rows.tokens(y), call.rows.tokens(log_sum).to(dtype)
+        share = torch.sigmoid(score - log_sum)
+        joint = torch.lerp(y.to(dtype), value.to(dtype), (share if weight is None else share * weight.to(dtype)).unsqueeze(-1))
+        joint = joint.to(q.dtype)
+        kept = (joint, torch.logaddexp(score, log_sum)) if weight is None else (y, log_sum)
+        ctx.call = call
+        ctx.save_for_backward(q, k, v, score, value, weight, added, *kept)
+        return joint
+
+    @staticmethod
+    @outside_autocast
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """With p the share of the key and u = value - y: dscore = p(1-p) g dy^T u, dvalue = p g dy, dg = p dy^T u."""
+        q, k, v, score, value, weight, added, y, log_sum = ctx.saved_tensors
+        grad, dtype, call = grad_outputs[0], statistics_dtype(q), ctx.call
+        # From what is kept of y: the joint output without a weight, else the attention to tokens alone.
+        apart = value.to(dtype) - y
+        along = (grad.to(dtype) * apart).sum(-1)
+        grad_weight, given = None, grad
+        if weight is None:
+            share = torch.exp(score - log_sum)
+            grad_score = share * along
+        else:
+            part = torch.sigmoid(score - log_sum)
+            share, rest = part * weight.to(dtype), part * (1 - part) * weight.to(dtype)
+            grad_score, grad_weight = rest * along, (part * along).sum().reshape(1).to(weight.dtype)
+            left = 1 - share
+            # Where nothing is left, or no token is seen, no gradient reaches the attention to tokens.
+            left = torch.where(left == 0, torch.finfo(dtype).tiny, left)
+            y = torch.addcmul(y.to(dtype), apart, (rest / left).unsqueeze(-1)).to(q.dtype)
+            log_sum, given = torch.nan_to_num(log_sum, neginf=0.0), (grad * left.unsqueeze(-1)).to(q.dtype)
+        grad_value = (grad * share.unsqueeze(-1)).to(value.dtype)
+        by_tokens = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *(call.rows.of(given), q, k, v, call.rows.of(y), call.rows.of(log_sum), 0.0, call.causal),
+            attn_mask=added,
+            scale=call.scale,
+        )
+        return *by_tokens, grad_score.to(score.dtype), grad_value, grad_weight, None, None

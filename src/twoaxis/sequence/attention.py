@@ -14,8 +14,9 @@ class AttentionConfig(HeadsConfig):
     Equation: y_t = W_o concat_h sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j,  q = R_t W_q c_t,  k = R_j W_k c_j,  v = W_v c_j
     Source:   Attention Is All You Need, arXiv:1706.03762, eq. 1; GQA arXiv:2305.13245; RoPE arXiv:2104.09864, eq. 15
     Deviates: no biases, as in Llama, or those of queries, keys and values, as in Qwen2; qk_norm per head before RoPE as in
-              Qwen3, or after it as in the DDL reference code, where unequal gains within a rotation pair make scores depend on
-              absolute positions. A learned sink starts at 0, as in GraniteSWA and DeepSeek-V4; gpt-oss draws it from N(0, 0.02)
+              Qwen3, after it as in the DDL reference code, or of keys alone after it as in Depth-Attention; unequal gains in a
+              rotation pair then make scores depend on absolute positions. A learned sink starts at 0, as in GraniteSWA and
+              DeepSeek-V4; gpt-oss draws it from N(0, 0.02)
     Shapes:   context [B T D] -> update [B T D]; softmax, norms and rotations in float32 (float64 for float64)
     Init:     W_q, W_k, W_v ~ N(0, 0.25/D), W_o ~ N(0, 0.25/(H K 2 n_layers)) or zero, gains 1, biases 0
     Cost:     params D*(H+2G)*K + H*K*D; matmul flops 2 per weight and token; pair flops 4*H*K per visible pair;
@@ -28,7 +29,7 @@ class AttentionConfig(HeadsConfig):
         rope_theta: base of the rotation angles.
         rope_dim: channels of each head that are rotated, the first ones; None means all, 0 none (NoPE).
         rope_scaling: slower angles for longer texts: `llama3`, `yarn` or `linear` with their options; None leaves them.
-        qk_norm: RMSNorm of queries and keys: `none`, `before_rope` or `after_rope`.
+        qk_norm: RMSNorm of queries and keys: `none`, `before_rope`, `after_rope`, or `key_after_rope`, of queries before.
         qk_norm_over: one norm for each `head` (one gain for all heads), or over `all_heads` together (OLMo 2, Canon).
         bias: `qkv` adds a bias to queries, keys and values.
         sink: `learned` gives each head a score that takes part in the softmax with a value of zero (gpt-oss), 0 at first.

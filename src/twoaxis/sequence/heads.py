@@ -18,7 +18,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, with_extra
-from twoaxis.core.position import HeadShape, SublayerPosition
+from twoaxis.core.position import HeadShape, KeyNorm, SublayerPosition
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.local_attention import local_attention
@@ -27,7 +27,7 @@ from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.rope import RotationTable, Scaling, layout_rotation, rotate
 from twoaxis.sequence.base import HeadMixer, SequenceConfig
 
-QKNorm = Literal["none", "before_rope", "after_rope"]
+QKNorm = Literal["none", "before_rope", "after_rope", "key_after_rope"]
 ProjectionBias = Literal["none", "qkv"]
 
 
@@ -58,7 +58,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
             raise ConfigError(problem("rope_dim", 0, "> 0 with rope_scaling", "leave rope_scaling out"))
         if self.rope_scaling is not None and self.rope_theta <= 1:
             raise ConfigError(problem("rope_theta", self.rope_theta, "> 1 with rope_scaling", "use the base of the model"))
-        if self.projected_local is not None and self.qk_norm == "after_rope":
+        if self.projected_local is not None and self.key_norm == "after_rope":
             raise ConfigError(
                 problem(
                     "qk_norm", self.qk_norm, "none or before_rope with projected_local", "move the norm before the rotation"
@@ -70,6 +70,16 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
     def kv_heads(self) -> int:
         """Number of kv-heads."""
         return self.n_heads if self.n_kv_heads is None else self.n_kv_heads
+
+    @property
+    def query_norm(self) -> KeyNorm:
+        """The side of the rotation on which queries are normalised."""
+        return "before_rope" if self.qk_norm == "key_after_rope" else self.qk_norm
+
+    @property
+    def key_norm(self) -> KeyNorm:
+        """The side of the rotation on which keys are normalised."""
+        return "after_rope" if self.qk_norm == "key_after_rope" else self.qk_norm
 
     @property
     def span(self) -> int | None:
@@ -126,7 +136,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
 
     def head_shape(self, d_model: int) -> HeadShape:
         """The heads of these options."""
-        return HeadShape(self.n_heads, self.kv_heads, self.key_width(d_model))
+        return HeadShape(self.n_heads, self.kv_heads, self.key_width(d_model), self.key_norm)
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """Projections by their weights, attention by its visible pairs."""
@@ -172,7 +182,7 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         self.norm_eps = site.norm_eps
         self.head_dim, self.rotation = config.key_width(site.d_model), config.rotation(site.d_model)
         H, G, K, D = config.n_heads, config.kv_heads, self.head_dim, site.d_model
-        self.projects_values = site.slot.projects_values
+        self.projects_values, self.heads_at = site.slot.projects_values, site.slot.heads_at
         projected = (H + (2 if self.projects_values else 1) * G) * K
         values = (G * K, site.hidden_std(D)) if self.projects_values else None
         self.qkv = self.linear("qkv", D, projected, values=values)
@@ -194,46 +204,90 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         self, context: Views, layout: TokenLayout, cache: AttentionCache | None = None
     ) -> tuple[Float[Tensor, "B T E"], AttentionCache | None]:
         """Returns the attention output and the extended cache."""
-        if not self.projects_values:
-            heads, cache = self.project(context, layout, cache)
-            return self.attend(heads, layout, cache)
-        context, cache = self._mix_input(context, layout, cache)
-        q_k, v = self._project(context).split((self.config.n_heads + self.config.kv_heads, self.config.kv_heads), dim=2)
-        return self._attend(q_k, v, layout, cache)
+        joined, cache = self._projected(context, layout, cache)
+        q_k, v = self._split_values(joined)
+        q_k, v, cache = self._before_rotation(q_k, v, layout, cache)
+        return self._attend(self._split(self._rotated(q_k, layout), v), layout, cache)
 
     def project(
         self, context: Views, layout: TokenLayout, cache: AttentionCache | None = None
     ) -> tuple[Heads, AttentionCache | None]:
-        """Returns the heads before norm, local mixing and rotation; keys in place of values if the slot projects none."""
+        """Returns the heads at the stage of the slot; keys in place of values if the slot projects none."""
+        joined, cache = self._projected(context, layout, cache)
+        if self.heads_at == "rotated":
+            q_k, v, cache = self._before_rotation(*self._split_values(joined), layout, cache)
+            gain = (self.k_gain,) if self.config.key_norm == "before_rope" else ()
+            heads = self._split(self._rotated(q_k, layout), v)
+            return heads._replace(unrotated=(q_k[:, :, self.config.n_heads :], *gain)), cache
         H, G = self.config.n_heads, self.config.kv_heads
-        context, cache = self._mix_input(context, layout, cache)
-        projected = self._project(context)
         if self.projects_values:
-            return Heads(*projected.split((H, G, G), dim=2)), cache
-        q, k = projected.split((H, G), dim=2)
+            q, k, v = joined.split((H, G, G), dim=2)
+            return Heads(q, k, v), cache
+        q, k = joined.split((H, G), dim=2)
         return Heads(q, k, k), cache
 
     def attend(
         self, heads: Heads, layout: TokenLayout, cache: AttentionCache | None = None
     ) -> tuple[Float[Tensor, "B T E"], AttentionCache | None]:
         """Returns the output of attention over these heads and the extended cache."""
-        return self._attend(torch.cat((heads.q, heads.k), dim=2), heads.v, layout, cache)
+        if self.heads_at == "projected":
+            heads, cache = self._ready(heads, layout, cache)
+        return self._attend(heads, layout, cache)
 
-    def _mix_input(
+    def queries_and_keys(self, heads: Heads, layout: TokenLayout) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"]]:
+        """Queries and keys whose products are the scores of attention over these heads, for audits."""
+        ready = self._ready(heads, layout, None)[0] if self.heads_at == "projected" else heads
+        return ready.q.transpose(1, 2), ready.k.transpose(1, 2)
+
+    def _projected(
         self, context: Views, layout: TokenLayout, cache: AttentionCache | None
-    ) -> tuple[Views, AttentionCache | None]:
+    ) -> tuple[Float[Tensor, "B T _ K"], AttentionCache | None]:
+        """Query heads, then key heads, then value heads if the slot projects them."""
         if self.input_local is None:
-            return context, cache
+            return self._project(context), cache
         assert isinstance(context, Tensor)
         context, following = mix_locally(self.input_local, context, layout, None if cache is None else cache.local.input)
-        return context, None if cache is None else replace(cache, local=cache.local._replace(input=following))
+        cache = None if cache is None else replace(cache, local=cache.local._replace(input=following))
+        return self._project(context), cache
 
-    def _attend(
+    def _split_values(self, joined: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries with keys, and values, or keys in their place."""
+        H, G = self.config.n_heads, self.config.kv_heads
+        if self.projects_values:
+            q_k, v = joined.split((H + G, G), dim=2)
+            return q_k, v
+        return joined, joined[:, :, H:]
+
+    def _split(self, q_k: Tensor, v: Tensor) -> Heads:
+        q, k = q_k.split((self.config.n_heads, self.config.kv_heads), dim=2)
+        return Heads(q, k, v)
+
+    def _ready(self, heads: Heads, layout: TokenLayout, cache: AttentionCache | None) -> tuple[Heads, AttentionCache | None]:
+        """Heads as they attend, of projected ones."""
+        q_k, v, cache = self._before_rotation(torch.cat((heads.q, heads.k), dim=2), heads.v, layout, cache)
+        return self._split(self._rotated(q_k, layout), v)._replace(beside=heads.beside), cache
+
+    def _before_rotation(
         self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: AttentionCache | None
-    ) -> tuple[Tensor, AttentionCache | None]:
+    ) -> tuple[Tensor, Tensor, AttentionCache | None]:
+        """Behind the norms of this side and the local mixing."""
+        q_k = self._normalise(q_k, "before_rope")
+        if self.projected_local is not None:
+            q_k, v, cache = self._mix_projected(q_k, v, layout, cache)
+        return q_k, v, cache
+
+    def _rotated(self, q_k: Tensor, layout: TokenLayout) -> Tensor:
+        return self._normalise(self._rotate(q_k, layout), "after_rope")
+
+    def _attend(self, heads: Heads, layout: TokenLayout, cache: AttentionCache | None) -> tuple[Tensor, AttentionCache | None]:
         config = self.config
-        q, k, v, cache = self._ready(q_k, v, layout, cache)
+        q, k, v = (x.transpose(1, 2) for x in heads[:3])
         if layout.attend is not None:
+            if heads.beside:
+                raise ConfigError(
+                    "attention of another library: got one more key for each query from the depth mixer; must be the attention "
+                    "of this library; leave attn_implementation out"
+                )
             return with_extra(self.output, self.extra, layout.attend(self, q, k, v)), cache
         if cache is not None:
             k, v, keys = cache.keys.extend(k, v)
@@ -241,29 +295,17 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         documents = layout.documents
         key_documents = None if documents is None else layout.key_documents(k.shape[2])
         y = local_attention(
-            q, k, v, window=config.span, documents=documents, key_documents=key_documents, sink=self.sink, impl=config.impl
+            q,
+            k,
+            v,
+            window=config.span,
+            documents=documents,
+            key_documents=key_documents,
+            sink=self.sink,
+            beside=tuple(x.transpose(1, 2) if x.ndim > 1 else x for x in heads.beside),
+            impl=config.impl,
         )
         return with_extra(self.output, self.extra, y.transpose(1, 2).flatten(2)), cache
-
-    def queries_and_keys(self, heads: Heads, layout: TokenLayout) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"]]:
-        """Queries and keys whose products are the scores of attention over these heads, for audits."""
-        q, k, _, _ = self._ready(torch.cat((heads.q, heads.k), dim=2), heads.v, layout, None)
-        return q, k
-
-    def _ready(
-        self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: AttentionCache | None
-    ) -> tuple[Tensor, Tensor, Tensor, AttentionCache | None]:
-        """Queries, keys and values after norm, local mixing and rotation, heads before positions."""
-        config = self.config
-        if config.qk_norm == "before_rope":
-            q_k = self._normalise(q_k)
-        if self.projected_local is not None:
-            q_k, v, cache = self._mix_projected(q_k, v, layout, cache)
-        q_k = self._rotate(q_k, layout)
-        if config.qk_norm == "after_rope":
-            q_k = self._normalise(q_k)
-        q, k = q_k.split((config.n_heads, config.kv_heads), dim=2)
-        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cache
 
     def _mix_projected(
         self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: AttentionCache | None
@@ -299,9 +341,16 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         first, rest = q_k.split((rotated, self.head_dim - rotated), dim=-1)
         return torch.cat((rotate(first, turn), rest), dim=-1)
 
-    def _normalise(self, q_k: Tensor) -> Tensor:
-        parts = zip(q_k.split((self.config.n_heads, self.config.kv_heads), dim=2), (self.q_gain, self.k_gain), strict=True)
+    def _normalise(self, q_k: Tensor, side: KeyNorm) -> Tensor:
+        """With norms of queries and keys that have theirs on this side of the rotation."""
+        q, k = q_k.split((self.config.n_heads, self.config.kv_heads), dim=2)
+        norms_q, norms_k = self.config.query_norm == side, self.config.key_norm == side
+        if not norms_q and not norms_k:
+            return q_k
+        q, k = self._norm(q, self.q_gain) if norms_q else q, self._norm(k, self.k_gain) if norms_k else k
+        return torch.cat((q, k), dim=2)
+
+    def _norm(self, x: Tensor, gain: Tensor) -> Tensor:
         if self.config.qk_norm_over == "head":
-            return torch.cat([rms_norm(x, gain, self.norm_eps) for x, gain in parts], dim=2)
-        wide = [rms_norm(x.flatten(2), gain, self.norm_eps).unflatten(-1, x.shape[2:]) for x, gain in parts]
-        return torch.cat(wide, dim=2)
+            return rms_norm(x, gain, self.norm_eps)
+        return rms_norm(x.flatten(2), gain, self.norm_eps).unflatten(-1, x.shape[2:])

@@ -16,7 +16,7 @@ from twoaxis.core.design import MixingDesign
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Normal, UniformPairs, Values, matrix_std
 from twoaxis.core.position import SublayerPosition
-from twoaxis.core.views import QKV, Heads, Views
+from twoaxis.core.views import QKV, Views
 from twoaxis.local.base import TokenHistory
 from twoaxis.ops.causal_conv import previous_token
 from twoaxis.ops.precision import statistics_dtype
@@ -134,27 +134,19 @@ class KVShift(SoftmaxAttention, config=KVShiftConfig):
         attention = super().new_cache()
         return KVShiftCache(attention.keys, attention.local, TokenHistory())
 
-    def forward(
-        self, context: Views, layout: TokenLayout, cache: AttentionCache | None = None
-    ) -> tuple[Float[Tensor, "B T E"], AttentionCache | None]:
-        """Returns the attention output and the extended cache."""
-        heads, cache = self.project(context, layout, cache)
-        return self.attend(heads, layout, cache)
-
-    def project(
-        self, context: Views, layout: TokenLayout, cache: AttentionCache | None = None
-    ) -> tuple[Heads, AttentionCache | None]:
-        """Returns the heads with shifted keys and values."""
-        heads, cache = super().project(context, layout, cache)
-        raw = torch.cat((heads.k, heads.v), dim=2) if self.projects_values else heads.k
+    def _projected(
+        self, context: Views, layout: TokenLayout, cache: AttentionCache | None
+    ) -> tuple[Float[Tensor, "B T _ K"], AttentionCache | None]:
+        """Query heads, then shifted key heads, then shifted value heads if the slot projects them."""
+        joined, cache = super()._projected(context, layout, cache)
+        q, raw = joined.split((self.config.n_heads, joined.shape[2] - self.config.n_heads), dim=2)
         flat, history = raw.flatten(2), cache.last if isinstance(cache, KVShiftCache) else TokenHistory()
         before = previous_token(flat, history.tokens, layout.key_documents(history.length + flat.shape[1]))
         previous, current = self._weights(context)
         mixed = (previous * before.unflatten(-1, raw.shape[2:]) + current * raw).to(raw.dtype)
-        k, v = mixed.split(self.config.kv_heads, dim=2) if self.projects_values else (mixed, mixed)
         if isinstance(cache, KVShiftCache):
             cache = replace(cache, last=history.following(flat, kernel=2))
-        return Heads(heads.q, k, v), cache
+        return torch.cat((q, mixed), dim=2), cache
 
     def _weights(self, context: Views) -> tuple[Tensor, Tensor]:
         """Weights of the previous and of the current token of each shifted head, [heads 1] or [B T heads 1]; keys first."""

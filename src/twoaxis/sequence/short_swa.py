@@ -32,7 +32,7 @@ class ShortSWAConfig(HeadsConfig):
         n_kv_heads: kv-heads G, a divisor of H.
         head_dim: K, even; None means d_model / n_heads.
         rope_theta: base of the rotation angles.
-        qk_norm: per-head RMSNorm of queries and keys: `none`, `before_rope` or `after_rope`.
+        qk_norm: per-head RMSNorm of queries and keys: `none`, `before_rope`, `after_rope` or `key_after_rope`.
         output_init: `scaled` or `zero`.
         impl: `fused` (cost linear in T, no T x T mask) or `reference`.
 

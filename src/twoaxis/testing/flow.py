@@ -69,7 +69,7 @@ def _of_sublayer(mixer: Any, run: Trace, index: int) -> tuple[int, int]:
     owned = frozenset(storage_of(parameter) for parameter in mixer.parameters())
     calls = [watch(mixer.read, state, owned=owned)]
     _, carry, _ = calls[0].result
-    if heads:
+    if mixer.mixes_heads:
         calls.append(watch(mixer.mix_heads, heads, context, state, owned=owned))
         state = calls[-1].result[1]
     calls.append(watch(mixer.write, state, update, context, carry, owned=owned))

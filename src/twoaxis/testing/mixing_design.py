@@ -3,6 +3,7 @@
 Letters: B batch, T position, D width, S sources, P parts of the width.
 """
 
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
@@ -116,14 +117,20 @@ def declared_heads_are_measured(config: DepthConfig) -> None:
     changed = [_with_other_head(heads, f"design/other head {index}") for index, heads in enumerate(inputs.heads)]
     before, after = (_read(model, one) for one in (inputs, inputs._replace(heads=changed)))
     across = _changes([x[:, :, 1:] for x in before], [x[:, :, 1:] for x in after])
-    exactly("how heads are mixed", "across" if across else "each", config.design.heads)
+    # With one query for each key, a group is a head.
+    expected = "each" if config.design.heads == "groups" else config.design.heads
+    exactly("how heads are mixed", "across" if across else "each", expected)
 
 
 def _with_other_head(heads: Any, name: str) -> Any:
     """With another first query, key and value head."""
-    return heads and type(heads)(
-        *(torch.cat((noise(tuple(x[:, :, :1].shape), f"{name} {part}"), x[:, :, 1:]), dim=2) for part, x in enumerate(heads))
-    )
+    parts = count()
+
+    def other(x: Tensor) -> Tensor:
+        part = next(parts)
+        return torch.cat((noise(tuple(x[:, :, :1].shape), f"{name} {part}"), x[:, :, 1:]), dim=2) if x.ndim == 4 else x
+
+    return tree_map(other, heads)
 
 
 def _weights_word(on_input: bool, on_reader: bool) -> str:
@@ -159,10 +166,11 @@ def _inputs(run: Any, name: str, same_tokens: bool = False) -> Inputs:
 
 
 def _with_newest(inputs: Inputs) -> Inputs:
-    """Replaces the newest update that the reader can depend on."""
+    """Replaces the newest update that the reader can depend on, and the reader's own heads if they are mixed."""
     *older, newest, last = inputs.updates
     replaced = torch.cat((inputs.another, noise(tuple(newest.shape), "design/newest")[..., WIDTH:]), dim=-1)
-    return inputs._replace(updates=[*older, replaced, last])
+    own = tree_map(lambda like: noise(tuple(like.shape), f"design/newest heads {tuple(like.shape)}"), inputs.heads[-1])
+    return inputs._replace(updates=[*older, replaced, last], heads=[*inputs.heads[:-1], own])
 
 
 def _frame(shape: tuple[int, int], sources: int, name: str) -> Tensor:
@@ -180,9 +188,10 @@ def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
     for index, sublayer in enumerate(sublayers):
         views, carry, _ = sublayer.depth.read(state)
         context, seen = sublayer.normalise(views), tensors(views)
-        if heads := inputs.heads[index]:
-            mixed, state = sublayer.depth.mix_heads(heads, context, state)
-            seen = tensors(mixed)
+        if sublayer.depth.mixes_heads:
+            mixed, state = sublayer.depth.mix_heads(inputs.heads[index], context, state)
+            # Without parameters that heads carry.
+            seen = [x for x in tensors(mixed) if x.ndim > 2] or seen
         if index + 1 < len(sublayers):
             state = sublayer.depth.write(state, inputs.updates[index], context, carry)
     return seen

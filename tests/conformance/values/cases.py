@@ -89,6 +89,7 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
     "attention": {
         "small_base": {"n_heads": 2, "rope_theta": 100.0, "output_init": "zero", "qk_norm": "after_rope", "bias": "qkv"},
         "norm_over_all": {"n_heads": 2, "n_kv_heads": 1, "qk_norm": "after_rope", "qk_norm_over": "all_heads", "rope_dim": 2},
+        "keys_behind_rotation": {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "key_after_rope", "sink": "learned"},
         "full_sink": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "sink": "learned"},
         "linear": {"n_heads": 2, "head_dim": 4, "rope_scaling": {"kind": "linear", "factor": 3.0}},
         "llama3": {

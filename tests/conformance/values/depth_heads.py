@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from .setting import Setting, context, weighted
+from twoaxis.core.position import SublayerPosition
+
+from .setting import B, Setting, T, context, rms, unrotated_of, weighted
 
 Three = tuple[Tensor, Tensor, Tensor]
 
@@ -56,3 +58,61 @@ def _mixed(s: Setting, p: dict[str, Tensor], values: list[Tensor], seen: Tensor,
         shared = s.mixer(0)
         return shared["scale"] * shared["logits"].softmax(0)[rank] * first + p["own"] * own
     return weighted(p["weights"][0], values if c.variant == "dense" else (first, own))
+
+
+def depth_value_mixing(s: Setting) -> Tensor:
+    c, x, keys, values = s.config, s.embeddings, list[Tensor](), list[Tensor]()
+    for site in s.stack.sites:
+
+        def mix(q: Tensor, k: Tensor, v: Tensor, index: int = site.index) -> Three:
+            n = len(keys)
+            read = [i for i in range(n) if i % c.stride == 0 or n - i <= c.recent_window]
+            mixed = v
+            if read and c.weights != "off":
+                query, sources = q.unflatten(2, (k.shape[2], -1)).mean(3), [*(values[i] for i in read), v]
+                scores = torch.stack([(query * key).sum(-1) for key in (*(keys[i] for i in read), k)]) / k.shape[-1] ** 0.5
+                weights = scores.softmax(0) if c.weights == "attention" else torch.full_like(scores, 1 / len(sources))
+                mixed = weighted(weights.unsqueeze(-1), sources)
+                if c.blend == "annealed":
+                    mixed = v + s.mixer(index)["blend"] * (mixed - v)
+            keys.append(k)
+            values.append(mixed)
+            return q, k, mixed
+
+        off = not site.slot.heads or c.weights == "off"
+        x = x + (s.f(site.index, x) if off else s.f_of_heads(site.index, x, mix))
+    return x
+
+
+def mixture_of_depths_attention(s: Setting) -> Tensor:
+    c, slots = s.config, list[tuple[Tensor, Tensor]]()
+    x: Tensor = s.embeddings
+    attends = [site.slot.heads is not None for site in s.stack.sites]
+    gain = torch.empty(0)
+    for site in s.stack.sites:
+        if c.weights == "off":
+            x = x + s.f(site.index, x)
+            continue
+
+        def further(q: Tensor, k: Tensor, v: Tensor, site: SublayerPosition = site, x: Tensor = x) -> tuple[Tensor, ...]:
+            seen = list(slots)
+            slots.append((unrotated_of(site, x)[0], v))
+            if not seen:
+                return q, k, v
+            groups = q.shape[2] // k.shape[2]
+            scores = [(q * key.repeat_interleave(groups, 2)).sum(-1) / k.shape[-1] ** 0.5 for key, _ in seen]
+            logits = torch.stack(scores) * (c.weights == "attention")
+            value = weighted(logits.softmax(0).unsqueeze(-1), [u.repeat_interleave(groups, 2) for _, u in seen])
+            blend = (s.mixer(site.index)["blend"].expand(B, T, 1),) if c.blend == "annealed" else ()
+            return q, k, v, logits.logsumexp(0), value, *blend
+
+        if attends[site.index]:
+            gain = unrotated_of(site, x)[1]
+            x = x + s.f_of_heads(site.index, x, further)
+            continue
+        if c.slots == "attention_and_feed_forward" and any(attends[site.index :]):
+            parts = (context(x) @ s.mixer(site.index)["slot.weight"].T).unflatten(-1, (-1, *slots[0][0].shape[2:]))
+            value = parts[:, :, -1]
+            slots.append((rms(parts[:, :, 0], site.norm_eps) * gain.unsqueeze(2), value))
+        x = x + s.f(site.index, x)
+    return x

@@ -111,14 +111,18 @@ def attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
             return rms(y, eps) * gain
         return (rms(y.flatten(2), eps) * gain).unflatten(-1, (-1, K))
 
+    if c.qk_norm in ("before_rope", "key_after_rope"):
+        q = normalised(q, p["q_gain"])
     if c.qk_norm == "before_rope":
-        q, k = normalised(q, p["q_gain"]), normalised(k, p["k_gain"])
+        k = normalised(k, p["k_gain"])
     mixed = locally(c, p, "projected_local", torch.cat((q, k, v), dim=2).flatten(2))
     q, k, v = mixed.unflatten(-1, (H + 2 * G, K)).split((H, G, G), dim=2)
     width = K if c.rope_dim is None else c.rope_dim
     q, k = (rotated(y, c.rope_theta, width, c.rope_scaling) for y in (q, k)) if width else (q, k)
     if c.qk_norm == "after_rope":
-        q, k = normalised(q, p["q_gain"]), normalised(k, p["k_gain"])
+        q = normalised(q, p["q_gain"])
+    if c.qk_norm in ("after_rope", "key_after_rope"):
+        k = normalised(k, p["k_gain"])
     y = attended(q, k, v, c.window, p.get("sink"))
     assert p["output.weight"].shape == (D, H * K) and ("sink" in p) == (c.sink == "learned")
     return y @ p["output.weight"].T

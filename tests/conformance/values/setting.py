@@ -1,6 +1,6 @@
 """One depth mixer with given weights around branches that both sides share: ours through its contract, and its equation.
 
-Letters: B batch, T position, D width, H heads, G kv-heads, K key width.
+Letters: B batch, T position, D width, H heads, G kv-heads, K key width. Each kv-head has two query heads.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,18 +16,18 @@ from twoaxis.core.position import HeadShape, LayerStack, SublayerInfo, SublayerP
 from twoaxis.core.views import QKV, Heads
 from twoaxis.depth import DepthConfig
 
-B, T, D, G, K = 2, 5, 8, 2, 3
+B, T, D, H, G, K = 2, 5, 8, 4, 2, 3
 EPS = 1e-3
 """Of every norm: large, so that an eps at the wrong place shows."""
 LENGTHS = ((2, 2, 2), (1, 3, 2))
 """Sublayers of each block."""
 
-Mix = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+Mix = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 
 def stack_of(config: DepthConfig, lengths: tuple[int, ...]) -> LayerStack:
     """A stack whose blocks open with an attention that takes separate views and lets its heads be mixed."""
-    attention = SublayerInfo("attention", takes_views=True, heads=HeadShape(G, G, K))
+    attention = SublayerInfo("attention", takes_views=True, heads=HeadShape(H, G, K))
     slots = tuple(attention if place == 0 else SublayerInfo("swiglu") for length in lengths for place in range(length))
     return config.prepare(LayerStack(D, EPS, lengths, slots))
 
@@ -66,15 +66,21 @@ def branch(site: SublayerPosition, views: tuple[Tensor, ...]) -> Tensor:
 
 
 def heads_of(site: SublayerPosition, view: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values [B T G K] of a sublayer with heads."""
-    projected = sum_of_maps([seen(site, view)], 3 * G * K, f"heads {site.index}").unflatten(-1, (3, G, K))
-    q, k, v = projected.unbind(2)
+    """Queries [B T H K], keys and values [B T G K] of a sublayer with heads."""
+    projected = sum_of_maps([seen(site, view)], (H + 2 * G) * K, f"heads {site.index}").unflatten(-1, (-1, K))
+    q, k, v = projected.split((H, G, G), dim=2)
     return q, k, v
 
 
-def attended(site: SublayerPosition, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The update of a sublayer with heads, to which every number of them matters."""
-    return torch.tanh(sum_of_maps([x.flatten(2) for x in (q, k, v)], D, f"attended {site.index}"))
+def unrotated_of(site: SublayerPosition, view: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys [B T G K] as they are before rotation, and the gain [B T K] of their norm."""
+    keys = sum_of_maps([context(view, site.norm_eps)], G * K, f"unrotated {site.index}").unflatten(-1, (G, K))
+    return keys, torch.linspace(0.5, 2.0, K, dtype=view.dtype).expand(*view.shape[:2], K)
+
+
+def attended(site: SublayerPosition, *heads: Tensor) -> Tensor:
+    """The update of a sublayer with heads, to which every number of them, and of what they attend to besides, matters."""
+    return torch.tanh(sum_of_maps([x.flatten(2) for x in heads], D, f"attended {site.index}"))
 
 
 def sum_of_maps(inputs: list[Tensor], width: int, name: str) -> Tensor:
@@ -113,10 +119,19 @@ class Setting:
         return None if slot.norm == "none" else slot.norm_scale
 
     def f_of_heads(self, index: int, view: Tensor, mix: Mix) -> Tensor:
-        """The same of a sublayer whose heads are mixed before they attend."""
+        """The same of a sublayer whose heads are mixed before they attend, and may attend to more."""
         self.views.append((view,))
         site = self.stack.sites[index]
         return attended(site, *mix(*heads_of(site, view)))
+
+
+def given_heads(site: SublayerPosition, view: Tensor) -> Any:
+    """What a depth mixer gets of a sublayer, at the stage that it asks for."""
+    if site.slot.heads is None:
+        return ()
+    q, k, v = heads_of(site, view)
+    heads = Heads(q, k, v if site.slot.projects_values else k)
+    return heads._replace(unrotated=unrotated_of(site, view)) if site.slot.heads_at == "rotated" else heads
 
 
 def part_of(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -147,9 +162,10 @@ class Ours(nn.Module):
             read.append(split)
             if mixer.mixes_heads:
                 (view,) = split
-                q, k, v = heads_of(site, view)
-                heads, state = mixer.mix_heads(Heads(q, k, v if site.slot.projects_values else k), seen(site, view), state)
-                update = attended(site, *heads)
+                heads, state = mixer.mix_heads(given_heads(site, view), seen(site, view), state)
+            if site.slot.heads is not None and mixer.mixes_heads:
+                score_and_value, weight = heads.beside[:2], heads.beside[2:]
+                update = attended(site, *heads[:3], *score_and_value, *(x.expand(B, T, 1) for x in weight))
             else:
                 update = branch(site, split)
             contexts = tuple(seen(site, view) for view in split)

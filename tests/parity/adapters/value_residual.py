@@ -79,8 +79,8 @@ class _XTransformers(nn.Module):
             else:
                 parts = [(u @ self.weights[f"{name}.1.to_{x}.weight"].T).unflatten(-1, (self.heads, -1)) for x in "qkv"]
                 found[f"output/values_premix_{index // 2}"] = parts[2].transpose(1, 2)
-                heads, state = mixer.mix_heads(Heads(*parts), u, state)
-                q, k, v = (part.transpose(1, 2) for part in heads)
+                heads, state = mixer.mix_heads(Heads(parts[0], parts[1], parts[2]), u, state)
+                q, k, v = (part.transpose(1, 2) for part in heads[:3])
                 y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
                 update = y.transpose(1, 2).flatten(2) @ self.weights[f"{name}.1.to_out.weight"].T
             state = mixer.write(state, update, u, carry)

@@ -154,6 +154,10 @@ class TensorSplit:
             raise ConfigError(
                 problem("depth", config.depth.kind, f"{allowed} with parallel.tensor={ranks}", "set parallel.tensor=1")
             )
+        cut = [slot.kind for slot in config.stack.slots if slot.heads is not None and slot.heads.n_kv_heads % ranks]
+        if config.depth.design.heads == "groups" and cut:
+            allowed = f"a multiple of parallel.tensor={ranks} under depth mixer {config.depth.kind!r}, which may not be cut"
+            raise ConfigError(problem(f"n_kv_heads of {cut[0]}", "fewer", allowed, "set parallel.tensor=1"))
         parts = iter(
             _local_sublayer(sublayer, site, ranks) for site, sublayer in zip(config.stack.sites, config.parts, strict=True)
         )
@@ -181,13 +185,13 @@ class TensorSplit:
         local = self._shapes[1][name]
         prefix = next((one for one in self._sublayers if name.startswith(one)), "")
         within = name.removeprefix(prefix)
-        mixes_heads = within.startswith("depth.") and self.config.depth.design.heads == "each"
+        mixes_heads = within.startswith("depth.") and self.config.depth.design.heads in ("each", "groups")
         inside = bool(prefix) and (within.startswith("mixer.") or mixes_heads)
         dim = next((d for d, (a, b) in enumerate(zip(shape, local, strict=True)) if a != b), None)
         if dim is None:
             return Split(shape, 0, (Piece(0, shape[0], self.ranks),), inside)
         found, offset = [], 0
-        for part in _parts(within, *self._sublayers[prefix]):
+        for part in _parts(within, *self._sublayers[prefix], shape[dim]):
             found.append(part.piece(offset, rank, self.ranks))
             offset += part.units * part.width
         split = Split(shape, dim, tuple(found), inside)
@@ -286,8 +290,12 @@ def _local_sublayer(sublayer: SublayerConfig, site: SublayerPosition, ranks: int
     return sublayer.replace(n_heads=heads, n_kv_heads=kv_heads, head_dim=sublayer.key_width(site.d_model))
 
 
-def _parts(within: str, sublayer: SublayerConfig, site: SublayerPosition) -> list[Part]:
-    """What stands side by side in the divided dimension of a parameter of a sublayer."""
+def _parts(within: str, sublayer: SublayerConfig, site: SublayerPosition, size: int) -> list[Part]:
+    """What stands side by side in the divided dimension, of this size, of a parameter of a sublayer."""
+    if isinstance(sublayer, HiddenConfig) and within.startswith("depth."):
+        # Heads that a depth mixer projects, as those of the attention before.
+        shape = next(slot.heads for slot in reversed(site.stack.slots[: site.index]) if slot.heads is not None)
+        return [Part(shape.n_kv_heads, shape.head_dim)] * (size // (shape.n_kv_heads * shape.head_dim))
     if isinstance(sublayer, HiddenConfig):
         one = Part(sublayer.width_at(site), 1)
         return [one] if within.startswith(("mixer.down.", "mixer.extra.")) else [one] * sublayer.projections

@@ -1,0 +1,260 @@
+"""Mixture-of-depths attention (MoDA): attention whose softmax also holds keys of the same token from earlier layers.
+
+Letters: B batch, T position, D width, H heads, G kv-heads, K key width, M slots that a layer sees, L layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import model_validator
+from torch import Tensor
+
+from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.design import InitEquivalence, MixingDesign
+from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.mixer import ALONE_IN_ATTENTION
+from twoaxis.core.position import LayerStack, SublayerPosition
+from twoaxis.core.views import Heads, Views, WeightedSum
+from twoaxis.depth.base import Controls, DepthConfig, Explanation, Mix, NoHeads
+from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, chains, check_chains
+from twoaxis.depth.history import StreamWrite
+from twoaxis.ops.blend import blend_parameter
+from twoaxis.ops.depth_attention import depth_attention_weights, depth_summary
+from twoaxis.ops.mix import mix
+from twoaxis.ops.norm import rms_norm
+from twoaxis.ops.precision import Impl, statistics_dtype
+
+
+class MixtureOfDepthsAttentionConfig(DepthConfig):
+    """Attends, in one softmax, to the tokens before and to slots of the own token: keys and values of earlier sublayers.
+
+    Equation: y = (sum_j e^{q^T k_j} v_j + sum_m e^{q^T s_m} u_m) / (sum_j e^{q^T k_j} + sum_m e^{q^T s_m}), scores divided by
+              sqrt(K); j: tokens that the mask leaves, m: slots of the query's own token, from earlier sublayers;
+              slot of attention: its keys s behind their norm and before their rotation, and its values u;
+              slot of a feed-forward: (s, u) = W c, with c what it reads, s behind the key norm of the attention before it;
+              q and k as they attend: queries are rotated, slots are not. weights="uniform": every q^T s_m is 0
+    Source:   Mixture-of-Depths Attention, arXiv:2603.15619; operator: hustvl/MoDA @ 36a225f, naive_mixture_of_depth_causal_ref;
+              model: keyu-wang-2002/DepthBench, nn/moda.py with examples/moda_common.py (cache_post_norm_k)
+    Deviates: slots belong to a chain, all sublayers of one kind that have heads, and a sublayer without heads fills a slot of
+              the chain of the attention before it; in blocks of attention and feed-forward, this is the published model. Slots
+              of attention have no projections of their own. No mask reaches slots, as they are of the own token: in padding and
+              where a query sees no token, it attends to slots alone
+    Shapes:   state ([B T D], slots (s, u) [B T G K] per chain, the gain of the key norm [B T K] up to the feed-forward);
+              softmax over depth and its merge in float32
+    Init:     NONE: slots take a part of the softmax; EXACT with a blend or weights="off". W ~ N(0, 0.25/D)
+    Cost:     params 2*G*K*D per feed-forward that fills a slot (uniform: half), 1 per layer with a blend; flops 4*H*K per token
+              and slot, 7*H*K to merge; state D + 2*G*K numbers per token and slot: a pipeline cut sends all slots, generation
+              caches none
+    Published: 700M in 36 layers: perplexity 14.49, with slots of attention 14.08, with both 13.90; 38 plain layers, as many
+              parameters, 14.27 (arXiv:2603.15619)
+
+    Args:
+        slots: which sublayers fill them: `attention`, or `attention_and_feed_forward`, all sublayers of which a later attention
+            reads.
+        weights: `attention`; `uniform`, the control without keys of slots; or `off`, the plain model.
+        blend: `none`, or `annealed`: y_0 + g (y - y_0) with the attention y_0 to tokens alone, g from 0 on, by a recipe or
+            learned.
+        impl: `fused` or `reference`.
+
+    Raises:
+        ConfigError: no sublayer with heads, kv-heads of different widths in one chain, keys whose norm follows their rotation,
+            or options of slots with weights="off".
+
+    Example:
+        >>> MixtureOfDepthsAttentionConfig().slots
+        'attention_and_feed_forward'
+    """
+
+    kind: Literal["mixture_of_depths_attention"] = "mixture_of_depths_attention"
+    slots: Literal["attention", "attention_and_feed_forward"] = "attention_and_feed_forward"
+    weights: Literal["attention", "uniform", "off"] = "attention"
+    blend: Literal["none", "annealed"] = "none"
+    impl: Impl = "fused"
+
+    @property
+    def design(self) -> MixingDesign:
+        """More keys and values in the softmax of attention."""
+        if self.weights == "off":
+            return MixingDesign("none", "none", "f_j, e", "none: weight 1", "own state", "none", "is the stream")
+        uniform, projects = self.weights == "uniform", self.slots == "attention_and_feed_forward"
+        return MixingDesign(
+            query="none" if uniform else "queries",
+            key="none" if uniform else "keys of layers, before rotation",
+            value="values of layers, W_v c" if projects else "values of layers",
+            normaliser="softmax, shared with tokens",
+            window="all",
+            sharing="sublayer" if projects else "block" if self.blend == "annealed" else "none",
+            injection="attended as further keys",
+            weights="static" if uniform else "input and reader",
+            heads="each",
+        )
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        if self.weights == "off":
+            self.refuse_options(("slots", "blend"), " with weights='off', which fills no slot", "remove it")
+        return self
+
+    @property
+    def init_equivalence(self) -> InitEquivalence:
+        """None, unless it starts with the attention to tokens alone."""
+        if self.weights == "off":
+            return InitEquivalence("exact", "it is the plain model")
+        if self.blend == "annealed":
+            return InitEquivalence("exact", "the blend starts at 0, where attention is that to tokens alone")
+        return InitEquivalence("none", "slots take a part of the softmax of attention")
+
+    def controls(self) -> Controls:
+        """Uniform weights, and none."""
+        if self.weights != "attention":
+            return Controls()
+        return Controls({**self.to_data(), "weights": "uniform"}, off={"kind": self.kind, "weights": "off"})
+
+    def prepare(self, stack: LayerStack) -> LayerStack:
+        """Refuses stacks without heads, uneven ones and keys without a form before rotation; asks for heads as they attend."""
+        check_chains(stack, self.kind)
+        for site in stack.sites:
+            if self.weights == "attention" and site.slot.heads is not None and site.slot.heads.key_norm == "after_rope":
+                what, allowed = (
+                    f"key norm of {site.slot.kind!r} in block {site.block}",
+                    "before_rope or none: slots are not rotated",
+                )
+                raise ConfigError(problem(what, "after_rope", allowed, "set qk_norm='before_rope'"))
+        if self.weights != "attention":
+            return stack
+        return replace(stack, slots=tuple(replace(slot, heads_at="rotated") for slot in stack.slots))
+
+    def fills(self, stack: LayerStack) -> list[int | None]:
+        """The chain of the slot that each sublayer fills; None for one of which no later attention reads."""
+        if self.weights == "off":
+            return [None] * stack.n_sublayers
+        kinds, newest, found = list(chains(stack)), None, list[int | None]()
+        for slot in stack.slots:
+            newest = kinds.index(slot.kind) if slot.heads is not None else newest
+            found.append(newest if slot.heads is not None or self.slots == "attention_and_feed_forward" else None)
+        for chain, kind in enumerate(kinds):
+            last = max(i for i, slot in enumerate(stack.slots) if slot.kind == kind and slot.heads is not None)
+            found[last:] = [None if one == chain else one for one in found[last:]]
+        return found
+
+    def numbers(self, site: SublayerPosition) -> int:
+        """Numbers that a sublayer without heads projects to its slot."""
+        chain = self.fills(site.stack)[site.index]
+        if chain is None or site.slot.heads is not None:
+            return 0
+        heads = list(chains(site.stack).values())[chain]
+        return (1 if self.weights == "uniform" else 2) * heads.n_kv_heads * heads.head_dim
+
+    def seen(self, site: SublayerPosition) -> list[int]:
+        """The sublayers whose slots the attention of this sublayer sees."""
+        if site.slot.heads is None:
+            return []
+        chain = chain_of(site)
+        return [index for index, one in enumerate(self.fills(site.stack)[: site.index]) if one == chain]
+
+    def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
+        """The slots that attention sees, or the projection to one."""
+        N, D, heads, weights = shape.total_tokens, site.d_model, site.slot.heads, site.d_model * self.numbers(site)
+        add = Cost(params=weights, matmul_flops=2 * N * weights, elementwise_flops=N * D)
+        if heads is None or not (n := len(self.seen(site))):
+            return add
+        width, kv_width = heads.n_heads * heads.head_dim, heads.n_kv_heads * heads.head_dim
+        summed = 2 * n * kv_width if self.weights == "uniform" else 4 * n * width
+        return add + Cost(params=self.blend == "annealed", elementwise_flops=N * (summed + 7 * width))
+
+    def build(self, stack: LayerStack) -> tuple[list[StreamWrite], HeadsEnds]:
+        """Builds a mixer for each layer of attention and for each other sublayer that fills a slot."""
+        mixers = list[StreamWrite]()
+        for site in stack.sites:
+            if self.weights != "off" and site.slot.heads is not None:
+                mixers.append(MixtureOfDepthsAttention(self, site))
+            else:
+                mixers.append(SlotProjection(self, site) if self.numbers(site) else StreamWrite())
+        return mixers, HeadsEnds(stack, more=1)
+
+
+class MixtureOfDepthsAttention(StreamWrite, config=MixtureOfDepthsAttentionConfig):
+    """See `MixtureOfDepthsAttentionConfig`; the state holds the slots of each chain, and then the gain of the newest keys."""
+
+    around = ALONE_IN_ATTENTION
+
+    def __init__(self, config: MixtureOfDepthsAttentionConfig, site: SublayerPosition) -> None:
+        super().__init__()
+        self.config, self.chain = config, chain_of(site)
+        fills, seen = config.fills(site.stack), config.seen(site)
+        self.fills = fills[site.index] is not None
+        following = next((i for i in range(site.index + 1, len(fills)) if site.stack.slots[i].heads is not None), len(fills))
+        self.gives_gain = any(config.numbers(one) for one in site.stack.sites[site.index + 1 : following])
+        self.names = tuple(f"sublayer {index}" for index in seen)
+        self.blend = blend_parameter(self) if config.blend == "annealed" and seen else None
+
+    def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads) -> tuple[Heads, StreamAndHeads]:
+        """Returns the heads with the slots as one more key, and the state with a slot of these heads."""
+        slots = state.heads[self.chain]
+        if self.names:
+            weight = () if self.blend is None else (self.blend,)
+            heads = heads._replace(beside=(*self._summary(heads.q, slots), *weight))
+        if not self.fills:
+            return heads, state.with_chain(self.chain, ())
+        # The slot holds the very values that attend.
+        heads = heads._replace(v=heads.v.contiguous())
+        if self.config.weights == "uniform":
+            return heads, state.with_heads(self.chain, heads.v)
+        key, *gain = heads.unrotated
+        own = tuple(g.expand(*key.shape[:2], -1).contiguous() for g in gain) if self.gives_gain else ()
+        return heads, state.with_heads(self.chain, key.contiguous(), heads.v).with_chain(-1, own)
+
+    def _summary(self, q: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """The slots as one key: its score and its value."""
+        if self.config.weights == "attention":
+            return depth_summary(q, slots[::2], slots[1::2], self.config.impl)
+        n, (G, K) = len(slots), slots[0].shape[2:]
+        weights = torch.full((1, n), 1 / n, dtype=statistics_dtype(q), device=q.device)
+        value = mix([u.flatten(2) for u in slots], weights, self.config.impl)[0].unflatten(-1, (G, K))
+        score = torch.full(q.shape[:-1], n, dtype=weights.dtype, device=q.device).log()
+        return score, value.repeat_interleave(q.shape[2] // G, dim=2)
+
+    def explain(self, done: Any) -> Explanation:
+        """Returns the mixture of values of slots, per head."""
+        if not isinstance(done, Mix) or not self.names:
+            return Explanation()
+        q, slots, uniform = done.heads.q, done.state.heads[self.chain], self.config.weights == "uniform"
+        groups = q.shape[2] // slots[0].shape[2]
+        values = [u.repeat_interleave(groups, dim=2).flatten(2) for u in (slots if uniform else slots[1::2])]
+        if uniform:
+            weights = q.new_full((len(values), *q.shape[:-1]), 1 / len(values))
+        else:
+            weights = depth_attention_weights(q, [s.repeat_interleave(groups, dim=2) for s in slots[::2]])
+        value, shape = done.mixed.beside[1], q.shape[2:]
+        made = WeightedSum(value, "slots", self.names, tuple(values), weights, finish=lambda x: x.unflatten(-1, shape))
+        return Explanation((made,))
+
+
+class SlotProjection(StreamWrite):
+    """Fills a slot with keys and values of what a sublayer without heads reads."""
+
+    def __init__(self, config: MixtureOfDepthsAttentionConfig, site: SublayerPosition) -> None:
+        super().__init__()
+        fills = config.fills(site.stack)
+        chain = fills[site.index]
+        assert chain is not None, "a sublayer without a slot projects nothing"
+        self.chain, self.uniform, self.eps = chain, config.weights == "uniform", site.norm_eps
+        self.head_dim = list(chains(site.stack).values())[chain].head_dim
+        self.last = site.index + 1 == len(fills) or not config.numbers(site.stack.sites[site.index + 1])
+        self.slot = self.linear("slot", site.d_model, config.numbers(site))
+
+    def mix_heads(self, heads: NoHeads, context: Any, state: StreamAndHeads) -> tuple[NoHeads, StreamAndHeads]:
+        """Returns the state with the slot, and without the gain behind the last one of it."""
+        projected = self.slot(context)
+        if self.uniform:
+            return heads, state.with_heads(self.chain, projected.unflatten(-1, (-1, self.head_dim)))
+        key, value = projected.chunk(2, dim=-1)
+        for gain in state.heads[-1]:
+            width = gain.shape[-1]
+            normal = rms_norm(key.unflatten(-1, (-1, width)), None, self.eps) * gain.unsqueeze(2)
+            key = normal.to(value.dtype).flatten(2)
+        slot = (x.unflatten(-1, (-1, self.head_dim)).contiguous() for x in (key, value))
+        state = state.with_heads(self.chain, *slot)
+        return heads, state.with_chain(-1, ()) if self.last else state
