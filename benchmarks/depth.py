@@ -83,6 +83,8 @@ CANDIDATES: dict[str, Candidate] = {
     "laurel": Candidate("laurel"),
     "value_residual": Candidate("value_residual", None, "x-transformers value residual"),
     "lime": Candidate("lime", None, "x-transformers LIMe"),
+    "depth_value_mixing": Candidate("depth_value_mixing", 1.10),
+    "mixture_of_depths_attention": Candidate("mixture_of_depths_attention", 1.35),
 }
 
 

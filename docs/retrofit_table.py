@@ -46,6 +46,8 @@ NAMED: list[tuple[str, Any, Any]] = [
     ("LAuReL", "laurel", None),
     ("LIMe", "lime", None),
     ("Value residual", "value_residual", None),
+    ("Depth value mixing", "depth_value_mixing", None),
+    ("Mixture-of-depths attention", "mixture_of_depths_attention", None),
     ("Vertical Attention, gated", "vertical_attention", None),
     ("Gated residual", "gated_residual", None),
     ("Residual scalars", "residual_scalars", None),

@@ -194,6 +194,41 @@ def test_distances_are_those_of_the_whole_score_matrix(window: int | None, sink:
     assert float(mass[0]) == pytest.approx(float(weights.diagonal(dim1=-2, dim2=-1).mean()), rel=1e-9)
 
 
+@pytest.mark.parametrize("blend", [None, 0.3])
+def test_slots_take_their_part_of_the_attention(blend: float | None) -> None:
+    B, H, T, K = 1, 2, 5, 4
+    q, k, sink, score = noise((B, H, T, K), "q"), noise((B, H, T, K), "k"), noise((H,), "sink"), noise((B, T, H), "score")
+    found, without = Distances(None), Distances(None)
+    weight = () if blend is None else (torch.tensor([blend], dtype=torch.float64),)
+    found.add(q, k, TokenLayout.contiguous(T), sink, (score, score, *weight))
+    without.add(q, k, TokenLayout.contiguous(T), sink)
+    scores = (q @ k.transpose(-1, -2) / 2).masked_fill(~visible(T, T, None), -torch.inf)
+    columns = (scores, sink.view(1, H, 1, 1).expand(B, H, T, 1), score.transpose(1, 2).unsqueeze(-1))
+    joint = torch.softmax(torch.cat(columns, dim=-1), dim=-1)
+    slots = (1.0 if blend is None else blend) * joint[..., -1]
+    assert found.slots == pytest.approx(float(slots.sum()), rel=1e-9)
+    assert found.sink + found.slots + float(found.mass.sum()) == pytest.approx(B * H * T, rel=1e-9)
+    if blend is None:
+        assert found.sink == pytest.approx(float(joint[..., -2].sum()), rel=1e-9)
+    assert without.slots == 0
+
+
+def test_slots_and_mixed_values_are_measured_where_heads_are_mixed() -> None:
+    observer = observed(model("mixture_of_depths_attention"))
+    found = [one for one in observer.routing.result() if one.result == "slots"]
+    assert [(one.sublayer, one.sources) for one in found] == [
+        (2, ("sublayer 0", "sublayer 1")),
+        (4, ("sublayer 0", "sublayer 1", "sublayer 2", "sublayer 3")),
+    ]
+    shares = [one.slots for one in attention_of(observer)]
+    assert shares[0] == 0 and all(0 < share < 1 for share in shares[1:])
+    found = [one for one in observed(model("depth_value_mixing")).routing.result() if one.result == "values"]
+    assert [(one.sublayer, one.sources) for one in found] == [
+        (2, ("sublayer 0", "sublayer 2")),
+        (4, ("sublayer 0", "sublayer 2", "sublayer 4")),
+    ]
+
+
 def test_attention_inside_a_sublayer_and_of_mixed_heads_is_found() -> None:
     local = {"kind": "local_swa", "window": 3, "n_heads": 1, "head_dim": 4}
     blocks = [[{"kind": "short_swa", "n_heads": 2, "window": 2}, {**BLOCK[0], "projected_local": local}, BLOCK[1]]]

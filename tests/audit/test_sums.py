@@ -9,7 +9,7 @@ from twoaxis import DEPTH, Decoder
 from twoaxis.audit.open_loop import Probe, Sample, Written, run_pass
 from twoaxis.core.measure import distance, tensors
 from twoaxis.core.views import WeightedSum
-from twoaxis.depth.base import Read, Write
+from twoaxis.depth.base import Mix, Read, Write
 from twoaxis.model.trace import sublayer_list
 
 from .toy import batches, model
@@ -19,7 +19,13 @@ EXAMPLES = [pytest.param(row.kind, name, id=f"{row.kind}-{name}") for row in DEP
 SUMMED = {row.kind for row in DEPTH if row.sums == "read"}
 """The kinds that read weighted sums of sources."""
 
-WITHOUT = {("denseformer", "skip_gains"), ("depth_attention", "itself"), ("depth_attention", "own_itself")}
+WITHOUT = {
+    ("denseformer", "skip_gains"),
+    ("depth_attention", "itself"),
+    ("depth_attention", "own_itself"),
+    ("depth_value_mixing", "off"),
+    ("mixture_of_depths_attention", "off"),
+}
 """Examples of them that have no choice to make."""
 
 ROUNDING = 1e-12
@@ -40,6 +46,10 @@ class Collector(Probe):
     def read(self, index: int, state: Any, views: Any, carry: Any) -> tuple[Any, Any]:
         self.add(index, self.sublayers[index].depth.explain(Read(state, views, carry)).sums, (views, carry))
         return views, carry
+
+    def mixed(self, index: int, mix: Mix) -> Mix:
+        self.add(index, self.sublayers[index].depth.explain(mix).sums, (mix.mixed, mix.next_state))
+        return mix
 
     def written(self, index: int, written: Written) -> Any:
         done = Write(*written[1:])

@@ -77,6 +77,8 @@ def _continued(model: Decoder, tokenizer: SubwordTokenizer, text: str) -> str:
         ("laurel", None),
         ("lime", None),
         ("value_residual", None),
+        ("depth_value_mixing", None),
+        ("mixture_of_depths_attention", None),
         ("deep_delta", None),
         ("elc_bert", None),
         (None, "short_swa"),

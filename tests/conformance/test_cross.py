@@ -26,8 +26,15 @@ PAIRS = [
 ]
 
 
-CARRIES_HEADS = ("value_residual", "lime")
+CARRIES_HEADS = ("value_residual", "lime", "depth_value_mixing", "mixture_of_depths_attention")
 """Mixers that carry kv-heads from layer to layer, so that all layers of a kind need the same."""
+
+
+def _unrotated_keys(depth: DepthConfig, sequence: SequenceConfig) -> bool:
+    """Whether a depth mixer takes keys before their rotation from a mixer that gives them their norm after it."""
+    shape = sequence.head_shape(D_MODEL)
+    reads = depth.kind == "mixture_of_depths_attention" and getattr(depth, "weights", "") == "attention"
+    return reads and shape is not None and shape.key_norm == "after_rope"
 
 
 def _kv(config: SequenceConfig) -> tuple[int, int] | None:
@@ -40,6 +47,10 @@ def test_pair(depth: DepthConfig, sequence: SequenceConfig) -> None:
     blocks = ((sequence, ATTENTION),)
     if depth.kind in CARRIES_HEADS and sequence.kind == ATTENTION.kind and _kv(sequence) != _kv(ATTENTION):
         with pytest.raises(ConfigError, match=r"^[^\n]*kv-heads of 'attention'[^\n]*in every layer[^\n]*$"):
+            toy_decoder(depth, n_layers=2, blocks=blocks)
+        return
+    if _unrotated_keys(depth, sequence):
+        with pytest.raises(ConfigError, match=r"^key norm of [^\n]*='after_rope': must be before_rope or none; [^\n]*$"):
             toy_decoder(depth, n_layers=2, blocks=blocks)
         return
     try:

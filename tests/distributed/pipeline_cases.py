@@ -102,6 +102,8 @@ def looped_cases() -> list[Case]:
         "muddformer": {"ways": "single", "dilation": 2, "period": 2},
         "value_residual": {"variant": "dense"},
         "lime": {},
+        "depth_value_mixing": {"stride": 2, "recent_window": 1},
+        "mixture_of_depths_attention": {},
     }
     return [
         Case(f"{kind} {forwarding} of 3", decoder({"kind": kind, **options}, 6), pipeline(**looped, forwarding=forwarding))

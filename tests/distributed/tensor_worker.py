@@ -34,6 +34,8 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {"depth": "residual", "blocks": [BLOCK]},
     "few heads": {"depth": {"kind": "value_residual", "variant": "gated"}, "blocks": [FEW_HEADS]},
     "earlier tokens": {"depth": {"kind": "deep_delta", "preset": "ddl_tc_ec"}, "blocks": [BLOCK]},
+    "slots": {"depth": "mixture_of_depths_attention", "blocks": [[{**BLOCK[0], "qk_norm": "before_rope"}, BLOCK[1]]]},
+    "mixed values": {"depth": "depth_value_mixing", "blocks": [[{**BLOCK[0], "n_kv_heads": 4}, BLOCK[1]]]},
     "three views": {"depth": "deep_cross_attention", "blocks": [BLOCK], "tie_embeddings": False},
 }
 WAYS: dict[str, dict[str, bool]] = {"whole rows": {}, "documents": {"documents": True}, "recompute": {"recompute": True}}

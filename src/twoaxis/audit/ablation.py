@@ -60,14 +60,14 @@ class Removal(Probe):
         """The replacement of a value."""
         return torch.zeros_like(value) if self.mean is None else self.mean.to(value.dtype).expand_as(value)
 
-    def changed(self, before: Float[Tensor, "B T E"], after: Float[Tensor, "B T E"], where: str = "") -> Tensor:
+    def changed(self, before: Float[Tensor, "B T *E"], after: Float[Tensor, "B T *E"], where: str = "") -> Tensor:
         """Returns the removed value `after`, or as a control `before` with a random change of the same norm."""
-        size = torch.linalg.vector_norm(after - before, dim=-1, keepdim=True)
+        size = torch.linalg.vector_norm((after - before).flatten(2), dim=-1, keepdim=True)
         if self.direction is None:
             self.sizes["change"].add(size)
             return after
-        drawn = noise(tuple(before.shape), f"{self.direction}/{where}").to(before.dtype)
-        return before + size * drawn / torch.linalg.vector_norm(drawn, dim=-1, keepdim=True)
+        drawn = noise(tuple(before.shape), f"{self.direction}/{where}").to(before.dtype).flatten(2)
+        return before + (size * drawn / torch.linalg.vector_norm(drawn, dim=-1, keepdim=True)).view_as(before)
 
     @contextmanager
     def attached(self) -> Iterator[None]:

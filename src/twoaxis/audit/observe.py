@@ -43,7 +43,7 @@ class Distances:
     def __init__(self, window: int | None) -> None:
         self.window = window
         self.mass = torch.zeros(1, dtype=torch.float64)
-        self.sink = 0.0
+        self.sink = self.slots = 0.0
         self.queries = 0
 
     def add(
@@ -52,8 +52,9 @@ class Distances:
         k: Float[Tensor, "B G T K"],
         layout: TokenLayout,
         sink: Float[Tensor, " H"] | None = None,
+        slots: tuple[Tensor, ...] = (),
     ) -> None:
-        """Adds one batch."""
+        """Adds one batch; `slots` of the token's own are one more key for each query, as in `Heads.beside`."""
         T, dtype = q.shape[2], statistics_dtype(q)
         if len(self.mass) < T:
             self.mass = torch.nn.functional.pad(self.mass, (0, T - len(self.mass)))
@@ -73,6 +74,12 @@ class Distances:
                 score = sink.to(dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
                 scores = torch.cat((scores, score), dim=-1)
             weights = torch.softmax(scores, dim=-1).double()
+            if slots:
+                score, _, *weight = (x.double() for x in slots)
+                share = torch.sigmoid(score[:, start:stop].transpose(1, 2) - torch.logsumexp(scores, dim=-1).double())
+                share = share * weight[0] if weight else share
+                weights = weights * (1 - share.unsqueeze(-1))
+                self.slots += float(share.sum())
             if sink is not None:
                 self.sink += float(weights[..., -1].sum())
                 weights = weights[..., :-1]
@@ -81,7 +88,7 @@ class Distances:
 
     @property
     def mean(self) -> float:
-        """The mean distance of attended tokens, without the sink."""
+        """The mean distance of attended tokens, without the sink and slots."""
         distance = torch.arange(len(self.mass), dtype=torch.float64)
         return float((self.mass * distance).sum() / self.mass.sum().clamp(min=torch.finfo(torch.float64).tiny))
 
@@ -258,7 +265,7 @@ class Observer(Probe):
         if sublayer.depth.mixes_heads:
             heads, _ = sublayer.depth.mix_heads(heads, context, state)
         q, k = mixer.queries_and_keys(heads, sample.layout)
-        self._distance(index, "mixer", mixer.config.span).add(q, k, sample.layout, mixer.sink)
+        self._distance(index, "mixer", mixer.config.span).add(q, k, sample.layout, mixer.sink, heads.beside)
 
     def _distance(self, index: int, place: str, window: int | None) -> Distances:
         return self.distances.setdefault((index, place), Distances(window))

@@ -145,10 +145,11 @@ class Attention(Config):
         place: `mixer`, or `input_local` or `projected_local` inside it.
         kind: of the mixer, such as `short_swa`.
         window: visible tokens, including the query's; None is all.
-        mean_distance: of attended tokens, without the sink.
+        mean_distance: of attended tokens, without the sink and slots.
         distances: starts of the bins: 0, 1, 2, 4, 8 and so on.
-        mass: share of the attention in each bin, out of a total that includes the sink.
+        mass: share of the attention in each bin, out of a total that includes the sink and slots.
         sink: share of the sink; 0 without one.
+        slots: share of the token's own slots along depth; 0 without them.
     """
 
     sublayer: int
@@ -159,6 +160,7 @@ class Attention(Config):
     distances: tuple[int, ...]
     mass: tuple[float, ...]
     sink: float
+    slots: float = 0.0
 
 
 What = Literal["sublayer", "embedding", "stream", "local", "source"]

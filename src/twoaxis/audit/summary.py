@@ -91,6 +91,7 @@ def attention_of(observer: Observer) -> tuple[Attention, ...]:
                 distances=begins,
                 mass=rounded(mass, 5),
                 sink=round(distances.sink / max(distances.queries, 1), 6),
+                slots=round(distances.slots / max(distances.queries, 1), 6),
             )
         )
     return tuple(found)

@@ -115,15 +115,13 @@ class MixtureOfDepthsAttentionConfig(DepthConfig):
     def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses stacks without heads, uneven ones and keys without a form before rotation; asks for heads as they attend."""
         check_chains(stack, self.kind)
-        for site in stack.sites:
-            if self.weights == "attention" and site.slot.heads is not None and site.slot.heads.key_norm == "after_rope":
-                what, allowed = (
-                    f"key norm of {site.slot.kind!r} in block {site.block}",
-                    "before_rope or none: slots are not rotated",
-                )
-                raise ConfigError(problem(what, "after_rope", allowed, "set qk_norm='before_rope'"))
         if self.weights != "attention":
             return stack
+        for site in stack.sites:
+            if site.slot.heads is not None and site.slot.heads.key_norm == "after_rope":
+                what, allowed = f"key norm of {site.slot.kind!r} in block {site.block}", "before_rope or none"
+                remedy = f"set qk_norm='before_rope', for slots of {self.kind!r} are not rotated"
+                raise ConfigError(problem(what, "after_rope", allowed, remedy))
         return replace(stack, slots=tuple(replace(slot, heads_at="rotated") for slot in stack.slots))
 
     def fills(self, stack: LayerStack) -> list[int | None]:

@@ -154,10 +154,12 @@ class TensorSplit:
             raise ConfigError(
                 problem("depth", config.depth.kind, f"{allowed} with parallel.tensor={ranks}", "set parallel.tensor=1")
             )
-        cut = [slot.kind for slot in config.stack.slots if slot.heads is not None and slot.heads.n_kv_heads % ranks]
+        shapes = [(slot.kind, slot.heads.n_kv_heads) for slot in config.stack.slots if slot.heads is not None]
+        cut = [(kind, kv_heads) for kind, kv_heads in shapes if kv_heads % ranks]
         if config.depth.design.heads == "groups" and cut:
-            allowed = f"a multiple of parallel.tensor={ranks} under depth mixer {config.depth.kind!r}, which may not be cut"
-            raise ConfigError(problem(f"n_kv_heads of {cut[0]}", "fewer", allowed, "set parallel.tensor=1"))
+            what = f"n_kv_heads of {cut[0][0]} under depth mixer {config.depth.kind!r}"
+            allowed = f"a multiple of parallel.tensor={ranks}, which may not cut a group of heads"
+            raise ConfigError(problem(what, cut[0][1], allowed, "set parallel.tensor=1"))
         parts = iter(
             _local_sublayer(sublayer, site, ranks) for site, sublayer in zip(config.stack.sites, config.parts, strict=True)
         )
