@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from twoaxis.checkpoints.retrofit import convert, target_config
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, Normal, NormalRows, initial_values, matrix_std
 from twoaxis.core.position import HeadShape, LayerStack, SublayerInfo
 from twoaxis.depth import DEPTH, DepthAxis, NormPlacement, NormPlacementConfig, SiameseNorm, SiameseNormConfig
@@ -20,7 +21,7 @@ from twoaxis.testing.toy import decoder_config, noise, toy_decoder, toy_tokens
 from twoaxis.train.parallel.stage import build_part
 
 D = 8
-EXACT = {"rtol": 1e-13, "atol": 1e-13}
+EXACT: Any = {"rtol": 1e-13, "atol": 1e-13}
 
 
 def placed(placement: str, **options: Any) -> NormPlacementConfig:
@@ -137,7 +138,7 @@ def test_heads_take_the_place_of_a_norm_in_the_hybrid_form() -> None:
     assert [site.slot.norm for site in config.prepare(known).sites] == ["rms", "none", "rms"]
 
 
-PLACEMENTS = [row.values[0] if hasattr(row, "values") else row for row in ("post", "deepnorm", "reordered", "keel", "sandwich")]
+PLACEMENTS = ("post", "deepnorm", "reordered", "keel", "sandwich")
 
 
 @pytest.mark.parametrize(
@@ -263,20 +264,14 @@ def test_outside_of_a_decoder_the_norm_of_the_host_is_used_as_the_placement_says
     state = axis.enter(model.embed(tokens))
     for mixer, sublayer in zip((each for block in axis.blocks for each in block), sublayer_list(model), strict=True):
         mixer.load_state_dict(sublayer.depth.state_dict())
-        gain = sublayer.norm.gain if isinstance(sublayer.norm, nn.Module) and hasattr(sublayer.norm, "gain") else None
+        gain = getattr(sublayer.norm, "gain", None)
 
         def norm(x: Tensor, gain: Any = gain) -> Tensor:
             assert gain is not None, "called where the placement has no norm"
             return nn.functional.rms_norm(x, (D,), gain, config.norm_eps)
 
-        state = mixer(state, norm, lambda context, s=sublayer: s.mixer(context, layout(tokens))[0])
+        state = mixer(state, norm, lambda context, s=sublayer: s.mixer(context, TokenLayout.contiguous(tokens.shape[1]))[0])
     torch.testing.assert_close(model.norm(axis.leave(state)), model.hidden(model.embed(tokens))[0], rtol=1e-11, atol=1e-12)
-
-
-def layout(tokens: Tensor) -> Any:
-    from twoaxis.core.layout import TokenLayout
-
-    return TokenLayout.contiguous(tokens.shape[1])
 
 
 def test_one_mixer_alone_knows_its_block() -> None:

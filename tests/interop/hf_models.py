@@ -26,6 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "blocks": [["gated_delta_net", "swiglu"], ["short_conv", "kv_shift", "swiglu"]],
     },
     "views": {"depth": "muddformer", "blocks": [[ATTENTION, "swiglu"]]},
+    "unnormed": {"depth": {"kind": "siamese_norm", "form": "hybrid_pre"}, "blocks": [[ATTENTION, "swiglu"]]},
     "streams": {"depth": "mhc", "blocks": [[ATTENTION, "swiglu"], ["gated_delta_net", "swiglu"]]},
 }
 

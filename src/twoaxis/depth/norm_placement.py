@@ -213,7 +213,8 @@ class NormPlacement(DepthMixer, config=NormPlacementConfig):
 
     def __init__(self, config: NormPlacementConfig, site: SublayerPosition) -> None:
         super().__init__()
-        self.form, self.impl = config.form(site), config.impl
+        self.form = config.form(site)
+        self.impl: Impl = config.impl
         self.eps = config.layer_eps if config.placement == "deepnorm" else site.norm_eps
         self.read_eps = site.norm_eps
         normed = self.form.after != "none"

@@ -88,7 +88,8 @@ class Affine(DeclaredModule):
 
     def __init__(self, config: ResidualDualConfig, width: int) -> None:
         super().__init__()
-        self.eps, self.impl = config.layer_eps, config.impl
+        self.eps = config.layer_eps
+        self.impl: Impl = config.impl
         self.gain = self.parameter("gain", (width,), Constant(1.0), "norm")
         self.bias = self.parameter("bias", (width,), Constant(0.0), "norm")
 
@@ -102,7 +103,8 @@ class ResidualDual(DepthMixer, config=ResidualDualConfig):
 
     def __init__(self, config: ResidualDualConfig, site: SublayerPosition) -> None:
         super().__init__()
-        self.impl, self.norm_eps = config.impl, site.norm_eps
+        self.impl: Impl = config.impl
+        self.norm_eps = site.norm_eps
         self.norm = Affine(config, site.d_model)
         blended = config.blend == "annealed"
         self.blend = blend_parameter(self) if blended else None

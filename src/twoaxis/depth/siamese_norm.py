@@ -104,7 +104,8 @@ class SiameseNorm(DepthMixer, config=SiameseNormConfig):
 
     def __init__(self, config: SiameseNormConfig, site: SublayerPosition) -> None:
         super().__init__()
-        self.eps, self.impl, width = site.norm_eps, config.impl, (site.d_model,)
+        self.eps, width = site.norm_eps, (site.d_model,)
+        self.impl: Impl = config.impl
         self.share = 1 / math.sqrt(2 * (site.block + 1))
         self.x_normed = not config.normalises_heads(site)
         # Without a norm of its own, the sublayer has that of y in its place.
@@ -133,7 +134,8 @@ class SiameseNormEnds(DepthEnds):
 
     def __init__(self, config: SiameseNormConfig, stack: LayerStack) -> None:
         super().__init__()
-        self.eps, self.impl = stack.norm_eps, config.impl
+        self.eps = stack.norm_eps
+        self.impl: Impl = config.impl
         self.x_gain = self.parameter("x_gain", (stack.d_model,), config.x_start, "norm")
         self.y_gain = self.parameter("y_gain", (stack.d_model,), Constant(1.0), "norm")
 

@@ -67,12 +67,13 @@ def layer_norm(
         tensor([[-1.,  1.]])
     """
     if runs_plain(impl):
-        return F.layer_norm(x.to(statistics_dtype(x)), x.shape[-1:], *_wide(x, gain, bias), eps).to(x.dtype)
+        wide_gain, wide_bias = _wide(x, gain), _wide(x, bias)
+        return F.layer_norm(x.to(statistics_dtype(x)), x.shape[-1:], wide_gain, wide_bias, eps).to(x.dtype)
     return _LayerNorm.apply(x, gain, bias, eps)
 
 
-def _wide(x: Tensor, *affine: Tensor | None) -> list[Tensor | None]:
-    return [None if each is None else each.to(statistics_dtype(x)) for each in affine]
+def _wide(x: Tensor, vector: Tensor | None) -> Tensor | None:
+    return None if vector is None else vector.to(statistics_dtype(x))
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -110,7 +111,8 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-        y, mean, factor = torch.native_layer_norm(x.to(statistics_dtype(x)), x.shape[-1:], *_wide(x, gain, bias), eps)
+        wide = x.to(statistics_dtype(x))
+        y, mean, factor = torch.native_layer_norm(wide, x.shape[-1:], _wide(x, gain), _wide(x, bias), eps)
         ctx.save_for_backward(x, gain, bias, mean, factor)
         return y.to(x.dtype)
 
@@ -118,7 +120,7 @@ class _LayerNorm(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
         x, gain, bias, mean, factor = ctx.saved_tensors
         wide, grad = x.to(factor.dtype), grad_outputs[0].to(factor.dtype)
-        affine = _wide(x, gain, bias)
+        affine = _wide(x, gain), _wide(x, bias)
         wanted = [True, gain is not None, bias is not None]
         grad_x, *grads = torch.ops.aten.native_layer_norm_backward(grad, wide, x.shape[-1:], mean, factor, *affine, wanted)
         grad_gain, grad_bias = (

@@ -92,8 +92,8 @@ def _relation(declared: InitEquivalence, own: DecoderConfig, plain: DecoderConfi
             # A mixer may replace a projection or a norm, and then cannot equal the plain model.
             continue
         if name.startswith(scaled) and shared.ndim > 1:
-            rows = (nn.functional.normalize(each.detach(), dim=-1) for each in (values[here], shared))
-            close(f"rows of {name} at the same seed, up to a factor", *rows, "same_draws")
+            got, expected = (nn.functional.normalize(each.detach(), dim=-1) for each in (values[here], shared))
+            close(f"rows of {name} at the same seed, up to a factor", got, expected, "same_draws")
             continue
         identical(f"{name} at the same seed", values[here], shared)
     got, got_gradients = _logits_and_gradients(model)
