@@ -37,6 +37,7 @@ from planner.published.page import published_figure, published_page
 from planner.scale import scale_data, scale_text
 from planner.scale.figures import scale_figures
 from planner.scale.page import scale_page
+from relations import relation_rows
 from study_pages import questions, studies_index, study_page
 
 DOCS = Path(__file__).parent
@@ -160,6 +161,11 @@ def design_page() -> str:
         "token minus the control's, with the interval of the verdict, from studies whose control passed the validity gate; "
         f"{_valid_studies(rows)}.\n",
         *_linked_table(("method", *COSTS, "loss"), names, costs),
+        "## Special cases\n",
+        "Both methods around the same sublayers, in float64 and away from initial values; parameters that both have are equal. "
+        "*difference*: the largest one of logits, over their largest magnitude. About 1e-6 is the eps of a norm that enters "
+        "twice or at another scale. A test computes every row.\n",
+        *_table(("special case", "of", "with", "difference"), relation_rows()),
     ]
     return "\n".join(lines)
 

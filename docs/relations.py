@@ -1,5 +1,6 @@
 """Which methods are special cases of others: each pair is computed side by side, and its largest difference written down."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,17 +42,23 @@ class Relation:
     of_special: Mapping[str, Value] = field(default_factory=dict)
     up_to: float = 1e-12
 
-    def difference(self) -> float:
-        """The largest difference of logits over their largest magnitude, in float64 and away from initial values."""
+    def difference(self, set_values: bool = True) -> float:
+        """The largest difference of logits over their largest magnitude, in float64 and away from initial values.
+
+        Without `values`, the general method has parameters of its own.
+        """
         special, general = (toy_decoder(_config(options)) for options in (self.special, self.general))
         _set(special, self.of_special, {})
-        here, there = dict(general.named_parameters()), dict(special.named_parameters())
+        kinds = [f".{options['kind']}." for options in (self.special, self.general)]
+        here = dict(general.named_parameters())
+        there = {name.replace(*kinds): parameter for name, parameter in special.named_parameters()}
         with torch.no_grad():
             for name in here.keys() & there.keys():
                 if here[name].shape == there[name].shape:
                     here[name].copy_(there[name])
-        _set(general, self.values, there)
-        one, other = (model(toy_tokens()) for model in (special, general))
+            if set_values:
+                _set(general, self.values, there)
+            one, other = (model(toy_tokens()) for model in (special, general))
         return float((one - other).abs().max() / one.abs().max())
 
 
@@ -79,6 +86,16 @@ def _weights_of_mhc(first: int, scale: float) -> Callable[[Tensor, str, Paramete
         return scale * torch.sigmoid(base.view(-1, len(own))[first])
 
     return weights
+
+
+def _gain_by_block(own: Tensor, name: str, special: Parameters) -> Tensor:
+    block = re.search(r"blocks\.(\d+)", name)
+    assert block is not None
+    return special[name] * (int(block[1]) + 1) ** 0.5
+
+
+def _placed(placement: str, **options: Any) -> dict[str, Any]:
+    return {"kind": "norm_placement", "placement": placement, **options}
 
 
 RESIDUAL: Mapping[str, Any] = {"kind": "residual"}
@@ -115,9 +132,7 @@ RELATIONS = (
         {"kind": "attention_residuals", "block_size": 1},
         "blocks of one sublayer",
     ),
-    Relation(
-        RESIDUAL, {"kind": "delta_attention_residuals", "gate": "alpha"}, "gates alpha 0", {r".*\.alpha": 0.0}
-    ),
+    Relation(RESIDUAL, {"kind": "delta_attention_residuals", "gate": "alpha"}, "gates alpha 0", {r".*\.alpha": 0.0}),
     Relation(
         RESIDUAL,
         STATIC_HC,
@@ -142,7 +157,57 @@ RELATIONS = (
         },
         of_special={r".*\.fn": 0.0},
     ),
+    Relation(RESIDUAL, _placed("mix", post_blocks=0), "no post-norm block"),
+    Relation(_placed("post"), _placed("mix", post_blocks=3), "post-norm in every block"),
+    Relation(
+        RESIDUAL,
+        _placed("layer_scaling"),
+        "gains of the norms in block b times sqrt(b + 1)",
+        {r"blocks\.\d+\.\w+\.norm\.gain": _gain_by_block},
+    ),
+    Relation(
+        RESIDUAL,
+        {"kind": "siamese_norm"},
+        "gains of the normalised stream x 0, of y 1",
+        {r".*\.x_gain": 0.0, r".*\.y_gain": 1.0},
+        up_to=EPS_AGAIN,
+    ),
+    Relation(RESIDUAL, {"kind": "mixture_of_depths_attention", "blend": "annealed"}, "blend 0", {r".*\.blend": 0.0}),
+    Relation(RESIDUAL, {"kind": "depth_value_mixing", "blend": "annealed"}, "blend 0", {r".*\.blend": 0.0}),
+    Relation(
+        {"kind": "attention", "n_heads": 2},
+        {"kind": "short_swa", "window": 64, "n_heads": 2, "n_kv_heads": 2},
+        "a window of all tokens",
+    ),
+    Relation(
+        {"kind": "attention", "n_heads": 2},
+        {"kind": "attention", "n_heads": 2, "sink": "learned"},
+        "sinks far below every score",
+        {r".*\.sink": -1e4},
+    ),
 )
+
+
+def relation_words(relation: Relation) -> str:
+    """Both methods in a few words."""
+    return f"{method_words(relation.special)} in {method_words(relation.general)}"
+
+
+def method_words(options: Mapping[str, Any]) -> str:
+    """A kind with its options, as in `mhc residual=identity`."""
+    chosen = (f"{name}={value}" for name, value in options.items() if name not in ("kind", "n_heads"))
+    return " ".join((options["kind"], *chosen))
+
+
+def relation_rows() -> list[tuple[str, str, str, str]]:
+    """A row for each relation: both methods, the choice in words, and the difference, rounded up to a power of ten."""
+    rows = []
+    for relation in RELATIONS:
+        found = relation.difference()
+        # Last digits differ between machines.
+        shown = "0" if found < 1e-12 else f"below 1e{math.ceil(math.log10(found))}"
+        rows.append((method_words(relation.special), method_words(relation.general), relation.when, shown))
+    return rows
 
 
 def _config(options: Mapping[str, Any]) -> AxisConfig:
@@ -157,5 +222,3 @@ def _set(model: nn.Module, values: Mapping[str, Value], special: Parameters) -> 
         assert found, f"no parameter is called {pattern!r}"
         for name, parameter in found:
             parameter.copy_(value(parameter, name, special).reshape_as(parameter) if callable(value) else torch.tensor(value))
-
-
