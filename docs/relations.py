@@ -115,9 +115,7 @@ RELATIONS = (
         {"kind": "attention_residuals", "block_size": 1},
         "blocks of one sublayer",
     ),
-    Relation(
-        RESIDUAL, {"kind": "delta_attention_residuals", "gate": "alpha"}, "gates alpha 0", {r".*\.alpha": 0.0}
-    ),
+    Relation(RESIDUAL, {"kind": "delta_attention_residuals", "gate": "alpha"}, "gates alpha 0", {r".*\.alpha": 0.0}),
     Relation(
         RESIDUAL,
         STATIC_HC,
@@ -157,5 +155,3 @@ def _set(model: nn.Module, values: Mapping[str, Value], special: Parameters) -> 
         assert found, f"no parameter is called {pattern!r}"
         for name, parameter in found:
             parameter.copy_(value(parameter, name, special).reshape_as(parameter) if callable(value) else torch.tensor(value))
-
-

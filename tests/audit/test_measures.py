@@ -173,18 +173,18 @@ def test_uniform_attention_looks_back_half_way() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 3, 70])
-@pytest.mark.parametrize("sink", [False, True])
-def test_distances_are_those_of_the_whole_score_matrix(window: int | None, sink: bool) -> None:
+@pytest.mark.parametrize("sink", [None, (4,), (2, 4, 150)])
+def test_distances_are_those_of_the_whole_score_matrix(window: int | None, sink: tuple[int, ...] | None) -> None:
     B, H, T, K = 2, 4, 150, 4
     q, k = noise((B, H, T, K), "q") * 2, noise((B, 2, T, K), "k")
     documents = torch.tensor([[0] * 70 + [1] * 80, [0] * 150])
-    score = noise((H,), "sink") if sink else None
+    score = noise(sink, "sink") if sink else None
     found = Distances(window)
     found.add(q, k, TokenLayout.packed(documents), score)
     scores = (q @ k.repeat_interleave(2, dim=1).transpose(-1, -2)) / 2
     scores = scores.masked_fill(~visible(T, T, window, documents, documents), -torch.inf)
     if score is not None:
-        scores = torch.cat((scores, score.view(1, H, 1, 1).expand(B, H, T, 1)), dim=-1)
+        scores = torch.cat((scores, score.view(-1, H, score.shape[-1] if score.ndim > 1 else 1, 1).expand(B, H, T, 1)), dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., :T]
     age = torch.arange(T)[:, None] - torch.arange(T)
     mean = float((weights * age).sum() / weights.sum())

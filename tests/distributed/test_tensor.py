@@ -112,6 +112,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"blocks": [[{**ATTENTION, "qk_norm": "before_rope", "qk_norm_over": "all_heads"}, SWIGLU]]},
         "qk_norm_over='all_heads': must be 'head' with parallel.tensor=4",
     ),
+    "bias of the output": ({"blocks": [[{**ATTENTION, "bias": "all"}, SWIGLU]]}, "bias='all': must be 'qkv' or 'none' with"),
     "local attention": (
         {"blocks": [[{**ATTENTION, "projected_local": "local_swa"}, SWIGLU]]},
         "projected_local='local_swa': must be canon",

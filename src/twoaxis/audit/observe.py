@@ -51,7 +51,7 @@ class Distances:
         q: Float[Tensor, "B H T K"],
         k: Float[Tensor, "B G T K"],
         layout: TokenLayout,
-        sink: Float[Tensor, " H"] | None = None,
+        sink: Float[Tensor, " H"] | Float[Tensor, "B H T"] | None = None,
     ) -> None:
         """Adds one batch."""
         T, dtype = q.shape[2], statistics_dtype(q)
@@ -70,7 +70,9 @@ class Distances:
                 seen = (seen & (own[:, :, None] == other[:, None, :])).unsqueeze(1)
             scores = scores.masked_fill(~seen, -torch.inf)
             if sink is not None:
-                score = sink.to(dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+                score = sink.to(dtype)
+                score = score.view(1, -1, 1) if score.ndim == 1 else score[..., start:stop]
+                score = score.unsqueeze(-1).expand(*scores.shape[:3], 1)
                 scores = torch.cat((scores, score), dim=-1)
             weights = torch.softmax(scores, dim=-1).double()
             if sink is not None:
@@ -258,7 +260,7 @@ class Observer(Probe):
         if sublayer.depth.mixes_heads:
             heads, _ = sublayer.depth.mix_heads(heads, context, state)
         q, k = mixer.queries_and_keys(heads, sample.layout)
-        self._distance(index, "mixer", mixer.config.span).add(q, k, sample.layout, mixer.sink)
+        self._distance(index, "mixer", mixer.config.span).add(q, k, sample.layout, mixer.sink_scores(context))
 
     def _distance(self, index: int, place: str, window: int | None) -> Distances:
         return self.distances.setdefault((index, place), Distances(window))

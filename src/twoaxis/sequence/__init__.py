@@ -35,6 +35,8 @@ SEQUENCE: Table[SequenceConfig] = Table(
                     },
                 },
                 "sink": {"n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "window": 3, "sink": "learned"},
+                "gpt_oss": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 4, "window": 3, "sink": "learned", "bias": "all"},
+                "token_sink": {"n_heads": 2, "window": 3, "sink": "per_token", "sink_init": "normal"},
                 "canon": {
                     "n_heads": 2,
                     "n_kv_heads": 1,
@@ -58,6 +60,7 @@ SEQUENCE: Table[SequenceConfig] = Table(
                 "gqa": "attnres-full-qwen3",
                 "mqa": "ddl-vdim1",
                 "window": "swa-mistral",
+                "gpt_oss": "swa-sink-gptoss",
             },
         ),
         Row(

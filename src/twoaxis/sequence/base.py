@@ -100,5 +100,10 @@ class HeadMixer(SequenceMixer, ABC):
         """
 
     @abstractmethod
-    def attend(self, heads: Heads, layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T E"], Any]:
-        """Mixes the heads along positions and projects them back; returns as `forward` does."""
+    def attend(
+        self, heads: Heads, layout: TokenLayout, cache: Any = None, context: Views | None = None
+    ) -> tuple[Float[Tensor, "B T E"], Any]:
+        """Mixes the heads along positions and projects them back; returns as `forward` does.
+
+        The context is that of `project`, for what depends on it besides the heads.
+        """

@@ -116,10 +116,14 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
     },
-    "short_swa": {"sink": {"n_heads": 2, "window": 3, "sink": "learned", "rope_theta": 50.0}},
+    "short_swa": {
+        "sink": {"n_heads": 2, "window": 3, "sink": "learned", "rope_theta": 50.0},
+        "token_sink": {"n_heads": 2, "window": 3, "sink": "per_token", "bias": "all"},
+    },
     "short_conv": {"identity": {"taps_init": "identity", "activation": "none"}},
     "kv_shift": {
         "inside": {"n_heads": 2, "form": "token", "qk_norm": "before_rope", "projected_local": "canon", "bias": "qkv"},
+        "token_sink": {"n_heads": 2, "sink": "per_token", "input_local": "canon"},
     },
     "gated_delta_net": {
         "large_eps": {"n_heads": 2, "head_dim": 3, "qk_eps": 0.5},

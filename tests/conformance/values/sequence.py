@@ -58,7 +58,10 @@ def scaled_frequencies(frequencies: Tensor, theta: float, c: Any) -> tuple[Tenso
 
 
 def attended(q: Tensor, k: Tensor, v: Tensor, window: int | None, sink: Tensor | None = None) -> Tensor:
-    """Softmax attention of [B T H K] queries over [B T G K] keys and values, heads side by side in the end."""
+    """Softmax attention of [B T H K] queries over [B T G K] keys and values, heads side by side in the end.
+
+    A sink has a score for each head, or for each token and head [B T H].
+    """
     (_, T, H, K), G = q.shape, k.shape[2]
     rows = []
     for t in range(T):
@@ -68,7 +71,9 @@ def attended(q: Tensor, k: Tensor, v: Tensor, window: int | None, sink: Tensor |
             g = h // (H // G)
             scores = (k[:, first : t + 1, g] * q[:, t : t + 1, h]).sum(-1) / math.sqrt(K)
             weights = scores.exp()
-            total = weights.sum(-1, keepdim=True) + (0.0 if sink is None else sink[h].exp())
+            total = weights.sum(-1, keepdim=True)
+            if sink is not None:
+                total = total + (sink[h] if sink.ndim == 1 else sink[:, t, h, None]).exp()
             heads.append((weights / total).unsqueeze(1) @ v[:, first : t + 1, g])
         rows.append(torch.cat(heads, dim=-1))
     return torch.cat(rows, dim=1)
@@ -100,8 +105,10 @@ def locally(c: Any, p: Weights, place: str, x: Tensor) -> Tensor:
 def attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
     H, G = c.n_heads, c.n_kv_heads or c.n_heads
     K, D = c.head_dim or x.shape[-1] // H, x.shape[-1]
+    sink = {"none": None, "learned": p.get("sink"), "per_token": x @ p["sink_weight"].T if "sink_weight" in p else None}[c.sink]
+    assert (sink is None) == (c.sink == "none")
     x = locally(c, p, "input_local", x)
-    projected = x @ p["qkv.weight"].T + (p["qkv_bias"] if c.bias == "qkv" else 0.0)
+    projected = x @ p["qkv.weight"].T + (p["qkv_bias"] if c.bias != "none" else 0.0)
     q, k, v = projected.unflatten(-1, (H + 2 * G, K)).split((H, G, G), dim=2)
     if c.kind == "kv_shift":
         k, v = with_token_before(c, p, x, k, v)
@@ -123,9 +130,9 @@ def attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
         q = normalised(q, p["q_gain"])
     if c.qk_norm in ("after_rope", "key_after_rope"):
         k = normalised(k, p["k_gain"])
-    y = attended(q, k, v, c.window, p.get("sink"))
-    assert p["output.weight"].shape == (D, H * K) and ("sink" in p) == (c.sink == "learned")
-    return y @ p["output.weight"].T
+    y = attended(q, k, v, c.window, sink)
+    assert p["output.weight"].shape == (D, H * K)
+    return y @ p["output.weight"].T + (p["output_bias"] if c.bias == "all" else 0.0)
 
 
 short_swa = kv_shift = attention
