@@ -102,6 +102,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "depth across heads": ({"depth": "lime"}, "depth='lime': must be a depth mixer that works on each head by itself"),
     "short convolution": ({"blocks": [["short_conv", SWIGLU]]}, "sublayer='short_conv': must be one of attention, gelu"),
     "delta rule": ({"blocks": [["gated_delta_net", SWIGLU]]}, "sublayer='gated_delta_net': must be one of attention, gelu"),
+    "reflections": ({"blocks": [["path_attention", SWIGLU]]}, "sublayer='path_attention': must be one of attention, gelu"),
     "heads": ({"blocks": [[{**ATTENTION, "n_heads": 2}, SWIGLU]]}, "n_heads of attention of block 0=2: must be a multiple of"),
     "kv-heads": (
         {"blocks": [[{**ATTENTION, "n_heads": 12, "n_kv_heads": 3, "head_dim": 2}, SWIGLU]]},

@@ -25,6 +25,13 @@ MODELS: dict[str, dict[str, Any]] = {
         },
         "blocks": [["gated_delta_net", "swiglu"], ["short_conv", "kv_shift", "swiglu"]],
     },
+    "rewritten": {
+        "depth": "residual",
+        "blocks": [
+            [{"kind": "path_attention", "n_kv_heads": 2, "qk_norm": "per_head", "forget_gate": "inside_scale"}, "swiglu"],
+            [{**ATTENTION, "window": 3, "sink": "per_token", "bias": "all"}, "swiglu"],
+        ],
+    },
     "views": {"depth": "muddformer", "blocks": [[ATTENTION, "swiglu"]]},
     "streams": {"depth": "mhc", "blocks": [[ATTENTION, "swiglu"], ["gated_delta_net", "swiglu"]]},
 }

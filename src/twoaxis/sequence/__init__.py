@@ -5,6 +5,7 @@ from twoaxis.sequence.attention import Attention, AttentionConfig
 from twoaxis.sequence.base import HeadMixer, SequenceConfig, SequenceMixer
 from twoaxis.sequence.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from twoaxis.sequence.kv_shift import KVShift, KVShiftConfig
+from twoaxis.sequence.path_attention import PathAttention, PathAttentionConfig
 from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
 from twoaxis.sequence.short_swa import ShortSWA, ShortSWAConfig
 
@@ -98,6 +99,16 @@ SEQUENCE: Table[SequenceConfig] = Table(
             certified={"token": "kvshift-op"},
         ),
         Row(
+            PathAttentionConfig,
+            "attention whose positions are reflections by the tokens in between",
+            {
+                "default": {"n_heads": 2, "w_rank": 3},
+                "gqa": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 3, "w_map": "full", "forget_gate": "inside_scale"},
+                "qk_norm": {"n_heads": 2, "w_rank": 2, "w_kernel": 2, "qk_norm": "per_head", "output_init": "zero"},
+            },
+            certified={"qk_norm": "path-attn-layer"},
+        ),
+        Row(
             GatedDeltaNetConfig,
             "overwrites a decaying state along each token's key: a global mixer of linear cost",
             {
@@ -131,6 +142,8 @@ __all__ = [
     "HeadMixer",
     "KVShift",
     "KVShiftConfig",
+    "PathAttention",
+    "PathAttentionConfig",
     "SequenceConfig",
     "SequenceMixer",
     "ShortConv",

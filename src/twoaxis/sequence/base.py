@@ -38,6 +38,11 @@ class SequenceConfig(Config, ABC):
         return self.receptive_field
 
     @property
+    def inner_field(self) -> int:
+        """Tokens that a convolution of the mixer itself sees, the current one included; 1 without."""
+        return 1
+
+    @property
     def unseen_keys(self) -> int:
         """Keys of every query besides those of tokens, such as a sink."""
         return 0

@@ -125,6 +125,7 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
         "inside": {"n_heads": 2, "form": "token", "qk_norm": "before_rope", "projected_local": "canon", "bias": "qkv"},
         "token_sink": {"n_heads": 2, "sink": "per_token", "input_local": "canon"},
     },
+    "path_attention": {"large_eps": {"n_heads": 2, "w_eps": 0.5, "qk_norm": "per_head", "forget_gate": "inside_scale"}},
     "gated_delta_net": {
         "large_eps": {"n_heads": 2, "head_dim": 3, "qk_eps": 0.5},
         "silent_swa": {"n_heads": 2, "projected_local": {"kind": "local_swa", "output_init": "zero"}},

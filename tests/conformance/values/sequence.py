@@ -154,6 +154,36 @@ def short_conv(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
     return canon(c, part_of(p, "conv."), x)
 
 
+def path_attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
+    H, D = c.n_heads, x.shape[-1]
+    G, K = c.n_kv_heads or H, c.head_dim or D // H
+    q, k, v = (x @ p["qkv.weight"].T).unflatten(-1, (H + 2 * G, K)).split((H, G, G), dim=2)
+    if c.qk_norm == "per_head":
+        q, k = rms(q, eps) * p["q_gain"], rms(k, eps) * p["k_gain"]
+    if c.w_map == "low_rank":
+        assert p["w_down.weight"].shape == (c.w_rank, D)
+    low = x @ p["w_down.weight"].T if c.w_map == "low_rank" else x
+    assert p["taps"].shape == (G * K, c.w_kernel)
+    w = silu(convolved(low @ p["w_up.weight"].T, p["taps"])).unflatten(-1, (G, K))
+    w = w / (w.square().sum(-1, keepdim=True) + c.w_eps).sqrt()
+    gates = torch.sigmoid(x @ p["gates"].T + p["gate_bias"])
+    beta, rows = 2 * gates[..., :G], []
+    assert (gates.shape[-1] == G + H) == (c.forget_gate == "inside_scale")
+    for t in range(x.shape[1]):
+        heads = []
+        for h in range(H):
+            g, query, forgotten, scores = h // (H // G), q[:, t, h], torch.zeros(x.shape[0], dtype=x.dtype), []
+            for j in range(t, -1, -1):
+                scores.append(((query * k[:, j, g]).sum(-1) + forgotten) / math.sqrt(K))
+                # From here on the query has passed token j.
+                query = query - (beta[:, j, g] * (query * w[:, j, g]).sum(-1)).unsqueeze(-1) * w[:, j, g]
+                forgotten = forgotten + (gates[:, j, G + h].log() if gates.shape[-1] > G else 0.0)
+            weights = torch.stack(scores[::-1], dim=-1).exp()
+            heads.append((weights.unsqueeze(-1) * v[:, : t + 1, g]).sum(1) / weights.sum(-1, keepdim=True))
+        rows.append(torch.cat(heads, dim=-1))
+    return torch.stack(rows, dim=1) @ p["output.weight"].T
+
+
 def gated_delta_net(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
     H, D = c.n_heads, x.shape[-1]
     K = c.head_dim or D // H
