@@ -207,6 +207,18 @@ def test_attention_inside_a_sublayer_and_of_mixed_heads_is_found() -> None:
     assert len(found[0].mass) == 2
 
 
+def test_chunks_look_back_to_where_they_begin() -> None:
+    local = {"kind": "local_swa", "window": 4, "window_kind": "chunk", "n_heads": 1, "head_dim": 4}
+    decoder = model("residual", blocks=[[{**BLOCK[0], "input_local": local}, BLOCK[1]]])
+    with torch.no_grad():
+        for sublayer in sublayer_list(decoder)[::2]:
+            sublayer.mixer.input_local.qkv.weight[:8].zero_()
+    (found, *_) = [one for one in attention_of(observed(decoder, packed=False)) if one.place == "input_local"]
+    whole, rest = divmod(TOKENS, 4)
+    own = [1 / (place + 1) for place in (*range(4), *range(rest))]
+    assert found.mass[0] == pytest.approx((whole * sum(own[:4]) + sum(own[4:])) / TOKENS, rel=1e-4)
+
+
 def test_classes_of_tokens() -> None:
     tokens = torch.tensor([list(b"aaaaaaaa  1."), [*b"aaaaaaaa  ", 200, 201]])
     found = token_classes([tokens], TOKENIZER, 256)

@@ -29,7 +29,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "depth": "residual",
         "blocks": [
             [{"kind": "path_attention", "n_kv_heads": 2, "qk_norm": "per_head", "forget_gate": "inside_scale"}, "swiglu"],
-            [{**ATTENTION, "window": 3, "sink": "per_token", "bias": "all"}, "swiglu"],
+            [
+                {**ATTENTION, "window": 3, "sink": "per_token", "bias": "all"},
+                {"kind": "gated_delta_net", "projected_local": {"kind": "branch_swa", "window": 3, "window_kind": "chunk"}},
+                "swiglu",
+            ],
         ],
     },
     "views": {"depth": "muddformer", "blocks": [[ATTENTION, "swiglu"]]},

@@ -6,6 +6,7 @@ Letters: B batch, H heads, G kv-heads, T queries and keys, K key width, C querie
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from twoaxis.core.measure import tensors
 from twoaxis.core.views import Views
 from twoaxis.depth.base import Mix, Read, Write
 from twoaxis.depth.streams import ParallelEnds
-from twoaxis.local.base import LocalMixer
+from twoaxis.local.base import LocalMixer, window_documents
 from twoaxis.local.local_swa import LocalSWA
 from twoaxis.local.places import LocalPlaces
 from twoaxis.model import Decoder
@@ -186,7 +187,8 @@ class Observer(Probe):
             if isinstance(mixer, LocalSWA):
                 window = mixer.config.window
                 q, k = mixer.queries_and_keys(seen[mixer], sample.layout)
-                self._distance(index, place, window).add(q, k, sample.layout)
+                documents, _ = window_documents(sample.layout, window, mixer.config.window_kind, k.shape[2])
+                self._distance(index, place, window).add(q, k, replace(sample.layout, documents=documents))
         return sequence_losses(self.model, hidden, sample.batch)
 
     def state(self, index: int, state: Any) -> Any:

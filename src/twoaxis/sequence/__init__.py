@@ -128,7 +128,26 @@ SEQUENCE: Table[SequenceConfig] = Table(
                     "projected_local": {"kind": "local_swa", "window": 3, "n_heads": 1, "head_dim": 4},
                 },
                 "bare": {"n_heads": 1, "value_dim": 3, "projected_local": None},
+                "own": {
+                    "n_heads": 2,
+                    "value_dim": 3,
+                    "projected_local": {"kind": "local_swa", "window": 2, "n_heads": 1, "head_dim": 4, "activation": "silu"},
+                    "projected_over": "branch",
+                },
+                "shared": {
+                    "n_heads": 2,
+                    "head_dim": 2,
+                    "value_dim": 3,
+                    "projected_local": {"kind": "branch_swa", "window": 3, "scores": "shared"},
+                },
+                "self": {
+                    "n_heads": 2,
+                    "head_dim": 3,
+                    "value_dim": 4,
+                    "projected_local": {"kind": "branch_swa", "window": 2, "form": "residual"},
+                },
             },
+            certified={"default": "gdn-layer"},
         ),
     ],
 )

@@ -20,6 +20,7 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, Normal, with_extra
 from twoaxis.core.position import HeadShape, KeyNorm, SublayerPosition
 from twoaxis.core.views import QKV, Heads, Views
+from twoaxis.local.base import Parts
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.norm import rms_norm
@@ -141,6 +142,15 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         """Channels of the input, and of all heads concatenated."""
         return Places(site.d_model, (self.n_heads + 2 * self.kv_heads) * self.key_width(site.d_model))
 
+    @property
+    def branch_heads(self) -> tuple[int, ...]:
+        """Query heads, and kv-heads twice."""
+        return self.n_heads, self.kv_heads, self.kv_heads
+
+    def branches(self, d_model: int) -> Parts:
+        """Those of one width."""
+        return tuple((heads, self.key_width(d_model)) for heads in self.branch_heads)
+
     def head_shape(self, d_model: int) -> HeadShape:
         """The heads of these options."""
         return HeadShape(self.n_heads, self.kv_heads, self.key_width(d_model), self.key_norm)
@@ -164,7 +174,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Its rotation table, and those of the local mixers."""
         own = self.rotation(d_model)
-        return self.local_rotations | (set() if own is None else {own})
+        return self.local_rotations(d_model) | (set() if own is None else {own})
 
     def rotation(self, d_model: int) -> RotationTable | None:
         """Its rotation table; None without rotation."""

@@ -163,7 +163,7 @@ class PathAttention(SequenceMixer, config=PathAttentionConfig):
         self.config, self.norm_eps = config, site.norm_eps
         H, G, D = config.n_heads, config.kv_heads, site.d_model
         self.head_dim = K = config.key_width(D)
-        self.qkv = self.linear("qkv", D, (H + 2 * G) * K)
+        self.qkv = self.linear("qkv", D, (H + 2 * G) * K, values=(G * K, site.hidden_std(D)))
         rank = config.w_rank if config.w_map == "low_rank" else None
         self.w_down = None if rank is None else self.linear("w_down", D, rank)
         self.w_up = self.linear("w_up", rank or D, G * K)
@@ -173,8 +173,7 @@ class PathAttention(SequenceMixer, config=PathAttentionConfig):
         if config.qk_norm == "per_head":
             self.q_gain = self.parameter("q_gain", (K,), Constant(1.0), "norm")
             self.k_gain = self.parameter("k_gain", (K,), Constant(1.0), "norm")
-        scaled = matrix_std(H * K) / math.sqrt(2 * site.stack.n_blocks)
-        self.output = self.linear("output", H * K, D, std=0.0 if config.output_init == "zero" else scaled)
+        self.output = self.linear("output", H * K, D, std=0.0 if config.output_init == "zero" else site.output_std(H * K))
         self.extra = self.linear("extra", H * K, site.slot.update_extra) if site.slot.update_extra else None
 
     def new_cache(self) -> PathAttentionCache:

@@ -103,7 +103,7 @@ def _pair_flops(config: MixerConfig, width: int, shape: Shape) -> int:
     if isinstance(config, PlacesConfig):
         # They have their own windows; the checks of local mixers compare their declarations with measurements.
         inside = config.local_cost(toy_site(width), shape).pair_flops
-        config = config.replace(input_local=None, projected_local=None)
+        config = config.without_local()
     window = config.pair_window if isinstance(config, SequenceConfig) else config.receptive_field
     mixer = toy_mixer(config, d_model=width)
     alone = _measured(mixer, toy_context(1, 1, width))[1]

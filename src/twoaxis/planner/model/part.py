@@ -86,9 +86,14 @@ class NativeSublayer(Part):
         return self.config.kind
 
     def check(self, d_model: int) -> None:
-        """Asks the configuration."""
+        """Asks the configuration, and refuses windows of chunks, whose costs grow in steps."""
         if isinstance(self.config, SequenceConfig):
             self.config.check(d_model)
+        if isinstance(self.config, PlacesConfig):
+            for local in (self.config.input_local, self.config.projected_local):
+                if getattr(local, "window_kind", "sliding") != "sliding":
+                    allowed = "'sliding' in a plan, which counts tokens and visible pairs"
+                    raise ConfigError(problem("window_kind", "chunk", allowed, "plan it, for about twice the pairs"))
 
     def slot(self, d_model: int) -> SublayerInfo:
         """Its heads and the views that it takes."""
