@@ -173,18 +173,18 @@ def test_uniform_attention_looks_back_half_way() -> None:
 
 
 @pytest.mark.parametrize("window", [None, 3, 70])
-@pytest.mark.parametrize("sink", [False, True])
-def test_distances_are_those_of_the_whole_score_matrix(window: int | None, sink: bool) -> None:
+@pytest.mark.parametrize("sink", [None, (4,), (2, 4, 150)])
+def test_distances_are_those_of_the_whole_score_matrix(window: int | None, sink: tuple[int, ...] | None) -> None:
     B, H, T, K = 2, 4, 150, 4
     q, k = noise((B, H, T, K), "q") * 2, noise((B, 2, T, K), "k")
     documents = torch.tensor([[0] * 70 + [1] * 80, [0] * 150])
-    score = noise((H,), "sink") if sink else None
+    score = noise(sink, "sink") if sink else None
     found = Distances(window)
     found.add(q, k, TokenLayout.packed(documents), score)
     scores = (q @ k.repeat_interleave(2, dim=1).transpose(-1, -2)) / 2
     scores = scores.masked_fill(~visible(T, T, window, documents, documents), -torch.inf)
     if score is not None:
-        scores = torch.cat((scores, score.view(1, H, 1, 1).expand(B, H, T, 1)), dim=-1)
+        scores = torch.cat((scores, score.view(-1, H, score.shape[-1] if score.ndim > 1 else 1, 1).expand(B, H, T, 1)), dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., :T]
     age = torch.arange(T)[:, None] - torch.arange(T)
     mean = float((weights * age).sum() / weights.sum())
@@ -240,6 +240,18 @@ def test_attention_inside_a_sublayer_and_of_mixed_heads_is_found() -> None:
     ]
     assert len(found) == 9
     assert len(found[0].mass) == 2
+
+
+def test_chunks_look_back_to_where_they_begin() -> None:
+    local = {"kind": "local_swa", "window": 4, "window_kind": "chunk", "n_heads": 1, "head_dim": 4}
+    decoder = model("residual", blocks=[[{**BLOCK[0], "input_local": local}, BLOCK[1]]])
+    with torch.no_grad():
+        for sublayer in sublayer_list(decoder)[::2]:
+            sublayer.mixer.input_local.qkv.weight[:8].zero_()
+    (found, *_) = [one for one in attention_of(observed(decoder, packed=False)) if one.place == "input_local"]
+    whole, rest = divmod(TOKENS, 4)
+    own = [1 / (place + 1) for place in (*range(4), *range(rest))]
+    assert found.mass[0] == pytest.approx((whole * sum(own[:4]) + sum(own[4:])) / TOKENS, rel=1e-4)
 
 
 def test_classes_of_tokens() -> None:

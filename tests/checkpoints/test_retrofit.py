@@ -68,6 +68,7 @@ SEQUENCE: list[Any] = [
     "canon",
     {"kind": "canon", "places": "BD"},
     "local_swa",
+    {"kind": "branch_swa", "places": "AB"},
 ]
 
 

@@ -25,7 +25,7 @@ VOCAB, ROWS, TOKENS, WIDTH, LAYERS = 32, 2, 16, 8, 3
 
 BLOCK = [{"kind": "attention", "n_heads": 4, "n_kv_heads": 2, "head_dim": 4}, {"kind": "swiglu", "d_ff": 16}]
 FEW_HEADS = [
-    {"kind": "short_swa", "n_heads": 4, "n_kv_heads": 1, "head_dim": 4, "window": 5, "qk_norm": "before_rope", "bias": "qkv"},
+    {"kind": "short_swa", "n_heads": 4, "n_kv_heads": 1, "head_dim": 4, "window": 5, "bias": "qkv", "sink": "per_token"},
     {"kind": "kv_shift", "n_heads": 4, "n_kv_heads": 2, "head_dim": 2, "form": "token", "sink": "learned"},
     {"kind": "gelu", "d_ff": 16, "input_local": "canon", "projected_local": "canon"},
 ]

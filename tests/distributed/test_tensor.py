@@ -106,6 +106,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "short convolution": ({"blocks": [["short_conv", SWIGLU]]}, "sublayer='short_conv': must be one of attention, gelu"),
     "delta rule": ({"blocks": [["gated_delta_net", SWIGLU]]}, "sublayer='gated_delta_net': must be one of attention, gelu"),
+    "reflections": ({"blocks": [["path_attention", SWIGLU]]}, "sublayer='path_attention': must be one of attention, gelu"),
     "heads": ({"blocks": [[{**ATTENTION, "n_heads": 2}, SWIGLU]]}, "n_heads of attention of block 0=2: must be a multiple of"),
     "kv-heads": (
         {"blocks": [[{**ATTENTION, "n_heads": 12, "n_kv_heads": 3, "head_dim": 2}, SWIGLU]]},
@@ -116,6 +117,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"blocks": [[{**ATTENTION, "qk_norm": "before_rope", "qk_norm_over": "all_heads"}, SWIGLU]]},
         "qk_norm_over='all_heads': must be 'head' with parallel.tensor=4",
     ),
+    "bias of the output": ({"blocks": [[{**ATTENTION, "bias": "all"}, SWIGLU]]}, "bias='all': must be 'qkv' or 'none' with"),
     "local attention": (
         {"blocks": [[{**ATTENTION, "projected_local": "local_swa"}, SWIGLU]]},
         "projected_local='local_swa': must be canon",

@@ -25,6 +25,17 @@ MODELS: dict[str, dict[str, Any]] = {
         },
         "blocks": [["gated_delta_net", "swiglu"], ["short_conv", "kv_shift", "swiglu"]],
     },
+    "rewritten": {
+        "depth": "residual",
+        "blocks": [
+            [{"kind": "path_attention", "n_kv_heads": 2, "qk_norm": "per_head", "forget_gate": "inside_scale"}, "swiglu"],
+            [
+                {**ATTENTION, "window": 3, "sink": "per_token", "bias": "all"},
+                {"kind": "gated_delta_net", "projected_local": {"kind": "branch_swa", "window": 3, "window_kind": "chunk"}},
+                "swiglu",
+            ],
+        ],
+    },
     "views": {"depth": "muddformer", "blocks": [[ATTENTION, "swiglu"]]},
     "unnormed": {"depth": {"kind": "siamese_norm", "form": "hybrid_pre"}, "blocks": [[ATTENTION, "swiglu"]]},
     "streams": {"depth": "mhc", "blocks": [[ATTENTION, "swiglu"], ["gated_delta_net", "swiglu"]]},

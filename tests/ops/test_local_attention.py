@@ -19,8 +19,8 @@ IMPLS: list[Impl] = ["fused", "reference"]
 
 
 def loop_attention(window: int | None, documents: Tensor | None, key_documents: Tensor | None):  # type: ignore[no-untyped-def]
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        (B, H, T, K), (_, G, S, _) = q.shape, k.shape
+    def attend(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = None) -> Tensor:
+        (B, H, T, K), (_, G, S, _), V = q.shape, k.shape, v.shape[-1]
         heads = []
         for b in range(B):
             for h in range(H):
@@ -31,11 +31,15 @@ def loop_attention(window: int | None, documents: Tensor | None, key_documents: 
                     if documents is not None and key_documents is not None:
                         seen = [j for j in seen if key_documents[b, j] == documents[b, t]]
                     if not seen:
-                        heads.append((0 * (q[b, h, t].sum() + k.sum() + v.sum())).expand(K))
+                        nothing = 0 * (q[b, h, t].sum() + k.sum() + v.sum() + (0 if sink is None else sink.sum()))
+                        heads.append(nothing.expand(V))
                         continue
                     terms = [torch.exp((q[b, h, t] * k[b, g, j]).sum() / math.sqrt(K)) for j in seen]
-                    heads.append(sum(term * v[b, g, j] for term, j in zip(terms, seen, strict=True)) / sum(terms))
-        return torch.stack(heads).reshape(B, H, T, K)
+                    total = sum(terms)
+                    if sink is not None:
+                        total = total + torch.exp(sink[h] if sink.ndim == 1 else sink[b, h, t])
+                    heads.append(sum(term * v[b, g, j] for term, j in zip(terms, seen, strict=True)) / total)
+        return torch.stack(heads).reshape(B, H, T, V)
 
     return attend
 
@@ -52,9 +56,11 @@ def cases(draw: st.DrawFn) -> dict:
         documents = torch.tensor(draw(rows))
     # Keys of other documents than the queries' own, so that some queries see nothing.
     key_documents = torch.tensor(draw(rows)) if documents is not None and draw(st.booleans()) else documents
-    B = 1 if documents is None else 2
+    B, V = 1 if documents is None else 2, draw(st.integers(1, 3))
+    sink = draw(st.sampled_from([(), (G * group,), (B, G * group, T)]))
+    tensors = (normal(B, G * group, T, 2), normal(B, G, T + past, 2, seed=1), normal(B, G, T + past, V, seed=2))
     return {
-        "tensors": (normal(B, G * group, T, 2), normal(B, G, T + past, 2, seed=1), normal(B, G, T + past, 2, seed=2)),
+        "tensors": tensors if not sink else (*tensors, normal(*sink, seed=3)),
         "window": window,
         "documents": None if documents is None else documents[:, past:],
         "key_documents": key_documents,
@@ -69,7 +75,7 @@ def test_equals_loops(impl: Impl, chunk: int, case: dict) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "SMALLEST_CHUNK", chunk)
         assert_same(
-            lambda q, k, v: local_attention(q, k, v, impl=impl, **options),
+            lambda q, k, v, sink=None: local_attention(q, k, v, sink=sink, impl=impl, **options),
             loop_attention(options["window"], options["documents"], options["key_documents"]),
             tensors,
         )
@@ -161,6 +167,30 @@ def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(impl: Impl, window:
     y, grad_q, *grads = output_and_gradients(attend, tensors if sink is None else [*tensors, sink.double()])
     assert not y[:, :, 1:3].any() and not grad_q[:, :, 1:3].any()
     assert y[:, :, [0, 3]].all() and all(grad.isfinite().all() and grad.any() for grad in grads)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_sink_is_a_gate_from_the_sum_of_all_weights(window: int | None, per_token: bool) -> None:
+    q, k, v = normal(2, 4, 9, 6), normal(2, 2, 9, 6, seed=1), normal(2, 2, 9, 5, seed=2)
+    sink = normal(2, 4, 9, seed=3) if per_token else normal(4, seed=3)
+    scores = torch.einsum("bhtk,bhsk->bhts", q, k.repeat_interleave(2, dim=1)) / math.sqrt(6)
+    total = scores.masked_fill(~visible(9, 9, window), -torch.inf).logsumexp(-1)
+    gate = torch.sigmoid(total - (sink if per_token else sink[:, None]))
+    expected = local_attention(q, k, v, window=window) * gate.unsqueeze(-1)
+    for impl in IMPLS:
+        torch.testing.assert_close(local_attention(q, k, v, window=window, sink=sink, impl=impl), expected, rtol=0, atol=1e-14)
+
+
+def test_one_row_of_documents_serves_all_rows() -> None:
+    q, k, v = normal(2, 2, 70, 4), normal(2, 2, 75, 4, seed=1), normal(2, 2, 75, 4, seed=2)
+    documents = (torch.arange(75) // 20)[None]
+    for window in (None, 6):
+        every, one = (
+            local_attention(q, k, v, window=window, documents=rows[:, 5:], key_documents=rows)
+            for rows in (documents.expand(2, -1), documents)
+        )
+        assert torch.equal(every, one)
 
 
 def test_bad_shapes() -> None:

@@ -19,7 +19,7 @@ from .golden import Golden, fixture_paths
 TABLES: tuple[Any, ...] = (DEPTH, SEQUENCE, FEED_FORWARD, LOCAL)
 FORMS = [pytest.param(row, name, id=f"{row.kind}-{name}") for table in TABLES for row in table for name in row.examples]
 
-NOT_PUBLIC = ("TRANSCRIBED by hand", "made from the published equations", "REPLACED by nn.Identity")
+NOT_PUBLIC = ("TRANSCRIBED by hand", "DERIVED, no public code", "made from the published equations", "REPLACED by nn.Identity")
 """How fixtures say that they are not what a public program computes as it is; one with a `patch` says so too."""
 
 

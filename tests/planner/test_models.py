@@ -165,6 +165,14 @@ def test_an_own_decoder_costs_as_a_model_what_it_costs_as_a_decoder() -> None:
     assert decoder_cost(ModelShape.of_decoder(config), shape) == decoder_cost(config, shape)
 
 
+@pytest.mark.parametrize("local", ["local_swa", "branch_swa"])
+def test_windows_of_chunks_are_refused(local: str) -> None:
+    mixed = {"kind": "gated_delta_net", "projected_local": {"kind": local, "window_kind": "chunk"}}
+    config = DecoderConfig.from_data({"vocab_size": 8, "d_model": 16, "n_layers": 1, "blocks": [[mixed]]})
+    with pytest.raises(ConfigError, match="window_kind='chunk': must be 'sliding' in a plan, which counts tokens and visible"):
+        ModelShape.of_decoder(config, "chunks")
+
+
 def test_a_sublayer_that_does_not_fit_the_width_is_refused() -> None:
     with pytest.raises(ConfigError, match="n_heads=5: must be a divisor of d_model=32"):
         ModelShape("odd", 64, 32, ((NativeSublayer(AttentionConfig(n_heads=5)), NativeSublayer(SwiGLUConfig())),))

@@ -6,6 +6,7 @@ Letters: B batch, H heads, G kv-heads, T queries and keys, K key width, C querie
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from twoaxis.core.measure import tensors
 from twoaxis.core.views import Views
 from twoaxis.depth.base import Mix, Read, Write
 from twoaxis.depth.streams import ParallelEnds
-from twoaxis.local.base import LocalMixer
+from twoaxis.local.base import LocalMixer, window_documents
 from twoaxis.local.local_swa import LocalSWA
 from twoaxis.local.places import LocalPlaces
 from twoaxis.model import Decoder
@@ -51,7 +52,7 @@ class Distances:
         q: Float[Tensor, "B H T K"],
         k: Float[Tensor, "B G T K"],
         layout: TokenLayout,
-        sink: Float[Tensor, " H"] | None = None,
+        sink: Float[Tensor, " H"] | Float[Tensor, "B H T"] | None = None,
         slots: tuple[Tensor, ...] = (),
     ) -> None:
         """Adds one batch; `slots` of the token's own are one more key for each query, as in `Heads.beside`."""
@@ -71,7 +72,9 @@ class Distances:
                 seen = (seen & (own[:, :, None] == other[:, None, :])).unsqueeze(1)
             scores = scores.masked_fill(~seen, -torch.inf)
             if sink is not None:
-                score = sink.to(dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+                score = sink.to(dtype)
+                score = score.view(1, -1, 1) if score.ndim == 1 else score[..., start:stop]
+                score = score.unsqueeze(-1).expand(*scores.shape[:3], 1)
                 scores = torch.cat((scores, score), dim=-1)
             weights = torch.softmax(scores, dim=-1).double()
             if slots:
@@ -191,7 +194,8 @@ class Observer(Probe):
             if isinstance(mixer, LocalSWA):
                 window = mixer.config.window
                 q, k = mixer.queries_and_keys(seen[mixer], sample.layout)
-                self._distance(index, place, window).add(q, k, sample.layout)
+                documents, _ = window_documents(sample.layout, window, mixer.config.window_kind, k.shape[2])
+                self._distance(index, place, window).add(q, k, replace(sample.layout, documents=documents))
         return sequence_losses(self.model, hidden, sample.batch)
 
     def state(self, index: int, state: Any) -> Any:
@@ -265,7 +269,7 @@ class Observer(Probe):
         if sublayer.depth.mixes_heads:
             heads, _ = sublayer.depth.mix_heads(heads, context, state)
         q, k = mixer.queries_and_keys(heads, sample.layout)
-        self._distance(index, "mixer", mixer.config.span).add(q, k, sample.layout, mixer.sink, heads.beside)
+        self._distance(index, "mixer", mixer.config.span).add(q, k, sample.layout, mixer.sink_scores(context), heads.beside)
 
     def _distance(self, index: int, place: str, window: int | None) -> Distances:
         return self.distances.setdefault((index, place), Distances(window))

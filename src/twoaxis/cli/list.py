@@ -1,6 +1,7 @@
 """`twoaxis list`: the mixers of each axis, and every method by its design."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from twoaxis.display.numbers import bytes_text, count_text
 from twoaxis.display.tables import print_item, print_table
 
 if TYPE_CHECKING:
+    from twoaxis.model.block_patterns import BlockPattern
     from twoaxis.planner.design_table import MethodRow
     from twoaxis.planner.evidence import PairVerdict
 
@@ -109,7 +111,8 @@ TITLES = {"depth": "Depth axis", "sequence": "Sequence axis", "feed_forward": "F
 
 def list_mixers(
     axis: Annotated[
-        str | None, typer.Argument(help="depth, sequence, feed_forward or local; all of them when left out.")
+        str | None,
+        typer.Argument(help="depth, sequence, feed_forward or local, all of them when left out; or blocks: orders of layers."),
     ] = None,
     design: Annotated[
         bool, typer.Option("--design", help="Compare methods by weights, window, injection, cost and loss.")
@@ -120,13 +123,17 @@ def list_mixers(
 
     Parameters are what a mixer adds to 12 blocks at d_model 256, in its default form. Evidence: a certified form equals public
     code in outputs and all gradients; a reconstructed one follows a text. `twoaxis show NAME` says more about one.
+    `twoaxis list blocks` prints the orders of local and global layers of published models, for `model.blocks`.
     """
-    if axis is not None and axis not in AXES:
-        raise ConfigError(f"unknown axis {axis!r}; {nearest(axis, AXES)}")
+    if axis is not None and axis not in (*AXES, "blocks"):
+        raise ConfigError(f"unknown axis {axis!r}; {nearest(axis, (*AXES, 'blocks'))}")
     if design:
-        if axis in ("feed_forward", "local"):
+        if axis in ("feed_forward", "local", "blocks"):
             raise ConfigError(problem("axis", axis, "depth or sequence with --design", "leave it out for both"))
         list_designs(axis, as_json)
+        return
+    if axis == "blocks":
+        list_blocks(as_json)
         return
     tables = {name: [_row(name, row) for row in table] for name, table in AXES.items() if axis in (None, name)}
     if as_json:
@@ -136,6 +143,56 @@ def list_mixers(
         columns = [column.replace("_", " ") for column in rows[0]]
         print_table(TITLES[name], columns, [list(_cells(row)) for row in rows], ("parameters",), whole=("kind",))
         print()
+
+
+def list_blocks(as_json: bool) -> None:
+    """Prints the published orders of layers.
+
+    Args:
+        as_json: whether to print JSON.
+    """
+    from twoaxis.model.block_patterns import EVIDENCE, LETTERS, PATTERNS
+
+    rows = {name: asdict(pattern) for name, pattern in PATTERNS.items()}
+    if as_json:
+        print_json({"letters": LETTERS, "evidence": EVIDENCE, "blocks": rows})
+        return
+    columns = (
+        "name",
+        "models and layers",
+        "order",
+        "window",
+        "sink",
+        "rotation of L; G",
+        "heads per kv-head",
+        "source",
+        "lacks",
+    )
+    table = [(name, *_pattern_cells(pattern)) for name, pattern in PATTERNS.items()]
+    print_table("Orders of layers, for model.blocks", columns, table, ("window",), whole=("name",))
+    letters = ", ".join(f"{letter} {meaning}" for letter, meaning in LETTERS.items())
+    sources = "; ".join(f"{letter} {meaning}" for letter, meaning in EVIDENCE.items())
+    print_item(f"Order: {letters}; (G) is the first or last layer. A window counts the current token. Source: {sources}.", "")
+
+
+def _pattern_cells(pattern: "BlockPattern") -> Iterator[str]:
+    """The cells of an order of layers."""
+    local, others = ({**pattern.everywhere, **options} for options in (pattern.local, pattern.others))
+    ends = [f"({end})" if end else "" for end in (pattern.first, pattern.last)]
+    has_window = "L" in pattern.order
+    yield pattern.models
+    yield f"{ends[0]}{pattern.order}{ends[1]}"
+    yield "" if not has_window else f"{pattern.window:,}" if pattern.window else "T/4"
+    sinks = [letter for letter, options in (("L", local), ("G", others)) if "sink" in options]
+    yield ", ".join(sinks)
+    share = f" x {pattern.rotated:g}" if pattern.rotated < 1 else ""
+    yield "; ".join(
+        "none" if options.get("rope_dim") == 0 else f"{options.get('rope_theta', 10_000.0):,.0f}{part}"
+        for options, part in ((local, share if pattern.rotated_everywhere else ""), (others, share))[not has_window :]
+    )
+    yield "; ".join(map(str, sorted(set(pattern.group))))
+    yield pattern.evidence
+    yield pattern.lacks
 
 
 def _cells(row: Mapping[str, str | int]) -> Iterator[str]:

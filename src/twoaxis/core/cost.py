@@ -65,6 +65,17 @@ def visible_pairs(tokens: int, window: int | None) -> int:
     return width * (width + 1) // 2 + (tokens - width) * width
 
 
+def chunk_pairs(tokens: int, size: int) -> int:
+    """Counts the (query, key) pairs of causal attention inside chunks that begin at multiples of a size.
+
+    Example:
+        >>> chunk_pairs(8, 4), chunk_pairs(3, 4)
+        (20, 6)
+    """
+    whole, rest = divmod(tokens, size)
+    return whole * visible_pairs(size, None) + visible_pairs(rest, None)
+
+
 STATISTICS_BYTES = 4
 """Of a statistic in a model of half precision; a statistic is never narrower than the model."""
 

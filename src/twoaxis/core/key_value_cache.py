@@ -1,6 +1,6 @@
 """The key-value cache: an immutable value over a buffer that grows in place if no other value uses the room.
 
-Letters: B batch, N rows of it, G kv-heads, S new keys, C all keys that a query may see, K key width.
+Letters: B batch, N rows of it, G kv-heads, S new keys, C all keys that a query may see, K key width, V value width.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,16 @@ from torch import Tensor
 from twoaxis.core.measure import element_bytes
 
 Keys = Float[Tensor, "B G S K"]
+Values = Float[Tensor, "B G S V"]
 AllKeys = Float[Tensor, "B G C K"]
+AllValues = Float[Tensor, "B G C V"]
 
 
 class _Buffer:
     """Storage for keys and values, of which the first `filled` entries belong to some cache value."""
 
     def __init__(self, keys: Tensor, values: Tensor, capacity: int) -> None:
-        B, G, _, K = keys.shape
-        self.keys = keys.new_empty(B, G, capacity, K)
-        self.values = values.new_empty(B, G, capacity, K)
+        self.keys, self.values = (x.new_empty(*x.shape[:2], capacity, x.shape[3]) for x in (keys, values))
         self.filled = 0
         self.append(keys, values)
 
@@ -57,10 +57,21 @@ class KeyValueCache:
         """Bytes of the cached entries."""
         if self._buffer is None:
             return 0
-        keys = self._buffer.keys
-        return 2 * keys.shape[0] * keys.shape[1] * self.length * keys.shape[3] * element_bytes(keys)
+        both = self._buffer.keys, self._buffer.values
+        return self.length * sum(x.shape[0] * x.shape[1] * x.shape[3] * element_bytes(x) for x in both)
 
-    def extend(self, keys: Keys, values: Keys) -> tuple[AllKeys, AllKeys, "KeyValueCache"]:
+    @staticmethod
+    def of(keys: AllKeys, values: AllValues) -> "KeyValueCache":
+        """The cache of these keys and values, without a copy: for a mixer that rewrites all of them with each token."""
+        return KeyValueCache(None, _Whole(keys, values), 0, keys.shape[2])
+
+    def past(self) -> tuple[AllKeys, AllValues]:
+        """The cached keys and values; there must be some."""
+        assert self._buffer is not None
+        past = slice(self._start, self._stop)
+        return self._buffer.keys[:, :, past], self._buffer.values[:, :, past]
+
+    def extend(self, keys: Keys, values: Values) -> tuple[AllKeys, AllValues, "KeyValueCache"]:
         """Returns all keys and values visible to the new tokens, and the next cache."""
         if torch.is_grad_enabled() and (keys.requires_grad or values.requires_grad):
             buffer, start = self._copied(keys, values, room=0), 0
@@ -78,7 +89,7 @@ class KeyValueCache:
         """The cache of these rows of the batch, in new storage."""
         if self._buffer is None:
             return self
-        keys, values = (past[rows] for past in self._past())
+        keys, values = (past[rows] for past in self.past())
         return KeyValueCache(self.window, _Buffer(keys, values, self.length + 64), 0, self.length)
 
     def last(self, tokens: int) -> "KeyValueCache":
@@ -93,13 +104,8 @@ class KeyValueCache:
         joined = _Buffer(torch.cat(keys), torch.cat(values), length + 64)
         return KeyValueCache(caches[0].window, joined, 0, length)
 
-    def _past(self) -> tuple[Tensor, Tensor]:
-        assert self._buffer is not None
-        past = slice(self._start, self._stop)
-        return self._buffer.keys[:, :, past], self._buffer.values[:, :, past]
-
     def _padded(self, length: int) -> tuple[Tensor, Tensor]:
-        (keys, values), padding = self._past(), (0, 0, length - self.length, 0)
+        (keys, values), padding = self.past(), (0, 0, length - self.length, 0)
         return F.pad(keys, padding), F.pad(values, padding)
 
     def _fits(self, tokens: int) -> bool:
@@ -111,7 +117,7 @@ class KeyValueCache:
 
     def _copied(self, keys: Tensor, values: Tensor, room: int) -> _Buffer:
         if self._buffer is not None:
-            past_keys, past_values = self._past()
+            past_keys, past_values = self.past()
             keys, values = torch.cat((past_keys, keys), dim=2), torch.cat((past_values, values), dim=2)
         if room == 0:
             return _Whole(keys, values)
@@ -121,7 +127,7 @@ class KeyValueCache:
         """Frees the buffer of a long prefill if the window keeps little of it."""
         if self.window is None or self._buffer is None or self._buffer.capacity <= max(256, 4 * self.window):
             return self
-        buffer = _Buffer(*self._past(), self.length + max(64, self.window))
+        buffer = _Buffer(*self.past(), self.length + max(64, self.window))
         return KeyValueCache(self.window, buffer, 0, self.length)
 
 

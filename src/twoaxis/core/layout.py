@@ -111,6 +111,28 @@ class TokenLayout:
             return self.documents[:, -keys:]
         return torch.cat((self.past_documents, self.documents), dim=1)[:, -keys:]
 
+    def key_positions(self, keys: int) -> Int[Tensor, "_ S"]:
+        """The positions of the last `keys` tokens; cached ones count back from the first token of this call.
+
+        So they are right within its document, and anything elsewhere.
+        """
+        past = keys - self.positions.shape[1]
+        if not past:
+            return self.positions
+        before = self.positions[:, :1] - torch.arange(past, 0, -1, device=self.positions.device)
+        return torch.cat((before, self.positions), dim=1)
+
+    def chunk_documents(self, size: int, keys: int) -> tuple[Int[Tensor, "_ T"], Int[Tensor, "_ S"]]:
+        """Documents cut into chunks that begin at multiples of a size, of these tokens and of the last `keys` ones.
+
+        Positions are absolute, so that a chunk is the same in any calls, and begins anew with each document.
+        """
+        chunks, documents = self.key_positions(keys) // size, self.key_documents(keys)
+        if documents is not None:
+            # Neither number reaches half of the factor.
+            chunks = documents * 2**32 + chunks
+        return chunks[:, -self.positions.shape[1] :], chunks
+
     def without_padding(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Replaces padding with zeros, since a NaN spreads even with weight zero.
 

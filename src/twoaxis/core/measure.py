@@ -303,7 +303,10 @@ def product_flops(run: Callable[[], Any]) -> tuple[int, int]:
 
 def gradients(model: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     """The gradient of every parameter by name, zeros where there is none; the model's own `.grad` stays as it is."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    named = dict(model.named_parameters())
+    if not named:
+        return {}
+    names, parameters = zip(*named.items(), strict=True)
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return {n: torch.zeros_like(p) if g is None else g for n, p, g in zip(names, parameters, found, strict=True)}
 

@@ -105,7 +105,7 @@ class HiddenConfig(PlacesConfig, FeedForwardConfig):
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Rotation tables of the local mixers."""
-        return self.local_rotations
+        return self.local_rotations(d_model)
 
     def build(self, site: SublayerPosition) -> "HiddenFeedForward":
         """Builds the module."""

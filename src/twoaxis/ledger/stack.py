@@ -363,7 +363,7 @@ class _Tracer:
             after = tensors(mixed)
         else:
             with saved_for_backward() as after, Operations(None):
-                module.attend(mixed, self.layout)
+                module.attend(mixed, self.layout, None, context)
         events = [tensor for tensor in (*events, *after) if storage_of(tensor) not in storages_of(context)]
         self._save(site.index, events)
         return mix, heads, events

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 
 from twoaxis.core.registry import Row, Table
 from twoaxis.local.base import LocalConfig, LocalMixer
+from twoaxis.local.branch_swa import BranchSWA, BranchSWAConfig
 from twoaxis.local.canon import Canon, CanonConfig
 from twoaxis.local.local_swa import LocalSWA, LocalSWAConfig
 
@@ -39,6 +40,16 @@ LOCAL: Table[LocalConfig] = Table(
                 "window4": {"window": 4, "n_heads": 2, "head_dim": 4},
                 "zero": {"window": 3, "n_heads": 2, "head_dim": 4, "output_init": "zero"},
                 "plain": {"window": 2, "n_heads": 2, "n_kv_heads": 2, "head_dim": 4, "form": "plain"},
+                "silu": {"window": 3, "n_heads": 2, "head_dim": 4, "activation": "silu"},
+            },
+        ),
+        Row(
+            BranchSWAConfig,
+            "mixes the last few tokens of channels with scores of their own, without parameters",
+            {
+                "blend": {"window": 3},
+                "plain": {"window": 4, "form": "plain", "activation": "none"},
+                "residual": {"window": 2, "form": "residual"},
             },
         ),
     ],
@@ -52,4 +63,15 @@ def _parse(data: Any) -> LocalConfig | None:
 Local = Annotated[SerializeAsAny[LocalConfig] | None, BeforeValidator(_parse)]
 """The type of a configuration's field that holds a local mixer or none."""
 
-__all__ = ["LOCAL", "Canon", "CanonConfig", "Local", "LocalConfig", "LocalMixer", "LocalSWA", "LocalSWAConfig"]
+__all__ = [
+    "LOCAL",
+    "BranchSWA",
+    "BranchSWAConfig",
+    "Canon",
+    "CanonConfig",
+    "Local",
+    "LocalConfig",
+    "LocalMixer",
+    "LocalSWA",
+    "LocalSWAConfig",
+]

@@ -1,24 +1,44 @@
 """The contract of a local mixer: inside a sublayer, it mixes the last few tokens of some channels.
 
-Letters: B batch, T position, C channels, P tokens of history.
+Letters: B batch, T position, S keys, C channels, P tokens of history.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, Self
 
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from twoaxis.core.config import Config
-from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.cost import Cost, Shape, chunk_pairs, visible_pairs
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer, accept_rows
 from twoaxis.core.position import SublayerPosition
 from twoaxis.ops.causal_conv import next_history
 from twoaxis.ops.rope import RotationTable
+
+Parts = tuple[tuple[int, int], ...]
+"""What channels consist of, side by side: heads, and the width of each."""
+
+WindowKind = Literal["sliding", "chunk"]
+"""A window ends at each token, or begins at multiples of its length."""
+
+Documents = Int[Tensor, "_ _"] | None
+
+
+def window_documents(layout: TokenLayout, window: int, kind: WindowKind, keys: int) -> tuple[Documents, Documents]:
+    """The documents of queries and of the last `keys` tokens, with which attention over a window is that of its kind."""
+    if kind == "chunk":
+        return layout.chunk_documents(window, keys)
+    return layout.documents, layout.key_documents(keys)
+
+
+def window_pairs(tokens: int, window: int, kind: WindowKind) -> int:
+    """The (query, key) pairs of a window of this kind."""
+    return chunk_pairs(tokens, window) if kind == "chunk" else visible_pairs(tokens, window)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +67,17 @@ class LocalConfig(Config, ABC):
     def design(self) -> MixingDesign | None:
         """How it forms weights and where its sum goes; None for a mixer outside the table of methods."""
         return None
+
+    def check_branches(self, heads: tuple[int, ...] | None) -> None:
+        """Raises ConfigError if the mixer does not fit channels that are queries, keys and values of so many heads, or None."""
+
+    def within(self, parts: Parts | None) -> Self:
+        """The configuration for channels that consist of these parts; most mixers do not distinguish them.
+
+        Raises:
+            ConfigError: parts of another sort than the mixer needs.
+        """
+        return self
 
     @property
     @abstractmethod

@@ -5,16 +5,17 @@ Letters: B batch, T position, C channels, H heads, G kv-heads, K key width.
 
 from typing import Literal, Self
 
+import torch.nn.functional as F
 from jaxtyping import Float
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from twoaxis.core.cost import Cost, Shape, visible_pairs
+from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
-from twoaxis.local.base import LocalConfig, LocalMixer
+from twoaxis.local.base import LocalConfig, LocalMixer, WindowKind, window_documents, window_pairs
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.rope import RotationTable, layout_rotation, rotate
@@ -23,22 +24,25 @@ from twoaxis.ops.rope import RotationTable, layout_rotation, rotate
 class LocalSWAConfig(LocalConfig):
     """Adds to the channels a softmax mixture of their own last `window` tokens.
 
-    Equation: y_t = x_t + W_o concat_h sum_(j=t-w+1..t) softmax_j(q_t^T k_j / sqrt(K)) v_j,  q, k, v = W x, q and k rotated
+    Equation: y_t = x_t + W_o concat_h sum_(j=t-w+1..t) softmax_j(q_t^T k_j / sqrt(K)) v_j,  q, k, v = W x, q and k rotated;
+              without x_t in the plain form; j from w floor(t/w) with window_kind="chunk"
     Source:   Residual Stream Duality in Modern Transformer Architectures, arXiv:2603.16039, section 2.4; the place, that of a
               short convolution inside a branch, from its author's companion text yifanzhang-pro/Rethinking-SWA
     Deviates: nothing about projections, heads or initial values is published; all are options here. The companion text names a
-              window of 128 and puts the operator on the branches q, k and v or x, B and C: the default here is 16, one operator
-              over all channels of a place
+              window of 128, also that of a chunk, and puts the operator on the branches q, k and v or x, B and C: the default
+              here is 16 tokens that end at each token, one operator over all channels of a place
     Shapes:   x [B T C] -> y [B T C]; softmax and rotations in float32 (float64 for float64)
-    Init:     EXACT with output_init="zero" in the residual form (still trains), else NONE; W_q, W_k, W_v ~ N(0, 0.25/C),
-              W_o ~ N(0, 0.25/(H K)) or zero: it writes to no residual stream, so that no depth scales it
-    Cost:     params C*(2H+2G)*K; pair flops 4*H*K*min(t, w) per token; cache at most w-1 keys and values
+    Init:     EXACT with output_init="zero" in the residual form without activation (still trains), else NONE; W_q, W_k,
+              W_v ~ N(0, 0.25/C), W_o ~ N(0, 0.25/(H K)) or zero: it writes to no residual stream, so that no depth scales it
+    Cost:     params C*(2H+2G)*K; pair flops 4*H*K*min(t, w) per token, half of it in chunks; cache at most w-1 keys and values
     Args:
         window: tokens seen, the current one included.
+        window_kind: `sliding`, or `chunk`: those since the last multiple of the window, by absolute position.
         n_heads: query heads H.
         n_kv_heads: kv-heads G, a divisor of H.
         head_dim: K, even.
         form: `residual` adds to the channels, `plain` replaces them.
+        activation: `none`, or `silu` of the result, as behind a convolution in linear attention.
         rope_theta: base of the rotation angles.
         output_init: `scaled` or `zero`.
         impl: `fused` or `reference`.
@@ -53,10 +57,12 @@ class LocalSWAConfig(LocalConfig):
 
     kind: Literal["local_swa"] = "local_swa"
     window: int = Field(default=16, ge=1)
+    window_kind: WindowKind = "sliding"
     n_heads: int = Field(default=4, ge=1)
     n_kv_heads: int = Field(default=1, ge=1)
     head_dim: int = Field(default=16, ge=2, multiple_of=2)
     form: Literal["residual", "plain"] = "residual"
+    activation: Literal["none", "silu"] = "none"
     rope_theta: float = Field(default=10_000.0, gt=0)
     output_init: Literal["scaled", "zero"] = "scaled"
     impl: Impl = "fused"
@@ -69,7 +75,7 @@ class LocalSWAConfig(LocalConfig):
             key="W_K x_t",
             value="W_V x_t",
             normaliser="softmax",
-            window="last w tokens",
+            window="last w tokens" if self.window_kind == "sliding" else "its chunk of w tokens",
             sharing="sublayer",
             injection="added to the channels" if self.form == "residual" else "replaces the channels",
             weights="input and reader",
@@ -92,7 +98,7 @@ class LocalSWAConfig(LocalConfig):
     @property
     def init_equivalence(self) -> InitEquivalence:
         """Exact if a zero output projection is added to the channels."""
-        if self.form == "residual" and self.output_init == "zero":
+        if self.form == "residual" and self.output_init == "zero" and self.activation == "none":
             return InitEquivalence("exact", "the zero output projection adds nothing to the input")
         return InitEquivalence("none", "a random output projection changes the input")
 
@@ -108,8 +114,9 @@ class LocalSWAConfig(LocalConfig):
         return Cost(
             params=weights,
             matmul_flops=2 * shape.total_tokens * weights,
-            pair_flops=4 * K * H * shape.batch * visible_pairs(shape.tokens, self.window),
-            elementwise_flops=shape.total_tokens * (3 * (H + G) * K + channels * (self.form == "residual")),
+            pair_flops=4 * K * H * shape.batch * window_pairs(shape.tokens, self.window, self.window_kind),
+            elementwise_flops=shape.total_tokens
+            * (3 * (H + G) * K + channels * ((self.form == "residual") + 4 * (self.activation == "silu"))),
         )
 
     def build(self, channels: int) -> "LocalSWA":
@@ -139,10 +146,11 @@ class LocalSWA(LocalMixer, config=LocalSWAConfig):
         q, k, v = self._heads(x, layout)
         if cache is not None:
             k, v, cache = cache.extend(k, v)
-        documents, seen = layout.documents, layout.key_documents(k.shape[2])
+        documents, seen = window_documents(layout, config.window, config.window_kind, k.shape[2])
         y = local_attention(q, k, v, window=config.window, documents=documents, key_documents=seen, impl=config.impl)
         update = self.output(y.transpose(1, 2).flatten(2))
-        return x + update if config.form == "residual" else update, cache
+        y = x + update if config.form == "residual" else update
+        return F.silu(y) if config.activation == "silu" else y, cache
 
     def queries_and_keys(
         self, x: Float[Tensor, "B T C"], layout: TokenLayout

@@ -105,7 +105,7 @@ class Sublayer(nn.Module):
         if self.depth.mixes_heads:
             mix = Mix(state, heads, *self.depth.mix_heads(heads, context, state))
             _, _, heads, state = mix if seen is None else seen(mix)
-        update, cache = self.mixer.attend(heads, layout, cache) if heads else self.mixer(context, layout, cache)
+        update, cache = self.mixer.attend(heads, layout, cache, context) if heads else self.mixer(context, layout, cache)
         return update, state, cache
 
 

@@ -11,6 +11,7 @@ from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.core.position import LayerStack, SublayerInfo
 from twoaxis.depth import DEPTH, DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig, SwiGLUConfig
+from twoaxis.model.block_patterns import named_blocks
 from twoaxis.sequence import SEQUENCE, AttentionConfig, SequenceConfig
 
 SublayerConfig = SequenceConfig | FeedForwardConfig
@@ -48,7 +49,8 @@ class DecoderConfig(Config):
         embedding_norm: `none`, or `rms`: an RMSNorm with a gain between the embedding and the stack, as in Peri-LN
             (arXiv:2502.02732), so that the stream starts at root mean square 1 whatever the embedding's scale.
         depth: the depth mixer, by table or bare kind.
-        blocks: the sublayers of each block, in order; block l is `blocks[l % len(blocks)]`.
+        blocks: the sublayers of each block, in order; block l is `blocks[l % len(blocks)]`. Or the name of a published order of
+            layers, as in `blocks = "gpt_oss"`, or a table `{preset = "gpt_oss", n_heads = 8}`; see `twoaxis list blocks`.
 
     Raises:
         ConfigError: anything that cannot be built, at once and in one line.
@@ -86,6 +88,11 @@ class DecoderConfig(Config):
             if key in row.config.model_fields:
                 return f"it belongs to a depth mixer such as {row.kind!r}: write depth.{key}"
         return super().remedy_for_key(key)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_blocks(cls, data: Any) -> Any:
+        return named_blocks(data, cls.model_fields["max_seq_len"].default) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
     def _buildable(self) -> Self:

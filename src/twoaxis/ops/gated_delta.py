@@ -44,7 +44,7 @@ def gated_delta(
         k: keys of length 1.
         v: values.
         decay_log: natural logarithm of the factor that decays the state, at most 0.
-        beta: the share of a key's old value that is replaced, from 0 to 1.
+        beta: the share of a key's old value that is replaced, from 0 to 1; up to 2, where it changes its sign.
         state: after earlier tokens; None is zero.
         documents: of the new tokens, with a state preceded by that of the last token before them; None when every row is one
             document.

@@ -1,6 +1,6 @@
 """Causal softmax attention over a window that includes the query: one operator, for any axis.
 
-Letters: B batch, H heads, G kv-heads, T queries, S keys, K key width. Query t has the position of key S - T + t.
+Letters: B batch, H heads, G kv-heads, T queries, S keys, K key width, V value width. Query t has the position of key S - T + t.
 """
 
 import math
@@ -20,35 +20,36 @@ SMALLEST_CHUNK = 32
 
 
 Beside = tuple[Tensor, ...]
-"""One more key for each query: its score [B H T] and value [B H T K], and a weight [1] of the change that it makes if any."""
+"""One more key for each query: its score [B H T] and value [B H T V], and a weight [1] of the change that it makes if any."""
 
 
 def local_attention(
     q: Float[Tensor, "B H T K"],
     k: Float[Tensor, "B G S K"],
-    v: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S V"],
     *,
     window: int | None = None,
-    documents: Int[Tensor, "B T"] | None = None,
-    key_documents: Int[Tensor, "B S"] | None = None,
-    sink: Float[Tensor, " H"] | None = None,
+    documents: Int[Tensor, "_ T"] | None = None,
+    key_documents: Int[Tensor, "_ S"] | None = None,
+    sink: Float[Tensor, " H"] | Float[Tensor, "B H T"] | None = None,
     beside: Beside = (),
     impl: Impl = "fused",
-) -> Float[Tensor, "B H T K"]:
+) -> Float[Tensor, "B H T V"]:
     """Attends from each query to the last `window` keys of its own document, itself included.
 
     Equation: y_t = sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j over j in [t-window+1, t] with key_documents[j] =
               documents[t]
     Source:   Residual Stream Duality, arXiv:2603.16039, Algorithm 1; window=None is full causal attention
     Shapes:   consecutive groups of H/G query heads share a kv-head; softmax in float32 (float64 for float64)
-    Sink:     a score per query head that takes part in the softmax with a value of zero (gpt-oss, arXiv:2508.10925)
+    Sink:     a score per query head, or per query and head, that takes part in the softmax with a value of zero (gpt-oss,
+              arXiv:2508.10925); the result is that without it times sigmoid(logsumexp of the scores - sink)
     Beside:   takes part in the same softmax: y = (e^l y_0 + e^s value) / (e^l + e^s), with y_0 the attention to tokens and l
               the logarithm of its sum; a weight g gives y_0 + g (y - y_0). Several keys are given as one: the score is the
               logarithm of their sum of exponentials, the value their mean weighted by these
     Empty:    a query that sees no key, which is possible with key_documents only, gives 0 and has no gradient; one with a key
               beside sees that alone
-    Cost:     flops 4*K per head and visible pair; the fused engine holds T*(chunk+window) booleans, never T*S, but with a key
-              beside on another device than a CPU the T*S scores
+    Cost:     flops 2*(K+V) per head and visible pair; the fused engine holds T*(chunk+window) booleans, never T*S, but with a
+              key beside on another device than a CPU the T*S scores
 
     Raises:
         ConfigError: a window below 1, heads not a multiple of kv-heads, more queries than keys, or documents of the queries
@@ -71,7 +72,7 @@ def local_attention(
     if beside:
         score, value, *weight = beside
         keys = keys._replace(beside=(score, F.pad(value, (0, 1)), *weight))
-    return _fused(*_with_sink(q, k, v, sink), window, keys)[..., : q.shape[-1]]
+    return _fused(*_with_sink(q, k, v, sink), window, keys)[..., : v.shape[-1]]
 
 
 class _Keys(NamedTuple):
@@ -92,8 +93,12 @@ class _Keys(NamedTuple):
 
 def _with_sink(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Adds a channel: the score of the sink in queries, zero in the keys of tokens."""
-    score = (sink.to(q.dtype) * math.sqrt(q.shape[-1])).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
+    score = _per_query(sink.to(q.dtype) * math.sqrt(q.shape[-1]), q)
     return torch.cat((q, score), dim=-1), F.pad(k, (0, 1)), F.pad(v, (0, 1))
+
+
+def _per_query(sink: Tensor, q: Tensor) -> Float[Tensor, "B H T 1"]:
+    return (sink.view(1, -1, 1) if sink.ndim == 1 else sink).unsqueeze(-1).expand(*q.shape[:3], 1)
 
 
 def _sink_key(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,8 +121,8 @@ def visible(
     queries: int,
     keys: int,
     window: int | None,
-    documents: Int[Tensor, "B T"] | None = None,
-    key_documents: Int[Tensor, "B S"] | None = None,
+    documents: Int[Tensor, "_ T"] | None = None,
+    key_documents: Int[Tensor, "_ S"] | None = None,
     device: torch.device | None = None,
 ) -> Bool[Tensor, "_ 1 T S"]:
     """Returns which keys each query sees: the definition that every engine is tested against.
@@ -143,16 +148,19 @@ def _check(q: Tensor, k: Tensor, window: int | None) -> None:
         raise ConfigError(problem("queries", q.shape[2], f"at most the keys={k.shape[2]}", "pass the keys of these tokens too"))
 
 
-def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor | None, beside: Beside) -> Tensor:
+@outside_autocast
+def _reference(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor | None, beside: Beside, scale: float | None = None
+) -> Tensor:
     groups = q.shape[1] // k.shape[1]
     dtype = statistics_dtype(q)
     k, v = (x.to(dtype).repeat_interleave(groups, dim=1) for x in (k, v))
-    scores = (q.to(dtype) @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+    scores = (q.to(dtype) @ k.transpose(-1, -2)) * (scale or 1 / math.sqrt(q.shape[-1]))
     # A softmax over no key is NaN, and so is its gradient: such a row sees all keys, and its weights are then set to 0.
     empty = ~mask.any(dim=-1, keepdim=True)
     scores = scores.masked_fill(~(mask | empty), -torch.inf)
     if sink is not None:
-        scores = torch.cat((scores, sink.to(dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)), dim=-1)
+        scores = torch.cat((scores, _per_query(sink.to(dtype), q)), dim=-1)
     weights = torch.softmax(scores, dim=-1)[..., : k.shape[2]].masked_fill(empty, 0.0)
     y = weights @ v
     if not beside:
@@ -160,7 +168,7 @@ def _reference(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, sink: Tensor | Non
     score, value, *weight = (x.to(dtype) for x in beside)
     log_sum = torch.logsumexp(scores[..., : k.shape[2]], dim=-1).masked_fill(empty.squeeze(-1), -torch.inf)
     if sink is not None:
-        log_sum = torch.logaddexp(log_sum, sink.to(dtype).view(1, -1, 1))
+        log_sum = torch.logaddexp(log_sum, scores[..., -1])
     share = torch.sigmoid(score - log_sum).unsqueeze(-1)
     return torch.lerp(y, value, share * weight[0] if weight else share).to(q.dtype)
 
@@ -208,7 +216,12 @@ def _attention(
     beside: Beside,
     rows: _Rows = _AS_GIVEN,
 ) -> Tensor:
-    """Attention of queries in this order: [B H T K]."""
+    """Attention of queries in this order: [B H T V]."""
+    if not beside and q.shape[-1] != v.shape[-1]:
+        # PyTorch's own has no kernel for other values on a CPU, and gives them the wrong shape without memory.
+        if mask is None:
+            mask = visible(q.shape[2], k.shape[2], None, device=q.device)
+        return rows.tokens(_reference(q, k, v, mask, None, (), scale))
     if not beside:
         options: dict[str, Any] = {"enable_gqa": q.shape[1] != k.shape[1]} if q.shape[1] != k.shape[1] else {}
         return rows.tokens(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale, **options))
@@ -253,10 +266,10 @@ class _Chunks(NamedTuple):
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, keys: _Keys) -> Tensor:
     documents, key_documents, beside, scale = keys
-    (B, H, T, K), G = q.shape, k.shape[1]
+    (B, H, T, _), G = q.shape, k.shape[1]
     chunks = _Chunks.plan(T, k.shape[2], window)
-    k, v = (_align(x, chunks).reshape(B, G, -1, K) for x in (k, v))
-    k, v = (chunks.spans(x, 2).reshape(B * G, chunks.n, chunks.span, K) for x in (k, v))
+    k, v = (_align(x, chunks).reshape(B, G, -1, x.shape[-1]) for x in (k, v))
+    k, v = (chunks.spans(x, 2).reshape(B * G, chunks.n, chunks.span, x.shape[-1]) for x in (k, v))
 
     def tokens(x: Tensor) -> Tensor:
         each = x.shape[3:]
@@ -269,7 +282,7 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int, keys: _Keys) -> Tens
         x = x.reshape(B, G, H // G, chunks.n, chunks.length, *each).transpose(2, 3)
         return x.reshape(B * G, chunks.n, (H // G) * chunks.length, *each)
 
-    mask = _chunk_mask(chunks, window, documents, key_documents, B, q.device)
+    mask = _chunk_mask(chunks, window, documents, key_documents, q.device)
     mask = mask.expand(-1, G, -1, -1, -1).reshape(-1, *mask.shape[2:]) if mask.shape[0] > 1 else mask[:, 0]
     mask = mask.repeat(1, 1, H // G, 1)
     if scale is not None:
@@ -287,7 +300,7 @@ def _align(x: Tensor, chunks: _Chunks) -> Tensor:
 
 
 def _chunk_mask(
-    chunks: _Chunks, window: int, documents: Tensor | None, key_documents: Tensor | None, batch: int, device: torch.device
+    chunks: _Chunks, window: int, documents: Tensor | None, key_documents: Tensor | None, device: torch.device
 ) -> Tensor:
     """[1 or B, 1, n, length, span]: inside the window, not padding, same document."""
     row = torch.arange(chunks.length, device=device)[:, None]
@@ -301,7 +314,7 @@ def _chunk_mask(
         return mask
     aligned = F.pad(key_documents[:, chunks.keys_skipped :], (chunks.keys_added, chunks.queries_added), value=-2)
     spans = chunks.spans(aligned[:, None], 2)
-    own = F.pad(documents, (0, chunks.queries_added), value=-2).reshape(batch, 1, chunks.n, chunks.length)
+    own = F.pad(documents, (0, chunks.queries_added), value=-2).reshape(-1, 1, chunks.n, chunks.length)
     return mask & (own[..., None] == spans[..., None, :])
 
 

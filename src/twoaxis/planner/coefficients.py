@@ -107,7 +107,7 @@ def _part_numbers(part: Part, site: SublayerPosition, element_bytes: int, cache_
     def flops(tokens: int) -> int:
         return part.cost(site, Shape(1, tokens, element_bytes)).pair_flops
 
-    # A mixer may cache the last token alone.
+    # A mixer may cache the last token alone, and count its own key otherwise than earlier ones.
     windows = tuple(sorted({1, *part.windows}))
     asked = tuple(sorted({n for edge in (0, *windows) for n in (edge, edge + 1)}))
     measured = part_lines(part, site, element_bytes, cache_bytes, asked)
@@ -116,7 +116,7 @@ def _part_numbers(part: Part, site: SublayerPosition, element_bytes: int, cache_
         ("params", one.params),
         ("matmul", one.matmul_flops),
         ("elementwise", one.elementwise_flops),
-        ("pairs", _steps(lambda tokens: flops(tokens) - flops(tokens - 1) if tokens else 0, part.windows)),
+        ("pairs", _steps(lambda tokens: flops(tokens) - flops(tokens - 1) if tokens else 0, windows)),
         ("saved", measured["saved"][0]),
         ("saved_fixed", measured["saved"][1]),
         ("cache", _steps(caches.__getitem__, windows)),

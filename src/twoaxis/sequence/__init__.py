@@ -5,6 +5,7 @@ from twoaxis.sequence.attention import Attention, AttentionConfig
 from twoaxis.sequence.base import HeadMixer, SequenceConfig, SequenceMixer
 from twoaxis.sequence.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from twoaxis.sequence.kv_shift import KVShift, KVShiftConfig
+from twoaxis.sequence.path_attention import PathAttention, PathAttentionConfig
 from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
 from twoaxis.sequence.short_swa import ShortSWA, ShortSWAConfig
 
@@ -35,6 +36,8 @@ SEQUENCE: Table[SequenceConfig] = Table(
                     },
                 },
                 "sink": {"n_heads": 2, "n_kv_heads": 1, "head_dim": 4, "window": 3, "sink": "learned"},
+                "gpt_oss": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 4, "window": 3, "sink": "learned", "bias": "all"},
+                "token_sink": {"n_heads": 2, "window": 3, "sink": "per_token", "sink_init": "normal"},
                 "canon": {
                     "n_heads": 2,
                     "n_kv_heads": 1,
@@ -58,6 +61,7 @@ SEQUENCE: Table[SequenceConfig] = Table(
                 "gqa": "attnres-full-qwen3",
                 "mqa": "ddl-vdim1",
                 "window": "swa-mistral",
+                "gpt_oss": "swa-sink-gptoss",
             },
         ),
         Row(
@@ -95,6 +99,16 @@ SEQUENCE: Table[SequenceConfig] = Table(
             certified={"token": "kvshift-op"},
         ),
         Row(
+            PathAttentionConfig,
+            "attention whose positions are reflections by the tokens in between",
+            {
+                "default": {"n_heads": 2, "w_rank": 3},
+                "gqa": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 3, "w_map": "full", "forget_gate": "inside_scale"},
+                "qk_norm": {"n_heads": 2, "w_rank": 2, "w_kernel": 2, "qk_norm": "per_head", "output_init": "zero"},
+            },
+            certified={"qk_norm": "path-attn-layer"},
+        ),
+        Row(
             GatedDeltaNetConfig,
             "overwrites a decaying state along each token's key: a global mixer of linear cost",
             {
@@ -114,7 +128,26 @@ SEQUENCE: Table[SequenceConfig] = Table(
                     "projected_local": {"kind": "local_swa", "window": 3, "n_heads": 1, "head_dim": 4},
                 },
                 "bare": {"n_heads": 1, "value_dim": 3, "projected_local": None},
+                "own": {
+                    "n_heads": 2,
+                    "value_dim": 3,
+                    "projected_local": {"kind": "local_swa", "window": 2, "n_heads": 1, "head_dim": 4, "activation": "silu"},
+                    "projected_over": "branch",
+                },
+                "shared": {
+                    "n_heads": 2,
+                    "head_dim": 2,
+                    "value_dim": 3,
+                    "projected_local": {"kind": "branch_swa", "window": 3, "scores": "shared"},
+                },
+                "self": {
+                    "n_heads": 2,
+                    "head_dim": 3,
+                    "value_dim": 4,
+                    "projected_local": {"kind": "branch_swa", "window": 2, "form": "residual"},
+                },
             },
+            certified={"default": "gdn-layer"},
         ),
     ],
 )
@@ -128,6 +161,8 @@ __all__ = [
     "HeadMixer",
     "KVShift",
     "KVShiftConfig",
+    "PathAttention",
+    "PathAttentionConfig",
     "SequenceConfig",
     "SequenceMixer",
     "ShortConv",

@@ -13,12 +13,15 @@ class AttentionConfig(HeadsConfig):
 
     Equation: y_t = W_o concat_h sum_j softmax_j(q_t^T k_j / sqrt(K)) v_j,  q = R_t W_q c_t,  k = R_j W_k c_j,  v = W_v c_j
     Source:   Attention Is All You Need, arXiv:1706.03762, eq. 1; GQA arXiv:2305.13245; RoPE arXiv:2104.09864, eq. 15
-    Deviates: no biases, as in Llama, or those of queries, keys and values, as in Qwen2; qk_norm per head before RoPE as in
-              Qwen3, after it as in the DDL reference code, or of keys alone after it as in Depth-Attention; unequal gains in a
-              rotation pair then make scores depend on absolute positions. A learned sink starts at 0, as in GraniteSWA and
-              DeepSeek-V4; gpt-oss draws it from N(0, 0.02)
+    Deviates: no biases, as in Llama, those of queries, keys and values, as in Qwen2, or the output's too, as in gpt-oss;
+              qk_norm per head before RoPE as in Qwen3, after it as in the DDL reference code, or of keys alone after it as in
+              Depth-Attention; unequal gains in a rotation pair then make scores depend on absolute positions
+    Sink:     one more score s in the softmax of each head, with a value of zero, which multiplies the output by
+              sigmoid(logsumexp(scores) - s): learned, as in gpt-oss, or s = (W_s c_t)_h, as in Inkling-2. Added to a trained
+              model, a sink leaves it as it is only in the limit s -> -inf; at s = 0 a first token of score 0 is halved
     Shapes:   context [B T D] -> update [B T D]; softmax, norms and rotations in float32 (float64 for float64)
-    Init:     W_q, W_k, W_v ~ N(0, 0.25/D), W_o ~ N(0, 0.25/(H K 2 n_layers)) or zero, gains 1, biases 0
+    Init:     W_q, W_k, W_v ~ N(0, 0.25/D), W_o ~ N(0, 0.25/(H K 2 n_layers)) or zero, gains 1, biases 0, sinks 0 or
+              N(0, 0.0004)
     Cost:     params D*(H+2G)*K + H*K*D; matmul flops 2 per weight and token; pair flops 4*H*K per visible pair;
               cache 2*G*K numbers per token
     Args:
@@ -31,8 +34,10 @@ class AttentionConfig(HeadsConfig):
         rope_scaling: slower angles for longer texts: `llama3`, `yarn` or `linear` with their options; None leaves them.
         qk_norm: RMSNorm of queries and keys: `none`, `before_rope`, `after_rope`, or `key_after_rope`, of queries before.
         qk_norm_over: one norm for each `head` (one gain for all heads), or over `all_heads` together (OLMo 2, Canon).
-        bias: `qkv` adds a bias to queries, keys and values.
-        sink: `learned` gives each head a score that takes part in the softmax with a value of zero (gpt-oss), 0 at first.
+        bias: `qkv` adds a bias to queries, keys and values, `all` to the output too (gpt-oss).
+        sink: `learned` gives each head a score that takes part in the softmax with a value of zero (gpt-oss); `per_token`
+            projects it from the context of the query (Inkling-2).
+        sink_init: of the scores, or of their projection: `zero` (GraniteSWA, DeepSeek-V4) or `normal` (gpt-oss: N(0, 0.0004)).
         input_local: a local mixer of the context, such as `canon` (place A of the Canon paper) or `local_swa`.
         projected_local: a local mixer of queries, keys and values behind their norm and before rotation (place B).
         output_init: `scaled`, or `zero` for a sublayer that adds nothing at first.

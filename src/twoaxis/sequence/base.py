@@ -38,6 +38,11 @@ class SequenceConfig(Config, ABC):
         return self.receptive_field
 
     @property
+    def inner_field(self) -> int:
+        """Tokens that a convolution of the mixer itself sees, the current one included; 1 without."""
+        return 1
+
+    @property
     def unseen_keys(self) -> int:
         """Keys of every query besides those of tokens, such as a sink."""
         return 0
@@ -100,5 +105,10 @@ class HeadMixer(SequenceMixer, ABC):
         """
 
     @abstractmethod
-    def attend(self, heads: Heads, layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T E"], Any]:
-        """Mixes the heads along positions and projects them back; returns as `forward` does."""
+    def attend(
+        self, heads: Heads, layout: TokenLayout, cache: Any = None, context: Views | None = None
+    ) -> tuple[Float[Tensor, "B T E"], Any]:
+        """Mixes the heads along positions and projects them back; returns as `forward` does.
+
+        The context is that of `project`, for what depends on it besides the heads.
+        """

@@ -4,12 +4,12 @@ Letters: B batch, T position, D width, E emitted numbers, H heads, K key width, 
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
@@ -19,7 +19,8 @@ from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, LogOfUniform, Normal, SoftplusInverse, matrix_std, with_extra
 from twoaxis.core.position import SublayerPosition
 from twoaxis.core.views import Views
-from twoaxis.local import CanonConfig, Local
+from twoaxis.local import BranchSWAConfig, CanonConfig, Local
+from twoaxis.local.base import Parts
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.gated_delta import gated_delta
 from twoaxis.ops.norm import rms_norm
@@ -32,17 +33,17 @@ from twoaxis.sequence.base import SequenceConfig, SequenceMixer
 class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
     """Writes every token into a decaying state of fixed size, over what the state held for its key, and reads the state.
 
-    Equation: S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T;  y_t = W_o concat_h (RMSNorm(S_t q_t) * silu(W_g x_t));
+    Equation: S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T;
+              y_t = W_o concat_h (RMSNorm(S_t q_t / sqrt(K)) * silu(W_g x_t));
               q, k, v = local(W x), q and k scaled to length 1 per head;
               a = exp(-exp(A_log) softplus(W_a x + dt_bias)), b = sigmoid(W_b x), one number each per head
     Source:   Gated Delta Networks, arXiv:2412.06464, eq. 10; fla-org/flash-linear-attention at bc3b101,
               layers/gated_deltanet.py
-    Deviates: the SiLU behind the short convolution belongs to projected_local: without one, or with local_swa, none follows,
-              where the reference keeps it without a convolution too. One convolution covers q, k and v side by side, which is
-              the reference's three. b is at most 1 (the reference can double it), exp(A_log) is at least 0.0001 where the
-              reference draws it from U(0, 16). q is not divided by sqrt(K), which the output norm removes up to its eps; the
-              eps of that norm is the model's; nothing crosses a document border; engines are plain PyTorch, no kernel of
-              another library is called
+    Deviates: the SiLU behind the short convolution is an option of projected_local, so that none follows without one, where the
+              reference keeps it. One convolution covers q, k and v side by side, which is the reference's three. b is at most
+              1 (the reference can double it), exp(A_log) is at least 0.0001 (the reference: U(0, 16)), and the output norm has
+              the eps of the model. Nothing crosses a document border; engines are plain PyTorch, no kernel of another library
+              is called. ShortSWA in the branches has no public code
     Shapes:   context [B T D] -> update [B T D]; lengths, a, b, the state and the output gate in float32 (float64 for float64)
     Init:     NONE, or EXACT with output_init="zero"; matrices as in attention, exp(A_log) ~ U(0.0001, 16), softplus(dt_bias)
               log-uniform between 0.001 and 0.1, gain 1
@@ -53,14 +54,16 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
         head_dim: width K of queries and keys; None means d_model / n_heads (published: 3/4 of it).
         value_dim: width V of values; None means 2 K, as published.
         input_local: a local mixer of the context.
-        projected_local: a local mixer of queries, keys and values side by side, before they are scaled; the published short
-            convolution by default, and the place that the author of ShortSWA proposed for it (`local_swa`).
+        projected_local: a local mixer of queries, keys and values, before they are scaled: the published short convolution by
+            default. The author of ShortSWA proposed it for this place: `local_swa` has projections of its own, `branch_swa` has
+            none, and takes its scores from each branch or from queries and keys.
+        projected_over: one local mixer of all three `joint`, or one of each `branch` with parameters of its own.
         qk_eps: added to the squared length of queries and keys.
         output_init: `scaled` or `zero`.
         impl: `fused` or `reference`.
 
     Raises:
-        ConfigError: heads that do not divide the width.
+        ConfigError: heads that do not divide the width, or a local mixer that does not fit the branches.
 
     Example:
         >>> GatedDeltaNetConfig(head_dim=12, projected_local={"kind": "local_swa", "window": 16}).value_width(64)
@@ -72,9 +75,37 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
     head_dim: int | None = Field(default=None, ge=1)
     value_dim: int | None = Field(default=None, ge=1)
     projected_local: Local = CanonConfig(form="plain", activation="silu")
+    projected_over: Literal["joint", "branch"] = "joint"
     qk_eps: float = Field(default=1e-6, gt=0)
     output_init: Literal["scaled", "zero"] = "scaled"
     impl: Impl = "fused"
+
+    @model_validator(mode="after")
+    def _apart_once(self) -> Self:
+        if self.projected_over == "branch" and (
+            self.projected_local is None or isinstance(self.projected_local, BranchSWAConfig)
+        ):
+            got = "without projected_local" if self.projected_local is None else "with branch_swa, which keeps branches apart"
+            raise ConfigError(f"projected_over='branch' {got}: must be 'joint'; leave it out")
+        return self
+
+    @property
+    def branch_heads(self) -> tuple[int, ...]:
+        """As many heads of queries, keys and values."""
+        return (self.n_heads,) * 3
+
+    def branches(self, d_model: int) -> Parts:
+        """The heads with the widths of keys and of values."""
+        K = self.key_width(d_model)
+        return tuple((self.n_heads, width) for width in (K, K, self.value_width(d_model)))
+
+    def without_local(self) -> Self:
+        """The same sublayer without local mixers."""
+        return self.replace(input_local=None, projected_local=None, projected_over="joint")
+
+    def mixed_apart(self, d_model: int) -> tuple[int, ...] | None:
+        """The channels of each branch, if each has a local mixer."""
+        return tuple(heads * width for heads, width in self.branches(d_model)) if self.projected_over == "branch" else None
 
     @property
     def pair_window(self) -> int:
@@ -94,10 +125,11 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
         return InitEquivalence("none", "a random output projection adds a random update")
 
     def check(self, d_model: int) -> None:
-        """Raises ConfigError if the heads do not divide the width."""
+        """Raises ConfigError if the heads do not divide the width, or do not fit a local mixer."""
         if self.head_dim is None and d_model % self.n_heads:
             allowed = f"a divisor of d_model={d_model}, or given with a head_dim"
             raise ConfigError(problem("n_heads", self.n_heads, allowed, f"set head_dim, or change n_heads of {self.kind!r}"))
+        self.placed(d_model)
 
     def key_width(self, d_model: int) -> int:
         """Width of the queries and keys of one head."""
@@ -127,7 +159,7 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Those of the local mixers."""
-        return self.local_rotations
+        return self.local_rotations(d_model)
 
     def build(self, site: SublayerPosition) -> "GatedDeltaNet":
         """Builds the mixer at this site."""
@@ -201,4 +233,6 @@ class GatedDeltaNet(LocalPlaces, SequenceMixer, config=GatedDeltaNetConfig):
     def _gated(self, y: Float[Tensor, "B T H V"], context: Float[Tensor, "B T D"]) -> Float[Tensor, "B T _"]:
         wide = statistics_dtype(y)
         gate = F.silu(self.gate(context).to(wide))
-        return (rms_norm(y, self.gain, self.norm_eps, self.config.impl).flatten(2) * gate).to(y.dtype)
+        # Reads are divided by sqrt(K), which only the eps of the norm shows.
+        eps = self.norm_eps * self.key_width
+        return (rms_norm(y, self.gain, eps, self.config.impl).flatten(2) * gate).to(y.dtype)

@@ -17,18 +17,23 @@ from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import Constant, with_extra
+from twoaxis.core.parameters import Constant, Normal, with_extra
 from twoaxis.core.position import HeadShape, KeyNorm, SublayerPosition
 from twoaxis.core.views import QKV, Heads, Views
+from twoaxis.local.base import Parts
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl, statistics_dtype
 from twoaxis.ops.rope import RotationTable, Scaling, layout_rotation, rotate
+from twoaxis.ops.scores import linear_scores
 from twoaxis.sequence.base import HeadMixer, SequenceConfig
 
 QKNorm = Literal["none", "before_rope", "after_rope", "key_after_rope"]
-ProjectionBias = Literal["none", "qkv"]
+ProjectionBias = Literal["none", "qkv", "all"]
+
+SINK_STD = 0.02
+"""Standard deviation of a sink that starts `normal`, that of gpt-oss."""
 
 
 class HeadsConfig(PlacesConfig, SequenceConfig):
@@ -43,7 +48,8 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
     qk_norm: QKNorm = "none"
     qk_norm_over: Literal["head", "all_heads"] = "head"
     bias: ProjectionBias = "none"
-    sink: Literal["none", "learned"] = "none"
+    sink: Literal["none", "learned", "per_token"] = "none"
+    sink_init: Literal["zero", "normal"] = "zero"
     output_init: Literal["scaled", "zero"] = "scaled"
     impl: Impl = "fused"
 
@@ -58,6 +64,8 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
             raise ConfigError(problem("rope_dim", 0, "> 0 with rope_scaling", "leave rope_scaling out"))
         if self.rope_scaling is not None and self.rope_theta <= 1:
             raise ConfigError(problem("rope_theta", self.rope_theta, "> 1 with rope_scaling", "use the base of the model"))
+        if self.sink == "none" and self.sink_init != "zero":
+            raise ConfigError(problem("sink_init", self.sink_init, "left out without a sink", "set sink='learned'"))
         if self.projected_local is not None and self.key_norm == "after_rope":
             raise ConfigError(
                 problem(
@@ -99,7 +107,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
     @property
     def unseen_keys(self) -> int:
         """The sink."""
-        return int(self.sink == "learned")
+        return int(self.sink != "none")
 
     @property
     def receptive_field(self) -> int | None:
@@ -134,6 +142,15 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         """Channels of the input, and of all heads concatenated."""
         return Places(site.d_model, (self.n_heads + 2 * self.kv_heads) * self.key_width(site.d_model))
 
+    @property
+    def branch_heads(self) -> tuple[int, ...]:
+        """Query heads, and kv-heads twice."""
+        return self.n_heads, self.kv_heads, self.kv_heads
+
+    def branches(self, d_model: int) -> Parts:
+        """Those of one width."""
+        return tuple((heads, self.key_width(d_model)) for heads in self.branch_heads)
+
     def head_shape(self, d_model: int) -> HeadShape:
         """The heads of these options."""
         return HeadShape(self.n_heads, self.kv_heads, self.key_width(d_model), self.key_norm)
@@ -142,12 +159,12 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         """Projections by their weights, attention by its visible pairs."""
         K, H, G, D, N = self.key_width(site.d_model), self.n_heads, self.kv_heads, site.d_model, shape.total_tokens
         projected = H + (2 if site.slot.projects_values else 1) * G
-        weights = D * projected * K + H * K * (D + site.slot.update_extra)
-        biases = projected * K if self.bias == "qkv" else 0
+        weights = D * projected * K + H * K * (D + site.slot.update_extra) + (H * D if self.sink == "per_token" else 0)
+        biases = (0 if self.bias == "none" else projected * K) + (D if self.bias == "all" else 0)
         norms = 0 if self.qk_norm == "none" else 2 * K if self.qk_norm_over == "head" else (H + G) * K
         pairs = shape.batch * visible_pairs(shape.tokens, self.span) + N * self.unseen_keys
         own = Cost(
-            params=weights + biases + norms + H * self.unseen_keys,
+            params=weights + biases + norms + (H if self.sink == "learned" else 0),
             matmul_flops=2 * N * weights,
             pair_flops=4 * (K + self.unseen_keys) * H * pairs,
             elementwise_flops=N * ((H + G) * (3 * self.rotated(D) + (4 * K if norms else 0)) + biases),
@@ -157,7 +174,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Its rotation table, and those of the local mixers."""
         own = self.rotation(d_model)
-        return self.local_rotations | (set() if own is None else {own})
+        return self.local_rotations(d_model) | (set() if own is None else {own})
 
     def rotation(self, d_model: int) -> RotationTable | None:
         """Its rotation table; None without rotation."""
@@ -186,14 +203,17 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         projected = (H + (2 if self.projects_values else 1) * G) * K
         values = (G * K, site.hidden_std(D)) if self.projects_values else None
         self.qkv = self.linear("qkv", D, projected, values=values)
-        self.qkv_bias = self.parameter("qkv_bias", (projected,), Constant(0.0), "bias") if config.bias == "qkv" else None
+        self.qkv_bias = None if config.bias == "none" else self.parameter("qkv_bias", (projected,), Constant(0.0), "bias")
         self.output = self.linear("output", H * K, D, std=0.0 if config.output_init == "zero" else site.output_std(H * K))
+        self.output_bias = self.parameter("output_bias", (D,), Constant(0.0), "bias") if config.bias == "all" else None
         self.extra = self.linear("extra", H * K, site.slot.update_extra) if site.slot.update_extra else None
         if config.qk_norm != "none":
             each = config.qk_norm_over == "head"
             self.q_gain = self.parameter("q_gain", (K if each else H * K,), Constant(1.0), "norm")
             self.k_gain = self.parameter("k_gain", (K if each else G * K,), Constant(1.0), "norm")
-        self.sink = self.parameter("sink", (H,), Constant(0.0), "bias") if config.sink == "learned" else None
+        start = Normal(SINK_STD) if config.sink_init == "normal" else Constant(0.0)
+        self.sink = self.parameter("sink", (H,), start, "bias") if config.sink == "learned" else None
+        self.sink_weight = self.parameter("sink_weight", (H, D), start, "gate") if config.sink == "per_token" else None
         self.fill_places(config, site)
 
     def new_cache(self) -> AttentionCache:
@@ -204,10 +224,11 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         self, context: Views, layout: TokenLayout, cache: AttentionCache | None = None
     ) -> tuple[Float[Tensor, "B T E"], AttentionCache | None]:
         """Returns the attention output and the extended cache."""
+        sink = self.sink_scores(context)
         joined, cache = self._projected(context, layout, cache)
         q_k, v = self._split_values(joined)
         q_k, v, cache = self._before_rotation(q_k, v, layout, cache)
-        return self._attend(self._split(self._rotated(q_k, layout), v), layout, cache)
+        return self._attend(self._split(self._rotated(q_k, layout), v), layout, cache, sink)
 
     def project(
         self, context: Views, layout: TokenLayout, cache: AttentionCache | None = None
@@ -227,12 +248,20 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         return Heads(q, k, k), cache
 
     def attend(
-        self, heads: Heads, layout: TokenLayout, cache: AttentionCache | None = None
+        self, heads: Heads, layout: TokenLayout, cache: AttentionCache | None = None, context: Views | None = None
     ) -> tuple[Float[Tensor, "B T E"], AttentionCache | None]:
-        """Returns the output of attention over these heads and the extended cache."""
+        """Returns the output of attention over these heads and the extended cache; a sink per token needs the context."""
         if self.heads_at == "projected":
             heads, cache = self._ready(heads, layout, cache)
-        return self._attend(heads, layout, cache)
+        return self._attend(heads, layout, cache, self.sink_scores(context))
+
+    def sink_scores(self, context: Views | None) -> Float[Tensor, " H"] | Float[Tensor, "B H T"] | None:
+        """The score of the sink of each head, or of each head and query; None without a sink."""
+        if self.sink_weight is None:
+            return self.sink
+        assert context is not None, "a sink per token is computed from the context"
+        queries = context.q if isinstance(context, QKV) else context
+        return linear_scores(queries, self.sink_weight, self.config.impl).transpose(0, 1)
 
     def queries_and_keys(self, heads: Heads, layout: TokenLayout) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"]]:
         """Queries and keys whose products are the scores of attention over these heads, for audits."""
@@ -279,7 +308,9 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
     def _rotated(self, q_k: Tensor, layout: TokenLayout) -> Tensor:
         return self._normalise(self._rotate(q_k, layout), "after_rope")
 
-    def _attend(self, heads: Heads, layout: TokenLayout, cache: AttentionCache | None) -> tuple[Tensor, AttentionCache | None]:
+    def _attend(
+        self, heads: Heads, layout: TokenLayout, cache: AttentionCache | None, sink: Tensor | None
+    ) -> tuple[Tensor, AttentionCache | None]:
         config = self.config
         q, k, v = (x.transpose(1, 2) for x in heads[:3])
         if layout.attend is not None:
@@ -288,7 +319,7 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
                     "attention of another library: got one more key for each query from the depth mixer; must be the attention "
                     "of this library; leave attn_implementation out"
                 )
-            return with_extra(self.output, self.extra, layout.attend(self, q, k, v)), cache
+            return self._update(layout.attend(self, q, k, v)), cache
         if cache is not None:
             k, v, keys = cache.keys.extend(k, v)
             cache = replace(cache, keys=keys)
@@ -301,11 +332,17 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
             window=config.span,
             documents=documents,
             key_documents=key_documents,
-            sink=self.sink,
+            sink=sink,
             beside=tuple(x.transpose(1, 2) if x.ndim > 1 else x for x in heads.beside),
             impl=config.impl,
         )
-        return with_extra(self.output, self.extra, y.transpose(1, 2).flatten(2)), cache
+        return self._update(y.transpose(1, 2).flatten(2)), cache
+
+    def _update(self, y: Tensor) -> Tensor:
+        update = with_extra(self.output, self.extra, y)
+        if self.output_bias is None:
+            return update
+        return update + F.pad(self.output_bias, (0, update.shape[-1] - len(self.output_bias))).to(update.dtype)
 
     def _mix_projected(
         self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: AttentionCache | None

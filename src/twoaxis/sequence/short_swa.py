@@ -33,6 +33,7 @@ class ShortSWAConfig(HeadsConfig):
         head_dim: K, even; None means d_model / n_heads.
         rope_theta: base of the rotation angles.
         qk_norm: per-head RMSNorm of queries and keys: `none`, `before_rope`, `after_rope` or `key_after_rope`.
+        sink: `none`, `learned` or `per_token`, as in attention; published models with windows of 128 have one.
         output_init: `scaled` or `zero`.
         impl: `fused` (cost linear in T, no T x T mask) or `reference`.
 

@@ -91,24 +91,32 @@ def mixer_costs_are_exact(config: MixerConfig) -> None:
             exactly(f"pair flops of {batch} x {tokens} tokens", expected, declared.pair_flops)
 
 
-def _measured(mixer: Any, context: Tensor) -> tuple[int, int]:
+def _measured(mixer: Any, context: Tensor, layout: TokenLayout | None = None, cache: Any = None) -> tuple[int, int]:
+    layout = layout or TokenLayout.contiguous(context.shape[1])
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        return product_flops(lambda: mixer(context, TokenLayout.contiguous(context.shape[1])))
+        return product_flops(lambda: mixer(context, layout, cache))
 
 
 def _pair_flops(config: MixerConfig, width: int, shape: Shape) -> int:
-    """Measured FLOPs of one query and key, times the pairs that the declared window leaves visible."""
+    """Measured FLOPs of one query and its own key, and of one more key, times those that the declared window leaves visible."""
     inside = 0
     if isinstance(config, PlacesConfig):
         # They have their own windows; the checks of local mixers compare their declarations with measurements.
         inside = config.local_cost(toy_site(width), shape).pair_flops
-        config = config.replace(input_local=None, projected_local=None)
-    others, window = 0, config.receptive_field
-    if isinstance(config, SequenceConfig):
-        others, window = config.unseen_keys, config.pair_window
-    single = _measured(toy_mixer(config, d_model=width), toy_context(1, 1, width))[1] // (1 + others)
-    seen = int(visible(shape.tokens, shape.tokens, window).sum()) + shape.tokens * others
-    return single * shape.batch * seen + inside
+        config = config.without_local()
+    window = config.pair_window if isinstance(config, SequenceConfig) else config.receptive_field
+    mixer = toy_mixer(config, d_model=width)
+    alone = _measured(mixer, toy_context(1, 1, width))[1]
+    earlier = int(visible(shape.tokens, shape.tokens, window).sum()) - shape.tokens
+    return shape.batch * (shape.tokens * alone + earlier * (_second(mixer, width) - alone)) + inside
+
+
+def _second(mixer: Any, width: int) -> int:
+    """Measured FLOPs of a token behind one other, in products between activations."""
+    context = toy_context(1, 2, width)
+    with torch.no_grad():
+        _, cache = mixer(context[:, :1], TokenLayout.contiguous(1), mixer.new_cache())
+    return _measured(mixer, context[:, 1:], TokenLayout.contiguous(1, start=1), cache)[1]
 
 
 def _count(module: Any) -> int:

@@ -88,6 +88,7 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "attention": {
         "small_base": {"n_heads": 2, "rope_theta": 100.0, "output_init": "zero", "qk_norm": "after_rope", "bias": "qkv"},
+        "branch_swa": {"n_heads": 2, "projected_local": {"kind": "branch_swa", "scores": "shared", "window": 3}},
         "norm_over_all": {"n_heads": 2, "n_kv_heads": 1, "qk_norm": "after_rope", "qk_norm_over": "all_heads", "rope_dim": 2},
         "keys_behind_rotation": {"n_heads": 4, "n_kv_heads": 2, "qk_norm": "key_after_rope", "sink": "learned"},
         "full_sink": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "sink": "learned"},
@@ -116,17 +117,42 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
             },
         },
     },
-    "short_swa": {"sink": {"n_heads": 2, "window": 3, "sink": "learned", "rope_theta": 50.0}},
+    "short_swa": {
+        "sink": {"n_heads": 2, "window": 3, "sink": "learned", "rope_theta": 50.0},
+        "token_sink": {"n_heads": 2, "window": 3, "sink": "per_token", "bias": "all"},
+    },
     "short_conv": {"identity": {"taps_init": "identity", "activation": "none"}},
     "kv_shift": {
         "inside": {"n_heads": 2, "form": "token", "qk_norm": "before_rope", "projected_local": "canon", "bias": "qkv"},
+        "token_sink": {"n_heads": 2, "sink": "per_token", "input_local": "canon"},
     },
+    "path_attention": {"large_eps": {"n_heads": 2, "w_eps": 0.5, "qk_norm": "per_head", "forget_gate": "inside_scale"}},
     "gated_delta_net": {
         "large_eps": {"n_heads": 2, "head_dim": 3, "qk_eps": 0.5},
         "silent_swa": {"n_heads": 2, "projected_local": {"kind": "local_swa", "output_init": "zero"}},
+        "branch_conv": {"n_heads": 2, "projected_over": "branch"},
+        "shared_chunk": {
+            "n_heads": 1,
+            "projected_local": {
+                "kind": "branch_swa",
+                "scores": "shared",
+                "window": 4,
+                "window_kind": "chunk",
+                "form": "plain",
+                "rope_theta": 9.0,
+            },
+        },
     },
     "canon": {"both": {"kernel": 3, "activation": "silu", "bias": "channel"}},
-    "local_swa": {"small_base": {"window": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim": 6, "rope_theta": 20.0}},
+    "local_swa": {
+        "small_base": {"window": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim": 6, "rope_theta": 20.0},
+        "chunk": {"window": 4, "n_heads": 2, "head_dim": 4, "window_kind": "chunk", "activation": "silu"},
+    },
+    "branch_swa": {
+        "parts": {"parts": [[2, 1], [1, 4], [1, 2]], "window": 3, "form": "residual"},
+        "shared": {"parts": [[1, 2], [1, 2], [1, 4]], "window": 3, "scores": "shared", "rope_theta": 20.0},
+        "chunk": {"window": 4, "window_kind": "chunk", "activation": "none", "form": "plain"},
+    },
     "relu2": {"local": {"d_ff": 16, "input_local": "canon", "projected_local": {"kind": "local_swa", "window": 2}}},
     "gelu": {"rising": {"d_ff": 256, "d_ff_by_depth": "rising"}},
 }

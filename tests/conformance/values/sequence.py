@@ -57,18 +57,23 @@ def scaled_frequencies(frequencies: Tensor, theta: float, c: Any) -> tuple[Tenso
     return torch.tensor(found, dtype=frequencies.dtype), factor
 
 
-def attended(q: Tensor, k: Tensor, v: Tensor, window: int | None, sink: Tensor | None = None) -> Tensor:
-    """Softmax attention of [B T H K] queries over [B T G K] keys and values, heads side by side in the end."""
+def attended(q: Tensor, k: Tensor, v: Tensor, window: int | None, sink: Tensor | None = None, chunked: bool = False) -> Tensor:
+    """Softmax attention of [B T H K] queries over [B T G K] keys and values, heads side by side in the end.
+
+    A sink has a score for each head, or for each token and head [B T H].
+    """
     (_, T, H, K), G = q.shape, k.shape[2]
     rows = []
     for t in range(T):
-        first = 0 if window is None else max(0, t - window + 1)
+        first = 0 if window is None else t // window * window if chunked else max(0, t - window + 1)
         heads = []
         for h in range(H):
             g = h // (H // G)
             scores = (k[:, first : t + 1, g] * q[:, t : t + 1, h]).sum(-1) / math.sqrt(K)
             weights = scores.exp()
-            total = weights.sum(-1, keepdim=True) + (0.0 if sink is None else sink[h].exp())
+            total = weights.sum(-1, keepdim=True)
+            if sink is not None:
+                total = total + (sink[h] if sink.ndim == 1 else sink[:, t, h, None]).exp()
             heads.append((weights / total).unsqueeze(1) @ v[:, first : t + 1, g])
         rows.append(torch.cat(heads, dim=-1))
     return torch.cat(rows, dim=1)
@@ -85,23 +90,50 @@ def local_swa(c: Any, p: Weights, x: Tensor) -> Tensor:
     H, G, K = c.n_heads, c.n_kv_heads, c.head_dim
     q, k, v = (x @ p["qkv.weight"].T).unflatten(-1, (H + 2 * G, K)).split((H, G, G), dim=2)
     q, k = (rotated(y, c.rope_theta, K) for y in (q, k))
-    y = attended(q, k, v, c.window) @ p["output.weight"].T
-    return x + y if c.form == "residual" else y
+    y = attended(q, k, v, c.window, chunked=c.window_kind == "chunk") @ p["output.weight"].T
+    y = x + y if c.form == "residual" else y
+    return silu(y) if c.activation == "silu" else y
 
 
-def locally(c: Any, p: Weights, place: str, x: Tensor) -> Tensor:
-    """What the local mixer of a place makes of its channels."""
+def branch_swa(c: Any, p: Weights, x: Tensor, parts: Any = None) -> Tensor:
+    heads = parts or c.parts or [(1, x.shape[-1])]
+    branches = [part.unflatten(-1, (n, w)) for part, (n, w) in zip(x.split([n * w for n, w in heads], -1), heads, strict=True)]
+    queries, keys = branches, branches
+    if c.scores == "shared":
+        q, k = (rotated(y, c.rope_theta, y.shape[-1]) for y in branches[:2])
+        queries, keys = [q] * 3, [k] * 3
+    mixed = [
+        attended(q, k, u, c.window, chunked=c.window_kind == "chunk") for q, k, u in zip(queries, keys, branches, strict=True)
+    ]
+    if c.form == "blend":
+        mixed = [u.flatten(2) + g * (m - u.flatten(2)) for u, m, g in zip(branches, mixed, p["gamma"], strict=True)]
+    y = torch.cat(mixed, dim=-1) + (x if c.form == "residual" else 0.0)
+    return silu(y) if c.activation == "silu" else y
+
+
+def locally(c: Any, p: Weights, place: str, x: Tensor, parts: Any = None) -> Tensor:
+    """What the local mixer of a place makes of its channels, which may be heads of some widths side by side."""
     local = getattr(c, place)
     if local is None:
         return x
-    return {"canon": canon, "local_swa": local_swa}[local.kind](local, part_of(p, f"{place}."), x)
+    if local.kind == "branch_swa":
+        return branch_swa(local, part_of(p, f"{place}."), x, parts)
+    equation = {"canon": canon, "local_swa": local_swa}[local.kind]
+    if getattr(c, "projected_over", "joint") == "branch" and place == "projected_local":
+        branches = x.split([heads * width for heads, width in parts], dim=-1)
+        return torch.cat(
+            [equation(local, part_of(p, f"{place}.mixers.{n}."), branch) for n, branch in enumerate(branches)], dim=-1
+        )
+    return equation(local, part_of(p, f"{place}."), x)
 
 
 def attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
     H, G = c.n_heads, c.n_kv_heads or c.n_heads
     K, D = c.head_dim or x.shape[-1] // H, x.shape[-1]
+    sink = {"none": None, "learned": p.get("sink"), "per_token": x @ p["sink_weight"].T if "sink_weight" in p else None}[c.sink]
+    assert (sink is None) == (c.sink == "none")
     x = locally(c, p, "input_local", x)
-    projected = x @ p["qkv.weight"].T + (p["qkv_bias"] if c.bias == "qkv" else 0.0)
+    projected = x @ p["qkv.weight"].T + (p["qkv_bias"] if c.bias != "none" else 0.0)
     q, k, v = projected.unflatten(-1, (H + 2 * G, K)).split((H, G, G), dim=2)
     if c.kind == "kv_shift":
         k, v = with_token_before(c, p, x, k, v)
@@ -115,7 +147,7 @@ def attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
         q = normalised(q, p["q_gain"])
     if c.qk_norm == "before_rope":
         k = normalised(k, p["k_gain"])
-    mixed = locally(c, p, "projected_local", torch.cat((q, k, v), dim=2).flatten(2))
+    mixed = locally(c, p, "projected_local", torch.cat((q, k, v), dim=2).flatten(2), [(H, K), (G, K), (G, K)])
     q, k, v = mixed.unflatten(-1, (H + 2 * G, K)).split((H, G, G), dim=2)
     width = K if c.rope_dim is None else c.rope_dim
     q, k = (rotated(y, c.rope_theta, width, c.rope_scaling) for y in (q, k)) if width else (q, k)
@@ -123,9 +155,9 @@ def attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
         q = normalised(q, p["q_gain"])
     if c.qk_norm in ("after_rope", "key_after_rope"):
         k = normalised(k, p["k_gain"])
-    y = attended(q, k, v, c.window, p.get("sink"))
-    assert p["output.weight"].shape == (D, H * K) and ("sink" in p) == (c.sink == "learned")
-    return y @ p["output.weight"].T
+    y = attended(q, k, v, c.window, sink)
+    assert p["output.weight"].shape == (D, H * K)
+    return y @ p["output.weight"].T + (p["output_bias"] if c.bias == "all" else 0.0)
 
 
 short_swa = kv_shift = attention
@@ -147,12 +179,42 @@ def short_conv(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
     return canon(c, part_of(p, "conv."), x)
 
 
+def path_attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
+    H, D = c.n_heads, x.shape[-1]
+    G, K = c.n_kv_heads or H, c.head_dim or D // H
+    q, k, v = (x @ p["qkv.weight"].T).unflatten(-1, (H + 2 * G, K)).split((H, G, G), dim=2)
+    if c.qk_norm == "per_head":
+        q, k = rms(q, eps) * p["q_gain"], rms(k, eps) * p["k_gain"]
+    if c.w_map == "low_rank":
+        assert p["w_down.weight"].shape == (c.w_rank, D)
+    low = x @ p["w_down.weight"].T if c.w_map == "low_rank" else x
+    assert p["taps"].shape == (G * K, c.w_kernel)
+    w = silu(convolved(low @ p["w_up.weight"].T, p["taps"])).unflatten(-1, (G, K))
+    w = w / (w.square().sum(-1, keepdim=True) + c.w_eps).sqrt()
+    gates = torch.sigmoid(x @ p["gates"].T + p["gate_bias"])
+    beta, rows = 2 * gates[..., :G], []
+    assert (gates.shape[-1] == G + H) == (c.forget_gate == "inside_scale")
+    for t in range(x.shape[1]):
+        heads = []
+        for h in range(H):
+            g, query, forgotten, scores = h // (H // G), q[:, t, h], torch.zeros(x.shape[0], dtype=x.dtype), []
+            for j in range(t, -1, -1):
+                scores.append(((query * k[:, j, g]).sum(-1) + forgotten) / math.sqrt(K))
+                # From here on the query has passed token j.
+                query = query - (beta[:, j, g] * (query * w[:, j, g]).sum(-1)).unsqueeze(-1) * w[:, j, g]
+                forgotten = forgotten + (gates[:, j, G + h].log() if gates.shape[-1] > G else 0.0)
+            weights = torch.stack(scores[::-1], dim=-1).exp()
+            heads.append((weights.unsqueeze(-1) * v[:, : t + 1, g]).sum(1) / weights.sum(-1, keepdim=True))
+        rows.append(torch.cat(heads, dim=-1))
+    return torch.stack(rows, dim=1) @ p["output.weight"].T
+
+
 def gated_delta_net(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
     H, D = c.n_heads, x.shape[-1]
     K = c.head_dim or D // H
     V = c.value_dim or 2 * K
     x = locally(c, p, "input_local", x)
-    channels = locally(c, p, "projected_local", x @ p["qkv.weight"].T)
+    channels = locally(c, p, "projected_local", x @ p["qkv.weight"].T, [(H, K), (H, K), (H, V)])
     q, k, v = (part.unflatten(-1, (H, -1)) for part in channels.split((H * K, H * K, H * V), dim=-1))
     q, k = (y / (y.square().sum(-1, keepdim=True) + c.qk_eps).sqrt() for y in (q, k))
     decay, write = (x @ p["decay_and_beta"].T).chunk(2, dim=-1)
@@ -163,7 +225,7 @@ def gated_delta_net(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
         a, b, key = kept[:, t, :, None, None], beta[:, t, :, None, None], k[:, t]
         S = a * (S - b * torch.einsum("bhvk,bhk->bhv", S, key).unsqueeze(-1) * key.unsqueeze(-2))
         S = S + b * v[:, t].unsqueeze(-1) * key.unsqueeze(-2)
-        rows.append(rms(torch.einsum("bhvk,bhk->bhv", S, q[:, t]), eps) * p["gain"])
+        rows.append(rms(torch.einsum("bhvk,bhk->bhv", S, q[:, t]) / math.sqrt(K), eps) * p["gain"])
     return (torch.stack(rows, dim=1).flatten(2) * silu(x @ p["gate.weight"].T)) @ p["output.weight"].T
 
 

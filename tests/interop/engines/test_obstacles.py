@@ -149,7 +149,7 @@ def test_torchtitan_is_said_to_equal_our_trainer_only_where_it_does(docs: Module
 REFUSING = [
     ("attention", "sink"),
     ("attention", "canon"),
-    *((kind, None) for kind in ("short_conv", "kv_shift", "gated_delta_net")),
+    *((kind, None) for kind in ("short_conv", "kv_shift", "path_attention", "gated_delta_net")),
 ]
 
 

@@ -57,6 +57,12 @@ def test_configuration_survives_a_file(name, tmp_path):
     assert len(read.layer_types) == read.num_hidden_layers == 2
 
 
+def test_layer_types_say_what_a_block_remembers():
+    blocks = [["path_attention"], ["gated_delta_net"], ["short_conv"], ["path_attention", "gated_delta_net"], ["short_swa"]]
+    described = ["full_attention", "linear_attention", "conv", "hybrid", "sliding_attention"]
+    assert TwoAxisConfig(blocks=blocks, num_hidden_layers=5).layer_types == described
+
+
 def test_a_new_model_starts_where_a_decoder_does():
     config = small_decoder("states").config
     model = AutoModelForCausalLM.from_config(TwoAxisConfig.from_decoder(config, init_seed=5)).eval()

@@ -1,4 +1,4 @@
-"""Sliding-window attention: flash-linear-attention's layer, and Hugging Face's Mistral."""
+"""Sliding-window attention: flash-linear-attention's layer, Hugging Face's Mistral, and gpt-oss's attention with sinks."""
 
 from collections.abc import Mapping
 
@@ -45,6 +45,36 @@ def run_layer(golden: Golden) -> Mapping[str, Tensor]:
         "grad/x": gradient(x),
         **dict(weights.gradients(layer)),
     }
+
+
+def run_sink(golden: Golden) -> Mapping[str, Tensor]:
+    """One layer with biases and a sink for each head, also with sinks far below all scores."""
+    config = golden.about["config"]
+    layer = AttentionConfig(
+        n_heads=config["H"],
+        n_kv_heads=config["KV"],
+        head_dim=config["head_dim"],
+        window=config["sliding_window"],
+        rope_theta=config["rope_theta"],
+        bias="all" if config["biases"] else "none",
+        sink="learned",
+    ).build(LayerStack(config["d"], 1e-6, (1,)).sites[0])
+    weights = Weights(golden)
+    for kind, qkv, output in (("weight", "qkv.weight", "output.weight"), ("bias", "qkv_bias", "output_bias")):
+        if kind == "weight" or config["biases"]:
+            weights.put(qkv, *(f"{x}_proj.{kind}" for x in "qkv"))
+            weights.put(output, f"o_proj.{kind}")
+    weights.put("sink", "sinks")
+    weights.load(layer)
+    x = golden.take("input/x").requires_grad_()
+    layout = TokenLayout.contiguous(x.shape[1])
+    y, _ = layer(x, layout)
+    y.backward(golden.take("input/cotangent"))
+    gradients = dict(weights.gradients(layer))
+    with torch.no_grad():
+        layer.get_parameter("sink").fill_(-1e4)
+        without, _ = layer(x, layout)
+    return {"output/y": y, "output/y_sinks_minus_1e4": without, "grad/x": gradient(x), **gradients}
 
 
 def run_mistral(golden: Golden) -> Mapping[str, Tensor]:
@@ -98,9 +128,21 @@ def _other_rotation_base(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(heads, "layout_rotation", other_base)
 
 
+def _sink_with_a_value(patch: pytest.MonkeyPatch) -> None:
+    right = local_attention._sink_key
+
+    def with_ones(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        key, value = right(k, v)
+        return key, torch.cat((torch.ones_like(value[..., :1, :]), value[..., 1:, :]), dim=-2)
+
+    patch.setattr(local_attention, "_sink_key", with_ones)
+
+
 ADAPTER = Adapter(
-    claims={r"swa-fla-layer.*": run_layer, r"swa-mistral.*": run_mistral},
+    claims={r"swa-fla-layer.*": run_layer, r"swa-mistral.*": run_mistral, r"swa-sink-gptoss.*": run_sink},
     mistakes=(
+        Mistake("a sink with a value", "swa-sink-gptoss", _sink_with_a_value),
+        Mistake("a window of w tokens besides the query", "swa-sink-gptoss", _window_besides_the_query),
         Mistake("a window of w tokens besides the query", "swa-fla-layer", _window_besides_the_query),
         Mistake("a window of w tokens besides the query", "swa-mistral", _window_besides_the_query),
         Mistake("another base of the rotation angles", "swa-fla-layer", _other_rotation_base),

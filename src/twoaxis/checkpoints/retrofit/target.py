@@ -16,7 +16,11 @@ SUBLAYER_PRESETS: dict[str, Mapping[str, Any]] = {
 }
 """Options with which a sequence mixer starts as the plain model, by kind."""
 
-LOCAL_PRESETS: dict[str, Mapping[str, Any]] = {"canon": {"taps_init": "zero"}, "local_swa": {"output_init": "zero"}}
+LOCAL_PRESETS: dict[str, Mapping[str, Any]] = {
+    "canon": {"taps_init": "zero"},
+    "local_swa": {"output_init": "zero"},
+    "branch_swa": {"activation": "none"},
+}
 """Options with which a local mixer starts as the plain model, by kind."""
 
 CANON_PLACES = {
@@ -38,7 +42,7 @@ def target_config(base: DecoderConfig, depth: Options | None = None, sequence: S
         base: of the model; with the plain residual, if `depth` is given.
         depth: the depth mixer, blended in if it cannot start as the plain model; None leaves the one of the model.
         sequence: mixers along positions. `short_swa` and `short_conv` become a sublayer before attention, `kv_shift` replaces
-            attention, and `canon` and `local_swa` are added at `places`, by default ABCD and A.
+            attention, and `canon`, `local_swa` and `branch_swa` are added at `places`, by default ABCD, A and A.
 
     Raises:
         ConfigError: an unknown kind, options that do not fit, or a model that has a depth mixer already.

@@ -72,7 +72,7 @@ def _obstacles(attention: SoftmaxAttention, where: str, first: SoftmaxAttention,
     # Another class of cache holds more than keys and values.
     if type(cache) is not AttentionCache or _carries(cache.local):
         found.append(_history(where))
-    if attention.sink is not None:
+    if attention.config.unseen_keys:
         found.append(Obstacle(SINK, where, "leave out sink"))
     if _heads(attention) != _heads(first):
         found.append(Obstacle(HEADS, f"{_heads(attention)} of {where} beside {_heads(first)}", "give them the same heads"))

@@ -112,7 +112,7 @@ def _description(decoder: DecoderConfig) -> dict[str, Any]:
 def _layer_type(block: tuple[SublayerConfig, ...], d_model: int) -> str:
     """The name of transformers that best describes what a block remembers of earlier tokens."""
     sequence = [sublayer for sublayer in block if isinstance(sublayer, SequenceConfig)]
-    attends = [sublayer for sublayer in sequence if sublayer.head_shape(d_model)]
+    attends = [sublayer for sublayer in sequence if sublayer.head_shape(d_model) or sublayer.pair_window is None]
     if any(sublayer.receptive_field is None for sublayer in sequence if sublayer not in attends):
         return "hybrid" if attends else "linear_attention"
     if any(sublayer.receptive_field is None for sublayer in attends):

@@ -86,9 +86,14 @@ class NativeSublayer(Part):
         return self.config.kind
 
     def check(self, d_model: int) -> None:
-        """Asks the configuration."""
+        """Asks the configuration, and refuses windows of chunks, whose costs grow in steps."""
         if isinstance(self.config, SequenceConfig):
             self.config.check(d_model)
+        if isinstance(self.config, PlacesConfig):
+            for local in (self.config.input_local, self.config.projected_local):
+                if getattr(local, "window_kind", "sliding") != "sliding":
+                    allowed = "'sliding' in a plan, which counts tokens and visible pairs"
+                    raise ConfigError(problem("window_kind", "chunk", allowed, "plan it, for about twice the pairs"))
 
     def slot(self, d_model: int) -> SublayerInfo:
         """Its heads and the views that it takes."""
@@ -106,8 +111,7 @@ class NativeSublayer(Part):
         """Those of the mixer and of the local mixers inside it, and those of their caches."""
         fields = [self.config.receptive_field]
         if isinstance(self.config, SequenceConfig):
-            # A key that is no token, such as a sink, costs every query as much as a window of one token.
-            fields += [self.config.pair_window, min(1, self.config.unseen_keys)]
+            fields += [self.config.pair_window, self.config.inner_field]
         if isinstance(self.config, PlacesConfig):
             inside = (self.config.input_local, self.config.projected_local)
             fields += [local.receptive_field for local in inside if local is not None]

@@ -253,8 +253,10 @@ def check_tensor(config: DecoderConfig, ranks: int, sequence: SequenceSharding, 
 
 
 def begins_linear(sublayer: SublayerConfig) -> bool:
-    """Whether only linear maps look at the input of a sublayer that can be divided."""
+    """Whether only linear maps in the precision of the model look at the input of a sublayer that can be divided."""
     assert isinstance(sublayer, HeadsConfig | HiddenConfig)
+    if isinstance(sublayer, HeadsConfig) and sublayer.sink == "per_token":
+        return False
     return sublayer.input_local is None and not isinstance(sublayer, KVShiftConfig)
 
 
@@ -280,6 +282,8 @@ def _check_sublayer(sublayer: SublayerConfig, site: SublayerPosition, ranks: int
     if sublayer.kv_heads % ranks and ranks % sublayer.kv_heads:
         allowed = f"a multiple or a divisor of {given}"
         raise ConfigError(problem(f"n_kv_heads of {where}", sublayer.kv_heads, allowed, "change one of them"))
+    if sublayer.bias == "all":
+        raise ConfigError(problem("bias", "all", f"'qkv' or 'none' with {given}", "set parallel.tensor=1"))
     if sublayer.qk_norm != "none" and sublayer.qk_norm_over == "all_heads":
         raise ConfigError(problem("qk_norm_over", "all_heads", f"'head' with {given}", "set parallel.tensor=1"))
 
@@ -313,4 +317,4 @@ def _parts(within: str, sublayer: SublayerConfig, site: SublayerPosition, size: 
     if within.startswith("mixer.shift"):
         return [Part(G, 1)] * values
     # A sink of each head, or what a depth mixer has for each kv-head.
-    return [Part(H if within == "mixer.sink" else G, 1)]
+    return [Part(H if within.startswith("mixer.sink") else G, 1)]
