@@ -43,9 +43,9 @@ class _Sandwich(TinyLM):
         """The input behind its norm."""
         return F.rms_norm(x, x.shape[-1:], self.gains[index], NORM_EPS)
 
-    def branch(self, index: int, x: Any) -> Tensor:
-        """The branch of what is behind the norm."""
-        return super().branch(index, self.context(index, x))
+    def input(self, index: int, x: Any) -> Tensor:
+        """A norm of its own of what is behind the norm."""
+        return F.rms_norm(self.context(index, x), x.shape[-1:], None, NORM_EPS)
 
 
 def run_gemma3n(golden: Golden) -> Mapping[str, Tensor]:

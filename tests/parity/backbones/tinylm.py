@@ -61,6 +61,10 @@ class TinyLM(nn.Module):
         """What the write sees of the input of a sublayer."""
         return _norm(x)
 
+    def input(self, index: int, x: Any) -> Tensor:
+        """What a branch computes with, given the input of a sublayer."""
+        return self.context(index, x)
+
     def heads(self, block: int, name: str, x: Tensor) -> Tensor:
         """What attends, given projected queries, keys or values [B T H K]."""
         return x
@@ -71,7 +75,7 @@ class TinyLM(nn.Module):
 
     def branch(self, index: int, x: Any) -> Tensor:
         """Attention at even sublayers, the feed-forward at odd ones; each begins with its own norm."""
-        u, block = self.context(index, x), index // 2
+        u, block = self.input(index, x), index // 2
         if index % 2:
             return F.gelu(u @ self.body[f"ffn{block}.w1"].T) @ self.body[f"ffn{block}.w2"].T
         q, k, v = (
