@@ -123,8 +123,10 @@ def test_gain_is_that_of_the_product_of_all_matrices() -> None:
         assert one.spectral == pytest.approx(float(torch.linalg.svdvals(product)[0]), rel=1e-5)
 
 
-def test_doubly_stochastic_matrices_have_bounded_gain() -> None:
-    found = streams_of(observed(model("mhc")))
+@pytest.mark.parametrize("preset", ["paper", "deepseek_v41"])
+def test_doubly_stochastic_matrices_have_bounded_gain(preset: str) -> None:
+    """The state of V4.1 carries the weights of the next read behind its streams."""
+    found = streams_of(observed(model({"kind": "mhc", "preset": preset})))
     assert found is not None
     assert all(abs(one.spectral - 1) < 1e-2 and abs(one.row - 1) < 1e-2 for one in found.gain)
     assert all(spread > 0.01 for spread in found.spread[1:])

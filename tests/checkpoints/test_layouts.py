@@ -76,6 +76,7 @@ MIXERS: list[tuple[str, str, dict[str, Any], int, int]] = [
     ("elc_bert", "elcbert-weighted_output", {"kind": ELC, "variant": "weighted_output"}, 32, 4),
     ("deepseek_v4", "mhc-deepseekv4-iters20-f64", {"kind": "mhc", "preset": "deepseek_v4"}, 32, 4),
     ("deepseek_v4_raw", "mhc-deepseekv4-iters20-f64", {"kind": "mhc", "preset": "deepseek_v4"}, 32, 4),
+    ("deepseek_v41", "mhc-v41-iters20-f64", {"kind": "mhc", "preset": "deepseek_v41"}, 24, 3),
     ("kimi_k3", "attnres-block-qwen3", {"kind": "attention_residuals", "block_size": 2, "count": "layer"}, 32, 4),
 ]
 """The layout, the fixture, the depth mixer, the width and the blocks."""
@@ -123,9 +124,10 @@ def test_a_whole_decoder(
 
 def _published(name: str, layout: str) -> str:
     """The wrappers of some fixtures number sublayers, where checkpoints name layers and sites."""
-    if match := re.fullmatch(r"hc\.(\d+)\.(\w+)", name):
+    if match := re.fullmatch(r"(?:hc|sites)\.(\d+)\.(\w+)", name):
         layer, site, what = int(match[1]) // 2, ("attn", "ffn")[int(match[1]) % 2], match[2]
-        return f"layers.{layer}.hc_{site}_{what}" if layout.endswith("raw") else f"model.layers.{layer}.{site}_hc.{what}"
+        raw = layout in ("deepseek_v4_raw", "deepseek_v41")
+        return f"layers.{layer}.hc_{site}_{what}" if raw else f"model.layers.{layer}.{site}_hc.{what}"
     if name.startswith("head.hc_"):
         return name.replace("head.hc_", "hc_head_" if layout.endswith("raw") else "model.hc_head.hc_")
     if layout == "kimi_k3":
@@ -222,6 +224,21 @@ def test_the_files_of_deepseek_v4() -> None:
     layers = [f"model.layers.{layer}.{site}_hc.{end}" for layer in (0, 1) for site in ("attn", "ffn") for end in ends]
     assert set(named.parts) == {*layers, *(f"model.hc_head.hc_{end}" for end in ends)}
     named.check({**named.save(Decoder.build(config)), "model.mtp.0.attn_hc.fn": torch.zeros(1)})
+
+
+def test_the_files_of_deepseek_v41() -> None:
+    """Those of V4 without a head, for a delayed read alone; a V4 file has one too many of them."""
+    config = _decoder_config({"depth": {"kind": "mhc", "preset": "deepseek_v41"}, "n_layers": 2}, {"n_heads": 4}, 64)
+    table, ends = state_map("deepseek_v41", config), ("fn", "base", "scale")
+    layers = [f"layers.{layer}.hc_{site}_{end}" for layer in (0, 1) for site in ("attn", "ffn") for end in ends]
+    saved = table.save(Decoder.build(config))
+    assert set(saved) == set(layers) and {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    table.check({**saved, "mtp.0.hc_attn_fn": torch.zeros(1)})
+    other = _decoder_config({"depth": {"kind": "mhc", "preset": "deepseek_v4"}, "n_layers": 2}, {"n_heads": 4}, 64)
+    with pytest.raises(ConfigError, match="read='current': must be 'delayed' in this layout; use preset='deepseek_v41'"):
+        state_map("deepseek_v41", other)
+    with pytest.raises(ConfigError, match="read='delayed': must be 'current' in this layout"):
+        state_map("deepseek_v4_raw", config)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,17 @@ def test_a_permuted_residual_matrix_changes_the_output(weights: Any) -> None:
     assert (model(toy_tokens()) - before).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("options", [{}, {"weights": "static"}, {"norm": "layer_affine"}, {"norm": "rms_gain"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weights": "static"},
+        {"norm": "layer_affine"},
+        {"norm": "rms_gain"},
+        {"preset": "depthbench"},
+        {"residual": "identity"},
+    ],
+)
 def test_every_connection_parameter_of_the_middle_has_a_gradient(options: dict) -> None:
     model = toy_decoder(HyperConnectionsConfig(**options))
     logits = model(toy_tokens())
@@ -137,3 +147,37 @@ def test_static_weights_have_no_scores() -> None:
         HyperConnectionsConfig(weights="static", norm="rms_gain")
     with pytest.raises(ConfigError, match="n_streams=0"):
         HyperConnectionsConfig(n_streams=0)
+
+
+def test_depthbench_is_its_norm_and_fixes_it() -> None:
+    assert HyperConnectionsConfig(preset="depthbench").norm == "rms"
+    with pytest.raises(ConfigError, match="norm='layer': must be 'rms' with preset='depthbench'"):
+        HyperConnectionsConfig(preset="depthbench", norm="layer")
+
+
+@pytest.mark.parametrize("weights", ["static", "dynamic"])
+@torch.no_grad()
+def test_without_mixing_every_stream_keeps_what_it_has(weights: Any) -> None:
+    built, state = mixer(n_streams=3, weights=weights, residual="identity"), streams(3)
+    for parameter in built.parameters():
+        parameter.copy_(noise(tuple(parameter.shape), "weights"))
+    view, *after = step(built, state, torch.zeros(2, 3, D, dtype=torch.float64))
+    for stream, before in zip(after, state, strict=True):
+        assert torch.equal(stream, before)
+    assert not torch.allclose(view, state[1])
+
+
+def test_the_control_without_mixing_is_the_same_otherwise() -> None:
+    config = HyperConnectionsConfig(preset="depthbench", read_out="mean", rms_eps=1e-6)
+    unmixed = config.controls().unmixed
+    assert unmixed is not None
+    control = HyperConnectionsConfig.from_data(unmixed)
+    assert control == config.replace(residual="identity")
+    assert control.controls().unmixed is None and HyperConnectionsConfig(n_streams=1).controls().unmixed is None
+
+
+@torch.no_grad()
+def test_a_mean_is_the_sum_over_the_number_of_streams() -> None:
+    total, mean = (toy_decoder(HyperConnectionsConfig(read_out=name)) for name in ("sum", "mean"))
+    left, other = (trace(model, toy_tokens()).left for model in (total, mean))
+    torch.testing.assert_close(left, 4 * other)

@@ -78,7 +78,7 @@ def cases() -> dict[str, Case]:
     more = {
         "norm_placement": ("layer_scaling", "deepnorm", "keel"),
         "attention_residuals": ("block2", "two_phase"),
-        "mhc": ("deepseek_v4",),
+        "mhc": ("deepseek_v4", "deepseek_v41"),
         "muddformer": ("qkvr",),
     }
     for kind, names in more.items():

@@ -206,9 +206,10 @@ class Observer(Probe):
             self.means["state", index].add(torch.stack(sizes).mean(0))
         n, m = n_pieces(self.model)
         if n * m > 1:
-            pieces = torch.stack(pieces_of(state, m))
+            # A state may carry more behind its streams.
+            pieces = torch.stack(pieces_of(state[:n], m))
             self.means["piece", index].add(pieces.movedim(0, 2))
-            compared = pieces if n == 1 else torch.stack(state)
+            compared = pieces if n == 1 else torch.stack(state[:n])
             apart = (compared - compared.mean(0)).square().mean((0, -1))
             size = compared.square().mean((0, -1)).clamp(min=torch.finfo(apart.dtype).tiny)
             self.means["spread", index].add((apart / size).sqrt())

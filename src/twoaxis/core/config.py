@@ -76,6 +76,7 @@ class Config(BaseModel):
 
     Attributes:
         unrecorded: the values of options missing in older records, where they differ from the default.
+        presets: the options that each value of the field `preset` fixes.
         called: its name in errors; by default its kind, or the words of its class name.
         inside: configurations of fields that are declared as plain data, by the name of the field.
 
@@ -86,6 +87,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=True, allow_inf_nan=False)
 
     unrecorded: ClassVar[Mapping[str, Any]] = {}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     called: ClassVar[str] = ""
     inside: ClassVar[Mapping[str, type["Config"]]] = {}
 
@@ -105,7 +107,20 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _as_recorded(cls, data: Any) -> Any:
-        return {**cls.unrecorded, **data} if _reads_record.get() and isinstance(data, Mapping) else data
+        if not isinstance(data, Mapping):
+            return data
+        preset = data.get("preset")
+        fixed = cls.presets.get(preset, {}) if isinstance(preset, str) else {}
+        return {**fixed, **(cls.unrecorded if _reads_record.get() else {}), **data}
+
+    @model_validator(mode="after")
+    def _as_preset(self) -> Self:
+        preset = getattr(self, "preset", "")
+        for option, value in self.presets.get(preset, {}).items():
+            if getattr(self, option) != value:
+                allowed = f"{value!r} with preset={preset!r}"
+                raise ConfigError(problem(option, getattr(self, option), allowed, "leave one of the two out"))
+        return self
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:

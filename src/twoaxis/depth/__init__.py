@@ -28,6 +28,7 @@ from twoaxis.depth.residual import Residual, ResidualConfig
 from twoaxis.depth.residual_dual import ResidualDual, ResidualDualConfig
 from twoaxis.depth.residual_scalars import ResidualScalars, ResidualScalarsConfig
 from twoaxis.depth.siamese_norm import SiameseNorm, SiameseNormConfig
+from twoaxis.depth.two_lanes import TwoLanes, TwoLanesConfig
 from twoaxis.depth.value_residual import ValueResidual, ValueResidualConfig
 from twoaxis.depth.vertical_attention import VerticalAttention, VerticalAttentionConfig
 
@@ -310,19 +311,23 @@ DEPTH: Table[DepthConfig] = Table(
                 "affine": {"n_streams": 2, "norm": "layer_affine", "activation": "none"},
                 "lucidrains": {"n_streams": 3, "norm": "rms_gain"},
                 "one_stream": {"n_streams": 1},
+                "depthbench": {"preset": "depthbench", "n_streams": 3},
+                "unmixed": {"residual": "identity", "read_out": "mean"},
+                "unmixed_static": {"residual": "identity", "weights": "static", "n_streams": 2},
             },
             certified={
                 "dynamic": "hc-dynamic-paper-f64",
                 "static": "hc-static-paper-f64",
                 "lucidrains": "hc-dynamic-lucidrains-f64",
                 "one_stream": "hc-dynamic-paper-f64",
+                "depthbench": "hc-depthbench-f64",
             },
             at_scale={"Hyper-Connections": {}},
             sums="read",
         ),
         Row(
             MHCConfig,
-            "reads, mixes and writes n residual streams, mixing them by doubly stochastic matrices",
+            "reads, mixes and writes n residual streams, mixing them by matrices of bounded gain",
             {
                 "paper": {},
                 "deepseek_v4": {"preset": "deepseek_v4", "rounds": 3, "init": "deepseek_v4"},
@@ -331,6 +336,15 @@ DEPTH: Table[DepthConfig] = Table(
                 "logarithms": {"preset": "lucidrains_v1", "n_streams": 2, "start": "log"},
                 "hy_v4": {"preset": "hy_v4", "n_streams": 3, "init": "hy_v4", "write_magnitude": 1.5},
                 "identity": {"preset": "hy_v4", "n_streams": 2, "write_eps": 0.0, "read_out": "mean"},
+                "deepseek_v41": {"preset": "deepseek_v41", "rounds": 3, "init": "deepseek_v4"},
+                "delayed": {"read": "delayed", "read_out": "last_site", "residual": "source_softmax", "n_streams": 3},
+                "depthbench": {"preset": "depthbench", "rounds": 3},
+                "permutations": {"residual": "permutations", "n_streams": 3},
+                "kronecker": {"residual": "kronecker", "n_streams": 2, "init": "mhc_lite"},
+                "spectral": {"residual": "spectral"},
+                "source_softmax": {"residual": "source_softmax", "scores": "per_stream"},
+                "destination_softmax": {"residual": "destination_softmax", "n_streams": 2},
+                "orthogonal": {"residual": "orthogonal"},
             },
             certified={
                 "deepseek_v4": "mhc-deepseekv4-iters2-f64",
@@ -338,8 +352,21 @@ DEPTH: Table[DepthConfig] = Table(
                 "lucidrains": "mhc-lucidrains-v2-f64",
                 "logarithms": "mhc-lucidrains-v1-logdomain-f64",
                 "hy_v4": "ihc-hyv4-f64",
+                "deepseek_v41": "mhc-v41-iters2-f64",
+                "depthbench": "mhc-depthbench-f64",
+                "permutations": "mix-lite-f64",
+                "kronecker": "mix-kromhc-f64",
+                "spectral": "mix-shc-f64",
             },
             at_scale={"mHC": {}},
+            sums="read",
+        ),
+        Row(
+            TwoLanesConfig,
+            "splits the stream into two lanes, read by attention and by the feed-forward",
+            {"default": {}, "released": {"init": "released", "embedding": "normalised_start"}},
+            certified={"released": "lanes2-moddednanogpt-f64"},
+            at_scale={"two lanes": {}},
             sums="read",
         ),
         Row(
@@ -524,6 +551,8 @@ __all__ = [
     "ResidualScalarsConfig",
     "SiameseNorm",
     "SiameseNormConfig",
+    "TwoLanes",
+    "TwoLanesConfig",
     "ValueResidual",
     "ValueResidualConfig",
     "VerticalAttention",

@@ -73,12 +73,14 @@ class Controls(NamedTuple):
         write_only: data of the mixer that writes the same without erasing anything first; None without one.
         off: data of the mixer with its mixing off, the plain model in the same sublayers; None without one.
         streams: parallel residual streams, which a wider plain model is compared with; 1 for a plain stream.
+        unmixed: data of the same mixer with streams that are read and written alike and never mixed; None without one.
     """
 
     static: Mapping[str, Any] | None = None
     write_only: Mapping[str, Any] | None = None
     off: Mapping[str, Any] | None = None
     streams: int = 1
+    unmixed: Mapping[str, Any] | None = None
 
 
 class Read(NamedTuple):

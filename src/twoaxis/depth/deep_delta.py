@@ -5,7 +5,7 @@ Letters: B batch, T position, D width, C value channels of the state (the paper'
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -116,6 +116,8 @@ class DeepDeltaConfig(DepthConfig):
     blend: Literal["none", "annealed"] = "none"
     impl: Impl = "fused"
 
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+
     @property
     def design(self) -> MixingDesign:
         """A write that replaces the component of the state along the update by the target."""
@@ -132,12 +134,6 @@ class DeepDeltaConfig(DepthConfig):
             weights="input and reader",
             position=self.compressor == "time" or self.expansion == "embedding_conv",
         )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _options_of_preset(cls, data: Any) -> Any:
-        preset = data.get("preset") if isinstance(data, Mapping) else None
-        return {**PRESETS[preset], **data} if isinstance(preset, str) and preset in PRESETS else data
 
     @field_validator("beta_init")
     @classmethod
@@ -164,10 +160,6 @@ class DeepDeltaConfig(DepthConfig):
             self.refuse_options(("kernel_size",), ", since nothing is convolved along positions", "remove it, or use 'time'")
         if self.gate == "linear":
             self.refuse_options(("gate_width",), ", since a linear gate has no hidden layer", "remove it, or use another gate")
-        for option, value in PRESETS[self.preset].items():
-            if getattr(self, option) != value:
-                allowed = f"{value!r} with preset={self.preset!r}"
-                raise ConfigError(problem(option, getattr(self, option), allowed, "leave one of the two out"))
         return self
 
     def prepare(self, stack: LayerStack) -> LayerStack:

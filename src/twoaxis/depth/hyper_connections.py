@@ -3,7 +3,7 @@
 Letters: B batch, T position, D width, n streams.
 """
 
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -30,35 +30,37 @@ class HyperConnectionsConfig(DepthConfig):
               dynamic, from x_j = norm(S_j): a_j = a_j + s_a tanh(w_a^T x_j), R_ji = R_ji + s_a tanh(w_i^T x_j),
               b_j = b_j + s_b tanh(w_b^T x_j); all streams share the maps w; R is [source j, destination i]
     Source:   Hyper-Connections, arXiv:2409.19606v3, algorithm 2, and algorithms 1 and 3 for the two ends; checked against
-              corl-team/lime, src/lm/hc.py, and lucidrains/hyper-connections 0.4.11 (`rms_gain`)
-    Deviates: the paper also scales the initial output matrices of all sublayers with sqrt(n), to keep the spread of the summed
-              streams; here a sublayer's own init stays, so that the fresh model is the plain one and can start from its
-              weights. The norm of the scores is that of the paper's model, so that `layer_affine` is the paper's too.
-              lucidrains' RMSNorm has its gain less 1 as parameter and divides by the norm of a row, here by its rms of at least
-              1e-12. Static weights do not decay and maps do, as in the paper; corl-team/lime, which runs its algorithm 2,
-              decays s_a and s_b too: optimizer.groups=[{pattern="*.dynamic.*_scale", weight_decay=0.1}]
+              corl-team/lime, src/lm/hc.py, lucidrains/hyper-connections 0.4.11 (`rms_gain`) and DepthBench at 8cc2fd7 (`rms`)
+    Deviates: the paper also scales the initial output matrices of all sublayers with sqrt(n); here a sublayer's own init stays,
+              so that the fresh model is the plain one. The norm of the scores is that of the paper's model: `layer_affine` is
+              the paper's too. lucidrains has the gain less 1 as parameter, and divides by the norm of a row, here by its rms of
+              at least 1e-12. corl-team/lime decays s_a and s_b too, as optimizer.groups can: pattern="*.dynamic.*_scale"
     Shapes:   state n times [B T D]; update [B T D] -> state; scores, tanh and weights in float32, streams rounded once
-    Init:     UP_TO_NORM (n = 1: EXACT): a one-hot at g mod n for sublayer g, R the identity, b = 1, maps 0: the streams stay
-              n copies of the plain stream, of which the read takes one and the final norm sees the sum
+    Init:     UP_TO_NORM (n = 1, or a mean as read-out: EXACT): a one-hot at g mod n for sublayer g, R the identity, b = 1,
+              maps 0: the streams stay n copies of the plain stream, of which the read takes one and the final norm sees the sum
     Cost:     params n*(n + 2) per sublayer, dynamic (n + 2)*D + 2 more, and D or 2*D for a norm that learns; flops
               2*n*(n + 2)*D per token and sublayer, dynamic as much again for the scores and 3*n*D or 4*n*D for the norms;
               state n*D numbers per token; nothing carried from token to token
     Published: loss of OLMo-1B on V2 after 500B tokens, arXiv:2409.19606v3 tables 1 and 2: plain 2.811, dynamic n = 1 2.819,
-              n = 2 2.802, n = 4 2.781 (without tanh 2.779), n = 8 2.778, static n = 2 2.799, n = 4 2.791. The composite gain of
-              the residual matrices is not bounded: about 3000 at 27B, arXiv:2512.24880
+              n = 2 2.802, n = 4 2.781 (without tanh 2.779), n = 8 2.778, static n = 2 2.799, n = 4 2.791; without bounds the
+              composite gain of the matrices is about 3000 at 27B, arXiv:2512.24880
 
     Args:
+        preset: `paper`, or `depthbench`, which fixes the norm `rms`.
         n_streams: residual streams; the paper's choice is 4. With 1 only scalars remain, which hurts in the paper.
         weights: `dynamic` adds a number to each weight that depends on the token; `static` weights are parameters alone.
-        norm: of the input of the scores: `layer` (LayerNorm without gain and bias), `layer_affine` (with both), or `rms_gain`
-            (RMSNorm with a gain and no eps, of lucidrains).
+        norm: of the input of the scores: LayerNorm without (`layer`) or with gain and bias (`layer_affine`), or RMSNorm
+            without (`rms`) or with a gain (`rms_gain`, without an eps, of lucidrains).
         activation: of the scores, `tanh` or `none`.
         scale_init: start of s_a and s_b.
         layer_eps: eps of the LayerNorm.
+        rms_eps: eps of the norm `rms`.
+        residual: R is `free`, or the `identity`. A sum of a matrix and numbers of the token has no bounds: those are in `mhc`.
+        read_out: `sum` or `mean` of the streams.
         impl: `fused` or `reference`.
 
     Raises:
-        ConfigError: n_streams below 1, or an option of the dynamic weights for static ones.
+        ConfigError: n_streams below 1, options of dynamic weights for static ones, or one that the preset fixes otherwise.
 
     Example:
         >>> HyperConnectionsConfig(n_streams=2).init_equivalence.relation
@@ -66,13 +68,18 @@ class HyperConnectionsConfig(DepthConfig):
     """
 
     kind: Literal["hyper_connections"] = "hyper_connections"
+    preset: Literal["paper", "depthbench"] = "paper"
     n_streams: int = Field(default=4, ge=1)
     weights: Literal["dynamic", "static"] = "dynamic"
-    norm: Literal["layer", "layer_affine", "rms_gain"] = "layer"
+    norm: Literal["layer", "layer_affine", "rms_gain", "rms"] = "layer"
     activation: Literal["tanh", "none"] = "tanh"
     scale_init: float = 0.01
     layer_eps: float = Field(default=1e-5, gt=0)
+    rms_eps: float = Field(default=1e-8, gt=0)
+    residual: Literal["free", "identity"] = "free"
+    read_out: Literal["sum", "mean"] = "sum"
     impl: Impl = "fused"
+    presets: ClassVar = {"depthbench": {"norm": "rms", "activation": "tanh"}}
 
     @property
     def design(self) -> MixingDesign:
@@ -92,39 +99,41 @@ class HyperConnectionsConfig(DepthConfig):
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
         if self.weights == "static":
-            of_scores = ("norm", "activation", "scale_init", "layer_eps")
+            of_scores = ("norm", "activation", "scale_init", "layer_eps", "rms_eps")
             self.refuse_options(of_scores, ", since static weights have no scores", "remove it or use weights='dynamic'")
         return self
 
     def controls(self) -> Controls:
-        """The same with static weights."""
+        """The same with static weights, and the same without mixing."""
         static = {"kind": self.kind, "weights": "static", "n_streams": self.n_streams}
-        return Controls(static if self.weights == "dynamic" else None, streams=self.n_streams)
+        unmixed = {**self.to_data(), "residual": "identity"} if self.residual == "free" and self.n_streams > 1 else None
+        return Controls(static if self.weights == "dynamic" else None, streams=self.n_streams, unmixed=unmixed)
 
     @property
     def init_equivalence(self) -> InitEquivalence:
-        """Up to a scale, which the final norm removes; exact with one stream."""
-        if self.n_streams == 1:
-            return InitEquivalence("exact", "the one stream is read, kept and written with weight 1")
+        """Up to a scale, which the final norm removes; exact with one stream, and with a mean."""
+        if self.n_streams == 1 or self.read_out == "mean":
+            return InitEquivalence("exact", "every stream is read, kept and written with weight 1, and so is their mean")
         return InitEquivalence("up_to_norm", "all streams are copies of the plain stream, and their sum is n times as large")
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """One read, one mixing write and, for dynamic weights, their scores."""
         n, D, N = self.n_streams, site.d_model, shape.total_tokens
-        sums, weights = 2 * n * (n + 2) * D * N, n * (n + 2)
+        columns = n + 2 if self.residual == "free" else 2
+        sums, weights = 2 * n * columns * D * N, n * columns
         if self.weights == "static":
             return Cost(params=weights, elementwise_flops=sums)
-        learned, norm = {"layer": (0, 4), "layer_affine": (2 * D, 4), "rms_gain": (D, 3)}[self.norm]
-        scores = N * n * (norm * D + 4 * (n + 2))
-        return Cost(params=weights + (n + 2) * D + 2 + learned, matmul_flops=sums, elementwise_flops=sums + scores)
+        learned, norm = {"layer": (0, 4), "layer_affine": (2 * D, 4), "rms_gain": (D, 3), "rms": (0, 3)}[self.norm]
+        scores = N * n * (norm * D + 4 * columns)
+        return Cost(params=weights + columns * D + 2 + learned, matmul_flops=sums, elementwise_flops=sums + scores)
 
     def ends_cost(self, stack: LayerStack, shape: Shape) -> Cost:
-        """The sum of the streams."""
-        return Cost(elementwise_flops=(self.n_streams - 1) * stack.d_model * shape.total_tokens)
+        """The sum or mean of the streams."""
+        return Cost(elementwise_flops=(self.n_streams - (self.read_out == "sum")) * stack.d_model * shape.total_tokens)
 
     def build(self, stack: LayerStack) -> "tuple[list[HyperConnections], ParallelEnds]":
         """Builds the weights of each sublayer."""
-        return [HyperConnections(self, site) for site in stack.sites], ParallelEnds(self.n_streams)
+        return [HyperConnections(self, site) for site in stack.sites], ParallelEnds(self.n_streams, read_out=self.read_out)
 
 
 class HyperConnections(StreamsMixer, config=HyperConnectionsConfig):
@@ -134,26 +143,29 @@ class HyperConnections(StreamsMixer, config=HyperConnectionsConfig):
         super().__init__(config.impl)
         n = config.n_streams
         one_hot = tuple(float(j == site.index % n) for j in range(n))
-        identity = tuple(float(i == j) for j in range(n) for i in range(n))
         self.read_weights = self.parameter("read_weights", (n,), Values(one_hot), "mixing")
-        self.residual_weights = self.parameter("residual_weights", (n, n), Values(identity), "mixing")
+        mixes, identity = config.residual == "free", tuple(float(i == j) for j in range(n) for i in range(n))
+        self.residual_weights = self.parameter("residual_weights", (n, n), Values(identity), "mixing") if mixes else None
         self.write_weights = self.parameter("write_weights", (n,), Constant(1.0), "mixing")
         self.dynamic = DynamicWeights(config, site.d_model) if config.weights == "dynamic" else None
 
     @property
-    def _static(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.read_weights, self.residual_weights, self.write_weights
+    def _static(self) -> Float[Tensor, "n columns"]:
+        columns = (self.read_weights.unsqueeze(1), self.residual_weights, self.write_weights.unsqueeze(1))
+        return torch.cat([column for column in columns if column is not None], dim=1)
 
     def read(self, state: Streams, layout: Layout = None, cache: Any = None) -> tuple[Stream, Mixing, Any]:
         """Returns the weighted sum of the streams, and the streams and weights for the write."""
         if self.dynamic is not None:
-            return *self.dynamic(state, *self._static), cache
+            return *self.dynamic(state, self._static), cache
         (view,) = mix(state, self.read_weights.unsqueeze(0), self.impl)
         return view, Mixing(state, self.residual_weights, self.write_weights.unsqueeze(0)), cache
 
     def read_sum(self, state: Streams, view: Stream) -> WeightedSum:
         """Returns the sum of the streams that is read."""
-        weights = self.read_weights if self.dynamic is None else self.dynamic.read_column(state, *self._static)
+        weights = self.read_weights
+        if self.dynamic is not None:
+            weights = hyper_weights(state, self._static, *self.dynamic.inputs(state), self.dynamic.rule)[:, 0]
         return WeightedSum(view, "read", piece_names(len(state), 1), state, per_token(weights, view))
 
 
@@ -163,37 +175,26 @@ class DynamicWeights(DeclaredModule):
     def __init__(self, config: HyperConnectionsConfig, d_model: int) -> None:
         super().__init__()
         self.config, n = config, config.n_streams
-        norm, eps = ("rms", 0.0) if config.norm == "rms_gain" else ("layer", config.layer_eps)
-        self.rule = ScoreRule(norm, eps, config.activation)
-        # The rows score the read, the n destinations of the residual, and the write.
-        self.maps = self.parameter("maps", (n + 2, d_model), Constant(0.0), "matrix")
+        eps = {"rms": config.rms_eps, "rms_gain": 0.0}.get(config.norm, config.layer_eps)
+        self.rule = ScoreRule("rms" if config.norm.startswith("rms") else "layer", eps, config.activation)
+        # The rows score the read, the n destinations of the residual where it is free, and the write.
+        columns = n + 2 if config.residual == "free" else 2
+        self.maps = self.parameter("maps", (columns, d_model), Constant(0.0), "matrix")
         self.mixing_scale = self.parameter("mixing_scale", (1,), Constant(config.scale_init), "gate")
         self.write_scale = self.parameter("write_scale", (1,), Constant(config.scale_init), "gate")
-        if config.norm != "layer":
-            self.gain = self.parameter("gain", (d_model,), Constant(1.0), "norm")
-        if config.norm == "layer_affine":
-            self.bias = self.parameter("bias", (d_model,), Constant(0.0), "bias")
+        learns = config.norm in ("layer_affine", "rms_gain")
+        self.gain = self.parameter("gain", (d_model,), Constant(1.0), "norm") if learns else None
+        self.bias = self.parameter("bias", (d_model,), Constant(0.0), "bias") if config.norm == "layer_affine" else None
 
     @outside_autocast
-    def forward(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Stream, Mixing]:
+    def forward(self, state: Streams, static: Float[Tensor, "n columns"]) -> tuple[Stream, Mixing]:
         """Returns the weighted sum of the streams, and the streams and weights for the write."""
-        n = len(state)
-        view, weights, streams = hyper_read(state, *self._inputs(state, read, residual, write), self.rule, self.config.impl)
-        return view, Mixing(streams, weights[:, :n], weights[:, n].unsqueeze(0))
+        view, weights, streams = hyper_read(state, static, *self.inputs(state), self.rule, self.config.impl)
+        return view, Mixing(streams, weights[:, :-1] if weights.shape[1] > 1 else None, weights[:, -1].unsqueeze(0))
 
-    @outside_autocast
-    def read_column(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> Float[Tensor, "n B T"]:
-        """Returns the weights of the read for each token."""
-        return hyper_weights(state, *self._inputs(state, read, residual, write), self.rule)[:, 0]
-
-    def _inputs(self, state: Streams, read: Tensor, residual: Tensor, write: Tensor) -> tuple[Tensor, Tensor, Tensor, Any]:
-        """The static weights, their scales, the maps, and the offset of scores if any."""
-        config, n, dtype = self.config, len(state), statistics_dtype(state[0])
-        static = torch.cat((read.unsqueeze(1), residual, write.unsqueeze(1)), dim=1)
-        scale = torch.cat((self.mixing_scale.expand(n + 1), self.write_scale))
-        maps, offset = self.maps.to(dtype), None
-        if config.norm == "layer_affine":
-            offset = (maps * self.bias).sum(-1)
-        if config.norm != "layer":
-            maps = maps * self.gain
-        return static, scale, maps, offset
+    def inputs(self, state: Streams) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The scales, the maps, and the offset of scores if any."""
+        scale = torch.cat((self.mixing_scale.expand(len(self.maps) - 1), self.write_scale))
+        maps = self.maps.to(statistics_dtype(state[0]))
+        offset = None if self.bias is None else (maps * self.bias).sum(-1)
+        return scale, maps if self.gain is None else maps * self.gain, offset

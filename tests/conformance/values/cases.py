@@ -45,7 +45,11 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
     },
     "elc_bert": {"large_eps": {"variant": "normalized", "source_eps": 0.1}},
     "frac_connections": {"large_scores": {"scale_init": 0.3, "n_fractions": 2}},
-    "hyper_connections": {"large_scores": {"scale_init": 0.3, "layer_eps": 0.1, "n_streams": 2}},
+    "hyper_connections": {
+        "large_scores": {"scale_init": 0.3, "layer_eps": 0.1, "n_streams": 2},
+        "large_eps": {"norm": "rms", "rms_eps": 0.1, "read_out": "mean", "n_streams": 2},
+        "unmixed_affine": {"residual": "identity", "norm": "layer_affine", "n_streams": 3},
+    },
     "mhc": {
         "every_eps": {
             "scores": "joint",
@@ -72,6 +76,23 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
         "unmixed": {"residual": "identity", "read_out": "learned", "scores": "per_stream", "n_streams": 2},
         "glm_as_sum": {"preset": "glm5", "read_out": "sum", "start": "exp", "rounds": 1, "init": "lucidrains"},
         "lucidrains_v1": {"preset": "lucidrains_v1", "rounds": 2, "n_streams": 3, "init": "lucidrains"},
+        "lucidrains_unmixed": {"residual": "identity", "scores": "per_stream", "n_streams": 3, "init": "lucidrains"},
+        "deepseek_v41_mean": {"preset": "deepseek_v41", "read_out": "mean", "rounds": 1, "n_streams": 3},
+        "deepseek_v41_now": {"preset": "deepseek_v41", "read": "current", "read_out": "learned", "rounds": 1, "n_streams": 2},
+        "depthbench_mean": {"preset": "depthbench", "rounds": 2, "n_streams": 3, "read_out": "mean", "init": "preserving"},
+        "depthbench_linear": {"preset": "depthbench", "rounds": 1, "n_streams": 2, "coefficients": "linear"},
+        "tanh": {"coefficients": "tanh", "scores": "per_stream", "rounds": 1, "n_streams": 2},
+        "delayed_permutations": {"residual": "permutations", "read": "delayed", "read_out": "learned", "init": "mhc_lite"},
+        "eight": {"residual": "kronecker", "n_streams": 8},
+        "five": {"residual": "spectral", "n_streams": 5, "init": "mhc_lite"},
+        "three": {"residual": "spectral", "n_streams": 3, "coefficients": "tanh"},
+        "two": {"residual": "spectral", "n_streams": 2},
+        "own_destinations": {"residual": "destination_softmax", "scores": "per_stream", "init": "depthbench"},
+        "drawn": {"residual": "orthogonal", "init": "deepseek_v4"},
+    },
+    "two_lanes": {
+        "from_first": {"first_block": 0, "backout_block": 1},
+        "parted": {"first_block": 1, "init": "released"},
     },
     "muddformer": {
         "large_eps": {"weight_eps": 0.5, "dilation": 2, "post_norm": "all"},

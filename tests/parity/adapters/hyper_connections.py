@@ -1,17 +1,17 @@
-"""Hyper-Connections around the branches of the tiny decoder: the paper's algorithm 2 and lucidrains' package."""
+"""Hyper-Connections around the branches of the tiny decoder: the paper's algorithm 2, lucidrains' package and DepthBench."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from twoaxis.depth import DepthConfig, HyperConnectionsConfig
+from twoaxis.depth import DepthConfig, HyperConnectionsConfig, hyper_connections
 from twoaxis.depth import streams as depth_streams
 from twoaxis.ops import hyper_read, streams
 
-from ..backbones import tinylm
+from ..backbones import bare, tinylm
 from ..golden import Golden, gradient
 from . import Adapter, Mistake
 
@@ -27,23 +27,46 @@ def run_lucidrains(golden: Golden) -> Mapping[str, Tensor]:
     return run(golden, HyperConnectionsConfig(n_streams=golden.about["config"]["n"], norm="rms_gain"))
 
 
+def run_depthbench(golden: Golden) -> Mapping[str, Tensor]:
+    """RMSNorm without a gain, and a sum or mean of the streams."""
+    config = golden.about["config"]
+    options = {"preset": "depthbench", "rms_eps": config["rms_eps"], "n_streams": config["n"], "read_out": config["reduce"]}
+    model = bare.BareLM(golden, HyperConnectionsConfig.from_data(options), 1e-6)
+    _load(golden, model.mixers)
+    computed = model.computed()
+    states = computed.pop("states")
+    return {**computed, **bare.streams(states, config["n"]), **_gradients(golden, model.mixers)}
+
+
 def run(golden: Golden, depth: DepthConfig) -> Mapping[str, Tensor]:
     """The whole decoder: logits, the streams after every sublayer, every stored gradient."""
     model = tinylm.TinyLM(golden, depth)
-    n, m = golden.about["config"]["n"], golden.about["config"].get("fracs", 1)
-    mixers: list[Any] = list(model.mixers)
+    _load(golden, model.mixers)
+    computed = model.run()
+    return {**computed, **tinylm.streams(computed.pop("states")), **_gradients(golden, model.mixers)}
+
+
+def _load(golden: Golden, mixers: Iterable[Any]) -> None:
+    n, m = _pieces(golden)
     for index, mixer in enumerate(mixers):
-        theirs = {name: golden.take(f"param/hc.{index}.{name}") for name in _names(golden)}
+        theirs = {name.replace("_proj", "_fn"): golden.take(f"param/hc.{index}.{name}") for name in _names(golden)}
         values = {ours: _to_ours(ours, theirs, n, m) for ours in _ours(theirs)}
         shapes = {name: parameter.shape for name, parameter in mixer.named_parameters()}
         mixer.load_state_dict({name: value.reshape(shapes[name]) for name, value in values.items()})
-    computed = model.run()
+
+
+def _gradients(golden: Golden, mixers: Iterable[Any]) -> dict[str, Tensor]:
+    found, (n, m) = {}, _pieces(golden)
     for index, mixer in enumerate(mixers):
         gradients = {name: gradient(parameter) for name, parameter in mixer.named_parameters()}
         for name in _names(golden):
-            found = _to_theirs(name, gradients, n, m)
-            computed[f"grad/hc.{index}.{name}"] = found.reshape(golden.tensors[f"param/hc.{index}.{name}"].shape)
-    return {**computed, **tinylm.streams(computed.pop("states"))}
+            own = _to_theirs(name.replace("_proj", "_fn"), gradients, n, m)
+            found[f"grad/hc.{index}.{name}"] = own.reshape(golden.tensors[f"param/hc.{index}.{name}"].shape)
+    return found
+
+
+def _pieces(golden: Golden) -> tuple[int, int]:
+    return golden.about["config"]["n"], golden.about["config"].get("fracs", 1)
 
 
 def _names(golden: Golden) -> list[str]:
@@ -119,8 +142,28 @@ def _read_out_by_mean(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(depth_streams.ParallelEnds, "leave", lambda self, state, *_: (streams.sum_streams(state) / len(state), None))
 
 
+def _written_unmixed(patch: pytest.MonkeyPatch) -> None:
+    """The other version of DepthBench: updates are added to the streams as they were."""
+    right = depth_streams.mix_pieces
+
+    def wrong(state: Any, update: Tensor, residual: Tensor, write: Tensor, m: int, impl: Any) -> Any:
+        return right(state, update, None, write, m, impl)
+
+    patch.setattr(depth_streams, "mix_pieces", wrong)
+
+
+def _layer_norm(patch: pytest.MonkeyPatch) -> None:
+    right: Any = hyper_read.hyper_read
+    rule = hyper_read.ScoreRule("layer", 1e-8)
+    patch.setattr(hyper_connections, "hyper_read", lambda *given: right(*given[:-2], rule, given[-1]))
+
+
 ADAPTER = Adapter(
-    claims={r"hc-(static|dynamic)-paper(-.*)?": run_paper, r"hc-dynamic-lucidrains(-.*)?": run_lucidrains},
+    claims={
+        r"hc-(static|dynamic)-paper(-.*)?": run_paper,
+        r"hc-dynamic-lucidrains(-.*)?": run_lucidrains,
+        r"hc-depthbench(-.*)?": run_depthbench,
+    },
     mistakes=(
         Mistake("rows as destinations", "hc-static-paper-f64", _transposed),
         Mistake("streams that are never mixed", "hc-static-paper-f64", _unmixed),
@@ -129,5 +172,8 @@ ADAPTER = Adapter(
         Mistake("no tanh", "hc-dynamic-paper-f64", _without_tanh),
         Mistake("rows as destinations", "hc-dynamic-lucidrains-f64", _transposed),
         Mistake("no tanh", "hc-dynamic-lucidrains-f64", _without_tanh),
+        Mistake("updates added to streams that are not mixed", "hc-depthbench-f64", _written_unmixed),
+        Mistake("rows as destinations", "hc-depthbench-f64", _transposed),
+        Mistake("the mean taken off the streams", "hc-depthbench-f64", _layer_norm),
     ),
 )

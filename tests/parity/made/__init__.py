@@ -5,7 +5,7 @@ They certify nobody's code. They show that the adapters read every size and opti
 
 from collections.abc import Callable, Mapping
 
-from . import decoders, gpt, muddformer, operators, tinylm
+from . import bare, decoders, gpt, muddformer, operators, tinylm
 from .draft import Draft
 
 Maker = Callable[[], Draft]
@@ -14,6 +14,7 @@ MADE: Mapping[str, Maker] = {
     **operators.MADE,
     **gpt.MADE,
     **tinylm.MADE,
+    **bare.MADE,
     **decoders.MADE,
     **muddformer.MADE,
 }

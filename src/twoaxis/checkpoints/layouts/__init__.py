@@ -41,6 +41,7 @@ LAYOUTS: dict[str, Layout] = {
     "elc_bert": Layout("the logits of ELC-BERT", mixers=denseformer.elc_bert),
     "deepseek_v4": Layout("the streams of DeepSeek-V4 in transformers", mixers=mhc.deepseek_v4),
     "deepseek_v4_raw": Layout("the streams of DeepSeek-V4 in its own files", mixers=mhc.deepseek_v4_raw),
+    "deepseek_v41": Layout("the streams of DeepSeek-V4.1 in its own files", mixers=mhc.deepseek_v41),
 }
 """The published layouts by name."""
 

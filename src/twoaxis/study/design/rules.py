@@ -13,7 +13,7 @@ Unit = Literal["tokens", "flops", "params", "seconds"]
 Matched = Literal["flops", "seconds"]
 """The costs at which a companion can equal its arm."""
 
-CompanionKind = Literal["static_weights", "write_only", "wider_stream", "residual_scalars", "short_swa"]
+CompanionKind = Literal["static_weights", "write_only", "unmixed_streams", "wider_stream", "residual_scalars", "short_swa"]
 """Kinds of generated arms, each ruling out another explanation of a difference."""
 
 STEPS = "steps"

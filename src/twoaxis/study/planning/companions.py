@@ -1,7 +1,8 @@
 """Companions: arms generated to rule out other explanations of a difference.
 
-Each isolates one cause: static weights the dependence on the input, write-only the erasure, a wider plain stream the mixing
-of streams, residual scalars everything beyond two learned scalars, ShortSWA at equal cost the axis along which it is spent.
+Each isolates one cause: static weights the dependence on the input, write-only the erasure, unmixed streams the mixing of
+streams, a wider plain stream their number, residual scalars everything beyond two learned scalars, ShortSWA at equal cost the
+axis along which it is spent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,6 +68,7 @@ class Sized(NamedTuple):
 WHY: Mapping[CompanionKind, str] = {
     "static_weights": "sums over depth with learned weights that do not depend on the input",
     "write_only": "the same write without the erasure before it",
+    "unmixed_streams": "the same streams, read and written alike but never mixed with each other",
     "wider_stream": "the extra cost spent on a wider plain stream instead",
     "residual_scalars": "learned scalars on the stream and on the embedding: the cheap baseline to beat",
     "short_swa": "the extra cost spent on ShortSWA along positions instead",
@@ -80,6 +82,8 @@ def unmatched_companions(kinds: Sequence[CompanionKind], recipe: TrainConfig, co
         yield Companion("static_weights", WHY["static_weights"], _with_model(recipe, depth=dict(controls.static)))
     if "write_only" in kinds and controls.write_only is not None:
         yield Companion("write_only", WHY["write_only"], _with_model(recipe, depth=dict(controls.write_only)))
+    if "unmixed_streams" in kinds and controls.unmixed is not None:
+        yield Companion("unmixed_streams", WHY["unmixed_streams"], _with_model(recipe, depth=dict(controls.unmixed)))
     if "residual_scalars" in kinds:
         yield Companion("residual_scalars", WHY["residual_scalars"], _with_model(control, depth={"kind": "residual_scalars"}))
 
