@@ -21,7 +21,6 @@ from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, chains, che
 from twoaxis.depth.history import StreamWrite
 from twoaxis.ops.blend import annealed, blend_cost, blend_parameter
 from twoaxis.ops.depth_attention import depth_attention, depth_attention_weights
-from twoaxis.ops.mix import mix
 from twoaxis.ops.precision import Impl, statistics_dtype
 
 
@@ -37,7 +36,7 @@ class DepthValueMixingConfig(DepthConfig):
     Shapes:   state ([B T D], k and m [B T G K] of each layer that later ones read); heads [B T G K]; softmax in float32
     Init:     NONE: the values of earlier layers start with a weight of their own; EXACT with a blend or weights="off"
     Cost:     params 0, 1 per layer with a blend; flops 4*G*K per source and token, H*K for the mean; state D + 2*G*K numbers
-              per token and layer that is still read (uniform: G*K)
+              per token and layer that is still read (uniform: G*K, which takes as long, so that it is a control of weights)
     Published: 1.5B perplexity 7.77 (plain 8.17), 3B 7.27 (7.55); at 500M a loss of -0.0233 to plain, of which uniform weights
               give -0.0195 (arXiv:2606.05014): compare with them
 
@@ -95,10 +94,8 @@ class DepthValueMixingConfig(DepthConfig):
     @property
     def init_equivalence(self) -> InitEquivalence:
         """None, unless it starts with the own values alone."""
-        if self.weights == "off":
-            return InitEquivalence("exact", "it is the plain model")
-        if self.blend == "annealed":
-            return InitEquivalence("exact", "the blend starts at 0, where values are the own ones")
+        if self.weights == "off" or self.blend == "annealed":
+            return InitEquivalence("exact", "values are the own ones, and a blend starts at 0")
         return InitEquivalence("none", "attention in later layers mixes in values of earlier ones")
 
     def controls(self) -> Controls:
@@ -114,39 +111,32 @@ class DepthValueMixingConfig(DepthConfig):
         if self.weights != "off" and len(kinds) == len(chains(stack)) > 1:
             allowed = "two sublayers of one kind, or more, of which the later ones read the first"
             raise ConfigError(problem("sublayers with heads", kinds, allowed, f"raise n_layers, or drop {self.kind!r}"))
-        if self.weights != "attention":
-            return stack
-        return replace(stack, slots=tuple(replace(slot, heads_at="rotated") for slot in stack.slots))
+        rotated = self.weights == "attention"
+        return stack.with_slots(lambda site: replace(site.slot, heads_at="rotated")) if rotated else stack
 
     def sources(self, layer: int) -> tuple[int, ...]:
         """The earlier layers of its chain that layer number `layer` reads."""
         return tuple(i for i in range(layer) if i % self.stride == 0 or i >= layer - self.recent_window)
 
-    def layers(self, site: SublayerPosition) -> list[int]:
-        """The sublayers of the chain of this one."""
-        return [index for index, slot in enumerate(site.stack.slots) if slot.kind == site.slot.kind]
-
-    def kept(self, site: SublayerPosition, layer: int) -> tuple[int, ...]:
-        """The layers of the chain of this sublayer, up to number `layer`, that later ones read."""
-        later = range(layer + 1, len(self.layers(site)))
-        return tuple(i for i in range(layer + 1) if any(i in self.sources(reader) for reader in later))
+    def kept(self, layer: int, n_layers: int) -> tuple[int, ...]:
+        """The layers up to number `layer` of a chain that later ones read."""
+        return tuple(i for i in range(layer + 1) if any(i in self.sources(one) for one in range(layer + 1, n_layers)))
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The mean of queries, and one product with each key and value."""
         N, heads = shape.total_tokens, site.slot.heads
         add = Cost(elementwise_flops=N * site.d_model)
-        n = 0 if heads is None or self.weights == "off" else len(self.sources(place_in_chain(site)))
-        if heads is None or not n:
+        if heads is None or self.weights == "off" or not (n := len(self.sources(place_in_chain(site)))):
             return add
-        width, uniform = heads.n_kv_heads * heads.head_dim, self.weights == "uniform"
-        mean = 0 if uniform or heads.n_heads == heads.n_kv_heads else heads.n_heads * heads.head_dim
+        width = heads.n_kv_heads * heads.head_dim
+        mean = heads.n_heads * heads.head_dim if self.weights == "attention" and heads.n_heads > heads.n_kv_heads else 0
         blends = blend_cost(shape, width) if self.blend == "annealed" else Cost()
-        return add + blends + Cost(elementwise_flops=N * ((2 if uniform else 4) * (n + 1) * width + mean))
+        return add + blends + Cost(elementwise_flops=N * (4 * (n + 1) * width + mean))
 
     def build(self, stack: LayerStack) -> tuple[list[StreamWrite], HeadsEnds]:
         """Builds a mixer for each layer of attention."""
-        mixes = self.weights != "off"
-        mixers = [DepthValueMixing(self, s) if mixes and s.slot.heads is not None else StreamWrite() for s in stack.sites]
+        plain = [self.weights == "off" or site.slot.heads is None for site in stack.sites]
+        mixers = [StreamWrite() if one else DepthValueMixing(self, s) for one, s in zip(plain, stack.sites, strict=True)]
         return mixers, HeadsEnds(stack)
 
 
@@ -157,49 +147,41 @@ class DepthValueMixing(StreamWrite, config=DepthValueMixingConfig):
 
     def __init__(self, config: DepthValueMixingConfig, site: SublayerPosition) -> None:
         super().__init__()
-        self.config, self.chain, layer, layers = config, chain_of(site), place_in_chain(site), config.layers(site)
-        held, kept, sources = (
-            () if layer == 0 else config.kept(site, layer - 1),
-            config.kept(site, layer),
-            config.sources(layer),
-        )
+        self.config, self.chain, layer = config, chain_of(site), place_in_chain(site)
+        layers = [index for index, slot in enumerate(site.stack.slots) if slot.kind == site.slot.kind]
+        sources, (held, kept) = config.sources(layer), (config.kept(last, len(layers)) for last in (layer - 1, layer))
         self.reads, self.keeps = tuple(map(held.index, sources)), tuple(map((*held, layer).index, kept))
-        self.is_kept, self.tensors = layer in kept, 1 if config.weights == "uniform" else 2
+        self.tensors, self.keeps_key = (1, False) if config.weights == "uniform" else (2, layer in kept)
         self.names = tuple(f"sublayer {layers[i]}" for i in (*sources, layer))
         self.blend = blend_parameter(self) if config.blend == "annealed" and sources else None
 
     def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads) -> tuple[Heads, StreamAndHeads]:
         """Returns the heads with mixed values, and the state with what later layers read of this one."""
-        heads = heads._replace(v=self._mixed(heads, state).contiguous())
-        if self.is_kept and self.tensors > 1:
-            heads = heads._replace(k=heads.k.contiguous())
-        known = [*self._layers(state), (heads.k, heads.v)[-self.tensors :]]
+        v = heads.v
+        if self.reads:
+            keys, values = self._keys_and_values(heads, state)
+            v = self._blended(v, depth_attention(self._query(heads), keys, values, self.config.impl))
+        heads = heads._replace(k=heads.k.contiguous() if self.keeps_key else heads.k, v=v.contiguous())
+        known = self._layers(heads, state)
         return heads, state.with_chain(self.chain, tuple(x for i in self.keeps for x in known[i]))
 
-    def _layers(self, state: StreamAndHeads) -> list[tuple[Tensor, ...]]:
-        """The key, unless weights are uniform, and the mixed value of each layer in the state."""
-        known, n = state.heads[self.chain], self.tensors
+    def _layers(self, heads: Heads, state: StreamAndHeads) -> list[tuple[Tensor, ...]]:
+        """The key, unless weights are uniform, and the value of each layer in the state, and of this one."""
+        known, n = (*state.heads[self.chain], *(heads.k, heads.v)[-self.tensors :]), self.tensors
         return [known[i : i + n] for i in range(0, len(known), n)]
 
     def _keys_and_values(self, heads: Heads, state: StreamAndHeads) -> tuple[list[Tensor], list[Tensor]]:
-        """Of the layers that are read, the own ones last; with uniform weights values stand for keys too."""
-        layers = self._layers(state)
-        sources = [*(layers[i] for i in self.reads), (heads.k, heads.v)[-self.tensors :]]
+        """Of the layers that are read, the own ones last; with uniform weights values stand for keys."""
+        layers = self._layers(heads, state)
+        sources = [layers[i] for i in (*self.reads, -1)]
         return [layer[0] for layer in sources], [layer[-1] for layer in sources]
 
     def _query(self, heads: Heads) -> Tensor:
+        """The mean of the queries of each kv-head; zeros weigh all sources alike."""
         q, G = heads.q, heads.k.shape[2]
+        if self.config.weights == "uniform":
+            return torch.zeros_like(heads.v)
         return q if q.shape[2] == G else q.unflatten(2, (G, -1)).mean(3, dtype=statistics_dtype(q))
-
-    def _mixed(self, heads: Heads, state: StreamAndHeads) -> Tensor:
-        if not self.reads:
-            return heads.v
-        config, (keys, values) = self.config, self._keys_and_values(heads, state)
-        if config.weights == "attention":
-            return self._blended(heads.v, depth_attention(self._query(heads), keys, values, config.impl))
-        weights = torch.full((1, len(values)), 1 / len(values), dtype=statistics_dtype(heads.v), device=heads.v.device)
-        mixed = mix([v.flatten(2) for v in values], weights, config.impl)[0]
-        return self._blended(heads.v, mixed.unflatten(-1, heads.v.shape[2:]))
 
     def _blended(self, own: Tensor, mixed: Tensor) -> Tensor:
         return mixed if self.blend is None else annealed(own, mixed, self.blend)
@@ -209,13 +191,10 @@ class DepthValueMixing(StreamWrite, config=DepthValueMixingConfig):
         if not isinstance(done, Mix) or not self.reads:
             return Explanation()
         own, (keys, values) = done.heads.v, self._keys_and_values(done.heads, done.state)
-        if self.config.weights == "attention":
-            weights = depth_attention_weights(self._query(done.heads), keys)
-        else:
-            weights = own.new_full((len(values), *own.shape[:-1]), 1 / len(values))
 
         def finish(total: Tensor) -> Tensor:
             return self._blended(own, total.unflatten(-1, own.shape[2:]).to(own.dtype))
 
-        sources = tuple(v.flatten(2) for v in values)
-        return Explanation((WeightedSum(done.mixed.v, "values", self.names, sources, weights, finish=finish),))
+        weights = depth_attention_weights(self._query(done.heads), keys)
+        values = tuple(v.flatten(2) for v in values)
+        return Explanation((WeightedSum(done.mixed.v, "values", self.names, values, weights, finish=finish),))

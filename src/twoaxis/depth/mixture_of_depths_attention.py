@@ -3,8 +3,8 @@
 Letters: B batch, T position, D width, H heads, G kv-heads, K key width, M slots that a layer sees, L layers.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, Self
 
 import torch
@@ -22,9 +22,8 @@ from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, chains, che
 from twoaxis.depth.history import StreamWrite
 from twoaxis.ops.blend import blend_parameter
 from twoaxis.ops.depth_attention import depth_attention_weights, depth_summary
-from twoaxis.ops.mix import mix
 from twoaxis.ops.norm import rms_norm
-from twoaxis.ops.precision import Impl, statistics_dtype
+from twoaxis.ops.precision import Impl
 
 
 class MixtureOfDepthsAttentionConfig(DepthConfig):
@@ -122,7 +121,7 @@ class MixtureOfDepthsAttentionConfig(DepthConfig):
                 what, allowed = f"key norm of {site.slot.kind!r} in block {site.block}", "before_rope or none"
                 remedy = f"set qk_norm='before_rope', for slots of {self.kind!r} are not rotated"
                 raise ConfigError(problem(what, "after_rope", allowed, remedy))
-        return replace(stack, slots=tuple(replace(slot, heads_at="rotated") for slot in stack.slots))
+        return stack.with_slots(lambda site: replace(site.slot, heads_at="rotated"))
 
     def fills(self, stack: LayerStack) -> list[int | None]:
         """The chain of the slot that each sublayer fills; None for one of which no later attention reads."""
@@ -158,9 +157,8 @@ class MixtureOfDepthsAttentionConfig(DepthConfig):
         add = Cost(params=weights, matmul_flops=2 * N * weights, elementwise_flops=N * D)
         if heads is None or not (n := len(self.seen(site))):
             return add
-        width, kv_width = heads.n_heads * heads.head_dim, heads.n_kv_heads * heads.head_dim
-        summed = 2 * n * kv_width if self.weights == "uniform" else 4 * n * width
-        return add + Cost(params=self.blend == "annealed", elementwise_flops=N * (summed + 7 * width))
+        width = heads.n_heads * heads.head_dim
+        return add + Cost(params=self.blend == "annealed", elementwise_flops=N * (4 * n + 7) * width)
 
     def build(self, stack: LayerStack) -> tuple[list[StreamWrite], HeadsEnds]:
         """Builds a mixer for each layer of attention and for each other sublayer that fills a slot."""
@@ -190,10 +188,10 @@ class MixtureOfDepthsAttention(StreamWrite, config=MixtureOfDepthsAttentionConfi
 
     def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads) -> tuple[Heads, StreamAndHeads]:
         """Returns the heads with the slots as one more key, and the state with a slot of these heads."""
-        slots = state.heads[self.chain]
         if self.names:
-            weight = () if self.blend is None else (self.blend,)
-            heads = heads._replace(beside=(*self._summary(heads.q, slots), *weight))
+            weight, (keys, values) = () if self.blend is None else (self.blend,), self._slots(state)
+            summary = depth_summary(self._query(heads.q), keys, values, self.config.impl)
+            heads = heads._replace(beside=(*summary, *weight))
         if not self.fills:
             return heads, state.with_chain(self.chain, ())
         # The slot holds the very values that attend.
@@ -204,30 +202,25 @@ class MixtureOfDepthsAttention(StreamWrite, config=MixtureOfDepthsAttentionConfi
         own = tuple(g.expand(*key.shape[:2], -1).contiguous() for g in gain) if self.gives_gain else ()
         return heads, state.with_heads(self.chain, key.contiguous(), heads.v).with_chain(-1, own)
 
-    def _summary(self, q: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """The slots as one key: its score and its value."""
-        if self.config.weights == "attention":
-            return depth_summary(q, slots[::2], slots[1::2], self.config.impl)
-        n, (G, K) = len(slots), slots[0].shape[2:]
-        weights = torch.full((1, n), 1 / n, dtype=statistics_dtype(q), device=q.device)
-        value = mix([u.flatten(2) for u in slots], weights, self.config.impl)[0].unflatten(-1, (G, K))
-        score = torch.full(q.shape[:-1], n, dtype=weights.dtype, device=q.device).log()
-        return score, value.repeat_interleave(q.shape[2] // G, dim=2)
+    def _query(self, q: Tensor) -> Tensor:
+        return torch.zeros_like(q) if self.config.weights == "uniform" else q
+
+    def _slots(self, state: StreamAndHeads) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Keys and values of the slots; with uniform weights values stand for keys."""
+        slots = state.heads[self.chain]
+        return (slots, slots) if self.config.weights == "uniform" else (slots[::2], slots[1::2])
 
     def explain(self, done: Any) -> Explanation:
         """Returns the mixture of values of slots, per head."""
         if not isinstance(done, Mix) or not self.names:
             return Explanation()
-        q, slots, uniform = done.heads.q, done.state.heads[self.chain], self.config.weights == "uniform"
-        groups = q.shape[2] // slots[0].shape[2]
-        values = [u.repeat_interleave(groups, dim=2).flatten(2) for u in (slots if uniform else slots[1::2])]
-        if uniform:
-            weights = q.new_full((len(values), *q.shape[:-1]), 1 / len(values))
-        else:
-            weights = depth_attention_weights(q, [s.repeat_interleave(groups, dim=2) for s in slots[::2]])
-        value, shape = done.mixed.beside[1], q.shape[2:]
-        made = WeightedSum(value, "slots", self.names, tuple(values), weights, finish=lambda x: x.unflatten(-1, shape))
-        return Explanation((made,))
+        q = self._query(done.heads.q)
+        keys, values = (
+            [x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in each] for each in self._slots(done.state)
+        )
+        sources, weights = tuple(u.flatten(2) for u in values), depth_attention_weights(q, keys)
+        finish = partial(Tensor.unflatten, dim=-1, sizes=q.shape[2:])
+        return Explanation((WeightedSum(done.mixed.beside[1], "slots", self.names, sources, weights, finish=finish),))
 
 
 class SlotProjection(StreamWrite):

@@ -208,13 +208,13 @@ def _half_gate(patch: pytest.MonkeyPatch) -> None:
 
 
 def _norm_before_rotation(patch: pytest.MonkeyPatch) -> None:
-    right = heads.SoftmaxAttention._attend
+    right = heads.SoftmaxAttention._before_rotation
 
-    def attend(self: heads.SoftmaxAttention, *args: Any) -> Any:
+    def before_rotation(self: heads.SoftmaxAttention, *args: Any) -> Any:
         self.config = self.config.replace(qk_norm="before_rope")
         return right(self, *args)
 
-    patch.setattr(heads.SoftmaxAttention, "_attend", attend)
+    patch.setattr(heads.SoftmaxAttention, "_before_rotation", before_rotation)
 
 
 ADAPTER = Adapter(

@@ -130,12 +130,15 @@ def _rotates_slots(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sees_its_own_slot(patch: pytest.MonkeyPatch) -> None:
-    right = MixtureOfDepthsAttention._summary
+    right = MixtureOfDepthsAttention._slots
 
     def mix_heads(self: MixtureOfDepthsAttention, heads: Heads, context: Any, state: StreamAndHeads) -> Any:
-        own = (heads.unrotated[0].contiguous(), heads.v.contiguous())
+        def slots(self: MixtureOfDepthsAttention, state: StreamAndHeads) -> Any:
+            keys, values = right(self, state)
+            return (*keys, heads.unrotated[0]), (*values, heads.v)
+
         with pytest.MonkeyPatch.context() as within:
-            within.setattr(MixtureOfDepthsAttention, "_summary", lambda self, q, slots: right(self, q, (*slots, *own)))
+            within.setattr(MixtureOfDepthsAttention, "_slots", slots)
             return mix(self, heads, context, state)
 
     mix = MixtureOfDepthsAttention.mix_heads
