@@ -98,6 +98,15 @@ def _placed(placement: str, **options: Any) -> dict[str, Any]:
     return {"kind": "norm_placement", "placement": placement, **options}
 
 
+def _lane_of(own: Tensor, name: str, special: Parameters) -> Tensor:
+    """A read of one of two lanes: the last sublayer of a block reads the second."""
+    return torch.eye(2, dtype=own.dtype)[int(".swiglu." in name)]
+
+
+def _lane_weight(own: Tensor, name: str, special: Parameters) -> Tensor:
+    return special[name.replace("residual_weights", "lane_weight")] * torch.eye(2, dtype=own.dtype)
+
+
 RESIDUAL: Mapping[str, Any] = {"kind": "residual"}
 STATIC_HC: Mapping[str, Any] = {"kind": "hyper_connections", "weights": "static"}
 
@@ -156,6 +165,14 @@ RELATIONS = (
             r".*write_weights": _weights_of_mhc(1, 2.0),
         },
         of_special={r".*\.fn": 0.0},
+    ),
+    Relation(
+        {"kind": "two_lanes", "first_block": 0},
+        {**STATIC_HC, "n_streams": 2},
+        "two streams that are not mixed, each read by half of the sublayers; lanes without embedding and backout",
+        {r".*read_weights": _lane_of, r".*residual_weights": _lane_weight},
+        of_special={r".*embedding_weight": 0.0, r".*backout_weight": 0.0},
+        up_to=EPS_AGAIN,
     ),
     Relation(RESIDUAL, _placed("mix", post_blocks=0), "no post-norm block"),
     Relation(_placed("post"), _placed("mix", post_blocks=3), "post-norm in every block"),
