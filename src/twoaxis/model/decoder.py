@@ -96,15 +96,16 @@ class Decoder(DeclaredModule):
         # To draw values on the meta device, as the constructor does, torch would load its compiler.
         self.embedding = nn.Embedding.from_pretrained(torch.empty(shape, device="meta"), freeze=False)
         self.embedding.weight = self.parameter("embedding.weight", shape, init, "embedding")
-        self.embedding_norm = RMSNorm(config.d_model, config.stack.norm_eps) if config.embedding_norm == "rms" else None
-        mixers, ends = config.depth.build(config.stack)
-        stops = list(accumulate(config.stack.block_lengths, initial=0))
+        stack = config.stack
+        self.embedding_norm = RMSNorm(config.d_model, stack.norm_eps) if config.embedding_norm == "rms" else None
+        mixers, ends = config.depth.build(stack)
+        stops = list(accumulate(stack.block_lengths, initial=0))
         self.blocks = nn.ModuleList(
-            self.block_class(config.depth, mixers[start:stop], block, config.stack.sites[start:stop])
+            self.block_class(config.depth, mixers[start:stop], block, stack.sites[start:stop])
             for block, start, stop in zip(config.layers, stops, stops[1:], strict=False)
         )
         self.ends = ends
-        self.norm = RMSNorm(config.d_model, config.stack.norm_eps)
+        self.norm = RMSNorm(config.d_model, stack.norm_eps)
         self.head = None if config.tie_embeddings else self.linear("head", config.d_model, config.vocab_size)
 
     @staticmethod
