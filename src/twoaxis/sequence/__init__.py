@@ -102,9 +102,9 @@ SEQUENCE: Table[SequenceConfig] = Table(
             PathAttentionConfig,
             "attention whose positions are reflections by the tokens in between",
             {
+                "qk_norm": {"n_heads": 2, "w_rank": 2, "w_kernel": 2, "qk_norm": "per_head", "output_init": "zero"},
                 "default": {"n_heads": 2, "w_rank": 3},
                 "gqa": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 3, "w_map": "full", "forget_gate": "inside_scale"},
-                "qk_norm": {"n_heads": 2, "w_rank": 2, "w_kernel": 2, "qk_norm": "per_head", "output_init": "zero"},
             },
             certified={"qk_norm": "path-attn-layer"},
         ),
