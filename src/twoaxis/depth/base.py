@@ -214,7 +214,7 @@ class DepthMixer(Mixer):
         """
         return state, None, cache
 
-    def mix_heads(self, heads: Heads, context: Views, state: State) -> tuple[Heads, State]:
+    def mix_heads(self, heads: Heads, context: Views, state: State, layout: Layout = None) -> tuple[Heads, State]:
         """Returns the heads that attend instead of the projected ones, and the state for later sublayers."""
         return heads, state
 

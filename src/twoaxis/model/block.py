@@ -85,7 +85,7 @@ class Sublayer(nn.Module):
             return update, state, cache
         mixer = cast(HeadMixer, self.mixer)
         heads, cache = mixer.project(context, layout, cache)
-        heads, state = self.depth.mix_heads(heads, context, state)
+        heads, state = self.depth.mix_heads(heads, context, state, layout)
         update, cache = mixer.attend(heads, layout, cache)
         return update, state, cache
 

@@ -15,7 +15,7 @@ from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.sequence import AttentionConfig
 from twoaxis.testing.conformance import check, exactly, require
-from twoaxis.testing.measured import sublayer_list, tensors, trace
+from twoaxis.testing.measured import equal_tokens, sublayer_list, tensors, trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, toy_decoder, toy_tokens
 
 WIDTH, PARTS, LAYERS = 48, 4, 7
@@ -176,12 +176,12 @@ def _frame(shape: tuple[int, int], sources: int, name: str) -> Tensor:
 def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
     """The views of the last sublayer for given updates, or its heads if they are mixed along depth."""
     (state, _), sublayers = model.ends.enter(inputs.embedding), sublayer_list(model)
-    seen: list[Tensor] = []
+    seen, layout = list[Tensor](), equal_tokens(inputs.embedding)
     for index, sublayer in enumerate(sublayers):
-        views, carry, _ = sublayer.depth.read(state)
+        views, carry, _ = sublayer.depth.read(state, layout)
         context, seen = sublayer.normalise(views), tensors(views)
         if heads := inputs.heads[index]:
-            mixed, state = sublayer.depth.mix_heads(heads, context, state)
+            mixed, state = sublayer.depth.mix_heads(heads, context, state, layout)
             seen = tensors(mixed)
         if index + 1 < len(sublayers):
             state = sublayer.depth.write(state, inputs.updates[index], context, carry)

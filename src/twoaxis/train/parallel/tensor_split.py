@@ -215,7 +215,7 @@ def halo_of(config: DecoderConfig, tokens: int) -> Halo:
         return Halo(0, (0,) * len(sites), 0)
     with torch.device("meta"):
         mixers, ends = config.depth.build(config.stack)
-        layout = TokenLayout.contiguous(tokens)
+        layout = TokenLayout.contiguous(tokens).of(torch.empty(1, tokens, dtype=torch.int64))
         state, cache = ends.enter(torch.empty(1, tokens, config.d_model), layout, ())
         entering, reads = _tokens(cache), []
         for mixer, site in zip(mixers, sites, strict=True):
