@@ -48,7 +48,17 @@ DEPTH: Table[DepthConfig] = Table(
         Row(
             ResidualScalarsConfig,
             "learned scalars on the stream and on the embedding",
-            {"default": {}, "normalised_start": {"embedding": "normalised_start"}, "raw": {"embedding": "raw"}},
+            {
+                "default": {},
+                "normalised_start": {"embedding": "normalised_start"},
+                "raw": {"embedding": "raw"},
+                "nanochat": {
+                    "embedding": "normalised_start",
+                    "granularity": "block",
+                    "backout_layer": "middle",
+                    "init": "nanochat",
+                },
+            },
             sums="read",
         ),
         Row(

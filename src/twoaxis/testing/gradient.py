@@ -64,7 +64,7 @@ class _ThroughDepth(nn.Module):
         state, _ = self.ends.enter(embeddings)
         seen: list[Tensor] = []
         for module, *inputs in zip(self.mixers, updates, contexts, heads, strict=True):
-            views, mixed, state = read_and_write(module, state, *inputs, self.layout)
+            views, mixed, state = read_and_write(module, state, *inputs, layout=self.layout)
             seen += tensors((views, mixed))
         return [*seen, self.ends.leave(state)[0]]
 

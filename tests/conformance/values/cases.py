@@ -20,6 +20,7 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
     "delta_attention_residuals": {
         "uneven_blocks": {"block_size": [2, 4], "running_source": "included", "null_source": "learned", "gate": "alpha"},
     },
+    "residual_scalars": {"early_backout": {"backout_layer": 0, "embedding": "raw"}},
     "depth_attention": {"zero_output": {"n_heads": 2, "output_init": "zero", "head": "read", "window": 2}},
     "deep_cross_attention": {"relu": {"activation": "relu", "k": 1}},
     "deep_delta": {
