@@ -34,6 +34,14 @@ CASES: dict[str, dict[str, Any]] = {
     "plain": {"depth": "residual", "blocks": [BLOCK]},
     "few heads": {"depth": {"kind": "value_residual", "variant": "gated"}, "blocks": [FEW_HEADS]},
     "earlier tokens": {"depth": {"kind": "deep_delta", "preset": "ddl_tc_ec"}, "blocks": [BLOCK]},
+    "tables of tokens": {
+        "depth": {
+            "kind": "per_layer_embedding",
+            "d_embedding": 3,
+            "stream": {"kind": "value_embedding", "stream": {"kind": "laurel_gemma3n", "rank": 2}},
+        },
+        "blocks": [BLOCK],
+    },
     "three views": {"depth": "deep_cross_attention", "blocks": [BLOCK], "tie_embeddings": False},
 }
 WAYS: dict[str, dict[str, bool]] = {"whole rows": {}, "documents": {"documents": True}, "recompute": {"recompute": True}}

@@ -100,6 +100,10 @@ ATTENTION, SWIGLU = {"kind": "attention", "n_heads": 4}, {"kind": "swiglu", "d_f
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "depth across heads": ({"depth": "lime"}, "depth='lime': must be a depth mixer that works on each head by itself"),
+    "rows across heads": (
+        {"depth": {"kind": "value_embedding", "gate": "modded"}},
+        "depth='value_embedding': must be a depth mixer that works on each head by itself",
+    ),
     "short convolution": ({"blocks": [["short_conv", SWIGLU]]}, "sublayer='short_conv': must be one of attention, gelu"),
     "delta rule": ({"blocks": [["gated_delta_net", SWIGLU]]}, "sublayer='gated_delta_net': must be one of attention, gelu"),
     "heads": ({"blocks": [[{**ATTENTION, "n_heads": 2}, SWIGLU]]}, "n_heads of attention of block 0=2: must be a multiple of"),

@@ -21,13 +21,24 @@ from twoaxis.depth.laurel_gemma3n import LaurelGemma3n, LaurelGemma3nConfig
 from twoaxis.depth.lime import Lime, LimeConfig
 from twoaxis.depth.mhc import MHC, MHCConfig
 from twoaxis.depth.muddformer import MUDDFormer, MUDDFormerConfig
+from twoaxis.depth.per_layer_embedding import PerLayerEmbedding, PerLayerEmbeddingConfig
 from twoaxis.depth.residual import Residual, ResidualConfig
 from twoaxis.depth.residual_scalars import ResidualScalars, ResidualScalarsConfig
+from twoaxis.depth.value_embedding import ValueEmbedding, ValueEmbeddingConfig
 from twoaxis.depth.value_residual import ValueResidual, ValueResidualConfig
 from twoaxis.depth.vertical_attention import VerticalAttention, VerticalAttentionConfig
 
 SOURCE_BLOCKS = 8
 """The number of source blocks that the report on Attention Residuals chooses, arXiv:2603.15031, section 5."""
+
+
+NANOCHAT = {
+    "embedding": "normalised_start",
+    "granularity": "block",
+    "backout_layer": "middle",
+    "init": "nanochat",
+}
+"""The residual scalars of karpathy/nanochat."""
 
 
 def _in_blocks(stack: LayerStack) -> dict[str, int]:
@@ -52,13 +63,9 @@ DEPTH: Table[DepthConfig] = Table(
                 "default": {},
                 "normalised_start": {"embedding": "normalised_start"},
                 "raw": {"embedding": "raw"},
-                "nanochat": {
-                    "embedding": "normalised_start",
-                    "granularity": "block",
-                    "backout_layer": "middle",
-                    "init": "nanochat",
-                },
+                "nanochat": NANOCHAT,
             },
+            certified={"nanochat": "nanochat-ve-f64"},
             sums="read",
         ),
         Row(
@@ -388,6 +395,32 @@ DEPTH: Table[DepthConfig] = Table(
             },
             retrofit={"first": 0.0, "own": 1.0},
         ),
+        Row(
+            ValueEmbeddingConfig,
+            "attends with values to which rows of tables of tokens are added, gated",
+            {
+                "default": {},
+                "nanochat": {"stream": {"kind": "residual_scalars", **NANOCHAT}},
+                "modded": {"gate": "modded"},
+                "none": {"gate": "none", "layers": [0]},
+                "plain": {"init": "plain"},
+            },
+            certified={"nanochat": "nanochat-ve-f64"},
+            at_scale={"value embeddings": {}},
+            retrofit={"init": "plain"},
+        ),
+        Row(
+            PerLayerEmbeddingConfig,
+            "adds a vector of the token, gated by the stream, behind every block",
+            {
+                "default": {"d_embedding": 3},
+                "gemma3n": {"preset": "gemma3n", "d_embedding": 4, "stream": {"kind": "laurel_gemma3n", "rank": 3}},
+                "plain": {"d_embedding": 3, "init": "plain"},
+            },
+            certified={"default": "gemma4-ple-f64"},
+            at_scale={"per-layer embeddings": {}},
+            retrofit={"init": "plain"},
+        ),
     ],
 )
 
@@ -427,10 +460,14 @@ __all__ = [
     "MHCConfig",
     "MUDDFormer",
     "MUDDFormerConfig",
+    "PerLayerEmbedding",
+    "PerLayerEmbeddingConfig",
     "Residual",
     "ResidualConfig",
     "ResidualScalars",
     "ResidualScalarsConfig",
+    "ValueEmbedding",
+    "ValueEmbeddingConfig",
     "ValueResidual",
     "ValueResidualConfig",
     "VerticalAttention",

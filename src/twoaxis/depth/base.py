@@ -11,7 +11,7 @@ Letters: B batch, T position, D width.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -159,7 +159,7 @@ class DepthMixer(Mixer):
         entering_tensors: tensors of the state that enters here, where a `DepthAxis` has counted them.
     """
 
-    mixes_heads: ClassVar[bool] = False
+    mixes_heads: bool = False
     entering_tensors: int | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -21,7 +21,8 @@ from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, toy_dec
 WIDTH, PARTS, LAYERS = 48, 4, 7
 """A quarter of the width has room for an orthonormal frame of all sources; no head or fraction of an example is narrower."""
 
-BLOCK = ((AttentionConfig(n_heads=4, head_dim=12),),)
+N_HEADS = 4
+BLOCK = ((AttentionConfig(n_heads=N_HEADS, head_dim=12),),)
 """With one sublayer in each block, outputs of sublayers and of blocks are the same sources."""
 
 DEPTHS = (16, 32)
@@ -114,9 +115,20 @@ def declared_heads_are_measured(config: DepthConfig) -> None:
         return
     inputs = _inputs(trace(model, toy_tokens()), "heads")
     changed = [_with_other_head(heads, f"design/other head {index}") for index, heads in enumerate(inputs.heads)]
-    before, after = (_read(model, one) for one in (inputs, inputs._replace(heads=changed)))
+    before = _read(model, inputs)
+    _change_first_head(sublayer_list(model)[-1].depth)
+    after = _read(model, inputs._replace(heads=changed))
     across = _changes([x[:, :, 1:] for x in before], [x[:, :, 1:] for x in after])
     exactly("how heads are mixed", "across" if across else "each", config.design.heads)
+
+
+@torch.no_grad()
+def _change_first_head(mixer: torch.nn.Module) -> None:
+    """Changes what parameters of a mixer of heads hold for the first of the kv-heads."""
+    for name, parameter in mixer.named_parameters(recurse=False):
+        if N_HEADS in parameter.shape:
+            first = parameter.select(parameter.shape.index(N_HEADS), 0)
+            first.add_(noise(tuple(first.shape), f"design/first head of {name}"))
 
 
 def _with_other_head(heads: Any, name: str) -> Any:

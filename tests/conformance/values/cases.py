@@ -72,6 +72,7 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
         "shared": {"variant": "rw_lr_pa", "rank": 2, "previous_map": "shared", "bound": "sigmoid"},
         "separate": {"variant": "pa", "rank": 2, "previous_map": "separate"},
     },
+    "value_embedding": {"last": {"layers": [2], "gate": "modded", "stream": "residual_scalars"}},
     "value_residual": {
         "weighted": {"first": 0.3, "own": 0.8},
         "plus_sparse": {"variant": "plus", "first": 0.3, "own": 0.8, "layers": [2]},
