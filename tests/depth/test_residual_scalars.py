@@ -61,3 +61,9 @@ def test_weights_as_published_fall_linearly_with_depth() -> None:
 def test_a_block_that_the_model_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^backout_layer=3: must be below the 3 blocks of the model; count from 0"):
         toy_decoder(ResidualScalarsConfig(backout_layer=3))
+
+
+def test_the_middle_block_is_half_of_the_blocks_rounded_down() -> None:
+    config = ResidualScalarsConfig(backout_layer="middle")
+    found = [config.backout_block(toy_decoder(config, n_layers=n).config.stack) for n in (1, 2, 3, 4, 5)]
+    assert found == [0, 1, 1, 2, 2]

@@ -26,6 +26,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "blocks": [["gated_delta_net", "swiglu"], ["short_conv", "kv_shift", "swiglu"]],
     },
     "views": {"depth": "muddformer", "blocks": [[ATTENTION, "swiglu"]]},
+    "tables": {
+        "depth": {"kind": "per_layer_embedding", "d_embedding": 4, "stream": "value_embedding"},
+        "blocks": [[ATTENTION, "swiglu"]],
+    },
     "streams": {"depth": "mhc", "blocks": [[ATTENTION, "swiglu"], ["gated_delta_net", "swiglu"]]},
 }
 
