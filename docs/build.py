@@ -325,7 +325,8 @@ def _reads(model: Decoder, run: Any, embeddings: Tensor, updates: list[Tensor]) 
     """The reads of every sublayer and the head for given updates; contexts and heads are unchanged."""
     state, seen = model.ends.enter(embeddings)[0], []
     for index, sublayer in enumerate(sublayer_list(model)):
-        views, _, state = read_and_write(sublayer.depth, state, updates[index], run.contexts[index], run.heads[index])
+        given = (updates[index], run.contexts[index], run.heads[index], run.layout)
+        views, _, state = read_and_write(sublayer.depth, state, *given)
         seen.append(tensors(tree_map(torch.clone, views)))
     return [*seen, [model.ends.leave(state)[0]]]
 

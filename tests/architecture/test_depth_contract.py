@@ -8,7 +8,7 @@ from twoaxis.depth import DEPTH
 MOST_HOOKS = 15
 MOST_LINES, MEDIAN_LINES = 300, 200
 CONTRACT = {"DepthConfig", "DepthMixer", "DepthEnds"}
-SHARED = {"__init__", "axis", "base", "heads", "history", "streams"}
+SHARED = {"__init__", "around", "axis", "base", "heads", "history", "streams"}
 """Files that are no part of one method."""
 
 

@@ -241,6 +241,39 @@ def test_the_files_of_deepseek_v41() -> None:
         state_map("deepseek_v4_raw", config)
 
 
+@pytest.mark.parametrize(("layout", "root"), [("gemma4", "model.language_model."), ("gemma4_text", "model.")])
+def test_the_files_of_gemma_4(layout: str, root: str) -> None:
+    """By the names of transformers 5.24: tables and maps of all layers are one tensor there, and the scalar is a buffer."""
+    depth = {"kind": "per_layer_embedding", "d_embedding": 3}
+    config = _decoder_config({"depth": depth, "n_layers": 2}, {"n_heads": 4}, 64)
+    model, other = Decoder.build(config, seed=0), Decoder.build(config, seed=1)
+    table = state_map(layout, config)
+    shapes = {
+        "embed_tokens_per_layer.weight": (61, 6),
+        "per_layer_model_projection.weight": (6, 32),
+        "per_layer_projection_norm.weight": (3,),
+    }
+    for layer in (0, 1):
+        shapes |= {
+            f"layers.{layer}.per_layer_input_gate.weight": (3, 32),
+            f"layers.{layer}.per_layer_projection.weight": (32, 3),
+            f"layers.{layer}.post_per_layer_input_norm.weight": (32,),
+            f"layers.{layer}.layer_scalar": (1,),
+        }
+    saved = table.save(model)
+    assert {name: tuple(tensor.shape) for name, tensor in saved.items()} == {root + name: one for name, one in shapes.items()}
+    second = model.get_parameter("blocks.1.swiglu.depth.table")
+    assert torch.equal(saved[f"{root}embed_tokens_per_layer.weight"][:, 3:], second)
+    table.load(other, {**saved, f"{root}embed_tokens.weight": torch.zeros(1), f"{root}layers.0.mlp.up_proj.weight": second})
+    ours = {name: value for name, value in model.state_dict().items() if ".depth." in name or name.startswith("ends.")}
+    assert set(ours) == set(table.names())
+    assert all(torch.equal(value, other.state_dict()[name]) for name, value in ours.items())
+    with pytest.raises(CheckpointError, match=rf"1 unexpected \({root}layers.2.layer_scalar\)"):
+        table.check({**saved, f"{root}layers.2.layer_scalar": torch.zeros(1)})
+    with pytest.raises(ConfigError, match="depth='per_layer_embedding': must be per_layer_embedding with preset='gemma4'"):
+        state_map(layout, config.replace(depth={**depth, "preset": "gemma3n"}))
+
+
 @pytest.mark.parametrize(
     ("depth", "message"),
     [

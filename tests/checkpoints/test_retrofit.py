@@ -46,6 +46,8 @@ DEPTH: list[tuple[Any, float]] = [
     ("value_residual", 1e-9),
     ("depth_value_mixing", 1e-9),
     ("mixture_of_depths_attention", 1e-9),
+    ("value_embedding", 1e-9),
+    ({"kind": "per_layer_embedding", "d_embedding": 4}, 1e-9),
     ("vertical_attention", 1e-9),
     ("residual_scalars", 1e-9),
     ({"kind": "depth_attention", "n_heads": 2}, 1e-9),

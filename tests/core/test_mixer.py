@@ -19,7 +19,7 @@ from twoaxis.depth import MHC, AttentionResiduals, DeepDelta, DeepDeltaConfig, R
 from twoaxis.local import Canon
 from twoaxis.sequence import ShortConv, ShortSWA, ShortSWAConfig
 
-D = 16
+D, VOCAB = 16, 5
 PACKAGES = {twoaxis.depth: DEPTH, twoaxis.sequence: SEQUENCE, twoaxis.local: LOCAL, twoaxis.feed_forward: FEED_FORWARD}
 ROWS = [pytest.param(package, row, id=row.kind) for package, table in PACKAGES.items() for row in table]
 IN_A_DEEPER_MODEL = {"n_layers": 3, "sublayers": 2, "index": 5}
@@ -40,6 +40,7 @@ def test_a_row_is_a_module_by_keywords(package: Any, row: Row) -> None:
     cls, built = mixer_class(package, row), 0
     for options in row.examples.values():
         for around in standing(package):
+            around = around | {name: VOCAB for name in ("vocab_size",) if name in cls.around}
             try:
                 mixer = cls(d_model=D, **options, **around)
             except ConfigError as error:

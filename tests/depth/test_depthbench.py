@@ -1,4 +1,4 @@
-"""The ten designs that DepthBench compares (arXiv:2609.32534) are arms: options of one model that share its other parameters."""
+"""The ten designs that DepthBench compares (arXiv:2609.32534) are arms: options of one model."""
 
 from typing import Any
 

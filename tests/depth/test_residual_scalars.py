@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from twoaxis.core.errors import ConfigError
 from twoaxis.depth import ResidualConfig, ResidualScalarsConfig
 from twoaxis.testing.toy import noise, toy_decoder, toy_tokens
 
@@ -44,3 +45,25 @@ def test_only_the_default_and_the_raw_form_start_as_the_plain_model() -> None:
         logits = toy_decoder(config, perturbed=False)(tokens)
         assert config.init_equivalence.relation == relation
         assert torch.allclose(logits, plain, rtol=1e-12, atol=1e-12) == (relation == "exact")
+
+
+def test_weights_as_published_fall_linearly_with_depth() -> None:
+    config = ResidualScalarsConfig(granularity="block", init="nanochat", backout_layer="middle")
+    model = toy_decoder(config, perturbed=False, n_layers=5)
+    mixers = [block.sublayers[0].depth for block in model.blocks]  # type: ignore[union-attr, index]
+    for name, first, last in (("stream_weight", 1.15, 1.05), ("embedding_weight", 0.2, 0.05)):
+        starts = torch.cat([getattr(mixer, name).detach() for mixer in mixers])
+        torch.testing.assert_close(starts, torch.linspace(first, last, 5, dtype=starts.dtype), rtol=1e-6, atol=0)
+    assert config.init_equivalence.relation == "none"
+    assert [block.sublayers[1].depth.mixes for block in model.blocks] == [False] * 5  # type: ignore[union-attr, index]
+
+
+def test_a_block_that_the_model_does_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^backout_layer=3: must be below the 3 blocks of the model; count from 0"):
+        toy_decoder(ResidualScalarsConfig(backout_layer=3))
+
+
+def test_the_middle_block_is_half_of_the_blocks_rounded_down() -> None:
+    config = ResidualScalarsConfig(backout_layer="middle")
+    found = [config.backout_block(toy_decoder(config, n_layers=n).config.stack) for n in (1, 2, 3, 4, 5)]
+    assert found == [0, 1, 1, 2, 2]

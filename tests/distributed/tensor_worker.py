@@ -37,6 +37,14 @@ CASES: dict[str, dict[str, Any]] = {
     "slots": {"depth": "mixture_of_depths_attention", "blocks": [[{**BLOCK[0], "qk_norm": "before_rope"}, BLOCK[1]]]},
     "mixed values": {"depth": "depth_value_mixing", "blocks": [[{**BLOCK[0], "n_kv_heads": 4}, BLOCK[1]]]},
     "delayed reads": {"depth": {"kind": "mhc", "preset": "deepseek_v41", "rounds": 2}, "blocks": [BLOCK]},
+    "tables of tokens": {
+        "depth": {
+            "kind": "per_layer_embedding",
+            "d_embedding": 3,
+            "stream": {"kind": "value_embedding", "stream": {"kind": "laurel_gemma3n", "rank": 2}},
+        },
+        "blocks": [BLOCK],
+    },
     "three views": {"depth": "deep_cross_attention", "blocks": [BLOCK], "tie_embeddings": False},
 }
 WAYS: dict[str, dict[str, bool]] = {"whole rows": {}, "documents": {"documents": True}, "recompute": {"recompute": True}}

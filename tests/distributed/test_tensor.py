@@ -104,6 +104,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"depth": "depth_value_mixing", "blocks": [[{**ATTENTION, "n_kv_heads": 2}, SWIGLU]]},
         "n_kv_heads of attention under depth mixer 'depth_value_mixing'=2: must be a multiple of parallel.tensor=4, which",
     ),
+    "rows across heads": (
+        {"depth": {"kind": "value_embedding", "gate": "modded"}},
+        "depth='value_embedding': must be a depth mixer that works on each head by itself",
+    ),
     "short convolution": ({"blocks": [["short_conv", SWIGLU]]}, "sublayer='short_conv': must be one of attention, gelu"),
     "delta rule": ({"blocks": [["gated_delta_net", SWIGLU]]}, "sublayer='gated_delta_net': must be one of attention, gelu"),
     "reflections": ({"blocks": [["path_attention", SWIGLU]]}, "sublayer='path_attention': must be one of attention, gelu"),

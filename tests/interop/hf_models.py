@@ -38,6 +38,10 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "views": {"depth": "muddformer", "blocks": [[ATTENTION, "swiglu"]]},
     "unnormed": {"depth": {"kind": "siamese_norm", "form": "hybrid_pre"}, "blocks": [[ATTENTION, "swiglu"]]},
+    "tables": {
+        "depth": {"kind": "per_layer_embedding", "d_embedding": 4, "stream": "value_embedding"},
+        "blocks": [[ATTENTION, "swiglu"]],
+    },
     "streams": {"depth": "mhc", "blocks": [[ATTENTION, "swiglu"], ["gated_delta_net", "swiglu"]]},
 }
 

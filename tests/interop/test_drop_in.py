@@ -86,10 +86,14 @@ def test_our_parts_start_by_their_place_and_yours_are_left_alone() -> None:
     assert torch.equal(host[1].qkv.weight, first)
 
 
-OUTSIDE_ATTENTION = [row.kind for row in DEPTH if row.example(next(iter(row.examples))).design.heads == "none"]
+IN_A_DECODER = {
+    *(row.kind for row in DEPTH if row.example(next(iter(row.examples))).design.heads != "none"),
+    *("value_embedding", "per_layer_embedding"),
+}
+"""Mixers that work inside attention or look tokens up."""
 
 
-@pytest.mark.parametrize("kind", OUTSIDE_ATTENTION)
+@pytest.mark.parametrize("kind", [row.kind for row in DEPTH if row.kind not in IN_A_DECODER])
 def test_the_axis_of_another_model_computes_what_our_decoder_does(kind: str) -> None:
     row = next(row for row in DEPTH if row.kind == kind)
     depth = row.example(next(iter(row.examples)))
@@ -146,8 +150,9 @@ def test_a_state_that_skipped_sublayers_is_refused() -> None:
 
 
 def test_what_only_our_decoder_can_use_is_refused() -> None:
-    with pytest.raises(ConfigError, match="value_residual"):
-        DepthAxis(DEPTH.parse("value_residual"), 8, 2)
+    for kind in sorted(IN_A_DECODER):
+        with pytest.raises(ConfigError, match=kind):
+            DepthAxis(DEPTH.parse(kind), 8, 2)
     with pytest.raises(ConfigError, match="takes more than the update of a sublayer: must be used in a Decoder"):
         DepthAxis(AttentionResidualsConfig(key_rank=2), 8, 2)
     sizes = {"vocab_size": 16, "d_model": 8, "n_layers": 2}

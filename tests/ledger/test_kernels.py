@@ -28,9 +28,9 @@ def test_counts_without_memory_are_those_of_real_tensors(depth: DepthConfig) -> 
         heads, update = tree_map(lambda t: t.contiguous(), (run.heads[index], run.updates[index]))
         real: list[Kernels] = []
         with Operations(lambda operation: real.extend([moved(operation)] if operation.moves else [])):  # noqa: B023
-            _, carry, _ = mixer.read(state)
+            _, carry, _ = mixer.read(state, run.layout)
             if mixer.mixes_heads:
-                _, state = mixer.mix_heads(heads, run.contexts[index], state)
+                _, state = mixer.mix_heads(heads, run.contexts[index], state, run.layout)
             mixer.write(state, update, run.contexts[index], carry)
         assert sum(real, Kernels()) == counted.sublayers[index].forward
 

@@ -266,11 +266,12 @@ class Observer(Probe):
     def _look_back(self, index: int, state: Any, context: Views, sample: Sample) -> None:
         sublayer = self.sublayers[index]
         mixer = sublayer.mixer
-        heads, _ = mixer.project(context, sample.layout)
+        layout = sample.layout.of(sample.batch.tokens)
+        heads, _ = mixer.project(context, layout)
         if sublayer.depth.mixes_heads:
-            heads, _ = sublayer.depth.mix_heads(heads, context, state)
-        q, k = mixer.queries_and_keys(heads, sample.layout)
-        self._distance(index, "mixer", mixer.config.span).add(q, k, sample.layout, mixer.sink_scores(context), heads.beside)
+            heads, _ = sublayer.depth.mix_heads(heads, context, state, layout)
+        q, k = mixer.queries_and_keys(heads, layout)
+        self._distance(index, "mixer", mixer.config.span).add(q, k, layout, mixer.sink_scores(context), heads.beside)
 
     def _distance(self, index: int, place: str, window: int | None) -> Distances:
         return self.distances.setdefault((index, place), Distances(window))

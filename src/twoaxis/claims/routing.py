@@ -20,7 +20,7 @@ from twoaxis.core.parameters import Constant, declarations
 from twoaxis.core.registry import Row
 from twoaxis.depth import DEPTH, DepthAttentionConfig, DepthConfig
 from twoaxis.model import Decoder
-from twoaxis.model.trace import Trace, sublayer_list, trace
+from twoaxis.model.trace import Trace, equal_tokens, sublayer_list, trace
 
 WIDTH, LAYERS, HEADS = 48, 4, 2
 """Sizes at which all sources of the reader are linearly independent within a head."""
@@ -203,11 +203,12 @@ def _inputs(run: Trace, name: str, same_tokens: bool = False) -> Inputs:
 def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
     """The views of the reader for given updates, or its heads if they are mixed along depth."""
     state, _ = model.ends.enter(inputs.embedding)
+    layout = equal_tokens(inputs.embedding)
     for index, sublayer in enumerate(sublayer_list(model)):
-        views, carry, _ = sublayer.depth.read(state)
+        views, carry, _ = sublayer.depth.read(state, layout)
         context, seen = sublayer.normalise(views), tensors(views)
         if sublayer.depth.mixes_heads:
-            mixed, state = sublayer.depth.mix_heads(inputs.heads[index], context, state)
+            mixed, state = sublayer.depth.mix_heads(inputs.heads[index], context, state, layout)
             seen = tensors(mixed) if mixed else seen
         if index == READER:
             return seen

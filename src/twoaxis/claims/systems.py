@@ -133,9 +133,9 @@ def payload_bytes(found: Evidence, name: str, model: Decoder) -> list[int]:
         state = run.states[cut * length]
         payload = sum(t.numel() * t.element_size() for t in tensors(state))
         found.exactly(f"payload of {name} after block {cut}", payload, text.numel() * expected.state_bytes(cut * length))
-        found.close(f"logits from the payload of {name}", _continue(model, _received(state), cut), run.logits, 0.0)
+        found.close(f"logits from the payload of {name}", _continue(model, _received(state), cut, text), run.logits, 0.0)
         if len(tensors(state)) > 1:
-            moved = _continue(model, _first_tensor_only(state), cut)
+            moved = _continue(model, _first_tensor_only(state), cut, text)
             found.true(f"{name}: the whole state is needed at cut {cut}", distance(moved, run.logits) > 1e-6)
         sizes.append(payload // text.numel())
     return sizes
@@ -158,8 +158,8 @@ def _first_tensor_only(state: Any) -> Any:
     return tree_map(drop, state)
 
 
-def _continue(model: Decoder, state: Any, cut: int) -> Tensor:
-    layout = TokenLayout.contiguous(TOKENS)
+def _continue(model: Decoder, state: Any, cut: int, text: Tensor) -> Tensor:
+    layout = TokenLayout.contiguous(TOKENS).of(text)
     for block in model.blocks[cut:]:
         state, _ = block(state, layout)
     return F.linear(model.norm(model.ends.leave(state)[0]), model.head_weight)

@@ -100,7 +100,8 @@ def _print_ledger(planned: "ModelPlan") -> None:
     rows = [
         (
             "parameters",
-            f"{_count(params['all'])}, {_count(params['used'])} used by a token, {_count(params['depth'])} for depth",
+            f"{_count(params['all'])}, {_count(params['non_embedding'])} without embedding, head and tables of tokens, "
+            f"{_count(params['used'])} used by a token, {_count(params['depth'])} for depth",
         ),
         ("forward FLOPs per token", ", ".join(f"{_count(flops[name])} {word}" for name, word in FLOPS.items())),
         ("training FLOPs per token", f"{_count(training)}; {_count(recomputed)} with recomputed blocks"),

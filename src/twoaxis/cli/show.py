@@ -20,6 +20,7 @@ from twoaxis.ledger.sublayer import sublayer_cache_bytes
 
 COSTS = {
     "parameters": "parameters",
+    "table_parameters": "of these in tables of tokens, vocabulary 512",
     "matmul_flops_per_token": "matmul flops per token",
     "attention_flops_per_token": "attention flops per token",
     "elementwise_flops_per_token": "elementwise flops per token",
@@ -125,6 +126,7 @@ def _cost(axis: str, config: Any) -> dict[str, int]:
     tokens = REFERENCE_SHAPE.total_tokens
     found = {
         "parameters": cost.params,
+        **({"table_parameters": cost.table_params} if cost.table_params else {}),
         "matmul_flops_per_token": cost.matmul_flops // tokens,
         "attention_flops_per_token": cost.pair_flops // tokens,
         "elementwise_flops_per_token": cost.elementwise_flops // tokens,

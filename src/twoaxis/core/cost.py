@@ -35,6 +35,7 @@ class Cost:
             cannot be traced; those of this library are measured.
         cache_bytes: carried to the next token after `Shape.tokens` tokens, by the same sublayers.
         shared_params: parameters that this part uses and another part counts; a sum of parts counts them once for each use.
+        table_params: those of `params` in tables of tokens, of which each token reads one row.
     """
 
     params: int = 0
@@ -44,6 +45,7 @@ class Cost:
     saved_bytes: int = 0
     cache_bytes: int = 0
     shared_params: int = 0
+    table_params: int = 0
 
     @property
     def flops(self) -> int:

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from twoaxis.core.errors import ConfigError
 
-Tag = Literal["matrix", "embedding", "norm", "bias", "gate", "query", "mixing"]
+Tag = Literal["matrix", "embedding", "table", "norm", "bias", "gate", "query", "mixing"]
+"""What a parameter is for; a `table` has one row per token id beside the embedding, of which each token reads its own."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,14 @@ class Uniform:
 
 
 @dataclass(frozen=True)
+class UniformBetween:
+    """Independent entries, uniform between these bounds."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class Striped:
     """This value where row and column of a matrix are equal modulo `period`, else 0; rows of one period are orthogonal."""
 
@@ -89,16 +98,19 @@ class SoftplusInverse:
     high: float
 
 
-Init = Constant | Values | Normal | NormalRows | Uniform | Striped | UniformPairs | LogOfUniform | SoftplusInverse
+Init = (
+    Constant | Values | Normal | NormalRows | Uniform | UniformBetween | Striped | UniformPairs | LogOfUniform | SoftplusInverse
+)
 
 
 @dataclass(frozen=True)
 class Declaration:
-    """The initial value of a parameter, its tag, and the reason why it may have no gradient (`dead`, or None)."""
+    """The initial value of a parameter, its tag, why it may have no gradient (`dead`), and a factor on its learning rate."""
 
     init: Init
     tag: Tag
     dead: str | None = None
+    lr_scale: float = 1.0
 
 
 def matrix_std(fan_in: int) -> float:
@@ -113,9 +125,11 @@ class DeclaredModule(nn.Module):
         super().__init__()
         self.declarations: dict[str, Declaration] = {}
 
-    def parameter(self, name: str, shape: tuple[int, ...], init: Init, tag: Tag, dead: str | None = None) -> nn.Parameter:
+    def parameter(
+        self, name: str, shape: tuple[int, ...], init: Init, tag: Tag, dead: str | None = None, lr_scale: float = 1.0
+    ) -> nn.Parameter:
         """Declares the parameter for the attribute `name`; sharding needs at least one dimension."""
-        self.declarations[name] = Declaration(init, tag, dead)
+        self.declarations[name] = Declaration(init, tag, dead, lr_scale)
         value = torch.empty(shape)
         return nn.Parameter(value if value.is_meta else _draw(init, value.shape))
 
@@ -240,6 +254,8 @@ def _draw(init: Init, shape: torch.Size, generator: torch.Generator | None = Non
     if isinstance(init, SoftplusInverse):
         step = fresh.uniform_(math.log(init.low), math.log(init.high), generator=generator).double().exp()
         return (step + (-torch.expm1(-step)).log()).to(fresh.dtype)
+    if isinstance(init, UniformBetween):
+        return fresh.uniform_(init.low, init.high, generator=generator)
     if isinstance(init, Uniform):
         return fresh.uniform_(-init.bound, init.bound, generator=generator)
     drawn = fresh.normal_(0.0, init.std, generator=generator)

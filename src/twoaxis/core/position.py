@@ -121,12 +121,14 @@ class LayerStack:
         norm_eps: the eps of every RMSNorm.
         block_lengths: sublayers of each block.
         slots: the properties of each sublayer, or empty if unknown.
+        vocab_size: ids of tokens are below this; None if unknown.
     """
 
     d_model: int
     norm_eps: float
     block_lengths: tuple[int, ...]
     slots: tuple[SublayerInfo, ...] = ()
+    vocab_size: int | None = None
 
     @property
     def n_blocks(self) -> int:

@@ -24,16 +24,27 @@ from twoaxis.depth.mhc import MHC, MHCConfig
 from twoaxis.depth.mixture_of_depths_attention import MixtureOfDepthsAttention, MixtureOfDepthsAttentionConfig
 from twoaxis.depth.muddformer import MUDDFormer, MUDDFormerConfig
 from twoaxis.depth.norm_placement import NormPlacement, NormPlacementConfig
+from twoaxis.depth.per_layer_embedding import PerLayerEmbedding, PerLayerEmbeddingConfig
 from twoaxis.depth.residual import Residual, ResidualConfig
 from twoaxis.depth.residual_dual import ResidualDual, ResidualDualConfig
 from twoaxis.depth.residual_scalars import ResidualScalars, ResidualScalarsConfig
 from twoaxis.depth.siamese_norm import SiameseNorm, SiameseNormConfig
 from twoaxis.depth.two_lanes import TwoLanes, TwoLanesConfig
+from twoaxis.depth.value_embedding import ValueEmbedding, ValueEmbeddingConfig
 from twoaxis.depth.value_residual import ValueResidual, ValueResidualConfig
 from twoaxis.depth.vertical_attention import VerticalAttention, VerticalAttentionConfig
 
 SOURCE_BLOCKS = 8
 """The number of source blocks that the report on Attention Residuals chooses, arXiv:2603.15031, section 5."""
+
+
+NANOCHAT = {
+    "embedding": "normalised_start",
+    "granularity": "block",
+    "backout_layer": "middle",
+    "init": "nanochat",
+}
+"""The residual scalars of karpathy/nanochat."""
 
 
 def _in_blocks(stack: LayerStack) -> dict[str, int]:
@@ -54,7 +65,13 @@ DEPTH: Table[DepthConfig] = Table(
         Row(
             ResidualScalarsConfig,
             "learned scalars on the stream and on the embedding",
-            {"default": {}, "normalised_start": {"embedding": "normalised_start"}, "raw": {"embedding": "raw"}},
+            {
+                "default": {},
+                "normalised_start": {"embedding": "normalised_start"},
+                "raw": {"embedding": "raw"},
+                "nanochat": NANOCHAT,
+            },
+            certified={"nanochat": "nanochat-ve-f64"},
             sums="read",
         ),
         Row(
@@ -498,6 +515,32 @@ DEPTH: Table[DepthConfig] = Table(
             retrofit={"blend": "annealed"},
             sums="read",
         ),
+        Row(
+            ValueEmbeddingConfig,
+            "attends with values to which rows of tables of tokens are added, gated",
+            {
+                "default": {},
+                "nanochat": {"stream": {"kind": "residual_scalars", **NANOCHAT}},
+                "modded": {"gate": "modded"},
+                "none": {"gate": "none", "layers": [0]},
+                "plain": {"init": "plain"},
+            },
+            certified={"nanochat": "nanochat-ve-f64"},
+            at_scale={"value embeddings": {}},
+            retrofit={"init": "plain"},
+        ),
+        Row(
+            PerLayerEmbeddingConfig,
+            "adds a vector of the token, gated by the stream, behind every block",
+            {
+                "default": {"d_embedding": 3},
+                "gemma3n": {"preset": "gemma3n", "d_embedding": 4, "stream": {"kind": "laurel_gemma3n", "rank": 3}},
+                "plain": {"d_embedding": 3, "init": "plain"},
+            },
+            certified={"default": "gemma4-ple-f64"},
+            at_scale={"per-layer embeddings": {}},
+            retrofit={"init": "plain"},
+        ),
     ],
 )
 
@@ -543,6 +586,8 @@ __all__ = [
     "MixtureOfDepthsAttentionConfig",
     "NormPlacement",
     "NormPlacementConfig",
+    "PerLayerEmbedding",
+    "PerLayerEmbeddingConfig",
     "Residual",
     "ResidualConfig",
     "ResidualDual",
@@ -553,6 +598,8 @@ __all__ = [
     "SiameseNormConfig",
     "TwoLanes",
     "TwoLanesConfig",
+    "ValueEmbedding",
+    "ValueEmbeddingConfig",
     "ValueResidual",
     "ValueResidualConfig",
     "VerticalAttention",

@@ -11,7 +11,7 @@ Letters: B batch, T position, D width.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, final
+from typing import Any, NamedTuple, final
 
 from jaxtyping import Float
 from torch import Tensor
@@ -179,7 +179,7 @@ class DepthMixer(Mixer):
         norm_scale: outside of a decoder, the factor on the norm before the sublayer; None if it reads without one.
     """
 
-    mixes_heads: ClassVar[bool] = False
+    mixes_heads: bool = False
     entering_tensors: int | None = None
     norm_scale: float | None = 1.0
 
@@ -238,13 +238,14 @@ class DepthMixer(Mixer):
         """
         return state, None, cache
 
-    def mix_heads(self, heads: Any, context: Views, state: State) -> tuple[Any, State]:
+    def mix_heads(self, heads: Any, context: Views, state: State, layout: Layout = None) -> tuple[Any, State]:
         """Returns the heads that attend instead of the given ones, and the state for later sublayers.
 
         Args:
             heads: `Heads` at the stage of the slot, or `()` for a sublayer without heads.
             context: what the sublayer computes its update from.
             state: before this sublayer.
+            layout: of the tokens.
         """
         return heads, state
 

@@ -16,7 +16,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Heads, Views, WeightedSum
-from twoaxis.depth.base import Controls, DepthConfig, Explanation, Mix
+from twoaxis.depth.base import Controls, DepthConfig, Explanation, Layout, Mix
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, chains, check_chains, place_in_chain
 from twoaxis.depth.history import StreamWrite
 from twoaxis.ops.blend import annealed, blend_cost, blend_parameter
@@ -155,7 +155,9 @@ class DepthValueMixing(StreamWrite, config=DepthValueMixingConfig):
         self.names = tuple(f"sublayer {layers[i]}" for i in (*sources, layer))
         self.blend = blend_parameter(self) if config.blend == "annealed" and sources else None
 
-    def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads) -> tuple[Heads, StreamAndHeads]:
+    def mix_heads(
+        self, heads: Heads, context: Views, state: StreamAndHeads, layout: Layout = None
+    ) -> tuple[Heads, StreamAndHeads]:
         """Returns the heads with mixed values, and the state with what later layers read of this one."""
         v = heads.v
         if self.reads:

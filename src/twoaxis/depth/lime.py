@@ -15,7 +15,7 @@ from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.parameters import Constant, Uniform, Values
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Heads, Views
-from twoaxis.depth.base import DepthConfig, DepthMixer
+from twoaxis.depth.base import DepthConfig, DepthMixer, Layout, State
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, check_chains, place_in_chain
 from twoaxis.depth.history import StreamWrite
 from twoaxis.ops.mix import mix
@@ -111,7 +111,7 @@ class Lime(StreamWrite, config=LimeConfig):
             identity = tuple(float(row == column) for row in range(G) for column in range(G))
             self.own = self.parameter("own", (G, G), Values(identity), "mixing")
 
-    def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads) -> tuple[Heads, StreamAndHeads]:
+    def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads, layout: Layout = None) -> tuple[Heads, State]:
         """Returns the heads with routed keys and values, and the state with the un-routed ones."""
         own = tuple(torch.cat(pair, dim=-1) for pair in zip(heads.k.unbind(2), heads.v.unbind(2), strict=True))
         state = state.with_heads(self.chain, *own)

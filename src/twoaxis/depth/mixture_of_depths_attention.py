@@ -17,7 +17,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Heads, Views, WeightedSum
-from twoaxis.depth.base import Controls, DepthConfig, Explanation, Mix, NoHeads
+from twoaxis.depth.base import Controls, DepthConfig, Explanation, Layout, Mix, NoHeads
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, chains, check_chains
 from twoaxis.depth.history import StreamWrite
 from twoaxis.ops.blend import blend_parameter
@@ -186,7 +186,9 @@ class MixtureOfDepthsAttention(StreamWrite, config=MixtureOfDepthsAttentionConfi
         self.names = tuple(f"sublayer {index}" for index in seen)
         self.blend = blend_parameter(self) if config.blend == "annealed" and seen else None
 
-    def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads) -> tuple[Heads, StreamAndHeads]:
+    def mix_heads(
+        self, heads: Heads, context: Views, state: StreamAndHeads, layout: Layout = None
+    ) -> tuple[Heads, StreamAndHeads]:
         """Returns the heads with the slots as one more key, and the state with a slot of these heads."""
         if self.names:
             weight, (keys, values) = () if self.blend is None else (self.blend,), self._slots(state)

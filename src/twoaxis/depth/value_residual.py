@@ -17,7 +17,7 @@ from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.parameters import Constant, Normal, Values, matrix_std
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import QKV, Heads, Views
-from twoaxis.depth.base import DepthConfig
+from twoaxis.depth.base import DepthConfig, Layout, State
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, check_chains, place_in_chain
 from twoaxis.depth.history import StreamWrite
 from twoaxis.ops.blend import blend
@@ -170,7 +170,7 @@ class ValueResidual(StreamWrite, config=ValueResidualConfig):
             start = (config.first, *[0.0] * (place - 1 if config.variant == "dense" else 0), config.own)
             self.weights = self.parameter("weights", (1, len(start)), Values(start), "mixing")
 
-    def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads) -> tuple[Heads, StreamAndHeads]:
+    def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads, layout: Layout = None) -> tuple[Heads, State]:
         """Returns the heads with mixed values, and the state with the un-mixed ones that later layers read."""
         mixed = heads._replace(v=self._mixed(heads.v, context, state.heads[self.chain])) if self.mixes else heads
         if self.records:

@@ -29,7 +29,7 @@ FEED_FORWARD: Table[FeedForwardConfig] = Table(
             "Gaussian error linear unit",
             {"erf": {}, "tanh": {"form": "tanh"}, "canon": {"d_ff": 16, "projected_local": "canon"}},
         ),
-        Row(ReLU2Config, "squared ReLU", {"default": {}}),
+        Row(ReLU2Config, "squared ReLU", {"default": {}}, certified={"default": "nanochat-ve-f64"}),
     ],
 )
 

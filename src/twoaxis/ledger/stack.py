@@ -221,7 +221,8 @@ class _Tracer:
         self.mixers, self.ends, self.attention = mixers, ends, attend
         self.gain = nn.Parameter(torch.empty(stack.d_model, dtype=self.dtype))
         self.owned = frozenset(storage_of(p) for p in (*known.parameters(), *known.buffers(), self.gain))
-        self.layout = TokenLayout.contiguous(shape.tokens)
+        ids = torch.zeros(shape.batch, shape.tokens, dtype=torch.int64)
+        self.layout = TokenLayout.contiguous(shape.tokens).of(ids)
         self.saves: list[tuple[int, Tensor]] = []
         self.states: list[Any] = []
         self.repeats: dict[Any, Repeat[DepthOperation]] = {}
@@ -297,7 +298,7 @@ class _Tracer:
 
     def _sublayer(self, mixer: DepthMixer, site: SublayerPosition) -> DepthOperation:
         index, state = site.index, _leaves(self.states[-1])
-        read = watch(mixer.read, state, **self.watched)
+        read = watch(mixer.read, state, self.layout, **self.watched)
         views, carry, _ = read.result
         context: Any = _as_tuple(views)
         if site.slot.norm != "none":
@@ -356,7 +357,7 @@ class _Tracer:
             with saved_for_backward() as events, Operations(None):
                 heads = module.project(context, self.layout)[0]
             heads = Heads(*_leaves(tuple(heads)))
-        mix = watch(mixer.mix_heads, heads, context, state, **self.watched)
+        mix = watch(mixer.mix_heads, heads, context, state, self.layout, **self.watched)
         mixed = Heads(*_leaves(tuple(mix.result[0])))
         if module is None:
             # Attention saves what it takes.
@@ -385,8 +386,8 @@ class _Tracer:
         self.saves += [(index, t) for t in saved if storage_of(t) not in self.owned and storage_of(t) not in shared]
 
     def _shared(self) -> set[int]:
-        """Rotation tables, which all sublayers of a model share."""
-        return storages_of((self.layout.positions, list(self.layout._shared.values())))
+        """Token ids and rotation tables, which all sublayers of a model share."""
+        return storages_of((self.layout.positions, self.layout.tokens, list(self.layout._shared.values())))
 
     def _beyond(self, saved: Iterable[Tensor], known: set[int]) -> int:
         return storage_bytes(t for t in saved if storage_of(t) not in known and storage_of(t) not in self.owned)

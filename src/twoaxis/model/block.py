@@ -103,7 +103,7 @@ class Sublayer(nn.Module):
         """
         heads, cache = self.heads(context, layout, cache)
         if self.depth.mixes_heads:
-            mix = Mix(state, heads, *self.depth.mix_heads(heads, context, state))
+            mix = Mix(state, heads, *self.depth.mix_heads(heads, context, state, layout))
             _, _, heads, state = mix if seen is None else seen(mix)
         update, cache = self.mixer.attend(heads, layout, cache, context) if heads else self.mixer(context, layout, cache)
         return update, state, cache

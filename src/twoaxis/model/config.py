@@ -139,7 +139,7 @@ class DecoderConfig(Config):
     @property
     def _bare_stack(self) -> LayerStack:
         slots = tuple(self._slot(sublayer) for block in self.layers for sublayer in block)
-        return LayerStack(self.d_model, self.norm_eps, tuple(len(block) for block in self.layers), slots)
+        return LayerStack(self.d_model, self.norm_eps, tuple(len(block) for block in self.layers), slots, self.vocab_size)
 
     def _slot(self, sublayer: SublayerConfig) -> SublayerInfo:
         if not isinstance(sublayer, SequenceConfig):

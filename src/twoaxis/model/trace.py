@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from twoaxis.core.layout import TokenLayout
@@ -19,6 +20,7 @@ class Trace(NamedTuple):
     updates: list[Tensor]
     left: Tensor
     logits: Tensor
+    layout: TokenLayout
 
 
 def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None = None) -> Trace:
@@ -31,7 +33,7 @@ def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None
     state, _ = model.ends.enter(embeddings)
     states, views, contexts, heads, updates = [state], [], [], [], []
     for index, sublayer in enumerate(sublayer_list(model)):
-        view, carry, _ = sublayer.depth.read(state)
+        view, carry, _ = sublayer.depth.read(state, layout)
         views.append([t + 0 for t in tensors(view)])
         context = sublayer.normalise(view)
         heads.append(sublayer.heads(context, layout)[0])
@@ -44,15 +46,23 @@ def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None
         states.append(state)
     left, _ = model.ends.leave(state)
     logits = nn.functional.linear(model.norm(left), model.head_weight)
-    return Trace(states, views, contexts, heads, updates, left + 0, logits)
+    return Trace(states, views, contexts, heads, updates, left + 0, logits, layout)
 
 
-def read_and_write(mixer: Any, state: Any, update: Tensor, context: Any, heads: Any) -> tuple[Any, Any, Any]:
+def read_and_write(
+    mixer: Any, state: Any, update: Tensor, context: Any, heads: Any, layout: TokenLayout
+) -> tuple[Any, Any, Any]:
     """Returns what one depth mixer makes of a state: the views, the heads if it mixes them, and the next state."""
-    views, carry, _ = mixer.read(state)
+    views, carry, _ = mixer.read(state, layout)
     if mixer.mixes_heads:
-        heads, state = mixer.mix_heads(heads, context, state)
+        heads, state = mixer.mix_heads(heads, context, state, layout)
     return views, heads, mixer.write(state, update, context, carry)
+
+
+def equal_tokens(like: Tensor) -> TokenLayout:
+    """Returns the layout of rows as long as these whose tokens have one id, so that only positions and vectors differ."""
+    ids = torch.zeros(like.shape[:2], dtype=torch.int64, device=like.device)
+    return TokenLayout.contiguous(like.shape[1], device=like.device).of(ids)
 
 
 def sublayer_list(model: Decoder) -> list[Any]:

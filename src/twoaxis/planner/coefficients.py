@@ -33,15 +33,15 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
     Returns:
         `d_model`, `vocab_size`, `tied`, bytes per number; `sublayers`, in order, with
 
-        * `params`; `routed`: [experts, used by a token, parameters of one] or nothing;
+        * `params`, `tables` of them in tables of tokens; `routed`: [experts, used by a token, parameters of one] or nothing;
         * FLOPs of one forward pass: `matmul` and `elementwise` per token; `pairs`: [FLOPs, window] per visible pair, 0 for no
           window;
         * `local`: [local mixers inside it, bytes per token that they write];
         * `saved`: bytes kept by autograd per token, with the input and the norm; `cache`: [bytes, tokens] per token up to so
           many, 0 for no bound; `cache_fixed`: bytes per sequence;
-        * `depth`: the same of the depth operation, with `weights` (parameters that it reads, shared ones included), `read`,
-          `written` (the least traffic, bytes per token), `eager` and `eager_back`: [kernels, bytes per token, bytes once],
-          with this engine;
+        * `depth`: the same of the depth operation, with `weights` (parameters that it reads, shared ones included, and without
+          tables, of which a token reads one row), `read`, `written` (the least traffic, bytes per token), `eager` and
+          `eager_back`: [kernels, bytes per token, bytes once], with this engine;
 
         `ends`: as `depth`, of both ends of the stack, with `lent` (parameters of theirs that sublayers use, so that every
         pipeline rank holds them); `leaves`: [first boundary, last boundary, bytes per token, kept] of every tensor of the
@@ -114,6 +114,7 @@ def _part_numbers(part: Part, site: SublayerPosition, element_bytes: int, cache_
     caches = dict(zip(asked, measured["caches"], strict=True))
     return (
         ("params", one.params),
+        ("tables", one.table_params),
         ("matmul", one.matmul_flops),
         ("elementwise", one.elementwise_flops),
         ("pairs", _steps(lambda tokens: flops(tokens) - flops(tokens - 1) if tokens else 0, windows)),
@@ -135,7 +136,8 @@ def _depth(cost: Callable[[Shape], Cost], measured: Data) -> Data:
     matmul = _line(lambda tokens: cost(Shape(1, tokens)).matmul_flops, 1)
     return {
         "params": one.params,
-        "weights": one.params + one.shared_params,
+        "tables": one.table_params,
+        "weights": one.params + one.shared_params - one.table_params,
         "matmul": matmul[0],
         "matmul_fixed": matmul[1],
         "elementwise": one.elementwise_flops,

@@ -55,7 +55,8 @@ class Ledger:
         model: its name.
         batch: sequences.
         tokens: in each.
-        params: all parameters, by `all`, `used` by one token, of the `depth` operation, `embedding_and_head`.
+        params: all parameters, by `all`, `used` by one token, of the `depth` operation, `embedding_and_head`, in `tables` of
+            tokens, and `non_embedding`, the rest beside these two.
         forward_flops: per token, by `matmul`, `pairs` (attention's quadratic term), `elementwise`, `depth`, `all`.
         training_flops_per_token: forward and backward.
         recomputed_training_flops_per_token: with every block computed once more in the backward pass.

@@ -187,7 +187,7 @@ def document_isolation(config: AxisConfig) -> None:
     close("second document against it alone", base[:, first:], model(tokens[:, first:]), "same_values")
     close("first document against it alone", base[:, :first], model(tokens[:, :first]), "same_values")
     embeddings = model.embed(tokens).detach().requires_grad_()
-    hidden, _ = model.hidden(embeddings, layout)
+    hidden, _ = model.hidden(embeddings, layout, tokens=tokens)
     (gradient,) = torch.autograd.grad((hidden * noise(tuple(hidden.shape), "loss"))[:, first:].sum(), embeddings)
     exactly("gradient of the second document to the first", float(gradient[:, :first].abs().max()), 0.0)
     require(float(gradient[:, first:].abs().max()) > 0, "gradient of the second document to itself: 0, must not be")

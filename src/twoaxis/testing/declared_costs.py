@@ -62,7 +62,7 @@ def _parts(config: DepthConfig, dtype: torch.dtype = torch.float64) -> list[tupl
     parameters = list(model.parameters())
     parts: list[tuple[str, Cost, Run]] = []
     for site, sublayer in zip(stack.sites, sublayer_list(model), strict=True):
-        inputs = (run.states[site.index], run.updates[site.index], run.contexts[site.index], run.heads[site.index])
+        inputs = (run.states[site.index], run.updates[site.index], run.contexts[site.index], run.heads[site.index], run.layout)
 
         def one(mixer: Any = sublayer.depth, inputs: Any = inputs) -> list[Tensor]:
             return [*parameters, *tensors((inputs, read_and_write(mixer, *inputs)))]

@@ -59,9 +59,9 @@ def depth_statistics_are_wide(config: DepthConfig) -> None:
             run = trace(model, toy_tokens())
             for index, (low, high) in enumerate(zip(sublayer_list(model), sublayer_list(exact), strict=True)):
                 inputs = (run.states[index], run.updates[index], run.contexts[index], run.heads[index])
-                exactly_done = tensors(read_and_write(high.depth, *_double(inputs)))
+                exactly_done = tensors(read_and_write(high.depth, *_double(inputs), layout=run.layout))
                 with LowPrecisionStatistics() as seen, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-                    got = tensors(read_and_write(low.depth, *inputs))
+                    got = tensors(read_and_write(low.depth, *inputs, layout=run.layout))
                 exactly(f"half-precision statistics of sublayer {index} {where}", seen.found, [])
                 _within_rounding(f"read and write of sublayer {index} {where}", got, exactly_done)
 

@@ -67,10 +67,10 @@ def metered_traffic_is_real(config: DepthConfig) -> None:
 def _of_sublayer(mixer: Any, run: Trace, index: int) -> tuple[int, int]:
     state, update, context, heads = run.states[index], run.updates[index], run.contexts[index], run.heads[index]
     owned = frozenset(storage_of(parameter) for parameter in mixer.parameters())
-    calls = [watch(mixer.read, state, owned=owned)]
+    calls = [watch(mixer.read, state, run.layout, owned=owned)]
     _, carry, _ = calls[0].result
     if mixer.mixes_heads:
-        calls.append(watch(mixer.mix_heads, heads, context, state, owned=owned))
+        calls.append(watch(mixer.mix_heads, heads, context, state, run.layout, owned=owned))
         state = calls[-1].result[1]
     calls.append(watch(mixer.write, state, update, context, carry, owned=owned))
     return sum(call.read for call in calls), sum(call.written for call in calls)

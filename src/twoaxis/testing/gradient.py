@@ -54,8 +54,9 @@ class _ThroughDepth(nn.Module):
     All reads together: a state may contain statistics of its other tensors, which cannot be disturbed alone.
     """
 
-    def __init__(self, model: Decoder) -> None:
+    def __init__(self, model: Decoder, layout: TokenLayout) -> None:
         super().__init__()
+        self.layout = layout
         self.mixers = nn.ModuleList(sublayer.depth for sublayer in sublayer_list(model))
         self.ends = model.ends
 
@@ -63,7 +64,7 @@ class _ThroughDepth(nn.Module):
         state, _ = self.ends.enter(embeddings)
         seen: list[Tensor] = []
         for module, *inputs in zip(self.mixers, updates, contexts, heads, strict=True):
-            views, mixed, state = read_and_write(module, state, *inputs)
+            views, mixed, state = read_and_write(module, state, *inputs, layout=self.layout)
             seen += tensors((views, mixed))
         return [*seen, self.ends.leave(state)[0]]
 
@@ -85,7 +86,11 @@ def gradcheck_read_write(config: DepthConfig) -> None:
     with torch.no_grad():
         run = trace(model, tokens)
         embeddings = model.embed(tokens)
-    _gradcheck("reads and writes", _ThroughDepth(model), (embeddings, list(run.updates), list(run.contexts), list(run.heads)))
+    _gradcheck(
+        "reads and writes",
+        _ThroughDepth(model, run.layout),
+        (embeddings, list(run.updates), list(run.contexts), list(run.heads)),
+    )
 
 
 @check
@@ -193,7 +198,9 @@ def _kept_and_allowed(model: Decoder, tokens: Tensor) -> tuple[int, int]:
     states: list[Tensor] = []
     hooks = [block.register_forward_pre_hook(lambda _, inputs: states.extend(tensors(inputs[0]))) for block in model.blocks]
     hooks.append(model.blocks[-1].register_forward_hook(lambda _m, _i, output: states.extend(tensors(output[0]))))
-    kept = saved_bytes(lambda: model.hidden(embeddings, recompute=True), lambda _: [*parameters, embeddings, *states])
+    kept = saved_bytes(
+        lambda: model.hidden(embeddings, recompute=True, tokens=tokens), lambda _: [*parameters, embeddings, *states]
+    )
     for hook in hooks:
         hook.remove()
     last = trace(model, tokens).states[-1]

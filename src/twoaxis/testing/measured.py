@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from twoaxis.core.measure import Operation, Operations, gradients, product_flops, saved_bytes, storage_bytes, tensors
-from twoaxis.model.trace import Trace, read_and_write, sublayer_list, trace
+from twoaxis.model.trace import Trace, equal_tokens, read_and_write, sublayer_list, trace
 
 __all__ = [
     "STATISTICS",
     "LowPrecisionStatistics",
     "Trace",
+    "equal_tokens",
     "gradients",
     "product_flops",
     "reachable_tensors",

@@ -130,7 +130,7 @@ def _kept_between_passes(model: Decoder) -> int:
 
 def _kept_in_blocks(model: Decoder) -> Iterator[int]:
     tokens = toy_tokens()
-    layout = TokenLayout.contiguous(tokens.shape[1])
+    layout = TokenLayout.contiguous(tokens.shape[1]).of(tokens)
     states = [model.ends.enter(model.embed(tokens))[0]]
 
     def run(block: Any) -> None:

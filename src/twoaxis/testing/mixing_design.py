@@ -16,13 +16,14 @@ from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.sequence import AttentionConfig
 from twoaxis.testing.conformance import check, exactly, require
-from twoaxis.testing.measured import sublayer_list, tensors, trace
+from twoaxis.testing.measured import equal_tokens, sublayer_list, tensors, trace
 from twoaxis.testing.toy import ATTENTION, FEED_FORWARD, decoder_config, toy_decoder, toy_tokens
 
 WIDTH, PARTS, LAYERS = 48, 4, 7
 """A quarter of the width has room for an orthonormal frame of all sources; no head or fraction of an example is narrower."""
 
-BLOCK = ((AttentionConfig(n_heads=4, head_dim=12),),)
+N_HEADS = 4
+BLOCK = ((AttentionConfig(n_heads=N_HEADS, head_dim=12),),)
 """With one sublayer in each block, outputs of sublayers and of blocks are the same sources."""
 
 DEPTHS = (16, 32)
@@ -115,11 +116,22 @@ def declared_heads_are_measured(config: DepthConfig) -> None:
         return
     inputs = _inputs(trace(model, toy_tokens()), "heads")
     changed = [_with_other_head(heads, f"design/other head {index}") for index, heads in enumerate(inputs.heads)]
-    before, after = (_read(model, one) for one in (inputs, inputs._replace(heads=changed)))
+    before = _read(model, inputs)
+    _change_first_head(sublayer_list(model)[-1].depth)
+    after = _read(model, inputs._replace(heads=changed))
     across = _changes([x[:, :, 1:] for x in before], [x[:, :, 1:] for x in after])
     # With one query for each key, a group is a head.
     expected = "each" if config.design.heads == "groups" else config.design.heads
     exactly("how heads are mixed", "across" if across else "each", expected)
+
+
+@torch.no_grad()
+def _change_first_head(mixer: torch.nn.Module) -> None:
+    """Changes what parameters of a mixer of heads hold for the first of the kv-heads."""
+    for name, parameter in mixer.named_parameters(recurse=False):
+        if N_HEADS in parameter.shape:
+            first = parameter.select(parameter.shape.index(N_HEADS), 0)
+            first.add_(noise(tuple(first.shape), f"design/first head of {name}"))
 
 
 def _with_other_head(heads: Any, name: str) -> Any:
@@ -184,12 +196,12 @@ def _frame(shape: tuple[int, int], sources: int, name: str) -> Tensor:
 def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
     """The views of the last sublayer for given updates, or its heads if they are mixed along depth."""
     (state, _), sublayers = model.ends.enter(inputs.embedding), sublayer_list(model)
-    seen: list[Tensor] = []
+    seen, layout = list[Tensor](), equal_tokens(inputs.embedding)
     for index, sublayer in enumerate(sublayers):
-        views, carry, _ = sublayer.depth.read(state)
+        views, carry, _ = sublayer.depth.read(state, layout)
         context, seen = sublayer.normalise(views), tensors(views)
         if sublayer.depth.mixes_heads:
-            mixed, state = sublayer.depth.mix_heads(inputs.heads[index], context, state)
+            mixed, state = sublayer.depth.mix_heads(inputs.heads[index], context, state, layout)
             # Without parameters that heads carry.
             seen = [x for x in tensors(mixed) if x.ndim > 2] or seen
         if index + 1 < len(sublayers):

@@ -15,7 +15,7 @@ from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.core.parameters import Tag, declarations
 
 DECAYED: frozenset[Tag] = frozenset({"matrix", "embedding"})
-"""Tags with weight decay; norms, biases, gates, queries and mixing weights have none."""
+"""Tags with weight decay; tables, norms, biases, gates, queries and mixing weights have none."""
 
 
 class GroupConfig(Config):
@@ -23,7 +23,8 @@ class GroupConfig(Config):
 
     Args:
         pattern: matches whole parameter names, with `*`, `?` and `[...]`, such as `*.pseudo_query`.
-        lr_scale: factor on the learning rate; None leaves it; 0 freezes: no gradient and no optimizer state.
+        lr_scale: factor on the learning rate; None leaves that of the mixer, which is 1 for all but some tables; 0 freezes: no
+            gradient and no optimizer state.
         weight_decay: replaces the default one; None leaves it.
     """
 
@@ -78,7 +79,7 @@ class ParameterGroup:
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[ParameterGroup]:
-    """Puts every parameter of the model into exactly one group.
+    """Puts every parameter of the model into exactly one group; tables of tokens have groups of their own.
 
     A parameter that requires no gradient stays frozen.
 
@@ -87,18 +88,19 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
     """
     declared = list(declarations(model))
     check_patterns("optimizer.groups", [change.pattern for change in config.groups], [name for name, _, _ in declared])
-    members: dict[tuple[float, float], dict[str, nn.Parameter]] = {}
-    tags: dict[tuple[float, float], set[Tag]] = {}
+    members: dict[tuple[float, float, bool], dict[str, nn.Parameter]] = {}
+    tags: dict[tuple[float, float, bool], set[Tag]] = {}
     for name, parameter, declaration in declared:
-        lr_scale, weight_decay = 1.0, config.weight_decay if declaration.tag in DECAYED else 0.0
+        lr_scale, weight_decay = declaration.lr_scale, config.weight_decay if declaration.tag in DECAYED else 0.0
         for change in config.groups:
             if fnmatch.fnmatchcase(name, change.pattern):
                 lr_scale = lr_scale if change.lr_scale is None else change.lr_scale
                 weight_decay = weight_decay if change.weight_decay is None else change.weight_decay
         lr_scale = lr_scale if parameter.requires_grad else 0.0
-        members.setdefault((lr_scale, weight_decay), {})[name] = parameter
-        tags.setdefault((lr_scale, weight_decay), set()).add(declaration.tag)
-    return [ParameterGroup(*key, tuple(sorted(tags[key])), members[key]) for key in members]
+        key = (lr_scale, weight_decay, declaration.tag == "table")
+        members.setdefault(key, {})[name] = parameter
+        tags.setdefault(key, set()).add(declaration.tag)
+    return [ParameterGroup(*key[:2], tuple(sorted(tags[key])), members[key]) for key in members]
 
 
 def group_table(groups: Iterable[ParameterGroup]) -> str:

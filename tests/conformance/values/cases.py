@@ -20,6 +20,7 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
     "delta_attention_residuals": {
         "uneven_blocks": {"block_size": [2, 4], "running_source": "included", "null_source": "learned", "gate": "alpha"},
     },
+    "residual_scalars": {"early_backout": {"backout_layer": 0, "embedding": "raw"}},
     "depth_attention": {"zero_output": {"n_heads": 2, "output_init": "zero", "head": "read", "window": 2}},
     "deep_cross_attention": {"relu": {"activation": "relu", "k": 1}},
     "norm_placement": {
@@ -102,6 +103,7 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
         "shared": {"variant": "rw_lr_pa", "rank": 2, "previous_map": "shared", "bound": "sigmoid"},
         "separate": {"variant": "pa", "rank": 2, "previous_map": "separate"},
     },
+    "value_embedding": {"last": {"layers": [2], "gate": "modded", "stream": "residual_scalars"}},
     "value_residual": {
         "weighted": {"first": 0.3, "own": 0.8},
         "plus_sparse": {"variant": "plus", "first": 0.3, "own": 0.8, "layers": [2]},

@@ -25,10 +25,14 @@ def residual_scalars(s: Setting) -> Tensor:
     kind = s.config.embedding
     x_0 = s.embeddings if kind == "raw" else rms(s.embeddings, torch.finfo(torch.float64).eps)
     x = x_0 if kind == "normalised_start" else s.embeddings
-    for g in range(s.stack.n_sublayers):
-        h = s.mixer(g)["stream_weight"] * x + s.mixer(g)["embedding_weight"] * x_0
-        x = h + s.f(g, h)
-    return x
+    middle = s.stack.n_blocks // 2 if s.config.backout_layer == "middle" else s.config.backout_layer
+    kept = torch.zeros_like(x)
+    for g, site in enumerate(s.stack.sites):
+        if s.config.granularity == "sublayer" or site.place == 0:
+            x = s.mixer(g)["stream_weight"] * x + s.mixer(g)["embedding_weight"] * x_0
+        x = x + s.f(g, x)
+        kept = x if site.block == middle else kept
+    return x if middle is None else x - s.ends["backout_weight"] * kept
 
 
 def norm_placement(s: Setting) -> Tensor:

@@ -10,13 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import noise, perturb
 from twoaxis.core.parameters import initialise
 from twoaxis.core.position import HeadShape, LayerStack, SublayerInfo, SublayerPosition
 from twoaxis.core.views import QKV, Heads
 from twoaxis.depth import DepthConfig
 
-B, T, D, H, G, K = 2, 5, 8, 4, 2, 3
+B, T, D, H, G, K, V = 2, 5, 8, 4, 2, 3, 4
+IDS = torch.arange(B * T).reshape(B, T) % V
+"""Of the tokens; some come twice."""
 EPS = 1e-3
 """Of every norm: large, so that an eps at the wrong place shows."""
 LENGTHS = ((2, 2, 2), (1, 3, 2))
@@ -29,7 +32,7 @@ def stack_of(config: DepthConfig, lengths: tuple[int, ...]) -> LayerStack:
     """A stack whose blocks open with an attention that takes separate views and lets its heads be mixed."""
     attention = SublayerInfo("attention", takes_views=True, heads=HeadShape(H, G, K))
     slots = tuple(attention if place == 0 else SublayerInfo("swiglu") for length in lengths for place in range(length))
-    return config.prepare(LayerStack(D, EPS, lengths, slots))
+    return config.prepare(LayerStack(D, EPS, lengths, slots, V))
 
 
 def rms(x: Tensor, eps: float) -> Tensor:
@@ -153,16 +156,16 @@ class Ours(nn.Module):
     def run(self, embeddings: Tensor) -> tuple[list[tuple[Tensor, ...]], Tensor]:
         """Returns what every sublayer reads, and what is left."""
         ends: Any = self.ends
-        state, read = ends.enter(embeddings)[0], []
+        state, read, layout = ends.enter(embeddings)[0], [], TokenLayout.contiguous(T).of(IDS)
         for site, module in zip(self.stack.sites, self.mixers, strict=True):
             mixer: Any = module
             views: Any
-            views, carry, _ = mixer.read(state)
+            views, carry, _ = mixer.read(state, layout)
             split = tuple(views) if isinstance(views, QKV) else (views,)
             read.append(split)
             if mixer.mixes_heads:
                 (view,) = split
-                heads, state = mixer.mix_heads(given_heads(site, view), seen(site, view), state)
+                heads, state = mixer.mix_heads(given_heads(site, view), seen(site, view), state, layout)
             if site.slot.heads is not None and mixer.mixes_heads:
                 score_and_value, weight = heads.beside[:2], heads.beside[2:]
                 update = attended(site, *heads[:3], *score_and_value, *(x.expand(B, T, 1) for x in weight))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from twoaxis.depth import DEPTH, DepthConfig, VerticalAttentionConfig
 
-from . import depth_heads, depth_routes, depth_streams, depth_sums
+from . import depth_heads, depth_routes, depth_streams, depth_sums, depth_tables
 from .cases import cases_of, rows_of
 from .setting import LENGTHS, Ours, Setting, embeddings, stack_of
 
@@ -19,7 +19,7 @@ Equation = Callable[[Setting], Tensor]
 
 def equation_of(kind: str) -> Equation:
     """The function that is called as the mixer is."""
-    modules = (depth_sums, depth_routes, depth_streams, depth_heads)
+    modules = (depth_sums, depth_routes, depth_streams, depth_heads, depth_tables)
     found = [getattr(module, kind) for module in modules if hasattr(module, kind)]
     assert found, f"depth mixer {kind!r} has no equation in tests/conformance/values; write it as a function of this name"
     return found[0]

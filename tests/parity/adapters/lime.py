@@ -52,7 +52,7 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
 def _routes_what_was_routed(patch: pytest.MonkeyPatch) -> None:
     right = Lime.mix_heads
 
-    def mix_heads(self: Lime, heads: Heads, context: Tensor, state: object) -> object:
+    def mix_heads(self: Lime, heads: Heads, context: Tensor, state: object, layout: object = None) -> object:
         mixed, after = right(self, heads, context, state)  # type: ignore[arg-type]
         routed = tuple(torch.cat(pair, dim=-1) for pair in zip(mixed.k.unbind(2), mixed.v.unbind(2), strict=True))
         known = after.heads[self.chain]

@@ -1,7 +1,4 @@
-"""Residual scalars: a decoder written from the equations of nanochat, with each way to take the embedding.
-
-Scalars per block, as in nanochat, are scalars per sublayer of which the feed-forward's leave the stream alone.
-"""
+"""Residual scalars: a decoder written from the equations of nanochat, with each way to take the embedding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from twoaxis.checkpoints.layouts import state_map
+from twoaxis.checkpoints.layouts import state_map, sublayer_paths
 from twoaxis.depth import residual_scalars
 from twoaxis.depth.residual_scalars import ResidualScalars, ResidualScalarsConfig, StreamAndEmbedding, StreamAndEmbeddingEnds
 from twoaxis.feed_forward import SwiGLUConfig
@@ -24,7 +21,7 @@ from ..weights import Weights
 from . import Adapter, Mistake
 
 FORMS = {
-    "nanochat": ResidualScalarsConfig(embedding="normalised_start"),
+    "nanochat": ResidualScalarsConfig(embedding="normalised_start", granularity="block"),
     "normalised": ResidualScalarsConfig(),
     "raw": ResidualScalarsConfig(embedding="raw"),
 }
@@ -45,18 +42,12 @@ def run(golden: Golden) -> Mapping[str, Tensor]:
     )
     model, weights = Decoder(config), Weights(golden)
     weights.follow(state_map("llama", config.replace(depth="residual")))
-    per_block = golden.tensors["param/resid_lambdas"].shape[0] == about["n_layers"]
+    step = 2 if config.depth.granularity == "block" else 1  # type: ignore[attr-defined]
     for ours, theirs in SCALARS.items():
-        values = golden.take(f"param/{theirs}")
-        for index in range(2 * about["n_layers"]):
-            block, place = divmod(index, 2)
-            own = values[block] if per_block else values[index]
-            neutral = torch.full_like(own, 1.0 if ours == "stream_weight" else 0.0)
-            name = f"blocks.{block}.{('attention', 'swiglu')[place]}.depth.{ours}"
-            weights.state[name] = (neutral if per_block and place else own).reshape(1)
+        for prefix, value in zip(sublayer_paths(config)[::step], golden.take(f"param/{theirs}"), strict=True):
+            weights.state[f"{prefix}.depth.{ours}"] = value.reshape(1)
     weights.load(model)
     computed = {**logits_and_gradients(model, golden), **dict(weights.gradients(model))}
-    step = 2 if per_block else 1
     for ours, theirs in SCALARS.items():
         scalars = [gradient(getattr(sublayer.depth, ours)) for sublayer in sublayer_list(model)[::step]]
         computed[f"grad/{theirs}"] = torch.cat(scalars)
@@ -79,7 +70,8 @@ def _stream_starts_normalised(patch: pytest.MonkeyPatch) -> None:
     right = StreamAndEmbeddingEnds.enter
 
     def enter(self: Any, e: Tensor, *_: Any) -> Any:
-        return StreamAndEmbedding(*(right(self, e)[0].embedding,) * 2), None
+        added = right(self, e)[0].embedding
+        return StreamAndEmbedding(added, added), None
 
     patch.setattr(StreamAndEmbeddingEnds, "enter", enter)
 

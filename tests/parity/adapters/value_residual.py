@@ -121,8 +121,8 @@ def _x_transformers(golden: Golden, depth: ValueResidualConfig) -> Mapping[str, 
 def _previous_layer_instead_of_the_first(patch: pytest.MonkeyPatch) -> None:
     right = ValueResidual.mix_heads
 
-    def mix_heads(self: ValueResidual, heads: Heads, context: Any, state: Any) -> Any:
-        mixed, after = right(self, heads, context, state)
+    def mix_heads(self: ValueResidual, heads: Heads, context: Any, state: Any, layout: Any = None) -> Any:
+        mixed, after = right(self, heads, context, state, layout)
         latest = (*after.heads[: self.chain], (heads.v.flatten(2),), *after.heads[self.chain + 1 :])
         return mixed, after._replace(heads=latest)
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from twoaxis.checkpoints.layouts import attention_residuals, deep_delta, denseformer, llama, mhc, muddformer
+from twoaxis.checkpoints.layouts import attention_residuals, deep_delta, denseformer, gemma, llama, mhc, muddformer
 from twoaxis.checkpoints.layouts.state_map import DepthPaths, StateMap, depth_paths, sublayer_paths
 from twoaxis.core.errors import ConfigError, nearest
 from twoaxis.model import Decoder, DecoderConfig
@@ -40,6 +40,8 @@ LAYOUTS: dict[str, Layout] = {
     "gpt_bert": Layout("the rows of GPT-BERT after every sublayer", mixers=denseformer.gpt_bert),
     "elc_bert": Layout("the logits of ELC-BERT", mixers=denseformer.elc_bert),
     "deepseek_v4": Layout("the streams of DeepSeek-V4 in transformers", mixers=mhc.deepseek_v4),
+    "gemma4": Layout("the per-layer embeddings of Gemma 4 in transformers", mixers=gemma.gemma4),
+    "gemma4_text": Layout("the same in a model of text alone", mixers=gemma.gemma4_text),
     "deepseek_v4_raw": Layout("the streams of DeepSeek-V4 in its own files", mixers=mhc.deepseek_v4_raw),
     "deepseek_v41": Layout("the streams of DeepSeek-V4.1 in its own files", mixers=mhc.deepseek_v41),
 }

@@ -43,13 +43,22 @@ class Constant(NamedTuple):
     value: float
 
 
+class Stack(NamedTuple):
+    """A tensor of the layout that holds a parameter of every layer, along one dimension."""
+
+    part: Part
+    ours: tuple[str, ...]
+    dim: int
+
+
 @dataclass(frozen=True)
 class StateMap:
     """The tensors of one model in one layout.
 
     Attributes:
         layout: its name in errors.
-        entries: every parameter of the layout.
+        entries: every parameter of the layout but those in `stacks`.
+        stacks: parameters that one tensor of the layout has together.
         constants: tensors without a parameter of ours.
         ignored: patterns of names of tensors that are no parameters, such as rotation tables.
         family: patterns of the names of the layout; other tensors are ignored.
@@ -74,16 +83,18 @@ class StateMap:
     ignored: tuple[str, ...] = ()
     family: tuple[str, ...] = ("*",)
     tied: Mapping[str, str] = field(default_factory=dict)
+    stacks: tuple[Stack, ...] = ()
 
     @property
     def parts(self) -> dict[str, Part]:
         """The tensors of the layout by name."""
-        kept = (part for entry in self.entries for part in entry.parts)
-        return {part.name: part for part in (*kept, *(constant.part for constant in self.constants))}
+        kept = [part for entry in self.entries for part in entry.parts]
+        return {part.name: part for part in (*kept, *(one.part for one in (*self.stacks, *self.constants)))}
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """The names of the layout by ours."""
-        return {entry.ours: tuple(part.name for part in entry.parts) for entry in self.entries}
+        stacked = {ours: (stack.part.name,) for stack in self.stacks for ours in stack.ours}
+        return {entry.ours: tuple(part.name for part in entry.parts) for entry in self.entries} | stacked
 
     @torch.no_grad()
     def load(self, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -99,12 +110,16 @@ class StateMap:
 
     def values(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Our parameters by name, from tensors that fit."""
-        return {entry.ours: _joined([tensors[part.name] for part in entry.parts]) for entry in self.entries}
+        found = {entry.ours: _joined([tensors[part.name] for part in entry.parts]) for entry in self.entries}
+        for part, ours, dim in self.stacks:
+            # Copies, for columns of a tensor do not follow each other in memory.
+            found |= {name: one.contiguous() for name, one in zip(ours, tensors[part.name].chunk(len(ours), dim), strict=True)}
+        return found
 
     @torch.no_grad()
     def save(self, model: nn.Module) -> dict[str, Tensor]:
         """The parameters as tensors of the layout."""
-        return self.split({entry.ours: model.get_parameter(entry.ours).detach() for entry in self.entries})
+        return self.split({ours: model.get_parameter(ours).detach() for ours in self.names()})
 
     def split(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of the layout, from our parameters by name."""
@@ -113,6 +128,8 @@ class StateMap:
             value = values[entry.ours]
             rows = value.flatten().split([torch.Size(part.shape).numel() for part in entry.parts])
             found.update({part.name: row.reshape(part.shape) for part, row in zip(entry.parts, rows, strict=True)})
+        for part, ours, dim in self.stacks:
+            found[part.name] = torch.cat([values[name] for name in ours], dim)
         like = next(iter(values.values()))
         return found | {part.name: like.new_full(part.shape, value) for part, value in self.constants}
 

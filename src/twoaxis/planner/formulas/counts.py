@@ -46,18 +46,30 @@ def forward_counts(model: Data, batch: float, tokens: float) -> Data:
 
 
 def parameter_counts(model: Data) -> Data:
-    """Parameters: all, used by one token, of the depth operation, of the embedding and the head."""
+    """Parameters: all, used by one token, of the depth operation, of the embedding and the head, and in tables of tokens.
+
+    What is in none of the last two is `non_embedding`. The embedding counts as used, and so does a table.
+    """
     matrix = model["vocab_size"] * model["d_model"]
     ends = matrix if model["tied"] > 0 else 2 * matrix
     depth = model["ends"]["params"]
     total = ends + model["norm_params"]
     idle = 0
+    tables = 0
     for sub in model["sublayers"]:
         depth = depth + sub["depth"]["params"]
+        tables = tables + sub["tables"] + sub["depth"]["tables"]
         total = total + sub["params"] + sub["norms"] * model["norm_params"]
         if len(sub["routed"]) > 0:
             idle = idle + (sub["routed"][0] - sub["routed"][1]) * sub["routed"][2]
-    return {"all": total + depth, "used": total + depth - idle, "depth": depth, "embedding_and_head": ends}
+    return {
+        "all": total + depth,
+        "used": total + depth - idle,
+        "depth": depth,
+        "embedding_and_head": ends,
+        "tables": tables,
+        "non_embedding": total + depth - ends - tables,
+    }
 
 
 def state_bytes(model: Data, boundary: int) -> float:

@@ -192,10 +192,10 @@ def pairs_of_work(sub: Data, work: Data) -> float:
 def weights_read(sub: Data, tokens: float) -> float:
     """Expected number of parameters of a mixer that a pass of so many tokens reads, with an even router."""
     if len(sub["routed"]) == 0:
-        return sub["params"]
+        return sub["params"] - sub["tables"]
     experts = sub["routed"][0]
     idle = experts * (1 - sub["routed"][1] / experts) ** tokens
-    return sub["params"] - idle * sub["routed"][2]
+    return sub["params"] - sub["tables"] - idle * sub["routed"][2]
 
 
 def cache_read(sub: Data, work: Data) -> float:

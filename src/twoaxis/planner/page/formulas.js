@@ -236,23 +236,25 @@ forward_counts = function flx_forward_counts (model, batch, tokens) {
 };
 
 parameter_counts = function flx_parameter_counts (model) {
-    var depth, ends, idle, matrix, stub11_seq, stub12_itr, sub, total;
+    var depth, ends, idle, matrix, stub11_seq, stub12_itr, sub, tables, total;
     matrix = model["vocab_size"] * model["d_model"];
     ends = ((model["tied"] > 0))? (matrix) : (2 * matrix);
     depth = model["ends"]["params"];
     total = ends + model["norm_params"];
     idle = 0;
+    tables = 0;
     stub11_seq = model["sublayers"];
     if ((typeof stub11_seq === "object") && (!Array.isArray(stub11_seq))) { stub11_seq = Object.keys(stub11_seq);}
     for (stub12_itr = 0; stub12_itr < stub11_seq.length; stub12_itr += 1) {
         sub = stub11_seq[stub12_itr];
         depth = depth + (sub["depth"]["params"]);
+        tables = (tables + sub["tables"]) + (sub["depth"]["tables"]);
         total = (total + sub["params"]) + (sub["norms"] * model["norm_params"]);
         if (((sub["routed"].length) > 0)) {
             idle = idle + (((sub["routed"][0]) - (sub["routed"][1])) * (sub["routed"][2]));
         }
     }
-    return ({all: total + depth, used: (total + depth) - idle, depth: depth, embedding_and_head: ends});
+    return ({all: total + depth, used: (total + depth) - idle, depth: depth, embedding_and_head: ends, tables: tables, non_embedding: ((total + depth) - ends) - tables});
 };
 
 state_bytes = function flx_state_bytes (model, boundary) {
@@ -602,11 +604,11 @@ pairs_of_work = function flx_pairs_of_work (sub, work) {
 weights_read = function flx_weights_read (sub, tokens) {
     var experts, idle;
     if (((sub["routed"].length)==0)) {
-        return sub["params"];
+        return sub["params"] - sub["tables"];
     }
     experts = sub["routed"][0];
     idle = experts * (Math.pow((1 - ((sub["routed"][1]) / experts)), tokens));
-    return sub["params"] - (idle * (sub["routed"][2]));
+    return (sub["params"] - sub["tables"]) - (idle * (sub["routed"][2]));
 };
 
 cache_read = function flx_cache_read (sub, work) {

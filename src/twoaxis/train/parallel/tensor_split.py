@@ -18,6 +18,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import tensors
 from twoaxis.core.position import SublayerPosition
+from twoaxis.depth import DepthMixer
 from twoaxis.feed_forward import GELUConfig, ReLU2Config, SwiGLUConfig
 from twoaxis.feed_forward.base import HiddenConfig
 from twoaxis.local import CanonConfig
@@ -178,6 +179,17 @@ class TensorSplit:
         return whole, local
 
     @cached_property
+    def _of_heads(self) -> dict[str, bool]:
+        """Whether each parameter of a depth mixer works on heads; one around another is none of what that has."""
+        with torch.device("meta"):
+            model, found = Decoder(self.config), dict[str, bool]()
+        # Parts come behind what they are in.
+        for path, module in model.named_modules():
+            if isinstance(module, DepthMixer):
+                found |= {name: module.mixes_heads for name, _ in module.named_parameters(path)}
+        return found
+
+    @cached_property
     def _sublayers(self) -> Mapping[str, tuple[SublayerConfig, SublayerPosition]]:
         """The configuration and the site of every sublayer by the prefix of its parameters."""
         names = [f"blocks.{n}.{name}." for n, block in enumerate(self.config.layers) for name in sublayer_names(block)]
@@ -187,8 +199,7 @@ class TensorSplit:
         local = self._shapes[1][name]
         prefix = next((one for one in self._sublayers if name.startswith(one)), "")
         within = name.removeprefix(prefix)
-        mixes_heads = within.startswith("depth.") and self.config.depth.design.heads in ("each", "groups")
-        inside = bool(prefix) and (within.startswith("mixer.") or mixes_heads)
+        inside = bool(prefix) and (within.startswith("mixer.") or self._of_heads.get(name, False))
         dim = next((d for d, (a, b) in enumerate(zip(shape, local, strict=True)) if a != b), None)
         if dim is None:
             return Split(shape, 0, (Piece(0, shape[0], self.ranks),), inside)
@@ -221,7 +232,7 @@ def halo_of(config: DecoderConfig, tokens: int) -> Halo:
         return Halo(0, (0,) * len(sites), 0)
     with torch.device("meta"):
         mixers, ends = config.depth.build(config.stack)
-        layout = TokenLayout.contiguous(tokens)
+        layout = TokenLayout.contiguous(tokens).of(torch.empty(1, tokens, dtype=torch.int64))
         state, cache = ends.enter(torch.empty(1, tokens, config.d_model), layout, ())
         entering, reads = _tokens(cache), []
         for mixer, site in zip(mixers, sites, strict=True):
