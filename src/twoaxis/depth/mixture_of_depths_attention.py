@@ -238,7 +238,9 @@ class SlotProjection(StreamWrite):
         self.last = site.index + 1 == len(fills) or not config.numbers(site.stack.sites[site.index + 1])
         self.slot = self.linear("slot", site.d_model, config.numbers(site))
 
-    def mix_heads(self, heads: NoHeads, context: Any, state: StreamAndHeads) -> tuple[NoHeads, StreamAndHeads]:
+    def mix_heads(
+        self, heads: NoHeads, context: Any, state: StreamAndHeads, layout: Layout = None
+    ) -> tuple[NoHeads, StreamAndHeads]:
         """Returns the state with the slot, and without the gain behind the last one of it."""
         projected = self.slot(context)
         if self.uniform:
