@@ -88,6 +88,24 @@ def _weights_of_mhc(first: int, scale: float) -> Callable[[Tensor, str, Paramete
     return weights
 
 
+def _without_reads(own: Tensor, name: str, special: Parameters) -> Tensor:
+    """A map of mHC whose first four rows, which score the reads, are zero."""
+    return torch.cat((torch.zeros_like(own[:4]), own[4:]))
+
+
+def _equal_reads(own: Tensor, name: str, special: Parameters) -> Tensor:
+    """A base of mHC that reads a quarter of each of four streams."""
+    return torch.cat((torch.full_like(own[:4], -math.log(3)), own[4:]))
+
+
+def _read_lane(own: Tensor, name: str, special: Parameters) -> Tensor:
+    return torch.eye(2, dtype=own.dtype)[0 if ".attention." in name else 1]
+
+
+def _lane_weight(own: Tensor, name: str, special: Parameters) -> Tensor:
+    return special[name.replace("residual_weights", "lane_weight")] * torch.eye(2, dtype=own.dtype)
+
+
 def _gain_by_block(own: Tensor, name: str, special: Parameters) -> Tensor:
     block = re.search(r"blocks\.(\d+)", name)
     assert block is not None
@@ -96,15 +114,6 @@ def _gain_by_block(own: Tensor, name: str, special: Parameters) -> Tensor:
 
 def _placed(placement: str, **options: Any) -> dict[str, Any]:
     return {"kind": "norm_placement", "placement": placement, **options}
-
-
-def _lane_of(own: Tensor, name: str, special: Parameters) -> Tensor:
-    """A read of one of two lanes: the last sublayer of a block reads the second."""
-    return torch.eye(2, dtype=own.dtype)[int(".swiglu." in name)]
-
-
-def _lane_weight(own: Tensor, name: str, special: Parameters) -> Tensor:
-    return special[name.replace("residual_weights", "lane_weight")] * torch.eye(2, dtype=own.dtype)
 
 
 RESIDUAL: Mapping[str, Any] = {"kind": "residual"}
@@ -167,12 +176,17 @@ RELATIONS = (
         of_special={r".*\.fn": 0.0},
     ),
     Relation(
+        {"kind": "mhc", "read_out": "mean"},
+        {"kind": "mhc", "read": "delayed", "read_out": "last_site"},
+        "equal reads of all streams",
+        of_special={r".*\.fn": _without_reads, r".*\.base": _equal_reads},
+    ),
+    Relation(
         {"kind": "two_lanes", "first_block": 0},
-        {**STATIC_HC, "n_streams": 2},
-        "two streams that are not mixed, each read by half of the sublayers; lanes without embedding and backout",
-        {r".*read_weights": _lane_of, r".*residual_weights": _lane_weight},
+        {**STATIC_HC, "n_streams": 2, "read_out": "mean"},
+        "reads of one stream, by sublayer, and a multiple of the identity; embedding and earlier stream of the other 0",
+        {r".*read_weights": _read_lane, r".*residual_weights": _lane_weight},
         of_special={r".*embedding_weight": 0.0, r".*backout_weight": 0.0},
-        up_to=EPS_AGAIN,
     ),
     Relation(RESIDUAL, _placed("mix", post_blocks=0), "no post-norm block"),
     Relation(_placed("post"), _placed("mix", post_blocks=3), "post-norm in every block"),
