@@ -26,7 +26,7 @@ SIZES: dict[str, Any] = {"vocab_size": 16, "d_model": 8, "n_layers": 2}
         ({"n_layer": 2}, "unknown key 'n_layer' in the model; did you mean 'n_layers'?"),
         ({"self": 2}, "unknown key 'self' in the model; "),
         ({"depth": {"kind": "deep_delta", "self": 1}}, "depth: unknown key 'self' in 'deep_delta'; "),
-        ({"zzz": 2}, "unknown key 'zzz' in the model; choose one of blocks, d_model, depth, "),
+        ({"zzz": 2}, "unknown key 'zzz' in the model; choose one of base_d_model, base_n_layers, blocks, d_model, depth, "),
         (
             {"depth": {"kind": "deep_delta", "betainit": 1}},
             "depth: unknown key 'betainit' in 'deep_delta'; did you mean 'beta_init'?",

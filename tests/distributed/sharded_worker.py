@@ -84,6 +84,21 @@ FEW_HEADS: dict[str, Any] = {
 """One kv-head, which all tensor ranks hold, and rows that shards cut inside of a gate."""
 
 
+MUON: dict[str, Any] = {
+    "model": {
+        "d_model": 24,
+        "n_layers": 2,
+        "depth": "mhc",
+        "blocks": [[{"kind": "attention", "n_heads": 4, "head_dim": 6}, "swiglu"]],
+        "parametrization": "completep",
+        "base_d_model": 12,
+        "base_n_layers": 1,
+    },
+    "optimizer": {"kind": "muon", "groups": [{"pattern": "*.gain", "lr_scale": 0.5}]},
+}
+"""The recipe of 2026."""
+
+
 def losses(folder: Path) -> list[list[float | None]]:
     """What the metrics of a run hold, without times."""
     return [
@@ -269,6 +284,19 @@ class Worker:
         layout = {"tensor": 2, "shard": 2, "sequence": "tensor"}
         self.found["tensor and shard"] = self.run("tensor_and_shard", parallel=layout, model=FEW_HEADS, recompute="block")
 
+    def muon(self) -> None:
+        """Matrices that ranks gather in turns: stopped and continued, on two stages, and as parts of tensor ranks."""
+        taken = iter(range(99))
+        stop = (lambda: next(taken) >= 1) if self.rank == 1 else None
+        said = [self.run("muon", **MUON), self.run("muon_stopped", stop, **MUON), self.run("muon_stopped", **MUON)]
+        self.found["muon"] = [*said, self.run("muon_stages", parallel={"pipeline": 2}, **MUON)]
+
+    def muon_on_four(self) -> None:
+        """Rows of the heads and hidden numbers of two tensor ranks each; then with one kv-head, which both hold."""
+        layout = {"tensor": 2, "shard": 2}
+        said = [self.run("muon_on_four", parallel=layout, **MUON)]
+        self.found["muon on four"] = [*said, self.run("muon_few_heads", parallel=layout, **{**MUON, "model": FEW_HEADS})]
+
     def copy(self, name: str, other: str) -> None:
         """Copies a run, by the first rank."""
         if self.rank == 0:
@@ -302,6 +330,8 @@ def main() -> None:
         worker.tensor: 2,
         worker.stopped_tensor: 2,
         worker.tensor_and_shard: 4,
+        worker.muon: 2,
+        worker.muon_on_four: 4,
     }
     for scenario, ranks in scenarios.items():
         if rank < ranks:

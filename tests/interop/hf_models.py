@@ -42,6 +42,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "depth": {"kind": "per_layer_embedding", "d_embedding": 4, "stream": "value_embedding"},
         "blocks": [[ATTENTION, "swiglu"]],
     },
+    "factors": {
+        "depth": "residual",
+        "blocks": [[{**ATTENTION, "head_dim": 4}, "swiglu"]],
+        "parametrization": "completep",
+        "base_d_model": 8,
+        "base_n_layers": 1,
+    },
     "streams": {"depth": "mhc", "blocks": [[ATTENTION, "swiglu"], ["gated_delta_net", "swiglu"]]},
 }
 

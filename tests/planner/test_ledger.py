@@ -1,20 +1,24 @@
 """Coefficients and the ledger say what parts declare and the meter finds, for every mixer, batch and length."""
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from twoaxis.core.cost import Shape
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.parameters import declarations
 from twoaxis.depth import DEPTH, DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig
 from twoaxis.ledger import lines
 from twoaxis.ledger.decoder_memory import decoder_cache_bytes, decoder_saved_bytes, decoder_trace, recomputing_peak_bytes
-from twoaxis.model import DecoderConfig
+from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.cost import decoder_cost
 from twoaxis.planner import ModelShape, Precision, ledger, read_model
 from twoaxis.planner.coefficients import Data, coefficients
-from twoaxis.planner.formulas import counts
+from twoaxis.planner.formulas import counts, training_step
 from twoaxis.planner.hardware import read_device
-from twoaxis.planner.setting import ParallelLayout, Setting
+from twoaxis.planner.setting import ParallelLayout, Setting, Sharding
 from twoaxis.sequence import SEQUENCE, SequenceConfig
 from twoaxis.testing.toy import decoder_config
 
@@ -92,6 +96,44 @@ def test_the_ledger_of_a_model_is_the_sum_of_its_parts() -> None:
     assert found.optimizer_bytes == 12 * found.params["all"]
     assert found.cache_bytes == decoder_cache_bytes(config, Shape(1, 40, 2))
     assert len(found.state_bytes) == config.n_layers + 1
+
+
+@pytest.mark.parametrize("depth", ["residual", "mhc", "depth_attention"])
+def test_muon_has_one_number_less_for_each_parameter_of_a_matrix(depth: str) -> None:
+    config = decoder_config(DEPTH.parse(depth), d_model=16, tie_embeddings=False)
+    with torch.device("meta"):
+        tagged = [(one.numel(), declared.tag) for _, one, declared in declarations(Decoder(config))]
+    matrices = sum(size for size, tag in tagged if tag == "matrix")
+    adamw = ModelShape.of_decoder(config)
+    muon = adamw.with_optimizer("muon")
+    assert ledger(adamw, tokens=8).optimizer_bytes - ledger(muon, tokens=8).optimizer_bytes == 4 * matrices
+    shardings: dict[Sharding, int] = {"none": 1, "optimizer": 2}
+    for sharding, shards in shardings.items():
+        layout = ParallelLayout(gpus=2 * 3, pipeline=3, data=2, microbatches=3)
+        setting = Setting(read_device("h100"), layout, batch=6, tokens=8, sharding=sharding)
+        run = setting.run
+        before, after = (training_step.stage_memory(coefficients(one), run) for one in (adamw, muon))
+        saved = sum(before["fixed"]) - sum(after["fixed"])
+        assert saved == pytest.approx(4 * matrices / shards), sharding
+
+
+def test_a_recipe_says_by_what_it_trains(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text('[model]\nd_model = 16\nn_layers = 2\nvocab_size = 32\n[optimizer]\nkind = "muon"\n')
+    assert read_model(path).optimizer == "muon"
+    path.write_text(path.read_text().replace("muon", "mouon"))
+    with pytest.raises(ConfigError, match=r"optimizer='mouon': must be one of adamw, muon; correct it"):
+        read_model(path)
+
+
+def test_factors_of_completep_are_counted() -> None:
+    heads = [[{"kind": "attention", "n_heads": 4, "head_dim": 4}, "swiglu"]]
+    standard = decoder_config(ResidualConfig(), d_model=16, blocks=heads)
+    config = standard.replace(parametrization="completep", base_d_model=8, base_n_layers=1)
+    numbers = [coefficients(ModelShape.of_decoder(one), PRECISION) for one in (standard, config)]
+    holds(config, numbers[1])
+    plain, scaled = (counts.forward_counts(one, 1, 1)["all"] for one in numbers)
+    assert scaled - plain == 16 * (config.stack.n_sublayers + 1)
 
 
 def test_an_empty_batch_or_length_is_refused() -> None:

@@ -203,6 +203,19 @@ class Train(Case):
         return found
 
 
+class Muon(Train):
+    """A training run of the recipe with Muon and completeP."""
+
+    name = "muon"
+
+    def prepare(self) -> None:
+        attention = {"kind": "attention", "n_heads": 4, "head_dim": 16}
+        model = {"d_model": 64, "n_layers": 2, "depth": "mhc", "blocks": [[attention, "swiglu"]]}
+        base = {"parametrization": "completep", "base_d_model": 32, "base_n_layers": 1}
+        changes = {"model": {**model, **base}, "optimizer": {"kind": "muon"}}
+        self.input = self.write("recipe.json", recipe(self.folder, steps=40, **changes))
+
+
 class Study(Train):
     """Four short runs of two arms."""
 
@@ -249,7 +262,7 @@ class Ranks(Train):
         return said.count("Traceback") - said.count("in launch_agent\n") - said.count("in _handle_termination\n")
 
 
-CASES: dict[str, type[Case]] = {case.name: case for case in (Train, Study, Export, Retrofit, Ranks)}
+CASES: dict[str, type[Case]] = {case.name: case for case in (Train, Muon, Study, Export, Retrofit, Ranks)}
 
 
 def wait_for(moment: str, case: Case, process: subprocess.Popen[bytes], out: Path, chance: random.Random) -> None:

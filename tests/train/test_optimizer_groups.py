@@ -30,7 +30,7 @@ def assert_groups(model: Decoder) -> None:
 
     tags = {name: declaration.tag for name, _, declaration in declarations(model)}
     decayed = {name for group in groups if group.weight_decay for name in group.parameters}
-    assert decayed == {name for name, tag in tags.items() if tag in ("matrix", "embedding")}
+    assert decayed == {name for name, tag in tags.items() if tag in ("matrix", "head", "embedding")}
 
     with torch.no_grad():
         for parameter in model.parameters():

@@ -88,6 +88,17 @@ def test_other_depth_mixers_resume_too(depth: str, recipe: Recipe, tmp_path: Pat
     assert_same_run(tmp_path / "whole", tmp_path / "parts", 6)
 
 
+def test_a_run_with_muon_and_completep_resumes_too(recipe: Recipe, tmp_path: Path) -> None:
+    attention = {"kind": "attention", "n_heads": 4, "head_dim": 4}
+    model = {"d_model": 16, "n_layers": 2, "depth": "mhc", "blocks": [[attention, "swiglu"]]}
+    sizes = {"parametrization": "completep", "base_d_model": 8, "base_n_layers": 1}
+    config = recipe(steps=6, model={**model, **sizes}, optimizer={"kind": "muon"}, micro_batch_size=3)
+    train(config, tmp_path / "whole")
+    train(config, tmp_path / "parts", should_stop=StopAfter(3))
+    train(config, tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", 6)
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_ends_the_step_saves_and_says_so(name: str, recipe: Recipe, tmp_path: Path) -> None:
     class Signals(Progress):

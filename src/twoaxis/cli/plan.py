@@ -144,6 +144,7 @@ def plan(
     forwarding: option.ForwardingOption = None,
     engine: option.EngineOption = None,
     precision: option.PrecisionOption = None,
+    optimizer: option.OptimizerOption = None,
     html: option.Html = None,
     calibrate: option.Calibrate = False,
     out: option.Out = None,

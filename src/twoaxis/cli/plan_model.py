@@ -39,6 +39,7 @@ def plan_of_model(
     budget_memory: str | None = None,
     budget_latency: str | None = None,
     precision: str | None = None,
+    optimizer: str | None = None,
     html: Path | None = None,
     **arrangement: Any,
 ) -> int:
@@ -55,6 +56,7 @@ def plan_of_model(
         budget_memory: with its unit.
         budget_latency: with its unit.
         precision: one of `PRECISIONS`.
+        optimizer: `adamw` or `muon`; None leaves that of the model.
         html: a file for the page.
         arrangement: fields of the request that are fixed.
 
@@ -76,6 +78,7 @@ def plan_of_model(
     if html is not None and html.suffix != ".html":
         raise ConfigError(problem("html", str(html), "a file that ends in .html", f"write to {html.with_suffix('.html')}"))
     device, model = read_device(hardware), read_model(source)
+    model = model if optimizer is None else model.with_optimizer(optimizer)
     tokens = min(model.max_seq_len, LONGEST_CONTEXT) if context is None else context
     request = Request(device, gpus, tokens, precision=_precision(device, precision), **arrangement)
     planned = plan_model(model, request, wanted, budget, prompts, _announce)

@@ -49,6 +49,9 @@ EngineOption = Annotated[
     typer.Option(help="Model: of depth operations: fused, or eager, whose kernels take minutes to count. [default: fused]"),
 ]
 PrecisionOption = Annotated[str | None, typer.Option(help="Model: bf16 or fp32. [default: bf16 where the device has it]")]
+OptimizerOption = Annotated[
+    str | None, typer.Option(help="Model: adamw, or muon, whose matrices have one moment. [default: the recipe's, or adamw]")
+]
 Html = Annotated[Path | None, typer.Option(help="Model: write a page that recomputes the plan in the browser.")]
 Calibrate = Annotated[bool, typer.Option("--calibrate", help="Measure this machine as a device, instead of a plan.")]
 Out = Annotated[Path | None, typer.Option(help="Calibration: write the device into this TOML file.")]

@@ -224,7 +224,7 @@ def _expected(error: ErrorDetails) -> tuple[str, str | None]:
 
 def _title(config: type[Config]) -> str:
     kind = config.model_fields.get("kind")
-    if kind is not None and isinstance(kind.default, str):
+    if kind is not None and isinstance(kind.default, str) and not config.called:
         return repr(kind.default)
     return f"the {config.called or re.sub(r'(?<!^)(?=[A-Z])', ' ', config.__name__.removesuffix('Config')).lower()}"
 
@@ -262,7 +262,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     """Returns a copy of the data with each `dotted.path=value` set.
 
     A value is read as TOML, or else as a bare string. List items are addressed by number. Another `kind` drops the other keys
-    of its table.
+    of its table, except where kinds share them (`drops_keys`).
 
     Raises:
         ConfigError: an override without `=`, or a path through something that is not a table.
@@ -293,14 +293,20 @@ def parse_value(text: str) -> Any:
         return text.strip()
 
 
+def drops_keys(table: str, old: Mapping[str, Any], kind: Any) -> bool:
+    """Whether the other keys of a table belong to its old kind only; optimizers share theirs, and so their learning rate."""
+    return table != "optimizer" and old.get("kind") != kind
+
+
 def _set(node: Any, path: list[str], value: Any, override: str) -> None:
     *parents, last = path
+    table = parents[-1] if parents else ""
     for part in parents:
         node = _descend(node, part, override)
     if isinstance(node, list):
         node[_position(node, last, override)] = value
     elif isinstance(node, dict):
-        if last == "kind" and node.get("kind") != value:
+        if last == "kind" and drops_keys(table, node, value):
             node.clear()
         node[last] = value
     else:

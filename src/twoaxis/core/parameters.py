@@ -10,15 +10,21 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from twoaxis.core.errors import ConfigError
+from twoaxis.core.errors import ConfigError, problem
 
-Tag = Literal["matrix", "embedding", "table", "norm", "bias", "gate", "query", "mixing"]
+Tag = Literal["matrix", "head", "embedding", "table", "norm", "bias", "gate", "query", "mixing"]
 """What a parameter is for; a `table` has one row per token id beside the embedding, of which each token reads its own."""
+
+Grows = Literal["both", "inputs", "outputs", "neither"]
+"""The dimensions of a weight that grow with the width of the model: those that an output sums over, the outputs, or both."""
+
+GROWS: dict[Tag, Grows] = {"matrix": "both", "head": "inputs", "query": "inputs", "gate": "neither", "mixing": "neither"}
+"""The default of each tag; other tags are vectors of outputs."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +109,35 @@ Init = (
 )
 
 
+class Fused(NamedTuple):
+    """Matrices stored as one parameter, side by side along a dimension: their sizes along it."""
+
+    sizes: tuple[int, ...]
+    dim: int = 0
+
+
 @dataclass(frozen=True)
 class Declaration:
-    """The initial value of a parameter, its tag, why it may have no gradient (`dead`), and a factor on its learning rate."""
+    """How a parameter starts, and what an optimizer has to know of it.
+
+    Attributes:
+        init: the initial value.
+        tag: the kind.
+        dead: the reason why it may have no gradient, or None.
+        lr_scale: a factor on its learning rate.
+        fused: the matrices that it is made of; None for one.
+        grows: its dimensions that grow with the width of the model; of fused matrices, those of each.
+        stacked: the power of the depth with which equal changes of it in every layer grow in the stream: 1 where it multiplies
+            or enters the stream itself, 1 more where it weights all earlier layers.
+    """
 
     init: Init
     tag: Tag
     dead: str | None = None
     lr_scale: float = 1.0
+    fused: Fused | None = None
+    grows: Grows = "outputs"
+    stacked: int = 0
 
 
 def matrix_std(fan_in: int) -> float:
@@ -126,27 +153,78 @@ class DeclaredModule(nn.Module):
         self.declarations: dict[str, Declaration] = {}
 
     def parameter(
-        self, name: str, shape: tuple[int, ...], init: Init, tag: Tag, dead: str | None = None, lr_scale: float = 1.0
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        init: Init,
+        tag: Tag,
+        dead: str | None = None,
+        lr_scale: float = 1.0,
+        *,
+        fused: Fused | None = None,
+        grows: Grows | None = None,
+        stacked: int = 0,
     ) -> nn.Parameter:
-        """Declares the parameter for the attribute `name`; sharding needs at least one dimension."""
-        self.declarations[name] = Declaration(init, tag, dead, lr_scale)
+        """Declares the parameter for the attribute `name`; sharding needs at least one dimension.
+
+        Args:
+            name: of the attribute.
+            shape: of the parameter.
+            init: the initial value.
+            tag: the kind.
+            dead: the reason why it may have no gradient.
+            lr_scale: as in `Declaration`.
+            fused: the matrices that it is made of.
+            grows: as in `Declaration`; None means the default of the tag.
+            stacked: as in `Declaration`.
+
+        Raises:
+            ConfigError: matrices that are not together as large as the parameter.
+        """
+        if fused is not None and sum(fused.sizes) != shape[fused.dim]:
+            raise ConfigError(problem(f"fused of {name!r}", fused, f"sizes that add up to {shape[fused.dim]}", "correct them"))
+        grows = grows or GROWS.get(tag, "outputs")
+        self.declarations[name] = Declaration(init, tag, dead, lr_scale, fused, grows, stacked)
         value = torch.empty(shape)
         return nn.Parameter(value if value.is_meta else _draw(init, value.shape))
 
     def linear(
-        self, name: str, d_in: int, d_out: int, std: float | None = None, values: tuple[int, float] | None = None
+        self,
+        name: str,
+        d_in: int,
+        d_out: int,
+        std: float | None = None,
+        values: tuple[int, float] | None = None,
+        *,
+        tag: Tag = "matrix",
+        rows: tuple[int, ...] = (),
+        grows: Grows | None = None,
     ) -> nn.Linear:
         """Declares the linear map without bias for the attribute `name`; `std=0` initialises it to zero.
 
-        `values` are the number of last outputs with another standard deviation, and that.
+        Args:
+            name: of the attribute.
+            d_in: width of the input.
+            d_out: width of the output.
+            std: of the initial weights; None means `matrix_std`.
+            values: the number of last outputs with another standard deviation, and that.
+            tag: the kind.
+            rows: outputs of each of the matrices that are stored as this one; empty for one.
+            grows: as in `Declaration`; None means the default of the tag.
         """
         std = matrix_std(d_in) if std is None else std
         init = Normal(std) if std else Constant(0.0)
         if values is not None and values[1] != std:
             init = NormalRows(std, *values)
         linear = nn.Linear(d_in, d_out, bias=False, device="meta")
-        linear.weight = self.parameter(f"{name}.weight", (d_out, d_in), init, "matrix")
+        fused = Fused(rows) if rows else None
+        linear.weight = self.parameter(f"{name}.weight", (d_out, d_in), init, tag, fused=fused, grows=grows)
         return linear
+
+
+def extra_output(module: DeclaredModule, d_in: int, numbers: int) -> nn.Linear | None:
+    """Declares the map for the attribute `extra` to numbers for the depth mixer; None without any."""
+    return module.linear("extra", d_in, numbers, grows="inputs") if numbers else None
 
 
 def with_extra(update: nn.Module, extra: nn.Module | None, hidden: Tensor) -> Tensor:

@@ -95,7 +95,11 @@ class SublayerPosition:
         By default for two writes per block whatever its sublayers, so that shared parameters start alike in all models.
         """
         scale = self.slot.output_scale
-        return matrix_std(fan_in) / math.sqrt(2 * self.stack.n_blocks) if scale is None else scale * matrix_std(fan_in)
+        return (
+            matrix_std(fan_in) / math.sqrt(2 * (self.stack.base_blocks or self.stack.n_blocks))
+            if scale is None
+            else scale * matrix_std(fan_in)
+        )
 
     def hidden_std(self, fan_in: int) -> float:
         """The standard deviation of initial matrices that make values or hidden features."""
@@ -122,6 +126,8 @@ class LayerStack:
         block_lengths: sublayers of each block.
         slots: the properties of each sublayer, or empty if unknown.
         vocab_size: ids of tokens are below this; None if unknown.
+        update_scale: constant factor of every update.
+        base_blocks: number of blocks for which initial values that depend on it are chosen; None means that of the model.
     """
 
     d_model: int
@@ -129,6 +135,8 @@ class LayerStack:
     block_lengths: tuple[int, ...]
     slots: tuple[SublayerInfo, ...] = ()
     vocab_size: int | None = None
+    update_scale: float = 1.0
+    base_blocks: int | None = None
 
     @property
     def n_blocks(self) -> int:

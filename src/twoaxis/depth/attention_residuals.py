@@ -282,7 +282,7 @@ class AttentionResidualsEnds(DepthEnds):
         self.key_map = None
         if config.key_rank is not None:
             D = stack.d_model
-            self.key_map = self.parameter("key_map", (config.key_rank, D), Normal(matrix_std(D)), "matrix")
+            self.key_map = self.parameter("key_map", (config.key_rank, D), Normal(matrix_std(D)), "matrix", grows="inputs")
 
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[Sources, Any]:
         """Returns the embedding as the only source."""

@@ -191,7 +191,7 @@ class GRN(DeclaredModule):
             dead = DEAD_AT_ZERO if config.activation == "relu" and not config.score_std else None
             start = Normal(config.score_std) if config.score_std else Constant(0.0)
             vectors = 1 if config.score_vector == "shared" else n_columns
-            self.score_weight = self.parameter("score_weight", (n_ways, vectors, D), start, "mixing", dead)
+            self.score_weight = self.parameter("score_weight", (n_ways, vectors, D), start, "mixing", dead, grows="inputs")
             if config.score_norm == "rms":
                 self.score_gain = self.parameter("score_gain", (D,), Constant(1.0), "norm", dead)
 

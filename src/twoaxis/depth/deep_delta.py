@@ -227,10 +227,10 @@ class DeepDelta(DepthMixer, config=DeepDeltaConfig):
 
     def __init__(self, config: DeepDeltaConfig, site: SublayerPosition, shared: Compressor | None = None) -> None:
         super().__init__()
-        self.config, d_model = config, site.d_model
-        C, std = config.value_channels, matrix_std(d_model)
-        self.gate = Gate(config.gate, config.gate_width, d_model, config.beta_init, config.impl)
-        self.target_weight = self.parameter("target_weight", (d_model,) if C == 1 else (C, d_model), Normal(std), "gate")
+        self.config, d_model, C = config, site.d_model, config.value_channels
+        options = config.gate, config.gate_width, d_model, config.beta_init, config.impl, site.stack.update_scale
+        self.gate, shape, start = Gate(*options), (d_model,) if C == 1 else (C, d_model), Normal(matrix_std(d_model))
+        self.target_weight = self.parameter("target_weight", shape, start, "gate", grows="inputs")
         if config.value_target != "paper":
             self.target_bias = self.parameter("target_bias", (C,), Constant(0.0), "bias")
         self.blend = blend_parameter(self) if config.blend == "annealed" else None

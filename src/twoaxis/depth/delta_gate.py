@@ -31,7 +31,7 @@ def gate_cost(layers: Layers, width: int, d_model: int, tokens: int) -> Cost:
 
 
 class Gate(DeclaredModule):
-    """Computes beta = 2 sigmoid(g(c)) in (0, 2).
+    """Computes beta = 2 sigmoid(g(c)) in (0, 2), times a constant.
 
     Args:
         layers: of g.
@@ -39,26 +39,30 @@ class Gate(DeclaredModule):
         d_model: D.
         beta_init: at the start.
         impl: `fused` or `reference`.
+        scale: the constant: that of updates, which their direction has lost.
     """
 
-    def __init__(self, layers: Layers, width: int, d_model: int, beta_init: float, impl: Impl) -> None:
+    def __init__(self, layers: Layers, width: int, d_model: int, beta_init: float, impl: Impl, scale: float = 1.0) -> None:
         super().__init__()
-        start = beta_init / 2
+        self.largest = 2 * scale
+        share = beta_init / 2
         self.layers: Layers = layers
         self.impl: Impl = impl
         width = d_model if layers == "linear" else width
         if layers != "linear":
-            self.hidden_weight = self.parameter("hidden_weight", (width, d_model), Normal(matrix_std(d_model)), "gate")
+            start = Normal(matrix_std(d_model))
+            self.hidden_weight = self.parameter("hidden_weight", (width, d_model), start, "gate", grows="inputs")
         if layers == "two_layer_bias":
             self.hidden_bias = self.parameter("hidden_bias", (width,), Constant(0.0), "bias")
-        self.weight = self.parameter("weight", (width,), Normal(matrix_std(width)), "gate")
-        self.bias = self.parameter("bias", (1,), Constant(math.log(start / (1 - start))), "bias")
+        grows = "inputs" if layers == "linear" else "neither"
+        self.weight = self.parameter("weight", (width,), Normal(matrix_std(width)), "gate", grows=grows)
+        self.bias = self.parameter("bias", (1,), Constant(math.log(share / (1 - share))), "bias")
 
     def forward(self, context: Stream) -> Float[Tensor, "B T"]:
         """Returns beta for each token."""
         if self.layers != "linear":
             context = _hidden(context, self.hidden_weight, self.hidden_bias if self.layers == "two_layer_bias" else None)
-        return 2 * torch.sigmoid(row_product(context, self.weight, self.impl) + self.bias)
+        return self.largest * torch.sigmoid(row_product(context, self.weight, self.impl) + self.bias)
 
 
 @outside_autocast

@@ -166,7 +166,7 @@ class DenseFormer(DepthMixer, config=DenseFormerConfig):
         self.names = tuple(unit_name(source, config.granularity) for source in rows.get(unit + 1, ()))
         if self.row:
             start = (*(config.first_weight for _ in self.row[1:]), 1.0)
-            self.weights = self.parameter("weights", (len(start),), Values(start), "mixing")
+            self.weights = self.parameter("weights", (len(start),), Values(start), "mixing", stacked=2)
 
     def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, None, Any]:
         """Returns the stream."""

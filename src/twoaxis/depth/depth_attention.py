@@ -140,6 +140,7 @@ class DepthAttentionConfig(DepthConfig):
             output=start if self.output == "matrix" else None,
             n_blocks=stack.n_blocks,
             adds=self.mode == "add",
+            grows="both" if self.head_dim is None else "inputs",
             norm_eps=stack.norm_eps if self.states == "normalised" else None,
             impl=self.impl,
         )

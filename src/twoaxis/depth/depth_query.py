@@ -134,10 +134,12 @@ class DepthQuery(DeclaredModule):
     def __init__(self, form: ReadForm) -> None:
         super().__init__()
         self.form, W = form, form.key_width
-        self.pseudo_query = self.parameter("pseudo_query", (W,), Constant(0.0), "query")
+        # The rank of emitted keys is that of every width.
+        grows, both = ("neither", "neither") if form.keys == "emitted" else ("inputs", "both")
+        self.pseudo_query = self.parameter("pseudo_query", (W,), Constant(0.0), "query", grows=grows)
         self.key_gain = self.parameter("key_gain", (W,), Constant(1.0), "norm") if form.keys == "gained" else None
         if form.query == "token":
-            self.query_map = self.parameter("query_map", (W, W), Constant(0.0), "matrix")
+            self.query_map = self.parameter("query_map", (W, W), Constant(0.0), "matrix", grows=both)
 
     def forward(self, sources: Sources) -> Stream:
         """Returns the mixture of the sources."""
@@ -206,7 +208,7 @@ class AddedRead(DeclaredModule):
         if self.chooses:
             self.pseudo_query = self.parameter("pseudo_query", (d_model,), Constant(0.0), "query")
             self.key_gain = self.parameter("key_gain", (d_model,), Constant(1.0), "norm")
-        self.null = self.parameter("null", (d_model,), Constant(0.0), "query") if null else None
+        self.null = self.parameter("null", (d_model,), Constant(0.0), "query", grows="outputs") if null else None
         self.alpha = self.parameter("alpha", (1,), Constant(0.0), "gate") if gated else None
 
     def forward(self, stream: Stream, sources: Sources) -> Stream:

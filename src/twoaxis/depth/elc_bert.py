@@ -123,9 +123,10 @@ class ElcBertConfig(DepthConfig):
         norm = Cost(elementwise_flops=6 * shape.total_tokens * stack.d_model * self.norms_embedding)
         return norm + (self._mixture_cost(stack.n_blocks + 1, stack, shape) if self.variant == "weighted_output" else Cost())
 
-    def combination(self, n_sources: int) -> Combination:
+    def combination(self, n_sources: int, stack: LayerStack) -> Combination:
         """Builds one convex sum."""
-        return Combination(n_sources, float(self.variant == "base"), self.blend == "annealed", self.impl)
+        scale = stack.update_scale if self.variant == "normalized" else 1.0
+        return Combination(n_sources, float(self.variant == "base"), self.blend == "annealed", self.impl, scale)
 
     def _mixture_cost(self, n: int, stack: LayerStack, shape: Shape) -> Cost:
         if n == 1:
@@ -145,7 +146,7 @@ class ElcBert(DepthMixer, config=ElcBertConfig):
         self.config = config
         self.keeps_sources = config.variant == "weighted_output" or site.block + 1 < site.stack.n_blocks
         self.opens_block, self.closes_block = site.opens_block, site.closes_block
-        self.combination = config.combination(site.block + 1) if site.opens_block and site.block else None
+        self.combination = config.combination(site.block + 1, site.stack) if site.opens_block and site.block else None
 
     def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, tuple[Stream, ...], Any]:
         """Returns the combination, or inside a block its input plus the updates so far; carries the input of the block."""
@@ -181,7 +182,7 @@ class ElcBertEnds(HistoryEnds):
     def __init__(self, config: ElcBertConfig, stack: LayerStack) -> None:
         super().__init__()
         self.config = config
-        self.combination = config.combination(stack.n_blocks + 1) if config.variant == "weighted_output" else None
+        self.combination = config.combination(stack.n_blocks + 1, stack) if config.variant == "weighted_output" else None
 
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[History, Any]:
         """Returns the embedding, or its norm, as the only output."""

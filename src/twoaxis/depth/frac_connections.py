@@ -13,7 +13,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.parameters import Constant, DeclaredModule, Values
+from twoaxis.core.parameters import Constant, DeclaredModule, Fused, Values
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import WeightedSum
 from twoaxis.depth.base import Controls, DepthConfig, Layout, Stream
@@ -161,7 +161,7 @@ class FracConnections(StreamsMixer, config=FracConnectionsConfig):
         # The update has one row of weights, or one row for each of its fractions.
         self.rows = 1 if config.form == "paper" else m
         self.read_weights = self.parameter("read_weights", (P, m), Values(read), "mixing")
-        self.residual_weights = self.parameter("residual_weights", (P, P), Values(residual), "mixing")
+        self.residual_weights = self.parameter("residual_weights", (P, P), Values(residual), "mixing", stacked=1)
         self.write_weights = self.parameter("write_weights", (P,), Constant(1.0), "mixing")
         self.dynamic = DynamicFractions(config, site.d_model) if config.weights == "dynamic" else None
 
@@ -218,8 +218,10 @@ class DynamicFractions(DeclaredModule):
         self.rule = ScoreRule(norm, eps, "tanh", config.n_fractions)
         width = d_model // config.n_fractions
         # The rows score the fractions of the read, the destinations of the residual, and the write.
-        self.maps = self.parameter("maps", (config.columns, width), Constant(0.0), "matrix")
-        self.mixing_scale = self.parameter("mixing_scale", (1,), Constant(config.scale_init), "gate")
+        P, rows = config.pieces, config.columns
+        fused = Fused((config.n_fractions, P, rows - config.n_fractions - P))
+        self.maps = self.parameter("maps", (rows, width), Constant(0.0), "matrix", fused=fused, grows="inputs", stacked=1)
+        self.mixing_scale = self.parameter("mixing_scale", (1,), Constant(config.scale_init), "gate", stacked=1)
         self.write_scale = self.parameter("write_scale", (1,), Constant(config.scale_init), "gate")
         self.gain = self.parameter("gain", (width,), Constant(1.0), "norm") if learns else None
 

@@ -123,13 +123,13 @@ class StreamGate(DeclaredModule):
         gains = [own if j == index % n else others for j in range(n)]
         gain = Values(tuple(g for g in gains for _ in range(D))) if preserving else Constant(1.0)
         self.gain = self.parameter("gain", (n, D), gain, "norm")
-        self.down = self.parameter("down", (config.rank, n * D), Normal(matrix_std(n * D)), "matrix")
+        self.down = self.parameter("down", (config.rank, n * D), Normal(matrix_std(n * D)), "matrix", grows="inputs")
         up = Constant(0.0) if preserving else Normal(matrix_std(config.rank))
-        self.up = self.parameter("up", (n * D, config.rank), up, "matrix")
+        self.up = self.parameter("up", (n * D, config.rank), up, "matrix", grows="outputs")
         self.inject = None
         if writes:
             inject = Constant(0.0) if preserving else Normal(matrix_std(n * D))
-            self.inject = self.parameter("inject", (n, n * D), inject, "matrix")
+            self.inject = self.parameter("inject", (n, n * D), inject, "matrix", grows="inputs")
 
     def forward(self, state: Streams) -> tuple[Stream, Float[Tensor, "n B T"] | None]:
         """Returns the view, and the logits of the write weights."""

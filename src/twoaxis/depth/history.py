@@ -3,6 +3,7 @@
 Letters: B batch, T position, D width.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Annotated, Any, Literal, NamedTuple
@@ -127,17 +128,19 @@ class Combination(DeclaredModule):
 
     Args:
         n_sources: summed.
-        newest_logit: start of the logit of the newest source; the others start at 0.
+        newest_logit: start of the logit of the newest source, beyond that of the others.
         blends: whether a learned weight interpolates from the plain sum of all sources, at 0, to the convex one.
         impl: `fused` or `reference`.
+        update_scale: of updates that have lost it in a norm: the logarithm is the start of the logits after the first one.
     """
 
-    def __init__(self, n_sources: int, newest_logit: float, blends: bool, impl: Impl) -> None:
+    def __init__(self, n_sources: int, newest_logit: float, blends: bool, impl: Impl, update_scale: float = 1.0) -> None:
         super().__init__()
         self.impl: Impl = impl
         self.logits: Tensor | None = None
         if n_sources > 1:
-            start = (*(0.0 for _ in range(n_sources - 1)), newest_logit)
+            later = math.log(update_scale)
+            start = (0.0, *(later for _ in range(n_sources - 2)), later + newest_logit)
             self.logits = self.parameter("logits", (n_sources,), Values(start), "mixing")
         self.blend = blend_parameter(self) if blends else None
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
-from twoaxis.core.parameters import Constant, DeclaredModule, Values
+from twoaxis.core.parameters import Constant, DeclaredModule, Fused, Values
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import WeightedSum, per_token
 from twoaxis.depth.base import Controls, DepthConfig, Layout, Stream
@@ -145,7 +145,8 @@ class HyperConnections(StreamsMixer, config=HyperConnectionsConfig):
         one_hot = tuple(float(j == site.index % n) for j in range(n))
         self.read_weights = self.parameter("read_weights", (n,), Values(one_hot), "mixing")
         mixes, identity = config.residual == "free", tuple(float(i == j) for j in range(n) for i in range(n))
-        self.residual_weights = self.parameter("residual_weights", (n, n), Values(identity), "mixing") if mixes else None
+        start = Values(identity)
+        self.residual_weights = self.parameter("residual_weights", (n, n), start, "mixing", stacked=1) if mixes else None
         self.write_weights = self.parameter("write_weights", (n,), Constant(1.0), "mixing")
         self.dynamic = DynamicWeights(config, site.d_model) if config.weights == "dynamic" else None
 
@@ -178,9 +179,11 @@ class DynamicWeights(DeclaredModule):
         eps = {"rms": config.rms_eps, "rms_gain": 0.0}.get(config.norm, config.layer_eps)
         self.rule = ScoreRule("rms" if config.norm.startswith("rms") else "layer", eps, config.activation)
         # The rows score the read, the n destinations of the residual where it is free, and the write.
-        columns = n + 2 if config.residual == "free" else 2
-        self.maps = self.parameter("maps", (columns, d_model), Constant(0.0), "matrix")
-        self.mixing_scale = self.parameter("mixing_scale", (1,), Constant(config.scale_init), "gate")
+        mixes = config.residual == "free"
+        fused, stacked = Fused((1, n, 1) if mixes else (1, 1)), int(mixes)
+        shape, start = (sum(fused.sizes), d_model), Constant(0.0)
+        self.maps = self.parameter("maps", shape, start, "matrix", fused=fused, grows="inputs", stacked=stacked)
+        self.mixing_scale = self.parameter("mixing_scale", (1,), Constant(config.scale_init), "gate", stacked=stacked)
         self.write_scale = self.parameter("write_scale", (1,), Constant(config.scale_init), "gate")
         learns = config.norm in ("layer_affine", "rms_gain")
         self.gain = self.parameter("gain", (d_model,), Constant(1.0), "norm") if learns else None

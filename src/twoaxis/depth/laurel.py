@@ -14,7 +14,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
-from twoaxis.core.parameters import Constant, Striped
+from twoaxis.core.parameters import Constant, Fused, Striped
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.depth.base import DepthConfig, DepthMixer, Layout, Stream
@@ -162,13 +162,15 @@ class Laurel(DepthMixer, config=LaurelConfig):
         self.n_passed = 0 if site.index + 1 == site.stack.n_sublayers else config.n_inputs(unit + 1) - 1
         self.n_maps = S if config.maps == "separate" else 1
         if config.has_weights:
-            self.logits = self.parameter("logits", (2,), Constant(0.0), "mixing")
+            self.logits = self.parameter("logits", (2,), Constant(0.0), "mixing", stacked=1)
         if config.has_previous:
             start = 0.0 if config.maps == "identity" else 1 / config.n_previous
-            self.input_weights = self.parameter("input_weights", (S,), Constant(start), "mixing")
+            self.input_weights = self.parameter("input_weights", (S,), Constant(start), "mixing", stacked=1)
         if config.low_rank:
-            self.down = self.parameter("down", (self.n_maps * r, D), Striped(1 / math.sqrt(r * D), r), "matrix")
-            self.up = self.parameter("up", (D, self.n_maps * r), Constant(0.0), "matrix")
+            start, ranks = Striped(1 / math.sqrt(r * D), r), (r,) * self.n_maps
+            shape, down, up = (self.n_maps * r, D), Fused(ranks), Fused(ranks, dim=1)
+            self.down = self.parameter("down", shape, start, "matrix", fused=down, grows="inputs", stacked=1)
+            self.up = self.parameter("up", shape[::-1], Constant(0.0), "matrix", fused=up, grows="outputs", stacked=1)
 
     def read(self, state: History, layout: Layout = None, cache: Any = None) -> tuple[Stream, None, Any]:
         """Returns the input of the block plus its updates so far."""

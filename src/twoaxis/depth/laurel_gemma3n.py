@@ -86,19 +86,25 @@ class LaurelGemma3n(DepthMixer, config=LaurelGemma3nConfig):
         super().__init__()
         self.impl: Impl = config.impl
         self.eps, self.opens_block = site.norm_eps, site.opens_block
+        # Updates have lost their scale when they are normalised.
+        self.update_scale = site.stack.update_scale
         r, D = config.rank, site.d_model
         self.update_gain = self.parameter("update_gain", (D,), Constant(1.0), "norm")
         if site.opens_block:
-            self.down = self.parameter("down", (r, D), Normal(matrix_std(D)), "matrix")
-            self.up = self.parameter("up", (D, r), Normal(matrix_std(r)), "matrix")
+            self.down = self.parameter("down", (r, D), Normal(matrix_std(D)), "matrix", grows="inputs")
+            self.up = self.parameter("up", (D, r), Normal(matrix_std(r)), "matrix", grows="outputs")
             self.gain = self.parameter("gain", (D,), Constant(1.0), "norm")
 
     def write(self, state: Stream, update: Stream, context: Views, carry: Any) -> Stream:
         """Returns the stream with the normalised update, and where a block opens with the map of the context."""
         assert isinstance(context, Tensor), "the read returns one view, so the context is one tensor"
         # Under autocast updates may be narrower than the stream.
-        joined = state + rms_norm(update, self.update_gain, self.eps, self.impl)
+        joined = state + self._normalised(update, self.update_gain)
         if not self.opens_block:
             return joined
         mapped = F.linear(F.linear(context, self.down), self.up)
-        return (joined + (context + rms_norm(mapped, self.gain, self.eps, self.impl))) / math.sqrt(2)
+        return (joined + (context + self._normalised(mapped, self.gain))) / math.sqrt(2)
+
+    def _normalised(self, x: Stream, gain: Tensor) -> Stream:
+        gain = gain if self.update_scale == 1 else gain * self.update_scale
+        return rms_norm(x, gain, self.eps, self.impl)

@@ -107,9 +107,9 @@ class Lime(StreamWrite, config=LimeConfig):
         if self.routes and heads is not None:
             G = heads.n_kv_heads
             start = Constant(0.0) if config.init == "plain" else Uniform(math.sqrt(3 / ((earlier + 1) * G)))
-            self.earlier = self.parameter("earlier", (G, earlier * G), start, "mixing")
+            self.earlier = self.parameter("earlier", (G, earlier * G), start, "mixing", grows="both", stacked=1)
             identity = tuple(float(row == column) for row in range(G) for column in range(G))
-            self.own = self.parameter("own", (G, G), Values(identity), "mixing")
+            self.own = self.parameter("own", (G, G), Values(identity), "mixing", grows="both")
 
     def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads, layout: Layout = None) -> tuple[Heads, State]:
         """Returns the heads with routed keys and values, and the state with the un-routed ones."""

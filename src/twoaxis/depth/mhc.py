@@ -13,7 +13,7 @@ from torch import Tensor
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
-from twoaxis.core.parameters import Constant, Values
+from twoaxis.core.parameters import Constant, Fused, Values
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import WeightedSum, per_token
 from twoaxis.depth import mhc_forms
@@ -202,14 +202,18 @@ class MHC(StreamsMixer, config=MHCConfig):
         base = mhc_forms.starting_logits(form, site.index, n, config.write_magnitude)
         columns = len(base) // n
         shape = (len(base), n * site.d_model) if joint else (columns, site.d_model)
-        self.fn = self.parameter("fn", shape, mhc_forms.map_start(form.init), "matrix")
-        self.base = self.parameter("base", (len(base),) if joint else (n, columns), Values(tuple(base)), "bias")
-        self.scale = self.parameter("scale", (len(self.groups),), mhc_forms.scale_start(form.init), "gate")
+        # Only a residual of its own acts on the streams themselves.
+        fused, stacked = Fused(tuple(size if joint else size // n for size in self.groups)), int(len(self.groups) > 2)
+        start, scale = mhc_forms.map_start(form.init), mhc_forms.scale_start(form.init)
+        self.fn = self.parameter("fn", shape, start, "matrix", fused=fused, grows="inputs", stacked=stacked)
+        place = (len(base),) if joint else (n, columns)
+        self.base = self.parameter("base", place, Values(tuple(base)), "bias", stacked=stacked)
+        self.scale = self.parameter("scale", (len(self.groups),), scale, "gate", stacked=stacked)
         if not joint:
             self.gain = self.parameter("gain", (site.d_model,), Constant(1.0), "norm")
         self.angle_bounds = None
         if self.matrix.turns:
-            self.angle_bounds = self.parameter("angle_bounds", (2,), Constant(1.0), "gate")
+            self.angle_bounds = self.parameter("angle_bounds", (2,), Constant(1.0), "gate", stacked=1)
 
     def read(self, state: State, layout: Layout = None, cache: Any = None) -> tuple[Stream, Mixing, Any]:
         """Returns the weighted sum of the streams, and the streams and weights for the write."""
@@ -259,7 +263,8 @@ class MHCEnds(ParallelEnds):
         n = config.n_streams
         if self.form.read_out == "learned":
             base = 0.0 if self.form.init == "deepseek_v4" else mhc_forms.logit(1 / n)
-            self.fn = self.parameter("fn", (n, n * stack.d_model), mhc_forms.map_start(self.form.init), "matrix")
+            start = mhc_forms.map_start(self.form.init)
+            self.fn = self.parameter("fn", (n, n * stack.d_model), start, "matrix", grows="inputs")
             self.base = self.parameter("base", (n,), Constant(base), "bias")
             self.scale = self.parameter("scale", (1,), mhc_forms.scale_start(self.form.init), "gate")
 

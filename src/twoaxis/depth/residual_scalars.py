@@ -139,8 +139,8 @@ class ResidualScalars(DepthMixer, config=ResidualScalarsConfig):
         self.mixes, self.keeps = unit.opens, site.closes_block and site.block == config.backout_block(site.stack)
         if self.mixes:
             stream, embedding = config.starts(unit, n_units(site.stack, config.granularity))
-            self.stream_weight = self.parameter("stream_weight", (1,), Constant(stream), "mixing")
-            self.embedding_weight = self.parameter("embedding_weight", (1,), Constant(embedding), "mixing")
+            self.stream_weight = self.parameter("stream_weight", (1,), Constant(stream), "mixing", stacked=1)
+            self.embedding_weight = self.parameter("embedding_weight", (1,), Constant(embedding), "mixing", stacked=1)
 
     def read(self, state: StreamAndEmbedding, layout: Layout = None, cache: Any = None) -> tuple[Stream, Stream, Any]:
         """Returns a x + b x_0, or inside a block x, as view and as carry."""

@@ -14,7 +14,7 @@ class SkipGain(DepthMixer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.gain = self.parameter("gain", (1,), Constant(1.0), "mixing")
+        self.gain = self.parameter("gain", (1,), Constant(1.0), "mixing", stacked=1)
 
     def write(self, state: Stream, update: Stream, context: Views, carry: Any) -> Stream:
         """Returns g x + update."""

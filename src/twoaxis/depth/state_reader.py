@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from twoaxis.core.cost import Cost
-from twoaxis.core.parameters import Constant, DeclaredModule, Normal, matrix_std
+from twoaxis.core.parameters import Constant, DeclaredModule, Fused, Grows, Normal, matrix_std
 from twoaxis.core.views import WeightedSum
 from twoaxis.depth.base import Explanation, Stream
 from twoaxis.ops.depth_attention import depth_attention, depth_attention_weights
@@ -63,6 +63,7 @@ class ReaderForm:
         output: how W_O starts, a zero or a scaled matrix; None takes the heads as they are.
         n_blocks: of the model, which scale the start of W_O.
         adds: whether the read is added to the stream, or takes its place.
+        grows: the dimensions of a head that grow with the model.
         norm_eps: eps of the norm of a state before it is projected; None reads it raw.
         impl: `fused` or `reference`.
     """
@@ -73,6 +74,7 @@ class ReaderForm:
     output: Literal["zero", "scaled"] | None
     n_blocks: int
     adds: bool
+    grows: Grows
     norm_eps: float | None
     impl: Impl
 
@@ -99,12 +101,16 @@ class Reader(DeclaredModule):
     def declare(self, parts: int) -> None:
         """Declares the matrices (queries above keys above values; the last `parts` of these three), W_O and the gain."""
         form, D, W = self.form, self.form.d_model, self.form.width
-        self.projection = self.parameter("projection", (parts * W, D), Normal(matrix_std(D)), "matrix")
+        heads = Fused((W // form.n_heads,) * (parts * form.n_heads))
+        # A read joins the stream itself, through W_O if there is one.
+        stacked = int(form.output is None or not form.adds)
+        each = {"fused": heads, "grows": form.grows, "stacked": stacked}
+        self.projection = self.parameter("projection", (parts * W, D), Normal(matrix_std(D)), "matrix", **each)
         if form.output is not None:
             # Not an nn.Linear: hosts initialise those again, which would end the equivalence with the plain model.
             scaled = Normal(matrix_std(W) / math.sqrt(2 * form.n_blocks))
             start = Constant(0.0) if form.output == "zero" else scaled
-            self.output = self.parameter("output", (D, W), start, "matrix")
+            self.output = self.parameter("output", (D, W), start, "matrix", stacked=1)
         if form.norm_eps is not None:
             self.gain = self.parameter("gain", (D,), Constant(1.0), "norm")
 

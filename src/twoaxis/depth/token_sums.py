@@ -95,13 +95,13 @@ class Sum(DeclaredModule):
         if not S:
             return
         newest = 0.0 if form.n_post_normed else 1.0
-        self.static = self.parameter("static", (C, S), Values((*(0.0,) * (S - 1), newest) * C), "mixing")
+        self.static = self.parameter("static", (C, S), Values((*(0.0,) * (S - 1), newest) * C), "mixing", stacked=2)
         if K:
-            self.to_hidden = self.parameter("to_hidden", (K, D), Normal(D**-0.5), "mixing")
-            self.to_weights = self.parameter("to_weights", (C * S, K), Constant(0.0), "mixing")
+            self.to_hidden = self.parameter("to_hidden", (K, D), Normal(D**-0.5), "mixing", grows="inputs")
+            self.to_weights = self.parameter("to_weights", (C * S, K), Constant(0.0), "mixing", stacked=2)
             self.input_gain = self.parameter("input_gain", (D,), Constant(1.0), "norm") if form.gained else None
         if form.n_post_normed:
-            self.post_gain = self.parameter("post_gain", (form.n_post_normed, D), Constant(POST_GAIN), "norm")
+            self.post_gain = self.parameter("post_gain", (form.n_post_normed, D), Constant(POST_GAIN), "norm", stacked=1)
 
     def forward(self, state: BlockOutputs) -> tuple[tuple[Stream, ...], tuple[Stream, ...]]:
         """Returns the input of each way, or the newest output alone where nothing is summed, and the sources to keep."""

@@ -164,7 +164,8 @@ class ValueResidual(StreamWrite, config=ValueResidualConfig):
             self.rank = config.mixing(site).index(site.index)
             self.own = self.parameter("own", (1,), Constant(config.own), "mixing")
         if config.variant == "gated":
-            self.gate_weight = self.parameter("gate_weight", (heads.n_kv_heads, D), Normal(matrix_std(D)), "gate")
+            start = Normal(matrix_std(D))
+            self.gate_weight = self.parameter("gate_weight", (heads.n_kv_heads, D), start, "gate", grows="inputs")
             self.gate_bias = self.parameter("gate_bias", (heads.n_kv_heads,), Constant(0.0), "bias")
         elif config.variant in ("learnable", "dense"):
             start = (config.first, *[0.0] * (place - 1 if config.variant == "dense" else 0), config.own)

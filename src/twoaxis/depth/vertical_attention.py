@@ -172,9 +172,11 @@ class LayerOutputs(NamedTuple):
 class Mixture(Combination):
     """One read: a convex sum of the sources and the residual stream if that is kept."""
 
-    def __init__(self, config: VerticalAttentionConfig, n_sources: int, eps: float) -> None:
-        super().__init__(n_sources, config.newest_logit, False, config.impl)
-        self.config, self.eps = config, eps
+    def __init__(self, config: VerticalAttentionConfig, n_sources: int, stack: LayerStack) -> None:
+        loses_scale = config.source == "delta" and config.embedding == "source" and config.norm in ("sources", "weights")
+        scale = stack.update_scale if loses_scale else 1.0
+        super().__init__(n_sources, config.newest_logit, False, config.impl, scale)
+        self.config, self.eps = config, stack.norm_eps
         if config.skip == "gated":
             self.gate = self.parameter("gate", (1,), Constant(0.0), "gate")
 
@@ -207,7 +209,7 @@ class VerticalAttention(DepthMixer, config=VerticalAttentionConfig):
         layer, self.opens, self.closes = unit_of(site, config.granularity)
         self.read_after = config.read_after(layer, site.stack)
         reads = self.opens and config.sources(layer) > 0
-        self.mixture = Mixture(config, config.sources(layer), site.norm_eps) if reads else None
+        self.mixture = Mixture(config, config.sources(layer), site.stack) if reads else None
 
     def read(self, state: LayerOutputs, layout: Layout = None, cache: Any = None) -> tuple[Stream, Stream, Any]:
         """Returns the input of the layer plus its updates so far, as view and as carry."""
@@ -250,7 +252,7 @@ class VerticalAttentionEnds(DepthEnds):
         super().__init__()
         self.config, self.eps = config, stack.norm_eps
         n_sources = config.sources(n_units(stack, config.granularity))
-        self.mixture = Mixture(config, n_sources, stack.norm_eps) if config.head == "mixture" else None
+        self.mixture = Mixture(config, n_sources, stack) if config.head == "mixture" else None
 
     def enter(self, embeddings: Stream, layout: Layout = None, cache: Any = None) -> tuple[LayerOutputs, Any]:
         """Returns the embedding as a source, as the residual stream, or as both."""

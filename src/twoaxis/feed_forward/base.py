@@ -15,7 +15,7 @@ from twoaxis.core.config import Config
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import Mixer
-from twoaxis.core.parameters import with_extra
+from twoaxis.core.parameters import extra_output, with_extra
 from twoaxis.core.position import SublayerPosition
 from twoaxis.local.places import LocalPlaces, Places, PlacesConfig, mix_locally
 from twoaxis.ops.rope import RotationTable
@@ -124,7 +124,7 @@ class HiddenFeedForward(LocalPlaces, FeedForward):
         super().__init__()
         F = config.width_at(site)
         self.down = self.linear("down", F, site.d_model, std=site.output_std(F))
-        self.extra = self.linear("extra", F, site.slot.update_extra) if site.slot.update_extra else None
+        self.extra = extra_output(self, F, site.slot.update_extra)
         self.fill_places(config, site)
 
     def new_cache(self) -> Places:

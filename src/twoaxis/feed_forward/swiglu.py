@@ -47,9 +47,8 @@ class SwiGLU(HiddenFeedForward, config=SwiGLUConfig):
     def __init__(self, config: SwiGLUConfig, site: SublayerPosition) -> None:
         super().__init__(config, site)
         self.impl: Impl = config.impl
-        self.gate_up = self.linear(
-            "gate_up", site.d_model, config.local_channels(site).projected, std=site.hidden_std(site.d_model)
-        )
+        F, std = config.width_at(site), site.hidden_std(site.d_model)
+        self.gate_up = self.linear("gate_up", site.d_model, 2 * F, std=std, rows=(F, F))
 
     def project(self, context: Tensor) -> Tensor:
         """Returns W_gate c and W_up c."""

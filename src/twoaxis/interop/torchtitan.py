@@ -220,11 +220,13 @@ def optimizer_config(decoder: DecoderConfig, optimizer: OptimizerConfig | None =
         fields: of `OptimizersContainer.Config`, such as `implementation`.
 
     Raises:
-        ConfigError: a pattern that matches no parameter, or a group that is frozen, which torchtitan cannot leave out.
+        ConfigError: a pattern that matches no parameter, a group that is frozen, which torchtitan cannot leave out, or Muon.
     """
     from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 
     optimizer = optimizer or OptimizerConfig()
+    if optimizer.kind != "adamw":
+        raise ConfigError(problem("optimizer.kind", optimizer.kind, "'adamw' in torchtitan", "train with `twoaxis train`"))
     with torch.device("meta"):
         groups = parameter_groups(Decoder(decoder), optimizer)
     patterns = _patterns([list(group.parameters) for group in groups])
@@ -233,7 +235,7 @@ def optimizer_config(decoder: DecoderConfig, optimizer: OptimizerConfig | None =
         if not group.lr_scale:
             frozen = next(iter(group.parameters))
             raise ConfigError(problem(f"lr_scale of {frozen!r}", 0, "> 0 in torchtitan", "freeze it with `twoaxis train`"))
-        options = {"lr": optimizer.lr * group.lr_scale, "betas": optimizer.betas, "eps": optimizer.eps}
+        options = {"lr": optimizer.lr * group.lr_scale, "betas": optimizer.betas, "eps": group.eps}
         options["weight_decay"] = group.weight_decay
         configured.append(ParamGroupConfig(pattern=pattern, optimizer_name="AdamW", optimizer_kwargs=options))
     return OptimizersContainer.Config(param_groups=configured, **fields)

@@ -131,8 +131,9 @@ class LocalSWA(LocalMixer, config=LocalSWAConfig):
         super().__init__()
         self.config = config
         H, G, K = config.n_heads, config.n_kv_heads, config.head_dim
-        self.qkv = self.linear("qkv", channels, (H + 2 * G) * K)
-        self.output = self.linear("output", H * K, channels, std=0.0 if config.output_init == "zero" else None)
+        self.qkv = self.linear("qkv", channels, (H + 2 * G) * K, rows=(K,) * (H + 2 * G), grows="inputs")
+        std = 0.0 if config.output_init == "zero" else None
+        self.output = self.linear("output", H * K, channels, std=std, grows="outputs")
 
     def new_cache(self) -> KeyValueCache:
         """An empty cache that keeps the window."""

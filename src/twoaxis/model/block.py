@@ -57,6 +57,7 @@ class Sublayer(nn.Module):
     def __init__(self, depth: DepthMixer, config: SublayerConfig, site: SublayerPosition, splits_views: bool) -> None:
         super().__init__()
         self.depth = depth
+        self.update_scale, self.update_extra = site.stack.update_scale, site.slot.update_extra
         self.norm = norm_before(site)
         self.mixer: Any = config.build(site)
         if splits_views:
@@ -106,7 +107,15 @@ class Sublayer(nn.Module):
             mix = Mix(state, heads, *self.depth.mix_heads(heads, context, state, layout))
             _, _, heads, state = mix if seen is None else seen(mix)
         update, cache = self.mixer.attend(heads, layout, cache, context) if heads else self.mixer(context, layout, cache)
-        return update, state, cache
+        return self._scaled(update), state, cache
+
+    def _scaled(self, update: Tensor) -> Tensor:
+        if self.update_scale == 1:
+            return update
+        if not self.update_extra:
+            return update * self.update_scale
+        own, extra = update.split((update.shape[-1] - self.update_extra, self.update_extra), dim=-1)
+        return torch.cat((own * self.update_scale, extra), dim=-1)
 
 
 def sublayer_names(configs: Sequence[SublayerConfig]) -> list[str]:

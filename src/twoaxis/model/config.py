@@ -51,6 +51,12 @@ class DecoderConfig(Config):
         depth: the depth mixer, by table or bare kind.
         blocks: the sublayers of each block, in order; block l is `blocks[l % len(blocks)]`. Or the name of a published order of
             layers, as in `blocks = "gpt_oss"`, or a table `{preset = "gpt_oss", n_heads = 8}`; see `twoaxis list blocks`.
+        parametrization: `standard`; or `completep` (arXiv:2505.01618, table 1), with which a learning rate tuned on a model of
+            the base size holds at another width and depth: updates are multiplied by base_n_layers / n_layers, logits by
+            base_d_model / d_model, and initial values and the optimizer's groups follow (`twoaxis.train.optim`). At the base
+            size it is the standard one.
+        base_d_model: width of the base size.
+        base_n_layers: blocks of the base size.
 
     Raises:
         ConfigError: anything that cannot be built, at once and in one line.
@@ -73,6 +79,9 @@ class DecoderConfig(Config):
     embedding_norm: Literal["none", "rms"] = "none"
     depth: Depth = ResidualConfig()
     blocks: tuple[Block, ...] = ((AttentionConfig(), SwiGLUConfig()),)
+    parametrization: Literal["standard", "completep"] = "standard"
+    base_d_model: int | None = Field(default=None, ge=1)
+    base_n_layers: int | None = Field(default=None, ge=1)
 
     unrecorded: ClassVar[Mapping[str, Any]] = {"embedding_std": 0.02}
     called: ClassVar[str] = "model"
@@ -109,12 +118,47 @@ class DecoderConfig(Config):
         if len(self.blocks) > self.n_layers:
             allowed = f"at most n_layers={self.n_layers} patterns"
             raise ConfigError(problem("blocks", len(self.blocks), allowed, "drop the patterns that no block would use"))
+        self._check_base()
         return self
+
+    def _check_base(self) -> None:
+        for name in ("base_d_model", "base_n_layers"):
+            if self.parametrization == "standard":
+                self.refuse_options((name,), " with parametrization='standard'", "set parametrization=completep")
+            elif getattr(self, name) is None:
+                allowed = "the size of the model that rates are tuned on, with parametrization='completep'"
+                raise ConfigError(problem(name, None, allowed, f"give {name.removeprefix('base_')} of that model"))
+        if self.base_d_model is None:
+            return
+        for sublayer in {part for part in self.parts if isinstance(part, SequenceConfig)}:
+            here, there = (sublayer.head_shape(width) for width in (self.d_model, self.base_d_model))
+            if here and there and here.head_dim != there.head_dim:
+                got = (
+                    f"head_dim of {sublayer.kind!r}: {here.head_dim}, and {there.head_dim} at base_d_model={self.base_d_model}"
+                )
+                raise ConfigError(
+                    f"{got}: must be equal with parametrization='completep'; give head_dim, and heads by the width"
+                )
 
     @property
     def initial_embedding_std(self) -> float:
         """Standard deviation of the initial embedding."""
-        return 1 / math.sqrt(self.d_model) if self.embedding_std is None else self.embedding_std
+        return 1 / math.sqrt(self.base_d_model or self.d_model) if self.embedding_std is None else self.embedding_std
+
+    @property
+    def width_ratio(self) -> float:
+        """Width over that of the base size."""
+        return self.d_model / (self.base_d_model or self.d_model)
+
+    @property
+    def depth_ratio(self) -> float:
+        """Blocks over those of the base size."""
+        return self.n_layers / (self.base_n_layers or self.n_layers)
+
+    @property
+    def logit_scale(self) -> float:
+        """Constant factor of the logits."""
+        return 1 / self.width_ratio
 
     @property
     def layers(self) -> tuple[Block, ...]:
@@ -139,7 +183,8 @@ class DecoderConfig(Config):
     @property
     def _bare_stack(self) -> LayerStack:
         slots = tuple(self._slot(sublayer) for block in self.layers for sublayer in block)
-        return LayerStack(self.d_model, self.norm_eps, tuple(len(block) for block in self.layers), slots, self.vocab_size)
+        lengths, scale = tuple(len(block) for block in self.layers), 1 / self.depth_ratio
+        return LayerStack(self.d_model, self.norm_eps, lengths, slots, self.vocab_size, scale, self.base_n_layers)
 
     def _slot(self, sublayer: SublayerConfig) -> SublayerInfo:
         if not isinstance(sublayer, SequenceConfig):

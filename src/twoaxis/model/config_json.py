@@ -19,6 +19,9 @@ CONFIG_NAMES: Mapping[str, str] = {
     "embedding_norm": "embedding_norm",
     "depth": "depth",
     "blocks": "blocks",
+    "parametrization": "parametrization",
+    "base_d_model": "base_d_model",
+    "base_n_layers": "base_n_layers",
 }
 """Our fields by their key in `config.json`."""
 

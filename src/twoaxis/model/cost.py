@@ -50,6 +50,11 @@ class CostedModel(Protocol):
         ...
 
     @property
+    def logit_scale(self) -> float:
+        """Constant factor of the logits."""
+        ...
+
+    @property
     def depth(self) -> DepthConfig:
         """The depth mixer."""
         ...
@@ -86,8 +91,10 @@ def decoder_cost(config: CostedModel, shape: Shape) -> Cost:
     total = (
         _embedding_and_head(config, shape) + embedding_norm_cost(config, shape) + config.depth.ends_cost(stack, shape) + norm
     )
+    total += factor_cost(config.logit_scale, config.d_model, shape)
     for site, sublayer in zip(stack.sites, config.parts, strict=True):
         total += config.depth.cost(site, shape) + sublayer.cost(site, shape)
+        total += factor_cost(stack.update_scale, config.d_model, shape)
         for _ in range(norms_before(config.depth, site)):
             total += norm
     return total
@@ -102,6 +109,11 @@ def norm_cost(norm: Literal["rms", "layer"], d_model: int, shape: Shape) -> Cost
     """Returns the cost of one norm over the width of a model."""
     params, flops = NORMS[norm]
     return Cost(params=params * d_model, elementwise_flops=flops * shape.total_tokens * d_model)
+
+
+def factor_cost(factor: float, d_model: int, shape: Shape) -> Cost:
+    """Returns the cost of a constant factor on numbers as wide as the model; a factor of 1 is left out."""
+    return Cost(elementwise_flops=0 if factor == 1 else shape.total_tokens * d_model)
 
 
 def embedding_norm_cost(config: CostedModel, shape: Shape) -> Cost:

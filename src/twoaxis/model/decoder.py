@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import DeclaredModule, Normal, initialise, materialize
+from twoaxis.core.parameters import DeclaredModule, Normal, initialise, materialize, matrix_std
 from twoaxis.model.block import Block, RMSNorm, run_blocks
 from twoaxis.model.cache import DecoderCache
 from twoaxis.model.config import DecoderConfig
@@ -105,8 +105,9 @@ class Decoder(DeclaredModule):
             for block, start, stop in zip(config.layers, stops, stops[1:], strict=False)
         )
         self.ends = ends
-        self.norm = RMSNorm(config.d_model, stack.norm_eps)
-        self.head = None if config.tie_embeddings else self.linear("head", config.d_model, config.vocab_size)
+        self.norm = RMSNorm(config.d_model, stack.norm_eps, config.logit_scale)
+        std = matrix_std(config.base_d_model or config.d_model)
+        self.head = None if config.tie_embeddings else self.linear("head", *reversed(shape), std, tag="head")
 
     @staticmethod
     def build(config: DecoderConfig | Mapping[str, Any], seed: int = 0) -> "Decoder":

@@ -8,16 +8,21 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
+import torch
+
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.position import SublayerPosition
 from twoaxis.ledger.lines import depth_lines, part_lines
-from twoaxis.model.cost import embedding_norm_cost, norm_cost, norms_before
-from twoaxis.planner.model.part import Part
+from twoaxis.model.cost import embedding_norm_cost, factor_cost, norm_cost, norms_before
+from twoaxis.planner.model.part import Part, count_matrices
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
 
 Engine = Literal["fused", "eager"]
 """The engine of depth operations: one kernel for each read and write, or one for each operation of PyTorch."""
+
+MOMENT_BYTES = 4
+"""Of a second moment, which Muon does not keep, in float32."""
 
 Data = dict[str, Any]
 
@@ -33,7 +38,8 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
     Returns:
         `d_model`, `vocab_size`, `tied`, bytes per number; `sublayers`, in order, with
 
-        * `params`, `tables` of them in tables of tokens; `routed`: [experts, used by a token, parameters of one] or nothing;
+        * `params`, `tables` of them in tables of tokens, `matrices` of them updated by Muon (0 without it, as in `depth` and
+          `ends`); `routed`: [experts, used by a token, parameters of one] or nothing;
         * FLOPs of one forward pass: `matmul` and `elementwise` per token; `pairs`: [FLOPs, window] per visible pair, 0 for no
           window;
         * `local`: [local mixers inside it, bytes per token that they write];
@@ -55,10 +61,14 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
         for site, part, measured in zip(stack.sites, model.parts, found["sublayers"], strict=True)
     ]
     norm = norm_cost(model.norm, model.d_model, Shape(1, 1))
-    ends = _depth(lambda shape: depth.ends_cost(stack, shape) + embedding_norm_cost(model, shape), found["ends"])
+    *mixers, of_ends = _depth_matrices(model)
+    for sublayer, matrices in zip(sublayers, mixers, strict=True):
+        sublayer["depth"]["matrices"] = matrices
+    ends = _depth(lambda shape: _ends_cost(model, shape), found["ends"])
     ends["saved"] += found["ends"]["handed_over"] + found["embedding_norm_saved"]
     ends["lent"] = ends["params"] if any(depth.cost(site, Shape(1, 1)).shared_params for site in stack.sites) else 0
     ends["weights"] -= ends["lent"]
+    ends["matrices"] = of_ends
     return {
         "name": model.name,
         "depth_kind": depth.kind,
@@ -69,6 +79,7 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
         "norm_params": norm.params,
         "norm_elementwise": norm.elementwise_flops,
         **{f"{name}_bytes": value for name, value in precision.to_data().items()},
+        "moment_bytes": MOMENT_BYTES,
         "sublayers": sublayers,
         "ends": ends,
         "leaves": found["leaves"],
@@ -88,16 +99,33 @@ def _sublayer(model: ModelShape, site: SublayerPosition, part: Part, measured: D
     own = _part(part, site, precision)
     if measured["heads_saved"]:
         own["saved"], own["saved_fixed"] = measured["heads_saved"]
+    own["elementwise"] += factor_cost(site.stack.update_scale, model.d_model, Shape(1, 1)).elementwise_flops
     return {
         "block": site.block,
         "kind": part.kind,
         "routed": [routed.experts, routed.used, routed.params] if routed else [],
         **own,
+        "matrices": part.matrices(site) if model.optimizer == "muon" else 0,
         "norms": norms_before(depth, site),
         # With the context that the mixer saves, and the statistics of its norms.
         "saved": own["saved"] + measured["handed_over"],
         "depth": _depth(lambda shape: depth.cost(site, shape), measured),
     }
+
+
+def _ends_cost(model: ModelShape, shape: Shape) -> Cost:
+    cost = model.depth.ends_cost(model.stack, shape) + embedding_norm_cost(model, shape)
+    return cost + factor_cost(model.logit_scale, model.d_model, shape)
+
+
+def _depth_matrices(model: ModelShape) -> list[int]:
+    """Numbers in matrices of each depth mixer and of the ends, as far as Muon updates them; shared ones count once."""
+    stack = model.stack
+    if model.optimizer != "muon":
+        return [0] * (stack.n_sublayers + 1)
+    with torch.device("meta"):
+        mixers, ends = model.depth.build(stack)
+    return [count_matrices(module) for module in (*mixers, ends)]
 
 
 @lru_cache(maxsize=4096)

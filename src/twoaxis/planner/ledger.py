@@ -146,11 +146,17 @@ def ledger(
         recomputed_saved_bytes=saved["recomputed"],
         parameter_bytes=params["all"] * numbers["weights_bytes"],
         gradient_bytes=params["all"] * numbers["gradients_bytes"],
-        optimizer_bytes=params["all"] * numbers["optimizer_bytes"],
+        optimizer_bytes=params["all"] * numbers["optimizer_bytes"] - _matrices(numbers) * numbers["moment_bytes"],
         cache_bytes_per_token=cache_bytes_of(numbers, tokens + 1, 1) - cache_bytes_of(numbers, tokens, 1),
         cache_bytes=round(cache_bytes_of(numbers, tokens, 1)),
         state_bytes=tuple(int(state_bytes(numbers, boundary_of_block(numbers, block))) for block in range(model.n_layers + 1)),
     )
+
+
+def _matrices(numbers: dict[str, Any]) -> int:
+    """Parameters that have no second moment."""
+    each = (sublayer["matrices"] + sublayer["depth"]["matrices"] for sublayer in numbers["sublayers"])
+    return sum(each) + numbers["ends"]["matrices"]
 
 
 def _traffic(numbers: dict[str, Any], refused: str | None) -> DepthTraffic:

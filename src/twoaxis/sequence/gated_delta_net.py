@@ -16,7 +16,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import Constant, LogOfUniform, Normal, SoftplusInverse, matrix_std, with_extra
+from twoaxis.core.parameters import Constant, LogOfUniform, Normal, SoftplusInverse, extra_output, matrix_std, with_extra
 from twoaxis.core.position import SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.local import BranchSWAConfig, CanonConfig, Local
@@ -183,14 +183,16 @@ class GatedDeltaNet(LocalPlaces, SequenceMixer, config=GatedDeltaNetConfig):
         self.norm_eps = site.norm_eps
         H, D = config.n_heads, site.d_model
         self.key_width, V = config.key_width(D), config.value_width(D)
-        self.qkv = self.linear("qkv", D, config.local_channels(site).projected, values=(H * V, site.hidden_std(D)))
+        rows, values = (self.key_width,) * (2 * H) + (V,) * H, (H * V, site.hidden_std(D))
+        grows = "both" if config.head_dim is None else "inputs"
+        self.qkv = self.linear("qkv", D, sum(rows), values=values, rows=rows, grows=grows)
         self.gate = self.linear("gate", D, H * V)
-        self.decay_and_beta = self.parameter("decay_and_beta", (2 * H, D), Normal(matrix_std(D)), "gate")
+        self.decay_and_beta = self.parameter("decay_and_beta", (2 * H, D), Normal(matrix_std(D)), "gate", grows="inputs")
         self.A_log = self.parameter("A_log", (H,), LogOfUniform(1e-4, 16.0), "gate")
         self.dt_bias = self.parameter("dt_bias", (H,), SoftplusInverse(0.001, 0.1), "bias")
         self.gain = self.parameter("gain", (V,), Constant(1.0), "norm")
         self.output = self.linear("output", H * V, D, std=0.0 if config.output_init == "zero" else site.output_std(H * V))
-        self.extra = self.linear("extra", H * V, site.slot.update_extra) if site.slot.update_extra else None
+        self.extra = extra_output(self, H * V, site.slot.update_extra)
         self.fill_places(config, site)
 
     def new_cache(self) -> GatedDeltaNetCache:

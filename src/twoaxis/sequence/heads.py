@@ -17,7 +17,7 @@ from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import Constant, Normal, with_extra
+from twoaxis.core.parameters import Constant, Normal, extra_output, with_extra
 from twoaxis.core.position import HeadShape, KeyNorm, SublayerPosition
 from twoaxis.core.views import QKV, Heads, Views
 from twoaxis.local.base import Parts
@@ -202,11 +202,12 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         self.projects_values, self.heads_at = site.slot.projects_values, site.slot.heads_at
         projected = (H + (2 if self.projects_values else 1) * G) * K
         values = (G * K, site.hidden_std(D)) if self.projects_values else None
-        self.qkv = self.linear("qkv", D, projected, values=values)
+        grows = "both" if config.head_dim is None else "inputs"
+        self.qkv = self.linear("qkv", D, projected, values=values, rows=(K,) * (projected // K), grows=grows)
         self.qkv_bias = None if config.bias == "none" else self.parameter("qkv_bias", (projected,), Constant(0.0), "bias")
         self.output = self.linear("output", H * K, D, std=0.0 if config.output_init == "zero" else site.output_std(H * K))
         self.output_bias = self.parameter("output_bias", (D,), Constant(0.0), "bias") if config.bias == "all" else None
-        self.extra = self.linear("extra", H * K, site.slot.update_extra) if site.slot.update_extra else None
+        self.extra = extra_output(self, H * K, site.slot.update_extra)
         if config.qk_norm != "none":
             each = config.qk_norm_over == "head"
             self.q_gain = self.parameter("q_gain", (K if each else H * K,), Constant(1.0), "norm")

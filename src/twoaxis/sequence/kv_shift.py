@@ -124,7 +124,8 @@ class KVShift(SoftmaxAttention, config=KVShiftConfig):
         super().__init__(config, site)
         self.form, heads = config.form, config.shifted_heads(site)
         if config.form == "token":
-            self.shift_weight = self.parameter("shift_weight", (heads, site.d_model), Normal(matrix_std(site.d_model)), "gate")
+            start = Normal(matrix_std(site.d_model))
+            self.shift_weight = self.parameter("shift_weight", (heads, site.d_model), start, "gate", grows="inputs")
         else:
             init = UniformPairs() if config.shift_init == "uniform" else Values((0.0, 1.0) * heads)
             self.shift = self.parameter("shift", (heads, 2), init, "mixing")

@@ -12,6 +12,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.parameters import extra_output
 from twoaxis.core.position import SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.local.base import TokenHistory
@@ -91,7 +92,7 @@ class ShortConv(SequenceMixer, config=ShortConvConfig):
     def __init__(self, config: ShortConvConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.conv = config.build_conv(site.d_model)
-        self.extra = self.linear("extra", site.d_model, site.slot.update_extra) if site.slot.update_extra else None
+        self.extra = extra_output(self, site.d_model, site.slot.update_extra)
 
     def new_cache(self) -> TokenHistory:
         """An empty history."""

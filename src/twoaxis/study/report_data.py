@@ -135,7 +135,7 @@ class RatesData(Config):
     """The optimizer settings of one group of parameters.
 
     Attributes:
-        what: the declared kind of its parameters, such as `matrix` or `mixing`.
+        what: the declared kind of its parameters, such as `matrix` or `mixing`, and what updates them unless it is AdamW.
         lr: learning rate after the warm-up.
         weight_decay: times the learning rate per step.
         tensors: a count.

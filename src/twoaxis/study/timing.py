@@ -23,7 +23,7 @@ from twoaxis.core.files import replacing
 from twoaxis.core.measure import saved_bytes
 from twoaxis.data import PackedSampler, PreparedData, prepare
 from twoaxis.train.environment import describe_environment
-from twoaxis.train.optim import build_optimizer, parameter_groups
+from twoaxis.train.optim import NUMBERS, build_optimizer, parameter_groups
 from twoaxis.train.parallel.placement import placement_of
 from twoaxis.train.parallel.ranks import Ranks, joined
 from twoaxis.train.recipe import TrainConfig
@@ -37,8 +37,8 @@ ROUNDS = 15
 NORMAL_MAD, NORMAL_MEDIAN = 1.4826, 1.2533
 """For normal noise: standard deviation over median deviation, and standard error of a median over that of a mean."""
 
-STATE_BYTES_PER_PARAMETER = 16
-"""Weights, gradients and the two moments of AdamW, in float32."""
+BYTES = 4
+"""Of a number in float32."""
 
 DISAGREE = 0.05
 """Probability that two timings of the same arms disagree by chance alone."""
@@ -203,14 +203,15 @@ class _Arm:
         device = ranks.device or choose_device(recipe.device)
         self.model = self.placement.build(recipe, recipe.decoder(data.tokenizer.vocab_size), device)
         groups = parameter_groups(self.placement.whole(self.model), recipe.optimizer)
-        self.optimizer = build_optimizer(self.placement.local(groups, self.model), recipe.optimizer)
+        self.groups = self.placement.local(groups, self.model)
+        self.optimizer = build_optimizer(self.groups, recipe.optimizer, self.placement.of_wholes)
         self.token_loss = self.placement.losses(self.model, recipe)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters, gradients and optimizer."""
-        held = (parameter for group in self.optimizer.param_groups for parameter in group["params"])
-        return STATE_BYTES_PER_PARAMETER * sum(parameter.numel() for parameter in held)
+        sizes = [(group.rule, sum(one.numel() for one in group.parameters.values())) for group in self.groups if group.lr_scale]
+        return BYTES * sum((2 + NUMBERS[rule]) * size for rule, size in sizes)
 
     def step(self) -> None:
         """Takes one step and waits for the device."""

@@ -63,7 +63,7 @@ class TrainConfig(Config):
     Args:
         model: the decoder; `vocab_size` defaults to the tokenizer's.
         data: corpus, tokenizer and windows.
-        optimizer: AdamW.
+        optimizer: AdamW, or Muon for matrices.
         schedule: the learning-rate schedule, by table or bare kind.
         anneal: parameters set by a schedule instead of the optimizer, such as the blend of a retrofitted model.
         batch_size: windows in a step.

@@ -111,7 +111,8 @@ class Trainer:
         )
         # After the data and the model, so that an error above leaves the shorter run unchanged.
         ranks.first(self._claim)
-        self.optimizer = ranks.each(lambda: build_optimizer(self.placement.local(groups, self.model), config.optimizer))
+        local, wholes = self.placement.local, self.placement.of_wholes
+        self.optimizer = ranks.each(lambda: build_optimizer(local(groups, self.model), config.optimizer, wholes))
         self.token_loss = self.placement.losses(self.model, config)
         self.tokens_per_step = config.batch_size * config.data.seq_len
         self.step = self.earlier_peak_bytes = 0

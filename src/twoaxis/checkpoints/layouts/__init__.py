@@ -7,7 +7,7 @@ import torch
 
 from twoaxis.checkpoints.layouts import attention_residuals, deep_delta, denseformer, gemma, llama, mhc, muddformer
 from twoaxis.checkpoints.layouts.state_map import DepthPaths, StateMap, depth_paths, sublayer_paths
-from twoaxis.core.errors import ConfigError, nearest
+from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.model import Decoder, DecoderConfig
 
 
@@ -52,7 +52,7 @@ def state_map(layout: str, config: DecoderConfig) -> StateMap:
     """The map between a decoder and a published layout.
 
     Raises:
-        ConfigError: an unknown layout, or a decoder with parameters that it lacks.
+        ConfigError: an unknown layout, or a decoder with parameters or multipliers that it lacks.
 
     Example:
         >>> config = DecoderConfig(vocab_size=8, d_model=8, n_layers=1)
@@ -61,6 +61,9 @@ def state_map(layout: str, config: DecoderConfig) -> StateMap:
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"unknown layout {layout!r}; {nearest(layout, LAYOUTS)}")
+    if config.parametrization != "standard":
+        allowed = f"'standard' in layout {layout!r}, which has no multipliers"
+        raise ConfigError(problem("parametrization", config.parametrization, allowed, "keep our own format"))
     row = LAYOUTS[layout]
     if row.decoder is None:
         assert row.mixers is not None

@@ -29,6 +29,9 @@ class TwoAxisConfig(PreTrainedConfig):
         embedding_norm: as in `DecoderConfig`.
         depth: the depth mixer, by table or bare kind.
         blocks: the sublayers of each block, as in `DecoderConfig`.
+        parametrization: as in `DecoderConfig`.
+        base_d_model: as in `DecoderConfig`.
+        base_n_layers: as in `DecoderConfig`.
         init_seed: of the initial values of a new model.
 
     Raises:
@@ -53,6 +56,9 @@ class TwoAxisConfig(PreTrainedConfig):
     embedding_norm: str = "none"
     depth: dict | str = "residual"
     blocks: list | tuple = (("attention", "swiglu"),)
+    parametrization: str = "standard"
+    base_d_model: int | None = None
+    base_n_layers: int | None = None
     init_seed: int = 0
     use_cache: bool = True
     pad_token_id: int | None = None

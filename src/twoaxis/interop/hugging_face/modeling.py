@@ -60,6 +60,7 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Sets what was not loaded: the decoder as our own would be, anything that transformers adds around it by its shape."""
+        decoder = self.config.decoder_config
         if isinstance(module, Decoder):
             if module.embedding.weight.is_meta:
                 return
@@ -68,9 +69,9 @@ class TwoAxisPreTrainedModel(PreTrainedModel):
                     initialization.copy_(parameter, value)
             _restore_buffers(module)
         elif isinstance(module, nn.Embedding):
-            initialization.normal_(module.weight, std=self.config.decoder_config.initial_embedding_std)
+            initialization.normal_(module.weight, std=decoder.initial_embedding_std)
         elif isinstance(module, nn.Linear):
-            initialization.normal_(module.weight, std=matrix_std(module.in_features))
+            initialization.normal_(module.weight, std=matrix_std(decoder.base_d_model or module.in_features))
 
 
 class TwoAxisModel(TwoAxisPreTrainedModel):

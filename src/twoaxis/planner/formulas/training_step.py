@@ -98,8 +98,8 @@ def gradients_waiting(model: Data, run: Data) -> list[list[float]]:
 def stage_memory(model: Data, run: Data) -> Data:
     """Bytes in every stage: `fixed` for weights, gradients and optimizer, `saved` of one microbatch for its backward pass.
 
-    Also `params`, and `depth_params`, those that are whole on every tensor-parallel rank. Parameters that the ends share with
-    the sublayers are on every pipeline rank once, with its first stage.
+    Also `params`, `depth_params`, those that are whole on every tensor-parallel rank, and `matrices`, those that have no second
+    moment. Parameters that the ends share with the sublayers are on every pipeline rank once, with its first stage.
     """
     stages = run["pipeline"] * run["virtual"]
     edges = edges_of(model, run)
@@ -108,8 +108,10 @@ def stage_memory(model: Data, run: Data) -> Data:
     replicas = run["data"]
     weights = model["weights_bytes"] / (replicas if run["sharding"] == "weights" else 1)
     gradients = model["gradients_bytes"] / (replicas if run["sharding"] == "weights" else 1)
-    each = weights + gradients + model["optimizer_bytes"] / (1 if run["sharding"] == "none" else replicas)
+    shards = 1 if run["sharding"] == "none" else replicas
+    each = weights + gradients + model["optimizer_bytes"] / shards
     fixed = []
+    matrices = []
     saved = []
     params = []
     depth_params = []
@@ -118,8 +120,10 @@ def stage_memory(model: Data, run: Data) -> Data:
         last = edges[stage + 1]
         here = 0
         depth = 0
+        own = 0
         for index in range(first, last):
             sub = model["sublayers"][index]
+            own = own + sub["matrices"] / run["tensor"] + sub["depth"]["matrices"]
             here = here + sub["params"] / run["tensor"] + sub["norms"] * model["norm_params"]
             depth = depth + sub["depth"]["params"]
         if stage == 0:
@@ -127,6 +131,7 @@ def stage_memory(model: Data, run: Data) -> Data:
         if stage < run["pipeline"]:
             depth = depth + model["ends"]["lent"]
         if stage == stages - 1:
+            own = own + model["ends"]["matrices"]
             here = here + model["norm_params"]
             depth = depth + model["ends"]["params"] - model["ends"]["lent"]
             if model["tied"] == 0 or stage > 0:
@@ -140,9 +145,10 @@ def stage_memory(model: Data, run: Data) -> Data:
             kept = kept + ends_saved_bytes(model, tokens, run["tensor"])
         params.append(here + depth)
         depth_params.append(depth)
-        fixed.append((here + depth) * each)
+        matrices.append(own)
+        fixed.append((here + depth) * each - own * model["moment_bytes"] / shards)
         saved.append(kept)
-    return {"fixed": fixed, "saved": saved, "params": params, "depth_params": depth_params}
+    return {"fixed": fixed, "saved": saved, "params": params, "depth_params": depth_params, "matrices": matrices}
 
 
 def by_rank(values: list[float], ranks: int) -> list[float]:
@@ -325,6 +331,7 @@ def update_seconds(model: Data, run: Data, memory: Data, seconds: Data, rates: D
     backward = min_of(by_rank(seconds["backward"], run["pipeline"]))
     params = by_rank(memory["params"], run["pipeline"])
     mixing = by_rank(memory["depth_params"], run["pipeline"])
+    matrices = by_rank(memory["matrices"], run["pipeline"])
     gradients = 0
     optimizer = 0
     data_bytes = 0
@@ -338,8 +345,9 @@ def update_seconds(model: Data, run: Data, memory: Data, seconds: Data, rates: D
         data_bytes = max(data_bytes, sent)
         exposed = exposed_data_seconds(model, run, here, forward, backward, links["data"])
         gradients = max(gradients, exposed + collective_seconds(shared, links["tensor"]))
-        mine = here / (1 if run["sharding"] == "none" else run["data"])
-        moved = mine * (2 * model["optimizer_bytes"] + model["gradients_bytes"] + model["weights_bytes"])
+        shards = 1 if run["sharding"] == "none" else run["data"]
+        moved = here / shards * (2 * model["optimizer_bytes"] + model["gradients_bytes"] + model["weights_bytes"])
+        moved = moved - 2 * matrices[rank] / shards * model["moment_bytes"]
         optimizer = max(optimizer, memory_seconds(moved, rates))
     # Every pipeline rank adds to the gradient of parameters that the ends share, which is whole after the last microbatch.
     gradients = gradients + collective_seconds(lent, links["pipeline"])

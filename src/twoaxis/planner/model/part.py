@@ -8,8 +8,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch import nn
+
 from twoaxis.core.cost import Cost, ElementCount, Shape
 from twoaxis.core.errors import ConfigError, problem
+from twoaxis.core.parameters import declarations
 from twoaxis.core.position import SublayerInfo, SublayerPosition
 from twoaxis.feed_forward import FeedForwardConfig, SwiGLUConfig
 from twoaxis.local.places import PlacesConfig
@@ -69,9 +73,18 @@ class Part(ABC):
         """Its rotation tables, which layers share; none if the part counts its own."""
         return frozenset()
 
+    def matrices(self, site: SublayerPosition) -> int:
+        """Parameters that Muon updates; by default all, of which biases and the like are few."""
+        return self.cost(site, Shape(1, 1)).params
+
     def in_generation(self) -> "Part":
         """The form in generation, by default the same."""
         return self
+
+
+def count_matrices(module: nn.Module) -> int:
+    """Numbers in the parameters of a module that are tagged as matrices."""
+    return sum(parameter.numel() for _, parameter, declared in declarations(module) if declared.tag == "matrix")
 
 
 @dataclass(frozen=True)
@@ -123,6 +136,11 @@ class NativeSublayer(Part):
             return ()
         inside = (self.config.input_local, self.config.projected_local)
         return tuple(n for local, n in zip(inside, self.config.local_channels(site), strict=True) if local is not None)
+
+    def matrices(self, site: SublayerPosition) -> int:
+        """Those that are tagged so."""
+        with torch.device("meta"):
+            return count_matrices(self.config.build(site))
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """As declared next to its mathematics."""

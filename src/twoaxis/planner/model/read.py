@@ -76,4 +76,6 @@ def _of_data(data: Mapping[str, Any], name: str, recorded: bool) -> ModelShape:
     if decoder.get("vocab_size") is None:
         raise ConfigError("vocab_size is missing: a plan reads no tokenizer, which sets it in training; add it to the model")
     read = DecoderConfig.from_record if recorded else DecoderConfig.from_data
-    return ModelShape.of_decoder(read(decoder), name)
+    shape = ModelShape.of_decoder(read(decoder), name)
+    optimizer = data.get("optimizer") if "model" in data else None
+    return shape if not isinstance(optimizer, Mapping) else shape.with_optimizer(optimizer.get("kind", "adamw"))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.position import LayerStack
@@ -14,6 +14,7 @@ from twoaxis.planner.model.part import NativeSublayer, Part
 from twoaxis.sequence import SequenceConfig
 
 Norm = Literal["rms", "layer"]
+Optimizer = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class ModelShape:
         depth: the depth mixer.
         tie_embeddings: whether the output head is the embedding.
         embedding_norm: `rms` for a norm between the embedding and the stack.
+        update_scale: constant factor of every update.
+        logit_scale: constant factor of the logits.
+        optimizer: in training: `muon` keeps one number less for each parameter of a matrix.
         norm: `rms` (one gain per channel) or `layer` (a gain and a bias).
         norm_eps: its eps.
         branches: `sequential`, or `parallel` if the sublayers of a block read the same stream, as in GPT-NeoX.
@@ -49,6 +53,9 @@ class ModelShape:
     branches: Literal["sequential", "parallel"] = "sequential"
     max_seq_len: int = 2048
     embedding_norm: Literal["none", "rms"] = "none"
+    update_scale: float = 1.0
+    logit_scale: float = 1.0
+    optimizer: Optimizer = "adamw"
     not_counted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -82,11 +89,22 @@ class ModelShape:
     def _stack(self) -> LayerStack:
         slots = tuple(part.slot(self.d_model) for part in self.parts)
         lengths = tuple(len(block) for block in self.blocks)
-        return self.depth.prepare(LayerStack(self.d_model, self.norm_eps, lengths, slots, self.vocab_size))
+        stack = LayerStack(self.d_model, self.norm_eps, lengths, slots, self.vocab_size, self.update_scale)
+        return self.depth.prepare(stack)
 
     def with_depth(self, depth: DepthConfig) -> Self:
         """The same model with another depth mixer."""
         return replace(self, depth=depth)
+
+    def with_optimizer(self, kind: str) -> Self:
+        """The same model trained by another optimizer.
+
+        Raises:
+            ConfigError: an unknown kind.
+        """
+        if kind not in get_args(Optimizer):
+            raise ConfigError(problem("optimizer", kind, f"one of {', '.join(get_args(Optimizer))}", "correct it"))
+        return replace(self, optimizer=kind)
 
     def with_sublayer(self, config: SequenceConfig | FeedForwardConfig) -> Self:
         """The same model with one more sublayer at the start of each block, such as ShortSWA."""
@@ -113,4 +131,6 @@ class ModelShape:
             norm_eps=config.norm_eps,
             max_seq_len=config.max_seq_len,
             embedding_norm=config.embedding_norm,
+            update_scale=1 / config.depth_ratio,
+            logit_scale=config.logit_scale,
         )

@@ -1446,7 +1446,7 @@ gradients_waiting = function flx_gradients_waiting (model, run) {
 };
 
 stage_memory = function flx_stage_memory (model, run) {
-    var depth, depth_params, each, edges, first, fixed, gradients, here, index, kept, last, matrix, params, replicas, saved, stage, stages, sub, tokens, weights;
+    var depth, depth_params, each, edges, first, fixed, gradients, here, index, kept, last, matrices, matrix, own, params, replicas, saved, shards, stage, stages, sub, tokens, weights;
     stages = run["pipeline"] * run["virtual"];
     edges = edges_of(model, run);
     tokens = tokens_on_rank(work_of(run));
@@ -1454,8 +1454,10 @@ stage_memory = function flx_stage_memory (model, run) {
     replicas = run["data"];
     weights = model["weights_bytes"] / (((run["sharding"]=="weights"))? (replicas) : (1));
     gradients = model["gradients_bytes"] / (((run["sharding"]=="weights"))? (replicas) : (1));
-    each = (weights + gradients) + (model["optimizer_bytes"] / (((run["sharding"]=="none"))? (1) : (replicas)));
+    shards = ((run["sharding"]=="none"))? (1) : (replicas);
+    each = (weights + gradients) + (model["optimizer_bytes"] / shards);
     fixed = [];
+    matrices = [];
     saved = [];
     params = [];
     depth_params = [];
@@ -1464,8 +1466,10 @@ stage_memory = function flx_stage_memory (model, run) {
         last = edges[stage + 1];
         here = 0;
         depth = 0;
+        own = 0;
         for (index = first; index < last; index += 1) {
             sub = model["sublayers"][index];
+            own = (own + (sub["matrices"] / run["tensor"])) + (sub["depth"]["matrices"]);
             here = (here + (sub["params"] / run["tensor"])) + (sub["norms"] * model["norm_params"]);
             depth = depth + (sub["depth"]["params"]);
         }
@@ -1476,6 +1480,7 @@ stage_memory = function flx_stage_memory (model, run) {
             depth = depth + (model["ends"]["lent"]);
         }
         if ((stage==(stages - 1))) {
+            own = own + (model["ends"]["matrices"]);
             here = here + model["norm_params"];
             depth = (depth + (model["ends"]["params"])) - (model["ends"]["lent"]);
             if (((model["tied"]==0) || (stage > 0))) {
@@ -1493,10 +1498,11 @@ stage_memory = function flx_stage_memory (model, run) {
         }
         _pymeth_append.call(params, (here + depth));
         _pymeth_append.call(depth_params, depth);
-        _pymeth_append.call(fixed, ((here + depth) * each));
+        _pymeth_append.call(matrices, own);
+        _pymeth_append.call(fixed, (((here + depth) * each) - ((own * model["moment_bytes"]) / shards)));
         _pymeth_append.call(saved, kept);
     }
-    return ({fixed: fixed, saved: saved, params: params, depth_params: depth_params});
+    return ({fixed: fixed, saved: saved, params: params, depth_params: depth_params, matrices: matrices});
 };
 
 by_rank = function flx_by_rank (values, ranks) {
@@ -1641,11 +1647,12 @@ estimated_step = function flx_estimated_step (model, run, rates, links) {
 };
 
 update_seconds = function flx_update_seconds (model, run, memory, seconds, rates, links) {
-    var backward, data_bytes, exposed, forward, gradients, here, lent, mine, mixing, moved, optimizer, params, rank, sent, shared;
+    var backward, data_bytes, exposed, forward, gradients, here, lent, matrices, mixing, moved, optimizer, params, rank, sent, shards, shared;
     forward = min_of(by_rank(seconds["forward"], run["pipeline"]));
     backward = min_of(by_rank(seconds["backward"], run["pipeline"]));
     params = by_rank(memory["params"], run["pipeline"]);
     mixing = by_rank(memory["depth_params"], run["pipeline"]);
+    matrices = by_rank(memory["matrices"], run["pipeline"]);
     gradients = 0;
     optimizer = 0;
     data_bytes = 0;
@@ -1657,8 +1664,9 @@ update_seconds = function flx_update_seconds (model, run, memory, seconds, rates
         data_bytes = Math.max(data_bytes, sent);
         exposed = exposed_data_seconds(model, run, here, forward, backward, links["data"]);
         gradients = Math.max(gradients, (exposed + collective_seconds(shared, links["tensor"])));
-        mine = here / (((run["sharding"]=="none"))? (1) : (run["data"]));
-        moved = mine * (((2 * model["optimizer_bytes"]) + model["gradients_bytes"]) + model["weights_bytes"]);
+        shards = ((run["sharding"]=="none"))? (1) : (run["data"]);
+        moved = (here / shards) * (((2 * model["optimizer_bytes"]) + model["gradients_bytes"]) + model["weights_bytes"]);
+        moved = moved - (((2 * matrices[rank]) / shards) * model["moment_bytes"]);
         optimizer = Math.max(optimizer, memory_seconds(moved, rates));
     }
     gradients = gradients + collective_seconds(lent, links["pipeline"]);

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from twoaxis.core.config import Config, apply_overrides, read_config_file
+from twoaxis.core.config import Config, apply_overrides, drops_keys, read_config_file
 from twoaxis.core.errors import ConfigError, StudyError, nearest, problem
 from twoaxis.study.design.rules import (
     BudgetConfig,
@@ -290,7 +290,7 @@ def overlay(base: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
     """Returns a copy of the base with the changes in it.
 
     Tables are merged key by key, everything else is replaced. A table whose `kind` changes is replaced whole, since
-    its other keys belonged to the old kind.
+    its other keys belonged to the old kind; kinds of optimizer share theirs.
 
     Raises:
         ConfigError: a list with something else than `key=value` in it.
@@ -318,7 +318,7 @@ def _merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
             old = {"kind": old}
         if not (isinstance(old, Mapping) and isinstance(value, Mapping)):
             result[key] = copy.deepcopy(value)
-        elif value.get("kind", old.get("kind")) != old.get("kind"):
+        elif drops_keys(key, old, value.get("kind", old.get("kind"))):
             result[key] = copy.deepcopy(dict(value))
         else:
             result[key] = _merged(old, value)

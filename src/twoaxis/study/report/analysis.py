@@ -364,7 +364,7 @@ def rates_of(recipe: TrainConfig) -> tuple[RatesData, ...]:
             own = [parameter for name, parameter in group.parameters.items() if tags[name] == tag]
             found.append(
                 RatesData(
-                    what=tag,
+                    what=tag if group.rule == "adamw" else f"{tag} by {group.rule}",
                     lr=recipe.optimizer.lr * group.lr_scale,
                     weight_decay=group.weight_decay,
                     tensors=len(own),

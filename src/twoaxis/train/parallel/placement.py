@@ -1,6 +1,6 @@
 """What a process holds of the model, of a batch and of a checkpoint: everything, unless a subclass says otherwise."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.train.checkpoint import Checkpoint, load_newest, save_checkpoint
 from twoaxis.train.gradients import accumulate_gradients, gradient_norm
-from twoaxis.train.optim import ParameterGroup
+from twoaxis.train.optim import Change, ParameterGroup, of_wholes
 from twoaxis.train.parallel.ranks import Ranks
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.token_loss import TokenLoss
@@ -93,6 +93,10 @@ class Placement:
     def norm(self, parameters: list[nn.Parameter]) -> Tensor:
         """The norm of the gradients of all processes."""
         return gradient_norm(parameters)
+
+    def of_wholes(self, held: Mapping[str, Tensor], change: Change) -> Iterable[tuple[str, Tensor]]:
+        """Yields, by name, what this process holds of changed tensors like its parameters, each of which is changed whole."""
+        return of_wholes(held, change)
 
     def end_validation(self, model: Decoder) -> None:
         """Frees what a pass without gradients has gathered."""

@@ -1,6 +1,6 @@
 """One rank of a sharded run: its shards of every parameter, its rows of every batch, its part of every checkpoint."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.train.gradients import accumulate_gradients, gradient_norm
-from twoaxis.train.optim import ParameterGroup
+from twoaxis.train.optim import Change, ParameterGroup
 from twoaxis.train.parallel.placement import BatchLoss, Placement
 from twoaxis.train.parallel.ranks import Ranks
 from twoaxis.train.parallel.sharded_checkpoint import newest_intact, read_into, read_scalars, save_shards, stored_tensors
-from twoaxis.train.parallel.sharding import Shards, shard
+from twoaxis.train.parallel.sharding import Held, Shards, shard, through_owners
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.training_state import compare, compare_names
 
@@ -77,6 +77,19 @@ class Sharded(Placement):
         squares = norm.to(self.mesh.device_type, torch.float64).square()
         dist.all_reduce(squares, group=self.mesh["shard"].get_group())
         return squares.sqrt().to(norm.dtype)
+
+    def of_wholes(self, held: Mapping[str, Tensor], change: Change) -> Iterable[tuple[str, Tensor]]:
+        """Has the ranks that divide a parameter change whole tensors in turns."""
+        parts = {name: self._row_parts(shape) for name, shape in self._shards.shapes.items() if name in held}
+        group = self.mesh["shard"].get_group()
+        return through_owners(held, parts, group, lambda wholes: self._of_gathered(wholes, change))
+
+    def _row_parts(self, shape: Sequence[int]) -> tuple[Sequence[int], list[Held]]:
+        return shape, [Held.rows(shape, rank, self._shard_ranks) for rank in range(self._shard_ranks)]
+
+    def _of_gathered(self, held: Mapping[str, Tensor], change: Change) -> Iterable[tuple[str, Tensor]]:
+        """The changed tensors of a rank that holds all rows."""
+        return super().of_wholes(held, change)
 
     def checkpoint(
         self,

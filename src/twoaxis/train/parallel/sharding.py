@@ -1,10 +1,11 @@
 """A decoder whose parameters, gradients and optimizer state are divided among ranks: FSDP2, one unit per block."""
 
 import warnings
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -12,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from twoaxis.core.parameters import initial_values
 from twoaxis.model import Decoder, DecoderConfig
+from twoaxis.train.parallel.tensor_split import Chunk
 from twoaxis.train.training_state import tensor_sha256
 
 FORWARD_METHODS = ("loss", "correct")
@@ -118,6 +120,7 @@ class Shards:
 
     Attributes:
         parameters: the local parameters by name; they share memory with those of the model.
+        shapes: of all rows, by name.
     """
 
     def __init__(self, model: Mapping[str, nn.Parameter]) -> None:
@@ -126,6 +129,7 @@ class Shards:
             name: nn.Parameter(_distributed(one.detach()).to_local(), one.requires_grad) for name, one in self._placed.items()
         }
         self.parameters = {**model, **local}
+        self.shapes = {name: one.shape for name, one in model.items()}
 
     def take_gradients(self) -> None:
         """Moves the gradients of the model to the local parameters."""
@@ -142,6 +146,72 @@ class Shards:
         return DTensor.from_local(
             local, placed.device_mesh, placed.placements, run_check=False, shape=placed.shape, stride=placed.stride()
         )
+
+
+class Held(NamedTuple):
+    """What one rank holds of a whole tensor: a tensor of this shape, made of these boxes."""
+
+    shape: tuple[int, ...]
+    chunks: Sequence[Chunk]
+
+    @staticmethod
+    def rows(shape: Sequence[int], rank: int, ranks: int) -> "Held":
+        """The rows of a rank, as FSDP2 divides them."""
+        each = -(-shape[0] // ranks)
+        start, stop = (min(place * each, shape[0]) for place in (rank, rank + 1))
+        own, zeros = (stop - start, *shape[1:]), (0,) * (len(shape) - 1)
+        return Held(own, [Chunk((0, *zeros), (start, *zeros), own, 1)] if stop > start else [])
+
+
+def through_owners(
+    held: Mapping[str, Tensor],
+    everywhere: Mapping[str, tuple[Sequence[int], Sequence[Held]]],
+    group: dist.ProcessGroup,
+    change: Callable[[Mapping[str, Tensor]], Iterable[tuple[str, Tensor]]],
+) -> Iterator[tuple[str, Tensor]]:
+    """Yields, by name, what this rank holds of whole tensors that have been changed, each by one rank that gathers it.
+
+    The ranks own the tensors in turns, so each computes its share of the changes, and has memory for its share of the wholes.
+
+    Cost: each number of a tensor is sent to its owner and back
+
+    Args:
+        held: by this rank, in the same order on all.
+        everywhere: by name the shape of the whole, and what each rank of the group holds.
+        group: the ranks that hold the parts.
+        change: from the wholes that this rank owns to changed ones of the same shape.
+    """
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    if ranks == 1:
+        yield from change(held)
+        return
+    owners = {name: number % ranks for number, name in enumerate(held)}
+    wholes: dict[str, Tensor] = {}
+    for name, part in held.items():
+        shape, parts = everywhere[name]
+        own = part.new_zeros(max(torch.Size(one.shape).numel() for one in parts))
+        own[: part.numel()] = part.flatten()
+        received = [torch.empty_like(own) for _ in parts] if owners[name] == rank else None
+        dist.gather(own, received, group=group, group_dst=owners[name])
+        if received is not None:
+            wholes[name] = part.new_empty(torch.Size(shape))
+            for one, flat in zip(parts, received, strict=True):
+                for chunk in one.chunks:
+                    chunk.of_whole(wholes[name]).copy_(chunk.of(_as_held(flat, one)))
+    changed = dict(change(wholes))
+    for name, part in held.items():
+        parts = everywhere[name][1]
+        own = part.new_empty(max(torch.Size(one.shape).numel() for one in parts))
+        sent = [torch.zeros_like(own) for _ in parts] if owners[name] == rank else None
+        for one, flat in zip(parts, sent, strict=True) if sent is not None else ():
+            for chunk in one.chunks:
+                chunk.of(_as_held(flat, one)).copy_(chunk.of_whole(changed[name]))
+        dist.scatter(own, sent, group=group, group_src=owners[name])
+        yield name, own[: part.numel()].view_as(part)
+
+
+def _as_held(flat: Tensor, held: Held) -> Tensor:
+    return flat[: torch.Size(held.shape).numel()].view(held.shape)
 
 
 def initialise_shards(model: Decoder, seed: int) -> dict[str, str]:

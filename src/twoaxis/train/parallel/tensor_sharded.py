@@ -1,6 +1,6 @@
 """One tensor rank of a run: its part of every sublayer, whole or sharded among data ranks, and its part of checkpoints."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,12 +16,13 @@ from twoaxis.core.parameters import materialize
 from twoaxis.data import Batch
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.train.gradients import accumulate_gradients
+from twoaxis.train.optim import Change, of_wholes
 from twoaxis.train.parallel.placement import BatchLoss, Losses
 from twoaxis.train.parallel.sharded_rank import Sharded
-from twoaxis.train.parallel.sharding import FORWARD_METHODS, Shards, local_part, local_rows, shard_units
+from twoaxis.train.parallel.sharding import FORWARD_METHODS, Held, Shards, local_part, local_rows, shard_units, through_owners
 from twoaxis.train.parallel.tensor import TensorDecoder, initial_parts, sum_gradients, summed_chunks
 from twoaxis.train.parallel.tensor_ranks import TensorRanks
-from twoaxis.train.parallel.tensor_split import Chunk, Split
+from twoaxis.train.parallel.tensor_split import Chunk, Split, TensorSplit
 from twoaxis.train.recipe import TrainConfig
 from twoaxis.train.token_loss import TokenLoss
 from twoaxis.train.training_state import tensor_sha256
@@ -44,6 +45,8 @@ class TensorSharded(Sharded):
             for name in FORWARD_METHODS:
                 register_fsdp_forward_method(model, name)
         self._splits, parameters = model.splits, dict(model.named_parameters())
+        split = TensorSplit(decoder, mesh.size())
+        self._every_split = [split.splits(rank) for rank in range(mesh.size())]
         with torch.no_grad():
             for name, whole, part in initial_parts(model, config.seed):
                 self.initial_sha256[name] = tensor_sha256(whole)
@@ -81,6 +84,12 @@ class TensorSharded(Sharded):
         gradients = {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
         sum_gradients(gradients, self._summed, self._tensor)
         return loss if self._counts else torch.zeros_like(loss), tokens
+
+    def _of_gathered(self, held: Mapping[str, Tensor], change: Change) -> Iterable[tuple[str, Tensor]]:
+        splits = {name: [every[name] for every in self._every_split] for name in held}
+        parts = {name: (each[0].shape, [Held(one.local_shape, one.chunks()) for one in each]) for name, each in splits.items()}
+        group = self.mesh["tensor"].get_group()
+        return through_owners(held, parts, group, lambda wholes: of_wholes(wholes, change))
 
     def norm(self, parameters: list[nn.Parameter]) -> Tensor:
         """The root of the summed squares over the ranks that divide a parameter, with each entry once."""

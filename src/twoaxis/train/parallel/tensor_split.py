@@ -78,9 +78,17 @@ class Chunk(NamedTuple):
 
     def of(self, held: Tensor) -> Tensor:
         """A view of the box in what this process holds."""
-        for dim, (start, length) in enumerate(zip(self.here, self.sizes, strict=True)):
-            held = held.narrow(dim, start, length)
-        return held
+        return _box(held, self.here, self.sizes)
+
+    def of_whole(self, whole: Tensor) -> Tensor:
+        """A view of the box in the whole tensor."""
+        return _box(whole, self.there, self.sizes)
+
+
+def _box(tensor: Tensor, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+    for dim, (start, length) in enumerate(zip(starts, sizes, strict=True)):
+        tensor = tensor.narrow(dim, start, length)
+    return tensor
 
 
 @dataclass(frozen=True)
