@@ -62,6 +62,15 @@ CHANGES = {
     "vertical_attention": "softmax weights: nothing; normalised deltas have lost the factor: their logits start at log(1/m_L)",
     "laurel": "weights and maps act on the stream: rate 1/m_L",
     "laurel_gemma3n": "updates are normalised, so the factor 1/m_L comes after their norms",
+    "norm_placement": "norms of updates (`sandwich`, `reordered`) remove the factor, so it comes after them. Norms of the sum "
+    "(`post`, `mix`, `keel`, `deepnorm`) rescale the stream in every layer; `deepnorm` and `keel` scale by depth themselves",
+    "residual_dual": "nothing: both streams take the scaled update, of which one is normalised in every layer",
+    "siamese_norm": "nothing: both streams take the scaled update",
+    "two_lanes": "weights of lanes and of the embedding act on the streams: rate 1/m_L; those of the write scale an update",
+    "depth_value_mixing": "nothing: values of earlier layers are mixed inside a branch",
+    "mixture_of_depths_attention": "nothing: keys and values of earlier layers are seen inside a branch",
+    "value_embedding": "nothing: rows of the table are added to values; tables have the rate of the embedding",
+    "per_layer_embedding": "a normalised vector joins the stream in every block: its gain starts at 1/m_L and has rate 1/m_L",
     "lime": "a router weights the heads of all earlier layers: rate 1/m_L, and 1/m_N for their number",
     "value_residual": "nothing: two sets of values are mixed inside a branch",
 }

@@ -20,6 +20,9 @@ from twoaxis.train.optim import OptimizerConfig, build_optimizer, group_table, p
 
 Recipe = Callable[..., TrainConfig]
 LR, DECAY = 0.02, 0.1
+FIXED = (".bias", ".null", ".A_log", ".depth.gate_weight")
+"""Vectors, one number for each head, and gates that see a fixed number of channels of a wide model."""
+
 MUON = OptimizerConfig(kind="muon", lr=LR, weight_decay=DECAY)
 
 
@@ -119,7 +122,7 @@ def test_the_dimensions_that_grow_with_the_width_are_those_that_are_declared(row
             if declaration.tag in ("norm", "bias", "embedding", "head") or after == before:
                 assert declaration.grows in ("outputs", "neither", "inputs"), where
                 continue
-            inputs = after[-1] > before[-1] and not parameter_name.endswith((".bias", ".null", ".A_log"))
+            inputs = after[-1] > before[-1] and not parameter_name.endswith(FIXED)
             assert (declaration.grows in ("both", "inputs")) == inputs, where
             if declaration.tag == "matrix" and declaration.fused is None:
                 assert (declaration.grows in ("both", "outputs")) == (after[0] > before[0]), where

@@ -106,5 +106,4 @@ class LaurelGemma3n(DepthMixer, config=LaurelGemma3nConfig):
         return (joined + (context + self._normalised(mapped, self.gain))) / math.sqrt(2)
 
     def _normalised(self, x: Stream, gain: Tensor) -> Stream:
-        gain = gain if self.update_scale == 1 else gain * self.update_scale
-        return rms_norm(x, gain, self.eps, self.impl)
+        return rms_norm(x, gain, self.eps, self.impl, self.update_scale)

@@ -236,7 +236,8 @@ class SlotProjection(StreamWrite):
         self.chain, self.uniform, self.eps = chain, config.weights == "uniform", site.norm_eps
         self.head_dim = list(chains(site.stack).values())[chain].head_dim
         self.last = site.index + 1 == len(fills) or not config.numbers(site.stack.sites[site.index + 1])
-        self.slot = self.linear("slot", site.d_model, config.numbers(site))
+        rows = (self.head_dim,) * (config.numbers(site) // self.head_dim)
+        self.slot = self.linear("slot", site.d_model, sum(rows), rows=rows, grows="inputs")
 
     def mix_heads(
         self, heads: NoHeads, context: Any, state: StreamAndHeads, layout: Layout = None

@@ -150,11 +150,13 @@ class PerLayerEmbedding(Around, config=PerLayerEmbeddingConfig):
         self._owner = (owner,)
         # No nn.Linear and no nn.Embedding: hosts initialise those again.
         self.table = self.parameter("table", (V, p), Normal(p**-0.5), "table")
-        self.context_map = self.parameter("context_map", (p, D), Normal(matrix_std(D)), "matrix")
-        self.gate = self.parameter("gate", (p, D), Normal(matrix_std(D)), "matrix")
-        self.output = self.parameter("output", (D, p), Normal(matrix_std(p)), "matrix")
-        self.gain = self.parameter("gain", (D,), Constant(0.0 if config.init == "plain" else 1.0), "norm")
-        self.scale = self.parameter("scale", (1,), Constant(1.0), "mixing") if config.preset == "gemma4" else None
+        self.context_map = self.parameter("context_map", (p, D), Normal(matrix_std(D)), "matrix", grows="inputs")
+        self.gate = self.parameter("gate", (p, D), Normal(matrix_std(D)), "matrix", grows="inputs")
+        self.output = self.parameter("output", (D, p), Normal(matrix_std(p)), "matrix", grows="outputs")
+        # What is normalised joins the stream itself, with the factor of an update in its gain.
+        start = Constant(0.0 if config.init == "plain" else site.stack.update_scale)
+        self.gain = self.parameter("gain", (D,), start, "norm", stacked=1)
+        self.scale = self.parameter("scale", (1,), Constant(1.0), "mixing", stacked=1) if config.preset == "gemma4" else None
 
     @classmethod
     def build_alone(cls, config: Any, site: SublayerPosition) -> DepthMixer:

@@ -130,11 +130,12 @@ class TwoLanes(DepthMixer, config=TwoLanesConfig):
         released = config.init == "released"
         second = 1.5 if released and not self.reads_second else 1.0
         writes = Values((1.0, second)) if self.parts else Constant(1.0)
-        self.lane_weight = self.parameter("lane_weight", (1,), Constant(1.1**0.5 if released else 1.0), "mixing")
+        kept = Constant(1.1**0.5 if released else 1.0)
+        self.lane_weight = self.parameter("lane_weight", (1,), kept, "mixing", stacked=1)
         self.write_weights = self.parameter("write_weights", (1 + self.parts,), writes, "mixing")
         self.embedding_weight = None
         if not self.reads_second:
-            self.embedding_weight = self.parameter("embedding_weight", (1,), Constant(0.0), "mixing")
+            self.embedding_weight = self.parameter("embedding_weight", (1,), Constant(0.0), "mixing", stacked=1)
 
     def read(self, state: Lanes, layout: Layout = None, cache: Any = None) -> tuple[Stream, None, Any]:
         """Returns one of the lanes."""

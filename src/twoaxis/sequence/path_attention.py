@@ -18,7 +18,7 @@ from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import Constant, Normal, Uniform, matrix_std, with_extra
+from twoaxis.core.parameters import Constant, Normal, Uniform, extra_output, matrix_std, with_extra
 from twoaxis.core.position import SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.local.base import TokenHistory
@@ -163,18 +163,19 @@ class PathAttention(SequenceMixer, config=PathAttentionConfig):
         self.config, self.norm_eps = config, site.norm_eps
         H, G, D = config.n_heads, config.kv_heads, site.d_model
         self.head_dim = K = config.key_width(D)
-        self.qkv = self.linear("qkv", D, (H + 2 * G) * K, values=(G * K, site.hidden_std(D)))
+        grows, rows = "both" if config.head_dim is None else "inputs", (K,) * (H + 2 * G)
+        self.qkv = self.linear("qkv", D, sum(rows), values=(G * K, site.hidden_std(D)), rows=rows, grows=grows)
         rank = config.w_rank if config.w_map == "low_rank" else None
-        self.w_down = None if rank is None else self.linear("w_down", D, rank)
-        self.w_up = self.linear("w_up", rank or D, G * K)
+        self.w_down = None if rank is None else self.linear("w_down", D, rank, grows="inputs")
+        self.w_up = self.linear("w_up", rank or D, G * K, rows=(K,) * G, grows=grows if rank is None else "outputs")
         self.taps = self.parameter("taps", (G * K, config.w_kernel), Uniform(1 / math.sqrt(config.w_kernel)), "mixing")
-        self.gates = self.parameter("gates", (config.gates, D), Normal(matrix_std(D)), "gate")
+        self.gates = self.parameter("gates", (config.gates, D), Normal(matrix_std(D)), "gate", grows="inputs")
         self.gate_bias = self.parameter("gate_bias", (config.gates,), Constant(0.0), "bias")
         if config.qk_norm == "per_head":
             self.q_gain = self.parameter("q_gain", (K,), Constant(1.0), "norm")
             self.k_gain = self.parameter("k_gain", (K,), Constant(1.0), "norm")
         self.output = self.linear("output", H * K, D, std=0.0 if config.output_init == "zero" else site.output_std(H * K))
-        self.extra = self.linear("extra", H * K, site.slot.update_extra) if site.slot.update_extra else None
+        self.extra = extra_output(self, H * K, site.slot.update_extra)
 
     def new_cache(self) -> PathAttentionCache:
         """Empty caches."""
