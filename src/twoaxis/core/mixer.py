@@ -144,7 +144,12 @@ def _site(d_model: int, index: int = 0, **around: Any) -> SublayerPosition:
 
 
 def uniform_stack(
-    d_model: int, norm_eps: float = 1e-6, n_layers: int = 1, sublayers: int = 1, **heads: int | None
+    d_model: int,
+    norm_eps: float = 1e-6,
+    n_layers: int = 1,
+    sublayers: int = 1,
+    vocab_size: int | None = None,
+    **heads: int | None,
 ) -> LayerStack:
     """Returns a stack of equal blocks; with `heads` every sublayer is attention that has these.
 
@@ -152,7 +157,8 @@ def uniform_stack(
         ConfigError: a size that is not a whole number >= 1, or a norm_eps that is not positive.
     """
     sizes = {"d_model": d_model, "n_layers": n_layers, "sublayers": sublayers}
-    for name, value in (sizes | {name: one for name, one in heads.items() if one is not None}).items():
+    given = {"vocab_size": vocab_size, **heads}
+    for name, value in (sizes | {name: one for name, one in given.items() if one is not None}).items():
         if type(value) is not int or value < 1:
             raise ConfigError(problem(name, value, "a whole number >= 1", "correct it"))
     if isinstance(norm_eps, bool) or not isinstance(norm_eps, int | float) or not 0 < norm_eps < math.inf:
@@ -161,7 +167,7 @@ def uniform_stack(
     if n_heads := heads.get("n_heads"):
         shape = HeadShape(n_heads, heads["n_kv_heads"] or n_heads, heads["head_dim"] or max(1, d_model // n_heads))
         slots = (SublayerInfo("attention", takes_views=True, heads=shape),) * (n_layers * sublayers)
-    return LayerStack(d_model, norm_eps, (sublayers,) * n_layers, slots)
+    return LayerStack(d_model, norm_eps, (sublayers,) * n_layers, slots, vocab_size)
 
 
 def accept_rows(module: nn.Module) -> nn.Module:

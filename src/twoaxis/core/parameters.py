@@ -82,11 +82,21 @@ Init = Constant | Values | Normal | Uniform | Striped | UniformPairs | LogOfUnif
 
 @dataclass(frozen=True)
 class Declaration:
-    """The initial value of a parameter, its tag, and the reason why it may have no gradient (`dead`, or None)."""
+    """The initial value of a parameter, and what its optimizer has to know.
+
+    Attributes:
+        init: the initial value.
+        tag: the kind.
+        dead: the reason why it may have no gradient, or None.
+        lr_scale: factor on the learning rate, unless the recipe has one.
+        decays: whether it has the weight decay of its tag.
+    """
 
     init: Init
     tag: Tag
     dead: str | None = None
+    lr_scale: float = 1.0
+    decays: bool = True
 
 
 def matrix_std(fan_in: int) -> float:
@@ -101,9 +111,19 @@ class DeclaredModule(nn.Module):
         super().__init__()
         self.declarations: dict[str, Declaration] = {}
 
-    def parameter(self, name: str, shape: tuple[int, ...], init: Init, tag: Tag, dead: str | None = None) -> nn.Parameter:
-        """Declares the parameter for the attribute `name`; sharding needs at least one dimension."""
-        self.declarations[name] = Declaration(init, tag, dead)
+    def parameter(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        init: Init,
+        tag: Tag,
+        dead: str | None = None,
+        *,
+        lr_scale: float = 1.0,
+        decays: bool = True,
+    ) -> nn.Parameter:
+        """Declares the parameter for the attribute `name`, see `Declaration`; sharding needs at least one dimension."""
+        self.declarations[name] = Declaration(init, tag, dead, lr_scale, decays)
         value = torch.empty(shape)
         return nn.Parameter(value if value.is_meta else _draw(init, value.shape))
 

@@ -24,6 +24,8 @@ class SublayerInfo:
         projects_values: whether it computes its values, which a depth mixer may replace.
         update_extra: numbers per token after its update, for the depth mixer alone.
         window: keys that one query attends to, its own included; None if unbounded or unknown.
+        hashed: (smallest number of rows, tables) for each length of n-grams, if it has hashed tables: each has as many rows as
+            a prime that no table before it has.
     """
 
     kind: str = ""
@@ -32,6 +34,7 @@ class SublayerInfo:
     projects_values: bool = True
     update_extra: int = 0
     window: int | None = None
+    hashed: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,12 +88,14 @@ class LayerStack:
         norm_eps: the eps of every RMSNorm.
         block_lengths: sublayers of each block.
         slots: the properties of each sublayer, or empty if unknown.
+        vocab_size: ids of tokens are below this; None if unknown.
     """
 
     d_model: int
     norm_eps: float
     block_lengths: tuple[int, ...]
     slots: tuple[SublayerInfo, ...] = ()
+    vocab_size: int | None = None
 
     @property
     def n_blocks(self) -> int:

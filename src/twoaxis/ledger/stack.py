@@ -35,6 +35,7 @@ from twoaxis.ledger.meter import Call, Kernels, Mode, held_bytes, leaf, measured
 from twoaxis.ledger.repeats import Repeat, likeness, pattern
 from twoaxis.model.config import SublayerConfig
 from twoaxis.ops.norm import layer_norm, rms_norm
+from twoaxis.sequence import SequenceConfig
 
 MOST_KERNELS = 20_000
 """Operations of one sublayer beyond which a depth mixer is no longer run without a compiler by anyone."""
@@ -220,7 +221,8 @@ class _Tracer:
         self.mixers, self.ends, self.attention = mixers, ends, attend
         self.gain = nn.Parameter(torch.empty(stack.d_model, dtype=self.dtype))
         self.owned = frozenset(storage_of(p) for p in (*known.parameters(), *known.buffers(), self.gain))
-        self.layout = TokenLayout.contiguous(shape.tokens)
+        ids = torch.zeros(shape.batch, shape.tokens, dtype=torch.int64)
+        self.layout = TokenLayout.contiguous(shape.tokens).of(ids)
         self.saves: list[tuple[int, Tensor]] = []
         self.states: list[Any] = []
         self.repeats: dict[Any, Repeat[DepthOperation]] = {}
@@ -300,8 +302,8 @@ class _Tracer:
         views, carry, _ = read.result
         context = tree_map(lambda view: leaf(self._normalise(view, index)), _as_tuple(views))
         context = QKV(*context) if isinstance(views, QKV) else context[0]
-        if self.mode != "autocast":
-            # Every sublayer maps its input by a matrix, whose gradient asks for it; autocast saves a narrow copy instead.
+        if self.mode != "autocast" and self._reads_context(site):
+            # Every other sublayer maps its input by a matrix, whose gradient asks for it; autocast saves a narrow copy instead.
             self._save(index, tensors(context))
         calls, heads, mixed, heads_saved = [read], (), (), 0
         middle, events = state, list[Tensor]()
@@ -334,6 +336,11 @@ class _Tracer:
             forward=sum((call.kernels for call in calls), Kernels()),
             backward=self._backward_of((following, views, mixed)),
         )
+
+    def _reads_context(self, site: SublayerPosition) -> bool:
+        """Whether the mixer of a sublayer needs the context for its backward pass."""
+        part = self.parts[site.index]
+        return not isinstance(part, SequenceConfig) or part.reads_context or site.slot.update_extra > 0
 
     def _mix(self, mixer: DepthMixer, site: SublayerPosition, context: Any, state: Any) -> tuple[Call, Heads, list[Tensor]]:
         """Head mixing between the two steps of attention, and what those save."""
@@ -375,8 +382,8 @@ class _Tracer:
         self.saves += [(index, t) for t in saved if storage_of(t) not in self.owned and storage_of(t) not in shared]
 
     def _shared(self) -> set[int]:
-        """Rotation tables, which all sublayers of a model share."""
-        return storages_of((self.layout.positions, list(self.layout._shared.values())))
+        """Token ids and rotation tables, which all sublayers of a model share."""
+        return storages_of((self.layout.positions, self.layout.tokens, list(self.layout._shared.values())))
 
     def _beyond(self, saved: Iterable[Tensor], known: set[int]) -> int:
         return storage_bytes(t for t in saved if storage_of(t) not in known and storage_of(t) not in self.owned)

@@ -19,16 +19,16 @@ from twoaxis.depth import DepthConfig, DepthMixer
 from twoaxis.depth.base import State
 from twoaxis.model.config import SublayerConfig
 from twoaxis.ops.norm import rms_norm
-from twoaxis.sequence import HeadMixer
+from twoaxis.sequence import HeadMixer, SequenceConfig
 
 
 class RMSNorm(DeclaredModule):
     """RMS normalisation with a learned gain and an explicit eps."""
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, dead: str | None = None) -> None:
         super().__init__()
         self.eps = eps
-        self.gain = self.parameter("gain", (width,), Constant(1.0), "norm")
+        self.gain = self.parameter("gain", (width,), Constant(1.0), "norm", dead)
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         """Normalises the last axis."""
@@ -51,7 +51,9 @@ class Sublayer(nn.Module):
     def __init__(self, depth: DepthMixer, config: SublayerConfig, site: SublayerPosition, splits_views: bool) -> None:
         super().__init__()
         self.depth = depth
-        self.norm = RMSNorm(site.d_model, site.norm_eps)
+        # A depth mixer may read the context that its mixer does not.
+        unread = isinstance(config, SequenceConfig) and not config.reads_context and not site.slot.update_extra
+        self.norm = RMSNorm(site.d_model, site.norm_eps, "no depth mixer need read the context" if unread else None)
         self.mixer = config.build(site)
         if splits_views:
             self.key_norm = RMSNorm(site.d_model, site.norm_eps)

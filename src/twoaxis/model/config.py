@@ -98,7 +98,11 @@ class DecoderConfig(Config):
             for sublayer in block:
                 if isinstance(sublayer, SequenceConfig):
                     sublayer.check(self.d_model)
-        self.depth.prepare(self._bare_stack)
+        stack = self._bare_stack
+        for site, sublayer in zip(stack.sites, self.parts, strict=True):
+            if isinstance(sublayer, SequenceConfig):
+                sublayer.check_at(site)
+        self.depth.prepare(stack)
         if len(self.blocks) > self.n_layers:
             allowed = f"at most n_layers={self.n_layers} patterns"
             raise ConfigError(problem("blocks", len(self.blocks), allowed, "drop the patterns that no block would use"))
@@ -132,10 +136,11 @@ class DecoderConfig(Config):
     @property
     def _bare_stack(self) -> LayerStack:
         slots = tuple(self._slot(sublayer) for block in self.layers for sublayer in block)
-        return LayerStack(self.d_model, self.norm_eps, tuple(len(block) for block in self.layers), slots)
+        return LayerStack(self.d_model, self.norm_eps, tuple(len(block) for block in self.layers), slots, self.vocab_size)
 
     def _slot(self, sublayer: SublayerConfig) -> SublayerInfo:
         if not isinstance(sublayer, SequenceConfig):
             return SublayerInfo(sublayer.kind)
         heads = sublayer.head_shape(self.d_model)
-        return SublayerInfo(sublayer.kind, sublayer.accepts_qkv, heads, window=sublayer.pair_window)
+        window, hashed = sublayer.pair_window, sublayer.hashed
+        return SublayerInfo(sublayer.kind, sublayer.accepts_qkv, heads, window=window, hashed=hashed)

@@ -43,6 +43,16 @@ class SequenceConfig(Config, ABC):
         return 0
 
     @property
+    def reads_context(self) -> bool:
+        """Whether the update depends on the context, and not on token ids alone."""
+        return True
+
+    @property
+    def hashed(self) -> tuple[tuple[int, int], ...]:
+        """Its hashed tables, as in `SublayerInfo`."""
+        return ()
+
+    @property
     @abstractmethod
     def receptive_field(self) -> int | None:
         """Tokens that one output can depend on, its own included; None without a bound."""
@@ -63,6 +73,9 @@ class SequenceConfig(Config, ABC):
     @abstractmethod
     def check(self, d_model: int) -> None:
         """Raises ConfigError if the mixer cannot be built at this width."""
+
+    def check_at(self, site: SublayerPosition) -> None:
+        """Raises ConfigError if the mixer cannot be built in this stack; by default it can."""
 
     @abstractmethod
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DepthConfig
 from twoaxis.local.places import PlacesConfig
 from twoaxis.ops.local_attention import visible
@@ -23,6 +22,7 @@ from twoaxis.testing.toy import (
     toy_context,
     toy_cost,
     toy_decoder,
+    toy_layout,
     toy_mixer,
     toy_site,
     toy_tokens,
@@ -93,7 +93,7 @@ def mixer_costs_are_exact(config: MixerConfig) -> None:
 
 def _measured(mixer: Any, context: Tensor) -> tuple[int, int]:
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        return product_flops(lambda: mixer(context, TokenLayout.contiguous(context.shape[1])))
+        return product_flops(lambda: mixer(context, toy_layout(context)))
 
 
 def _pair_flops(config: MixerConfig, width: int, shape: Shape) -> int:

@@ -40,7 +40,7 @@ def keeps_its_states(model: Decoder) -> None:
     state, _ = model.ends.enter(model.embed(tokens))
     keep("0", state)
     for index, sublayer in enumerate(sublayer_list(model)):
-        state, _ = sublayer(state, TokenLayout.contiguous(tokens.shape[1]))
+        state, _ = sublayer(state, TokenLayout.contiguous(tokens.shape[1]).of(tokens))
         keep(str(index + 1), state)
     left, _ = model.ends.leave(state)
     compare("after the forward pass")
@@ -67,7 +67,7 @@ def pipeline_cut(config: DepthConfig) -> None:
 
 
 def _cut_forward(model: Decoder, tokens: Tensor, boundary: int) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    layout = TokenLayout.contiguous(tokens.shape[1])
+    layout = TokenLayout.contiguous(tokens.shape[1]).of(tokens)
     state, _ = model.ends.enter(model.embed(tokens))
     for block in model.blocks[:boundary]:
         state, _ = block(state, layout)

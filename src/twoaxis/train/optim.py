@@ -15,7 +15,7 @@ from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.core.parameters import Tag, declarations
 
 DECAYED: frozenset[Tag] = frozenset({"matrix", "embedding"})
-"""Tags with weight decay; norms, biases, gates, queries and mixing weights have none."""
+"""Tags with weight decay; norms, biases, gates, queries and mixing weights have none, and parameters may decline it."""
 
 
 class GroupConfig(Config):
@@ -23,7 +23,8 @@ class GroupConfig(Config):
 
     Args:
         pattern: matches whole parameter names, with `*`, `?` and `[...]`, such as `*.pseudo_query`.
-        lr_scale: factor on the learning rate; None leaves it; 0 freezes: no gradient and no optimizer state.
+        lr_scale: factor on the learning rate in place of the declared one; None leaves it; 0 freezes: no gradient and no
+            optimizer state.
         weight_decay: replaces the default one; None leaves it.
     """
 
@@ -90,7 +91,8 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[Paramete
     members: dict[tuple[float, float], dict[str, nn.Parameter]] = {}
     tags: dict[tuple[float, float], set[Tag]] = {}
     for name, parameter, declaration in declared:
-        lr_scale, weight_decay = 1.0, config.weight_decay if declaration.tag in DECAYED else 0.0
+        decays = declaration.tag in DECAYED and declaration.decays
+        lr_scale, weight_decay = declaration.lr_scale, config.weight_decay if decays else 0.0
         for change in config.groups:
             if fnmatch.fnmatchcase(name, change.pattern):
                 lr_scale = lr_scale if change.lr_scale is None else change.lr_scale

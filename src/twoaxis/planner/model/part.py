@@ -95,7 +95,8 @@ class NativeSublayer(Part):
         if not isinstance(self.config, SequenceConfig):
             return SublayerInfo(self.kind)
         heads = self.config.head_shape(d_model)
-        return SublayerInfo(self.kind, self.config.accepts_qkv, heads, window=self.config.pair_window)
+        window, hashed = self.config.pair_window, self.config.hashed
+        return SublayerInfo(self.kind, self.config.accepts_qkv, heads, window=window, hashed=hashed)
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Those of its configuration."""

@@ -81,7 +81,8 @@ class ModelShape:
     @cached_property
     def _stack(self) -> LayerStack:
         slots = tuple(part.slot(self.d_model) for part in self.parts)
-        return self.depth.prepare(LayerStack(self.d_model, self.norm_eps, tuple(len(block) for block in self.blocks), slots))
+        lengths = tuple(len(block) for block in self.blocks)
+        return self.depth.prepare(LayerStack(self.d_model, self.norm_eps, lengths, slots, self.vocab_size))
 
     def with_depth(self, depth: DepthConfig) -> Self:
         """The same model with another depth mixer."""

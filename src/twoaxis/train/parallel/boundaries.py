@@ -245,7 +245,7 @@ def make_plan(
 
 def _states(model: Decoder, tokens: Tensor, stops: Sequence[int]) -> list[Any]:
     """The state before each of these blocks; all are alive at once, so equal ids mean the same tensor."""
-    layout = TokenLayout.contiguous(tokens.shape[1], device=tokens.device)
+    layout = TokenLayout.contiguous(tokens.shape[1], device=tokens.device).of(tokens)
     state, _ = model.ends.enter(model.embedding(tokens), layout)
     found = []
     for start, stop in pairwise([0, *stops]):
