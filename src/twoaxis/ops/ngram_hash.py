@@ -61,7 +61,7 @@ def pcg64_multipliers(seed: int, layer: int, order: int, ids: int) -> tuple[int,
     return tuple(2 * _below(source, half) + 1 for _ in range(order))
 
 
-def _below(source: np.random.PCG64, bound: int) -> int:
+def _below(source: "np.random.PCG64", bound: int) -> int:
     """Draws a number below a bound of more than 32 bits without bias; Lemire, arXiv:1805.10941, algorithm 5."""
     product = int(source.random_raw()) * bound
     while product % _WORD < (_WORD - bound) % bound:

@@ -43,6 +43,11 @@ class SequenceConfig(Config, ABC):
         return 0
 
     @property
+    def histories(self) -> tuple[int, ...]:
+        """Tokens that parts of its cache hold at most, where it is not all but one of the receptive field."""
+        return ()
+
+    @property
     def reads_context(self) -> bool:
         """Whether the update depends on the context, and not on token ids alone."""
         return True

@@ -174,6 +174,11 @@ class NgramEmbeddingConfig(TableOptions, SequenceConfig):
         return (self.kernel - 1) * self.order if self.conv == "dilated" else 0
 
     @property
+    def histories(self) -> tuple[int, ...]:
+        """Ids, and what the convolution reads."""
+        return self.order - 1, self.reach
+
+    @property
     def receptive_field(self) -> int:
         """The n-gram, and those before it that the convolution reads."""
         return self.order + self.reach

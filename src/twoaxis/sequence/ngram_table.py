@@ -109,11 +109,11 @@ class TableOptions(Config):
             ConfigError: an unknown vocabulary, or sums that int64 cannot hold.
         """
         ids = self.hash_vocab or site.stack.vocab_size
-        if ids is None:
+        if ids is None and self.hash != "int32":
             remedy = "build it in a Decoder, pass vocab_size, or set hash_vocab"
             raise ConfigError(f"vocab_size is unknown: must be known, since hashes of tokens depend on it; {remedy}")
         before = [slot.hashed for slot in site.stack.slots[: site.index] if slot.hashed]
-        return RowHash.of(self.hash, self.order, self.wanted, self.seed, ids, site.block, before)
+        return RowHash.of(self.hash, self.order, self.wanted, self.seed, ids or 0, site.block, before)
 
     def table_shape(self, site: SublayerPosition) -> tuple[int, int]:
         """Rows of all tables together, and their width."""

@@ -108,7 +108,7 @@ class NativeSublayer(Part):
         fields = [self.config.receptive_field]
         if isinstance(self.config, SequenceConfig):
             # A key that is no token, such as a sink, costs every query as much as a window of one token.
-            fields += [self.config.pair_window, min(1, self.config.unseen_keys)]
+            fields += [self.config.pair_window, min(1, self.config.unseen_keys), *(n + 1 for n in self.config.histories)]
         if isinstance(self.config, PlacesConfig):
             inside = (self.config.input_local, self.config.projected_local)
             fields += [local.receptive_field for local in inside if local is not None]
