@@ -25,6 +25,13 @@ MODELS: dict[str, dict[str, Any]] = {
         },
         "blocks": [["gated_delta_net", "swiglu"], ["short_conv", "kv_shift", "swiglu"]],
     },
+    "ngrams": {
+        "depth": "residual",
+        "blocks": [
+            [{"kind": "ngram_embedding", "rows": [53], "end_ids": [2]}, ATTENTION, "swiglu"],
+            [{"kind": "ngram_embedding", "preset": "deepseek_v41", "rows": [41], "row_width": 3}, ATTENTION, "swiglu"],
+        ],
+    },
     "views": {"depth": "muddformer", "blocks": [[ATTENTION, "swiglu"]]},
     "streams": {"depth": "mhc", "blocks": [[ATTENTION, "swiglu"], ["gated_delta_net", "swiglu"]]},
 }

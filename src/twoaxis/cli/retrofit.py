@@ -37,7 +37,8 @@ def retrofit(
     sequence: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="MIXER", help="short_swa, short_conv, kv_shift, canon or local_swa, or an inline table; may be repeated."
+            metavar="MIXER",
+            help="short_swa, short_conv, kv_shift, ngram_embedding, canon or local_swa, or an inline table; may be repeated.",
         ),
     ] = None,
     text: Annotated[Path | None, typer.Option(help="Text to compare logits on; random tokens without one.")] = None,

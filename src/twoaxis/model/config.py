@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, nearest, problem
@@ -86,6 +86,15 @@ class DecoderConfig(Config):
             if key in row.config.model_fields:
                 return f"it belongs to a depth mixer such as {row.kind!r}: write depth.{key}"
         return super().remedy_for_key(key)
+
+    @field_validator("blocks")
+    @classmethod
+    def _recorded(cls, blocks: tuple[Block, ...], info: ValidationInfo) -> tuple[Block, ...]:
+        if (size := info.data.get("vocab_size")) is None:
+            return blocks
+        return tuple(
+            tuple(part.recorded_for(size) if isinstance(part, SequenceConfig) else part for part in block) for block in blocks
+        )
 
     @model_validator(mode="after")
     def _buildable(self) -> Self:

@@ -33,7 +33,8 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
     Returns:
         `d_model`, `vocab_size`, `tied`, bytes per number; `sublayers`, in order, with
 
-        * `params`; `routed`: [experts, used by a token, parameters of one] or nothing;
+        * `params`; `routed`: [experts, used by a token, parameters of one] or nothing; `table`: the same of rows that are
+          looked up;
         * FLOPs of one forward pass: `matmul` and `elementwise` per token; `pairs`: [FLOPs, window] per visible pair, 0 for no
           window;
         * `local`: [local mixers inside it, bytes per token that they write];
@@ -92,6 +93,7 @@ def _sublayer(model: ModelShape, site: SublayerPosition, part: Part, measured: D
         "block": site.block,
         "kind": part.kind,
         "routed": [routed.experts, routed.used, routed.params] if routed else [],
+        "table": list(part.lookup(site)),
         **own,
         "norms": 3 if depth.splits_views(site) else 1,
         # With the context that the mixer saves, and the statistics of its norms.

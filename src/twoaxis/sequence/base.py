@@ -1,7 +1,7 @@
 """The contract of the sequence axis: a mixer along positions with a declared receptive field, cache and cost."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 from jaxtyping import Float
 from torch import Tensor
@@ -79,12 +79,20 @@ class SequenceConfig(Config, ABC):
     def check(self, d_model: int) -> None:
         """Raises ConfigError if the mixer cannot be built at this width."""
 
+    def recorded_for(self, vocab_size: int) -> Self:
+        """The configuration with what it takes from the vocabulary, which then stays if the vocabulary grows."""
+        return self
+
     def check_at(self, site: SublayerPosition) -> None:
         """Raises ConfigError if the mixer cannot be built in this stack; by default it can."""
 
     @abstractmethod
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The cost of one forward pass at this site, without its norm."""
+
+    def lookup(self, site: SublayerPosition) -> tuple[int, ...]:
+        """Rows of its table, those that a token reads, and numbers in each; empty without a table."""
+        return ()
 
     @abstractmethod
     def build(self, site: SublayerPosition) -> "SequenceMixer":

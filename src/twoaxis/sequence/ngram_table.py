@@ -48,8 +48,9 @@ class TableOptions(Config):
     @model_validator(mode="before")
     @classmethod
     def _records_vocabulary(cls, data: Any) -> Any:
-        table = data.get("compression") if isinstance(data, Mapping) else None
-        if not isinstance(table, list | tuple) or not table or data.get("hash_vocab") is not None:
+        table: Any = data.get("compression") if isinstance(data, Mapping) else None
+        numbers = isinstance(table, list | tuple) and bool(table) and all(type(one) is int for one in table)
+        if not numbers or data.get("hash_vocab") is not None:
             return data
         # Beside the table, so that a record in which one of them was changed is refused.
         return {**data, "hash_vocab": max(table) + 1}
@@ -86,6 +87,12 @@ class TableOptions(Config):
         """The tables that need primes of their own."""
         return self.wanted if self.hash in ("pcg64", "splitmix64") else ()
 
+    def recorded_for(self, vocab_size: int) -> Self:
+        """With `hash_vocab`, which a hash depends on; a vocabulary of one token stands for one not known yet."""
+        if self.hash_vocab is not None or self.hash == "int32" or vocab_size == 1:
+            return self
+        return self.replace(hash_vocab=vocab_size)
+
     def check_vocabulary(self, ids: int | None) -> None:
         """Checks a vocabulary; one of a single token stands for one not known yet.
 
@@ -114,6 +121,11 @@ class TableOptions(Config):
             raise ConfigError(f"vocab_size is unknown: must be known, since hashes of tokens depend on it; {remedy}")
         before = [slot.hashed for slot in site.stack.slots[: site.index] if slot.hashed]
         return RowHash.of(self.hash, self.order, self.wanted, self.seed, ids or 0, site.block, before)
+
+    def lookup(self, site: SublayerPosition) -> tuple[int, ...]:
+        """Rows of all tables, those that a token reads, and their width."""
+        rows, width = self.table_shape(site)
+        return rows, self.heads * (self.order - 1), width
 
     def table_shape(self, site: SublayerPosition) -> tuple[int, int]:
         """Rows of all tables together, and their width."""

@@ -55,8 +55,9 @@ def parameter_counts(model: Data) -> Data:
     for sub in model["sublayers"]:
         depth = depth + sub["depth"]["params"]
         total = total + sub["params"] + sub["norms"] * model["norm_params"]
-        if len(sub["routed"]) > 0:
-            idle = idle + (sub["routed"][0] - sub["routed"][1]) * sub["routed"][2]
+        for chosen in [sub["routed"], sub["table"]]:
+            if len(chosen) > 0:
+                idle = idle + (chosen[0] - chosen[1]) * chosen[2]
     return {"all": total + depth, "used": total + depth - idle, "depth": depth, "embedding_and_head": ends}
 
 

@@ -190,12 +190,13 @@ def pairs_of_work(sub: Data, work: Data) -> float:
 
 
 def weights_read(sub: Data, tokens: float) -> float:
-    """Expected number of parameters of a mixer that a pass of so many tokens reads, with an even router."""
-    if len(sub["routed"]) == 0:
-        return sub["params"]
-    experts = sub["routed"][0]
-    idle = experts * (1 - sub["routed"][1] / experts) ** tokens
-    return sub["params"] - idle * sub["routed"][2]
+    """Expected number of parameters of a mixer that a pass of so many tokens reads, with an even router and even hashes."""
+    read = sub["params"]
+    for chosen in [sub["routed"], sub["table"]]:
+        if len(chosen) > 0:
+            idle = chosen[0] * (1 - chosen[1] / chosen[0]) ** tokens
+            read = read - idle * chosen[2]
+    return read
 
 
 def cache_read(sub: Data, work: Data) -> float:

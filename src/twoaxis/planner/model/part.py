@@ -45,6 +45,10 @@ class Part(ABC):
         """Numbers of tokens from which some cost of one more token is constant, such as a window and its cache."""
         return ()
 
+    def lookup(self, site: SublayerPosition) -> tuple[int, ...]:
+        """Rows of a table among its parameters, those that a token reads, and numbers in each; empty without a table."""
+        return ()
+
     def local_channels(self, site: SublayerPosition) -> tuple[int, ...]:
         """Channels of each local mixer inside it; each runs as one more kernel."""
         return ()
@@ -97,6 +101,10 @@ class NativeSublayer(Part):
         heads = self.config.head_shape(d_model)
         window, hashed = self.config.pair_window, self.config.hashed
         return SublayerInfo(self.kind, self.config.accepts_qkv, heads, window=window, hashed=hashed)
+
+    def lookup(self, site: SublayerPosition) -> tuple[int, ...]:
+        """That of its configuration."""
+        return self.config.lookup(site) if isinstance(self.config, SequenceConfig) else ()
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Those of its configuration."""

@@ -234,32 +234,37 @@ forward_counts = function flx_forward_counts (model, batch, tokens) {
 };
 
 parameter_counts = function flx_parameter_counts (model) {
-    var depth, ends, idle, matrix, stub11_seq, stub12_itr, sub, total;
+    var chosen, depth, ends, idle, matrix, stub11_seq, stub12_itr, stub13_seq, stub14_itr, sub, total;
     matrix = model["vocab_size"] * model["d_model"];
     ends = ((model["tied"] > 0))? (matrix) : (2 * matrix);
     depth = model["ends"]["params"];
     total = ends + model["norm_params"];
     idle = 0;
-    stub11_seq = model["sublayers"];
-    if ((typeof stub11_seq === "object") && (!Array.isArray(stub11_seq))) { stub11_seq = Object.keys(stub11_seq);}
-    for (stub12_itr = 0; stub12_itr < stub11_seq.length; stub12_itr += 1) {
-        sub = stub11_seq[stub12_itr];
+    stub13_seq = model["sublayers"];
+    if ((typeof stub13_seq === "object") && (!Array.isArray(stub13_seq))) { stub13_seq = Object.keys(stub13_seq);}
+    for (stub14_itr = 0; stub14_itr < stub13_seq.length; stub14_itr += 1) {
+        sub = stub13_seq[stub14_itr];
         depth = depth + (sub["depth"]["params"]);
         total = (total + sub["params"]) + (sub["norms"] * model["norm_params"]);
-        if (((sub["routed"].length) > 0)) {
-            idle = idle + (((sub["routed"][0]) - (sub["routed"][1])) * (sub["routed"][2]));
+        stub11_seq = [sub["routed"], sub["table"]];
+        if ((typeof stub11_seq === "object") && (!Array.isArray(stub11_seq))) { stub11_seq = Object.keys(stub11_seq);}
+        for (stub12_itr = 0; stub12_itr < stub11_seq.length; stub12_itr += 1) {
+            chosen = stub11_seq[stub12_itr];
+            if ((chosen.length > 0)) {
+                idle = idle + ((chosen[0] - chosen[1]) * chosen[2]);
+            }
         }
     }
     return ({all: total + depth, used: (total + depth) - idle, depth: depth, embedding_and_head: ends});
 };
 
 state_bytes = function flx_state_bytes (model, boundary) {
-    var leaf, stub13_seq, stub14_itr, total;
+    var leaf, stub15_seq, stub16_itr, total;
     total = 0;
-    stub13_seq = model["leaves"];
-    if ((typeof stub13_seq === "object") && (!Array.isArray(stub13_seq))) { stub13_seq = Object.keys(stub13_seq);}
-    for (stub14_itr = 0; stub14_itr < stub13_seq.length; stub14_itr += 1) {
-        leaf = stub13_seq[stub14_itr];
+    stub15_seq = model["leaves"];
+    if ((typeof stub15_seq === "object") && (!Array.isArray(stub15_seq))) { stub15_seq = Object.keys(stub15_seq);}
+    for (stub16_itr = 0; stub16_itr < stub15_seq.length; stub16_itr += 1) {
+        leaf = stub15_seq[stub16_itr];
         if (((leaf[0] <= boundary) && (boundary <= leaf[1]))) {
             total = total + leaf[2];
         }
@@ -268,12 +273,12 @@ state_bytes = function flx_state_bytes (model, boundary) {
 };
 
 new_state_bytes = function flx_new_state_bytes (model, earlier, later) {
-    var leaf, stub15_seq, stub16_itr, total;
+    var leaf, stub17_seq, stub18_itr, total;
     total = 0;
-    stub15_seq = model["leaves"];
-    if ((typeof stub15_seq === "object") && (!Array.isArray(stub15_seq))) { stub15_seq = Object.keys(stub15_seq);}
-    for (stub16_itr = 0; stub16_itr < stub15_seq.length; stub16_itr += 1) {
-        leaf = stub15_seq[stub16_itr];
+    stub17_seq = model["leaves"];
+    if ((typeof stub17_seq === "object") && (!Array.isArray(stub17_seq))) { stub17_seq = Object.keys(stub17_seq);}
+    for (stub18_itr = 0; stub18_itr < stub17_seq.length; stub18_itr += 1) {
+        leaf = stub17_seq[stub18_itr];
         if (((leaf[0] > earlier) && (leaf[0] <= later) && (later <= leaf[1]))) {
             total = total + leaf[2];
         }
@@ -292,12 +297,12 @@ boundary_of_block = function flx_boundary_of_block (model, block) {
 };
 
 kept_leaf_bytes = function flx_kept_leaf_bytes (model, first, last) {
-    var leaf, made, stub17_seq, stub18_itr, total;
+    var leaf, made, stub19_seq, stub20_itr, total;
     total = 0;
-    stub17_seq = model["leaves"];
-    if ((typeof stub17_seq === "object") && (!Array.isArray(stub17_seq))) { stub17_seq = Object.keys(stub17_seq);}
-    for (stub18_itr = 0; stub18_itr < stub17_seq.length; stub18_itr += 1) {
-        leaf = stub17_seq[stub18_itr];
+    stub19_seq = model["leaves"];
+    if ((typeof stub19_seq === "object") && (!Array.isArray(stub19_seq))) { stub19_seq = Object.keys(stub19_seq);}
+    for (stub20_itr = 0; stub20_itr < stub19_seq.length; stub20_itr += 1) {
+        leaf = stub19_seq[stub20_itr];
         made = (leaf[0] > first) || ((first==0) && (leaf[0]==0));
         if ((made && (leaf[0] <= last) && (leaf[3] > 0))) {
             total = total + leaf[2];
@@ -354,17 +359,17 @@ ends_saved_bytes = function flx_ends_saved_bytes (model, tokens, tensor_ranks) {
 };
 
 cache_bytes_of = function flx_cache_bytes_of (model, tokens) {
-    var part, stub19_seq, stub20_itr, stub21_seq, stub22_itr, sub, total;
+    var part, stub21_seq, stub22_itr, stub23_seq, stub24_itr, sub, total;
     total = model["ends"]["cache_fixed"];
-    stub21_seq = model["sublayers"];
-    if ((typeof stub21_seq === "object") && (!Array.isArray(stub21_seq))) { stub21_seq = Object.keys(stub21_seq);}
-    for (stub22_itr = 0; stub22_itr < stub21_seq.length; stub22_itr += 1) {
-        sub = stub21_seq[stub22_itr];
+    stub23_seq = model["sublayers"];
+    if ((typeof stub23_seq === "object") && (!Array.isArray(stub23_seq))) { stub23_seq = Object.keys(stub23_seq);}
+    for (stub24_itr = 0; stub24_itr < stub23_seq.length; stub24_itr += 1) {
+        sub = stub23_seq[stub24_itr];
         total = (total + sub["cache_fixed"]) + (sub["depth"]["cache_fixed"]);
-        stub19_seq = sub["cache"];
-        if ((typeof stub19_seq === "object") && (!Array.isArray(stub19_seq))) { stub19_seq = Object.keys(stub19_seq);}
-        for (stub20_itr = 0; stub20_itr < stub19_seq.length; stub20_itr += 1) {
-            part = stub19_seq[stub20_itr];
+        stub21_seq = sub["cache"];
+        if ((typeof stub21_seq === "object") && (!Array.isArray(stub21_seq))) { stub21_seq = Object.keys(stub21_seq);}
+        for (stub22_itr = 0; stub22_itr < stub21_seq.length; stub22_itr += 1) {
+            part = stub21_seq[stub22_itr];
             total = total + (part[0] * (((part[1]==0))? (tokens) : (Math.min(part[1], tokens))));
         }
     }
@@ -378,13 +383,13 @@ tone_of = function flx_tone_of (tables, method, goal) {
 };
 
 bars_of = function flx_bars_of (tables, rows, key, goal) {
-    var given, row, shares, stub23_seq, stub24_itr, text, value;
+    var given, row, shares, stub25_seq, stub26_itr, text, value;
     shares = (key=="step_seconds") || (key=="token_seconds");
     given = [];
-    stub23_seq = rows;
-    if ((typeof stub23_seq === "object") && (!Array.isArray(stub23_seq))) { stub23_seq = Object.keys(stub23_seq);}
-    for (stub24_itr = 0; stub24_itr < stub23_seq.length; stub24_itr += 1) {
-        row = stub23_seq[stub24_itr];
+    stub25_seq = rows;
+    if ((typeof stub25_seq === "object") && (!Array.isArray(stub25_seq))) { stub25_seq = Object.keys(stub25_seq);}
+    for (stub26_itr = 0; stub26_itr < stub25_seq.length; stub26_itr += 1) {
+        row = stub25_seq[stub26_itr];
         value = row[key];
         text = amount(value, (shares)? (SECONDS) : (BYTES));
         if ((((row["method"]!=(rows[0]["method"]))) && shares)) {
@@ -405,7 +410,7 @@ bars_of = function flx_bars_of (tables, rows, key, goal) {
 };
 
 figure = function flx_figure (tables, choice, rows, step, view, name, width) {
-    var chosen, device, goal, key, label, limit, row, said, series, stub25_seq, stub26_itr, words;
+    var chosen, device, goal, key, label, limit, row, said, series, stub27_seq, stub28_itr, words;
     chosen = view["chosen"];
     goal = view["goal"];
     label = tables["methods"][chosen]["name"];
@@ -415,10 +420,10 @@ figure = function flx_figure (tables, choice, rows, step, view, name, width) {
     }
     if ((name=="state")) {
         series = [];
-        stub25_seq = rows;
-        if ((typeof stub25_seq === "object") && (!Array.isArray(stub25_seq))) { stub25_seq = Object.keys(stub25_seq);}
-        for (stub26_itr = 0; stub26_itr < stub25_seq.length; stub26_itr += 1) {
-            row = stub25_seq[stub26_itr];
+        stub27_seq = rows;
+        if ((typeof stub27_seq === "object") && (!Array.isArray(stub27_seq))) { stub27_seq = Object.keys(stub27_seq);}
+        for (stub28_itr = 0; stub28_itr < stub27_seq.length; stub28_itr += 1) {
+            row = stub27_seq[stub28_itr];
             _pymeth_append.call(series, (({method: row["method"], name: tables["methods"][row["method"]]["name"], values: row["states"], tone: tone_of(tables, row["method"], goal)})));
         }
         return lines(series, chosen, "Bytes per token of the depth state along the stack; the numbers are in the table", width);
@@ -432,12 +437,12 @@ figure = function flx_figure (tables, choice, rows, step, view, name, width) {
 };
 
 facts = function flx_facts (choice, rows, step, view) {
-    var found, row, stub27_seq, stub28_itr;
+    var found, row, stub29_seq, stub30_itr;
     found = ({row: rows[0]});
-    stub27_seq = rows;
-    if ((typeof stub27_seq === "object") && (!Array.isArray(stub27_seq))) { stub27_seq = Object.keys(stub27_seq);}
-    for (stub28_itr = 0; stub28_itr < stub27_seq.length; stub28_itr += 1) {
-        row = stub27_seq[stub28_itr];
+    stub29_seq = rows;
+    if ((typeof stub29_seq === "object") && (!Array.isArray(stub29_seq))) { stub29_seq = Object.keys(stub29_seq);}
+    for (stub30_itr = 0; stub30_itr < stub29_seq.length; stub30_itr += 1) {
+        row = stub29_seq[stub30_itr];
         if ((row["method"]==view["chosen"])) {
             found["row"] = row;
         }
@@ -451,21 +456,21 @@ overhead = function flx_overhead (row, control, key) {
 };
 
 table_rows = function flx_table_rows (rows, names, chosen) {
-    var cell, cells, control, drawn, row, state, stub29_seq, stub30_itr, stub31_seq, stub32_itr;
+    var cell, cells, control, drawn, row, state, stub31_seq, stub32_itr, stub33_seq, stub34_itr;
     control = rows[0];
     drawn = "";
-    stub31_seq = sorted_by(rows, "step_seconds");
-    if ((typeof stub31_seq === "object") && (!Array.isArray(stub31_seq))) { stub31_seq = Object.keys(stub31_seq);}
-    for (stub32_itr = 0; stub32_itr < stub31_seq.length; stub32_itr += 1) {
-        row = stub31_seq[stub32_itr];
+    stub33_seq = sorted_by(rows, "step_seconds");
+    if ((typeof stub33_seq === "object") && (!Array.isArray(stub33_seq))) { stub33_seq = Object.keys(stub33_seq);}
+    for (stub34_itr = 0; stub34_itr < stub33_seq.length; stub34_itr += 1) {
+        row = stub33_seq[stub34_itr];
         cells = [amount(row["params"] - control["params"], COUNTS), amount(row["step_seconds"], SECONDS), percent(overhead(row, control, "step_seconds")), amount(row["depth_seconds"], SECONDS), amount(row["exposed_seconds"], SECONDS), amount(row["memory_bytes"], BYTES), amount(row["sent_bytes"], BYTES), amount(row["token_seconds"], SECONDS), percent(overhead(row, control, "token_seconds")), amount(row["cache_bytes"], BYTES), amount(row["prompt_seconds"], SECONDS), amount(row["prompt_state_bytes"], BYTES)];
         state = ((row["method"]==chosen))? (" class=\"chosen\"") : ("");
         drawn = ((((drawn + "<tr") + state) + (" data-method=\"")) + _pyfunc_str(row["method"])) + ("\"><th scope=\"row\">");
         drawn = (drawn + (names[row["method"]])) + "</th>";
-        stub29_seq = cells;
-        if ((typeof stub29_seq === "object") && (!Array.isArray(stub29_seq))) { stub29_seq = Object.keys(stub29_seq);}
-        for (stub30_itr = 0; stub30_itr < stub29_seq.length; stub30_itr += 1) {
-            cell = stub29_seq[stub30_itr];
+        stub31_seq = cells;
+        if ((typeof stub31_seq === "object") && (!Array.isArray(stub31_seq))) { stub31_seq = Object.keys(stub31_seq);}
+        for (stub32_itr = 0; stub32_itr < stub31_seq.length; stub32_itr += 1) {
+            cell = stub31_seq[stub32_itr];
             drawn = ((drawn + ("<td class=\"number\">")) + cell) + "</td>";
         }
         drawn = drawn + "</tr>";
@@ -496,12 +501,12 @@ compute_seconds = function flx_compute_seconds (op, rates) {
 };
 
 memory_seconds = function flx_memory_seconds (bytes_moved, rates) {
-    var cache, rate, stub33_seq, stub34_itr;
+    var cache, rate, stub35_seq, stub36_itr;
     rate = rates["bytes_per_second"];
-    stub33_seq = rates["caches"];
-    if ((typeof stub33_seq === "object") && (!Array.isArray(stub33_seq))) { stub33_seq = Object.keys(stub33_seq);}
-    for (stub34_itr = 0; stub34_itr < stub33_seq.length; stub34_itr += 1) {
-        cache = stub33_seq[stub34_itr];
+    stub35_seq = rates["caches"];
+    if ((typeof stub35_seq === "object") && (!Array.isArray(stub35_seq))) { stub35_seq = Object.keys(stub35_seq);}
+    for (stub36_itr = 0; stub36_itr < stub35_seq.length; stub36_itr += 1) {
+        cache = stub35_seq[stub36_itr];
         if ((bytes_moved <= cache[0])) {
             rate = Math.max(rate, cache[1]);
         }
@@ -518,26 +523,26 @@ operator_seconds = function flx_operator_seconds (op, rates) {
 };
 
 total_seconds = function flx_total_seconds (operators, rates) {
-    var op, seconds, stub35_seq, stub36_itr;
+    var op, seconds, stub37_seq, stub38_itr;
     seconds = 0.0;
-    stub35_seq = operators;
-    if ((typeof stub35_seq === "object") && (!Array.isArray(stub35_seq))) { stub35_seq = Object.keys(stub35_seq);}
-    for (stub36_itr = 0; stub36_itr < stub35_seq.length; stub36_itr += 1) {
-        op = stub35_seq[stub36_itr];
+    stub37_seq = operators;
+    if ((typeof stub37_seq === "object") && (!Array.isArray(stub37_seq))) { stub37_seq = Object.keys(stub37_seq);}
+    for (stub38_itr = 0; stub38_itr < stub37_seq.length; stub38_itr += 1) {
+        op = stub37_seq[stub38_itr];
         seconds = seconds + operator_seconds(op, rates);
     }
     return seconds;
 };
 
 fused = function flx_fused (operators, least_bytes) {
-    var matmul_flops, op, size, stub37_seq, stub38_itr, surface, vector_flops;
+    var matmul_flops, op, size, stub39_seq, stub40_itr, surface, vector_flops;
     matmul_flops = 0.0;
     vector_flops = 0.0;
     surface = 0.0;
-    stub37_seq = operators;
-    if ((typeof stub37_seq === "object") && (!Array.isArray(stub37_seq))) { stub37_seq = Object.keys(stub37_seq);}
-    for (stub38_itr = 0; stub38_itr < stub37_seq.length; stub38_itr += 1) {
-        op = stub37_seq[stub38_itr];
+    stub39_seq = operators;
+    if ((typeof stub39_seq === "object") && (!Array.isArray(stub39_seq))) { stub39_seq = Object.keys(stub39_seq);}
+    for (stub40_itr = 0; stub40_itr < stub39_seq.length; stub40_itr += 1) {
+        op = stub39_seq[stub40_itr];
         matmul_flops = matmul_flops + op["matmul_flops"];
         vector_flops = vector_flops + op["vector_flops"];
         if ((op["matmul_flops"] > 0)) {
@@ -598,25 +603,30 @@ pairs_of_work = function flx_pairs_of_work (sub, work) {
 };
 
 weights_read = function flx_weights_read (sub, tokens) {
-    var experts, idle;
-    if (((sub["routed"].length)==0)) {
-        return sub["params"];
+    var chosen, idle, read, stub41_seq, stub42_itr;
+    read = sub["params"];
+    stub41_seq = [sub["routed"], sub["table"]];
+    if ((typeof stub41_seq === "object") && (!Array.isArray(stub41_seq))) { stub41_seq = Object.keys(stub41_seq);}
+    for (stub42_itr = 0; stub42_itr < stub41_seq.length; stub42_itr += 1) {
+        chosen = stub41_seq[stub42_itr];
+        if ((chosen.length > 0)) {
+            idle = chosen[0] * (Math.pow((1 - (chosen[1] / chosen[0])), tokens));
+            read = read - (idle * chosen[2]);
+        }
     }
-    experts = sub["routed"][0];
-    idle = experts * (Math.pow((1 - ((sub["routed"][1]) / experts)), tokens));
-    return sub["params"] - (idle * (sub["routed"][2]));
+    return read;
 };
 
 cache_read = function flx_cache_read (sub, work) {
-    var part, stub39_seq, stub40_itr, total;
+    var part, stub43_seq, stub44_itr, total;
     if ((work["context"]==0)) {
         return 0;
     }
     total = sub["cache_fixed"];
-    stub39_seq = sub["cache"];
-    if ((typeof stub39_seq === "object") && (!Array.isArray(stub39_seq))) { stub39_seq = Object.keys(stub39_seq);}
-    for (stub40_itr = 0; stub40_itr < stub39_seq.length; stub40_itr += 1) {
-        part = stub39_seq[stub40_itr];
+    stub43_seq = sub["cache"];
+    if ((typeof stub43_seq === "object") && (!Array.isArray(stub43_seq))) { stub43_seq = Object.keys(stub43_seq);}
+    for (stub44_itr = 0; stub44_itr < stub43_seq.length; stub44_itr += 1) {
+        part = stub43_seq[stub44_itr];
         total = total + (part[0] * (((part[1]==0))? (work["context"]) : (Math.min(part[1], work["context"]))));
     }
     return total * work["batch"];
@@ -666,13 +676,13 @@ collective_seconds = function flx_collective_seconds (sent_bytes, link) {
 };
 
 sublayer_seconds = function flx_sublayer_seconds (model, sub, work, rates, link) {
-    var backward, depth, depth_back, forward, op, sent, shared, stub41_seq, stub42_itr, twice;
+    var backward, depth, depth_back, forward, op, sent, shared, stub45_seq, stub46_itr, twice;
     forward = 0;
     backward = 0;
-    stub41_seq = mixer_operators(model, sub, work);
-    if ((typeof stub41_seq === "object") && (!Array.isArray(stub41_seq))) { stub41_seq = Object.keys(stub41_seq);}
-    for (stub42_itr = 0; stub42_itr < stub41_seq.length; stub42_itr += 1) {
-        op = stub41_seq[stub42_itr];
+    stub45_seq = mixer_operators(model, sub, work);
+    if ((typeof stub45_seq === "object") && (!Array.isArray(stub45_seq))) { stub45_seq = Object.keys(stub45_seq);}
+    for (stub46_itr = 0; stub46_itr < stub45_seq.length; stub46_itr += 1) {
+        op = stub45_seq[stub46_itr];
         forward = forward + operator_seconds(op, rates);
         twice = operator(2 * op["matmul_flops"], op["size"], 2 * op["vector_flops"], 2 * op["bytes"], 2 * op["kernels"]);
         backward = backward + operator_seconds(twice, rates);
@@ -761,16 +771,16 @@ refusal = function flx_refusal (choice, device, n_layers) {
 };
 
 unpacked = function flx_unpacked (tables, pack, window) {
-    var entry, model, row, stub43_seq, stub44_itr, sublayer;
+    var entry, model, row, stub47_seq, stub48_itr, sublayer;
     model = copied(tables["shared"]);
     model["n_layers"] = pack["n_layers"];
     model["ends"] = pack["ends"];
     model["leaves"] = pack["leaves"];
     model["sublayers"] = [];
-    stub43_seq = pack["sublayers"];
-    if ((typeof stub43_seq === "object") && (!Array.isArray(stub43_seq))) { stub43_seq = Object.keys(stub43_seq);}
-    for (stub44_itr = 0; stub44_itr < stub43_seq.length; stub44_itr += 1) {
-        entry = stub43_seq[stub44_itr];
+    stub47_seq = pack["sublayers"];
+    if ((typeof stub47_seq === "object") && (!Array.isArray(stub47_seq))) { stub47_seq = Object.keys(stub47_seq);}
+    for (stub48_itr = 0; stub48_itr < stub47_seq.length; stub48_itr += 1) {
+        entry = stub47_seq[stub48_itr];
         row = entry[1];
         if ((entry[3] >= 0)) {
             row = tables["families"][entry[3]][place_of(tables["windows"], window)];
@@ -784,12 +794,12 @@ unpacked = function flx_unpacked (tables, pack, window) {
 };
 
 copied = function flx_copied (table) {
-    var found, name, stub45_seq, stub46_itr;
+    var found, name, stub49_seq, stub50_itr;
     found = ({});
-    stub45_seq = table;
-    if ((typeof stub45_seq === "object") && (!Array.isArray(stub45_seq))) { stub45_seq = Object.keys(stub45_seq);}
-    for (stub46_itr = 0; stub46_itr < stub45_seq.length; stub46_itr += 1) {
-        name = stub45_seq[stub46_itr];
+    stub49_seq = table;
+    if ((typeof stub49_seq === "object") && (!Array.isArray(stub49_seq))) { stub49_seq = Object.keys(stub49_seq);}
+    for (stub50_itr = 0; stub50_itr < stub49_seq.length; stub50_itr += 1) {
+        name = stub49_seq[stub50_itr];
         found[name] = table[name];
     }
     return found;
@@ -822,23 +832,23 @@ states_of = function flx_states_of (model) {
 };
 
 method_row = function flx_method_row (tables, choice, method) {
-    var device, generating, held_bytes, hop, links, memory, model, prompt, read, sent, step, stub47_seq, stub48_itr, stub49_seq, stub50_itr, token;
+    var device, generating, held_bytes, hop, links, memory, model, prompt, read, sent, step, stub51_seq, stub52_itr, stub53_seq, stub54_itr, token;
     device = tables["devices"][choice["device"]];
     links = links_of(device, choice);
     model = model_of(tables, choice, method, "training");
     step = training_step(model, run_of(choice), device["rates"], links);
     memory = 0;
-    stub47_seq = step["memory_bytes"];
-    if ((typeof stub47_seq === "object") && (!Array.isArray(stub47_seq))) { stub47_seq = Object.keys(stub47_seq);}
-    for (stub48_itr = 0; stub48_itr < stub47_seq.length; stub48_itr += 1) {
-        held_bytes = stub47_seq[stub48_itr];
+    stub51_seq = step["memory_bytes"];
+    if ((typeof stub51_seq === "object") && (!Array.isArray(stub51_seq))) { stub51_seq = Object.keys(stub51_seq);}
+    for (stub52_itr = 0; stub52_itr < stub51_seq.length; stub52_itr += 1) {
+        held_bytes = stub51_seq[stub52_itr];
         memory = Math.max(memory, held_bytes);
     }
     sent = 0;
-    stub49_seq = step["sent_bytes"];
-    if ((typeof stub49_seq === "object") && (!Array.isArray(stub49_seq))) { stub49_seq = Object.keys(stub49_seq);}
-    for (stub50_itr = 0; stub50_itr < stub49_seq.length; stub50_itr += 1) {
-        hop = stub49_seq[stub50_itr];
+    stub53_seq = step["sent_bytes"];
+    if ((typeof stub53_seq === "object") && (!Array.isArray(stub53_seq))) { stub53_seq = Object.keys(stub53_seq);}
+    for (stub54_itr = 0; stub54_itr < stub53_seq.length; stub54_itr += 1) {
+        hop = stub53_seq[stub54_itr];
         sent = Math.max(sent, hop);
     }
     generating = model_of(tables, choice, method, "generation");
@@ -856,42 +866,42 @@ methods_of = function flx_methods_of (tables, choice) {
 };
 
 sorted_by = function flx_sorted_by (rows, key) {
-    var at, found, row, stub51_, stub51_i, stub51_i0, stub51_iter0, stub52_seq, stub53_itr;
+    var at, found, row, stub55_, stub55_i, stub55_i0, stub55_iter0, stub56_seq, stub57_itr;
     found = [];
-    stub52_seq = rows;
-    if ((typeof stub52_seq === "object") && (!Array.isArray(stub52_seq))) { stub52_seq = Object.keys(stub52_seq);}
-    for (stub53_itr = 0; stub53_itr < stub52_seq.length; stub53_itr += 1) {
-        row = stub52_seq[stub53_itr];
+    stub56_seq = rows;
+    if ((typeof stub56_seq === "object") && (!Array.isArray(stub56_seq))) { stub56_seq = Object.keys(stub56_seq);}
+    for (stub57_itr = 0; stub57_itr < stub56_seq.length; stub57_itr += 1) {
+        row = stub56_seq[stub57_itr];
         at = found.length;
         while ((at > 0) && (((found[at - 1][key]) > row[key]))) {
             at = at - 1;
         }
-        stub51_ = [];stub51_iter0 = _pyfunc_range(0, (found.length + 1), 1);if ((typeof stub51_iter0 === "object") && (!Array.isArray(stub51_iter0))) {stub51_iter0 = Object.keys(stub51_iter0);}for (stub51_i0=0; stub51_i0<stub51_iter0.length; stub51_i0++) {stub51_i = stub51_iter0[stub51_i0];{stub51_.push(((stub51_i < at))? (found[stub51_i]) : (((stub51_i==at))? (row) : (found[stub51_i - 1])));}}
-        found = stub51_;
+        stub55_ = [];stub55_iter0 = _pyfunc_range(0, (found.length + 1), 1);if ((typeof stub55_iter0 === "object") && (!Array.isArray(stub55_iter0))) {stub55_iter0 = Object.keys(stub55_iter0);}for (stub55_i0=0; stub55_i0<stub55_iter0.length; stub55_i0++) {stub55_i = stub55_iter0[stub55_i0];{stub55_.push(((stub55_i < at))? (found[stub55_i]) : (((stub55_i==at))? (row) : (found[stub55_i - 1])));}}
+        found = stub55_;
     }
     return found;
 };
 
 gpipe_order = function flx_gpipe_order (ranks, microbatches) {
-    var backwards, forwards, order, rank, stub54_, stub54_i0, stub54_iter0, stub54_microbatch, stub55_, stub55_i0, stub55_iter0, stub55_microbatch;
+    var backwards, forwards, order, rank, stub58_, stub58_i0, stub58_iter0, stub58_microbatch, stub59_, stub59_i0, stub59_iter0, stub59_microbatch;
     order = [];
     for (rank = 0; rank < ranks; rank += 1) {
-        stub54_ = [];stub54_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub54_iter0 === "object") && (!Array.isArray(stub54_iter0))) {stub54_iter0 = Object.keys(stub54_iter0);}for (stub54_i0=0; stub54_i0<stub54_iter0.length; stub54_i0++) {stub54_microbatch = stub54_iter0[stub54_i0];{stub54_.push(["forward", rank, stub54_microbatch]);}}
-        forwards = stub54_;
-        stub55_ = [];stub55_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub55_iter0 === "object") && (!Array.isArray(stub55_iter0))) {stub55_iter0 = Object.keys(stub55_iter0);}for (stub55_i0=0; stub55_i0<stub55_iter0.length; stub55_i0++) {stub55_microbatch = stub55_iter0[stub55_i0];{stub55_.push(["backward", rank, stub55_microbatch]);}}
-        backwards = stub55_;
+        stub58_ = [];stub58_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub58_iter0 === "object") && (!Array.isArray(stub58_iter0))) {stub58_iter0 = Object.keys(stub58_iter0);}for (stub58_i0=0; stub58_i0<stub58_iter0.length; stub58_i0++) {stub58_microbatch = stub58_iter0[stub58_i0];{stub58_.push(["forward", rank, stub58_microbatch]);}}
+        forwards = stub58_;
+        stub59_ = [];stub59_iter0 = _pyfunc_range(0, microbatches, 1);if ((typeof stub59_iter0 === "object") && (!Array.isArray(stub59_iter0))) {stub59_iter0 = Object.keys(stub59_iter0);}for (stub59_i0=0; stub59_i0<stub59_iter0.length; stub59_i0++) {stub59_microbatch = stub59_iter0[stub59_i0];{stub59_.push(["backward", rank, stub59_microbatch]);}}
+        backwards = stub59_;
         _pymeth_append.call(order, joined(forwards, backwards));
     }
     return order;
 };
 
 one_f_one_b_order = function flx_one_f_one_b_order (ranks, microbatches) {
-    var actions, ahead, microbatch, order, rank, stub56_, stub56_i0, stub56_iter0, stub56_microbatch;
+    var actions, ahead, microbatch, order, rank, stub60_, stub60_i0, stub60_iter0, stub60_microbatch;
     order = [];
     for (rank = 0; rank < ranks; rank += 1) {
         ahead = Math.min(((ranks - 1) - rank), microbatches);
-        stub56_ = [];stub56_iter0 = _pyfunc_range(0, ahead, 1);if ((typeof stub56_iter0 === "object") && (!Array.isArray(stub56_iter0))) {stub56_iter0 = Object.keys(stub56_iter0);}for (stub56_i0=0; stub56_i0<stub56_iter0.length; stub56_i0++) {stub56_microbatch = stub56_iter0[stub56_i0];{stub56_.push(["forward", rank, stub56_microbatch]);}}
-        actions = stub56_;
+        stub60_ = [];stub60_iter0 = _pyfunc_range(0, ahead, 1);if ((typeof stub60_iter0 === "object") && (!Array.isArray(stub60_iter0))) {stub60_iter0 = Object.keys(stub60_iter0);}for (stub60_i0=0; stub60_i0<stub60_iter0.length; stub60_i0++) {stub60_microbatch = stub60_iter0[stub60_i0];{stub60_.push(["forward", rank, stub60_microbatch]);}}
+        actions = stub60_;
         for (microbatch = ahead; microbatch < microbatches; microbatch += 1) {
             _pymeth_append.call(actions, ["forward", rank, microbatch]);
             _pymeth_append.call(actions, ["backward", rank, microbatch - ahead]);
@@ -952,13 +962,13 @@ transfer_seconds = function flx_transfer_seconds (sent_bytes, bytes_per_second, 
 };
 
 simulate = function flx_simulate (order, forward_seconds, backward_seconds, activation_seconds, gradient_seconds, transfers) {
-    var clock, done, moved, rank, ranks, stub57_, stub57__, stub57_i0, stub57_iter0, stub58_, stub58__, stub58_i0, stub58_iter0, unfinished;
+    var clock, done, moved, rank, ranks, stub61_, stub61__, stub61_i0, stub61_iter0, stub62_, stub62__, stub62_i0, stub62_iter0, unfinished;
     ranks = order.length;
     clock = ({stages: forward_seconds.length, seconds: ({forward: forward_seconds, backward: backward_seconds}), link_seconds: ({forward: activation_seconds, backward: gradient_seconds}), arrived: ({forward: _never(order, forward_seconds.length), backward: _never(order, forward_seconds.length)}), link_free: (function list_comprehension (iter0) {var res = [];var _, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {_ = iter0[i0];{res.push((function list_comprehension (iter0) {var res = [];var _, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {_ = iter0[i0];{res.push(0.0);}}return res;}).call(this, _pyfunc_range(0, ranks, 1)));}}return res;}).call(this, _pyfunc_range(0, ranks, 1)), rank_free: (function list_comprehension (iter0) {var res = [];var _, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {_ = iter0[i0];{res.push(0.0);}}return res;}).call(this, _pyfunc_range(0, ranks, 1)), actions: [], transfers: []});
-    stub57_ = [];stub57_iter0 = clock["arrived"]["forward"][0];if ((typeof stub57_iter0 === "object") && (!Array.isArray(stub57_iter0))) {stub57_iter0 = Object.keys(stub57_iter0);}for (stub57_i0=0; stub57_i0<stub57_iter0.length; stub57_i0++) {stub57__ = stub57_iter0[stub57_i0];{stub57_.push(0.0);}}
-    clock["arrived"]["forward"][0] = stub57_;
-    stub58_ = [];stub58_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub58_iter0 === "object") && (!Array.isArray(stub58_iter0))) {stub58_iter0 = Object.keys(stub58_iter0);}for (stub58_i0=0; stub58_i0<stub58_iter0.length; stub58_i0++) {stub58__ = stub58_iter0[stub58_i0];{stub58_.push(0);}}
-    done = stub58_;
+    stub61_ = [];stub61_iter0 = clock["arrived"]["forward"][0];if ((typeof stub61_iter0 === "object") && (!Array.isArray(stub61_iter0))) {stub61_iter0 = Object.keys(stub61_iter0);}for (stub61_i0=0; stub61_i0<stub61_iter0.length; stub61_i0++) {stub61__ = stub61_iter0[stub61_i0];{stub61_.push(0.0);}}
+    clock["arrived"]["forward"][0] = stub61_;
+    stub62_ = [];stub62_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub62_iter0 === "object") && (!Array.isArray(stub62_iter0))) {stub62_iter0 = Object.keys(stub62_iter0);}for (stub62_i0=0; stub62_i0<stub62_iter0.length; stub62_i0++) {stub62__ = stub62_iter0[stub62_i0];{stub62_.push(0);}}
+    done = stub62_;
     moved = true;
     while (moved) {
         moved = false;
@@ -978,16 +988,16 @@ simulate = function flx_simulate (order, forward_seconds, backward_seconds, acti
 };
 
 _never = function flx__never (order, stages) {
-    var action, actions, microbatches, stub59_seq, stub60_itr, stub61_seq, stub62_itr;
+    var action, actions, microbatches, stub63_seq, stub64_itr, stub65_seq, stub66_itr;
     microbatches = 0;
-    stub61_seq = order;
-    if ((typeof stub61_seq === "object") && (!Array.isArray(stub61_seq))) { stub61_seq = Object.keys(stub61_seq);}
-    for (stub62_itr = 0; stub62_itr < stub61_seq.length; stub62_itr += 1) {
-        actions = stub61_seq[stub62_itr];
-        stub59_seq = actions;
-        if ((typeof stub59_seq === "object") && (!Array.isArray(stub59_seq))) { stub59_seq = Object.keys(stub59_seq);}
-        for (stub60_itr = 0; stub60_itr < stub59_seq.length; stub60_itr += 1) {
-            action = stub59_seq[stub60_itr];
+    stub65_seq = order;
+    if ((typeof stub65_seq === "object") && (!Array.isArray(stub65_seq))) { stub65_seq = Object.keys(stub65_seq);}
+    for (stub66_itr = 0; stub66_itr < stub65_seq.length; stub66_itr += 1) {
+        actions = stub65_seq[stub66_itr];
+        stub63_seq = actions;
+        if ((typeof stub63_seq === "object") && (!Array.isArray(stub63_seq))) { stub63_seq = Object.keys(stub63_seq);}
+        for (stub64_itr = 0; stub64_itr < stub63_seq.length; stub64_itr += 1) {
+            action = stub63_seq[stub64_itr];
             microbatches = Math.max(microbatches, (action[2] + 1));
         }
     }
@@ -1033,62 +1043,62 @@ _run = function flx__run (clock, rank, action, transfers) {
 };
 
 _summary = function flx__summary (clock, ranks, unfinished) {
-    var action, bubble, busy, idle, share, step, stub63_, stub63__, stub63_i0, stub63_iter0, stub64_seq, stub65_itr, stub66_, stub66_i0, stub66_iter0, stub66_seconds, stub67_seq, stub68_itr;
+    var action, bubble, busy, idle, share, step, stub67_, stub67__, stub67_i0, stub67_iter0, stub68_seq, stub69_itr, stub70_, stub70_i0, stub70_iter0, stub70_seconds, stub71_seq, stub72_itr;
     step = 0.0;
-    stub63_ = [];stub63_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub63_iter0 === "object") && (!Array.isArray(stub63_iter0))) {stub63_iter0 = Object.keys(stub63_iter0);}for (stub63_i0=0; stub63_i0<stub63_iter0.length; stub63_i0++) {stub63__ = stub63_iter0[stub63_i0];{stub63_.push(0.0);}}
-    busy = stub63_;
-    stub64_seq = clock["actions"];
-    if ((typeof stub64_seq === "object") && (!Array.isArray(stub64_seq))) { stub64_seq = Object.keys(stub64_seq);}
-    for (stub65_itr = 0; stub65_itr < stub64_seq.length; stub65_itr += 1) {
-        action = stub64_seq[stub65_itr];
+    stub67_ = [];stub67_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub67_iter0 === "object") && (!Array.isArray(stub67_iter0))) {stub67_iter0 = Object.keys(stub67_iter0);}for (stub67_i0=0; stub67_i0<stub67_iter0.length; stub67_i0++) {stub67__ = stub67_iter0[stub67_i0];{stub67_.push(0.0);}}
+    busy = stub67_;
+    stub68_seq = clock["actions"];
+    if ((typeof stub68_seq === "object") && (!Array.isArray(stub68_seq))) { stub68_seq = Object.keys(stub68_seq);}
+    for (stub69_itr = 0; stub69_itr < stub68_seq.length; stub69_itr += 1) {
+        action = stub68_seq[stub69_itr];
         step = Math.max(step, action["end"]);
         busy[action["rank"]] += action["end"] - action["start"];
     }
-    stub66_ = [];stub66_iter0 = busy;if ((typeof stub66_iter0 === "object") && (!Array.isArray(stub66_iter0))) {stub66_iter0 = Object.keys(stub66_iter0);}for (stub66_i0=0; stub66_i0<stub66_iter0.length; stub66_i0++) {stub66_seconds = stub66_iter0[stub66_i0];{stub66_.push(((step > 0))? (1 - (stub66_seconds / step)) : (0.0));}}
-    idle = stub66_;
+    stub70_ = [];stub70_iter0 = busy;if ((typeof stub70_iter0 === "object") && (!Array.isArray(stub70_iter0))) {stub70_iter0 = Object.keys(stub70_iter0);}for (stub70_i0=0; stub70_i0<stub70_iter0.length; stub70_i0++) {stub70_seconds = stub70_iter0[stub70_i0];{stub70_.push(((step > 0))? (1 - (stub70_seconds / step)) : (0.0));}}
+    idle = stub70_;
     bubble = 0.0;
-    stub67_seq = idle;
-    if ((typeof stub67_seq === "object") && (!Array.isArray(stub67_seq))) { stub67_seq = Object.keys(stub67_seq);}
-    for (stub68_itr = 0; stub68_itr < stub67_seq.length; stub68_itr += 1) {
-        share = stub67_seq[stub68_itr];
+    stub71_seq = idle;
+    if ((typeof stub71_seq === "object") && (!Array.isArray(stub71_seq))) { stub71_seq = Object.keys(stub71_seq);}
+    for (stub72_itr = 0; stub72_itr < stub71_seq.length; stub72_itr += 1) {
+        share = stub71_seq[stub72_itr];
         bubble += share / ranks;
     }
     return ({actions: clock["actions"], transfers: clock["transfers"], step_seconds: step, idle_share: idle, bubble: bubble, unfinished: unfinished});
 };
 
 exposed_seconds = function flx_exposed_seconds (order, forward_seconds, backward_seconds, activation_seconds, gradient_seconds, transfers) {
-    var free, ideal, real, stub69_, stub69__, stub69_i0, stub69_iter0;
-    stub69_ = [];stub69_iter0 = activation_seconds;if ((typeof stub69_iter0 === "object") && (!Array.isArray(stub69_iter0))) {stub69_iter0 = Object.keys(stub69_iter0);}for (stub69_i0=0; stub69_i0<stub69_iter0.length; stub69_i0++) {stub69__ = stub69_iter0[stub69_i0];{stub69_.push(0.0);}}
-    free = stub69_;
+    var free, ideal, real, stub73_, stub73__, stub73_i0, stub73_iter0;
+    stub73_ = [];stub73_iter0 = activation_seconds;if ((typeof stub73_iter0 === "object") && (!Array.isArray(stub73_iter0))) {stub73_iter0 = Object.keys(stub73_iter0);}for (stub73_i0=0; stub73_i0<stub73_iter0.length; stub73_i0++) {stub73__ = stub73_iter0[stub73_i0];{stub73_.push(0.0);}}
+    free = stub73_;
     real = simulate(order, forward_seconds, backward_seconds, activation_seconds, gradient_seconds, transfers);
     ideal = simulate(order, forward_seconds, backward_seconds, free, free, transfers);
     return real["step_seconds"] - ideal["step_seconds"];
 };
 
 peak_memory = function flx_peak_memory (result, fixed_bytes, saved_bytes, activation_bytes, gradient_bytes, waiting_bytes) {
-    var action, boundary_bytes, coming, held, kind, peak, peaks, rank, received, stage, stub70_, stub70_i0, stub70_iter0, stub70_sent, stub71_seq, stub72_itr, stub73_seq, stub74_itr, stub75_seq, stub76_itr;
+    var action, boundary_bytes, coming, held, kind, peak, peaks, rank, received, stage, stub74_, stub74_i0, stub74_iter0, stub74_sent, stub75_seq, stub76_itr, stub77_seq, stub78_itr, stub79_seq, stub80_itr;
     boundary_bytes = ({forward: activation_bytes, backward: gradient_bytes});
     peaks = [];
     for (rank = 0; rank < fixed_bytes.length; rank += 1) {
         coming = ({});
-        stub71_seq = ["forward", "backward"];
-        if ((typeof stub71_seq === "object") && (!Array.isArray(stub71_seq))) { stub71_seq = Object.keys(stub71_seq);}
-        for (stub72_itr = 0; stub72_itr < stub71_seq.length; stub72_itr += 1) {
-            kind = stub71_seq[stub72_itr];
-            stub70_ = [];stub70_iter0 = result["transfers"];if ((typeof stub70_iter0 === "object") && (!Array.isArray(stub70_iter0))) {stub70_iter0 = Object.keys(stub70_iter0);}for (stub70_i0=0; stub70_i0<stub70_iter0.length; stub70_i0++) {stub70_sent = stub70_iter0[stub70_i0];if (!(((stub70_sent["target"]==rank) && (stub70_sent["kind"]==kind)))) {continue;}{stub70_.push(stub70_sent);}}
-            coming[kind] = stub70_;
+        stub75_seq = ["forward", "backward"];
+        if ((typeof stub75_seq === "object") && (!Array.isArray(stub75_seq))) { stub75_seq = Object.keys(stub75_seq);}
+        for (stub76_itr = 0; stub76_itr < stub75_seq.length; stub76_itr += 1) {
+            kind = stub75_seq[stub76_itr];
+            stub74_ = [];stub74_iter0 = result["transfers"];if ((typeof stub74_iter0 === "object") && (!Array.isArray(stub74_iter0))) {stub74_iter0 = Object.keys(stub74_iter0);}for (stub74_i0=0; stub74_i0<stub74_iter0.length; stub74_i0++) {stub74_sent = stub74_iter0[stub74_i0];if (!(((stub74_sent["target"]==rank) && (stub74_sent["kind"]==kind)))) {continue;}{stub74_.push(stub74_sent);}}
+            coming[kind] = stub74_;
         }
         received = ({forward: 0, backward: 0});
         held = fixed_bytes[rank];
         peak = held;
-        stub75_seq = (function list_comprehension (iter0) {var res = [];var action, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {action = iter0[i0];if (!(_pyfunc_op_equals(action["rank"], rank))) {continue;}{res.push(action);}}return res;}).call(this, result["actions"]);
-        if ((typeof stub75_seq === "object") && (!Array.isArray(stub75_seq))) { stub75_seq = Object.keys(stub75_seq);}
-        for (stub76_itr = 0; stub76_itr < stub75_seq.length; stub76_itr += 1) {
-            action = stub75_seq[stub76_itr];
-            stub73_seq = ["forward", "backward"];
-            if ((typeof stub73_seq === "object") && (!Array.isArray(stub73_seq))) { stub73_seq = Object.keys(stub73_seq);}
-            for (stub74_itr = 0; stub74_itr < stub73_seq.length; stub74_itr += 1) {
-                kind = stub73_seq[stub74_itr];
+        stub79_seq = (function list_comprehension (iter0) {var res = [];var action, i0;if ((typeof iter0 === "object") && (!Array.isArray(iter0))) {iter0 = Object.keys(iter0);}for (i0=0; i0<iter0.length; i0++) {action = iter0[i0];if (!(_pyfunc_op_equals(action["rank"], rank))) {continue;}{res.push(action);}}return res;}).call(this, result["actions"]);
+        if ((typeof stub79_seq === "object") && (!Array.isArray(stub79_seq))) { stub79_seq = Object.keys(stub79_seq);}
+        for (stub80_itr = 0; stub80_itr < stub79_seq.length; stub80_itr += 1) {
+            action = stub79_seq[stub80_itr];
+            stub77_seq = ["forward", "backward"];
+            if ((typeof stub77_seq === "object") && (!Array.isArray(stub77_seq))) { stub77_seq = Object.keys(stub77_seq);}
+            for (stub78_itr = 0; stub78_itr < stub77_seq.length; stub78_itr += 1) {
+                kind = stub77_seq[stub78_itr];
                 while (((received[kind] < (coming[kind].length))) && _begun(coming[kind][received[kind]], action)) {
                     held += boundary_bytes[kind][coming[kind][received[kind]]["boundary"]];
                     received[kind] += 1;
@@ -1123,16 +1133,16 @@ _begun = function flx__begun (transfer, action) {
 ROW = 19;
 RANK = 28;
 bars = function flx_bars (given, chosen, limit, limit_text, label, width) {
-    var bar, drawn, height, least, left, length, most, names, right, scale, start, stub77_seq, stub78_itr, stub79_seq, stub80_itr, tone, top, x, y, zero;
+    var bar, drawn, height, least, left, length, most, names, right, scale, start, stub81_seq, stub82_itr, stub83_seq, stub84_itr, tone, top, x, y, zero;
     names = 172;
     left = names;
     right = width - 58;
     least = 0;
     most = limit;
-    stub77_seq = given;
-    if ((typeof stub77_seq === "object") && (!Array.isArray(stub77_seq))) { stub77_seq = Object.keys(stub77_seq);}
-    for (stub78_itr = 0; stub78_itr < stub77_seq.length; stub78_itr += 1) {
-        bar = stub77_seq[stub78_itr];
+    stub81_seq = given;
+    if ((typeof stub81_seq === "object") && (!Array.isArray(stub81_seq))) { stub81_seq = Object.keys(stub81_seq);}
+    for (stub82_itr = 0; stub82_itr < stub81_seq.length; stub82_itr += 1) {
+        bar = stub81_seq[stub82_itr];
         least = Math.min(least, bar["value"]);
         most = Math.max(most, bar["value"]);
     }
@@ -1148,10 +1158,10 @@ bars = function flx_bars (given, chosen, limit, limit_text, label, width) {
     }
     drawn = drawn + line_at(zero, top, zero, height - 2, "axis");
     y = top;
-    stub79_seq = sorted_by(given, "value");
-    if ((typeof stub79_seq === "object") && (!Array.isArray(stub79_seq))) { stub79_seq = Object.keys(stub79_seq);}
-    for (stub80_itr = 0; stub80_itr < stub79_seq.length; stub80_itr += 1) {
-        bar = stub79_seq[stub80_itr];
+    stub83_seq = sorted_by(given, "value");
+    if ((typeof stub83_seq === "object") && (!Array.isArray(stub83_seq))) { stub83_seq = Object.keys(stub83_seq);}
+    for (stub84_itr = 0; stub84_itr < stub83_seq.length; stub84_itr += 1) {
+        bar = stub83_seq[stub84_itr];
         tone = bar["tone"] + (((bar["method"]==chosen))? (" chosen") : (""));
         start = Math.min(zero, (zero + (bar["value"] * scale)));
         length = Math.max(1, (_pyfunc_abs(bar["value"]) * scale));
@@ -1192,7 +1202,7 @@ box_at = function flx_box_at (x, y, width, height, style) {
 };
 
 lines = function flx_lines (given, chosen, label, width) {
-    var axes, bottom, boundary, decade, digit, drawn, every, front, height, least, left, low, most, named, right, scale, series, steps, stub81_seq, stub82_itr, stub83_seq, stub84_itr, stub85_seq, stub86_itr, stub87_seq, stub88_itr, top, value, x, y;
+    var axes, bottom, boundary, decade, digit, drawn, every, front, height, least, left, low, most, named, right, scale, series, steps, stub85_seq, stub86_itr, stub87_seq, stub88_itr, stub89_seq, stub90_itr, stub91_seq, stub92_itr, top, value, x, y;
     height = 300;
     left = 62;
     right = width - 12;
@@ -1200,14 +1210,14 @@ lines = function flx_lines (given, chosen, label, width) {
     bottom = height - 34;
     least = Math.max(1, (given[0]["values"][0]));
     most = least;
-    stub83_seq = given;
-    if ((typeof stub83_seq === "object") && (!Array.isArray(stub83_seq))) { stub83_seq = Object.keys(stub83_seq);}
-    for (stub84_itr = 0; stub84_itr < stub83_seq.length; stub84_itr += 1) {
-        series = stub83_seq[stub84_itr];
-        stub81_seq = series["values"];
-        if ((typeof stub81_seq === "object") && (!Array.isArray(stub81_seq))) { stub81_seq = Object.keys(stub81_seq);}
-        for (stub82_itr = 0; stub82_itr < stub81_seq.length; stub82_itr += 1) {
-            value = stub81_seq[stub82_itr];
+    stub87_seq = given;
+    if ((typeof stub87_seq === "object") && (!Array.isArray(stub87_seq))) { stub87_seq = Object.keys(stub87_seq);}
+    for (stub88_itr = 0; stub88_itr < stub87_seq.length; stub88_itr += 1) {
+        series = stub87_seq[stub88_itr];
+        stub85_seq = series["values"];
+        if ((typeof stub85_seq === "object") && (!Array.isArray(stub85_seq))) { stub85_seq = Object.keys(stub85_seq);}
+        for (stub86_itr = 0; stub86_itr < stub85_seq.length; stub86_itr += 1) {
+            value = stub85_seq[stub86_itr];
             least = Math.min(least, Math.max(1, value));
             most = Math.max(most, value);
         }
@@ -1218,10 +1228,10 @@ lines = function flx_lines (given, chosen, label, width) {
     drawn = opening(width, height, label);
     decade = 1;
     while (decade <= (most * 1.2)) {
-        stub85_seq = ((most < (20 * least)))? ([1, 2, 5]) : ([1, 3]);
-        if ((typeof stub85_seq === "object") && (!Array.isArray(stub85_seq))) { stub85_seq = Object.keys(stub85_seq);}
-        for (stub86_itr = 0; stub86_itr < stub85_seq.length; stub86_itr += 1) {
-            digit = stub85_seq[stub86_itr];
+        stub89_seq = ((most < (20 * least)))? ([1, 2, 5]) : ([1, 3]);
+        if ((typeof stub89_seq === "object") && (!Array.isArray(stub89_seq))) { stub89_seq = Object.keys(stub89_seq);}
+        for (stub90_itr = 0; stub90_itr < stub89_seq.length; stub90_itr += 1) {
+            digit = stub89_seq[stub90_itr];
             y = bottom - ((log2_of(digit * decade) - low) * scale);
             if (((y <= bottom) && (y >= top))) {
                 drawn = drawn + line_at(left, y, right, y, "grid");
@@ -1241,10 +1251,10 @@ lines = function flx_lines (given, chosen, label, width) {
     axes = [left, right, bottom, low, scale];
     front = "";
     named = false;
-    stub87_seq = given;
-    if ((typeof stub87_seq === "object") && (!Array.isArray(stub87_seq))) { stub87_seq = Object.keys(stub87_seq);}
-    for (stub88_itr = 0; stub88_itr < stub87_seq.length; stub88_itr += 1) {
-        series = stub87_seq[stub88_itr];
+    stub91_seq = given;
+    if ((typeof stub91_seq === "object") && (!Array.isArray(stub91_seq))) { stub91_seq = Object.keys(stub91_seq);}
+    for (stub92_itr = 0; stub92_itr < stub91_seq.length; stub92_itr += 1) {
+        series = stub91_seq[stub92_itr];
         if ((series["method"]==chosen)) {
             front = (front + one_line(series, " chosen", axes)) + name_at(series, axes);
         } else {
@@ -1283,19 +1293,19 @@ height_of = function flx_height_of (value, axes) {
 };
 
 top_of = function flx_top_of (series) {
-    var most, stub89_seq, stub90_itr, value;
+    var most, stub93_seq, stub94_itr, value;
     most = 0;
-    stub89_seq = series["values"];
-    if ((typeof stub89_seq === "object") && (!Array.isArray(stub89_seq))) { stub89_seq = Object.keys(stub89_seq);}
-    for (stub90_itr = 0; stub90_itr < stub89_seq.length; stub90_itr += 1) {
-        value = stub89_seq[stub90_itr];
+    stub93_seq = series["values"];
+    if ((typeof stub93_seq === "object") && (!Array.isArray(stub93_seq))) { stub93_seq = Object.keys(stub93_seq);}
+    for (stub94_itr = 0; stub94_itr < stub93_seq.length; stub94_itr += 1) {
+        value = stub93_seq[stub94_itr];
         most = Math.max(most, value);
     }
     return most;
 };
 
 steps = function flx_steps (result, stages, microbatches, label, width) {
-    var action, below, bottom, drawn, height, kind, left, middle, path, rank, ranks, right, scale, sent, shade, shown, stub100_itr, stub91_seq, stub92_itr, stub93_seq, stub94_itr, stub95_seq, stub96_itr, stub97_seq, stub98_itr, stub99_seq, turn;
+    var action, below, bottom, drawn, height, kind, left, middle, path, rank, ranks, right, scale, sent, shade, shown, stub100_itr, stub101_seq, stub102_itr, stub103_seq, stub104_itr, stub95_seq, stub96_itr, stub97_seq, stub98_itr, stub99_seq, turn;
     ranks = result["idle_share"].length;
     left = 52;
     right = width - 14;
@@ -1307,15 +1317,15 @@ steps = function flx_steps (result, stages, microbatches, label, width) {
         drawn = drawn + (box_at(left, (RANK * rank) + 2, right - left, RANK - 5, "idle"));
     }
     for (turn = 0; turn < stages; turn += 1) {
-        stub93_seq = ["forward", "backward"];
-        if ((typeof stub93_seq === "object") && (!Array.isArray(stub93_seq))) { stub93_seq = Object.keys(stub93_seq);}
-        for (stub94_itr = 0; stub94_itr < stub93_seq.length; stub94_itr += 1) {
-            kind = stub93_seq[stub94_itr];
+        stub97_seq = ["forward", "backward"];
+        if ((typeof stub97_seq === "object") && (!Array.isArray(stub97_seq))) { stub97_seq = Object.keys(stub97_seq);}
+        for (stub98_itr = 0; stub98_itr < stub97_seq.length; stub98_itr += 1) {
+            kind = stub97_seq[stub98_itr];
             path = "";
-            stub91_seq = result["actions"];
-            if ((typeof stub91_seq === "object") && (!Array.isArray(stub91_seq))) { stub91_seq = Object.keys(stub91_seq);}
-            for (stub92_itr = 0; stub92_itr < stub91_seq.length; stub92_itr += 1) {
-                action = stub91_seq[stub92_itr];
+            stub95_seq = result["actions"];
+            if ((typeof stub95_seq === "object") && (!Array.isArray(stub95_seq))) { stub95_seq = Object.keys(stub95_seq);}
+            for (stub96_itr = 0; stub96_itr < stub95_seq.length; stub96_itr += 1) {
+                action = stub95_seq[stub96_itr];
                 if (((action["kind"]==kind) && ((Math.floor(action["stage"]/ranks)==turn)))) {
                     path = path + (outline(action, left, (RANK * action["rank"]) + 2, scale, RANK - 10, 0.4));
                 }
@@ -1324,15 +1334,15 @@ steps = function flx_steps (result, stages, microbatches, label, width) {
             drawn = (((((drawn + ("<path d=\"")) + path) + ("\" class=\"")) + kind) + shade) + ("\"/>");
         }
     }
-    stub97_seq = ["forward", "backward"];
-    if ((typeof stub97_seq === "object") && (!Array.isArray(stub97_seq))) { stub97_seq = Object.keys(stub97_seq);}
-    for (stub98_itr = 0; stub98_itr < stub97_seq.length; stub98_itr += 1) {
-        kind = stub97_seq[stub98_itr];
+    stub101_seq = ["forward", "backward"];
+    if ((typeof stub101_seq === "object") && (!Array.isArray(stub101_seq))) { stub101_seq = Object.keys(stub101_seq);}
+    for (stub102_itr = 0; stub102_itr < stub101_seq.length; stub102_itr += 1) {
+        kind = stub101_seq[stub102_itr];
         path = "";
-        stub95_seq = result["transfers"];
-        if ((typeof stub95_seq === "object") && (!Array.isArray(stub95_seq))) { stub95_seq = Object.keys(stub95_seq);}
-        for (stub96_itr = 0; stub96_itr < stub95_seq.length; stub96_itr += 1) {
-            sent = stub95_seq[stub96_itr];
+        stub99_seq = result["transfers"];
+        if ((typeof stub99_seq === "object") && (!Array.isArray(stub99_seq))) { stub99_seq = Object.keys(stub99_seq);}
+        for (stub100_itr = 0; stub100_itr < stub99_seq.length; stub100_itr += 1) {
+            sent = stub99_seq[stub100_itr];
             if ((sent["kind"]==kind)) {
                 below = (((RANK * sent["source"]) + RANK) - 8) + (((kind=="forward"))? (0) : (2.5));
                 path = path + outline(sent, left, below, scale, 2.5, 0);
@@ -1345,10 +1355,10 @@ steps = function flx_steps (result, stages, microbatches, label, width) {
     drawn = drawn + line_at(left, bottom, right, bottom, "axis");
     drawn = drawn + text_at(left, bottom + 16, "start", "tick", "0");
     shown = 0;
-    stub99_seq = result["actions"];
-    if ((typeof stub99_seq === "object") && (!Array.isArray(stub99_seq))) { stub99_seq = Object.keys(stub99_seq);}
-    for (stub100_itr = 0; stub100_itr < stub99_seq.length; stub100_itr += 1) {
-        action = stub99_seq[stub100_itr];
+    stub103_seq = result["actions"];
+    if ((typeof stub103_seq === "object") && (!Array.isArray(stub103_seq))) { stub103_seq = Object.keys(stub103_seq);}
+    for (stub104_itr = 0; stub104_itr < stub103_seq.length; stub104_itr += 1) {
+        action = stub103_seq[stub104_itr];
         shown = Math.max(shown, (action["microbatch"] + 1));
     }
     middle = amount(result["step_seconds"] / 2, SECONDS);
@@ -1368,12 +1378,12 @@ outline = function flx_outline (action, left, top, scale, height, gap) {
 };
 
 numbers = function flx_numbers (result, left, scale) {
-    var action, drawn, middle, stub101_seq, stub102_itr, word;
+    var action, drawn, middle, stub105_seq, stub106_itr, word;
     drawn = "";
-    stub101_seq = result["actions"];
-    if ((typeof stub101_seq === "object") && (!Array.isArray(stub101_seq))) { stub101_seq = Object.keys(stub101_seq);}
-    for (stub102_itr = 0; stub102_itr < stub101_seq.length; stub102_itr += 1) {
-        action = stub101_seq[stub102_itr];
+    stub105_seq = result["actions"];
+    if ((typeof stub105_seq === "object") && (!Array.isArray(stub105_seq))) { stub105_seq = Object.keys(stub105_seq);}
+    for (stub106_itr = 0; stub106_itr < stub105_seq.length; stub106_itr += 1) {
+        action = stub105_seq[stub106_itr];
         word = _pyfunc_str(action["microbatch"]);
         if ((((action["end"] - action["start"]) * scale) >= ((7 * word.length) + 3))) {
             middle = left + (((action["start"] + action["end"]) / 2) * scale);
@@ -1495,9 +1505,9 @@ stage_memory = function flx_stage_memory (model, run) {
 };
 
 by_rank = function flx_by_rank (values, ranks) {
-    var found, stage, stub103_, stub103__, stub103_i0, stub103_iter0;
-    stub103_ = [];stub103_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub103_iter0 === "object") && (!Array.isArray(stub103_iter0))) {stub103_iter0 = Object.keys(stub103_iter0);}for (stub103_i0=0; stub103_i0<stub103_iter0.length; stub103_i0++) {stub103__ = stub103_iter0[stub103_i0];{stub103_.push(0.0);}}
-    found = stub103_;
+    var found, stage, stub107_, stub107__, stub107_i0, stub107_iter0;
+    stub107_ = [];stub107_iter0 = _pyfunc_range(0, ranks, 1);if ((typeof stub107_iter0 === "object") && (!Array.isArray(stub107_iter0))) {stub107_iter0 = Object.keys(stub107_iter0);}for (stub107_i0=0; stub107_i0<stub107_iter0.length; stub107_i0++) {stub107__ = stub107_iter0[stub107_i0];{stub107_.push(0.0);}}
+    found = stub107_;
     for (stage = 0; stage < values.length; stage += 1) {
         found[stage % ranks] = found[stage % ranks] + values[stage];
     }
@@ -1505,7 +1515,7 @@ by_rank = function flx_by_rank (values, ranks) {
 };
 
 training_step = function flx_training_step (model, run, rates, links) {
-    var depth, fixed, flow, largest, last_index, link, memory, peaks, ranks, seconds, sent, step, stub104_, stub104_i0, stub104_iter0, stub104_peak, stub105_seq, stub106_itr, tokens, updates, value;
+    var depth, fixed, flow, largest, last_index, link, memory, peaks, ranks, seconds, sent, step, stub108_, stub108_i0, stub108_iter0, stub108_peak, stub109_seq, stub110_itr, tokens, updates, value;
     ranks = run["pipeline"];
     seconds = stage_seconds(model, run, rates, links["tensor"]);
     sent = sent_bytes(model, run);
@@ -1518,16 +1528,16 @@ training_step = function flx_training_step (model, run, rates, links) {
     if ((run["recompute"]=="block")) {
         last_index = model["sublayers"].length;
         largest = largest_block_bytes(model, 0, last_index, tokens_on_rank(work_of(run)));
-        stub104_ = [];stub104_iter0 = peaks;if ((typeof stub104_iter0 === "object") && (!Array.isArray(stub104_iter0))) {stub104_iter0 = Object.keys(stub104_iter0);}for (stub104_i0=0; stub104_i0<stub104_iter0.length; stub104_i0++) {stub104_peak = stub104_iter0[stub104_i0];{stub104_.push(stub104_peak + largest);}}
-        peaks = stub104_;
+        stub108_ = [];stub108_iter0 = peaks;if ((typeof stub108_iter0 === "object") && (!Array.isArray(stub108_iter0))) {stub108_iter0 = Object.keys(stub108_iter0);}for (stub108_i0=0; stub108_i0<stub108_iter0.length; stub108_i0++) {stub108_peak = stub108_iter0[stub108_i0];{stub108_.push(stub108_peak + largest);}}
+        peaks = stub108_;
     }
     step = (flow["step_seconds"] + updates["gradients"]) + updates["optimizer"];
     tokens = ((run["batch"] * run["tokens"]) * run["microbatches"]) * run["data"];
     depth = 0;
-    stub105_seq = seconds["depth"];
-    if ((typeof stub105_seq === "object") && (!Array.isArray(stub105_seq))) { stub105_seq = Object.keys(stub105_seq);}
-    for (stub106_itr = 0; stub106_itr < stub105_seq.length; stub106_itr += 1) {
-        value = stub105_seq[stub106_itr];
+    stub109_seq = seconds["depth"];
+    if ((typeof stub109_seq === "object") && (!Array.isArray(stub109_seq))) { stub109_seq = Object.keys(stub109_seq);}
+    for (stub110_itr = 0; stub110_itr < stub109_seq.length; stub110_itr += 1) {
+        value = stub109_seq[stub110_itr];
         depth = depth + value;
     }
     return ({step_seconds: step, tokens_per_second: tokens / step, pipeline_seconds: flow["step_seconds"], exposed_seconds: flow["exposed_seconds"], bubble: flow["bubble"], gradient_seconds: updates["gradients"], optimizer_seconds: updates["optimizer"], depth_seconds: (depth * run["microbatches"]) / ranks, sent_bytes: sent, data_bytes: updates["data_bytes"], memory_bytes: peaks, flops: ((3 * (forward_counts(model, run["batch"], run["tokens"])["all"])) * run["microbatches"]) * run["data"], simulation: flow["simulation"]});
@@ -1554,17 +1564,17 @@ extended = function flx_extended (fewer, more, counts, microbatches) {
 };
 
 pipeline_flow = function flx_pipeline_flow (model, run, seconds, sent, link, saved, fixed) {
-    var busy, count, counts, found, free, ideal, ideal_step, order, peaks, ranks, real, stage, step, stub107_, stub107__, stub107_i0, stub107_iter0, stub108_seq, stub109_itr, waiting;
+    var busy, count, counts, found, free, ideal, ideal_step, order, peaks, ranks, real, stage, step, stub111_, stub111__, stub111_i0, stub111_iter0, stub112_seq, stub113_itr, waiting;
     ranks = run["pipeline"];
     counts = simulated_microbatches(ranks, run["microbatches"]);
-    stub107_ = [];stub107_iter0 = link;if ((typeof stub107_iter0 === "object") && (!Array.isArray(stub107_iter0))) {stub107_iter0 = Object.keys(stub107_iter0);}for (stub107_i0=0; stub107_i0<stub107_iter0.length; stub107_i0++) {stub107__ = stub107_iter0[stub107_i0];{stub107_.push(0.0);}}
-    free = stub107_;
+    stub111_ = [];stub111_iter0 = link;if ((typeof stub111_iter0 === "object") && (!Array.isArray(stub111_iter0))) {stub111_iter0 = Object.keys(stub111_iter0);}for (stub111_i0=0; stub111_i0<stub111_iter0.length; stub111_i0++) {stub111__ = stub111_iter0[stub111_i0];{stub111_.push(0.0);}}
+    free = stub111_;
     waiting = gradients_waiting(model, run);
     found = [];
-    stub108_seq = counts;
-    if ((typeof stub108_seq === "object") && (!Array.isArray(stub108_seq))) { stub108_seq = Object.keys(stub108_seq);}
-    for (stub109_itr = 0; stub109_itr < stub108_seq.length; stub109_itr += 1) {
-        count = stub108_seq[stub109_itr];
+    stub112_seq = counts;
+    if ((typeof stub112_seq === "object") && (!Array.isArray(stub112_seq))) { stub112_seq = Object.keys(stub112_seq);}
+    for (stub113_itr = 0; stub113_itr < stub112_seq.length; stub113_itr += 1) {
+        count = stub112_seq[stub113_itr];
         order = schedule_order(run["schedule"], ranks, run["virtual"], count);
         real = simulate(order, seconds["forward"], seconds["backward"], link, link, run["transfers"]);
         ideal = simulate(order, seconds["forward"], seconds["backward"], free, free, run["transfers"]);
@@ -1585,28 +1595,28 @@ pipeline_flow = function flx_pipeline_flow (model, run, seconds, sent, link, sav
 };
 
 estimated_step = function flx_estimated_step (model, run, rates, links) {
-    var both, each, fixed, flying, held, largest, memory, messages, pipeline, rank, ranks, seconds, sent, slowest, stub110_, stub110_i0, stub110_iter0, stub110_stage, stub111_seq, stub112_itr, stub113_seq, stub114_itr, stub115_, stub115_i0, stub115_iter0, stub115_stage, updates, value, virtual, whole;
+    var both, each, fixed, flying, held, largest, memory, messages, pipeline, rank, ranks, seconds, sent, slowest, stub114_, stub114_i0, stub114_iter0, stub114_stage, stub115_seq, stub116_itr, stub117_seq, stub118_itr, stub119_, stub119_i0, stub119_iter0, stub119_stage, updates, value, virtual, whole;
     ranks = run["pipeline"];
     virtual = run["virtual"];
     seconds = stage_seconds(model, run, rates, links["tensor"]);
     sent = sent_bytes(model, run);
     memory = stage_memory(model, run);
-    stub110_ = [];stub110_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub110_iter0 === "object") && (!Array.isArray(stub110_iter0))) {stub110_iter0 = Object.keys(stub110_iter0);}for (stub110_i0=0; stub110_i0<stub110_iter0.length; stub110_i0++) {stub110_stage = stub110_iter0[stub110_i0];{stub110_.push((seconds["forward"][stub110_stage]) + (seconds["backward"][stub110_stage]));}}
-    both = stub110_;
+    stub114_ = [];stub114_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub114_iter0 === "object") && (!Array.isArray(stub114_iter0))) {stub114_iter0 = Object.keys(stub114_iter0);}for (stub114_i0=0; stub114_i0<stub114_iter0.length; stub114_i0++) {stub114_stage = stub114_iter0[stub114_i0];{stub114_.push((seconds["forward"][stub114_stage]) + (seconds["backward"][stub114_stage]));}}
+    both = stub114_;
     slowest = 0;
     whole = 0;
-    stub111_seq = by_rank(both, ranks);
-    if ((typeof stub111_seq === "object") && (!Array.isArray(stub111_seq))) { stub111_seq = Object.keys(stub111_seq);}
-    for (stub112_itr = 0; stub112_itr < stub111_seq.length; stub112_itr += 1) {
-        value = stub111_seq[stub112_itr];
+    stub115_seq = by_rank(both, ranks);
+    if ((typeof stub115_seq === "object") && (!Array.isArray(stub115_seq))) { stub115_seq = Object.keys(stub115_seq);}
+    for (stub116_itr = 0; stub116_itr < stub115_seq.length; stub116_itr += 1) {
+        value = stub115_seq[stub116_itr];
         slowest = Math.max(slowest, value);
         whole = whole + value;
     }
     messages = 0;
-    stub113_seq = link_seconds(sent, links["pipeline"]);
-    if ((typeof stub113_seq === "object") && (!Array.isArray(stub113_seq))) { stub113_seq = Object.keys(stub113_seq);}
-    for (stub114_itr = 0; stub114_itr < stub113_seq.length; stub114_itr += 1) {
-        value = stub113_seq[stub114_itr];
+    stub117_seq = link_seconds(sent, links["pipeline"]);
+    if ((typeof stub117_seq === "object") && (!Array.isArray(stub117_seq))) { stub117_seq = Object.keys(stub117_seq);}
+    for (stub118_itr = 0; stub118_itr < stub117_seq.length; stub118_itr += 1) {
+        value = stub117_seq[stub118_itr];
         messages = messages + (2 * value);
     }
     pipeline = (run["microbatches"] * slowest) + (((whole - slowest) + messages) / virtual);
@@ -1614,8 +1624,8 @@ estimated_step = function flx_estimated_step (model, run, rates, links) {
         pipeline = pipeline + ((run["microbatches"] * messages) / ranks);
     }
     updates = update_seconds(model, run, memory, seconds["backward"], rates, links);
-    stub115_ = [];stub115_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub115_iter0 === "object") && (!Array.isArray(stub115_iter0))) {stub115_iter0 = Object.keys(stub115_iter0);}for (stub115_i0=0; stub115_i0<stub115_iter0.length; stub115_i0++) {stub115_stage = stub115_iter0[stub115_i0];{stub115_.push((memory["saved"][stub115_stage]) + (((stub115_stage > 0))? (sent[stub115_stage - 1]) : (0)));}}
-    held = stub115_;
+    stub119_ = [];stub119_iter0 = _pyfunc_range(0, (ranks * virtual), 1);if ((typeof stub119_iter0 === "object") && (!Array.isArray(stub119_iter0))) {stub119_iter0 = Object.keys(stub119_iter0);}for (stub119_i0=0; stub119_i0<stub119_iter0.length; stub119_i0++) {stub119_stage = stub119_iter0[stub119_i0];{stub119_.push((memory["saved"][stub119_stage]) + (((stub119_stage > 0))? (sent[stub119_stage - 1]) : (0)));}}
+    held = stub119_;
     fixed = by_rank(memory["fixed"], ranks);
     each = by_rank(held, ranks);
     largest = 0;
@@ -1660,26 +1670,26 @@ update_seconds = function flx_update_seconds (model, run, memory, backward_secon
 };
 
 min_of = function flx_min_of (values) {
-    var least, stub116_seq, stub117_itr, value;
+    var least, stub120_seq, stub121_itr, value;
     least = values[0];
-    stub116_seq = values;
-    if ((typeof stub116_seq === "object") && (!Array.isArray(stub116_seq))) { stub116_seq = Object.keys(stub116_seq);}
-    for (stub117_itr = 0; stub117_itr < stub116_seq.length; stub117_itr += 1) {
-        value = stub116_seq[stub117_itr];
+    stub120_seq = values;
+    if ((typeof stub120_seq === "object") && (!Array.isArray(stub120_seq))) { stub120_seq = Object.keys(stub120_seq);}
+    for (stub121_itr = 0; stub121_itr < stub120_seq.length; stub121_itr += 1) {
+        value = stub120_seq[stub121_itr];
         least = Math.min(least, value);
     }
     return least;
 };
 
 forward_pass = function flx_forward_pass (model, work, rates, link) {
-    var depth, head, last, part, shared, stub118_seq, stub119_itr, sub, total;
+    var depth, head, last, part, shared, stub122_seq, stub123_itr, sub, total;
     total = 0;
     depth = 0;
     shared = 0;
-    stub118_seq = model["sublayers"];
-    if ((typeof stub118_seq === "object") && (!Array.isArray(stub118_seq))) { stub118_seq = Object.keys(stub118_seq);}
-    for (stub119_itr = 0; stub119_itr < stub118_seq.length; stub119_itr += 1) {
-        sub = stub118_seq[stub119_itr];
+    stub122_seq = model["sublayers"];
+    if ((typeof stub122_seq === "object") && (!Array.isArray(stub122_seq))) { stub122_seq = Object.keys(stub122_seq);}
+    for (stub123_itr = 0; stub123_itr < stub122_seq.length; stub123_itr += 1) {
+        sub = stub122_seq[stub123_itr];
         part = sublayer_seconds(model, sub, work, rates, link);
         total = total + part["forward"];
         depth = depth + part["depth"];
@@ -1730,17 +1740,17 @@ three_digits = function flx_three_digits (value) {
 };
 
 amount = function flx_amount (value, units) {
-    var last, stub120_seq, stub121_itr, unit;
+    var last, stub124_seq, stub125_itr, unit;
     if ((value < 0)) {
         return "-" + amount(0 - value, units);
     }
     if ((value==0)) {
         return "0";
     }
-    stub120_seq = units;
-    if ((typeof stub120_seq === "object") && (!Array.isArray(stub120_seq))) { stub120_seq = Object.keys(stub120_seq);}
-    for (stub121_itr = 0; stub121_itr < stub120_seq.length; stub121_itr += 1) {
-        unit = stub120_seq[stub121_itr];
+    stub124_seq = units;
+    if ((typeof stub124_seq === "object") && (!Array.isArray(stub124_seq))) { stub124_seq = Object.keys(stub124_seq);}
+    for (stub125_itr = 0; stub125_itr < stub124_seq.length; stub125_itr += 1) {
+        unit = stub124_seq[stub125_itr];
         if ((value >= (0.9995 * unit[0]))) {
             return (three_digits(value / unit[0]) + " ") + unit[1];
         }
