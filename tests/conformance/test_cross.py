@@ -62,6 +62,9 @@ def test_pair(depth: DepthConfig, sequence: SequenceConfig) -> None:
     tokens = toy_tokens()
     full = model(tokens)
     full.square().sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    for name, parameter in model.named_parameters():
+        # What stands before a mixer of token ids alone may train nothing.
+        unread = parameter.grad is None and not sequence.reads_context
+        assert unread or (parameter.grad is not None and parameter.grad.isfinite().all()), name
     with torch.no_grad():
         assert torch.allclose(decode(model, tokens, (3, 1, 1, 4)), full, rtol=0, atol=1e-10)

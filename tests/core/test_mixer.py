@@ -31,16 +31,17 @@ def mixer_class(package: Any, row: Row) -> Any:
     return getattr(twoaxis, name)
 
 
-def standing(package: Any) -> list[dict[str, int]]:
-    return [{}, IN_A_DEEPER_MODEL] if package is twoaxis.depth else [{}]
+def standing(package: Any, cls: Any) -> list[dict[str, int]]:
+    """Keywords about the surrounding model."""
+    known = {"vocab_size": 40} if "vocab_size" in cls.around else {}
+    return [known, {**known, **IN_A_DEEPER_MODEL}] if package is twoaxis.depth else [known]
 
 
 @pytest.mark.parametrize("package, row", ROWS)
 def test_a_row_is_a_module_by_keywords(package: Any, row: Row) -> None:
     cls, built = mixer_class(package, row), 0
     for options in row.examples.values():
-        for around in standing(package):
-            around = around | {name: VOCAB for name in ("vocab_size",) if name in cls.around}
+        for around in standing(package, cls):
             try:
                 mixer = cls(d_model=D, **options, **around)
             except ConfigError as error:
@@ -67,11 +68,19 @@ def shapes(module: nn.Module) -> dict[str, Any]:
 
 @pytest.mark.parametrize("package, row", [one for one in ROWS if one.values[0] is not twoaxis.depth])
 def test_without_a_layout_every_row_is_one_document(package: Any, row: Row) -> None:
-    mixer, x = mixer_class(package, row)(d_model=D, **next(iter(row.examples.values()))), torch.randn(2, 5, D)
-    assert torch.equal(mixer(x)[0], mixer(x, TokenLayout.contiguous(5))[0])
-    name = "x" if package is twoaxis.local else "context"
-    assert torch.equal(mixer(**{name: x})[0], mixer(x, layout=None)[0])
+    cls = mixer_class(package, row)
+    (around,) = standing(package, cls)
+    mixer, x = cls(d_model=D, **next(iter(row.examples.values())), **around), torch.randn(2, 5, D)
     layout = TokenLayout.left_padded(torch.tensor([3, 5]), 5)
+    if around:
+        # A table of tokens.
+        with pytest.raises(ConfigError, match=rf"^{row.kind}: the layout has no token ids: must have them; pass input ids"):
+            mixer(x)
+        layout = layout.of(torch.arange(10).view(2, 5))
+    else:
+        assert torch.equal(mixer(x)[0], mixer(x, TokenLayout.contiguous(5))[0])
+        name = "x" if package is twoaxis.local else "context"
+        assert torch.equal(mixer(**{name: x})[0], mixer(x, layout=None)[0])
     wild = x.clone()
     wild[0, :2] = torch.nan
     assert torch.equal(mixer(wild, layout)[0][0, 2:], mixer(x, layout)[0][0, 2:])

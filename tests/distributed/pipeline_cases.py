@@ -122,6 +122,7 @@ def special_cases() -> list[Case]:
     own = decoder({"kind": "depth_attention", "n_heads": 2, "projections": "own", "head": "read"})
     looped = {**LOOPED, "ranks": 3, "microbatches": 6}
     local = decoder("denseformer", blocks=[[{"kind": "short_swa", "window": 4}, {"kind": "kv_shift", "n_heads": 2}], ["relu2"]])
+    tables = decoder("residual", blocks=[[{"kind": "ngram_embedding", "rows": [53]}, "attention", "swiglu"], ["relu2"]])
     return [
         Case("attention_residuals cached", history, pipeline(**LOOPED, forwarding="cached")),
         Case("three stages on each rank, unequal", decoder("attention_residuals", 7), pipeline(**deep)),
@@ -133,6 +134,7 @@ def special_cases() -> list[Case]:
         Case("parameters that the last stage alone uses", own, pipeline(**ORDERS["1f1b of 3"])),
         Case("evaluated", history, pipeline(**ORDERS["gpipe"]), evaluate=True),
         Case("sublayers of many kinds", local, pipeline(**ORDERS["interleaved"])),
+        Case("tables of tokens", tables, pipeline(**ORDERS["1f1b of 3"]), documents=True, evaluate=True),
         Case("strange state", strange, pipeline(**ORDERS["interleaved"])),
         Case("strange state cached", strange, pipeline(**ORDERS["cached_own"])),
     ]

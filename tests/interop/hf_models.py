@@ -36,6 +36,13 @@ MODELS: dict[str, dict[str, Any]] = {
             ],
         ],
     },
+    "ngrams": {
+        "depth": "residual",
+        "blocks": [
+            [{"kind": "ngram_embedding", "rows": [53], "end_ids": [2]}, ATTENTION, "swiglu"],
+            [{"kind": "ngram_embedding", "preset": "deepseek_v41", "rows": [41], "row_width": 3}, ATTENTION, "swiglu"],
+        ],
+    },
     "views": {"depth": "muddformer", "blocks": [[ATTENTION, "swiglu"]]},
     "unnormed": {"depth": {"kind": "siamese_norm", "form": "hybrid_pre"}, "blocks": [[ATTENTION, "swiglu"]]},
     "tables": {

@@ -14,7 +14,7 @@ from twoaxis.ops.causal_conv import causal_conv, causal_conv_sum, next_history
 from .compare import assert_same, assert_within_rounding, normal
 
 
-def loops(documents: list[list[int]] | None = None):  # type: ignore[no-untyped-def]
+def loops(documents: list[list[int]] | None = None, dilation: int = 1):  # type: ignore[no-untyped-def]
     """The sum of convolutions written out, over tokens of one document."""
 
     def convolve(weights: Tensor, bias: Tensor, *sources: Tensor) -> Tensor:
@@ -22,10 +22,11 @@ def loops(documents: list[list[int]] | None = None):  # type: ignore[no-untyped-
         k = weights.shape[-1]
         y = torch.zeros(B, T, C, dtype=bias.dtype) + bias
         for b, t, s in torch.cartesian_prod(torch.arange(B), torch.arange(T), torch.arange(k)).tolist():
-            if s > t or (documents and documents[b][t] != documents[b][t - s]):
+            source = t - dilation * s
+            if source < 0 or (documents and documents[b][t] != documents[b][source]):
                 continue
             for weight, x in zip(weights, sources, strict=True):
-                y[b, t] += weight[:, k - 1 - s] * x[b, t - s]
+                y[b, t] += weight[:, k - 1 - s] * x[b, source]
         return y
 
     return convolve
@@ -52,6 +53,29 @@ def test_documents_cut_taps(impl: module.Impl, B: int, T: int, C: int, k: int, d
     rows = data.draw(st.lists(st.lists(st.integers(-1, 2), min_size=T, max_size=T), min_size=B, max_size=B))
     documents = torch.tensor(rows)
     assert_same(lambda w, b, *x: causal_conv_sum(x, w, b, documents=documents, impl=impl), loops(rows), inputs(B, T, C, k, 2))
+
+
+@pytest.mark.parametrize("impl", ["fused", "reference"])
+@pytest.mark.parametrize("packed", [False, True])
+@given(d=st.integers(2, 4), k=st.integers(2, 4), T=st.integers(1, 11), data=st.data())
+@settings(max_examples=20)
+def test_dilated_taps(impl: module.Impl, packed: bool, d: int, k: int, T: int, data: st.DataObject) -> None:
+    rows = [sorted(data.draw(st.lists(st.integers(-1, 2), min_size=T, max_size=T))) for _ in range(2)] if packed else None
+    documents = None if rows is None else torch.tensor(rows)
+    past = data.draw(st.integers(0, T - 1))
+
+    def ours(w: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        options = {"dilation": d, "impl": impl}
+        if not past:
+            return causal_conv_sum((x, y), w, b, documents=documents, **options)  # type: ignore[arg-type]
+        first = causal_conv_sum(
+            (x[:, :past], y[:, :past]), w, b, documents=None if documents is None else documents[:, :past], **options
+        )  # type: ignore[arg-type]
+        history = (x[:, :past], y[:, :past])
+        last = causal_conv_sum((x[:, past:], y[:, past:]), w, b, histories=history, documents=documents, **options)  # type: ignore[arg-type]
+        return torch.cat((first, last), dim=1)
+
+    assert_same(ours, loops(rows, d), inputs(2, T, 3, k, 2))
 
 
 @pytest.mark.parametrize("impl", ["fused", "reference"])

@@ -28,9 +28,10 @@ def assert_groups(model: Decoder) -> None:
     names = [name for group in groups for name in group.parameters]
     assert sorted(names) == sorted(name for name, _ in model.named_parameters())
 
-    tags = {name: declaration.tag for name, _, declaration in declarations(model)}
+    declared = {name: declaration for name, _, declaration in declarations(model)}
     decayed = {name for group in groups if group.weight_decay for name in group.parameters}
-    assert decayed == {name for name, tag in tags.items() if tag in ("matrix", "head", "embedding")}
+    assert decayed == {name for name, one in declared.items() if one.tag in ("matrix", "head", "embedding")}
+    assert all(declared[name].lr_scale == group.lr_scale for group in groups for name in group.parameters)
 
     with torch.no_grad():
         for parameter in model.parameters():

@@ -35,7 +35,7 @@ class Cost:
             cannot be traced; those of this library are measured.
         cache_bytes: carried to the next token after `Shape.tokens` tokens, by the same sublayers.
         shared_params: parameters that this part uses and another part counts; a sum of parts counts them once for each use.
-        table_params: those of `params` in tables of tokens, of which each token reads one row.
+        table_params: those of `params` in tables, of which each token reads few rows.
     """
 
     params: int = 0

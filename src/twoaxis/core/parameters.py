@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from twoaxis.core.errors import ConfigError, problem
 
 Tag = Literal["matrix", "head", "embedding", "table", "norm", "bias", "gate", "query", "mixing"]
-"""What a parameter is for; a `table` has one row per token id beside the embedding, of which each token reads its own."""
+"""What a parameter is for; a `table` has rows that tokens look up, beside the embedding."""
 
 Grows = Literal["both", "inputs", "outputs", "neither"]
 """The dimensions of a weight that grow with the width of the model: those that an output sums over, the outputs, or both."""

@@ -42,6 +42,8 @@ class SublayerInfo:
         output_scale: factor on the initial standard deviation of the matrix that makes the update; None is
             1 / sqrt(2 n_blocks).
         hidden_scale: the same for the matrices that make values or hidden features.
+        hashed: (smallest number of rows, tables) for each length of n-grams, if it has hashed tables: each has as many rows as
+            a prime that no table before it has.
     """
 
     kind: str = ""
@@ -56,6 +58,7 @@ class SublayerInfo:
     norm_scale: float = field(default=1.0, compare=False)
     output_scale: float | None = None
     hidden_scale: float = 1.0
+    hashed: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)

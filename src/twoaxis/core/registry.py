@@ -57,7 +57,7 @@ def source(documented: type) -> str:
 
 C = TypeVar("C", bound=Config)
 
-SIZES = frozenset({"block_size", "count", "d_ff", "head_dim", "layers", "n_kv_heads", "rounds", "value_dim"})
+SIZES = frozenset({"block_size", "count", "d_ff", "hash_vocab", "head_dim", "layers", "n_kv_heads", "rounds", "value_dim"})
 """Options for the size of an operator, the unit of its sizes, or its layers."""
 
 ENGINES = frozenset({"impl", "schedule"})

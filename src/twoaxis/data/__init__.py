@@ -9,7 +9,15 @@ from twoaxis.data.corpus import CORPORA, Corpus, CorpusConfig, CorpusField, Docu
 from twoaxis.data.prepare import PreparedData, prepare
 from twoaxis.data.sampler import PackedSampler, validation_batches
 from twoaxis.data.shards import TokenShard, shard_writer, write_shard
-from twoaxis.data.tokenizer import TOKENIZERS, Tokenizer, TokenizerConfig, TokenizerField, load_tokenizer, parse_tokenizer
+from twoaxis.data.tokenizer import (
+    TOKENIZERS,
+    Tokenizer,
+    TokenizerConfig,
+    TokenizerField,
+    compressed_ids,
+    load_tokenizer,
+    parse_tokenizer,
+)
 
 __all__ = [
     "CORPORA",
@@ -26,6 +34,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerConfig",
     "TokenizerField",
+    "compressed_ids",
     "load_tokenizer",
     "parse_corpus",
     "parse_tokenizer",

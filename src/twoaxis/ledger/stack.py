@@ -36,6 +36,7 @@ from twoaxis.ledger.meter import Call, Kernels, Mode, held_bytes, leaf, measured
 from twoaxis.ledger.repeats import Repeat, likeness, pattern
 from twoaxis.model.config import SublayerConfig
 from twoaxis.ops.norm import layer_norm, rms_norm
+from twoaxis.sequence import SequenceConfig
 
 MOST_KERNELS = 20_000
 """Operations of one sublayer beyond which a depth mixer is no longer run without a compiler by anyone."""
@@ -305,8 +306,8 @@ class _Tracer:
             context = tuple(self._normalise(view, index) for view in context)
         context = tree_map(leaf, context)
         context = QKV(*context) if isinstance(views, QKV) else context[0]
-        if self.mode != "autocast":
-            # Every sublayer maps its input by a matrix, whose gradient asks for it; autocast saves a narrow copy instead.
+        if self.mode != "autocast" and self._reads_context(site):
+            # Every other sublayer maps its input by a matrix, whose gradient asks for it; autocast saves a narrow copy instead.
             self._save(index, tensors(context))
         calls, heads, mixed, heads_saved = [read], (), (), 0
         middle, events = state, list[Tensor]()
@@ -339,6 +340,11 @@ class _Tracer:
             forward=sum((call.kernels for call in calls), Kernels()),
             backward=self._backward_of((following, views, mixed)),
         )
+
+    def _reads_context(self, site: SublayerPosition) -> bool:
+        """Whether the mixer of a sublayer needs the context for its backward pass."""
+        part = self.parts[site.index]
+        return not isinstance(part, SequenceConfig) or part.reads_context or site.slot.update_extra > 0
 
     def _mix(
         self, mixer: DepthMixer, site: SublayerPosition, context: Any, state: Any

@@ -88,9 +88,10 @@ def _ready(config: MeasuredConfig, site: SublayerPosition, shape: Shape, mode: M
     with torch.device("meta"):
         module: Any = config.build(site.d_model) if isinstance(config, LocalConfig) else config.build(site)
     context = torch.empty(shape.batch, shape.tokens, site.d_model, dtype=dtype)
-    return placed(module, dtype), context, TokenLayout.contiguous(shape.tokens)
+    ids = torch.zeros(shape.batch, shape.tokens, dtype=torch.int64)
+    return placed(module, dtype), context, TokenLayout.contiguous(shape.tokens).of(ids)
 
 
 def _alive(module: Any, context: Any, update: Any, layout: TokenLayout) -> list[torch.Tensor]:
-    shared = tensors((layout.positions, list(layout._shared.values())))
+    shared = tensors((layout.positions, layout.tokens, list(layout._shared.values())))
     return [*module.parameters(), *module.buffers(), context, update, *shared]

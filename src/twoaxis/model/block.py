@@ -19,26 +19,26 @@ from twoaxis.depth import DepthConfig, DepthMixer
 from twoaxis.depth.base import Mix, NoHeads, State
 from twoaxis.model.config import SublayerConfig
 from twoaxis.ops.norm import rms_norm
-from twoaxis.sequence import HeadMixer
+from twoaxis.sequence import HeadMixer, SequenceConfig
 
 
 class RMSNorm(DeclaredModule):
     """RMS normalisation with a learned gain, an explicit eps and a constant factor."""
 
-    def __init__(self, width: int, eps: float, scale: float = 1.0) -> None:
+    def __init__(self, width: int, eps: float, scale: float = 1.0, dead: str | None = None) -> None:
         super().__init__()
         self.eps, self.scale = eps, scale
-        self.gain = self.parameter("gain", (width,), Constant(1.0), "norm")
+        self.gain = self.parameter("gain", (width,), Constant(1.0), "norm", dead)
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         """Normalises the last axis."""
         return rms_norm(x, self.gain, self.eps, scale=self.scale)
 
 
-def norm_before(site: SublayerPosition) -> nn.Module:
-    """Builds a norm between a read and its sublayer, which may be none."""
+def norm_before(site: SublayerPosition, dead: str | None = None) -> nn.Module:
+    """Builds a norm between a read and its sublayer, which may be none; `dead` as in `Declaration`."""
     slot = site.slot
-    return nn.Identity() if slot.norm == "none" else RMSNorm(site.d_model, site.norm_eps, slot.norm_scale)
+    return nn.Identity() if slot.norm == "none" else RMSNorm(site.d_model, site.norm_eps, slot.norm_scale, dead)
 
 
 class SublayerCache(NamedTuple):
@@ -58,7 +58,9 @@ class Sublayer(nn.Module):
         super().__init__()
         self.depth = depth
         self.update_scale, self.update_extra = site.stack.update_scale, site.slot.update_extra
-        self.norm = norm_before(site)
+        # A depth mixer may read the context that its mixer does not.
+        unread = isinstance(config, SequenceConfig) and not config.reads_context and not site.slot.update_extra
+        self.norm = norm_before(site, "no depth mixer need read the context" if unread else None)
         self.mixer: Any = config.build(site)
         if splits_views:
             self.key_norm, self.value_norm = norm_before(site), norm_before(site)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationInfo, field_validator, model_validator
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, nearest, problem
@@ -103,6 +103,15 @@ class DecoderConfig(Config):
     def _named_blocks(cls, data: Any) -> Any:
         return named_blocks(data, cls.model_fields["max_seq_len"].default) if isinstance(data, Mapping) else data
 
+    @field_validator("blocks")
+    @classmethod
+    def _recorded(cls, blocks: tuple[Block, ...], info: ValidationInfo) -> tuple[Block, ...]:
+        if (size := info.data.get("vocab_size")) is None:
+            return blocks
+        return tuple(
+            tuple(part.recorded_for(size) if isinstance(part, SequenceConfig) else part for part in block) for block in blocks
+        )
+
     @model_validator(mode="after")
     def _buildable(self) -> Self:
         if not self.blocks or not all(self.blocks):
@@ -114,7 +123,11 @@ class DecoderConfig(Config):
             for sublayer in block:
                 if isinstance(sublayer, SequenceConfig):
                     sublayer.check(self.d_model)
-        self.depth.prepare(self._bare_stack)
+        stack = self._bare_stack
+        for site, sublayer in zip(stack.sites, self.parts, strict=True):
+            if isinstance(sublayer, SequenceConfig):
+                sublayer.check_at(site)
+        self.depth.prepare(stack)
         if len(self.blocks) > self.n_layers:
             allowed = f"at most n_layers={self.n_layers} patterns"
             raise ConfigError(problem("blocks", len(self.blocks), allowed, "drop the patterns that no block would use"))
@@ -190,4 +203,5 @@ class DecoderConfig(Config):
         if not isinstance(sublayer, SequenceConfig):
             return SublayerInfo(sublayer.kind)
         heads = sublayer.head_shape(self.d_model)
-        return SublayerInfo(sublayer.kind, sublayer.accepts_qkv, heads, window=sublayer.pair_window)
+        window, hashed = sublayer.pair_window, sublayer.hashed
+        return SublayerInfo(sublayer.kind, sublayer.accepts_qkv, heads, window=window, hashed=hashed)

@@ -5,6 +5,7 @@ from twoaxis.sequence.attention import Attention, AttentionConfig
 from twoaxis.sequence.base import HeadMixer, SequenceConfig, SequenceMixer
 from twoaxis.sequence.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
 from twoaxis.sequence.kv_shift import KVShift, KVShiftConfig
+from twoaxis.sequence.ngram_embedding import NgramEmbedding, NgramEmbeddingConfig
 from twoaxis.sequence.path_attention import PathAttention, PathAttentionConfig
 from twoaxis.sequence.short_conv import ShortConv, ShortConvConfig
 from twoaxis.sequence.short_swa import ShortSWA, ShortSWAConfig
@@ -109,6 +110,34 @@ SEQUENCE: Table[SequenceConfig] = Table(
             certified={"qk_norm": "path-attn-layer"},
         ),
         Row(
+            NgramEmbeddingConfig,
+            "adds rows of hashed tables of n-grams, gated by the stream",
+            {
+                "engram_tiny": {"rows": [53]},
+                "engram": {"preset": "engram", "heads": 2, "rows": [31, 37], "row_width": 3, "kernel": 2},
+                "deepseek_v41": {"preset": "deepseek_v41", "heads": 2, "rows": [41], "row_width": 3},
+                "qwen4exp": {
+                    "preset": "qwen4exp",
+                    "heads": 2,
+                    "rows": [43],
+                    "row_width": 4,
+                    "row_multiple": 8,
+                    "fill_id": 2,
+                    "end_ids": [2],
+                    "kernel": 2,
+                },
+                "longcat": {"preset": "longcat", "heads": 2, "rows": [40], "row_width": 3},
+                "modded": {"preset": "modded", "rows": [60], "sign_rows": 16},
+                "bigram_tiny": {"preset": "bigram_tiny", "rows": [61]},
+            },
+            certified={
+                "engram": "engram-demo",
+                "deepseek_v41": "engram-v41",
+                "qwen4exp": "ple-qwen4exp",
+                "longcat": "ngram-embed-longcat",
+            },
+        ),
+        Row(
             GatedDeltaNetConfig,
             "overwrites a decaying state along each token's key: a global mixer of linear cost",
             {
@@ -161,6 +190,8 @@ __all__ = [
     "HeadMixer",
     "KVShift",
     "KVShiftConfig",
+    "NgramEmbedding",
+    "NgramEmbeddingConfig",
     "PathAttention",
     "PathAttentionConfig",
     "SequenceConfig",

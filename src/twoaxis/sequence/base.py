@@ -1,7 +1,7 @@
 """The contract of the sequence axis: a mixer along positions with a declared receptive field, cache and cost."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 from jaxtyping import Float
 from torch import Tensor
@@ -48,6 +48,21 @@ class SequenceConfig(Config, ABC):
         return 0
 
     @property
+    def histories(self) -> tuple[int, ...]:
+        """Tokens that parts of its cache hold at most, where it is not all but one of the receptive field."""
+        return ()
+
+    @property
+    def reads_context(self) -> bool:
+        """Whether the update depends on the context, and not on token ids alone."""
+        return True
+
+    @property
+    def hashed(self) -> tuple[tuple[int, int], ...]:
+        """Its hashed tables, as in `SublayerInfo`."""
+        return ()
+
+    @property
     @abstractmethod
     def receptive_field(self) -> int | None:
         """Tokens that one output can depend on, its own included; None without a bound."""
@@ -68,6 +83,13 @@ class SequenceConfig(Config, ABC):
     @abstractmethod
     def check(self, d_model: int) -> None:
         """Raises ConfigError if the mixer cannot be built at this width."""
+
+    def recorded_for(self, vocab_size: int) -> Self:
+        """The configuration with what it takes from the vocabulary, which then stays if the vocabulary grows."""
+        return self
+
+    def check_at(self, site: SublayerPosition) -> None:
+        """Raises ConfigError if the mixer cannot be built in this stack; by default it can."""
 
     @abstractmethod
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:

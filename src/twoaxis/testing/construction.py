@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from twoaxis.core.config import Config
 from twoaxis.core.design import InitEquivalence
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Normal, declarations, initialise, materialize
 from twoaxis.core.position import SublayerInfo
 from twoaxis.depth import DepthConfig, ResidualConfig
@@ -31,6 +30,7 @@ from twoaxis.testing.toy import (
     noise,
     toy_context,
     toy_decoder,
+    toy_layout,
     toy_tokens,
 )
 
@@ -65,7 +65,7 @@ def local_init_equivalence(config: LocalConfig) -> None:
     mixer: Any = config.build(D_MODEL).double()
     initialise(mixer, 0)
     x = toy_context()
-    y, _ = mixer(x, TokenLayout.contiguous(x.shape[1]))
+    y, _ = mixer(x, toy_layout(x))
     if config.init_equivalence.relation == "none":
         differs("output, with init_equivalence none", y, x, "init_none")
         return

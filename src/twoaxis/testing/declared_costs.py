@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from twoaxis.core.cost import Cost, Shape
-from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DepthConfig
 from twoaxis.local.places import PlacesConfig
 from twoaxis.ops.local_attention import visible
@@ -23,6 +22,7 @@ from twoaxis.testing.toy import (
     toy_context,
     toy_cost,
     toy_decoder,
+    toy_layout,
     toy_mixer,
     toy_site,
     toy_tokens,
@@ -92,7 +92,7 @@ def mixer_costs_are_exact(config: MixerConfig) -> None:
 
 
 def _measured(mixer: Any, context: Tensor, layout: TokenLayout | None = None, cache: Any = None) -> tuple[int, int]:
-    layout = layout or TokenLayout.contiguous(context.shape[1])
+    layout = layout or toy_layout(context)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         return product_flops(lambda: mixer(context, layout, cache))
 

@@ -26,9 +26,11 @@ from twoaxis.testing.toy import (
     noise,
     toy_context,
     toy_decoder,
+    toy_layout,
     toy_mixer,
     toy_site,
     toy_tokens,
+    with_toy_ids,
 )
 
 RAGGED = (2, 1, 3, 1, 2)
@@ -81,9 +83,10 @@ def left_padding(config: AxisConfig) -> None:
         return
     # A decoder has zeros in padding, which would hide a mixer that reads it.
     mixer, context = toy_mixer(config), toy_context(batch=3, tokens=total)
-    got, _ = mixer(context, layout)
+    got, _ = mixer(context, with_toy_ids(layout, len(context)))
     for row, length in enumerate(prompts):
-        alone, _ = mixer(context[row : row + 1, total - length :], TokenLayout.contiguous(length))
+        text = context[row : row + 1, total - length :]
+        alone, _ = mixer(text, toy_layout(text))
         close(f"output for a row of {length} tokens", got[row, total - length :], alone[0], "same_values")
 
 
@@ -93,7 +96,7 @@ def chunk_size_invariance(config: MixerConfig) -> None:
     mixer, w = toy_mixer(config), config.receptive_field or NO_BOUND
     total = 4 * w + 3
     context = toy_context(tokens=total)
-    full, _ = mixer(context, TokenLayout.contiguous(total))
+    full, _ = mixer(context, toy_layout(context))
     plans = [(prompt, chunk) for chunk in (1, w - 1, w, w + 1, 2 * w + 1) for prompt in (1, 2, w - 1, w, w + 1)]
     for prompt, chunk in sorted({(max(1, a), max(1, b)) for a, b in plans}):
         with torch.no_grad():
@@ -108,7 +111,7 @@ def long_prefill(config: AxisConfig) -> None:
     if not isinstance(config, DepthConfig):
         mixer, context = toy_mixer(config), toy_context(tokens=total)
         with torch.no_grad():
-            full, _ = mixer(context, TokenLayout.contiguous(total))
+            full, _ = mixer(context, toy_layout(context))
             close("output behind a long prefill", decode_mixer(mixer, context, LONG), full, "same_values")
         return
     model, tokens = toy_decoder(config), toy_tokens(tokens=total)
@@ -126,11 +129,13 @@ def chunked_gradients(config: MixerConfig) -> None:
     mixer = toy_mixer(config)
     context = toy_context().requires_grad_()
     weights = noise(tuple(context.shape), "loss")
-    full, _ = mixer(context, TokenLayout.contiguous(TOKENS))
+    full, _ = mixer(context, toy_layout(context))
     for chunks in ([1] * TOKENS, RAGGED, (4, 5)):
         got = decode_mixer(mixer, context, chunks)
-        (a,) = torch.autograd.grad((got * weights).sum(), context, retain_graph=True)
-        (b,) = torch.autograd.grad((full * weights).sum(), context, retain_graph=True)
+        # Zeros for a mixer of token ids alone.
+        kept: Any = {"retain_graph": True, "materialize_grads": True}
+        (a,) = torch.autograd.grad((got * weights).sum(), context, **kept)
+        (b,) = torch.autograd.grad((full * weights).sum(), context, **kept)
         close(f"gradient of the input in chunks {tuple(chunks)}", a, b, "same_gradients")
         expected = gradients(mixer, (decode_mixer(mixer, context, [TOKENS]) * weights).sum())
         for name, gradient in gradients(mixer, (got * weights).sum()).items():
@@ -146,15 +151,16 @@ def forked_cache(config: MixerConfig) -> None:
         stem = toy_context(tokens=prompt, name="stem")
         branches = [toy_context(tokens=6, name=f"branch {n}") for n in range(2)]
         with torch.no_grad():
-            _, start = mixer(stem, TokenLayout.contiguous(prompt), mixer.new_cache())
+            _, start = mixer(stem, toy_layout(stem), mixer.new_cache())
             caches, outputs = [start, start], ([], [])
             for step in range(6):
                 for n, branch in enumerate(branches):
-                    layout = TokenLayout.contiguous(1, start=prompt + step)
-                    y, caches[n] = mixer(branch[:, step : step + 1], layout, caches[n])
+                    token = branch[:, step : step + 1]
+                    y, caches[n] = mixer(token, toy_layout(token, start=prompt + step), caches[n])
                     outputs[n].append(y)
             for n, branch in enumerate(branches):
-                whole, _ = mixer(torch.cat((stem, branch), dim=1), TokenLayout.contiguous(prompt + 6))
+                text = torch.cat((stem, branch), dim=1)
+                whole, _ = mixer(text, toy_layout(text))
                 what = f"continuation {n} of a cache of {prompt} tokens"
                 close(what, torch.cat(outputs[n], dim=1), whole[:, prompt:], "same_values")
 
@@ -169,7 +175,7 @@ def cache_size(config: MixerConfig) -> None:
     mixer, full, field = toy_mixer(config), set[int](), config.receptive_field
     for first, steps in ((1, 20), (300, 20)):
         with torch.no_grad():
-            _, cache = mixer(toy_context(tokens=first), TokenLayout.contiguous(first), mixer.new_cache())
+            _, cache = mixer(toy_context(tokens=first), toy_layout(toy_context(tokens=first)), mixer.new_cache())
             for length in range(first, first + steps):
                 held = held_bytes(cache)
                 if length in METERED:
@@ -177,7 +183,7 @@ def cache_size(config: MixerConfig) -> None:
                     exactly(f"cache bytes after {length} tokens", held, metered)
                 if field is not None and length >= field - 1:
                     full.add(held)
-                _, cache = mixer(toy_context(tokens=1), TokenLayout.contiguous(1, start=length), cache)
+                _, cache = mixer(toy_context(tokens=1), toy_layout(toy_context(tokens=1), start=length), cache)
     if field is not None:
         exactly(f"sizes of the cache behind {field - 1} tokens or more", len(full), 1)
         sizes = list(_storage_sizes(mixer, 400))
@@ -222,7 +228,7 @@ def _storage_sizes(mixer: Any, tokens: int) -> Iterator[int]:
     cache = mixer.new_cache()
     with torch.no_grad():
         for position in range(tokens):
-            _, cache = mixer(toy_context(tokens=1), TokenLayout.contiguous(1, start=position), cache)
+            _, cache = mixer(toy_context(tokens=1), toy_layout(toy_context(tokens=1), start=position), cache)
             yield storage_bytes(reachable_tensors(cache))
 
 
@@ -244,7 +250,7 @@ def decode_mixer(mixer: Any, context: Tensor, chunks: Iterable[int]) -> Tensor:
         part = context[:, start : start + length]
         if not part.shape[1]:
             break
-        y, cache = mixer(part, TokenLayout.contiguous(part.shape[1], start=start), cache)
+        y, cache = mixer(part, toy_layout(part, start), cache)
         parts.append(y)
         start += length
     return torch.cat(parts, dim=1)

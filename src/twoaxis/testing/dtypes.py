@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DepthConfig
 from twoaxis.local import LocalConfig
 from twoaxis.sequence import SequenceConfig
 from twoaxis.testing.conformance import bound, check, exactly, require
 from twoaxis.testing.measured import LowPrecisionStatistics, read_and_write, sublayer_list, tensors, trace
-from twoaxis.testing.toy import AxisConfig, toy_context, toy_decoder, toy_mixer, toy_tokens
+from twoaxis.testing.toy import AxisConfig, toy_context, toy_decoder, toy_layout, toy_mixer, toy_tokens
 
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)
 WIDE = 64
@@ -73,7 +72,7 @@ def mixer_statistics_are_wide(config: SequenceConfig | LocalConfig) -> None:
         mixer = toy_mixer(config, dtype=torch.float32 if autocast else torch.bfloat16)
         context = toy_context().to(torch.float32 if autocast else torch.bfloat16)
         with LowPrecisionStatistics() as seen, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            mixer(context, TokenLayout.contiguous(context.shape[1]))
+            mixer(context, toy_layout(context))
         exactly("half-precision statistics", seen.found, [])
 
 

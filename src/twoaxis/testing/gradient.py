@@ -16,7 +16,18 @@ from twoaxis.depth import DepthConfig
 from twoaxis.model import Decoder
 from twoaxis.testing.conformance import CheckFailed, bound, check, close, exactly, identical, require, slow_check
 from twoaxis.testing.measured import gradients, read_and_write, saved_bytes, sublayer_list, tensors, trace
-from twoaxis.testing.toy import ATTENTION, AxisConfig, MixerConfig, noise, toy_context, toy_decoder, toy_mixer, toy_tokens
+from twoaxis.testing.toy import (
+    ATTENTION,
+    AxisConfig,
+    MixerConfig,
+    noise,
+    toy_context,
+    toy_decoder,
+    toy_layout,
+    toy_mixer,
+    toy_tokens,
+    with_toy_ids,
+)
 
 DEEP = 10
 """More than the 8 versions of one function that torch.compile keeps."""
@@ -75,7 +86,7 @@ class _Mix(nn.Module):
         self.mixer = mixer
 
     def forward(self, context: Tensor) -> list[Tensor]:
-        return [self.mixer(context, TokenLayout.contiguous(context.shape[1]))[0]]
+        return [self.mixer(context, toy_layout(context))[0]]
 
 
 @check
@@ -165,13 +176,14 @@ def _engines_of_a_long_row(config: MixerConfig) -> None:
     tokens = 150
     documents = torch.arange(tokens).expand(2, -1) // 40
     for layout in (TokenLayout.contiguous(tokens), TokenLayout.packed(documents)):
+        layout = with_toy_ids(layout, 2)
         found = []
         for impl in ("reference", "fused"):
             mixer = toy_mixer(config.replace(impl=impl))
             context = toy_context(tokens=tokens).requires_grad_()
             y, _ = mixer(context, layout)
             loss = (y * noise(tuple(y.shape), "loss")).sum()
-            (gradient,) = torch.autograd.grad(loss, context, retain_graph=True)
+            (gradient,) = torch.autograd.grad(loss, context, retain_graph=True, materialize_grads=True)
             found.append((y, gradient, *gradients(mixer, loss).values()))
         close("output of the fused engine on a long row", found[1][0], found[0][0], "engines")
         for expected, got in zip(found[0][1:], found[1][1:], strict=True):

@@ -30,6 +30,7 @@ from twoaxis.testing.toy import (
     MixerConfig,
     toy_context,
     toy_decoder,
+    toy_layout,
     toy_mixer,
     toy_site,
     toy_tokens,
@@ -70,8 +71,9 @@ def _with_wider_update(config: SequenceConfig | FeedForwardConfig, dtype: torch.
 
 
 def _saved_by(mixer: Any, context: Tensor) -> int:
-    layout = TokenLayout.contiguous(context.shape[1])
-    return saved_bytes(lambda: mixer(context, layout)[0], lambda update: [context, update, *mixer.parameters()])
+    layout = toy_layout(context)
+    known = [context, layout.ids("toy"), *mixer.parameters()]
+    return saved_bytes(lambda: mixer(context, layout)[0], lambda update: [update, *known])
 
 
 def _runs(config: AxisConfig) -> Iterator[tuple[str, Decoder, Shape]]:

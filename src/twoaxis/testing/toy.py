@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.errors import ConfigError
+from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import noise, perturb
 from twoaxis.core.parameters import initialise
 from twoaxis.core.position import LayerStack, SublayerPosition
@@ -31,6 +32,7 @@ ODD_WIDTH = 7
 N_LAYERS = 3
 VOCAB = 11
 TOKENS = 9
+LOWEST_ID = 3
 
 ATTENTION = AttentionConfig(n_heads=2, head_dim=4)
 FEED_FORWARD = SwiGLUConfig(d_ff=16)
@@ -103,7 +105,7 @@ def toy_mixer(config: MixerConfig, *, d_model: int = D_MODEL, dtype: torch.dtype
 
 def toy_site(d_model: int = D_MODEL) -> SublayerPosition:
     """The first sublayer of three blocks of two."""
-    return LayerStack(d_model, 1e-6, (2,) * N_LAYERS).sites[0]
+    return LayerStack(d_model, 1e-6, (2,) * N_LAYERS, vocab_size=VOCAB).sites[0]
 
 
 def toy_cost(config: MixerConfig, shape: Shape, *, d_model: int = D_MODEL) -> Cost:
@@ -134,6 +136,20 @@ def toy_tokens(batch: int = 2, tokens: int = TOKENS, seed: int = 0) -> Int[Tenso
 def other_tokens(tokens: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
     """Tokens of the same shape that differ everywhere."""
     return (tokens + 1 + torch.arange(tokens.shape[-1]) % (VOCAB - 2)) % VOCAB
+
+
+def toy_layout(context: Float[Tensor, "B T D"], start: int = 0) -> TokenLayout:
+    """Rows of one document each from an absolute position on, with the ids that every layout has at these positions."""
+    return with_toy_ids(TokenLayout.contiguous(context.shape[1], start), context.shape[0])
+
+
+def with_toy_ids(layout: TokenLayout, batch: int) -> TokenLayout:
+    """The layout with token ids, for mixers that look tokens up; a token of the same position has the same id in every call.
+
+    Ids below `LOWEST_ID` may be special, and do not occur.
+    """
+    drawn = torch.randint(LOWEST_ID, VOCAB, (4096,), generator=torch.Generator().manual_seed(0))
+    return layout.of(drawn[layout.positions % len(drawn)].expand(batch, -1))
 
 
 def toy_context(batch: int = 2, tokens: int = TOKENS, d_model: int = D_MODEL, name: str = "context") -> Float[Tensor, "B T D"]:

@@ -150,6 +150,22 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
         "token_sink": {"n_heads": 2, "sink": "per_token", "input_local": "canon"},
     },
     "path_attention": {"large_eps": {"n_heads": 2, "w_eps": 0.5, "qk_norm": "per_head", "forget_gate": "inside_scale"}},
+    "ngram_embedding": {
+        "compressed": {"rows": [7], "compression": [i % 9 for i in range(30)], "fill_id": 3, "heads": 3, "key_eps": 0.3},
+        "every_number": {
+            **{"order": 2, "heads": 1, "rows": [12], "row_width": 5, "seed": 3, "conv_eps": 0.2, "kernel": 3},
+            **{"end_ids": [4], "blank_ids": [5], "hash_vocab": 40, "document_reset": "none"},
+        },
+        "hash_only": {"rows": [9, 11], "document_reset": "hash_only", "gate": "copysign", "row_multiple": 16},
+        "plain_keys": {"preset": "engram", "heads": 1, "rows": [9], "row_width": 2, "conv": "none", "maps": "linear"},
+        "splitmix": {"hash": "splitmix64", "rows": [8], "seed": 7},
+        "polynomial": {"hash": "polynomial", "rows": [8], "blank_ids": [0], "order": 4},
+        "signs": {
+            **{"hash": "int32", "order": 2, "heads": 1, "rows": [40], "row_width": None, "maps": "none", "gate": "none"},
+            **{"conv": "none", "sign_rows": 5},
+        },
+        "ungated": {"gate": "none", "conv": "none", "rows": [15], "maps": "biased"},
+    },
     "gated_delta_net": {
         "large_eps": {"n_heads": 2, "head_dim": 3, "qk_eps": 0.5},
         "silent_swa": {"n_heads": 2, "projected_local": {"kind": "local_swa", "output_init": "zero"}},

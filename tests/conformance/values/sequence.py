@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .depth_streams import convolved, shifted
+from .ngrams import ngram_embedding as ngram_embedding
 from .setting import part_of, rms
 
 Weights = dict[str, Tensor]

@@ -15,7 +15,6 @@ import torch
 
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError
-from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import noise
 from twoaxis.core.registry import ENGINES
 from twoaxis.depth import DEPTH
@@ -66,6 +65,10 @@ OPTIONS = sorted({option for config in CONFIGS for option in options_of(config)}
 SAME = {
     Option("DepthAttentionConfig", "output_init", "zero"): "names what is meant where nothing is said",
     Option("MHCConfig", "start", "log"): "computes the same on logarithms, which cannot overflow",
+    Option("NgramEmbeddingConfig", "gate", "copysign"): "differs at a score of 0, which parity tests have",
+    Option("TableOptions", "document_reset", "hash_only"): "differs where a document begins behind another",
+    Option("TableOptions", "document_reset", "none"): "differs where a document begins behind another",
+    Option("TableOptions", "untrained_row", OTHER): "changes a gradient alone",
 }
 """Choices that compute what the default does, and why they exist."""
 
@@ -135,5 +138,5 @@ def _computed(data: str) -> str:
         views, left = ours.run(embeddings())
         output = [*(view for read in views for view in read), left]
     else:
-        output = [test_sequence.built(config)(noise((B, T, D), "context"), TokenLayout.contiguous(T))[0]]
+        output = [test_sequence.built(config)(noise((B, T, D), "context"), test_sequence.LAYOUT)[0]]
     return f"{starts(config)} {[x.mul(1e9).round().sum().item() for x in output]}"

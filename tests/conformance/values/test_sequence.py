@@ -15,14 +15,15 @@ from twoaxis.sequence import SEQUENCE
 
 from . import sequence
 from .cases import cases_of, rows_of
-from .setting import B, D, T
+from .setting import IDS, VOCAB, B, D, T
 
 EPS = 1e-3
+LAYOUT = TokenLayout.contiguous(T).of(IDS)
 
 
 def site() -> SublayerPosition:
     """The last of three blocks, where a width that rises with depth is not that of the first."""
-    return LayerStack(D, EPS, (2, 2, 2)).sites[5]
+    return LayerStack(D, EPS, (2, 2, 2), vocab_size=VOCAB).sites[5]
 
 
 def built(config: Any) -> Any:
@@ -48,7 +49,7 @@ def test_is_its_equation(config: Any) -> None:
         f"{config.kind!r} has no equation in tests/conformance/values; write it as a function of this name"
     )
     mixer, x = built(config), noise((B, T, D), "context")
-    got, _ = mixer(x, TokenLayout.contiguous(T))
+    got, _ = mixer(x, LAYOUT)
     given = () if config.kind in LOCAL else (EPS,)
     torch.testing.assert_close(got, equation(config, dict(mixer.state_dict()), x, *given), rtol=1e-9, atol=1e-10)
 

@@ -61,7 +61,7 @@ def test_sampling_does_not_depend_on_the_cache(name):
     assert found[0] == found[1] and found[0] != [row for row in generate(small_decoder(name), PROMPTS, NEW) for _ in range(2)]
 
 
-@pytest.mark.parametrize("name", ["windows", "states", "views"])
+@pytest.mark.parametrize("name", ["windows", "states", "ngrams", "views"])
 @pytest.mark.parametrize("assistant", ["another", "itself", "lookup"])
 def test_drafts_change_no_token(name, assistant):
     decoder = small_decoder(name)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from twoaxis.checkpoints.layouts import sublayer_paths
 from twoaxis.core.errors import CheckpointError, ConfigError
+from twoaxis.core.parameters import declarations
 from twoaxis.model import Decoder, DecoderConfig
 
 OTHER_NORMS = (".key_norm.gain", ".value_norm.gain", ".depth.input_gain")
@@ -125,7 +126,7 @@ def training_recipe(
 
     Args:
         retrofit: the model.
-        new_lr_scale: factor on the learning rate of new parameters.
+        new_lr_scale: factor on the learning rate of new parameters, times the one that they declare.
         base: whether the other parameters are `trained` or `frozen`.
         blend_steps: steps from the plain model to the full blend.
         anneal: schedules in place of `blend_steps`; new parameters without one are learned, blends included.
@@ -141,7 +142,10 @@ def training_recipe(
         raise ConfigError("frozen base: nothing is left to train, since no new parameter is learned; train the base too")
     names = [name for name, _ in retrofit.model.named_parameters()]
     groups: list[dict[str, Any]] = [{"pattern": "*", "lr_scale": 0.0}] if base == "frozen" else []
-    groups += [{"pattern": pattern, "lr_scale": new_lr_scale} for pattern in patterns(learned, names)]
+    scales = {name: declared.lr_scale for name, _, declared in declarations(retrofit.model)}
+    for scale in dict.fromkeys(scales[name] for name in learned):
+        alike = [name for name in learned if scales[name] == scale]
+        groups += [{"pattern": pattern, "lr_scale": scale * new_lr_scale} for pattern in patterns(alike, names)]
     return {"optimizer": {"groups": groups}, **({"anneal": list(anneal)} if anneal else {})}
 
 

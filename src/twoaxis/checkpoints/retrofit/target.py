@@ -13,6 +13,7 @@ SUBLAYER_PRESETS: dict[str, Mapping[str, Any]] = {
     "short_swa": {"output_init": "zero"},
     "short_conv": {"taps_init": "zero"},
     "kv_shift": {"shift_init": "identity"},
+    "ngram_embedding": {},
 }
 """Options with which a sequence mixer starts as the plain model, by kind."""
 
@@ -41,8 +42,9 @@ def target_config(base: DecoderConfig, depth: Options | None = None, sequence: S
     Args:
         base: of the model; with the plain residual, if `depth` is given.
         depth: the depth mixer, blended in if it cannot start as the plain model; None leaves the one of the model.
-        sequence: mixers along positions. `short_swa` and `short_conv` become a sublayer before attention, `kv_shift` replaces
-            attention, and `canon`, `local_swa` and `branch_swa` are added at `places`, by default ABCD, A and A.
+        sequence: mixers along positions. `short_swa`, `short_conv` and `ngram_embedding` become a sublayer before attention,
+            `kv_shift` replaces attention, and `canon`, `local_swa` and `branch_swa` are added at `places`, by default ABCD, A
+            and A.
 
     Raises:
         ConfigError: an unknown kind, options that do not fit, or a model that has a depth mixer already.
@@ -96,7 +98,7 @@ def _with_sequence(block: list[dict[str, Any]], options: dict[str, Any], base: D
     if kind == "short_swa":
         n_heads = block[at]["n_heads"]
         data = {"n_heads": n_heads, "head_dim": block[at]["head_dim"] or base.d_model // n_heads, **data}
-    elif kind != "short_conv":
+    elif kind not in ("short_conv", "ngram_embedding"):
         known = (*LOCAL_PRESETS, *SUBLAYER_PRESETS)
         raise ConfigError(f"sequence={kind!r}: must be one that leaves the model as it is; {nearest(kind, known)}")
     return [*block[:at], SEQUENCE.parse(data).to_data(), *block[at:]]

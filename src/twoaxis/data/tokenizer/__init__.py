@@ -10,6 +10,7 @@ from twoaxis.core.errors import DataError
 from twoaxis.core.registry import Row, Table
 from twoaxis.core.text import json_value
 from twoaxis.data.tokenizer.base import ByteConfig, ByteTokenizer, Progress, Tokenizer, TokenizerConfig
+from twoaxis.data.tokenizer.compression import compressed_ids
 from twoaxis.data.tokenizer.subword import END_OF_DOCUMENT, BpeConfig, FileTokenizerConfig, SubwordTokenizer
 
 TOKENIZERS: Table[TokenizerConfig] = Table(
@@ -76,6 +77,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerConfig",
     "TokenizerField",
+    "compressed_ids",
     "load_tokenizer",
     "parse_tokenizer",
 ]

@@ -53,6 +53,10 @@ class Tokenizer(ABC):
             DataError: an id outside the vocabulary.
         """
 
+    def spelling(self, token: int) -> str:
+        """The token as its vocabulary spells it, also where it is no text."""
+        return f"<{token}>"
+
     def encode(self, text: str) -> list[int]:
         """Encodes text as a list of token ids, without begin and end markers."""
         return self.encode_array(text).tolist()

@@ -114,6 +114,10 @@ class SubwordTokenizer(Tokenizer):
         parser.encode_special_tokens = False
         return parser
 
+    def spelling(self, token: int) -> str:
+        """The token as the file spells it; one that the file leaves out is spelt by its number."""
+        return self._engine.id_to_token(token) or super().spelling(token)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decodes ids; special tokens are left out."""
         self._check_ids(ids)

@@ -113,7 +113,8 @@ class NativeSublayer(Part):
         if not isinstance(self.config, SequenceConfig):
             return SublayerInfo(self.kind)
         heads = self.config.head_shape(d_model)
-        return SublayerInfo(self.kind, self.config.accepts_qkv, heads, window=self.config.pair_window)
+        window, hashed = self.config.pair_window, self.config.hashed
+        return SublayerInfo(self.kind, self.config.accepts_qkv, heads, window=window, hashed=hashed)
 
     def rotations(self, d_model: int) -> frozenset[RotationTable]:
         """Those of its configuration."""
@@ -124,7 +125,7 @@ class NativeSublayer(Part):
         """Those of the mixer and of the local mixers inside it, and those of their caches."""
         fields = [self.config.receptive_field]
         if isinstance(self.config, SequenceConfig):
-            fields += [self.config.pair_window, self.config.inner_field]
+            fields += [self.config.pair_window, self.config.inner_field, *(n + 1 for n in self.config.histories)]
         if isinstance(self.config, PlacesConfig):
             inside = (self.config.input_local, self.config.projected_local)
             fields += [local.receptive_field for local in inside if local is not None]
