@@ -143,7 +143,7 @@ class DecoderConfig(Config):
                 raise ConfigError(problem(name, None, allowed, f"give {name.removeprefix('base_')} of that model"))
         if self.base_d_model is None:
             return
-        for sublayer in {part for part in self.parts if isinstance(part, SequenceConfig)}:
+        for sublayer in (part for part in self.parts if isinstance(part, SequenceConfig)):
             here, there = (sublayer.head_shape(width) for width in (self.d_model, self.base_d_model))
             if here and there and here.head_dim != there.head_dim:
                 got = (

@@ -107,7 +107,7 @@ class Decoder(DeclaredModule):
         self.ends = ends
         self.norm = RMSNorm(config.d_model, stack.norm_eps, config.logit_scale)
         std = matrix_std(config.base_d_model or config.d_model)
-        self.head = None if config.tie_embeddings else self.linear("head", *reversed(shape), std, tag="head")
+        self.head = None if config.tie_embeddings else self.linear("head", config.d_model, config.vocab_size, std, tag="head")
 
     @staticmethod
     def build(config: DecoderConfig | Mapping[str, Any], seed: int = 0) -> "Decoder":

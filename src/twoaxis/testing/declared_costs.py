@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from twoaxis.core.cost import Cost, Shape
+from twoaxis.core.layout import TokenLayout
 from twoaxis.depth import DepthConfig
 from twoaxis.local.places import PlacesConfig
 from twoaxis.ops.local_attention import visible
@@ -115,8 +116,8 @@ def _second(mixer: Any, width: int) -> int:
     """Measured FLOPs of a token behind one other, in products between activations."""
     context = toy_context(1, 2, width)
     with torch.no_grad():
-        _, cache = mixer(context[:, :1], TokenLayout.contiguous(1), mixer.new_cache())
-    return _measured(mixer, context[:, 1:], TokenLayout.contiguous(1, start=1), cache)[1]
+        _, cache = mixer(context[:, :1], toy_layout(context[:, :1]), mixer.new_cache())
+    return _measured(mixer, context[:, 1:], toy_layout(context[:, 1:], start=1), cache)[1]
 
 
 def _count(module: Any) -> int:
