@@ -87,6 +87,8 @@ CANDIDATES: dict[str, Candidate] = {
     "deep_delta TC": Candidate({"kind": "deep_delta", "value_channels": 4, "compressor": "time"}, 1.6),
     "laurel": Candidate("laurel"),
     "value_residual": Candidate("value_residual", None, "x-transformers value residual"),
+    "value_embedding": Candidate("value_embedding"),
+    "per_layer_embedding 32": Candidate({"kind": "per_layer_embedding", "d_embedding": 32}),
     "lime": Candidate("lime", None, "x-transformers LIMe"),
     "depth_value_mixing": Candidate("depth_value_mixing", 1.10),
     "mixture_of_depths_attention": Candidate("mixture_of_depths_attention", 1.35),
