@@ -537,7 +537,7 @@ DEPTH: Table[DepthConfig] = Table(
                 "gemma3n": {"preset": "gemma3n", "d_embedding": 4, "stream": {"kind": "laurel_gemma3n", "rank": 3}},
                 "plain": {"d_embedding": 3, "init": "plain"},
             },
-            certified={"default": "gemma4-ple-f64"},
+            certified={"default": "gemma4-ple-f64", "plain": "gemma4-ple-f64"},
             at_scale={"per-layer embeddings": {}},
             retrofit={"init": "plain"},
         ),

@@ -53,7 +53,8 @@ def value_embedding(s: Setting) -> Tensor:
         site = s.stack.sites[index]
         if site.slot.heads is None or site.block not in blocks:
             return s.f(index, *views)
-        return s.f_of_heads(index, *views, partial(mix, p=s.mixer(index), view=views[0]))
+        (view,) = views
+        return s.f_of_heads(index, view, partial(mix, p=s.mixer(index), view=view))
 
     weights = {re.sub(r"^(mixers\.\d+)\.stream\.", r"\1.", name): value for name, value in s.weights.items()}
     return left_by(Inner(c.stream, s.stack, weights, s.embeddings, update=update))
