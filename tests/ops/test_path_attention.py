@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.measure import saved_bytes
 from twoaxis.ops import path_attention as module
+from twoaxis.ops.gated_delta import gated_delta
 from twoaxis.ops.path_attention import PathPast, path_attention
 from twoaxis.ops.precision import Impl
 
@@ -157,6 +158,19 @@ def test_a_strength_of_two_keeps_the_length_of_keys_and_of_one_removes_a_directi
             torch.testing.assert_close(past.keys.norm(dim=-1), k.norm(dim=-1))
         else:
             assert (past.keys[:, :, :-1] @ w[:, :, -1, :, None]).abs().max() < 1e-15
+
+
+def test_the_state_of_a_delta_rule_is_made_of_reflected_keys() -> None:
+    """Without softmax, with the keys as directions: S_t = sum_j beta_j v_j (A_t ... A_(j+1) k_j)^T, from a state of zero."""
+    q, k, v, _, beta = inputs(2, 2, 2, 100, 5, 3, forget=False)
+    k = F.normalize(k, dim=-1)
+    _, past = path_attention(q, k, v, k, beta, past=no_past([q, k, v]))
+    assert past is not None
+    reads, state = gated_delta(q, k, v, torch.zeros_like(beta), beta)
+    scaled = beta.unsqueeze(-1) * past.values
+    torch.testing.assert_close(scaled.transpose(-1, -2) @ past.keys, state, rtol=0, atol=1e-13)
+    logits = q[:, :, -1:] @ past.keys.transpose(-1, -2)
+    torch.testing.assert_close(logits @ scaled, reads[:, :, -1:], rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -16,8 +16,8 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError
 from twoaxis.ops.precision import Impl, check_impl, outside_autocast, runs_plain, statistics_dtype
 
-LARGEST_BLOCK = 64
-"""Tokens in a block of the fused engine: with K of it, work inside and between blocks is about equal."""
+LARGEST_BLOCK = 32
+"""Tokens in a block of the fused engine: a longer one costs more inside, and fewer of them less between."""
 
 
 class PathPast(NamedTuple):
@@ -56,7 +56,7 @@ def path_attention(
     Shapes:   consecutive groups of H/G query heads share key, value and reflection; all but y in the precision of statistics
     Documents: a token sees the run of its own document that it stands in; one that returns to an earlier document starts anew
     Cost:     flops 2*(K+V) per head and visible pair, and the reflections: of a token on P earlier keys 4*K*P per kv-head. The
-              fused engine reflects them once for a block of C <= 64 tokens, 2*K*K each, and saves its inputs alone: scores and
+              fused engine reflects them once for a block of C <= 32 tokens, 2*K*K each, and saves its inputs alone: scores and
               weights of all pairs are computed again in the backward pass
 
     Args:

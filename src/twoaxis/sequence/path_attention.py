@@ -57,7 +57,7 @@ class PathAttentionConfig(SequenceConfig):
         qk_norm: `none`, or an RMSNorm `per_head` of queries and keys with one gain for all heads.
         forget_gate: `none`, or one `inside_scale` for each query head, divided by sqrt(K) with the scores, as published.
         output_init: `scaled` or `zero`.
-        impl: `fused`, in blocks of at most 64 tokens, or `reference`, token by token.
+        impl: `fused`, in blocks of at most 32 tokens, or `reference`, token by token.
 
     Raises:
         ConfigError: heads that do not divide the width or each other, and a rank without use.
