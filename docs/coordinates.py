@@ -63,7 +63,8 @@ CHANGES = {
     "laurel": "weights and maps act on the stream: rate 1/m_L",
     "laurel_gemma3n": "updates are normalised, so the factor 1/m_L comes after their norms",
     "norm_placement": "norms of updates (`sandwich`, `reordered`) remove the factor, so it comes after them. Norms of the sum "
-    "(`post`, `mix`, `keel`, `deepnorm`) rescale the stream in every layer; `deepnorm` and `keel` scale by depth themselves",
+    "(`post`, `mix`, `keel`, `deepnorm`) rescale the stream in every layer; `deepnorm` and `keel` scale by depth themselves; a "
+    "learned blend has rate 1/m_L",
     "residual_dual": "nothing: both streams take the scaled update, of which one is normalised in every layer",
     "siamese_norm": "nothing: both streams take the scaled update",
     "two_lanes": "weights of lanes and of the embedding act on the streams: rate 1/m_L; those of the write scale an update",
@@ -80,6 +81,7 @@ APART = {
     "attention_residuals-inkling2": "sources are normalised, which removes the factor of updates",
     "attention_residuals-token": "the query of a token is summed over the width twice",
     "deep_cross_attention-package": "all updates but the newest are dropped",
+    "norm_placement-deepnorm": "the stream is normalised in every layer, with a scale by depth of its own",
     "elc_bert-raw_embedding": "normalised outputs next to an embedding that is not",
 }
 """Examples whose change depends on the size, and why."""

@@ -16,7 +16,7 @@ from twoaxis.ops.precision import Impl, outside_autocast, runs_plain, statistics
 
 def blend_parameter(module: DeclaredModule) -> nn.Parameter:
     """Declares the weight of the attribute `blend`; it starts at 0, where the blend is the plain tensor."""
-    return module.parameter("blend", (1,), Constant(0.0), "mixing")
+    return module.parameter("blend", (1,), Constant(0.0), "mixing", stacked=1)
 
 
 @outside_autocast

@@ -214,7 +214,9 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
             self.k_gain = self.parameter("k_gain", (K if each else G * K,), Constant(1.0), "norm")
         start = Normal(SINK_STD) if config.sink_init == "normal" else Constant(0.0)
         self.sink = self.parameter("sink", (H,), start, "bias") if config.sink == "learned" else None
-        self.sink_weight = self.parameter("sink_weight", (H, D), start, "gate") if config.sink == "per_token" else None
+        self.sink_weight = None
+        if config.sink == "per_token":
+            self.sink_weight = self.parameter("sink_weight", (H, D), start, "gate", grows="inputs")
         self.fill_places(config, site)
 
     def new_cache(self) -> AttentionCache:

@@ -167,7 +167,8 @@ class PathAttention(SequenceMixer, config=PathAttentionConfig):
         self.qkv = self.linear("qkv", D, sum(rows), values=(G * K, site.hidden_std(D)), rows=rows, grows=grows)
         rank = config.w_rank if config.w_map == "low_rank" else None
         self.w_down = None if rank is None else self.linear("w_down", D, rank, grows="inputs")
-        self.w_up = self.linear("w_up", rank or D, G * K, rows=(K,) * G, grows=grows if rank is None else "outputs")
+        outputs = "outputs" if config.head_dim is None else "neither"
+        self.w_up = self.linear("w_up", rank or D, G * K, rows=(K,) * G, grows=grows if rank is None else outputs)
         self.taps = self.parameter("taps", (G * K, config.w_kernel), Uniform(1 / math.sqrt(config.w_kernel)), "mixing")
         self.gates = self.parameter("gates", (config.gates, D), Normal(matrix_std(D)), "gate", grows="inputs")
         self.gate_bias = self.parameter("gate_bias", (config.gates,), Constant(0.0), "bias")
