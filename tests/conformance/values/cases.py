@@ -109,6 +109,10 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
         "plus_sparse": {"variant": "plus", "first": 0.3, "own": 0.8, "layers": [2]},
         "dense_sparse": {"variant": "dense", "layers": [2]},
     },
+    "mixture_of_depths_attention": {
+        "post_off": {"norm": "post", "weights": "off"},
+        "post_attention": {"norm": "post", "slots": "attention", "weights": "uniform"},
+    },
     "attention": {
         "small_base": {"n_heads": 2, "rope_theta": 100.0, "output_init": "zero", "qk_norm": "after_rope", "bias": "qkv"},
         "branch_swa": {"n_heads": 2, "projected_local": {"kind": "branch_swa", "scores": "shared", "window": 3}},
