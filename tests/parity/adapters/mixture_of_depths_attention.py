@@ -123,8 +123,8 @@ def _run(model: Decoder, golden: Golden) -> dict[str, Tensor]:
 def _rotates_slots(patch: pytest.MonkeyPatch) -> None:
     right = MixtureOfDepthsAttention.mix_heads
 
-    def mix_heads(self: MixtureOfDepthsAttention, heads: Heads, context: Any, state: StreamAndHeads) -> Any:
-        return right(self, heads._replace(unrotated=(heads.k, *heads.unrotated[1:])), context, state)
+    def mix_heads(self: MixtureOfDepthsAttention, heads: Heads, context: Any, state: StreamAndHeads, *layout: Any) -> Any:
+        return right(self, heads._replace(unrotated=(heads.k, *heads.unrotated[1:])), context, state, *layout)
 
     patch.setattr(MixtureOfDepthsAttention, "mix_heads", mix_heads)
 
@@ -132,14 +132,14 @@ def _rotates_slots(patch: pytest.MonkeyPatch) -> None:
 def _sees_its_own_slot(patch: pytest.MonkeyPatch) -> None:
     right = MixtureOfDepthsAttention._slots
 
-    def mix_heads(self: MixtureOfDepthsAttention, heads: Heads, context: Any, state: StreamAndHeads) -> Any:
+    def mix_heads(self: MixtureOfDepthsAttention, heads: Heads, context: Any, state: StreamAndHeads, *layout: Any) -> Any:
         def slots(self: MixtureOfDepthsAttention, state: StreamAndHeads) -> Any:
             keys, values = right(self, state)
             return (*keys, heads.unrotated[0]), (*values, heads.v)
 
         with pytest.MonkeyPatch.context() as within:
             within.setattr(MixtureOfDepthsAttention, "_slots", slots)
-            return mix(self, heads, context, state)
+            return mix(self, heads, context, state, *layout)
 
     mix = MixtureOfDepthsAttention.mix_heads
     patch.setattr(MixtureOfDepthsAttention, "mix_heads", mix_heads)
