@@ -16,7 +16,7 @@ from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixer import ALONE_IN_ATTENTION
 from twoaxis.core.parameters import Constant
-from twoaxis.core.position import LayerStack, SublayerPosition
+from twoaxis.core.position import LayerStack, SublayerInfo, SublayerPosition
 from twoaxis.core.views import Heads, Views, WeightedSum
 from twoaxis.depth.base import Controls, DepthConfig, Explanation, Layout, Mix, NoHeads
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, chains, check_chains
@@ -119,21 +119,24 @@ class MixtureOfDepthsAttentionConfig(DepthConfig):
         """Uniform weights, and none."""
         if self.weights != "attention":
             return Controls()
-        return Controls({**self.to_data(), "weights": "uniform"}, off={"kind": self.kind, "weights": "off", "norm": self.norm})
+        return Controls(
+            {**self.to_data(), "weights": "uniform"}, unmixed={"kind": self.kind, "weights": "off", "norm": self.norm}
+        )
 
     def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses stacks without heads, uneven ones and keys without a form before rotation; asks for heads as they attend."""
         check_chains(stack, self.kind)
-        if self.norm == "post":
-            stack = stack.with_slots(lambda site: replace(site.slot, norm="none"))
-        if self.weights != "attention":
-            return stack
-        for site in stack.sites:
+        for site in stack.sites if self.weights == "attention" else ():
             if site.slot.heads is not None and site.slot.heads.key_norm == "after_rope":
                 what, allowed = f"key norm of {site.slot.kind!r} in block {site.block}", "before_rope or none"
                 remedy = f"set qk_norm='before_rope', for slots of {self.kind!r} are not rotated"
                 raise ConfigError(problem(what, "after_rope", allowed, remedy))
-        return stack.with_slots(lambda site: replace(site.slot, heads_at="rotated"))
+        return stack.with_slots(self._slot)
+
+    def _slot(self, site: SublayerPosition) -> SublayerInfo:
+        slot = replace(site.slot, more_keys=bool(self.seen(site)))
+        slot = replace(slot, heads_at="rotated") if self.weights == "attention" else slot
+        return replace(slot, norm="none") if self.norm == "post" else slot
 
     def fills(self, stack: LayerStack) -> list[int | None]:
         """The chain of the slot that each sublayer fills; None for one of which no later attention reads."""
