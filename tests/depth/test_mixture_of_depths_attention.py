@@ -154,7 +154,7 @@ def test_packed_documents_and_padding_do_not_mask_slots() -> None:
 
 
 @pytest.mark.parametrize("attention", [ATTENTION, SINK])
-@pytest.mark.parametrize("options", [{}, {"weights": "uniform"}, {"blend": "annealed"}])
+@pytest.mark.parametrize("options", [{}, {"weights": "uniform"}, {"blend": "annealed"}, {"norm": "post"}])
 def test_generation_from_caches_is_the_full_pass(attention: Any, options: dict[str, Any]) -> None:
     model, tokens = decoder([[attention, "swiglu"]], **options), toy_tokens()
     with torch.no_grad():
@@ -186,6 +186,7 @@ def test_generation_carries_no_slots() -> None:
         ([[{**ATTENTION, "qk_norm": "key_after_rope"}]], {}, "must be before_rope or none"),
         (BLOCKS, {"weights": "off", "slots": "attention"}, "slots='attention': must be left out with weights='off'"),
         (BLOCKS, {"weights": "off", "blend": "annealed"}, "blend='annealed': must be left out with weights='off'"),
+        (BLOCKS, {"norm": "post", "blend": "annealed"}, "blend='annealed': must be left out with norm='post'"),
         (
             [[ATTENTION, "swiglu"], [{**ATTENTION, "n_kv_heads": 1}, "swiglu"]],
             {},

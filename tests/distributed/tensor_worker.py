@@ -35,6 +35,7 @@ CASES: dict[str, dict[str, Any]] = {
     "few heads": {"depth": {"kind": "value_residual", "variant": "gated"}, "blocks": [FEW_HEADS]},
     "earlier tokens": {"depth": {"kind": "deep_delta", "preset": "ddl_tc_ec"}, "blocks": [BLOCK]},
     "slots": {"depth": "mixture_of_depths_attention", "blocks": [[{**BLOCK[0], "qk_norm": "before_rope"}, BLOCK[1]]]},
+    "slots and norms behind": {"depth": {"kind": "mixture_of_depths_attention", "norm": "post"}, "blocks": [BLOCK]},
     "mixed values": {"depth": "depth_value_mixing", "blocks": [[{**BLOCK[0], "n_kv_heads": 4}, BLOCK[1]]]},
     "delayed reads": {"depth": {"kind": "mhc", "preset": "deepseek_v41", "rounds": 2}, "blocks": [BLOCK]},
     "tables of tokens": {

@@ -144,8 +144,8 @@ def test_companions_stand_where_they_say_something(study_data: dict[str, Any]) -
     assert {("mudd", "mudd~short_swa@flops", "flops"), ("mudd", "mudd~short_swa@flops", "seconds")} <= matched
     assert not any(arm == "local" for arm, _ in found), "it does not differ on the depth axis"
     assert not any("write_only" in against for arm, against in found if arm != "delta")
-    assert not any("wider" in against for arm, against in found if arm not in ("mhc", "hyper"))
-    unmixed = {arm: plan.arm(against).recipe["model"]["depth"] for arm, against in found if "unmixed_streams" in against}
+    assert not any("wider_stream" in against for arm, against in found if arm not in ("mhc", "hyper"))
+    unmixed = {arm: plan.arm(against).recipe["model"]["depth"] for arm, against in found if "unmixed" in against}
     assert unmixed.keys() == {"mhc", "hyper"}
     assert {name: depth["residual"] for name, depth in unmixed.items()} == {"mhc": "identity", "hyper": "identity"}
     assert all(arm.why for arm in plan.of_role("companion"))
@@ -156,6 +156,55 @@ def test_companions_stand_where_they_say_something(study_data: dict[str, Any]) -
         assert change.got == pytest.approx(flops_per_step(plan.arm(name).train_config(0)))
     wide = plan.arm("mhc~wider_stream@flops").recipe["model"]
     assert wide["depth"]["kind"] == "residual" and wide["blocks"][0][0]["head_dim"] == 16, "inner widths stay"
+
+
+def test_heads_along_depth_have_controls_of_weights_temperature_norms_and_none(study_data: dict[str, Any]) -> None:
+    depths: dict[str, Any] = {
+        "moda": {"kind": "mixture_of_depths_attention", "slots": "attention"},
+        "values": {"kind": "depth_value_mixing", "stride": 2},
+        "attnres": {"kind": "attention_residuals", "n_heads": 2},
+        "one": "attention_residuals",
+        "states": {"kind": "depth_attention", "n_heads": 2, "qk_norm": "head"},
+    }
+    plan = _plan(_depth_study(study_data, **depths), controls=["static_weights", "unmixed", "softmax_temperature", "qk_norm"])
+    found = {one.against: plan.arm(one.against).recipe["model"]["depth"] for one in plan.contrasts if "~" in one.against}
+    assert {name: _differences(depths[name.split("~")[0]], depth) for name, depth in found.items() if "static" not in name} == {
+        "moda~unmixed": {"weights": "off", "slots": "attention_and_feed_forward"},
+        "values~unmixed": {"weights": "off", "stride": 1},
+        "attnres~softmax_temperature": {"key_scale": "head"},
+        "states~softmax_temperature": {"temperature": "learned"},
+        "states~qk_norm": {"qk_norm": "none"},
+    }
+    for arm in ("moda", "values"):
+        assert _differences(depths[arm], found[f"{arm}~static_weights"]) == {"weights": "uniform"}
+
+
+def _differences(arm: Any, companion: dict[str, Any]) -> dict[str, Any]:
+    """The options of a companion that are not those of its arm."""
+    own = DEPTH.parse(arm).to_data()
+    return {name: value for name, value in companion.items() if value != own[name]}
+
+
+def test_feed_forwards_widen_to_the_parameters_of_an_arm(study_data: dict[str, Any]) -> None:
+    depths = {"moda": "mixture_of_depths_attention", "values": "depth_value_mixing", "delta": "deep_delta"}
+    plan = _plan(_depth_study(study_data, **depths), controls=["wider_feed_forward"], controls_match=["seconds"])
+    found = {one.arm: (one.against, one.matched) for one in plan.contrasts}
+    assert found == {name: (f"{name}~wider_feed_forward@params", "params") for name in ("moda", "delta")}, (
+        "equal ones need none"
+    )
+    wide, moda = plan.arm("moda~wider_feed_forward@params"), plan.arm("moda")
+    assert wide.parameters == pytest.approx(moda.parameters, rel=0.005) and wide.parameters != plan.control.parameters
+    assert wide.recipe["model"]["depth"]["kind"] == "residual" and wide.recipe["model"]["blocks"][0][0]["kind"] == "attention"
+    (change,) = wide.changes
+    assert (change.of, change.to, change.wanted) == ("params", "moda", moda.parameters)
+    assert change.after > change.before == 96
+
+
+def test_without_feed_forwards_none_widens(study_data: dict[str, Any]) -> None:
+    data = _depth_study(study_data, delta="deep_delta")
+    data["base"]["model"]["blocks"] = [[{"kind": "attention", "n_heads": 2}]]
+    plan = _plan(data, controls=["wider_feed_forward"])
+    assert plan.notes == ("delta: no wider_feed_forward at equal params: the control has nothing to widen",)
 
 
 def test_an_arm_of_the_design_is_its_own_companion(study_data: dict[str, Any]) -> None:

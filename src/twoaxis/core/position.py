@@ -34,6 +34,7 @@ class SublayerInfo:
         takes_views: whether it accepts separate inputs for queries, keys and values.
         heads: its heads if a depth mixer may mix them, or None.
         heads_at: the stage at which a depth mixer mixes them.
+        more_keys: whether a depth mixer gives each query one more key, which attention of this library takes alone.
         projects_values: whether it computes its values, which a depth mixer may replace.
         update_extra: numbers per token after its update, for the depth mixer alone.
         window: keys that one query attends to, its own included; None if unbounded or unknown.
@@ -50,6 +51,7 @@ class SublayerInfo:
     takes_views: bool = False
     heads: HeadShape | None = None
     heads_at: HeadStage = "projected"
+    more_keys: bool = False
     projects_values: bool = True
     update_extra: int = 0
     window: int | None = None

@@ -65,7 +65,7 @@ class AttentionResidualsConfig(DepthConfig):
         n_heads: heads H, each with its own softmax over its slice of the channels.
         query: one `static` query for all tokens, or one for each `token`.
         key_rank: R, numbers that each sublayer emits as its key in addition to its output; None takes the output as its key.
-        key_scale: with a key_rank, `none`, or `head`: scores are divided by sqrt(R / H).
+        key_scale: `none`, or `head`: the softmax temperature of attention, which divides scores by sqrt(D / H), or sqrt(R / H).
         mixture: the weighted `mean` of the sources, or their `sum`: the mean times their number, which with zero queries is
             the plain stream whatever the eps of the next norm.
         source_prior: with a key_rank, `none`, or `log_count`: adds the log of the number of outputs in a source to its score.
@@ -114,9 +114,8 @@ class AttentionResidualsConfig(DepthConfig):
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
-        for name in ("key_scale", "source_prior"):
-            if self.key_rank is None and getattr(self, name) != "none":
-                raise ConfigError(problem(name, getattr(self, name), "'none' without a key_rank", "set key_rank"))
+        if self.key_rank is None and self.source_prior != "none":
+            raise ConfigError(problem("source_prior", self.source_prior, "'none' without a key_rank", "set key_rank"))
         if self.key_rank is not None and self.key_rank % self.n_heads:
             raise ConfigError(problem("key_rank", self.key_rank, f"a multiple of n_heads={self.n_heads}", "change one of them"))
         for name in ("query", "key_rank") if self.schedule == "two_phase" else ():
@@ -127,7 +126,7 @@ class AttentionResidualsConfig(DepthConfig):
             if self.count != "layer":
                 allowed = "'layer' with form='inkling2', which counts its blocks in layers"
                 raise ConfigError(problem("count", self.count, allowed, "set count='layer'"))
-            of_report = ("n_heads", "query", "key_rank", "mixture", "schedule")
+            of_report = ("n_heads", "query", "key_rank", "key_scale", "mixture", "schedule")
             self.refuse_options(of_report, " with form='inkling2'", "remove it or use form='report'")
         return self
 
@@ -171,8 +170,10 @@ class AttentionResidualsConfig(DepthConfig):
         )
 
     def controls(self) -> Controls:
-        """DenseFormer, which sums earlier outputs with free weights."""
-        return Controls({"kind": "denseformer", "granularity": "sublayer" if self.block_size == 1 else "block"})
+        """DenseFormer, which sums earlier outputs with free weights, and of several heads the other temperature."""
+        scale = {**self.to_data(), "key_scale": "none" if self.key_scale == "head" else "head"}
+        static = {"kind": "denseformer", "granularity": "sublayer" if self.block_size == 1 else "block"}
+        return Controls(static, temperature=scale if self.n_heads > 1 else None)
 
     @property
     def init_equivalence(self) -> InitEquivalence:

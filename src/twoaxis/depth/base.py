@@ -71,16 +71,19 @@ class Controls(NamedTuple):
     Attributes:
         static: data of the nearest mixer whose weights do not depend on the input; None without one.
         write_only: data of the mixer that writes the same without erasing anything first; None without one.
-        off: data of the mixer with its mixing off, the plain model in the same sublayers; None without one.
         streams: parallel residual streams, which a wider plain model is compared with; 1 for a plain stream.
-        unmixed: data of the same mixer with streams that are read and written alike and never mixed; None without one.
+        unmixed: data of the same mixer with its mixing off: streams that are read and written alike and never mixed, or the
+            plain model in the same sublayers; None without one.
+        temperature: data of the same mixer with another softmax temperature of each head; None without one.
+        qk_norm: data of the same mixer with another choice of norms of queries and keys; None without one.
     """
 
     static: Mapping[str, Any] | None = None
     write_only: Mapping[str, Any] | None = None
-    off: Mapping[str, Any] | None = None
     streams: int = 1
     unmixed: Mapping[str, Any] | None = None
+    temperature: Mapping[str, Any] | None = None
+    qk_norm: Mapping[str, Any] | None = None
 
 
 class Read(NamedTuple):

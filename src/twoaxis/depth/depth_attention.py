@@ -34,9 +34,9 @@ class DepthAttentionConfig(DepthConfig):
               are open too, and options here. No encoding of depth positions, as in the paper
     Shapes:   state ([B T D], up to W-1 times [B T H K] keys and values); softmax in float32 (float64 for float64)
     Init:     EXACT with mode="add" and output_init="zero", the default: W_O = 0 adds nothing and still trains; else NONE
-    Cost:     params D + 4*D*H*K once (own: per reader; W = 1: 2*D*H*K, no query and no key; output none: D*H*K fewer), a copy
-              on every pipeline rank; per token matmul flops 8*D*H*K per reader and attention flops 4*H*K per source; state
-              D + 2*H*K*min(l, W-1) numbers per token
+    Cost:     params D + 4*D*H*K once (own: per reader; W = 1: 2*D*H*K, no query and no key; output none: D*H*K fewer), 2*K with
+              qk_norm, H with a learned temperature, a copy on every pipeline rank; per token matmul flops 8*D*H*K per reader
+              and attention flops 4*H*K per source; state D + 2*H*K*min(l, W-1) numbers per token
     Published: the paper measures nothing; it argues that this read costs O(T W L D) and a retained history
 
     Args:
@@ -50,6 +50,8 @@ class DepthAttentionConfig(DepthConfig):
         n_heads: heads H.
         head_dim: K; None means d_model / n_heads.
         states: `normalised` (with a gain) before they are projected, or `raw`.
+        qk_norm: `none`, or an RMSNorm of the query and the key of each `head`, with a gain for all heads.
+        temperature: of the softmax: `fixed`, or `learned`: a factor on the scores of each head, 1 at first.
         impl: `fused` or `reference`.
 
     Raises:
@@ -71,6 +73,8 @@ class DepthAttentionConfig(DepthConfig):
     n_heads: int = Field(default=4, ge=1)
     head_dim: int | None = Field(default=None, ge=1)
     states: Literal["normalised", "raw"] = "normalised"
+    qk_norm: Literal["none", "head"] = "none"
+    temperature: Literal["fixed", "learned"] = "fixed"
     impl: Impl = "fused"
 
     unrecorded: ClassVar[Mapping[str, Any]] = {"projections": "own", "granularity": "sublayer"}
@@ -97,6 +101,8 @@ class DepthAttentionConfig(DepthConfig):
 
     @model_validator(mode="after")
     def _options_fit(self) -> Self:
+        if self.window == 1:
+            self.refuse_options(("qk_norm", "temperature"), " with window=1, where no key is compared", "remove it")
         if self.output == "none" and self.output_init is not None:
             allowed = "left out with output='none'"
             raise ConfigError(problem("output_init", self.output_init, allowed, "drop it, or use output='matrix'"))
@@ -141,13 +147,21 @@ class DepthAttentionConfig(DepthConfig):
             n_blocks=stack.n_blocks,
             adds=self.mode == "add",
             grows="both" if self.head_dim is None else "inputs",
-            norm_eps=stack.norm_eps if self.states == "normalised" else None,
+            norm_eps=stack.norm_eps,
+            states=self.states,
+            qk_norm=self.qk_norm,
+            temperature=self.temperature,
             impl=self.impl,
         )
 
     def controls(self) -> Controls:
-        """DenseFormer, which sums earlier outputs with free weights."""
-        return Controls({"kind": "denseformer", "granularity": self.granularity})
+        """DenseFormer, which sums earlier outputs with free weights, and of several heads other scales of scores."""
+        static = {"kind": "denseformer", "granularity": self.granularity}
+        if self.n_heads == 1 or self.window == 1:
+            return Controls(static)
+        temperature = {**self.to_data(), "temperature": "fixed" if self.temperature == "learned" else "learned"}
+        qk_norm = {**self.to_data(), "qk_norm": "none" if self.qk_norm == "head" else "head"}
+        return Controls(static, temperature=temperature, qk_norm=qk_norm)
 
     @property
     def init_equivalence(self) -> InitEquivalence:

@@ -102,7 +102,7 @@ class DepthValueMixingConfig(DepthConfig):
         """Uniform weights, and none."""
         if self.weights != "attention":
             return Controls()
-        return Controls({**self.to_data(), "weights": "uniform"}, off={"kind": self.kind, "weights": "off"})
+        return Controls({**self.to_data(), "weights": "uniform"}, unmixed={"kind": self.kind, "weights": "off"})
 
     def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses stacks without layers to mix, and asks for heads as they attend."""

@@ -15,7 +15,8 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.mixer import ALONE_IN_ATTENTION
-from twoaxis.core.position import LayerStack, SublayerPosition
+from twoaxis.core.parameters import Constant
+from twoaxis.core.position import LayerStack, SublayerInfo, SublayerPosition
 from twoaxis.core.views import Heads, Views, WeightedSum
 from twoaxis.depth.base import Controls, DepthConfig, Explanation, Layout, Mix, NoHeads
 from twoaxis.depth.heads import HeadsEnds, StreamAndHeads, chain_of, chains, check_chains
@@ -33,7 +34,8 @@ class MixtureOfDepthsAttentionConfig(DepthConfig):
               sqrt(K); j: tokens that the mask leaves, m: slots of the query's own token, from earlier sublayers;
               slot of attention: its keys s behind their norm and before their rotation, and its values u;
               slot of a feed-forward: (s, u) = W c, with c what it reads, s behind the key norm of the attention before it;
-              q and k as they attend: queries are rotated, slots are not. weights="uniform": every q^T s_m is 0
+              q and k as they attend: queries are rotated, slots are not. weights="uniform": every q^T s_m is 0.
+              norm="post": x' = Norm(x + f(x)) at every sublayer, which reads the stream as it is
     Source:   Mixture-of-Depths Attention, arXiv:2603.15619; operator: hustvl/MoDA @ 36a225f, naive_mixture_of_depth_causal_ref;
               model: keyu-wang-2002/DepthBench, nn/moda.py with examples/moda_common.py (cache_post_norm_k)
     Deviates: slots belong to a chain, all sublayers of one kind that have heads, and a sublayer without heads fills a slot of
@@ -42,10 +44,10 @@ class MixtureOfDepthsAttentionConfig(DepthConfig):
               where a query sees no token, it attends to slots alone
     Shapes:   state ([B T D], slots (s, u) [B T G K] per chain, the gain of the key norm [B T K] up to the feed-forward);
               softmax over depth and its merge in float32
-    Init:     NONE: slots take a part of the softmax; EXACT with a blend or weights="off". W ~ N(0, 0.25/D)
-    Cost:     params 2*G*K*D per feed-forward that fills a slot (uniform: half), 1 per layer with a blend; flops 4*H*K per token
-              and slot, 7*H*K to merge; state D + 2*G*K numbers per token and slot: a pipeline cut sends all slots, generation
-              caches none
+    Init:     NONE: slots take a part of the softmax; EXACT with a blend or weights="off", and norm="pre". W ~ N(0, 0.25/D)
+    Cost:     params 2*G*K*D per feed-forward that fills a slot (uniform: half), 1 per layer with a blend, D per sublayer with
+              norm="post"; flops 4*H*K per token and slot, 7*H*K to merge; state D + 2*G*K numbers per token and slot: a
+              pipeline cut sends all slots, generation caches none
     Published: 700M in 36 layers: perplexity 14.49, with slots of attention 14.08, with both 13.90; 38 plain layers, as many
               parameters, 14.27 (arXiv:2603.15619)
 
@@ -53,13 +55,14 @@ class MixtureOfDepthsAttentionConfig(DepthConfig):
         slots: which sublayers fill them: `attention`, or `attention_and_feed_forward`, all sublayers of which a later attention
             reads.
         weights: `attention`; `uniform`, the control without keys of slots; or `off`, the plain model.
+        norm: of the model around it: `pre`, before each sublayer, or `post`, behind each sum.
         blend: `none`, or `annealed`: y_0 + g (y - y_0) with the attention y_0 to tokens alone, g from 0 on, by a recipe or
             learned.
         impl: `fused` or `reference`.
 
     Raises:
         ConfigError: no sublayer with heads, kv-heads of different widths in one chain, keys whose norm follows their rotation,
-            or options of slots with weights="off".
+            options of slots with weights="off", or a blend with norm="post".
 
     Example:
         >>> MixtureOfDepthsAttentionConfig().slots
@@ -69,15 +72,18 @@ class MixtureOfDepthsAttentionConfig(DepthConfig):
     kind: Literal["mixture_of_depths_attention"] = "mixture_of_depths_attention"
     slots: Literal["attention", "attention_and_feed_forward"] = "attention_and_feed_forward"
     weights: Literal["attention", "uniform", "off"] = "attention"
+    norm: Literal["pre", "post"] = "pre"
     blend: Literal["none", "annealed"] = "none"
     impl: Impl = "fused"
 
     @property
     def design(self) -> MixingDesign:
         """More keys and values in the softmax of attention."""
+        post = self.norm == "post"
         if self.weights == "off":
-            return MixingDesign("none", "none", "f_j, e", "none: weight 1", "own state", "none", "is the stream")
-        uniform, projects = self.weights == "uniform", self.slots == "attention_and_feed_forward"
+            norm, sharing = ("norm of the sum", "sublayer") if post else ("none: weight 1", "none")
+            return MixingDesign("none", "none", "f_j, e", norm, "own state", sharing, "is the stream")
+        uniform, projects = self.weights == "uniform", post or self.slots == "attention_and_feed_forward"
         return MixingDesign(
             query="none" if uniform else "queries",
             key="none" if uniform else "keys of layers, before rotation",
@@ -94,11 +100,15 @@ class MixtureOfDepthsAttentionConfig(DepthConfig):
     def _options_fit(self) -> Self:
         if self.weights == "off":
             self.refuse_options(("slots", "blend"), " with weights='off', which fills no slot", "remove it")
+        if self.norm == "post":
+            self.refuse_options(("blend",), " with norm='post', which is not the plain model", "remove it")
         return self
 
     @property
     def init_equivalence(self) -> InitEquivalence:
         """None, unless it starts with the attention to tokens alone."""
+        if self.norm == "post":
+            return InitEquivalence("none", "norms stand behind the sums")
         if self.weights == "off":
             return InitEquivalence("exact", "it is the plain model")
         if self.blend == "annealed":
@@ -109,19 +119,24 @@ class MixtureOfDepthsAttentionConfig(DepthConfig):
         """Uniform weights, and none."""
         if self.weights != "attention":
             return Controls()
-        return Controls({**self.to_data(), "weights": "uniform"}, off={"kind": self.kind, "weights": "off"})
+        return Controls(
+            {**self.to_data(), "weights": "uniform"}, unmixed={"kind": self.kind, "weights": "off", "norm": self.norm}
+        )
 
     def prepare(self, stack: LayerStack) -> LayerStack:
         """Refuses stacks without heads, uneven ones and keys without a form before rotation; asks for heads as they attend."""
         check_chains(stack, self.kind)
-        if self.weights != "attention":
-            return stack
-        for site in stack.sites:
+        for site in stack.sites if self.weights == "attention" else ():
             if site.slot.heads is not None and site.slot.heads.key_norm == "after_rope":
                 what, allowed = f"key norm of {site.slot.kind!r} in block {site.block}", "before_rope or none"
                 remedy = f"set qk_norm='before_rope', for slots of {self.kind!r} are not rotated"
                 raise ConfigError(problem(what, "after_rope", allowed, remedy))
-        return stack.with_slots(lambda site: replace(site.slot, heads_at="rotated"))
+        return stack.with_slots(self._slot)
+
+    def _slot(self, site: SublayerPosition) -> SublayerInfo:
+        slot = replace(site.slot, more_keys=bool(self.seen(site)))
+        slot = replace(slot, heads_at="rotated") if self.weights == "attention" else slot
+        return replace(slot, norm="none") if self.norm == "post" else slot
 
     def fills(self, stack: LayerStack) -> list[int | None]:
         """The chain of the slot that each sublayer fills; None for one of which no later attention reads."""
@@ -154,30 +169,46 @@ class MixtureOfDepthsAttentionConfig(DepthConfig):
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The slots that attention sees, or the projection to one."""
         N, D, heads, weights = shape.total_tokens, site.d_model, site.slot.heads, site.d_model * self.numbers(site)
-        add = Cost(params=weights, matmul_flops=2 * N * weights, elementwise_flops=N * D)
+        post = self.norm == "post"
+        add = Cost(params=weights + D * post, matmul_flops=2 * N * weights, elementwise_flops=N * D * (5 if post else 1))
         if heads is None or not (n := len(self.seen(site))):
             return add
         width = heads.n_heads * heads.head_dim
         return add + Cost(params=self.blend == "annealed", elementwise_flops=N * (4 * n + 7) * width)
 
-    def build(self, stack: LayerStack) -> tuple[list[StreamWrite], HeadsEnds]:
+    def build(self, stack: LayerStack) -> "tuple[list[SumWrite], HeadsEnds]":
         """Builds a mixer for each layer of attention and for each other sublayer that fills a slot."""
-        mixers = list[StreamWrite]()
+        mixers = list[SumWrite]()
         for site in stack.sites:
             if self.weights != "off" and site.slot.heads is not None:
                 mixers.append(MixtureOfDepthsAttention(self, site))
             else:
-                mixers.append(SlotProjection(self, site) if self.numbers(site) else StreamWrite())
+                mixers.append(SlotProjection(self, site) if self.numbers(site) else SumWrite(self, site))
         return mixers, HeadsEnds(stack, more=1)
 
 
-class MixtureOfDepthsAttention(StreamWrite, config=MixtureOfDepthsAttentionConfig):
+class SumWrite(StreamWrite):
+    """Adds to the stream, and normalises the sum where the model does."""
+
+    def __init__(self, config: MixtureOfDepthsAttentionConfig, site: SublayerPosition) -> None:
+        super().__init__()
+        self.eps = site.norm_eps
+        self.impl: Impl = config.impl
+        self.gain = self.parameter("gain", (site.d_model,), Constant(1.0), "norm") if config.norm == "post" else None
+
+    def write(self, state: StreamAndHeads, update: Tensor, context: Views, carry: Any) -> StreamAndHeads:
+        """Returns the state with the next stream."""
+        state = super().write(state, update, context, carry)
+        return state if self.gain is None else state._replace(stream=rms_norm(state.stream, self.gain, self.eps, self.impl))
+
+
+class MixtureOfDepthsAttention(SumWrite, config=MixtureOfDepthsAttentionConfig):
     """See `MixtureOfDepthsAttentionConfig`; the state holds the slots of each chain, and then the gain of the newest keys."""
 
     around = ALONE_IN_ATTENTION
 
     def __init__(self, config: MixtureOfDepthsAttentionConfig, site: SublayerPosition) -> None:
-        super().__init__()
+        super().__init__(config, site)
         self.config, self.chain = config, chain_of(site)
         fills, seen = config.fills(site.stack), config.seen(site)
         self.fills = fills[site.index] is not None
@@ -225,15 +256,15 @@ class MixtureOfDepthsAttention(StreamWrite, config=MixtureOfDepthsAttentionConfi
         return Explanation((WeightedSum(done.mixed.beside[1], "slots", self.names, sources, weights, finish=finish),))
 
 
-class SlotProjection(StreamWrite):
+class SlotProjection(SumWrite):
     """Fills a slot with keys and values of what a sublayer without heads reads."""
 
     def __init__(self, config: MixtureOfDepthsAttentionConfig, site: SublayerPosition) -> None:
-        super().__init__()
+        super().__init__(config, site)
         fills = config.fills(site.stack)
         chain = fills[site.index]
         assert chain is not None, "a sublayer without a slot projects nothing"
-        self.chain, self.uniform, self.eps = chain, config.weights == "uniform", site.norm_eps
+        self.chain, self.uniform = chain, config.weights == "uniform"
         self.head_dim = list(chains(site.stack).values())[chain].head_dim
         self.last = site.index + 1 == len(fills) or not config.numbers(site.stack.sites[site.index + 1])
         rows = (self.head_dim,) * (config.numbers(site) // self.head_dim)

@@ -18,7 +18,10 @@ from twoaxis.core.views import WeightedSum
 from twoaxis.depth.base import Explanation, Stream
 from twoaxis.ops.depth_attention import depth_attention, depth_attention_weights
 from twoaxis.ops.norm import rms_norm
-from twoaxis.ops.precision import Impl
+from twoaxis.ops.precision import Impl, statistics_dtype
+
+COMPARED = ("query_gain", "key_gain")
+"""Gains of norms, of which a read without a query has the last, and one that compares nothing has none."""
 
 
 class StreamAndMemory(NamedTuple):
@@ -64,7 +67,10 @@ class ReaderForm:
         n_blocks: of the model, which scale the start of W_O.
         adds: whether the read is added to the stream, or takes its place.
         grows: the dimensions of a head that grow with the model.
-        norm_eps: eps of the norm of a state before it is projected; None reads it raw.
+        norm_eps: eps of every norm.
+        states: `normalised` before they are projected, or `raw`.
+        qk_norm: `none`, or `head`: norms of queries and keys.
+        temperature: `fixed`, or `learned`: a factor on the scores of each head.
         impl: `fused` or `reference`.
     """
 
@@ -75,12 +81,25 @@ class ReaderForm:
     n_blocks: int
     adds: bool
     grows: Grows
-    norm_eps: float | None
+    norm_eps: float
+    states: Literal["normalised", "raw"]
+    qk_norm: Literal["none", "head"]
+    temperature: Literal["fixed", "learned"]
     impl: Impl
 
+    @property
+    def head_dim(self) -> int:
+        """K."""
+        return self.width // self.n_heads
+
     def params(self, parts: int) -> int:
-        """Parameters of this many matrices, and of the output and the gain if they exist."""
-        return (parts + (self.output is not None)) * self.d_model * self.width + self.d_model * (self.norm_eps is not None)
+        """Parameters of this many matrices, and of the output, gains and temperatures if they exist."""
+        scales = (parts - 1) * self.head_dim * (self.qk_norm == "head") + self.n_heads * self._learns(parts)
+        gain = self.d_model * (self.states == "normalised")
+        return (parts + (self.output is not None)) * self.d_model * self.width + gain + scales
+
+    def _learns(self, parts: int) -> bool:
+        return self.temperature == "learned" and parts == 3
 
     def cost(self, read: StateRead, tokens: int, shares: bool) -> Cost:
         """Counts the projections and the attention of one read, with matrices of its own or shared ones."""
@@ -89,8 +108,12 @@ class ReaderForm:
             params=0 if shares else params,
             shared_params=params if shares else 0,
             matmul_flops=2 * tokens * D * W * (read.parts + (self.output is not None)),
-            elementwise_flops=tokens * (4 * n * W + D * (1 if self.norm_eps is None else 5)),
+            elementwise_flops=tokens * (4 * n * W + D * (1 if self.states == "raw" else 5) + W * self._scaling(read.parts)),
         )
+
+    def _scaling(self, parts: int) -> int:
+        """Operations for each number of a head: of the norms of query and key, and of the temperature."""
+        return 4 * (parts - 1) * (self.qk_norm == "head") + self._learns(parts)
 
 
 class Reader(DeclaredModule):
@@ -111,8 +134,12 @@ class Reader(DeclaredModule):
             scaled = Normal(matrix_std(W) / math.sqrt(2 * form.n_blocks))
             start = Constant(0.0) if form.output == "zero" else scaled
             self.output = self.parameter("output", (D, W), start, "matrix", stacked=1)
-        if form.norm_eps is not None:
+        if form.states == "normalised":
             self.gain = self.parameter("gain", (D,), Constant(1.0), "norm")
+        for name in COMPARED[3 - parts :] if form.qk_norm == "head" else ():
+            setattr(self, name, self.parameter(name, (form.head_dim,), Constant(1.0), "norm"))
+        if form.temperature == "learned" and parts == 3:
+            self.temperature = self.parameter("temperature", (form.n_heads,), Constant(1.0), "mixing")
 
     def prepare_read(self, read: StateRead, owner: "Reader | None" = None) -> None:
         """Sets the constants of one read; its matrices are those of `owner`, or else its own."""
@@ -128,10 +155,15 @@ class Reader(DeclaredModule):
     def heads(self, x: Stream) -> list[Float[Tensor, "B T H K"]]:
         """Returns the query and the key, if they exist, and the value."""
         form, parts, matrices = self.form, self.state_read.parts, self.matrices
-        context = x if form.norm_eps is None else rms_norm(x, matrices.gain, form.norm_eps)
+        context = x if form.states == "raw" else rms_norm(x, matrices.gain, form.norm_eps)
         # A read that needs fewer matrices than the set has leaves out the first ones.
         projected = F.linear(context, matrices.projection[-parts * form.width :]).chunk(parts, dim=-1)
-        return [part.unflatten(-1, (form.n_heads, -1)).contiguous() for part in projected]
+        heads = [part.unflatten(-1, (form.n_heads, -1)).contiguous() for part in projected]
+        for place, name in enumerate(COMPARED[3 - parts :] if form.qk_norm == "head" else ()):
+            heads[place] = rms_norm(heads[place], getattr(matrices, name), form.norm_eps)
+        if form.temperature == "learned" and parts == 3:
+            heads[0] = (heads[0] * matrices.temperature.to(statistics_dtype(x)).unsqueeze(-1)).to(heads[0].dtype)
+        return heads
 
     def stream_and_memory(self, state: StreamAndMemory) -> StreamAndMemory:
         """Returns the stream after the read, and the keys and values for the next read."""

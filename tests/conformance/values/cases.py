@@ -16,12 +16,25 @@ from twoaxis.sequence import SEQUENCE
 TABLES: tuple[Table[Any], ...] = (DEPTH, SEQUENCE, FEED_FORWARD, LOCAL)
 
 MORE: dict[str, dict[str, dict[str, Any]]] = {
-    "attention_residuals": {"uneven_blocks": {"block_size": [2, 4], "n_heads": 2}},
+    "attention_residuals": {
+        "uneven_blocks": {"block_size": [2, 4], "n_heads": 2},
+        "cooler_heads": {"n_heads": 4, "key_scale": "head", "block_size": 2},
+    },
     "delta_attention_residuals": {
         "uneven_blocks": {"block_size": [2, 4], "running_source": "included", "null_source": "learned", "gate": "alpha"},
     },
     "residual_scalars": {"early_backout": {"backout_layer": 0, "embedding": "raw"}},
-    "depth_attention": {"zero_output": {"n_heads": 2, "output_init": "zero", "head": "read", "window": 2}},
+    "depth_attention": {
+        "zero_output": {"n_heads": 2, "output_init": "zero", "head": "read", "window": 2},
+        "scaled_scores": {"n_heads": 2, "qk_norm": "head", "temperature": "learned", "window": 3},
+        "own_scales": {
+            "n_heads": 2,
+            "qk_norm": "head",
+            "temperature": "learned",
+            "projections": "own",
+            "granularity": "sublayer",
+        },
+    },
     "deep_cross_attention": {"relu": {"activation": "relu", "k": 1}},
     "norm_placement": {
         "large_eps": {"placement": "deepnorm", "layer_eps": 0.1},
@@ -108,6 +121,10 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
         "weighted": {"first": 0.3, "own": 0.8},
         "plus_sparse": {"variant": "plus", "first": 0.3, "own": 0.8, "layers": [2]},
         "dense_sparse": {"variant": "dense", "layers": [2]},
+    },
+    "mixture_of_depths_attention": {
+        "post_off": {"norm": "post", "weights": "off"},
+        "post_attention": {"norm": "post", "slots": "attention", "weights": "uniform"},
     },
     "attention": {
         "small_base": {"n_heads": 2, "rope_theta": 100.0, "output_init": "zero", "qk_norm": "after_rope", "bias": "qkv"},

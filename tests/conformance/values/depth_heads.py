@@ -5,7 +5,7 @@ from torch import Tensor
 
 from twoaxis.core.position import SublayerPosition
 
-from .setting import B, Setting, T, context, rms, unrotated_of, weighted
+from .setting import EPS, B, Setting, T, context, rms, seen, unrotated_of, weighted
 
 Three = tuple[Tensor, Tensor, Tensor]
 
@@ -90,29 +90,34 @@ def mixture_of_depths_attention(s: Setting) -> Tensor:
     attends = [site.slot.heads is not None for site in s.stack.sites]
     gain = torch.empty(0)
     for site in s.stack.sites:
+
+        def added(x: Tensor, update: Tensor, index: int = site.index) -> Tensor:
+            assert s.norm(index) == (1.0 if c.norm == "pre" else None)
+            return x + update if c.norm == "pre" else rms(x + update, EPS) * s.mixer(index)["gain"]
+
         if c.weights == "off":
-            x = x + s.f(site.index, x)
+            x = added(x, s.f(site.index, x))
             continue
 
         def further(q: Tensor, k: Tensor, v: Tensor, site: SublayerPosition = site, x: Tensor = x) -> tuple[Tensor, ...]:
-            seen = list(slots)
+            known = list(slots)
             slots.append((unrotated_of(site, x)[0], v))
-            if not seen:
+            if not known:
                 return q, k, v
             groups = q.shape[2] // k.shape[2]
-            scores = [(q * key.repeat_interleave(groups, 2)).sum(-1) / k.shape[-1] ** 0.5 for key, _ in seen]
+            scores = [(q * key.repeat_interleave(groups, 2)).sum(-1) / k.shape[-1] ** 0.5 for key, _ in known]
             logits = torch.stack(scores) * (c.weights == "attention")
-            value = weighted(logits.softmax(0).unsqueeze(-1), [u.repeat_interleave(groups, 2) for _, u in seen])
+            value = weighted(logits.softmax(0).unsqueeze(-1), [u.repeat_interleave(groups, 2) for _, u in known])
             blend = (s.mixer(site.index)["blend"].expand(B, T, 1),) if c.blend == "annealed" else ()
             return q, k, v, logits.logsumexp(0), value, *blend
 
         if attends[site.index]:
             gain = unrotated_of(site, x)[1]
-            x = x + s.f_of_heads(site.index, x, further)
+            x = added(x, s.f_of_heads(site.index, x, further))
             continue
         if c.slots == "attention_and_feed_forward" and any(attends[site.index :]):
-            parts = (context(x) @ s.mixer(site.index)["slot.weight"].T).unflatten(-1, (-1, *slots[0][0].shape[2:]))
+            parts = (seen(site, x) @ s.mixer(site.index)["slot.weight"].T).unflatten(-1, (-1, *slots[0][0].shape[2:]))
             value = parts[:, :, -1]
             slots.append((rms(parts[:, :, 0], site.norm_eps) * gain.unsqueeze(2), value))
-        x = x + s.f(site.index, x)
+        x = added(x, s.f(site.index, x))
     return x

@@ -53,7 +53,7 @@ def attention_residuals(s: Setting) -> Tensor:
         if whole:
             scores = [score / math.sqrt(s.embeddings.shape[-1]) for score in scores]
         if c.key_scale == "head":
-            scores = [score / math.sqrt(c.key_rank / H) for score in scores]
+            scores = [score / math.sqrt((c.key_rank or s.embeddings.shape[-1]) / H) for score in scores]
         if c.source_prior == "log_count":
             scores = [score + math.log(n) for score, n in zip(scores, counts, strict=True)]
         mixed = softmax_mixture(scores, [by_head(v, H) for v in (units if whole else values)])
@@ -120,9 +120,14 @@ def depth_attention(s: Setting) -> Tensor:
         # Queries above keys above values; without a choice to make there may be values alone.
         *asking, W_V = p["projection"].split(W)
         W_K, W_Q = (*asking[::-1], *(torch.zeros_like(W_V),) * 2)[:2]
-        keys.append(by_head(state @ W_K.T, c.n_heads))
+        key, query = (by_head(state @ W.T, c.n_heads) for W in (W_K, W_Q))
+        if c.qk_norm == "head":
+            key = rms(key, EPS) * p["key_gain"] if "key_gain" in p else key
+            query = rms(query, EPS) * p["query_gain"] if "query_gain" in p else query
+        keys.append(key)
         values.append(by_head(state @ W_V.T, c.n_heads))
-        query = by_head(state @ W_Q.T, c.n_heads)
+        if c.temperature == "learned":
+            query = query * p["temperature"].unsqueeze(-1) if "temperature" in p else query
         first = 0 if c.window is None else max(0, len(keys) - c.window)
         scores = [(query * key).sum(-1) / math.sqrt(W // c.n_heads) for key in keys[first:]]
         z = softmax_mixture(scores, values[first:])

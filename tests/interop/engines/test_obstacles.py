@@ -13,7 +13,7 @@ import torch
 from twoaxis import DEPTH, SEQUENCE, ConfigError, Decoder, DecoderConfig
 from twoaxis.core.layout import TokenLayout
 from twoaxis.interop import vllm
-from twoaxis.interop.engines import COUNT, HEADS, HISTORY, SINK, WINDOWS, check_engine, obstacles
+from twoaxis.interop.engines import COUNT, HEADS, HISTORY, KEYS, SINK, WINDOWS, check_engine, obstacles
 
 ROOT = Path(__file__).parents[3]
 FEED_FORWARD: dict[str, Any] = {"kind": "swiglu", "input_local": "canon"}
@@ -36,6 +36,7 @@ REFUSED = [
     (config([attention(input_local="canon")]), HISTORY, "'attention' in block 0"),
     (config([attention(projected_local={"kind": "canon", "kernel": 2})]), HISTORY, "'attention' in block 0"),
     (config([attention(), FEED_FORWARD]), HISTORY, "'swiglu' in block 0"),
+    (config([attention()], [attention()], depth="mixture_of_depths_attention"), KEYS, "in block 1"),
     (config([attention(sink="learned")]), SINK, "'attention' in block 0"),
     (config([SWA, attention()]), COUNT, "2 attentions in block 0"),
     (config([attention()], ["swiglu"]), COUNT, "0 attentions in block 1"),

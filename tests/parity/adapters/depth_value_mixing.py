@@ -92,8 +92,8 @@ def _run(model: Decoder, golden: Golden) -> dict[str, Tensor]:
 def _stores_own_values(patch: pytest.MonkeyPatch) -> None:
     right = DepthValueMixing.mix_heads
 
-    def mix_heads(self: DepthValueMixing, heads: Heads, context: Any, state: StreamAndHeads) -> Any:
-        mixed, after = right(self, heads, context, state)
+    def mix_heads(self: DepthValueMixing, heads: Heads, context: Any, state: StreamAndHeads, *layout: Any) -> Any:
+        mixed, after = right(self, heads, context, state, *layout)
         kept = tuple(heads.v if x is mixed.v else x for x in after.heads[self.chain])
         return mixed, after.with_chain(self.chain, kept)
 

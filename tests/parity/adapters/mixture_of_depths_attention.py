@@ -19,6 +19,7 @@ from twoaxis.feed_forward import SwiGLUConfig
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import sublayer_list
 from twoaxis.ops import depth_attention, local_attention
+from twoaxis.ops.norm import rms_norm
 from twoaxis.sequence import AttentionConfig
 
 from ..golden import Golden, gradient
@@ -57,7 +58,7 @@ def run_operator(golden: Golden) -> Mapping[str, Tensor]:
 
 
 def run_model(golden: Golden) -> Mapping[str, Tensor]:
-    """The whole model; our norm before a sublayer stands behind the sum where theirs does."""
+    """The whole model, with norms before sublayers or behind sums."""
     config = golden.about["config"]
     H, G, K, L = (config[name] for name in ("H", "Hk", "hd", "L"))
     attention = AttentionConfig(n_heads=H, n_kv_heads=G, head_dim=K, qk_norm="before_rope", rope_theta=config["rope_base"])
@@ -68,7 +69,7 @@ def run_model(golden: Golden) -> Mapping[str, Tensor]:
             n_layers=L,
             norm_eps=config["eps"],
             tie_embeddings=False,
-            depth=MixtureOfDepthsAttentionConfig(),
+            depth=MixtureOfDepthsAttentionConfig(norm=config["norm"]),
             blocks=((attention, SwiGLUConfig(d_ff=config["f"])),),
         )
     )
@@ -78,21 +79,22 @@ def run_model(golden: Golden) -> Mapping[str, Tensor]:
     weights.put("head.weight", "head")
     for b in range(L):
         ours, theirs = f"blocks.{b}", f"blocks.{b}"
-        weights.put(f"{ours}.attention.norm.gain", f"{theirs}.attention_norm.weight")
+        norm = "norm" if config["norm"] == "pre" else "depth"
+        weights.put(f"{ours}.attention.{norm}.gain", f"{theirs}.attention_norm.weight")
         weights.put(f"{ours}.attention.mixer.qkv.weight", *(f"{theirs}.w_{x}" for x in "qkv"))
         weights.put(f"{ours}.attention.mixer.output.weight", f"{theirs}.w_out")
         for x in "qk":
             weights.put(f"{ours}.attention.mixer.{x}_gain", f"{theirs}.{x}_norm.weight")
-        weights.put(f"{ours}.swiglu.norm.gain", f"{theirs}.feed_forward_norm.weight")
+        weights.put(f"{ours}.swiglu.{norm}.gain", f"{theirs}.feed_forward_norm.weight")
         weights.put(f"{ours}.swiglu.mixer.gate_up.weight", f"{theirs}.w1", f"{theirs}.w3")
         weights.put(f"{ours}.swiglu.mixer.down.weight", f"{theirs}.w2")
         if b + 1 < L:
             weights.put(f"{ours}.swiglu.depth.slot.weight", f"{theirs}.kv_proj")
     weights.load(model)
-    return {**_run(model, golden, config["norm"] == "post"), **dict(weights.gradients(model))}
+    return {**_run(model, golden), **dict(weights.gradients(model))}
 
 
-def _run(model: Decoder, golden: Golden, post: bool) -> dict[str, Tensor]:
+def _run(model: Decoder, golden: Golden) -> dict[str, Tensor]:
     embeddings = model.embed(golden.take("input/input_ids"))
     embeddings.retain_grad()
     layout = TokenLayout.contiguous(embeddings.shape[1])
@@ -106,11 +108,9 @@ def _run(model: Decoder, golden: Golden, post: bool) -> dict[str, Tensor]:
 
     for index, sublayer in enumerate(sublayer_list(model)):
         view, carry, _ = sublayer.depth.read(state)
-        context = view if post else sublayer.norm(view)
+        context = sublayer.normalise(view)
         update, state, _ = sublayer.mix(context, state, layout, seen=seen)
         state = sublayer.depth.write(state, update, context, carry)
-        if post:
-            state = state._replace(stream=sublayer.norm(state.stream))
         if index % 2:
             found[f"output/hidden_{index // 2 + 1}"] = state.stream
     logits = model.logits(model.norm(state.stream))
@@ -123,8 +123,8 @@ def _run(model: Decoder, golden: Golden, post: bool) -> dict[str, Tensor]:
 def _rotates_slots(patch: pytest.MonkeyPatch) -> None:
     right = MixtureOfDepthsAttention.mix_heads
 
-    def mix_heads(self: MixtureOfDepthsAttention, heads: Heads, context: Any, state: StreamAndHeads) -> Any:
-        return right(self, heads._replace(unrotated=(heads.k, *heads.unrotated[1:])), context, state)
+    def mix_heads(self: MixtureOfDepthsAttention, heads: Heads, context: Any, state: StreamAndHeads, *layout: Any) -> Any:
+        return right(self, heads._replace(unrotated=(heads.k, *heads.unrotated[1:])), context, state, *layout)
 
     patch.setattr(MixtureOfDepthsAttention, "mix_heads", mix_heads)
 
@@ -132,21 +132,25 @@ def _rotates_slots(patch: pytest.MonkeyPatch) -> None:
 def _sees_its_own_slot(patch: pytest.MonkeyPatch) -> None:
     right = MixtureOfDepthsAttention._slots
 
-    def mix_heads(self: MixtureOfDepthsAttention, heads: Heads, context: Any, state: StreamAndHeads) -> Any:
+    def mix_heads(self: MixtureOfDepthsAttention, heads: Heads, context: Any, state: StreamAndHeads, *layout: Any) -> Any:
         def slots(self: MixtureOfDepthsAttention, state: StreamAndHeads) -> Any:
             keys, values = right(self, state)
             return (*keys, heads.unrotated[0]), (*values, heads.v)
 
         with pytest.MonkeyPatch.context() as within:
             within.setattr(MixtureOfDepthsAttention, "_slots", slots)
-            return mix(self, heads, context, state)
+            return mix(self, heads, context, state, *layout)
 
     mix = MixtureOfDepthsAttention.mix_heads
     patch.setattr(MixtureOfDepthsAttention, "mix_heads", mix_heads)
 
 
 def _slots_without_a_norm(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(mixture_of_depths_attention, "rms_norm", lambda x, gain, eps: x)
+    patch.setattr(
+        mixture_of_depths_attention,
+        "rms_norm",
+        lambda x, gain, eps, *impl: x if gain is None else rms_norm(x, gain, eps, *impl),
+    )
 
 
 def _logarithm_of_base_two(patch: pytest.MonkeyPatch) -> None:

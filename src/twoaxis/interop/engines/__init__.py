@@ -20,8 +20,9 @@ SINK = "a learned sink takes part in the softmax, which is the engine's"
 COUNT = "an engine computes one attention in each block, no more and no fewer"
 HEADS = "an engine makes every attention with the same heads"
 WINDOWS = "an engine knows full attention and one window"
+KEYS = "a depth mixer adds a key to the softmax, which is the engine's"
 
-REASONS = (HISTORY, SINK, COUNT, HEADS, WINDOWS)
+REASONS = (HISTORY, SINK, COUNT, HEADS, WINDOWS, KEYS)
 """Why an engine cannot run a model."""
 
 
@@ -51,6 +52,11 @@ def obstacles(decoder: Decoder) -> list[Obstacle]:
     found = list[Obstacle]()
     if decoder.config.depth.design.position:
         found.append(_history(f"depth mixer {decoder.config.depth.kind!r}"))
+    found += [
+        Obstacle(KEYS, f"depth mixer {decoder.config.depth.kind!r} in block {site.block}", "choose another depth mixer")
+        for site in decoder.config.stack.sites
+        if site.slot.more_keys
+    ]
     windows = [attention.config.span for attention in attentions if attention.config.span is not None]
     for index, (block, parts) in enumerate(zip(decoder.blocks, decoder.config.layers, strict=True)):
         for sublayer, part in zip(cast(Block, block).sublayers, parts, strict=True):

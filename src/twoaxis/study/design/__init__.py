@@ -82,7 +82,8 @@ class StudyConfig(Config):
         match: how arms are changed until they cost as much as the control; an arm may override it.
         contrasts: further comparisons of arms with each other; each enlarges the family of comparisons.
         controls: kinds of companions to generate for every arm they apply to; true means all.
-        controls_match: the cost at which generated ShortSWA and wider streams equal their arm.
+        controls_match: the cost at which generated ShortSWA and wider streams equal their arm; wider feed-forwards have as many
+            parameters.
         tuning: a search of the learning rate for each arm; without it all use that of the base.
         metric: `validation_loss` after the last step, in nats per token.
         decision: the decision rule.

@@ -11,9 +11,22 @@ Unit = Literal["tokens", "flops", "params", "seconds"]
 """The units in which arms can be matched."""
 
 Matched = Literal["flops", "seconds"]
+"""The costs at which ShortSWA and a wider stream can equal an arm."""
+
+CompanionMatch = Matched | Literal["params"]
 """The costs at which a companion can equal its arm."""
 
-CompanionKind = Literal["static_weights", "write_only", "unmixed_streams", "wider_stream", "residual_scalars", "short_swa"]
+CompanionKind = Literal[
+    "static_weights",
+    "write_only",
+    "unmixed",
+    "softmax_temperature",
+    "qk_norm",
+    "wider_stream",
+    "wider_feed_forward",
+    "residual_scalars",
+    "short_swa",
+]
 """Kinds of generated arms, each ruling out another explanation of a difference."""
 
 STEPS = "steps"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from twoaxis.study.design import ContrastConfig, StudyConfig
-from twoaxis.study.design.rules import STEPS, CompanionKind, MatchConfig, Matched
+from twoaxis.study.design.rules import STEPS, CompanionKind, CompanionMatch, MatchConfig
 from twoaxis.study.planning.companions import Companion, applies, matched_companion, sizes_of, unmatched_companions
 from twoaxis.study.planning.equal_cost import (
     affordable_steps,
@@ -19,7 +19,7 @@ from twoaxis.study.report_data import ChangeData, Role
 from twoaxis.study.timing import Timer
 from twoaxis.train.recipe import TrainConfig
 
-MATCHED_KINDS: tuple[CompanionKind, ...] = ("wider_stream", "short_swa")
+MATCHED_KINDS: tuple[CompanionKind, ...] = ("wider_stream", "short_swa", "wider_feed_forward")
 
 
 def plan_study(study: StudyConfig, timer: Timer | None = None) -> StudyPlan:
@@ -103,10 +103,12 @@ class CompanionPlanner:
                 self._add(name, stem, companion, ())
         for kind in MATCHED_KINDS:
             if kind in study.controls:
-                for unit in study.controls_match:
-                    self._add_matched(kind, unit, [name for name in arms if applies(kind, recipes[name])], control)
+                units: tuple[CompanionMatch, ...] = ("params",) if kind == "wider_feed_forward" else study.controls_match
+                tested = [name for name in arms if applies(kind, recipes[name], control)]
+                for unit in units if tested else ():
+                    self._add_matched(kind, unit, tested, control)
 
-    def _add_matched(self, kind: CompanionKind, unit: Matched, arms: list[str], control: TrainConfig) -> None:
+    def _add_matched(self, kind: CompanionKind, unit: CompanionMatch, arms: list[str], control: TrainConfig) -> None:
         if unit == "seconds" and self.timer is None:
             self.notes += [f"{name}: {kind} at equal seconds is planned only once seconds are measured" for name in arms]
             return

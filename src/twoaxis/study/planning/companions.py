@@ -1,16 +1,17 @@
 """Companions: arms generated to rule out other explanations of a difference.
 
-Each isolates one cause: static weights the dependence on the input, write-only the erasure, unmixed streams the mixing of
-streams, a wider plain stream their number, residual scalars everything beyond two learned scalars, ShortSWA at equal cost the
-axis along which it is spent.
+Each isolates one cause: static weights the dependence on the input, write-only the erasure, an unmixed mixer the mixing of
+streams, a wider plain stream their number, wider feed-forwards the number of parameters, a softmax temperature and norms of
+queries and keys the scale of scores, residual scalars everything beyond two learned scalars, ShortSWA at equal cost the axis
+along which it is spent.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from twoaxis.model import DecoderConfig
-from twoaxis.study.design.rules import CompanionKind, Matched
-from twoaxis.study.planning.equal_cost import CostOfStep, closest, flops_per_step, vocab_size
+from twoaxis.study.design.rules import CompanionKind, CompanionMatch
+from twoaxis.study.planning.equal_cost import CostOfStep, closest, flops_per_step, parameters, vocab_size
 from twoaxis.study.report_data import ChangeData
 from twoaxis.train.recipe import TrainConfig
 
@@ -22,6 +23,9 @@ SWA_HEAD_DIMS = (4, 8, 16, 32, 64)
 
 WIDTHS = range(2, 257, 2)
 """Channels that a wider plain stream may add to the control's."""
+
+FINE = 128
+"""Steps in which feed-forwards widen to twice their width, and hidden numbers that are added one by one."""
 
 LARGEST_ERROR = 0.5
 """Largest deviation of a companion's extra cost from the arm's, as a fraction."""
@@ -41,7 +45,7 @@ class Companion(NamedTuple):
     kind: CompanionKind
     why: str
     recipe: TrainConfig
-    matched: Matched | Literal[""] = ""
+    matched: CompanionMatch | Literal[""] = ""
     size: tuple[str, Any, Any] = ("", None, None)
 
     def name(self, arm: str) -> str:
@@ -66,10 +70,13 @@ class Sized(NamedTuple):
 
 
 WHY: Mapping[CompanionKind, str] = {
-    "static_weights": "sums over depth with learned weights that do not depend on the input",
+    "static_weights": "sums over depth with weights that do not depend on the input",
     "write_only": "the same write without the erasure before it",
-    "unmixed_streams": "the same streams, read and written alike but never mixed with each other",
+    "unmixed": "the same mixer with its mixing off: streams that are never mixed, or plain attention",
+    "softmax_temperature": "the same read with another softmax temperature of each head",
+    "qk_norm": "the same read with the other choice of norms of queries and keys",
     "wider_stream": "the extra cost spent on a wider plain stream instead",
+    "wider_feed_forward": "the extra parameters spent on wider feed-forwards instead",
     "residual_scalars": "learned scalars on the stream and on the embedding: the cheap baseline to beat",
     "short_swa": "the extra cost spent on ShortSWA along positions instead",
 }
@@ -78,12 +85,16 @@ WHY: Mapping[CompanionKind, str] = {
 def unmatched_companions(kinds: Sequence[CompanionKind], recipe: TrainConfig, control: TrainConfig) -> Iterator[Companion]:
     """Generates the companions of an arm that are not matched by cost."""
     controls = recipe.decoder(vocab_size(recipe)).depth.controls()
-    if "static_weights" in kinds and controls.static is not None:
-        yield Companion("static_weights", WHY["static_weights"], _with_model(recipe, depth=dict(controls.static)))
-    if "write_only" in kinds and controls.write_only is not None:
-        yield Companion("write_only", WHY["write_only"], _with_model(recipe, depth=dict(controls.write_only)))
-    if "unmixed_streams" in kinds and controls.unmixed is not None:
-        yield Companion("unmixed_streams", WHY["unmixed_streams"], _with_model(recipe, depth=dict(controls.unmixed)))
+    other: dict[CompanionKind, Mapping[str, Any] | None] = {
+        "static_weights": controls.static,
+        "write_only": controls.write_only,
+        "unmixed": controls.unmixed,
+        "softmax_temperature": controls.temperature,
+        "qk_norm": controls.qk_norm,
+    }
+    for kind, depth in other.items():
+        if kind in kinds and depth is not None:
+            yield Companion(kind, WHY[kind], _with_model(recipe, depth=dict(depth)))
     if "residual_scalars" in kinds:
         yield Companion("residual_scalars", WHY["residual_scalars"], _with_model(control, depth={"kind": "residual_scalars"}))
 
@@ -94,9 +105,11 @@ def matched_companion(
     control: TrainConfig,
     sizes: Sequence[tuple[float, Sized]],
     cost: CostOfStep,
-    unit: Matched,
+    unit: CompanionMatch,
 ) -> Companion | str:
     """Returns the companion that costs as much as an arm, or the reason why none of the sizes (with their costs) does."""
+    if not sizes:
+        return f"no {kind} at equal {unit}: the control has nothing to widen"
     extra = cost(arm) - cost(control)
     spent, best = closest(sizes, lambda size: size[0], cost(arm))
     got = spent - cost(control)
@@ -110,12 +123,14 @@ def matched_companion(
 
 def sizes_of(kind: CompanionKind, control: TrainConfig) -> list[Sized]:
     """The candidate sizes of a companion, cheapest first."""
-    found = _swa_sizes(control) if kind == "short_swa" else _wider_sizes(control)
-    return sorted(found, key=lambda size: flops_per_step(size.recipe))
+    sizes = {"short_swa": _swa_sizes, "wider_stream": _wider_sizes, "wider_feed_forward": _feed_forward_sizes}
+    return sorted(sizes[kind](control), key=lambda size: flops_per_step(size.recipe))
 
 
-def applies(kind: CompanionKind, recipe: TrainConfig) -> bool:
+def applies(kind: CompanionKind, recipe: TrainConfig, control: TrainConfig) -> bool:
     """Whether a matched companion isolates a cause of an arm's difference."""
+    if kind == "wider_feed_forward":
+        return parameters(recipe) > parameters(control)
     return kind == "short_swa" or recipe.decoder(vocab_size(recipe)).depth.controls().streams > 1
 
 
@@ -137,6 +152,16 @@ def _wider_sizes(control: TrainConfig) -> Iterator[Sized]:
     for more in WIDTHS:
         d_model = model.d_model + more
         yield Sized("model.d_model", model.d_model, d_model, _with_model(control, d_model=d_model, blocks=blocks))
+
+
+def _feed_forward_sizes(control: TrainConfig) -> Iterator[Sized]:
+    """The control with as many more hidden numbers in every feed-forward, up to twice as many."""
+    model = control.decoder(vocab_size(control))
+    blocks = [[_with_inner_widths(sublayer, model.d_model) for sublayer in block] for block in model.blocks]
+    most = max((data.get("d_ff", 0) for block in blocks for data in block), default=0)
+    for more in sorted({*range(1, min(FINE, most) + 1), *range(1 + most // FINE, most + 1, 1 + most // FINE)}):
+        wider = [[data | ({"d_ff": data["d_ff"] + more} if "d_ff" in data else {}) for data in block] for block in blocks]
+        yield Sized("model.blocks.*.d_ff", most, most + more, _with_model(control, blocks=wider))
 
 
 def _with_model(recipe: TrainConfig, **changes: Any) -> TrainConfig:

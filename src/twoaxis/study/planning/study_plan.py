@@ -3,7 +3,7 @@
 from typing import Any, Literal
 
 from twoaxis.core.config import Config
-from twoaxis.study.design.rules import Matched
+from twoaxis.study.design.rules import CompanionMatch
 from twoaxis.study.planning.equal_cost import tokens_per_step, with_steps
 from twoaxis.study.report_data import ChangeData, Role
 from twoaxis.study.timing import Timing
@@ -82,7 +82,7 @@ class PlannedContrast(Config):
 
     arm: str
     against: str
-    matched: Matched | Literal[""] = ""
+    matched: CompanionMatch | Literal[""] = ""
     why: str = ""
 
 

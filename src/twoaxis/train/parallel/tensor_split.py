@@ -17,6 +17,7 @@ from torch import Tensor
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.measure import tensors
+from twoaxis.core.parameters import declarations
 from twoaxis.core.position import SublayerPosition
 from twoaxis.depth import DepthMixer
 from twoaxis.feed_forward import GELUConfig, ReLU2Config, SwiGLUConfig
@@ -188,13 +189,17 @@ class TensorSplit:
 
     @cached_property
     def _of_heads(self) -> dict[str, bool]:
-        """Whether each parameter of a depth mixer works on heads; one around another is none of what that has."""
+        """Whether each parameter of a depth mixer works on heads; one around another is none of what that has.
+
+        The norms of a depth mixer are those of streams.
+        """
         with torch.device("meta"):
             model, found = Decoder(self.config), dict[str, bool]()
+        norms = {name for name, _, declaration in declarations(model) if declaration.tag == "norm"}
         # Parts come behind what they are in.
         for path, module in model.named_modules():
             if isinstance(module, DepthMixer):
-                found |= {name: module.mixes_heads for name, _ in module.named_parameters(path)}
+                found |= {name: module.mixes_heads and name not in norms for name, _ in module.named_parameters(path)}
         return found
 
     @cached_property
