@@ -218,7 +218,7 @@ class NormPlacement(DepthMixer, config=NormPlacementConfig):
         self.eps = config.layer_eps if config.placement == "deepnorm" else site.norm_eps
         self.read_eps = site.norm_eps
         # An update has lost its scale when it is normalised.
-        self.norm_scale = site.stack.update_scale if self.form.after == "update" else 1.0
+        self.update_scale = site.stack.update_scale if self.form.after == "update" else 1.0
         normed = self.form.after != "none"
         blended, width = normed and config.blend == "annealed", (site.d_model,)
         self.gain = self.parameter("gain", width, Constant(1.0), "norm") if normed else None
@@ -245,5 +245,5 @@ class NormPlacement(DepthMixer, config=NormPlacementConfig):
 
     def _norm(self, x: Tensor) -> Tensor:
         if self.bias is None:
-            return rms_norm(x, self.gain, self.eps, self.impl, self.norm_scale)
+            return rms_norm(x, self.gain, self.eps, self.impl, self.update_scale)
         return layer_norm(x, self.eps, self.impl, self.gain, self.bias)
