@@ -17,9 +17,7 @@ from twoaxis.core.position import HeadShape, LayerStack, SublayerInfo, SublayerP
 from twoaxis.core.views import QKV, Heads
 from twoaxis.depth import DepthConfig
 
-B, T, D, H, G, K, V = 2, 5, 8, 4, 2, 3, 4
-IDS = torch.arange(B * T).reshape(B, T) % V
-"""Of the tokens; some come twice."""
+B, T, D, H, G, K = 2, 5, 8, 4, 2, 3
 EPS = 1e-3
 """Of every norm: large, so that an eps at the wrong place shows."""
 LENGTHS = ((2, 2, 2), (1, 3, 2))
@@ -35,7 +33,7 @@ def stack_of(config: DepthConfig, lengths: tuple[int, ...]) -> LayerStack:
     """A stack whose blocks open with an attention that takes separate views and lets its heads be mixed."""
     attention = SublayerInfo("attention", takes_views=True, heads=HeadShape(H, G, K))
     slots = tuple(attention if place == 0 else SublayerInfo("swiglu") for length in lengths for place in range(length))
-    return config.prepare(LayerStack(D, EPS, lengths, slots, V))
+    return config.prepare(LayerStack(D, EPS, lengths, slots, VOCAB))
 
 
 def rms(x: Tensor, eps: float) -> Tensor:
