@@ -64,12 +64,12 @@ def scored(a: float, at_zero: AtZero, impl: str, dtype: torch.dtype, eps: float 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("impl", ["fused", "reference"])
 def test_the_gate_near_a_score_of_zero(impl: str, dtype: torch.dtype) -> None:
-    close = {"rel": 1e-6} if dtype == torch.float32 else {"rel": 1e-12}
+    rounding = 1e-6 if dtype == torch.float32 else 1e-12
     for a in (0.0, 1e-7, -1e-7, 1e-6, -1e-6, 2e-6, 1.0):
         for at_zero in ("sign", "copysign"):
             gate, gradients = scored(a, at_zero, impl, dtype)
             root = max(abs(a), 1e-6) ** 0.5 * (0 if a == 0 and at_zero == "sign" else -1 if a < 0 else 1)
-            assert gate == pytest.approx(1 / (1 + 2.718281828459045 ** (-root)), **close)
+            assert gate == pytest.approx(1 / (1 + 2.718281828459045 ** (-root)), rel=rounding)
             assert all(gradient.isfinite().all() for gradient in gradients)
             if abs(a) < 1e-6:
                 assert not gradients[0].any()

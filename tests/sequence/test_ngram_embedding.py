@@ -114,7 +114,7 @@ def test_a_blank_has_no_update_and_stops_every_look_back(chunks: tuple[int, ...]
 def test_ids_in_pieces_are_exact(preset: str) -> None:
     small = {"rows": [53]} if preset == "modded" else {"rows": [53], "heads": 2, "row_width": 3}
     ends = {"end_ids": [5]} if preset in ("qwen4exp", "longcat") else {}
-    one: Any = toy_mixer(NgramEmbeddingConfig(preset=preset, **small, **ends))
+    one: Any = toy_mixer(NgramEmbeddingConfig.from_data({"preset": preset, **small, **ends}))
     table, ids = one.table, torch.tensor([[3, 4, 5, 5, 6, 7, 0, 8, 9, 10], [5, 3, 3, 8, 9, 0, 0, 6, 7, 4]])
 
     def rows(chunks: tuple[int, ...]) -> Tensor:
@@ -245,7 +245,8 @@ def test_a_hash_needs_a_vocabulary() -> None:
 def test_a_record_holds_the_vocabulary_of_the_hash() -> None:
     """So that a vocabulary that grows later leaves rows where they were."""
     one = config(table())
-    assert one.blocks[0][0].hash_vocab == 40 and config(table(preset="modded")).blocks[0][0].hash_vocab is None
+    recorded = [each.to_data()["blocks"][0][0]["hash_vocab"] for each in (one, config(table(preset="modded")))]
+    assert recorded == [40, None]
     assert hashes(one.replace(vocab_size=64)) == hashes(one)
     assert hashes(config(table(), vocab_size=64)) != hashes(one)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .setting import NGRAM_IDS, VOCAB, rms
+from .setting import IDS, VOCAB, rms
 
 BLOCK = 2
 """Of the mixer, in a stack without other tables."""
@@ -102,7 +102,7 @@ def looked_up(c: Any, table: Tensor, row: list[int], t: int) -> Tensor:
 
 def ngram_embedding(c: Any, p: dict[str, Tensor], x: Tensor, eps: float) -> Tensor:
     B, T, D = x.shape
-    rows = [torch.stack([looked_up(c, p["table.weight"], NGRAM_IDS[b].tolist(), t) for t in range(T)]) for b in range(B)]
+    rows = [torch.stack([looked_up(c, p["table.weight"], IDS[b].tolist(), t) for t in range(T)]) for b in range(B)]
     found = torch.stack(rows)
     if c.maps == "none":
         return found

@@ -23,7 +23,7 @@ EPS = 1e-3
 LENGTHS = ((2, 2, 2), (1, 3, 2))
 """Sublayers of each block."""
 VOCAB = 30
-NGRAM_IDS = torch.tensor([[7, 4, 4, 9, 2], [8, 2, 5, 11, 6]])
+IDS = torch.tensor([[7, 4, 4, 9, 2], [8, 2, 5, 11, 6]])
 """Token ids, for mixers with tables."""
 
 Mix = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]]

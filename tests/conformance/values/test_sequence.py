@@ -15,10 +15,10 @@ from twoaxis.sequence import SEQUENCE
 
 from . import sequence
 from .cases import cases_of, rows_of
-from .setting import NGRAM_IDS, VOCAB, B, D, T
+from .setting import IDS, VOCAB, B, D, T
 
 EPS = 1e-3
-LAYOUT = TokenLayout.contiguous(T).of(NGRAM_IDS)
+LAYOUT = TokenLayout.contiguous(T).of(IDS)
 
 
 def site() -> SublayerPosition:

@@ -278,7 +278,7 @@ def run_modded(golden: Golden) -> Mapping[str, Tensor]:
         before[:, 1] = rows - 1
         found[name] = bigram_rows(window[0], before, rows)[0]
         if not name:
-            found["signs"] = sign_rows(*window, config["sign_rows"])[0]
+            found["signs"] = sign_rows(window[0], window[1], config["sign_rows"])[0]
     value = golden.take("param/bigram_embed")[found[""]] * golden.take("param/bigram_sign_table")[found["signs"]]
     return {
         "output/bigram_ids": found[""].to(torch.int32),
