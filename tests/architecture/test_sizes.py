@@ -7,6 +7,8 @@ MOST_FILES, MOST_NAMESAKES = 396, 12
 """Python files of the package, and names that several of them share, `__init__` and `base` aside; both only fall."""
 
 MAX_FILE_LINES = 500
+TABLES = ("depth/__init__.py",)
+"""Files that are a table with a row for each method, however many there are."""
 MAX_FUNCTION_LINES = 60
 
 
@@ -15,7 +17,7 @@ def test_files_are_short_and_say_what_they_are_for(package_sources: dict[str, as
     for path, tree in package_sources.items():
         assert ast.get_docstring(tree), f"{path} has no module docstring"
         last = max((node.end_lineno or 0 for node in tree.body), default=0)
-        assert last <= MAX_FILE_LINES, f"{path} has {last} lines, more than {MAX_FILE_LINES}: split it by idea"
+        assert last <= MAX_FILE_LINES or path.endswith(TABLES), f"{path} has {last} lines, more than {MAX_FILE_LINES}: split it"
 
 
 def test_functions_are_short(package_sources: dict[str, ast.Module]) -> None:

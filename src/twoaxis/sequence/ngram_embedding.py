@@ -19,7 +19,7 @@ from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.mixer import ALONE
-from twoaxis.core.parameters import Constant
+from twoaxis.core.parameters import Constant, extra_output
 from twoaxis.core.position import SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.local.base import TokenHistory
@@ -234,7 +234,7 @@ class NgramEmbedding(SequenceMixer, config=NgramEmbeddingConfig):
         self.table = HashedTable(config, site)
         if config.maps != "none":
             # Keys stand before values.
-            self.maps = self.linear("maps", self.table.width, (1 + gated) * D)
+            self.maps = self.linear("maps", self.table.width, (1 + gated) * D, rows=(D,) * (1 + gated), grows="outputs")
         if config.maps == "biased":
             self.bias = self.parameter("bias", ((1 + gated) * D,), Constant(0.0), "bias")
         if gated:
@@ -242,7 +242,7 @@ class NgramEmbedding(SequenceMixer, config=NgramEmbeddingConfig):
         if config.conv == "dilated":
             self.conv_gain = self.parameter("conv_gain", (D,), Constant(1.0), "norm")
             self.taps = self.parameter("taps", (D, config.kernel), Constant(0.0), "mixing")
-        self.extra = self.linear("extra", D, site.slot.update_extra) if site.slot.update_extra else None
+        self.extra = extra_output(self, D, site.slot.update_extra)
         self.signs = sign_table(config.sign_rows, D) if config.sign_rows else None
 
     def new_cache(self) -> NgramCache:

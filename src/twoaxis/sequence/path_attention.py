@@ -24,8 +24,8 @@ from twoaxis.core.views import Views
 from twoaxis.local.base import TokenHistory
 from twoaxis.ops.causal_conv import causal_conv
 from twoaxis.ops.norm import rms_norm
-from twoaxis.ops.path_attention import PathPast, path_attention
 from twoaxis.ops.precision import Impl
+from twoaxis.ops.reflected_attention import PathPast, path_attention
 from twoaxis.ops.scores import linear_scores
 from twoaxis.sequence.base import SequenceConfig, SequenceMixer
 

@@ -75,14 +75,6 @@ def path_attention(
 
     Raises:
         ConfigError: documents for another number of tokens.
-
-    Example:
-        >>> e = torch.eye(2)[None, None]
-        >>> mirror = torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]]]), torch.full((1, 1, 2), 2.0)
-        >>> y, past = path_attention(e, e, e, *mirror, past=PathPast(e[:, :, :0], e[:, :, :0]))
-        >>> past.keys
-        tensor([[[[1., 0.],
-                  [0., 1.]]]])
     """
     check_impl(impl)
     earlier = 0 if past is None else past.keys.shape[2]

@@ -13,8 +13,8 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.measure import saved_bytes
 from twoaxis.ops import path_attention as module
 from twoaxis.ops.gated_delta import gated_delta
-from twoaxis.ops.path_attention import PathPast, path_attention
 from twoaxis.ops.precision import Impl
+from twoaxis.ops.reflected_attention import PathPast, path_attention
 
 from .compare import assert_same, assert_within_rounding, normal, output_and_gradients
 
