@@ -16,7 +16,7 @@ from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Heads, Views
-from twoaxis.depth.base import Controls, DepthConfig, DepthMixer, Explanation, Layout, Read, State, StreamEnds, Write
+from twoaxis.depth.base import Controls, DepthConfig, DepthMixer, Explanation, Layout, Mix, State, StreamEnds
 
 
 def _parsed(data: Any) -> DepthConfig:
@@ -79,9 +79,9 @@ class Around(DepthMixer):
         """Returns its state."""
         return self.stream.write(state, update, context, carry)
 
-    def explain(self, done: Read | Write) -> Explanation:
-        """Returns its weights."""
-        return self.stream.explain(done)
+    def explain(self, done: Any) -> Explanation:
+        """Returns its weights; none of a mixing of heads that it does not do."""
+        return Explanation() if isinstance(done, Mix) and not self.stream.mixes_heads else self.stream.explain(done)
 
 
 def check_one_stream(config: Any, stack: LayerStack) -> None:

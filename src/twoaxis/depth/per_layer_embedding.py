@@ -20,7 +20,7 @@ from twoaxis.core.parameters import Constant, Normal, matrix_std
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.core.views import Heads, Views
 from twoaxis.depth.around import Around, AroundConfig, check_one_stream, token_ids
-from twoaxis.depth.base import DepthEnds, DepthMixer, Explanation, Layout, Read, Stream, Write
+from twoaxis.depth.base import DepthEnds, DepthMixer, Explanation, Layout, Read, Stream
 from twoaxis.ops.norm import rms_norm
 from twoaxis.ops.precision import Impl
 
@@ -183,9 +183,9 @@ class PerLayerEmbedding(Around, config=PerLayerEmbeddingConfig):
         stream = super().write(state.stream, update, context, inner)
         return state._replace(stream=stream if ids is None else self._injected(stream, state.embedding, ids))
 
-    def explain(self, done: Read | Write) -> Explanation:
+    def explain(self, done: Any) -> Explanation:
         """Returns the weights of the read of the stream."""
-        if isinstance(done, Write):
+        if not isinstance(done, Read):
             return Explanation()
         return super().explain(Read(done.state.stream, done.views, done.carry[0]))
 
