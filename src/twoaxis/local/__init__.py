@@ -1,6 +1,7 @@
 """Floor 2, below the axes: local mixers inside a sublayer. One row per mixer.
 
-A sublayer has two places for one: its input, and the projection of it (`input_local` and `projected_local`).
+A sublayer has three places for one: its input, the projection of it, and its update (`input_local`, `projected_local` and
+`update_local`). A decoder has one more, behind the embedding (`embedding_local`).
 """
 
 from typing import Annotated, Any
@@ -26,12 +27,14 @@ LOCAL: Table[LocalConfig] = Table(
                 "zero": {"taps_init": "zero"},
                 "short_conv": {"form": "plain", "activation": "silu"},
                 "identity": {"form": "plain", "taps_init": "identity", "kernel": 3, "bias": "channel"},
+                "inkling2": {"scale": "unit_variance", "taps_init": "identity", "kernel": 3},
             },
             certified={
                 "default": "canon-ac",
                 "zero": "canon-ac",
                 "short_conv": "canon-b-act-nores",
             },
+            retrofit={"taps_init": "zero"},
         ),
         Row(
             LocalSWAConfig,
@@ -42,6 +45,7 @@ LOCAL: Table[LocalConfig] = Table(
                 "plain": {"window": 2, "n_heads": 2, "n_kv_heads": 2, "head_dim": 4, "form": "plain"},
                 "silu": {"window": 3, "n_heads": 2, "head_dim": 4, "activation": "silu"},
             },
+            retrofit={"output_init": "zero"},
         ),
         Row(
             BranchSWAConfig,
@@ -51,6 +55,7 @@ LOCAL: Table[LocalConfig] = Table(
                 "plain": {"window": 4, "form": "plain", "activation": "none"},
                 "residual": {"window": 2, "form": "residual"},
             },
+            retrofit={"activation": "none"},
         ),
     ],
 )
