@@ -12,7 +12,10 @@ from twoaxis.core.registry import Row, Table
 from twoaxis.local.base import LocalConfig, LocalMixer
 from twoaxis.local.branch_swa import BranchSWA, BranchSWAConfig
 from twoaxis.local.canon import Canon, CanonConfig
+from twoaxis.local.dynamic_conv import DynamicConv, DynamicConvConfig
 from twoaxis.local.local_swa import LocalSWA, LocalSWAConfig
+from twoaxis.local.smear import Smear, SmearConfig
+from twoaxis.local.token_shift import TokenShift, TokenShiftConfig
 
 LOCAL: Table[LocalConfig] = Table(
     "local mixer",
@@ -33,6 +36,7 @@ LOCAL: Table[LocalConfig] = Table(
                 "default": "canon-ac",
                 "zero": "canon-ac",
                 "short_conv": "canon-b-act-nores",
+                "inkling2": "shortconv-inkling",
             },
             retrofit={"taps_init": "zero"},
         ),
@@ -57,6 +61,36 @@ LOCAL: Table[LocalConfig] = Table(
             },
             retrofit={"activation": "none"},
         ),
+        Row(
+            DynamicConvConfig,
+            "adds a short causal convolution whose taps depend on the token",
+            {
+                "default": {"rank": 3},
+                "plain": {"kernel": 3, "rank": 2, "form": "plain", "static_init": "identity"},
+                "inkling2": {"taps": "per_head", "head_dim": 2, "scale": "unit_variance", "static_init": "zero"},
+                "identity": {"taps": "per_head", "head_dim": 4, "scale": "unit_variance", "static_init": "identity"},
+            },
+            certified={
+                "default": "dynamic-conv-op",
+                "plain": "dynamic-conv-op",
+                "inkling2": "shortconv-inkling",
+                "identity": "shortconv-inkling",
+            },
+            retrofit={"static_init": "identity"},
+        ),
+        Row(
+            TokenShiftConfig,
+            "blends every channel with the token before, by a learned share",
+            {"default": {}, "zero": {"mu_init": "zero"}},
+            certified={"default": "token-shift", "zero": "token-shift"},
+            retrofit={"mu_init": "zero"},
+        ),
+        Row(
+            SmearConfig,
+            "adds the token before through one gate",
+            {"default": {"gate_channels": 5}, "channel": {"form": "channel"}},
+            certified={"default": "smear"},
+        ),
     ],
 )
 
@@ -74,9 +108,15 @@ __all__ = [
     "BranchSWAConfig",
     "Canon",
     "CanonConfig",
+    "DynamicConv",
+    "DynamicConvConfig",
     "Local",
     "LocalConfig",
     "LocalMixer",
     "LocalSWA",
     "LocalSWAConfig",
+    "Smear",
+    "SmearConfig",
+    "TokenShift",
+    "TokenShiftConfig",
 ]
