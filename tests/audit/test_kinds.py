@@ -48,7 +48,7 @@ def test_every_sequence_kind_is_audited(kind: str) -> None:
         decoder = model("residual", n_layers=1, blocks=[[sublayer, BLOCK[1]]])
         found = audit_model(decoder, batches(1), TOKENIZER)
         assert (kind in {"attention", "short_swa", "kv_shift"}) == any(one.place == "mixer" for one in found.attention)
-        places = {place for place in ("input_local", "projected_local") if sublayer.get(place)}
+        places = {place for place in ("input_local", "projected_local", "update_local") if sublayer.get(place)}
         assert {one.target.split()[0] for one in found.ablations if one.what == "local"} == places
 
 

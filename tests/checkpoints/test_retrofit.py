@@ -74,6 +74,13 @@ SEQUENCE: list[Any] = [
     {"kind": "canon", "places": "BD"},
     "local_swa",
     {"kind": "branch_swa", "places": "AB"},
+    "gated_short_conv",
+    "dynamic_conv",
+    {"kind": "dynamic_conv", "places": "BF", "taps": "per_head", "head_dim": 4, "scale": "unit_variance"},
+    # Of 3 taps, since the root of 5 is rounded in float32.
+    {"kind": "canon", "places": "FG", "scale": "unit_variance", "taps_init": "identity", "kernel": 3},
+    "token_shift",
+    {"kind": "smear", "gate_channels": 5},
 ]
 
 
@@ -124,6 +131,15 @@ def test_a_sequence_mixer_leaves_the_model_as_it_was(mixer: Any, base: Decoder, 
     assert retrofit.new
 
 
+def test_each_local_mixer_has_its_usual_places() -> None:
+    given = ["dynamic_conv", "token_shift", {"kind": "smear", "gate_channels": 5}]
+    target = target_config(BASE, None, given)
+    attention, swiglu = target.blocks[0]
+    found = [getattr(part, f"{place}_local") for part in (attention, swiglu) for place in ("input", "projected", "update")]
+    assert [local and local.kind for local in found] == ["token_shift", "dynamic_conv", None, "token_shift", None, None]
+    assert target.embedding_local is not None and target.embedding_local.kind == "smear"
+
+
 def test_both_axes_at_once(base: Decoder, tokens: torch.Tensor) -> None:
     retrofit = convert(base, target_config(BASE, "muddformer", ["short_swa", "canon"]))
     assert largest_difference(base, retrofit.model.double(), tokens)[0] <= 1e-9
@@ -168,8 +184,8 @@ def test_refusals() -> None:
         target_config(target_config(BASE, "denseformer"), "mhc")
     with pytest.raises(ConfigError, match="did you mean 'short_swa'"):
         target_config(BASE, None, ["short_sw"])
-    with pytest.raises(ConfigError, match="places='AE': must be letters of ABCD"):
-        target_config(BASE, None, [{"kind": "canon", "places": "AE"}])
+    with pytest.raises(ConfigError, match="places='AX': must be letters of ABCDEFG"):
+        target_config(BASE, None, [{"kind": "canon", "places": "AX"}])
     with pytest.raises(ConfigError, match="mixer=3: must be a kind"):
         target_config(BASE, None, [3])  # type: ignore[list-item]
 

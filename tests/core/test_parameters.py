@@ -85,7 +85,7 @@ def constructed(config: Any) -> nn.Module:
     torch.manual_seed(3)
     if isinstance(config, DepthConfig):
         return Decoder(decoder_config(config))
-    return config.build(D_MODEL) if isinstance(config, LocalConfig) else config.build(toy_site())
+    return config.build(D_MODEL, toy_site()) if isinstance(config, LocalConfig) else config.build(toy_site())
 
 
 @pytest.mark.parametrize("row", [*DEPTH, *SEQUENCE, *FEED_FORWARD, *LOCAL], ids=lambda row: row.kind)

@@ -121,6 +121,7 @@ def special_cases() -> list[Case]:
     lent = decoder({"kind": "depth_attention", "n_heads": 2, "window": 3, "head": "read"}, 6)
     own = decoder({"kind": "depth_attention", "n_heads": 2, "projections": "own", "head": "read"})
     looped = {**LOOPED, "ranks": 3, "microbatches": 6}
+    smeared = decoder("residual", embedding_norm="rms", embedding_local={"kind": "smear", "gate_channels": 4})
     local = decoder("denseformer", blocks=[[{"kind": "short_swa", "window": 4}, {"kind": "kv_shift", "n_heads": 2}], ["relu2"]])
     tables = decoder("residual", blocks=[[{"kind": "ngram_embedding", "rows": [53]}, "attention", "swiglu"], ["relu2"]])
     return [
@@ -129,6 +130,7 @@ def special_cases() -> list[Case]:
         Case("packed documents", history, pipeline(**ORDERS["cached_own"]), documents=True, evaluate=True),
         Case("a head of its own", decoder("residual", tie_embeddings=False), pipeline(**ORDERS["1f1b"])),
         Case("a norm behind the embedding", decoder("residual", embedding_norm="rms"), pipeline(**ORDERS["1f1b"])),
+        Case("a local mixer behind the embedding", smeared, pipeline(**ORDERS["1f1b"]), documents=True, evaluate=True),
         Case("parameters in the ends", keys, pipeline(**ORDERS["1f1b of 3"]), evaluate=True),
         Case("parameters of the ends in every stage", lent, pipeline(**looped, forwarding="cached_own"), evaluate=True),
         Case("parameters that the last stage alone uses", own, pipeline(**ORDERS["1f1b of 3"])),

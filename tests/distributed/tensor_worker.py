@@ -29,6 +29,25 @@ FEW_HEADS = [
     {"kind": "kv_shift", "n_heads": 4, "n_kv_heads": 2, "head_dim": 2, "form": "token", "sink": "learned"},
     {"kind": "gelu", "d_ff": 16, "input_local": "canon", "projected_local": "canon"},
 ]
+LOCAL_MIXERS = [
+    {
+        "kind": "attention",
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "head_dim": 4,
+        "qk_norm": "after_local",
+        "projected_local": {"kind": "dynamic_conv", "taps": "per_head", "head_dim": 2, "scale": "unit_variance"},
+        "projected_branches": ["k", "v"],
+        "update_local": {"kind": "canon", "scale": "unit_variance"},
+    },
+    {
+        "kind": "swiglu",
+        "d_ff": 16,
+        "input_local": "token_shift",
+        "projected_local": {"kind": "dynamic_conv", "rank": 3},
+        "update_local": {"kind": "dynamic_conv", "rank": 2, "kernel": 3},
+    },
+]
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"depth": "residual", "blocks": [BLOCK]},
@@ -46,6 +65,7 @@ CASES: dict[str, dict[str, Any]] = {
         },
         "blocks": [BLOCK],
     },
+    "local mixers": {"blocks": [LOCAL_MIXERS], "embedding_local": {"kind": "smear", "gate_channels": 4}},
     "three views": {"depth": "deep_cross_attention", "blocks": [BLOCK], "tie_embeddings": False},
 }
 WAYS: dict[str, dict[str, bool]] = {"whole rows": {}, "documents": {"documents": True}, "recompute": {"recompute": True}}

@@ -73,8 +73,9 @@ def test_sublayers_with_three_views_exchange_more(found: list[dict[str, Any]]) -
 
 def test_earlier_tokens_that_a_depth_mixer_needs_are_found() -> None:
     sublayers = SUBLAYERS
-    assert halo_of(decoder_config("earlier tokens"), TOKENS) == Halo(3, (3,) * sublayers, 3)
-    assert halo_of(decoder_config("plain"), TOKENS) == Halo(0, (0,) * sublayers, 0)
+    assert halo_of(decoder_config("earlier tokens"), TOKENS) == Halo(0, 3, (3,) * sublayers, 3)
+    assert halo_of(decoder_config("plain"), TOKENS) == Halo(0, 0, (0,) * sublayers, 0)
+    assert halo_of(decoder_config("local mixers"), TOKENS) == Halo(1, 0, (0,) * sublayers, 0)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -124,12 +125,28 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "bias of the output": ({"blocks": [[{**ATTENTION, "bias": "all"}, SWIGLU]]}, "bias='all': must be 'qkv' or 'none' with"),
     "local attention": (
         {"blocks": [[{**ATTENTION, "projected_local": "local_swa"}, SWIGLU]]},
-        "projected_local='local_swa': must be canon",
+        "projected_local='local_swa': must be one whose channels can be divided",
+    ),
+    "gate of all channels": (
+        {"blocks": [[ATTENTION, {**SWIGLU, "projected_local": {"kind": "smear", "gate_channels": 4}}]]},
+        "projected_local='smear': must be one whose channels can be divided",
+    ),
+    "heads of taps": (
+        {"blocks": [[ATTENTION, {**SWIGLU, "projected_local": {"kind": "dynamic_conv", "taps": "per_head", "head_dim": 8}}]]},
+        "head_dim of projected_local of swiglu of block 0=8: must be a divisor of the 4 channels that a rank holds together",
+    ),
+    "update that is not linear": (
+        {"blocks": [[{**ATTENTION, "update_local": {"kind": "canon", "activation": "silu"}}, SWIGLU]]},
+        "update_local='canon': must be one that is linear in the channels",
     ),
     "length": ({"tokens": 18}, "data.seq_len=18: must be a multiple of parallel.tensor=4 with parallel.sequence='tensor'"),
     "halo": (
         {"depth": {"kind": "deep_delta", "preset": "ddl_tc"}, "tokens": 8},
         "2 tokens on a rank: must be at least the 3 earlier tokens that depth mixer 'deep_delta' looks at",
+    ),
+    "halo behind the embedding": (
+        {"embedding_local": "canon", "tokens": 8},
+        "2 tokens on a rank: must be at least the 3 earlier tokens that embedding_local looks at",
     ),
 }
 

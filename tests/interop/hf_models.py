@@ -43,6 +43,22 @@ MODELS: dict[str, dict[str, Any]] = {
             [{"kind": "ngram_embedding", "preset": "deepseek_v41", "rows": [41], "row_width": 3}, ATTENTION, "swiglu"],
         ],
     },
+    "locals": {
+        "embedding_local": {"kind": "smear", "gate_channels": 5},
+        "blocks": [
+            [
+                {
+                    **ATTENTION,
+                    "qk_norm": "after_local",
+                    "projected_local": {"kind": "dynamic_conv", "rank": 3},
+                    "projected_branches": ["k", "v"],
+                    "update_local": "canon",
+                },
+                {"kind": "swiglu", "input_local": "token_shift"},
+            ],
+            ["gated_short_conv", "swiglu"],
+        ],
+    },
     "views": {"depth": "muddformer", "blocks": [[ATTENTION, "swiglu"]]},
     "unnormed": {"depth": {"kind": "siamese_norm", "form": "hybrid_pre"}, "blocks": [[ATTENTION, "swiglu"]]},
     "tables": {

@@ -118,7 +118,7 @@ def test_more_rotated_channels_than_a_head_has_are_refused() -> None:
 
 
 def test_a_norm_after_rotation_beside_a_projected_local_mixer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="qk_norm='after_rope': must be none or before_rope with projected_local"):
+    with pytest.raises(ConfigError, match="qk_norm='after_rope': must be none, before_rope or after_local with"):
         AttentionConfig.from_data({"qk_norm": "after_rope", "projected_local": "canon"})
 
 

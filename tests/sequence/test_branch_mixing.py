@@ -76,7 +76,7 @@ def test_a_window_over_all_tokens_is_the_same_for_both_kinds(form: str) -> None:
 
 def test_shared_scores_over_all_tokens_are_attention_with_the_queries_and_keys_of_the_layer() -> None:
     parts = ((2, 4), (2, 4), (2, 3))
-    mixer = BranchSWAConfig(window=30, scores="shared", form="plain", activation="none", parts=parts).build(22)
+    mixer = BranchSWAConfig(window=30, scores="shared", form="plain", activation="none", parts=parts).build(22, toy_site())
     x = noise((2, TOKENS, 22), "channels")
     attention = toy_mixer(AttentionConfig(n_heads=2), d_model=8)
     q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in x.split([8, 8, 6], dim=-1))
@@ -230,7 +230,7 @@ def test_what_does_not_fit_is_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match="scores='shared' with no queries, keys and values: must be 'self' here"):
         AttentionConfig.from_data({"n_heads": 4, "input_local": shared})
     with pytest.raises(ConfigError, match=r"parts=\(\(1, 4\),\): must be 8 channels, not 4; leave them out"):
-        BranchSWAConfig(parts=((1, 4),)).build(8)
+        BranchSWAConfig(parts=((1, 4),)).build(8, toy_site())
     with pytest.raises(ConfigError, match=r"parts=\(\(0, 4\),\): must be pairs of heads and width >= 1; leave them out"):
         BranchSWAConfig(parts=((0, 4),))
     with pytest.raises(

@@ -9,6 +9,7 @@ from twoaxis.core.parameters import Normal, declarations, initialise
 from twoaxis.local import LocalSWAConfig
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.trace import sublayer_list
+from twoaxis.testing.toy import toy_site
 
 WIDTH, LAYERS = 64, 6
 
@@ -44,7 +45,7 @@ def test_output_weights_have_the_declared_spread() -> None:
 
 
 def test_inside_a_sublayer_no_depth_scales_the_output() -> None:
-    mixer = LocalSWAConfig(n_heads=2, head_dim=4).build(16)
+    mixer = LocalSWAConfig(n_heads=2, head_dim=4).build(16, toy_site(16))
     initialise(mixer, 0)
     declared = {name: declaration.init for name, _, declaration in declarations(mixer)}
     assert declared["output.weight"] == Normal(0.5 / math.sqrt(2 * 4))

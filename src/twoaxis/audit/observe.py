@@ -104,7 +104,7 @@ class Distances:
         return begins, torch.stack(shares)
 
 
-PLACES = ("input_local", "projected_local")
+PLACES = ("input_local", "projected_local", "update_local")
 """Attributes of a sublayer that may hold a local mixer."""
 
 NEAR = 0.1
@@ -270,7 +270,7 @@ class Observer(Probe):
         heads, _ = mixer.project(context, layout)
         if sublayer.depth.mixes_heads:
             heads, _ = sublayer.depth.mix_heads(heads, context, state, layout)
-        q, k = mixer.queries_and_keys(heads, layout)
+        q, k = mixer.queries_and_keys(heads, layout, context)
         self._distance(index, "mixer", mixer.config.span).add(q, k, layout, mixer.sink_scores(context), heads.beside)
 
     def _distance(self, index: int, place: str, window: int | None) -> Distances:

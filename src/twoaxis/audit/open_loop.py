@@ -102,7 +102,8 @@ def run_pass(model: Decoder, sample: Sample, probe: Probe, states: list[Any] | N
     layout = sample.layout.of(sample.batch.tokens)
     begin, state, ends = 0, None, None
     if states is None:
-        state, ends = model.ends.enter(model.embed(sample.batch.tokens), layout)
+        embeddings, _ = model.mix_embeddings(model.embed(sample.batch.tokens), layout)
+        state, ends = model.ends.enter(embeddings, layout)
     else:
         begin, state = probe.first, states[probe.first]
     sublayers = sublayer_list(model)

@@ -142,7 +142,7 @@ class Attention(Config):
 
     Attributes:
         sublayer: its index.
-        place: `mixer`, or `input_local` or `projected_local` inside it.
+        place: `mixer`, or `input_local`, `projected_local` or `update_local` inside it.
         kind: of the mixer, such as `short_swa`.
         window: visible tokens, including the query's; None is all.
         mean_distance: of attended tokens, without the sink and slots.

@@ -38,7 +38,7 @@ def retrofit(
         list[str] | None,
         typer.Option(
             metavar="MIXER",
-            help="short_swa, short_conv, ngram_embedding, kv_shift, canon, local_swa, branch_swa, or a table; repeatable.",
+            help="short_swa, short_conv, ngram_embedding, kv_shift, a local mixer, or an inline table; may be repeated.",
         ),
     ] = None,
     text: Annotated[Path | None, typer.Option(help="Text to compare logits on; random tokens without one.")] = None,

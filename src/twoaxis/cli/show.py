@@ -95,15 +95,15 @@ def _evidence(fixture: str | None) -> str:
 
 def _parameters(axis: str, config: Any) -> list[dict[str, Any]]:
     with torch.device("meta"):
-        module = _depth_part(config) if axis == "depth" else config.build(_place(axis))
+        module = _depth_part(config) if axis == "depth" else config.build(*_place(axis))
     return [
         {"name": name, "shape": list(parameter.shape), "init": str(declaration.init), "tag": declaration.tag}
         for name, parameter, declaration in declarations(module)
     ]
 
 
-def _place(axis: str) -> Any:
-    return REFERENCE_STACK.d_model if axis == "local" else REFERENCE_SITE
+def _place(axis: str) -> tuple[Any, ...]:
+    return (REFERENCE_STACK.d_model, REFERENCE_SITE) if axis == "local" else (REFERENCE_SITE,)
 
 
 def _depth_part(config: Any) -> nn.Module:
@@ -121,8 +121,9 @@ def _last_block(stack: LayerStack) -> list[SublayerPosition]:
 
 def _cost(axis: str, config: Any) -> dict[str, int]:
     stack = config.prepare(REFERENCE_STACK) if axis == "depth" else REFERENCE_STACK
-    sites = _last_block(stack) if axis == "depth" else [_place(axis)]
-    cost = sum((config.cost(site, REFERENCE_SHAPE) for site in sites), Cost())
+    sites = _last_block(stack) if axis == "depth" else [REFERENCE_SITE]
+    places = [(site,) for site in sites] if axis == "depth" else [_place(axis)]
+    cost = sum((config.cost(*place, REFERENCE_SHAPE) for place in places), Cost())
     tokens = REFERENCE_SHAPE.total_tokens
     found = {
         "parameters": cost.params,

@@ -21,6 +21,10 @@ FEED_FORWARD: Table[FeedForwardConfig] = Table(
                     "input_local": {"kind": "canon", "kernel": 3},
                     "projected_local": {"kind": "canon", "kernel": 2, "taps_init": "zero"},
                 },
+                "inkling2": {
+                    "d_ff": 16,
+                    "update_local": {"kind": "canon", "scale": "unit_variance", "taps_init": "zero"},
+                },
             },
             certified={"default": "swa-mistral", "canon": "canon-abcd"},
         ),

@@ -89,8 +89,8 @@ class HiddenConfig(PlacesConfig, FeedForwardConfig):
         return mean if self.d_ff_by_depth == "equal" else rising_width(mean, site.block, site.stack.n_blocks)
 
     def local_channels(self, site: SublayerPosition) -> Places:
-        """Widths of the two places of local mixers: the input, and all projections."""
-        return Places(site.d_model, self.projections * self.width_at(site))
+        """Widths of the places of local mixers: the input, all projections, and the update."""
+        return Places(site.d_model, self.projections * self.width_at(site), site.d_model)
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """The matrices, the activation and the local mixers."""
@@ -113,7 +113,7 @@ class HiddenConfig(PlacesConfig, FeedForwardConfig):
 
 
 class HiddenFeedForward(LocalPlaces, FeedForward):
-    """W_down activate(project(c)), with an optional local mixer before either map."""
+    """W_down activate(project(c)), with an optional local mixer before either map and behind the last."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -144,10 +144,11 @@ class HiddenFeedForward(LocalPlaces, FeedForward):
     ) -> tuple[Float[Tensor, "B T E"], Places | None]:
         """Returns the update and the next caches of the local mixers."""
         before = cache or Places()
-        context, after_input = mix_locally(self.input_local, context, layout, before.input)
-        projected, after_projected = mix_locally(self.projected_local, self.project(context), layout, before.projected)
+        mixed, after_input = mix_locally(self.input_local, context, layout, before.input)
+        projected, after_projected = mix_locally(self.projected_local, self.project(mixed), layout, before.projected, context)
         update = with_extra(self.down, self.extra, self.activate(projected))
-        return update, None if cache is None else Places(after_input, after_projected)
+        update, after = self.mix_update(update, layout, before, context)
+        return update, None if cache is None else after._replace(input=after_input, projected=after_projected)
 
 
 def rising_width(mean: int, block: int, n_blocks: int) -> int:

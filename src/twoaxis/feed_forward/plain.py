@@ -46,6 +46,7 @@ class GELUConfig(PlainConfig):
         d_ff_by_depth: `equal` widths, or `rising` from 0.5 d_ff in the first block to 1.5 d_ff in the last (MUDDFormer).
         input_local: a local mixer of the context, such as `canon` (place C of the Canon paper).
         projected_local: a local mixer of the hidden features before the activation (place D).
+        update_local: a local mixer of the update before it enters the residual stream, as in Inkling.
         form: `erf` (exact) or `tanh` (GPT-2).
 
     Example:
@@ -83,6 +84,7 @@ class ReLU2Config(PlainConfig):
         d_ff_by_depth: `equal` widths, or `rising` from 0.5 d_ff in the first block to 1.5 d_ff in the last (MUDDFormer).
         input_local: a local mixer of the context, such as `canon` (place C of the Canon paper).
         projected_local: a local mixer of the hidden features before the activation (place D).
+        update_local: a local mixer of the update before it enters the residual stream, as in Inkling.
 
     Example:
         >>> ReLU2Config(d_ff=64).hidden_width(16)

@@ -27,6 +27,7 @@ class SwiGLUConfig(HiddenConfig):
         d_ff_by_depth: `equal` widths, or `rising` from 0.5 d_ff in the first block to 1.5 d_ff in the last (MUDDFormer).
         input_local: a local mixer of the context, such as `canon` (place C of the Canon paper).
         projected_local: a local mixer of gate and value before the activation (place D).
+        update_local: a local mixer of the update before it enters the residual stream, as in Inkling.
         impl: `fused` or `reference`.
 
     Example:

@@ -52,14 +52,16 @@ def decoder_trace(model: SavingModel, shape: Shape, mode: Mode = "eager", traffi
     """
     parts = tuple(native_config(part) for part in model.parts)
     few = traffic and shape.total_tokens <= FEW
-    return _trace(model.depth, model.stack, shape, parts, model.norm, model.embedding_norm == "rms", mode, few)
+    normed = model.embedding_norm == "rms"
+    return _trace(model.depth, model.stack, shape, parts, model.norm, normed, model.embedding_local, mode, few)
 
 
 @measured_once(64)
 def _trace(
-    depth: Any, stack: LayerStack, shape: Shape, parts: Any, norm: Any, embedding_norm: bool, mode: Mode, traffic: bool
+    depth: Any, stack: LayerStack, shape: Shape, parts: Any, norm: Any, normed: bool, local: Any, mode: Mode, traffic: bool
 ) -> StackTrace:
-    return trace_stack(depth, stack, shape, parts=parts, norm=norm, embedding_norm=embedding_norm, mode=mode, traffic=traffic)
+    options: Any = {"parts": parts, "norm": norm, "embedding_norm": normed, "embedding_local": local}
+    return trace_stack(depth, stack, shape, **options, mode=mode, traffic=traffic)
 
 
 def native_config(part: Any) -> SublayerConfig | None:
@@ -136,6 +138,7 @@ def decoder_cache_bytes(model: SavingModel, shape: Shape, mode: Mode = "eager") 
 def rotation_bytes(model: SavingModel, shape: Shape) -> int:
     """Bytes of the rotation tables, which sublayers share."""
     tables = {table for part in model.parts for table in part.rotations(model.d_model)}
+    tables |= set() if model.embedding_local is None else model.embedding_local.rotations
     return sum(table.saved_bytes(shape) for table in tables)
 
 

@@ -47,7 +47,7 @@ def depth_lines(
           are mixed, nothing elsewhere; `handed_over`: bytes per token of views, context, update and statistics;
         * `cache`: bytes per sequence; `eager`, `eager_back`: [kernels, bytes per token, bytes once], where they are counted;
 
-        `ends`, the same of both ends of the stack; `embedding_norm_saved`: bytes per token; `leaves`: [first boundary, last
+        `ends`, the same of both ends of the stack; `embedding_saved`: bytes per token; `leaves`: [first boundary, last
         boundary, bytes per token, saved] of every tensor of the depth state, where boundary i lies before sublayer i.
 
     Example:
@@ -57,7 +57,7 @@ def depth_lines(
         512
     """
     parts = tuple(native_config(part) for part in model.parts)
-    key = (model.depth, model.stack, parts, model.norm, model.embedding_norm == "rms")
+    key = (model.depth, model.stack, parts, model.norm, model.embedding_norm == "rms", model.embedding_local)
     return _lines(*key, mode, element_bytes, cache_element_bytes, kernels)
 
 
@@ -75,7 +75,17 @@ def saved_by_training(model: SavingModel, shape: Shape) -> Data:
 
     # A part that this library cannot build says itself what it saves, so its own class counts.
     configs = (model.depth, *(native_config(part) or part for part in model.parts))
-    key = ("training", model.depth, model.stack, model.parts, model.norm, model.embedding_norm, model.vocab_size, shape)
+    key = (
+        "training",
+        model.depth,
+        model.stack,
+        model.parts,
+        model.norm,
+        model.embedding_norm,
+        model.embedding_local,
+        model.vocab_size,
+        shape,
+    )
     return _kept(key, model.stack, configs, measured)
 
 
@@ -91,14 +101,17 @@ def _measured(
     parts: Any,
     norm: Any,
     embedding_norm: bool,
+    embedding_local: Any,
     mode: Mode,
     element_bytes: int,
     cache_bytes: int,
     kernels: bool,
 ) -> Data:
     def trace(tokens: int, width: int = element_bytes, traffic: bool = True) -> StackTrace:
-        options: Any = {"parts": parts, "norm": norm, "embedding_norm": embedding_norm, "mode": mode}
-        return trace_stack(depth, stack, Shape(1, tokens, width), **options, backward=kernels and traffic, traffic=traffic)
+        options: Any = {"parts": parts, "norm": norm, "embedding_norm": embedding_norm, "embedding_local": embedding_local}
+        return trace_stack(
+            depth, stack, Shape(1, tokens, width), **options, mode=mode, backward=kernels and traffic, traffic=traffic
+        )
 
     short, long = trace(TOKENS), trace(2 * TOKENS, traffic=kernels)
     carries = short.ends.cache or any(each.cache for each in short.sublayers)
@@ -130,7 +143,7 @@ def _measured(
     return {
         "sublayers": [sublayer(index) for index in range(stack.n_sublayers)],
         "ends": operation(lambda found: found.ends) | {"handed_over": ends},
-        "embedding_norm_saved": _line(short.embedding_norm_saved, long.embedding_norm_saved)[0],
+        "embedding_saved": _line(short.embedding_saved, long.embedding_saved)[0],
         "leaves": _leaves(short),
     }
 

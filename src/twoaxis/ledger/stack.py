@@ -34,6 +34,7 @@ from twoaxis.depth import DepthConfig, DepthMixer
 from twoaxis.depth.base import NoHeads
 from twoaxis.ledger.meter import Call, Kernels, Mode, held_bytes, leaf, measured_dtype, moved, placed, watch, without_memory
 from twoaxis.ledger.repeats import Repeat, likeness, pattern
+from twoaxis.local import LocalConfig, LocalMixer
 from twoaxis.model.config import SublayerConfig
 from twoaxis.ops.norm import layer_norm, rms_norm
 from twoaxis.sequence import SequenceConfig
@@ -124,7 +125,7 @@ class StackTrace:
             context that every sublayer saves; sublayer -1 is what comes before the first, `len(sublayers)` what comes after the
             last. A storage that is saved several times is named several times.
         state_storages: of each state.
-        embedding_norm_saved: bytes saved by the norm between the embedding and the stack.
+        embedding_saved: bytes saved by the norm and the local mixer between the embedding and the stack.
     """
 
     shape: Shape
@@ -133,7 +134,7 @@ class StackTrace:
     ends: DepthOperation
     saves: tuple[tuple[int, int, int], ...] = field(repr=False)
     state_storages: tuple[tuple[tuple[int, int], ...], ...] = field(repr=False)
-    embedding_norm_saved: int = 0
+    embedding_saved: int = 0
 
     def handed_over(self, index: int) -> int:
         """Bytes saved at a sublayer of what passes between its parts and is in no state: views, context, update, statistics."""
@@ -166,6 +167,7 @@ def trace_stack(
     parts: Sequence[SublayerConfig | None] = (),
     norm: Norm = "rms",
     embedding_norm: bool = False,
+    embedding_local: LocalConfig | None = None,
     mode: Mode = "eager",
     backward: bool = False,
     traffic: bool = True,
@@ -179,6 +181,7 @@ def trace_stack(
         parts: the sublayers, which matter where their heads are mixed; None stands for one of another library.
         norm: before every sublayer and behind the last.
         embedding_norm: whether a norm stands between the embedding and the stack.
+        embedding_local: the local mixer behind that, if any.
         mode: what runs.
         backward: whether kernels are counted, in both passes; without it engines leave out results that move nothing new.
         traffic: whether reads, writes and kernels are counted, element by element, which takes long for many tokens.
@@ -194,7 +197,8 @@ def trace_stack(
     """
     with without_memory(mode, shape.element_bytes), nullcontext() if backward else first_ways():
         every = tuple(parts) or (None,) * stack.n_sublayers
-        return _Tracer(depth, stack, shape, every, norm, mode, backward, traffic).run(embedding_norm)
+        tracer = _Tracer(depth, stack, shape, every, norm, embedding_local, mode, backward, traffic)
+        return tracer.run(embedding_norm)
 
 
 class _Tracer:
@@ -207,6 +211,7 @@ class _Tracer:
         shape: Shape,
         parts: tuple[SublayerConfig | None, ...],
         norm: Norm,
+        local: LocalConfig | None,
         mode: Mode,
         backward: bool,
         traffic: bool,
@@ -217,7 +222,8 @@ class _Tracer:
         with torch.device("meta"):
             mixers, ends = depth.build(stack)
             attend = [self._attention(mixer, site) for mixer, site in zip(mixers, stack.sites, strict=True)]
-            known = nn.ModuleList([*mixers, ends, *(module for module in attend if module is not None)])
+            self.local = local and local.build(stack.d_model, stack.sites[0])
+            known = nn.ModuleList([*mixers, ends, *(module for module in (*attend, self.local) if module is not None)])
         placed(known, self.dtype)
         self.mixers, self.ends, self.attention = mixers, ends, attend
         self.gain = nn.Parameter(torch.empty(stack.d_model, dtype=self.dtype))
@@ -239,7 +245,9 @@ class _Tracer:
         embeddings = torch.empty(B, T, D, dtype=self.dtype, requires_grad=True)
         if embedding_norm:
             embeddings = leaf(self._normalise(embeddings, -1))
-        norm_saved = storage_bytes(tensor for _, tensor in self.saves)
+        if self.local is not None:
+            embeddings = leaf(self._mix_embeddings(embeddings, self.local))
+        embedding_saved = storage_bytes(tensor for _, tensor in self.saves)
         enter = self._ends(self.ends.enter, embeddings, -1)
         self.states.append(enter.result[0])
         operations = [self._once(mixer, site) for mixer, site in zip(self.mixers, self.stack.sites, strict=True)]
@@ -253,7 +261,7 @@ class _Tracer:
             self._both_ends(embeddings, enter, last, leave),
             tuple((index, storage_of(tensor), bytes_behind(tensor)) for index, tensor in self.saves),
             tuple(tuple((storage_of(t), bytes_behind(t)) for t in tensors(state)) for state in self.states),
-            norm_saved,
+            embedding_saved,
         )
 
     def _ends(self, operation: Any, given: Any, index: int) -> Call:
@@ -382,6 +390,12 @@ class _Tracer:
         self._save(index, saved)
         return made
 
+    def _mix_embeddings(self, embeddings: Tensor, local: LocalMixer) -> Tensor:
+        with saved_for_backward() as saved, Operations(None):
+            made, _ = local(embeddings, self.layout)
+        self._save(-1, saved)
+        return made
+
     def _empty(self, *shape: int) -> Tensor:
         """What a linear map of a sublayer makes."""
         size = (self.shape.batch, self.shape.tokens, *shape)
@@ -437,11 +451,12 @@ class _Tracer:
             return held_bytes(mixer.read(state, self.layout, ())[2])
 
     def _ends_cache(self, embeddings: Tensor) -> int:
-        if not self.depth.design.position:
-            return 0
         with torch.no_grad():
+            local = 0 if self.local is None else held_bytes(self.local(embeddings, self.layout, self.local.new_cache())[1])
+            if not self.depth.design.position:
+                return local
             _, cache = self.ends.enter(embeddings, self.layout, ())
-            return held_bytes(self.ends.leave(self.states[-1], self.layout, cache)[1])
+            return local + held_bytes(self.ends.leave(self.states[-1], self.layout, cache)[1])
 
     def _state_tensors(self) -> tuple[tuple[StateTensor, ...], ...]:
         saved, numbers = {storage_of(tensor) for _, tensor in self.saves}, dict[Any, int]()

@@ -86,7 +86,7 @@ class _Alike:
 def _ready(config: MeasuredConfig, site: SublayerPosition, shape: Shape, mode: Mode) -> tuple[Any, torch.Tensor, TokenLayout]:
     dtype = measured_dtype(mode, shape.element_bytes)
     with torch.device("meta"):
-        module: Any = config.build(site.d_model) if isinstance(config, LocalConfig) else config.build(site)
+        module: Any = config.build(site.d_model, site) if isinstance(config, LocalConfig) else config.build(site)
     context = torch.empty(shape.batch, shape.tokens, site.d_model, dtype=dtype)
     ids = torch.zeros(shape.batch, shape.tokens, dtype=torch.int64)
     return placed(module, dtype), context, TokenLayout.contiguous(shape.tokens).of(ids)

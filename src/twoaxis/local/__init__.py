@@ -1,6 +1,7 @@
 """Floor 2, below the axes: local mixers inside a sublayer. One row per mixer.
 
-A sublayer has two places for one: its input, and the projection of it (`input_local` and `projected_local`).
+A sublayer has three places for one: its input, the projection of it, and its update (`input_local`, `projected_local` and
+`update_local`). A decoder has one more, behind the embedding (`embedding_local`).
 """
 
 from typing import Annotated, Any
@@ -11,7 +12,10 @@ from twoaxis.core.registry import Row, Table
 from twoaxis.local.base import LocalConfig, LocalMixer
 from twoaxis.local.branch_swa import BranchSWA, BranchSWAConfig
 from twoaxis.local.canon import Canon, CanonConfig
+from twoaxis.local.dynamic_conv import DynamicConv, DynamicConvConfig
 from twoaxis.local.local_swa import LocalSWA, LocalSWAConfig
+from twoaxis.local.smear import Smear, SmearConfig
+from twoaxis.local.token_shift import TokenShift, TokenShiftConfig
 
 LOCAL: Table[LocalConfig] = Table(
     "local mixer",
@@ -26,12 +30,15 @@ LOCAL: Table[LocalConfig] = Table(
                 "zero": {"taps_init": "zero"},
                 "short_conv": {"form": "plain", "activation": "silu"},
                 "identity": {"form": "plain", "taps_init": "identity", "kernel": 3, "bias": "channel"},
+                "inkling2": {"scale": "unit_variance", "taps_init": "identity", "kernel": 3},
             },
             certified={
                 "default": "canon-ac",
                 "zero": "canon-ac",
                 "short_conv": "canon-b-act-nores",
+                "inkling2": "shortconv-inkling",
             },
+            retrofit={"taps_init": "zero"},
         ),
         Row(
             LocalSWAConfig,
@@ -42,6 +49,7 @@ LOCAL: Table[LocalConfig] = Table(
                 "plain": {"window": 2, "n_heads": 2, "n_kv_heads": 2, "head_dim": 4, "form": "plain"},
                 "silu": {"window": 3, "n_heads": 2, "head_dim": 4, "activation": "silu"},
             },
+            retrofit={"output_init": "zero"},
         ),
         Row(
             BranchSWAConfig,
@@ -51,6 +59,37 @@ LOCAL: Table[LocalConfig] = Table(
                 "plain": {"window": 4, "form": "plain", "activation": "none"},
                 "residual": {"window": 2, "form": "residual"},
             },
+            retrofit={"activation": "none"},
+        ),
+        Row(
+            DynamicConvConfig,
+            "adds a short causal convolution whose taps depend on the token",
+            {
+                "default": {"rank": 3},
+                "plain": {"kernel": 3, "rank": 2, "form": "plain", "static_init": "identity"},
+                "inkling2": {"taps": "per_head", "head_dim": 2, "scale": "unit_variance", "static_init": "zero"},
+                "identity": {"taps": "per_head", "head_dim": 4, "scale": "unit_variance", "static_init": "identity"},
+            },
+            certified={
+                "default": "dynamic-conv-op",
+                "plain": "dynamic-conv-op",
+                "inkling2": "shortconv-inkling",
+                "identity": "shortconv-inkling",
+            },
+            retrofit={"static_init": "identity"},
+        ),
+        Row(
+            TokenShiftConfig,
+            "blends every channel with the token before, by a learned share",
+            {"default": {}, "zero": {"mu_init": "zero"}},
+            certified={"default": "token-shift", "zero": "token-shift"},
+            retrofit={"mu_init": "zero"},
+        ),
+        Row(
+            SmearConfig,
+            "adds the token before through one gate",
+            {"default": {"gate_channels": 5}, "channel": {"form": "channel"}},
+            certified={"default": "smear"},
         ),
     ],
 )
@@ -69,9 +108,15 @@ __all__ = [
     "BranchSWAConfig",
     "Canon",
     "CanonConfig",
+    "DynamicConv",
+    "DynamicConvConfig",
     "Local",
     "LocalConfig",
     "LocalMixer",
     "LocalSWA",
     "LocalSWAConfig",
+    "Smear",
+    "SmearConfig",
+    "TokenShift",
+    "TokenShiftConfig",
 ]

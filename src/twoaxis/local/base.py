@@ -80,6 +80,21 @@ class LocalConfig(Config, ABC):
         return self
 
     @property
+    def reads_context(self) -> bool:
+        """Whether the weights depend on the context of the sublayer, and not on the mixed channels alone."""
+        return False
+
+    @property
+    def channel_group(self) -> int | None:
+        """Number of neighbouring channels that devices must not part; None where they cannot divide the channels at all."""
+        return None
+
+    @property
+    def linear(self) -> bool:
+        """Whether the output is linear in the channels, so that it may be computed of each summand of a sum by itself."""
+        return False
+
+    @property
     @abstractmethod
     def receptive_field(self) -> int:
         """Tokens that one output depends on, its own included."""
@@ -89,9 +104,12 @@ class LocalConfig(Config, ABC):
     def init_equivalence(self) -> InitEquivalence:
         """The relation of the mixer to the identity at initialisation."""
 
+    def check(self, channels: int) -> None:
+        """Raises ConfigError if the mixer cannot be built for so many channels; by default it can."""
+
     @abstractmethod
-    def cost(self, channels: int, shape: Shape) -> Cost:
-        """The cost of one forward pass over these channels."""
+    def cost(self, channels: int, site: SublayerPosition, shape: Shape) -> Cost:
+        """The cost of one forward pass over these channels of a sublayer."""
 
     @property
     def rotations(self) -> frozenset[RotationTable]:
@@ -99,8 +117,8 @@ class LocalConfig(Config, ABC):
         return frozenset()
 
     @abstractmethod
-    def build(self, channels: int) -> "LocalMixer":
-        """Builds the mixer."""
+    def build(self, channels: int, site: SublayerPosition) -> "LocalMixer":
+        """Builds the mixer for these channels of a sublayer; of the embedding, the site is the first one."""
 
 
 class LocalMixer(Mixer):
@@ -112,15 +130,27 @@ class LocalMixer(Mixer):
     @classmethod
     def build_alone(cls, config: LocalConfig, site: SublayerPosition) -> nn.Module:
         """Builds the mixer for the width of the model."""
-        return accept_rows(config.build(site.d_model))
+        return accept_rows(config.build(site.d_model, site))
 
     @abstractmethod
     def new_cache(self) -> Any:
         """The cache before the first token."""
 
     @abstractmethod
-    def forward(self, x: Float[Tensor, "B T C"], layout: TokenLayout, cache: Any = None) -> tuple[Float[Tensor, "B T C"], Any]:
+    def forward(
+        self,
+        x: Float[Tensor, "B T C"],
+        layout: TokenLayout,
+        cache: Any = None,
+        context: Float[Tensor, "B T D"] | None = None,
+    ) -> tuple[Float[Tensor, "B T C"], Any]:
         """Returns the mixed tokens and the next cache (None if none was given).
 
         In padding, x must be finite, which a decoder ensures; elsewhere call `TokenLayout.without_padding` first.
+
+        Args:
+            x: the channels to mix.
+            layout: positions and documents.
+            cache: returned by the last call, or `new_cache()`.
+            context: the input of the sublayer behind its norm, for weights that depend on it; None where x is that.
         """

@@ -16,6 +16,7 @@ from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant
+from twoaxis.core.position import SublayerPosition
 from twoaxis.local.base import LocalConfig, LocalMixer, Parts, TokenHistory, WindowKind, window_documents, window_pairs
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.precision import Impl, statistics_dtype
@@ -138,7 +139,7 @@ class BranchSWAConfig(LocalConfig):
             return frozenset()
         return frozenset({RotationTable(self.parts[0][1], self.rope_theta)})
 
-    def cost(self, channels: int, shape: Shape) -> Cost:
+    def cost(self, channels: int, site: SublayerPosition, shape: Shape) -> Cost:
         """Costs of the visible pairs and of the form."""
         parts, N = self.parts_of(channels), shape.total_tokens
         if self.scores == "shared":
@@ -153,7 +154,7 @@ class BranchSWAConfig(LocalConfig):
             elementwise_flops=N * (turned + per_channel * channels),
         )
 
-    def build(self, channels: int) -> "BranchSWA":
+    def build(self, channels: int, site: SublayerPosition) -> "BranchSWA":
         """Builds the mixer."""
         return BranchSWA(self, channels)
 
@@ -173,7 +174,11 @@ class BranchSWA(LocalMixer, config=BranchSWAConfig):
         return TokenHistory()
 
     def forward(
-        self, x: Float[Tensor, "B T C"], layout: TokenLayout, cache: TokenHistory | None = None
+        self,
+        x: Float[Tensor, "B T C"],
+        layout: TokenLayout,
+        cache: TokenHistory | None = None,
+        context: Float[Tensor, "B T D"] | None = None,
     ) -> tuple[Float[Tensor, "B T C"], TokenHistory | None]:
         """Returns the mixed channels, and the last tokens of all channels."""
         past = None if cache is None else cache.tokens

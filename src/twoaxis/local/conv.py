@@ -32,17 +32,29 @@ class ConvOptions(Config):
     impl: Impl = "fused"
 
     @property
+    def factor(self) -> float:
+        """The factor of the output."""
+        return 1.0
+
+    @property
+    def identity_tap(self) -> float:
+        """The tap of the current token with which the sum returns the input, all others being zero."""
+        return 1 / self.factor - (self.form == "residual")
+
+    @property
     def relation_to_identity(self) -> InitEquivalence:
-        """Exact for zero taps added to the input, and for a single tap on the current token."""
-        if self.form == "residual" and self.taps_init == "zero":
+        """Exact for zero taps added to the input, and for a single tap on the current token without an activation."""
+        added = self.form == "residual" and self.factor == 1
+        if added and self.taps_init != "uniform":
             return InitEquivalence("exact", "zero taps add nothing to the input")
-        if self.form == "plain" and self.taps_init == "identity" and self.activation == "none":
-            return InitEquivalence("exact", "the only tap that is not zero is 1 on the current token")
+        if self.taps_init == "identity" and self.activation == "none":
+            return InitEquivalence("exact", "the only tap that is not zero, that of the current token, returns the input")
         return InitEquivalence("none", "the taps change the input")
 
     def conv_cost(self, channels: int, shape: Shape) -> Cost:
         """One multiplication and one addition per tap and channel."""
         per_channel = 2 * self.kernel + (self.form == "residual") + (self.bias == "channel") + 4 * (self.activation == "silu")
+        per_channel += self.factor != 1
         return Cost(
             params=channels * (self.kernel + (self.bias == "channel")),
             elementwise_flops=per_channel * shape.total_tokens * channels,
@@ -72,31 +84,35 @@ class DepthwiseConv(LocalMixer):
         return TokenHistory()
 
     def forward(
-        self, x: Float[Tensor, "B T C"], layout: TokenLayout, cache: TokenHistory | None = None
+        self,
+        x: Float[Tensor, "B T C"],
+        layout: TokenLayout,
+        cache: TokenHistory | None = None,
+        context: Float[Tensor, "B T D"] | None = None,
     ) -> tuple[Float[Tensor, "B T C"], TokenHistory | None]:
         """Returns the convolved tokens and the last inputs."""
         options, history = self.options, cache or TokenHistory()
         documents = layout.key_documents(history.length + x.shape[1])
         # The same sum with two passes over memory less.
         folded = options.folded and not runs_plain(options.impl)
-        taps = _with_input(self.weight) if folded else self.weight
+        taps = _with_input(self.weight, options.factor) if folded else self.weight
         y = causal_conv(x, taps, self.bias, history=history.tokens, documents=documents, impl=options.impl)
         if options.activation == "silu":
             y = F.silu(y)
         if options.form == "residual" and not folded:
-            y = x + y
+            y = (x + y) * options.factor if options.factor != 1 else x + y
         return y, None if cache is None else history.following(x, options.kernel)
 
 
-def _with_input(weight: Float[Tensor, "C k"]) -> Float[Tensor, "C k"]:
-    """The taps of x + conv(x), in a precision that does not round small taps away."""
+def _with_input(weight: Float[Tensor, "C k"], factor: float) -> Float[Tensor, "C k"]:
+    """The taps of factor * (x + conv(x)), in a precision that does not round small taps away."""
     wide = weight.to(statistics_dtype(weight))
-    return wide + F.pad(wide.new_ones(1), (weight.shape[1] - 1, 0))
+    return (wide + F.pad(wide.new_ones(1), (weight.shape[1] - 1, 0))) * factor
 
 
 def _taps(options: ConvOptions, channels: int) -> Init:
     if options.taps_init == "zero":
         return Constant(0.0)
     if options.taps_init == "identity":
-        return Values((*(0.0,) * (options.kernel - 1), 1.0) * channels)
+        return Values((*(0.0,) * (options.kernel - 1), options.identity_tap) * channels)
     return Uniform(1 / math.sqrt(options.kernel))

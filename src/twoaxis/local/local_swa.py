@@ -15,6 +15,7 @@ from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.key_value_cache import KeyValueCache
 from twoaxis.core.layout import TokenLayout
+from twoaxis.core.position import SublayerPosition
 from twoaxis.local.base import LocalConfig, LocalMixer, WindowKind, window_documents, window_pairs
 from twoaxis.ops.local_attention import local_attention
 from twoaxis.ops.precision import Impl, statistics_dtype
@@ -107,7 +108,7 @@ class LocalSWAConfig(LocalConfig):
         """The rotation table of whole heads."""
         return frozenset({RotationTable(self.head_dim, self.rope_theta)})
 
-    def cost(self, channels: int, shape: Shape) -> Cost:
+    def cost(self, channels: int, site: SublayerPosition, shape: Shape) -> Cost:
         """Costs of two projections, and of the visible pairs."""
         H, G, K = self.n_heads, self.n_kv_heads, self.head_dim
         weights = 2 * channels * (H + G) * K
@@ -119,7 +120,7 @@ class LocalSWAConfig(LocalConfig):
             * (3 * (H + G) * K + channels * ((self.form == "residual") + 4 * (self.activation == "silu"))),
         )
 
-    def build(self, channels: int) -> "LocalSWA":
+    def build(self, channels: int, site: SublayerPosition) -> "LocalSWA":
         """Builds the mixer."""
         return LocalSWA(self, channels)
 
@@ -140,7 +141,11 @@ class LocalSWA(LocalMixer, config=LocalSWAConfig):
         return KeyValueCache(self.config.window)
 
     def forward(
-        self, x: Float[Tensor, "B T C"], layout: TokenLayout, cache: KeyValueCache | None = None
+        self,
+        x: Float[Tensor, "B T C"],
+        layout: TokenLayout,
+        cache: KeyValueCache | None = None,
+        context: Float[Tensor, "B T D"] | None = None,
     ) -> tuple[Float[Tensor, "B T C"], KeyValueCache | None]:
         """Returns the mixed channels and the extended cache."""
         config = self.config

@@ -31,6 +31,7 @@ class DecoderCache:
         length: tokens seen so far, padding included.
         positions: [B 1] position of the last token of each row, or None before the first call.
         documents: [B P] documents of all tokens so far, or None when every row is one document.
+        embedding: the cache of the local mixer behind the embedding, or None.
     """
 
     sublayers: tuple[tuple[Any, ...], ...]
@@ -38,6 +39,7 @@ class DecoderCache:
     length: int = 0
     positions: Int[Tensor, "_ 1"] | None = None
     documents: Int[Tensor, "B P"] | None = None
+    embedding: Any = None
 
     def layout(self, tokens: int, device: torch.device) -> TokenLayout:
         """Returns the layout of tokens that continue every row.
@@ -69,13 +71,15 @@ class DecoderCache:
             )
         return layout.after(self.documents)
 
-    def next_cache(self, sublayers: tuple[tuple[Any, ...], ...], ends: Any, layout: TokenLayout) -> "DecoderCache":
+    def next_cache(
+        self, sublayers: tuple[tuple[Any, ...], ...], ends: Any, layout: TokenLayout, embedding: Any = None
+    ) -> "DecoderCache":
         """Returns the cache after the tokens of this layout."""
         documents = layout.documents
         if documents is not None and self.documents is not None:
             documents = torch.cat((self.documents, documents), dim=1)
         length = self.length + layout.positions.shape[1]
-        return DecoderCache(sublayers, ends, length, layout.positions[:, -1:], documents)
+        return DecoderCache(sublayers, ends, length, layout.positions[:, -1:], documents, embedding)
 
 
 def select_rows(value: Any, rows: Int[Tensor, " N"], batch: int) -> Any:
@@ -124,10 +128,10 @@ def join_rows(caches: Sequence[DecoderCache]) -> DecoderCache:
         raise ConfigError(problem("caches", counts, "at least one, each with tokens", "run the prompts first"))
     tokens = max(_columns(cache) for cache in caches)
     documents = [_documents(cache, tokens, count) for cache, count in zip(caches, counts, strict=True)]
-    sublayers, ends = _walk(lambda parts: _join(parts, counts), [(cache.sublayers, cache.ends) for cache in caches])
+    carried = _walk(lambda parts: _join(parts, counts), [_carried(cache) for cache in caches])
     positions = torch.cat([cache.positions for cache in caches if cache.positions is not None])
     length = int(positions.max()) + 1
-    return _without_padding(DecoderCache(sublayers, ends, length, positions, torch.cat(documents)))
+    return _without_padding(DecoderCache(length=length, positions=positions, documents=torch.cat(documents), **carried))
 
 
 def _without_padding(cache: DecoderCache) -> DecoderCache:
@@ -139,15 +143,20 @@ def _without_padding(cache: DecoderCache) -> DecoderCache:
         (tensor,) = tensors
         return tensor.last(length) if isinstance(tensor, KeyValueCache) else tensor
 
-    sublayers, ends = _walk(cut, [(cache.sublayers, cache.ends)])
+    carried = _walk(cut, [_carried(cache)])
     documents = cache.documents
     if documents is not None:
         # A convolution may hold more tokens than that, and needs the documents of all of them.
-        held = max((tensor.shape[1] for tensor in _tensors((sublayers, ends)) if tensor.ndim > 1), default=0)
+        held = max((tensor.shape[1] for tensor in _tensors(carried) if tensor.ndim > 1), default=0)
         documents = documents[:, -max(length, held) :]
         if not (documents == PADDING).any():
             documents = None
-    return DecoderCache(sublayers, ends, length, cache.positions, documents)
+    return DecoderCache(length=length, positions=cache.positions, documents=documents, **carried)
+
+
+def _carried(cache: DecoderCache) -> dict[str, Any]:
+    """The caches of all mixers."""
+    return {"sublayers": cache.sublayers, "ends": cache.ends, "embedding": cache.embedding}
 
 
 def _columns(cache: DecoderCache) -> int:

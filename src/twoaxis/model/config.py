@@ -11,6 +11,8 @@ from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.core.position import LayerStack, SublayerInfo
 from twoaxis.depth import DEPTH, DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FEED_FORWARD, FeedForwardConfig, SwiGLUConfig
+from twoaxis.local import Local
+from twoaxis.local.places import PlacesConfig
 from twoaxis.model.block_patterns import named_blocks
 from twoaxis.sequence import SEQUENCE, AttentionConfig, SequenceConfig
 
@@ -48,6 +50,7 @@ class DecoderConfig(Config):
             with logits of variance 1.
         embedding_norm: `none`, or `rms`: an RMSNorm with a gain between the embedding and the stack, as in Peri-LN
             (arXiv:2502.02732), so that the stream starts at root mean square 1 whatever the embedding's scale.
+        embedding_local: a local mixer between the embedding, behind its norm, and the stack, such as `smear`.
         depth: the depth mixer, by table or bare kind.
         blocks: the sublayers of each block, in order; block l is `blocks[l % len(blocks)]`. Or the name of a published order of
             layers, as in `blocks = "gpt_oss"`, or a table `{preset = "gpt_oss", n_heads = 8}`; see `twoaxis list blocks`.
@@ -77,6 +80,7 @@ class DecoderConfig(Config):
     tie_embeddings: bool = True
     embedding_std: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     embedding_norm: Literal["none", "rms"] = "none"
+    embedding_local: Local = None
     depth: Depth = ResidualConfig()
     blocks: tuple[Block, ...] = ((AttentionConfig(), SwiGLUConfig()),)
     parametrization: Literal["standard", "completep"] = "standard"
@@ -127,6 +131,10 @@ class DecoderConfig(Config):
         for site, sublayer in zip(stack.sites, self.parts, strict=True):
             if isinstance(sublayer, SequenceConfig):
                 sublayer.check_at(site)
+            if isinstance(sublayer, PlacesConfig):
+                sublayer.check_locals(site)
+        if self.embedding_local is not None:
+            self.embedding_local.check(self.d_model)
         self.depth.prepare(stack)
         if len(self.blocks) > self.n_layers:
             allowed = f"at most n_layers={self.n_layers} patterns"

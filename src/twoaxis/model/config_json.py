@@ -17,6 +17,7 @@ CONFIG_NAMES: Mapping[str, str] = {
     "tie_word_embeddings": "tie_embeddings",
     "embedding_std": "embedding_std",
     "embedding_norm": "embedding_norm",
+    "embedding_local": "embedding_local",
     "depth": "depth",
     "blocks": "blocks",
     "parametrization": "parametrization",

@@ -6,6 +6,7 @@ from typing import Literal, Protocol, runtime_checkable
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.position import LayerStack, SublayerPosition
 from twoaxis.depth import DepthConfig
+from twoaxis.local import LocalConfig
 
 NORMS = {"rms": (1, 4), "layer": (2, 7)}
 """(parameters, operations) of a norm per feature: square, add, scale, gain; layer: also sum, subtract, and add a bias."""
@@ -55,6 +56,11 @@ class CostedModel(Protocol):
         ...
 
     @property
+    def embedding_local(self) -> LocalConfig | None:
+        """The local mixer between the embedding, behind its norm, and the stack."""
+        ...
+
+    @property
     def depth(self) -> DepthConfig:
         """The depth mixer."""
         ...
@@ -89,7 +95,7 @@ def decoder_cost(config: CostedModel, shape: Shape) -> Cost:
     """
     stack, norm = config.stack, norm_cost(config.norm, config.d_model, shape)
     total = (
-        _embedding_and_head(config, shape) + embedding_norm_cost(config, shape) + config.depth.ends_cost(stack, shape) + norm
+        _embedding_and_head(config, shape) + behind_embedding_cost(config, shape) + config.depth.ends_cost(stack, shape) + norm
     )
     total += factor_cost(config.logit_scale, config.d_model, shape)
     for site, sublayer in zip(stack.sites, config.parts, strict=True):
@@ -116,9 +122,11 @@ def factor_cost(factor: float, d_model: int, shape: Shape) -> Cost:
     return Cost(elementwise_flops=0 if factor == 1 else shape.total_tokens * d_model)
 
 
-def embedding_norm_cost(config: CostedModel, shape: Shape) -> Cost:
-    """Returns the cost of the norm after the embedding."""
-    return Cost() if config.embedding_norm == "none" else norm_cost("rms", config.d_model, shape)
+def behind_embedding_cost(config: CostedModel, shape: Shape) -> Cost:
+    """Returns the cost of the norm and of the local mixer between the embedding and the stack."""
+    norm = Cost() if config.embedding_norm == "none" else norm_cost("rms", config.d_model, shape)
+    local = config.embedding_local
+    return norm if local is None else norm + local.cost(config.d_model, config.stack.sites[0], shape)
 
 
 def _embedding_and_head(config: CostedModel, shape: Shape) -> Cost:

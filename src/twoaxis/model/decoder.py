@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from twoaxis.core.errors import ConfigError, DataError, problem
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import DeclaredModule, Normal, initialise, materialize, matrix_std
+from twoaxis.local.places import mix_locally
 from twoaxis.model.block import Block, RMSNorm, run_blocks
 from twoaxis.model.cache import DecoderCache
 from twoaxis.model.config import DecoderConfig
@@ -96,8 +97,9 @@ class Decoder(DeclaredModule):
         # To draw values on the meta device, as the constructor does, torch would load its compiler.
         self.embedding = nn.Embedding.from_pretrained(torch.empty(shape, device="meta"), freeze=False)
         self.embedding.weight = self.parameter("embedding.weight", shape, init, "embedding")
-        stack = config.stack
+        stack, local = config.stack, config.embedding_local
         self.embedding_norm = RMSNorm(config.d_model, stack.norm_eps) if config.embedding_norm == "rms" else None
+        self.embedding_local = local and local.build(config.d_model, stack.sites[0])
         mixers, ends = config.depth.build(stack)
         stops = list(accumulate(stack.block_lengths, initial=0))
         self.blocks = nn.ModuleList(
@@ -166,7 +168,8 @@ class Decoder(DeclaredModule):
 
     def new_cache(self) -> DecoderCache:
         """The cache before the first token."""
-        return DecoderCache(tuple(cast(Block, block).new_caches() for block in self.blocks), ())
+        embedding = self.embedding_local and self.embedding_local.new_cache()
+        return DecoderCache(tuple(cast(Block, block).new_caches() for block in self.blocks), (), embedding=embedding)
 
     def embed(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Looks up token embeddings, and applies the embedding norm if there is one.
@@ -183,6 +186,15 @@ class Decoder(DeclaredModule):
     def normalise_embeddings(self, vectors: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Applies the embedding norm, if there is one, to looked-up vectors or to vectors in their place."""
         return vectors if self.embedding_norm is None else self.embedding_norm(vectors)
+
+    def mix_embeddings(
+        self, embeddings: Float[Tensor, "B T D"], layout: TokenLayout, cache: Any = None
+    ) -> tuple[Float[Tensor, "B T D"], Any]:
+        """Replaces padding with zeros, and applies the local mixer behind the embedding; returns its next cache.
+
+        Zeros once for all mixers: the gradient of a weight multiplies its input, and 0 * NaN is NaN.
+        """
+        return mix_locally(self.embedding_local, layout.without_padding(embeddings), layout, cache)
 
     def hidden(
         self,
@@ -202,8 +214,7 @@ class Decoder(DeclaredModule):
             tokens: the ids of the embeddings, for mixers with a table of tokens.
         """
         layout = self._layout(embeddings, layout, cache).of(tokens)
-        # Once for all mixers: the gradient of a weight multiplies its input, and 0 * NaN is NaN.
-        embeddings = layout.without_padding(embeddings)
+        embeddings, embedding = self.mix_embeddings(embeddings, layout, None if cache is None else cache.embedding)
         state, ends = self.ends.enter(embeddings, layout, None if cache is None else cache.ends)
         next_caches = []
         if cache is None:
@@ -213,7 +224,7 @@ class Decoder(DeclaredModule):
                 state, caches = block(state, layout, given)
                 next_caches.append(tuple(caches))
         left, ends = self.ends.leave(state, layout, ends)
-        return self.norm(left), None if cache is None else cache.next_cache(tuple(next_caches), ends, layout)
+        return self.norm(left), None if cache is None else cache.next_cache(tuple(next_caches), ends, layout, embedding)
 
     def forward(
         self, tokens: Int[Tensor, "B T"], layout: TokenLayout | None = None, cache: DecoderCache | None = None

@@ -28,8 +28,8 @@ def trace(model: Decoder, tokens: Tensor, disturbances: dict[int, Tensor] | None
 
     The views and the final hidden states are copies, so that a write in place shows; everything else is not copied.
     """
-    embeddings = model.embed(tokens)
     layout = TokenLayout.contiguous(tokens.shape[1]).of(tokens)
+    embeddings, _ = model.mix_embeddings(model.embed(tokens), layout)
     state, _ = model.ends.enter(embeddings)
     states, views, contexts, heads, updates = [state], [], [], [], []
     for index, sublayer in enumerate(sublayer_list(model)):

@@ -137,7 +137,7 @@ def _plain(
     return total.to(rows[0].dtype)
 
 
-class _Borders(NamedTuple):
+class Borders(NamedTuple):
     """The outputs at which a tap would cross the start of a document, and the taps that do not.
 
     Attributes:
@@ -153,7 +153,7 @@ class _Borders(NamedTuple):
     seen: Tensor
 
     @staticmethod
-    def find(documents: Int[Tensor, "B R"], tokens: int, kernel: int, dilation: int) -> "_Borders | None":
+    def find(documents: Int[Tensor, "B R"], tokens: int, kernel: int, dilation: int) -> "Borders | None":
         """Finds them; None where no tap crosses a border."""
         cut = torch.zeros_like(documents, dtype=torch.bool)
         for shift in range(dilation, min(dilation * kernel, documents.shape[1]), dilation):
@@ -165,7 +165,7 @@ class _Borders(NamedTuple):
         source = (token + past).unsqueeze(-1) - dilation * torch.arange(kernel - 1, -1, -1, device=row.device)
         own = documents[row, token + past].unsqueeze(-1)
         seen = (source >= 0) & (documents[row.unsqueeze(-1), source.clamp(min=0)] == own)
-        return _Borders(row, token, source.clamp(min=0), seen.unsqueeze(-1))
+        return Borders(row, token, source.clamp(min=0), seen.unsqueeze(-1))
 
     def gather(self, x: Float[Tensor, "B R C"]) -> Float[Tensor, "n k C"]:
         """The inputs of the taps, zeros outside the document."""
@@ -187,7 +187,7 @@ class _CausalConv(torch.autograd.Function):
         for other in others:
             y += other
         y = y[:, past : past + tokens]
-        borders = None if documents is None else _Borders.find(documents, tokens, taps.shape[-1], dilation)
+        borders = None if documents is None else Borders.find(documents, tokens, taps.shape[-1], dilation)
         if borders is not None:
             parts = (borders.gather(x.to(dtype)) * own.T for x, own in zip(rows, taps, strict=True))
             y[borders.row, borders.token] = sum(parts, torch.zeros((), dtype=dtype, device=y.device)).sum(1)
@@ -201,7 +201,7 @@ class _CausalConv(torch.autograd.Function):
         dtype, tokens, dilation, kernel = statistics_dtype(rows[0]), ctx.tokens, ctx.dilation, weights.shape[-1]
         grad, taps = grad_outputs[0].to(dtype), weights.to(dtype)
         grad_bias = None if bias is None else grad.sum((0, 1)).to(bias.dtype)
-        borders = None if documents is None else _Borders.find(documents, tokens, kernel, dilation)
+        borders = None if documents is None else Borders.find(documents, tokens, kernel, dilation)
         at_borders = None
         if borders is not None:
             at_borders = grad[borders.row, borders.token].unsqueeze(1)

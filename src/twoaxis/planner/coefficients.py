@@ -13,7 +13,7 @@ import torch
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.position import SublayerPosition
 from twoaxis.ledger.lines import depth_lines, part_lines
-from twoaxis.model.cost import embedding_norm_cost, factor_cost, norm_cost, norms_before
+from twoaxis.model.cost import behind_embedding_cost, factor_cost, norm_cost, norms_before
 from twoaxis.planner.model.part import Part, count_matrices
 from twoaxis.planner.model.shape import ModelShape
 from twoaxis.planner.quantities import Precision
@@ -65,7 +65,7 @@ def coefficients(model: ModelShape, precision: Precision | None = None, engine: 
     for sublayer, matrices in zip(sublayers, mixers, strict=True):
         sublayer["depth"]["matrices"] = matrices
     ends = _depth(lambda shape: _ends_cost(model, shape), found["ends"])
-    ends["saved"] += found["ends"]["handed_over"] + found["embedding_norm_saved"]
+    ends["saved"] += found["ends"]["handed_over"] + found["embedding_saved"]
     ends["lent"] = ends["params"] if any(depth.cost(site, Shape(1, 1)).shared_params for site in stack.sites) else 0
     ends["weights"] -= ends["lent"]
     ends["matrices"] = of_ends
@@ -114,18 +114,23 @@ def _sublayer(model: ModelShape, site: SublayerPosition, part: Part, measured: D
 
 
 def _ends_cost(model: ModelShape, shape: Shape) -> Cost:
-    cost = model.depth.ends_cost(model.stack, shape) + embedding_norm_cost(model, shape)
+    cost = model.depth.ends_cost(model.stack, shape) + behind_embedding_cost(model, shape)
     return cost + factor_cost(model.logit_scale, model.d_model, shape)
 
 
 def _depth_matrices(model: ModelShape) -> list[int]:
-    """Numbers in matrices of each depth mixer and of the ends, as far as Muon updates them; shared ones count once."""
-    stack = model.stack
+    """Numbers in matrices of each depth mixer and of the ends, as far as Muon updates them; shared ones count once.
+
+    A local mixer behind the embedding counts with the ends.
+    """
+    stack, local = model.stack, model.embedding_local
     if model.optimizer != "muon":
         return [0] * (stack.n_sublayers + 1)
     with torch.device("meta"):
         mixers, ends = model.depth.build(stack)
-    return [count_matrices(module) for module in (*mixers, ends)]
+        behind = local and local.build(model.d_model, stack.sites[0])
+    *of_mixers, of_ends = (count_matrices(module) for module in (*mixers, ends))
+    return [*of_mixers, of_ends + (0 if behind is None else count_matrices(behind))]
 
 
 @lru_cache(maxsize=4096)

@@ -4,6 +4,7 @@ from twoaxis.core.registry import Row, Table
 from twoaxis.sequence.attention import Attention, AttentionConfig
 from twoaxis.sequence.base import HeadMixer, SequenceConfig, SequenceMixer
 from twoaxis.sequence.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from twoaxis.sequence.gated_short_conv import GatedShortConv, GatedShortConvConfig
 from twoaxis.sequence.kv_shift import KVShift, KVShiftConfig
 from twoaxis.sequence.ngram_embedding import NgramEmbedding, NgramEmbeddingConfig
 from twoaxis.sequence.path_attention import PathAttention, PathAttentionConfig
@@ -50,6 +51,21 @@ SEQUENCE: Table[SequenceConfig] = Table(
                     "input_local": "canon",
                     "projected_local": {"kind": "canon", "kernel": 2, "form": "plain", "activation": "silu"},
                 },
+                "inkling2": {
+                    "n_heads": 4,
+                    "n_kv_heads": 2,
+                    "head_dim": 4,
+                    "qk_norm": "after_local",
+                    "projected_local": {
+                        "kind": "dynamic_conv",
+                        "taps": "per_head",
+                        "head_dim": 4,
+                        "scale": "unit_variance",
+                        "static_init": "zero",
+                    },
+                    "projected_branches": ["k", "v"],
+                    "update_local": {"kind": "canon", "scale": "unit_variance", "taps_init": "zero"},
+                },
                 "local_swa": {
                     "n_heads": 2,
                     "rope_dim": 0,
@@ -88,6 +104,16 @@ SEQUENCE: Table[SequenceConfig] = Table(
                 "residual": {"kernel": 3, "form": "residual", "activation": "none", "bias": "channel"},
             },
             certified={"default": "shortconv-op", "zero": "shortconv-op"},
+        ),
+        Row(
+            GatedShortConvConfig,
+            "a short convolution between two gates, with projections of its own",
+            {"default": {}, "lfm3": {"kernel": 7}, "zero_output": {"output_init": "zero"}},
+            certified={
+                "default": "gated-shortconv-lfm",
+                "lfm3": "gated-shortconv-lfm",
+                "zero_output": "gated-shortconv-lfm",
+            },
         ),
         Row(
             KVShiftConfig,
@@ -187,6 +213,8 @@ __all__ = [
     "AttentionConfig",
     "GatedDeltaNet",
     "GatedDeltaNetConfig",
+    "GatedShortConv",
+    "GatedShortConvConfig",
     "HeadMixer",
     "KVShift",
     "KVShiftConfig",

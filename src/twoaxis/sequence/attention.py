@@ -32,14 +32,17 @@ class AttentionConfig(HeadsConfig):
         rope_theta: base of the rotation angles.
         rope_dim: channels of each head that are rotated, the first ones; None means all, 0 none (NoPE).
         rope_scaling: slower angles for longer texts: `llama3`, `yarn` or `linear` with their options; None leaves them.
-        qk_norm: RMSNorm of queries and keys: `none`, `before_rope`, `after_rope`, or `key_after_rope`, of queries before.
+        qk_norm: RMSNorm of queries and keys: `none`, `before_rope` (behind their projection), `after_local` (behind
+            projected_local, before rotation, as in Inkling), `after_rope`, or `key_after_rope`, of queries before.
         qk_norm_over: one norm for each `head` (one gain for all heads), or over `all_heads` together (OLMo 2, Canon).
         bias: `qkv` adds a bias to queries, keys and values, `all` to the output too (gpt-oss).
         sink: `learned` gives each head a score that takes part in the softmax with a value of zero (gpt-oss); `per_token`
             projects it from the context of the query (Inkling-2).
         sink_init: of the scores, or of their projection: `zero` (GraniteSWA, DeepSeek-V4) or `normal` (gpt-oss: N(0, 0.0004)).
         input_local: a local mixer of the context, such as `canon` (place A of the Canon paper) or `local_swa`.
-        projected_local: a local mixer of queries, keys and values behind their norm and before rotation (place B).
+        projected_local: a local mixer of queries, keys and values before rotation (place B), such as `dynamic_conv`.
+        projected_branches: which of q, k and v it mixes.
+        update_local: a local mixer of the update before it enters the residual stream, as in Inkling.
         output_init: `scaled`, or `zero` for a sublayer that adds nothing at first.
         impl: `fused` or `reference`.
 

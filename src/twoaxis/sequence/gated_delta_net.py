@@ -58,6 +58,7 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
             default. The author of ShortSWA proposed it for this place: `local_swa` has projections of its own, `branch_swa` has
             none, and takes its scores from each branch or from queries and keys.
         projected_over: one local mixer of all three `joint`, or one of each `branch` with parameters of its own.
+        update_local: a local mixer of the update before it enters the residual stream.
         qk_eps: added to the squared length of queries and keys.
         output_init: `scaled` or `zero`.
         impl: `fused` or `reference`.
@@ -101,7 +102,7 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
 
     def without_local(self) -> Self:
         """The same sublayer without local mixers."""
-        return self.replace(input_local=None, projected_local=None, projected_over="joint")
+        return self.replace(input_local=None, projected_local=None, update_local=None, projected_over="joint")
 
     def mixed_apart(self, d_model: int) -> tuple[int, ...] | None:
         """The channels of each branch, if each has a local mixer."""
@@ -140,9 +141,9 @@ class GatedDeltaNetConfig(PlacesConfig, SequenceConfig):
         return self.value_dim or 2 * self.key_width(d_model)
 
     def local_channels(self, site: SublayerPosition) -> Places:
-        """Channels of the input, and of all heads concatenated."""
+        """Channels of the input, of all heads concatenated, and of the update."""
         D = site.d_model
-        return Places(D, self.n_heads * (2 * self.key_width(D) + self.value_width(D)))
+        return Places(D, self.n_heads * (2 * self.key_width(D) + self.value_width(D)), D)
 
     def cost(self, site: SublayerPosition, shape: Shape) -> Cost:
         """Costs of projections by their weights, of the recurrence by its three products per token."""
@@ -204,16 +205,18 @@ class GatedDeltaNet(LocalPlaces, SequenceMixer, config=GatedDeltaNetConfig):
     ) -> tuple[Float[Tensor, "B T E"], GatedDeltaNetCache | None]:
         """Returns the gated and projected output of the heads, and the state after these tokens."""
         assert isinstance(context, Tensor)
-        state, local = (None, Places()) if cache is None else cache
+        given, (state, local) = context, (None, Places()) if cache is None else cache
         context, input_local = mix_locally(self.input_local, context, layout, local.input)
         # Contiguous, or each of three projections would save a copy.
         context = context.flatten(0, 1).unflatten(0, context.shape[:2])
-        channels, projected_local = mix_locally(self.projected_local, self.qkv(context), layout, local.projected)
+        channels, projected_local = mix_locally(self.projected_local, self.qkv(context), layout, local.projected, given)
         documents = layout.key_documents(channels.shape[1] + (state is not None))
         heads = (*self._heads(channels), *self._gates(context))
         y, state = gated_delta(*heads, state=state, documents=documents, impl=self.config.impl)
         update = with_extra(self.output, self.extra, self._gated(y.transpose(1, 2), context))
-        return update, None if cache is None else GatedDeltaNetCache(state, Places(input_local, projected_local))
+        update, local = self.mix_update(update, layout, local, given)
+        local = local._replace(input=input_local, projected=projected_local)
+        return update, None if cache is None else GatedDeltaNetCache(state, local)
 
     def _heads(self, channels: Float[Tensor, "B T C"]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys of length 1, and values, each [B H T _]."""

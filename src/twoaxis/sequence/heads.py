@@ -4,7 +4,7 @@ Letters: B batch, T position, D width, E emitted numbers, H heads, G kv-heads, K
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +29,15 @@ from twoaxis.ops.rope import RotationTable, Scaling, layout_rotation, rotate
 from twoaxis.ops.scores import linear_scores
 from twoaxis.sequence.base import HeadMixer, SequenceConfig
 
-QKNorm = Literal["none", "before_rope", "after_rope", "key_after_rope"]
+QKNorm = Literal["none", "before_rope", "after_local", "after_rope", "key_after_rope"]
+Branch = Literal["q", "k", "v"]
 ProjectionBias = Literal["none", "qkv", "all"]
 
 SINK_STD = 0.02
 """Standard deviation of a sink that starts `normal`, that of gpt-oss."""
+
+
+ALL_BRANCHES: tuple[Branch, ...] = ("q", "k", "v")
 
 
 class HeadsConfig(PlacesConfig, SequenceConfig):
@@ -45,6 +49,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
     rope_theta: float = Field(default=10_000.0, gt=0)
     rope_dim: int | None = Field(default=None, ge=0, multiple_of=2)
     rope_scaling: Scaling = None
+    projected_branches: tuple[Branch, ...] = ALL_BRANCHES
     qk_norm: QKNorm = "none"
     qk_norm_over: Literal["head", "all_heads"] = "head"
     bias: ProjectionBias = "none"
@@ -66,12 +71,22 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
             raise ConfigError(problem("rope_theta", self.rope_theta, "> 1 with rope_scaling", "use the base of the model"))
         if self.sink == "none" and self.sink_init != "zero":
             raise ConfigError(problem("sink_init", self.sink_init, "left out without a sink", "set sink='learned'"))
+        return self
+
+    @model_validator(mode="after")
+    def _order_fits(self) -> Self:
         if self.projected_local is not None and self.key_norm == "after_rope":
-            raise ConfigError(
-                problem(
-                    "qk_norm", self.qk_norm, "none or before_rope with projected_local", "move the norm before the rotation"
-                )
-            )
+            allowed = "none, before_rope or after_local with projected_local"
+            raise ConfigError(problem("qk_norm", self.qk_norm, allowed, "move the norm before the rotation"))
+        if self.projected_local is None and self.qk_norm == "after_local":
+            raise ConfigError(problem("qk_norm", self.qk_norm, "none, before_rope or after_rope", "use before_rope"))
+        if self.projected_local is None:
+            self.refuse_options(["projected_branches"], " without projected_local", "remove it")
+        ordered = tuple(name for name in ALL_BRANCHES if name in self.projected_branches)
+        if not ordered or ordered != self.projected_branches:
+            allowed = "some of q, k and v, in this order"
+            remedy = "write for example ['k', 'v']"
+            raise ConfigError(problem("projected_branches", list(self.projected_branches), allowed, remedy))
         return self
 
     @property
@@ -82,12 +97,12 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
     @property
     def query_norm(self) -> KeyNorm:
         """The side of the rotation on which queries are normalised."""
-        return "before_rope" if self.qk_norm == "key_after_rope" else self.qk_norm
+        return "before_rope" if self.qk_norm in ("after_local", "key_after_rope") else self.qk_norm
 
     @property
     def key_norm(self) -> KeyNorm:
         """The side of the rotation on which keys are normalised."""
-        return "after_rope" if self.qk_norm == "key_after_rope" else self.qk_norm
+        return {"after_local": "before_rope", "key_after_rope": "after_rope"}.get(self.qk_norm, self.qk_norm)  # type: ignore[return-value]
 
     @property
     def span(self) -> int | None:
@@ -101,8 +116,8 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
 
     @property
     def accepts_qkv(self) -> bool:
-        """Whether separate inputs are accepted; a local mixer of the input needs one."""
-        return self.input_local is None
+        """Whether separate inputs are accepted; a local mixer of the input, or one that reads it, needs one."""
+        return self.input_local is None and not self.reads_context
 
     @property
     def unseen_keys(self) -> int:
@@ -139,13 +154,18 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
         return self.key_width(d_model) if self.rope_dim is None else self.rope_dim
 
     def local_channels(self, site: SublayerPosition) -> Places:
-        """Channels of the input, and of all heads concatenated."""
-        return Places(site.d_model, (self.n_heads + 2 * self.kv_heads) * self.key_width(site.d_model))
+        """Channels of the input, of the heads of all branches that are mixed, and of the update."""
+        return Places(site.d_model, sum(self.branch_heads) * self.key_width(site.d_model), site.d_model)
+
+    def without_local(self) -> Self:
+        """The same sublayer without local mixers."""
+        bare: Any = {"input_local": None, "projected_local": None, "update_local": None, "projected_branches": ALL_BRANCHES}
+        return self.replace(**bare, qk_norm="before_rope" if self.qk_norm == "after_local" else self.qk_norm)
 
     @property
     def branch_heads(self) -> tuple[int, ...]:
-        """Query heads, and kv-heads twice."""
-        return self.n_heads, self.kv_heads, self.kv_heads
+        """Query heads and kv-heads of the branches that are mixed."""
+        return tuple(self.n_heads if name == "q" else self.kv_heads for name in self.projected_branches)
 
     def branches(self, d_model: int) -> Parts:
         """Those of one width."""
@@ -229,9 +249,8 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         """Returns the attention output and the extended cache."""
         sink = self.sink_scores(context)
         joined, cache = self._projected(context, layout, cache)
-        q_k, v = self._split_values(joined)
-        q_k, v, cache = self._before_rotation(q_k, v, layout, cache)
-        return self._attend(self._split(self._rotated(q_k, layout), v), layout, cache, sink)
+        q_k, v, cache = self._before_rotation(joined, context, layout, cache)
+        return self._attend(self._split(self._rotated(q_k, layout), v), context, layout, cache, sink)
 
     def project(
         self, context: Views, layout: TokenLayout, cache: AttentionCache | None = None
@@ -239,7 +258,7 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         """Returns the heads at the stage of the slot; keys in place of values if the slot projects none."""
         joined, cache = self._projected(context, layout, cache)
         if self.heads_at == "rotated":
-            q_k, v, cache = self._before_rotation(*self._split_values(joined), layout, cache)
+            q_k, v, cache = self._before_rotation(joined, context, layout, cache)
             gain = (self.k_gain,) if self.config.key_norm == "before_rope" else ()
             heads = self._split(self._rotated(q_k, layout), v)
             return heads._replace(unrotated=(q_k[:, :, self.config.n_heads :], *gain)), cache
@@ -253,10 +272,13 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
     def attend(
         self, heads: Heads, layout: TokenLayout, cache: AttentionCache | None = None, context: Views | None = None
     ) -> tuple[Float[Tensor, "B T E"], AttentionCache | None]:
-        """Returns the output of attention over these heads and the extended cache; a sink per token needs the context."""
+        """Returns the output of attention over these heads and the extended cache.
+
+        A sink per token and local mixers may need the context.
+        """
         if self.heads_at == "projected":
-            heads, cache = self._ready(heads, layout, cache)
-        return self._attend(heads, layout, cache, self.sink_scores(context))
+            heads, cache = self._ready(heads, context, layout, cache)
+        return self._attend(heads, context, layout, cache, self.sink_scores(context))
 
     def sink_scores(self, context: Views | None) -> Float[Tensor, " H"] | Float[Tensor, "B H T"] | None:
         """The score of the sink of each head, or of each head and query; None without a sink."""
@@ -266,9 +288,11 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         queries = context.q if isinstance(context, QKV) else context
         return linear_scores(queries, self.sink_weight, self.config.impl).transpose(0, 1)
 
-    def queries_and_keys(self, heads: Heads, layout: TokenLayout) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"]]:
+    def queries_and_keys(
+        self, heads: Heads, layout: TokenLayout, context: Views | None = None
+    ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G T K"]]:
         """Queries and keys whose products are the scores of attention over these heads, for audits."""
-        ready = self._ready(heads, layout, None)[0] if self.heads_at == "projected" else heads
+        ready = self._ready(heads, context, layout, None)[0] if self.heads_at == "projected" else heads
         return ready.q.transpose(1, 2), ready.k.transpose(1, 2)
 
     def _projected(
@@ -294,26 +318,46 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         q, k = q_k.split((self.config.n_heads, self.config.kv_heads), dim=2)
         return Heads(q, k, v)
 
-    def _ready(self, heads: Heads, layout: TokenLayout, cache: AttentionCache | None) -> tuple[Heads, AttentionCache | None]:
+    def _ready(
+        self, heads: Heads, context: Views | None, layout: TokenLayout, cache: AttentionCache | None
+    ) -> tuple[Heads, AttentionCache | None]:
         """Heads as they attend, of projected ones."""
-        q_k, v, cache = self._before_rotation(torch.cat((heads.q, heads.k), dim=2), heads.v, layout, cache)
+        parts = (torch.cat((heads.q, heads.k), dim=2), heads.v)
+        q_k, v, cache = self._before_rotation(parts, context, layout, cache)
         return self._split(self._rotated(q_k, layout), v)._replace(beside=heads.beside), cache
 
     def _before_rotation(
-        self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: AttentionCache | None
+        self,
+        heads: Tensor | tuple[Tensor, Tensor],
+        context: Views | None,
+        layout: TokenLayout,
+        cache: AttentionCache | None,
     ) -> tuple[Tensor, Tensor, AttentionCache | None]:
-        """Behind the norms of this side and the local mixing."""
-        q_k = self._normalise(q_k, "before_rope")
+        """Behind the norms of this side and the local mixing, of heads as projected or as queries with keys, and values."""
+        raw, v = self._split_values(heads) if isinstance(heads, Tensor) else heads
+        q_k = raw if self.config.qk_norm == "after_local" else self._normalise(raw, "before_rope")
         if self.projected_local is not None:
-            q_k, v, cache = self._mix_projected(q_k, v, layout, cache)
-        return q_k, v, cache
+            # Heads as projected stand side by side already, as the local mixer takes them.
+            side_by_side = isinstance(heads, Tensor) and self.projects_values and q_k is raw
+            whole = heads if side_by_side else torch.cat((q_k, v), dim=2)
+            assert isinstance(whole, Tensor)
+            q_k, v, cache = self._mix_projected(whole, context, layout, cache)
+        return self._normalise(q_k, "before_rope") if self.config.qk_norm == "after_local" else q_k, v, cache
 
     def _rotated(self, q_k: Tensor, layout: TokenLayout) -> Tensor:
         return self._normalise(self._rotate(q_k, layout), "after_rope")
 
     def _attend(
+        self, heads: Heads, context: Views | None, layout: TokenLayout, cache: AttentionCache | None, sink: Tensor | None
+    ) -> tuple[Tensor, AttentionCache | None]:
+        mixed, cache = self._over_keys(heads, layout, cache, sink)
+        update, local = self.mix_update(self._update(mixed), layout, Places() if cache is None else cache.local, context)
+        return update, None if cache is None else replace(cache, local=local)
+
+    def _over_keys(
         self, heads: Heads, layout: TokenLayout, cache: AttentionCache | None, sink: Tensor | None
     ) -> tuple[Tensor, AttentionCache | None]:
+        """The weighted sums of values, heads side by side."""
         config = self.config
         q, k, v = (x.transpose(1, 2) for x in heads[:3])
         if layout.attend is not None:
@@ -322,7 +366,7 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
                     "attention of another library: got one more key for each query from the depth mixer; must be the attention "
                     "of this library; leave attn_implementation out"
                 )
-            return self._update(layout.attend(self, q, k, v)), cache
+            return layout.attend(self, q, k, v), cache
         if cache is not None:
             k, v, keys = cache.keys.extend(k, v)
             cache = replace(cache, keys=keys)
@@ -339,7 +383,7 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
             beside=tuple(x.transpose(1, 2) if x.ndim > 1 else x for x in heads.beside),
             impl=config.impl,
         )
-        return self._update(y.transpose(1, 2).flatten(2)), cache
+        return y.transpose(1, 2).flatten(2), cache
 
     def _update(self, y: Tensor) -> Tensor:
         update = with_extra(self.output, self.extra, y)
@@ -348,11 +392,21 @@ class SoftmaxAttention(LocalPlaces, HeadMixer):
         return update + F.pad(self.output_bias, (0, update.shape[-1] - len(self.output_bias))).to(update.dtype)
 
     def _mix_projected(
-        self, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: AttentionCache | None
+        self, whole: Tensor, context: Views | None, layout: TokenLayout, cache: AttentionCache | None
     ) -> tuple[Tensor, Tensor, AttentionCache | None]:
+        H, G, chosen = self.config.n_heads, self.config.kv_heads, self.config.projected_branches
+        branches = dict(zip(ALL_BRANCHES, whole.split((H, G, G), dim=2), strict=True))
+        first, last = {"q": 0, "k": H, "v": H + G}[chosen[0]], {"q": H, "k": H + G, "v": H + 2 * G}[chosen[-1]]
+        neighbours = chosen != ("q", "v")
+        taken = whole[:, :, first:last] if neighbours else torch.cat([branches[name] for name in chosen], dim=2)
         before = None if cache is None else cache.local.projected
-        heads, following = mix_locally(self.projected_local, torch.cat((q_k, v), dim=2).flatten(2), layout, before)
-        q_k, v = heads.unflatten(-1, (-1, self.head_dim)).split((q_k.shape[2], v.shape[2]), dim=2)
+        channels, following = mix_locally(self.projected_local, taken.flatten(2), layout, before, context)
+        mixed = channels.unflatten(-1, (-1, self.head_dim))
+        if chosen == ALL_BRANCHES:
+            q_k, v = mixed.split((H + G, G), dim=2)
+        else:
+            branches |= zip(chosen, mixed.split([branches[name].shape[2] for name in chosen], dim=2), strict=True)
+            q_k, v = torch.cat((branches["q"], branches["k"]), dim=2), branches["v"]
         return q_k, v, None if cache is None else replace(cache, local=cache.local._replace(projected=following))
 
     def _project(self, context: Views) -> Tensor:

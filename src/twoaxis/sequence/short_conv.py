@@ -36,7 +36,7 @@ class ShortConvConfig(ConvOptions, SequenceConfig):
         form: `plain` or `residual` (the context is added once more).
         activation: `silu` (the default of the reference) or `none`.
         bias: `none` or one per `channel`.
-        taps_init: `uniform`, `zero` or `identity` (1 on the current token).
+        taps_init: `uniform`, `zero` or `identity` (the convolution returns the context).
         impl: `fused` or `reference`.
 
     Example:

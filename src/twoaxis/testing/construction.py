@@ -31,6 +31,7 @@ from twoaxis.testing.toy import (
     toy_context,
     toy_decoder,
     toy_layout,
+    toy_site,
     toy_tokens,
 )
 
@@ -62,7 +63,7 @@ def sublayer_init_equivalence(config: SequenceConfig) -> None:
 @check
 def local_init_equivalence(config: LocalConfig) -> None:
     """The fresh mixer is the identity exactly if it declares so, and trains from there."""
-    mixer: Any = config.build(D_MODEL).double()
+    mixer: Any = config.build(D_MODEL, toy_site()).double()
     initialise(mixer, 0)
     x = toy_context()
     y, _ = mixer(x, toy_layout(x))

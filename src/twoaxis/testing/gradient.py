@@ -216,6 +216,11 @@ def _kept_and_allowed(model: Decoder, tokens: Tensor) -> tuple[int, int]:
     for hook in hooks:
         hook.remove()
     last = trace(model, tokens).states[-1]
-    enter = saved_bytes(lambda: model.ends.enter(embeddings)[0], lambda first: [*parameters, embeddings, *tensors(first)])
+    layout = TokenLayout.contiguous(tokens.shape[1])
+
+    def entered() -> Any:
+        return model.ends.enter(model.mix_embeddings(embeddings, layout)[0])[0]
+
+    enter = saved_bytes(entered, lambda first: [*parameters, embeddings, *tensors(first)])
     leave = saved_bytes(lambda: model.norm(model.ends.leave(last)[0]), lambda _: [*parameters, *tensors(last)])
     return kept, enter + leave

@@ -47,7 +47,10 @@ def odd_width(config: AxisConfig) -> int:
 
 
 def decoder_config(config: AxisConfig, **changes: Any) -> DecoderConfig:
-    """A small decoder around a mixer of any axis; blocks open with a sequence mixer and close with a feed-forward."""
+    """A small decoder around a mixer of any axis; blocks open with a sequence mixer and close with a feed-forward.
+
+    A local mixer is at every place: in all sublayers, and behind the embedding.
+    """
     depth: DepthConfig = ResidualConfig()
     sequence: SequenceConfig = ATTENTION
     feed_forward: FeedForwardConfig = FEED_FORWARD
@@ -58,8 +61,9 @@ def decoder_config(config: AxisConfig, **changes: Any) -> DecoderConfig:
     elif isinstance(config, FeedForwardConfig):
         feed_forward = config
     else:
-        places = {"input_local": config, "projected_local": config}
+        places = {"input_local": config, "projected_local": config, "update_local": config}
         sequence, feed_forward = sequence.replace(**places), feed_forward.replace(**places)
+        changes = {"embedding_local": config, **changes}
     # Small embeddings, so that the updates of mixers are not negligible.
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "d_model": D_MODEL, "n_layers": N_LAYERS, "max_seq_len": 4096}
     sizes["embedding_std"] = 0.02
@@ -98,7 +102,9 @@ def _twin(model: Decoder) -> Decoder:
 
 def toy_mixer(config: MixerConfig, *, d_model: int = D_MODEL, dtype: torch.dtype = torch.float64) -> Any:
     """Builds one mixer alone, with perturbed values."""
-    mixer: Any = config.build(d_model) if isinstance(config, LocalConfig) else config.build(toy_site(d_model))
+    mixer: Any = (
+        config.build(d_model, toy_site(d_model)) if isinstance(config, LocalConfig) else config.build(toy_site(d_model))
+    )
     initialise(mixer, 0)
     return perturb(mixer.to(dtype))
 
@@ -110,7 +116,8 @@ def toy_site(d_model: int = D_MODEL) -> SublayerPosition:
 
 def toy_cost(config: MixerConfig, shape: Shape, *, d_model: int = D_MODEL) -> Cost:
     """The declared cost of that mixer."""
-    return config.cost(d_model, shape) if isinstance(config, LocalConfig) else config.cost(toy_site(d_model), shape)
+    site = toy_site(d_model)
+    return config.cost(d_model, site, shape) if isinstance(config, LocalConfig) else config.cost(site, shape)
 
 
 @torch.no_grad()

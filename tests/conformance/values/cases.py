@@ -160,6 +160,13 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
     "short_swa": {
         "sink": {"n_heads": 2, "window": 3, "sink": "learned", "rope_theta": 50.0},
         "token_sink": {"n_heads": 2, "window": 3, "sink": "per_token", "bias": "all"},
+        "keys_behind_canon": {
+            "n_heads": 2,
+            "qk_norm": "after_local",
+            "projected_local": {"kind": "canon", "kernel": 3},
+            "projected_branches": ["k"],
+            "update_local": {"kind": "smear", "gate_channels": 2},
+        },
     },
     "short_conv": {"identity": {"taps_init": "identity", "activation": "none"}},
     "kv_shift": {
@@ -198,8 +205,29 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
                 "rope_theta": 9.0,
             },
         },
+        "dynamic": {
+            "n_heads": 2,
+            "input_local": "token_shift",
+            "projected_local": {"kind": "dynamic_conv", "rank": 2},
+            "projected_over": "branch",
+            "update_local": {"kind": "canon", "scale": "unit_variance"},
+        },
+        "dynamic_jointly": {
+            "n_heads": 2,
+            "input_local": "token_shift",
+            "projected_local": {"kind": "dynamic_conv", "rank": 2},
+        },
     },
-    "canon": {"both": {"kernel": 3, "activation": "silu", "bias": "channel"}},
+    "canon": {
+        "both": {"kernel": 3, "activation": "silu", "bias": "channel"},
+        "returned": {"kernel": 2, "taps_init": "identity"},
+    },
+    "dynamic_conv": {
+        "scaled": {"scale": "unit_variance", "rank": 2, "form": "plain", "kernel": 2},
+        "heads": {"taps": "per_head", "head_dim": 4, "kernel": 3},
+    },
+    "token_shift": {"slow": {"power": 0.2}},
+    "smear": {"wide": {"gate_channels": 6}},
     "local_swa": {
         "small_base": {"window": 4, "n_heads": 2, "n_kv_heads": 1, "head_dim": 6, "rope_theta": 20.0},
         "chunk": {"window": 4, "n_heads": 2, "head_dim": 4, "window_kind": "chunk", "activation": "silu"},
@@ -210,7 +238,14 @@ MORE: dict[str, dict[str, dict[str, Any]]] = {
         "chunk": {"window": 4, "window_kind": "chunk", "activation": "none", "form": "plain"},
     },
     "relu2": {"local": {"d_ff": 16, "input_local": "canon", "projected_local": {"kind": "local_swa", "window": 2}}},
-    "gelu": {"rising": {"d_ff": 256, "d_ff_by_depth": "rising"}},
+    "gelu": {
+        "rising": {"d_ff": 256, "d_ff_by_depth": "rising"},
+        "dynamic": {
+            "d_ff": 16,
+            "projected_local": {"kind": "dynamic_conv", "taps": "per_head", "head_dim": 4},
+            "update_local": {"kind": "dynamic_conv", "rank": 2},
+        },
+    },
 }
 
 

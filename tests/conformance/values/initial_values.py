@@ -31,7 +31,8 @@ Starts = dict[str, str]
 def starts(config: Any) -> Starts:
     """What the parameters of one mixer start at."""
     if config.kind not in DEPTH:
-        return joined(described(config.build(D_MODEL) if config.kind in LOCAL else config.build(toy_site())))
+        local = (D_MODEL,) if config.kind in LOCAL else ()
+        return joined(described(config.build(*local, toy_site())))
     own = described(Decoder(decoder_config(config)))
     return joined({name: start for name, start in own.items() if plain().get(name) != start})
 

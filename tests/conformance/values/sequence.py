@@ -84,7 +84,37 @@ def canon(c: Any, p: Weights, x: Tensor) -> Tensor:
     assert p["weight"].shape[1] == c.kernel
     y = convolved(x, p["weight"]) + (p["bias"] if c.bias == "channel" else 0.0)
     y = silu(y) if c.activation == "silu" else y
-    return x + y if c.form == "residual" else y
+    y = x + y if c.form == "residual" else y
+    return y / math.sqrt(c.kernel + 1) if getattr(c, "scale", "none") == "unit_variance" else y
+
+
+def dynamic_conv(c: Any, p: Weights, x: Tensor, context: Tensor | None = None) -> Tensor:
+    n, k, C = x if context is None else context, c.kernel, x.shape[-1]
+    assert p["static"].shape == (k, C)
+    y = x if c.form == "residual" else torch.zeros_like(x)
+    for s in range(k):
+        if c.taps == "low_rank":
+            assert p["up"].shape == (k, c.rank, C)
+            made = (n @ p["factors.weight"].T) @ p["up"][s]
+        else:
+            # The taps of one head stand together, the current token's first.
+            heads = p["heads.weight"].unflatten(0, (C // c.head_dim, k))[:, s]
+            made = (n @ heads.T).repeat_interleave(c.head_dim, dim=-1)
+        y = y + (made + p["static"][s]) * shifted(x, s)
+    return y / math.sqrt(2 * k + (c.form == "residual")) if c.scale == "unit_variance" else y
+
+
+def token_shift(c: Any, p: Weights, x: Tensor) -> Tensor:
+    return x + p["mu"] * (shifted(x, 1) - x)
+
+
+def smear(c: Any, p: Weights, x: Tensor) -> Tensor:
+    if c.form == "channel":
+        gate = torch.sigmoid(p["share"])
+        return (1 - gate) * x + gate * shifted(x, 1)
+    assert p["gate"].shape == (c.gate_channels,)
+    opened = torch.sigmoid((x[..., : c.gate_channels] * p["gate"]).sum(-1, keepdim=True))
+    return x + p["strength"] * opened * shifted(x, 1)
 
 
 def local_swa(c: Any, p: Weights, x: Tensor) -> Tensor:
@@ -112,20 +142,31 @@ def branch_swa(c: Any, p: Weights, x: Tensor, parts: Any = None) -> Tensor:
     return silu(y) if c.activation == "silu" else y
 
 
-def locally(c: Any, p: Weights, place: str, x: Tensor, parts: Any = None) -> Tensor:
-    """What the local mixer of a place makes of its channels, which may be heads of some widths side by side."""
+def locally(c: Any, p: Weights, place: str, x: Tensor, context: Tensor, parts: Any = None) -> Tensor:
+    """What the local mixer of a place makes of its channels, which may be heads of some widths side by side.
+
+    Of some, the context makes the weights.
+    """
     local = getattr(c, place)
     if local is None:
         return x
     if local.kind == "branch_swa":
         return branch_swa(local, part_of(p, f"{place}."), x, parts)
-    equation = {"canon": canon, "local_swa": local_swa}[local.kind]
+    equation, given = LOCALS[local.kind], (context,) if local.kind == "dynamic_conv" else ()
     if getattr(c, "projected_over", "joint") == "branch" and place == "projected_local":
         branches = x.split([heads * width for heads, width in parts], dim=-1)
-        return torch.cat(
-            [equation(local, part_of(p, f"{place}.mixers.{n}."), branch) for n, branch in enumerate(branches)], dim=-1
-        )
-    return equation(local, part_of(p, f"{place}."), x)
+        mixed = [equation(local, part_of(p, f"{place}.mixers.{n}."), one, *given) for n, one in enumerate(branches)]
+        return torch.cat(mixed, dim=-1)
+    return equation(local, part_of(p, f"{place}."), x, *given)
+
+
+LOCALS: dict[str, Any] = {
+    "canon": canon,
+    "dynamic_conv": dynamic_conv,
+    "local_swa": local_swa,
+    "smear": smear,
+    "token_shift": token_shift,
+}
 
 
 def attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
@@ -133,7 +174,7 @@ def attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
     K, D = c.head_dim or x.shape[-1] // H, x.shape[-1]
     sink = {"none": None, "learned": p.get("sink"), "per_token": x @ p["sink_weight"].T if "sink_weight" in p else None}[c.sink]
     assert (sink is None) == (c.sink == "none")
-    x = locally(c, p, "input_local", x)
+    n, x = x, locally(c, p, "input_local", x, x)
     projected = x @ p["qkv.weight"].T + (p["qkv_bias"] if c.bias != "none" else 0.0)
     q, k, v = projected.unflatten(-1, (H + 2 * G, K)).split((H, G, G), dim=2)
     if c.kind == "kv_shift":
@@ -148,8 +189,13 @@ def attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
         q = normalised(q, p["q_gain"])
     if c.qk_norm == "before_rope":
         k = normalised(k, p["k_gain"])
-    mixed = locally(c, p, "projected_local", torch.cat((q, k, v), dim=2).flatten(2), [(H, K), (G, K), (G, K)])
-    q, k, v = mixed.unflatten(-1, (H + 2 * G, K)).split((H, G, G), dim=2)
+    branches, chosen = {"q": q, "k": k, "v": v}, c.projected_branches
+    widths = [(branches[b].shape[2], K) for b in chosen]
+    mixed = locally(c, p, "projected_local", torch.cat([branches[b] for b in chosen], dim=2).flatten(2), n, widths)
+    parts = mixed.unflatten(-1, (-1, K)).split([heads for heads, _ in widths], dim=2)
+    q, k, v = (branches | dict(zip(chosen, parts, strict=True))).values()
+    if c.qk_norm == "after_local":
+        q, k = normalised(q, p["q_gain"]), normalised(k, p["k_gain"])
     width = K if c.rope_dim is None else c.rope_dim
     q, k = (rotated(y, c.rope_theta, width, c.rope_scaling) for y in (q, k)) if width else (q, k)
     if c.qk_norm == "after_rope":
@@ -158,7 +204,8 @@ def attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
         k = normalised(k, p["k_gain"])
     y = attended(q, k, v, c.window, sink)
     assert p["output.weight"].shape == (D, H * K)
-    return y @ p["output.weight"].T + (p["output_bias"] if c.bias == "all" else 0.0)
+    y = y @ p["output.weight"].T + (p["output_bias"] if c.bias == "all" else 0.0)
+    return locally(c, p, "update_local", y, n)
 
 
 short_swa = kv_shift = attention
@@ -210,12 +257,18 @@ def path_attention(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
     return torch.stack(rows, dim=1) @ p["output.weight"].T
 
 
+def gated_short_conv(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
+    assert p["taps"].shape == (x.shape[-1], c.kernel)
+    before, behind, z = (x @ p["gates_and_input.weight"].T).chunk(3, dim=-1)
+    return (behind * convolved(before * z, p["taps"])) @ p["output.weight"].T
+
+
 def gated_delta_net(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
     H, D = c.n_heads, x.shape[-1]
     K = c.head_dim or D // H
     V = c.value_dim or 2 * K
-    x = locally(c, p, "input_local", x)
-    channels = locally(c, p, "projected_local", x @ p["qkv.weight"].T, [(H, K), (H, K), (H, V)])
+    n, x = x, locally(c, p, "input_local", x, x)
+    channels = locally(c, p, "projected_local", x @ p["qkv.weight"].T, n, [(H, K), (H, K), (H, V)])
     q, k, v = (part.unflatten(-1, (H, -1)) for part in channels.split((H * K, H * K, H * V), dim=-1))
     q, k = (y / (y.square().sum(-1, keepdim=True) + c.qk_eps).sqrt() for y in (q, k))
     decay, write = (x @ p["decay_and_beta"].T).chunk(2, dim=-1)
@@ -227,25 +280,26 @@ def gated_delta_net(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
         S = a * (S - b * torch.einsum("bhvk,bhk->bhv", S, key).unsqueeze(-1) * key.unsqueeze(-2))
         S = S + b * v[:, t].unsqueeze(-1) * key.unsqueeze(-2)
         rows.append(rms(torch.einsum("bhvk,bhk->bhv", S, q[:, t]) / math.sqrt(K), eps) * p["gain"])
-    return (torch.stack(rows, dim=1).flatten(2) * silu(x @ p["gate.weight"].T)) @ p["output.weight"].T
+    y = (torch.stack(rows, dim=1).flatten(2) * silu(x @ p["gate.weight"].T)) @ p["output.weight"].T
+    return locally(c, p, "update_local", y, n)
 
 
 def hidden(c: Any, p: Weights, x: Tensor, first: str) -> Tensor:
     """What goes into the activation of a feed-forward."""
-    return locally(c, p, "projected_local", locally(c, p, "input_local", x) @ p[f"{first}.weight"].T)
+    return locally(c, p, "projected_local", locally(c, p, "input_local", x, x) @ p[f"{first}.weight"].T, x)
 
 
 def swiglu(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
     gate, up = hidden(c, p, x, "gate_up").chunk(2, dim=-1)
-    return (silu(gate) * up) @ p["down.weight"].T
+    return locally(c, p, "update_local", (silu(gate) * up) @ p["down.weight"].T, x)
 
 
 def gelu(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
     z = hidden(c, p, x, "up")
     inner = math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)
     phi = (1 + torch.erf(z / math.sqrt(2))) / 2 if c.form == "erf" else (1 + torch.tanh(inner)) / 2
-    return (z * phi) @ p["down.weight"].T
+    return locally(c, p, "update_local", (z * phi) @ p["down.weight"].T, x)
 
 
 def relu2(c: Any, p: Weights, x: Tensor, eps: float) -> Tensor:
-    return hidden(c, p, x, "up").clamp(min=0).square() @ p["down.weight"].T
+    return locally(c, p, "update_local", hidden(c, p, x, "up").clamp(min=0).square() @ p["down.weight"].T, x)

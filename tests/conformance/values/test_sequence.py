@@ -28,7 +28,7 @@ def site() -> SublayerPosition:
 
 def built(config: Any) -> Any:
     """The mixer away from its initial values."""
-    mixer = config.build(D) if config.kind in LOCAL else config.build(site())
+    mixer = config.build(D, site()) if config.kind in LOCAL else config.build(site())
     initialise(mixer, 0)
     return perturb(mixer.double())
 

@@ -37,6 +37,8 @@ REFUSED = [
     (config([attention(projected_local={"kind": "canon", "kernel": 2})]), HISTORY, "'attention' in block 0"),
     (config([attention(), FEED_FORWARD]), HISTORY, "'swiglu' in block 0"),
     (config([attention()], [attention()], depth="mixture_of_depths_attention"), KEYS, "in block 1"),
+    (config([attention(update_local="canon")]), HISTORY, "'attention' in block 0"),
+    (config([attention()], embedding_local="canon"), HISTORY, "embedding_local"),
     (config([attention(sink="learned")]), SINK, "'attention' in block 0"),
     (config([SWA, attention()]), COUNT, "2 attentions in block 0"),
     (config([attention()], ["swiglu"]), COUNT, "0 attentions in block 1"),

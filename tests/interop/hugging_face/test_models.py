@@ -269,7 +269,7 @@ def test_hidden_states_are_what_blocks_read_with_and_without_a_cache(name):
     whole = model(TOKENS, output_hidden_states=True, use_cache=False)
     assert len(whole.hidden_states) == 3
     layout = TokenLayout.contiguous(6).of(TOKENS)
-    state = decoder.ends.enter(decoder.embed(TOKENS), layout)[0]
+    state = decoder.ends.enter(decoder.mix_embeddings(decoder.embed(TOKENS), layout)[0], layout)[0]
     for index, block in enumerate(decoder.blocks):
         read, _, _ = block.sublayers[0].depth.read(state, layout)
         assert torch.equal(whole.hidden_states[index], getattr(read, "q", read))

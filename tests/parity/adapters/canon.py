@@ -106,8 +106,9 @@ def _oldest_tap_last(patch: pytest.MonkeyPatch) -> None:
 def _after_the_rotation(patch: pytest.MonkeyPatch) -> None:
     right = heads.SoftmaxAttention._mix_projected
 
-    def late(self: heads.SoftmaxAttention, q_k: Tensor, v: Tensor, layout: TokenLayout, cache: Any) -> Any:
-        q_k, v, cache = right(self, self._rotate(q_k, layout), v, layout, cache)
+    def late(self: heads.SoftmaxAttention, whole: Tensor, context: Tensor, layout: TokenLayout, cache: Any) -> Any:
+        q_k, v = whole.split((self.config.n_heads + self.config.kv_heads, self.config.kv_heads), dim=2)
+        q_k, v, cache = right(self, torch.cat((self._rotate(q_k, layout), v), dim=2), context, layout, cache)
         # The rotation that follows is undone beforehand.
         positions = TokenLayout(-layout.positions)
         return self._rotate(q_k, positions), v, cache

@@ -138,9 +138,9 @@ def _one_window_less(patch: pytest.MonkeyPatch) -> None:
 def _branches_exchanged(patch: pytest.MonkeyPatch) -> None:
     right = Apart.forward
 
-    def exchanged(self: Apart, x: Tensor, layout: TokenLayout, cache: Any = None) -> Any:
+    def exchanged(self: Apart, x: Tensor, layout: TokenLayout, cache: Any = None, context: Any = None) -> Any:
         q, k, v = x.split(self.channels, dim=-1)
-        y, following = right(self, torch.cat((k, q, v), dim=-1), layout, cache)
+        y, following = right(self, torch.cat((k, q, v), dim=-1), layout, cache, context)
         q, k, v = y.split(self.channels, dim=-1)
         return torch.cat((k, q, v), dim=-1), following
 

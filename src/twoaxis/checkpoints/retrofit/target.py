@@ -5,6 +5,7 @@ from typing import Any
 
 from twoaxis.core.errors import ConfigError, nearest, problem
 from twoaxis.depth import DEPTH
+from twoaxis.local import LOCAL
 from twoaxis.model import DecoderConfig
 from twoaxis.sequence import SEQUENCE
 from twoaxis.sequence.heads import HeadsConfig
@@ -12,25 +13,25 @@ from twoaxis.sequence.heads import HeadsConfig
 SUBLAYER_PRESETS: dict[str, Mapping[str, Any]] = {
     "short_swa": {"output_init": "zero"},
     "short_conv": {"taps_init": "zero"},
+    "gated_short_conv": {"output_init": "zero"},
     "kv_shift": {"shift_init": "identity"},
     "ngram_embedding": {},
 }
 """Options with which a sequence mixer starts as the plain model, by kind."""
 
-LOCAL_PRESETS: dict[str, Mapping[str, Any]] = {
-    "canon": {"taps_init": "zero"},
-    "local_swa": {"output_init": "zero"},
-    "branch_swa": {"activation": "none"},
-}
-"""Options with which a local mixer starts as the plain model, by kind."""
-
-CANON_PLACES = {
+LOCAL_PLACES = {
     "A": ("attention", "input"),
     "B": ("attention", "projected"),
     "C": ("swiglu", "input"),
     "D": ("swiglu", "projected"),
+    "E": ("decoder", "embedding"),
+    "F": ("attention", "update"),
+    "G": ("swiglu", "update"),
 }
-"""Places of local mixers by the letters of the Canon paper: a sublayer, and its input or its projections."""
+"""Places of local mixers by letter, the first four those of the Canon paper: what has the place, and which one."""
+
+USUAL_PLACES = {"canon": "ABCD", "dynamic_conv": "B", "token_shift": "AC", "smear": "E"}
+"""The places by kind if none are given; A for other kinds."""
 
 Options = Mapping[str, Any] | str
 """A bare kind, or a table with `kind`."""
@@ -42,9 +43,10 @@ def target_config(base: DecoderConfig, depth: Options | None = None, sequence: S
     Args:
         base: of the model; with the plain residual, if `depth` is given.
         depth: the depth mixer, blended in if it cannot start as the plain model; None leaves the one of the model.
-        sequence: mixers along positions. `short_swa`, `short_conv` and `ngram_embedding` become a sublayer before attention,
-            `kv_shift` replaces attention, and `canon`, `local_swa` and `branch_swa` are added at `places`, by default ABCD, A
-            and A.
+        sequence: mixers along positions. `short_swa`, `short_conv`, `gated_short_conv` and `ngram_embedding` become a sublayer
+            before attention, `kv_shift` replaces attention, and local mixers are added at `places`: ABCD as in the Canon paper,
+            E behind the embedding, F and G at the updates of attention and feed-forward; by default ABCD for `canon`, B for
+            `dynamic_conv`, AC for `token_shift`, E for `smear`, and A for `local_swa` and `branch_swa`.
 
     Raises:
         ConfigError: an unknown kind, options that do not fit, or a model that has a depth mixer already.
@@ -54,10 +56,12 @@ def target_config(base: DecoderConfig, depth: Options | None = None, sequence: S
         >>> [sublayer.kind for sublayer in target_config(base, "denseformer", ["short_swa"]).blocks[0]]
         ['short_swa', 'attention', 'swiglu']
     """
-    blocks = [[sublayer.to_data() for sublayer in block] for block in base.blocks]
+    data = base.to_data()
     for options in map(_table, sequence):
-        blocks = [_with_sequence(block, options, base) for block in blocks]
-    data = {**base.to_data(), "blocks": blocks}
+        blocks = [_with_sequence(block, options, base) for block in data["blocks"]]
+        data = (
+            {**data, "blocks": blocks} if options["kind"] not in LOCAL else _with_embedding({**data, "blocks": blocks}, options)
+        )
     if depth is not None:
         if base.depth.kind != "residual":
             raise ConfigError(problem("depth", base.depth.kind, "'residual' in the model to begin with", "start from its base"))
@@ -88,7 +92,7 @@ def _with_sequence(block: list[dict[str, Any]], options: dict[str, Any], base: D
     at = next((index for index, sublayer in enumerate(block) if sublayer["kind"] == "attention"), None)
     if at is None:
         raise ConfigError(problem("blocks", [part["kind"] for part in block], "blocks with 'attention'", "add a depth mixer"))
-    if kind in LOCAL_PRESETS:
+    if kind in LOCAL:
         return _with_local(block, options)
     data = with_preset(options, SUBLAYER_PRESETS)
     if kind == "kv_shift":
@@ -98,20 +102,19 @@ def _with_sequence(block: list[dict[str, Any]], options: dict[str, Any], base: D
     if kind == "short_swa":
         n_heads = block[at]["n_heads"]
         data = {"n_heads": n_heads, "head_dim": block[at]["head_dim"] or base.d_model // n_heads, **data}
-    elif kind not in ("short_conv", "ngram_embedding"):
-        known = (*LOCAL_PRESETS, *SUBLAYER_PRESETS)
+    elif kind not in SUBLAYER_PRESETS:
+        known = (*(row.kind for row in LOCAL), *SUBLAYER_PRESETS)
         raise ConfigError(f"sequence={kind!r}: must be one that leaves the model as it is; {nearest(kind, known)}")
     return [*block[:at], SEQUENCE.parse(data).to_data(), *block[at:]]
 
 
 def _with_local(block: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]]:
-    places = options.get("places", "ABCD" if options["kind"] == "canon" else "A")
-    if not isinstance(places, str) or not places or not set(places) <= set(CANON_PLACES):
-        raise ConfigError(problem("places", places, f"letters of {''.join(CANON_PLACES)}", "write for example 'AC'"))
-    local = with_preset({name: value for name, value in options.items() if name != "places"}, LOCAL_PRESETS)
+    places, local = _placed(options)
     found = [dict(sublayer) for sublayer in block]
     for letter in places:
-        kind, place = CANON_PLACES[letter]
+        kind, place = LOCAL_PLACES[letter]
+        if kind == "decoder":
+            continue
         fitting = [sublayer for sublayer in found if sublayer["kind"] == kind]
         if not fitting:
             got = [sublayer["kind"] for sublayer in block]
@@ -119,6 +122,20 @@ def _with_local(block: list[dict[str, Any]], options: dict[str, Any]) -> list[di
         for sublayer in fitting:
             sublayer[f"{place}_local"] = local
     return found
+
+
+def _with_embedding(data: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    places, local = _placed(options)
+    return {**data, "embedding_local": local} if "E" in places else data
+
+
+def _placed(options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The places of a local mixer, and its options."""
+    places = options.get("places", USUAL_PLACES.get(options["kind"], "A"))
+    if not isinstance(places, str) or not places or not set(places) <= set(LOCAL_PLACES):
+        raise ConfigError(problem("places", places, f"letters of {''.join(LOCAL_PLACES)}", "write for example 'AC'"))
+    presets = {row.kind: row.retrofit for row in LOCAL}
+    return places, with_preset({name: value for name, value in options.items() if name != "places"}, presets)
 
 
 def why_blended(config: DecoderConfig) -> str | None:

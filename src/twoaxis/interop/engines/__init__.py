@@ -57,6 +57,8 @@ def obstacles(decoder: Decoder) -> list[Obstacle]:
         for site in decoder.config.stack.sites
         if site.slot.more_keys
     ]
+    if decoder.embedding_local is not None:
+        found.append(_history("embedding_local"))
     windows = [attention.config.span for attention in attentions if attention.config.span is not None]
     for index, (block, parts) in enumerate(zip(decoder.blocks, decoder.config.layers, strict=True)):
         for sublayer, part in zip(cast(Block, block).sublayers, parts, strict=True):
@@ -130,5 +132,5 @@ def _heads(attention: SoftmaxAttention) -> str:
 
 
 def _carries(cache: Any) -> bool:
-    """Whether there is a cache; both places inside a sublayer may be without a local mixer."""
+    """Whether there is a cache; all places inside a sublayer may be without a local mixer."""
     return any(local is not None for local in cache) if isinstance(cache, Places) else cache is not None

@@ -27,6 +27,7 @@ class TwoAxisConfig(PreTrainedConfig):
         tie_word_embeddings: whether the output head is the embedding matrix (`tie_embeddings`).
         embedding_std: as in `DecoderConfig`.
         embedding_norm: as in `DecoderConfig`.
+        embedding_local: as in `DecoderConfig`.
         depth: the depth mixer, by table or bare kind.
         blocks: the sublayers of each block, as in `DecoderConfig`.
         parametrization: as in `DecoderConfig`.
@@ -54,6 +55,7 @@ class TwoAxisConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
     embedding_std: float | None = None
     embedding_norm: str = "none"
+    embedding_local: dict | str | None = None
     depth: dict | str = "residual"
     blocks: list | tuple = (("attention", "swiglu"),)
     parametrization: str = "standard"
@@ -69,7 +71,7 @@ class TwoAxisConfig(PreTrainedConfig):
         """Completes the depth mixer and the blocks, and derives what describes them."""
         decoder = self.decoder_config
         data = decoder.to_data()
-        self.depth, self.blocks = data["depth"], data["blocks"]
+        self.depth, self.blocks, self.embedding_local = data["depth"], data["blocks"], data["embedding_local"]
         super().__post_init__(**{**kwargs, **_description(decoder)})
         # Registers the models, which take seconds to import.
         importlib.import_module("twoaxis.interop.hugging_face.modeling")

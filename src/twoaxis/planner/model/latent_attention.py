@@ -174,7 +174,7 @@ class KimiDeltaAttention(Part):
             saved_bytes=self._saved_bytes(shape),
             cache_bytes=shape.batch * C * ElementCount(statistics=K).bytes(shape.element_bytes) + self._taps_bytes(shape),
         )
-        return own + CanonConfig(kernel=self.kernel, form="plain", activation="silu").cost(3 * C, shape)
+        return own + CanonConfig(kernel=self.kernel, form="plain", activation="silu").cost(3 * C, site, shape)
 
     def _taps_bytes(self, shape: Shape) -> int:
         """Bytes of the last inputs of the convolution."""

@@ -103,7 +103,7 @@ class NativeSublayer(Part):
         if isinstance(self.config, SequenceConfig):
             self.config.check(d_model)
         if isinstance(self.config, PlacesConfig):
-            for local in (self.config.input_local, self.config.projected_local):
+            for local in self.config.locals:
                 if getattr(local, "window_kind", "sliding") != "sliding":
                     allowed = "'sliding' in a plan, which counts tokens and visible pairs"
                     raise ConfigError(problem("window_kind", "chunk", allowed, "plan it, for about twice the pairs"))
@@ -127,16 +127,15 @@ class NativeSublayer(Part):
         if isinstance(self.config, SequenceConfig):
             fields += [self.config.pair_window, self.config.inner_field, *(n + 1 for n in self.config.histories)]
         if isinstance(self.config, PlacesConfig):
-            inside = (self.config.input_local, self.config.projected_local)
-            fields += [local.receptive_field for local in inside if local is not None]
+            fields += [local.receptive_field for local in self.config.locals if local is not None]
         return tuple(sorted({tokens for field in fields if field for tokens in (field, field - 1) if tokens}))
 
     def local_channels(self, site: SublayerPosition) -> tuple[int, ...]:
-        """Those of its two local mixers."""
+        """Those of its local mixers."""
         if not isinstance(self.config, PlacesConfig):
             return ()
-        inside = (self.config.input_local, self.config.projected_local)
-        return tuple(n for local, n in zip(inside, self.config.local_channels(site), strict=True) if local is not None)
+        at = zip(self.config.locals, self.config.local_channels(site), strict=True)
+        return tuple(n for local, n in at if local is not None)
 
     def matrices(self, site: SublayerPosition) -> int:
         """Those that are tagged so."""

@@ -9,6 +9,7 @@ from twoaxis.core.errors import ConfigError, problem
 from twoaxis.core.position import LayerStack
 from twoaxis.depth import DepthConfig, ResidualConfig
 from twoaxis.feed_forward import FeedForwardConfig
+from twoaxis.local import LocalConfig
 from twoaxis.model import DecoderConfig
 from twoaxis.planner.model.part import NativeSublayer, Part
 from twoaxis.sequence import SequenceConfig
@@ -32,6 +33,7 @@ class ModelShape:
         update_scale: constant factor of every update.
         logit_scale: constant factor of the logits.
         optimizer: in training: `muon` keeps one number less for each parameter of a matrix.
+        embedding_local: the local mixer behind it, or None.
         norm: `rms` (one gain per channel) or `layer` (a gain and a bias).
         norm_eps: its eps.
         branches: `sequential`, or `parallel` if the sublayers of a block read the same stream, as in GPT-NeoX.
@@ -56,6 +58,7 @@ class ModelShape:
     update_scale: float = 1.0
     logit_scale: float = 1.0
     optimizer: Optimizer = "adamw"
+    embedding_local: LocalConfig | None = None
     not_counted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -133,4 +136,5 @@ class ModelShape:
             embedding_norm=config.embedding_norm,
             update_scale=1 / config.depth_ratio,
             logit_scale=config.logit_scale,
+            embedding_local=config.embedding_local,
         )

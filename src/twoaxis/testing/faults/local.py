@@ -31,17 +31,17 @@ class _Planted(CanonConfig):
     def init_equivalence(self) -> InitEquivalence:
         return InitEquivalence(self.relation, "a planted fault or its twin")
 
-    def cost(self, channels: int, shape: Shape) -> Cost:
-        return super().cost(channels, shape) + self.misstated
+    def cost(self, channels: int, site: SublayerPosition, shape: Shape) -> Cost:
+        return super().cost(channels, site, shape) + self.misstated
 
-    def build(self, channels: int) -> DepthwiseConv:
+    def build(self, channels: int, site: SublayerPosition) -> DepthwiseConv:
         return self.module(self, channels)
 
 
 class _ForgetsLaterChunks(DepthwiseConv):
     """Ignores the history in calls of several tokens, as caches for single steps do."""
 
-    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
+    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None, context: Any = None) -> Output:
         if cache is not None and x.shape[1] > 1:
             y, _ = super().forward(x, layout.after(None))
             return y, cache.following(x, self.options.kernel)
@@ -58,14 +58,14 @@ class _NewestTapFirst(DepthwiseConv):
 
 
 class _AcrossDocuments(DepthwiseConv):
-    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
+    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None, context: Any = None) -> Output:
         return super().forward(x, TokenLayout(layout.positions), cache)
 
 
 class _SymmetricTaps(DepthwiseConv):
     """Pads at both ends, so that a tap reaches the next token."""
 
-    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
+    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None, context: Any = None) -> Output:
         y, cache = super().forward(x, layout, cache)
         return torch.cat((y[:, :-1] + 0.1 * x[:, 1:], y[:, -1:]), dim=1), cache
 
@@ -73,7 +73,7 @@ class _SymmetricTaps(DepthwiseConv):
 class _OneTokenTooMany(DepthwiseConv):
     """Keeps k tokens where k - 1 are needed."""
 
-    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None) -> Output:
+    def forward(self, x: Tensor, layout: TokenLayout, cache: TokenHistory | None = None, context: Any = None) -> Output:
         y, _ = super().forward(x, layout, cache)
         return y, None if cache is None else cache.following(x, self.options.kernel + 1)
 

@@ -165,6 +165,7 @@ def build_part(
         needed = {
             "embedding": holds_first or (holds_last and config.tie_embeddings),
             "embedding_norm": holds_first,
+            "embedding_local": holds_first,
             "ends": holds_first or holds_last or part.ends.shares_parameters,
             "norm": holds_last,
             "head": holds_last,
@@ -220,6 +221,7 @@ class DecoderStage(nn.Module):
         self.blocks = nn.ModuleList(model.blocks[block] for block in plan.blocks[index])
         self.embedding = model.embedding if self.is_first or (self.is_last and model.head is None) else None
         self.embedding_norm = model.embedding_norm if self.is_first else None
+        self.embedding_local = model.embedding_local if self.is_first else None
         self.norm, self.head = (model.norm, model.head) if self.is_last else (None, None)
         shared = model.ends is not None and model.ends.shares_parameters
         self.ends = model.ends if self.is_first or self.is_last or shared else None
@@ -253,7 +255,7 @@ class DecoderStage(nn.Module):
         layout = layout.of(tokens)
         entering: dict[int, Tensor] = {}
         if self.is_first:
-            state, _ = model.ends.enter(layout.without_padding(model.embed(*received)), layout)
+            state, _ = model.ends.enter(model.mix_embeddings(model.embed(*received), layout)[0], layout)
         else:
             boundary = self.plan.boundaries[self.index - 1]
             entering = self._gather(received, microbatch)

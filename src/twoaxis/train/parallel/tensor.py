@@ -136,7 +136,7 @@ class TensorDecoder(Decoder):
         split = TensorSplit(config, ranks.count)
         super().__init__(split.local)
         self.config, self.ranks, self.splits = config, ranks, split.splits(ranks.rank)
-        self.halo = halo_of(config, tokens) if ranks.sequence == "tensor" else Halo(0, (0,) * len(config.parts), 0)
+        self.halo = halo_of(config, tokens) if ranks.sequence == "tensor" else Halo(0, 0, (0,) * len(config.parts), 0)
         sublayers = [cast(TensorSublayer, one) for block in self.blocks for one in cast(Block, block).sublayers]
         for sublayer, part, halo in zip(sublayers, config.parts, self.halo.reads, strict=True):
             sublayer.ranks, sublayer.halo = ranks, halo
@@ -160,7 +160,7 @@ class TensorDecoder(Decoder):
         if self.ranks.sequence == "none":
             return super().hidden(embeddings, layout, recompute=recompute, tokens=tokens)
         layout = self._sharded(embeddings, layout, recompute)
-        embeddings = layout.own().without_padding(embeddings)
+        embeddings = self._mixed(embeddings, layout)
         embeddings, before = _before(self.ends.enter, embeddings, layout, self.halo.enter, self.ranks)
         state, _ = self.ends.enter(embeddings, layout.own(self.halo.enter), before)
         state = run_blocks(self.blocks, state, layout, recompute)
@@ -187,6 +187,19 @@ class TensorDecoder(Decoder):
     def _with_ids(self, layout: TokenLayout | None, tokens: Tensor) -> TokenLayout:
         contiguous = TokenLayout.contiguous(tokens.shape[1], device=tokens.device)
         return (contiguous if layout is None else layout).of(tokens)
+
+    def _mixed(self, embeddings: Tensor, layout: ShardedLayout) -> Tensor:
+        """The embeddings of the tokens of this rank behind their local mixer, which looks at some of the rank before."""
+        embeddings = layout.own().without_padding(embeddings)
+        if self.embedding_local is None:
+            return embeddings
+        halo, new_cache = self.halo.embedding, self.embedding_local.new_cache
+
+        def run(x: Tensor, own: TokenLayout, _: Any) -> Any:
+            return self.embedding_local and self.embedding_local(x, own, new_cache())
+
+        embeddings, before = _before(run, embeddings, layout, halo, self.ranks)
+        return self.embedding_local(embeddings, layout.own(halo), before or new_cache())[0]
 
     def _sharded(self, embeddings: Tensor, layout: TokenLayout | None, recompute: bool) -> ShardedLayout:
         part = embeddings.shape[1]

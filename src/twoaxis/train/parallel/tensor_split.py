@@ -22,7 +22,6 @@ from twoaxis.core.position import SublayerPosition
 from twoaxis.depth import DepthMixer
 from twoaxis.feed_forward import GELUConfig, ReLU2Config, SwiGLUConfig
 from twoaxis.feed_forward.base import HiddenConfig
-from twoaxis.local import CanonConfig
 from twoaxis.model import Decoder, DecoderConfig
 from twoaxis.model.block import sublayer_names
 from twoaxis.model.config import SublayerConfig
@@ -226,8 +225,9 @@ class TensorSplit:
 
 
 class Halo(NamedTuple):
-    """Earlier tokens that are needed where the depth state begins, before each sublayer, and where it ends."""
+    """Earlier tokens needed behind the embedding, where the depth state begins, before each sublayer, and where it ends."""
 
+    embedding: int
     enter: int
     reads: tuple[int, ...]
     leave: int
@@ -235,14 +235,15 @@ class Halo(NamedTuple):
     @property
     def largest(self) -> int:
         """The most tokens that any of them needs."""
-        return max(self.enter, self.leave, *self.reads, 0)
+        return max(self.embedding, self.enter, self.leave, *self.reads)
 
 
 def halo_of(config: DecoderConfig, tokens: int) -> Halo:
     """The earlier tokens that each read of the depth state looks at, found in the caches of a pass on the meta device."""
-    sites = config.stack.sites
+    sites, local = config.stack.sites, config.embedding_local
+    embedding = 0 if local is None else local.receptive_field - 1
     if not config.depth.design.position:
-        return Halo(0, (0,) * len(sites), 0)
+        return Halo(embedding, 0, (0,) * len(sites), 0)
     with torch.device("meta"):
         mixers, ends = config.depth.build(config.stack)
         layout = TokenLayout.contiguous(tokens).of(torch.empty(1, tokens, dtype=torch.int64))
@@ -254,7 +255,7 @@ def halo_of(config: DecoderConfig, tokens: int) -> Halo:
             update = torch.empty(1, tokens, config.d_model + site.slot.update_extra)
             state = mixer.write(state, update, views, carry)
         _, cache = ends.leave(state, layout, ())
-    return Halo(entering, tuple(reads), _tokens(cache))
+    return Halo(embedding, entering, tuple(reads), _tokens(cache))
 
 
 def check_tensor(config: DecoderConfig, ranks: int, sequence: SequenceSharding, tokens: int) -> None:
@@ -269,9 +270,11 @@ def check_tensor(config: DecoderConfig, ranks: int, sequence: SequenceSharding, 
     if tokens % ranks:
         allowed = f"a multiple of parallel.tensor={ranks} with parallel.sequence='tensor'"
         raise ConfigError(problem("data.seq_len", tokens, allowed, "change one of them, or use parallel.sequence=none"))
-    halo = halo_of(config, tokens).largest
-    if halo > tokens // ranks:
-        allowed = f"at least the {halo} earlier tokens that depth mixer {config.depth.kind!r} looks at"
+    halo = halo_of(config, tokens)
+    if halo.largest > tokens // ranks:
+        of_depth = halo.largest > halo.embedding
+        what = f"depth mixer {config.depth.kind!r} looks at" if of_depth else "embedding_local looks at"
+        allowed = f"at least the {halo.largest} earlier tokens that {what}"
         got = f"data.seq_len={tokens} over parallel.tensor={ranks}"
         raise ConfigError(f"{got}: {tokens // ranks} tokens on a rank: must be {allowed}; use parallel.sequence=none")
 
@@ -294,9 +297,19 @@ def _check_sublayer(sublayer: SublayerConfig, site: SublayerPosition, ranks: int
         known = ", ".join(sorted(str(one.model_fields["kind"].default) for one in DIVIDED))
         raise ConfigError(problem("sublayer", sublayer.kind, f"one of {known} with {given}", "set parallel.tensor=1"))
     assert isinstance(sublayer, HeadsConfig | HiddenConfig)
-    if sublayer.projected_local is not None and not isinstance(sublayer.projected_local, CanonConfig):
-        got = sublayer.projected_local.kind
-        raise ConfigError(problem("projected_local", got, f"canon, which works on each channel, with {given}", "drop it"))
+    projected, update = sublayer.projected_local, sublayer.update_local
+    if projected is not None and projected.channel_group is None:
+        allowed = f"one whose channels can be divided, such as canon, with {given}"
+        raise ConfigError(problem("projected_local", projected.kind, allowed, "drop it"))
+    if update is not None and not update.linear:
+        # Ranks have summands of the update.
+        allowed = f"one that is linear in the channels, such as canon without activation and bias, with {given}"
+        raise ConfigError(problem("update_local", update.kind, allowed, "drop it"))
+    unit = sublayer.width_at(site) // ranks if isinstance(sublayer, HiddenConfig) else sublayer.key_width(site.d_model)
+    if projected is not None and projected.channel_group is not None and unit % projected.channel_group:
+        what = f"head_dim of projected_local of {where}"
+        allowed = f"a divisor of the {unit} channels that a rank holds together with {given}"
+        raise ConfigError(problem(what, projected.channel_group, allowed, "change one of them"))
     if isinstance(sublayer, HiddenConfig):
         if (width := sublayer.width_at(site)) % ranks:
             raise ConfigError(problem(f"d_ff of {where}", width, f"a multiple of {given}", "change one of them"))
@@ -322,18 +335,19 @@ def _local_sublayer(sublayer: SublayerConfig, site: SublayerPosition, ranks: int
 
 def _parts(within: str, sublayer: SublayerConfig, site: SublayerPosition, size: int) -> list[Part]:
     """What stands side by side in the divided dimension, of this size, of a parameter of a sublayer."""
+    assert isinstance(sublayer, HeadsConfig | HiddenConfig)
     if isinstance(sublayer, HiddenConfig) and within.startswith("depth."):
         # Heads that a depth mixer projects, as those of the attention before.
         shape = next(slot.heads for slot in reversed(site.stack.slots[: site.index]) if slot.heads is not None)
         return [Part(shape.n_kv_heads, shape.head_dim)] * (size // (shape.n_kv_heads * shape.head_dim))
+    if within.startswith("mixer.projected_local."):
+        return _channel_parts(sublayer, site, size)
     if isinstance(sublayer, HiddenConfig):
         one = Part(sublayer.width_at(site), 1)
         return [one] if within.startswith(("mixer.down.", "mixer.extra.")) else [one] * sublayer.projections
     assert isinstance(sublayer, HeadsConfig)
     H, G, K = sublayer.n_heads, sublayer.kv_heads, sublayer.key_width(site.d_model)
     values = 2 if site.slot.projects_values else 1
-    if within.startswith("mixer.projected_local."):
-        return [Part(H, K), Part(G, K), Part(G, K)]
     if within.startswith("mixer.qkv"):
         return [Part(H, K), *[Part(G, K)] * values]
     if within.startswith(("mixer.output.", "mixer.extra.")):
@@ -342,3 +356,15 @@ def _parts(within: str, sublayer: SublayerConfig, site: SublayerPosition, size: 
         return [Part(G, 1)] * values
     # A sink of each head, or what a depth mixer has for each kv-head.
     return [Part(H if within.startswith("mixer.sink") else G, 1)]
+
+
+def _channel_parts(sublayer: HeadsConfig | HiddenConfig, site: SublayerPosition, size: int) -> list[Part]:
+    """The parts of a parameter that has as many entries for each channel of the projection, or for each group of them."""
+    local = sublayer.projected_local
+    assert local is not None and local.channel_group is not None
+    channels = sublayer.local_channels(site).projected
+    if isinstance(sublayer, HiddenConfig):
+        units = sublayer.width_at(site) // local.channel_group
+        return [Part(units, size * local.channel_group // channels)] * sublayer.projections
+    heads = {"q": sublayer.n_heads, "k": sublayer.kv_heads, "v": sublayer.kv_heads}
+    return [Part(heads[name], size * sublayer.key_width(site.d_model) // channels) for name in sublayer.projected_branches]
