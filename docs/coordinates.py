@@ -81,6 +81,7 @@ APART = {
     "attention_residuals-inkling2": "sources are normalised, which removes the factor of updates",
     "attention_residuals-token": "the query of a token is summed over the width twice",
     "deep_cross_attention-package": "all updates but the newest are dropped",
+    "mixture_of_depths_attention-post": "the stream is normalised in every layer",
     "norm_placement-sandwich": "normalised updates have a scale that Muon does not know",
     "norm_placement-post": "the stream is normalised in every layer",
     "norm_placement-deepnorm": "the stream is normalised in every layer, with a scale by depth of its own",
