@@ -89,20 +89,27 @@ def main(*names: str) -> int:
 def write_readme() -> None:
     """Writes the rows of all mixers into the table of the README."""
     lines = README.read_text(encoding="utf-8").splitlines(keepends=True)
-    rows = [index for index, line in enumerate(lines) if line.startswith(tuple(f"| {axis} |" for axis in AXES))]
+    rows = [index for index, line in enumerate(lines) if line.startswith("| depth |")]
     lines[rows[0] : rows[-1] + 1] = [f"{line}\n" for line in readme_rows()]
+    for start, names in readme_names().items():
+        (index,) = (index for index, line in enumerate(lines) if line.startswith(f"{start}: "))
+        lines[index] = f"{start}: {names}.\n"
     README.write_text("".join(lines), encoding="utf-8")
 
 
 def readme_rows() -> list[str]:
-    """One line for every mixer of both axes."""
+    """One line for every depth mixer."""
     found = []
-    for axis, table in AXES.items():
-        for row in table if axis != "feed_forward" else ():
-            first = row.example(next(iter(row.examples)))
-            starts = f" {first.init_equivalence.relation.replace('_', ' ')} " if axis == "depth" else " "
-            found.append(f"| {axis} | `{row.kind}` | {row.summary} |{starts}| {row.evidence} |")
+    for row in DEPTH:
+        starts = row.example(next(iter(row.examples))).init_equivalence.relation.replace("_", " ")
+        found.append(f"| depth | `{row.kind}` | {row.summary} | {starts} | {row.evidence} |")
     return found
+
+
+def readme_names() -> dict[str, str]:
+    """The kinds of the other tables, by the words before them."""
+    starts = {"Sequence mixers": "sequence", "Local mixers, inside a sublayer": "local", "Feed-forwards": "feed_forward"}
+    return {start: ", ".join(f"`{row.kind}`" for row in AXES[axis]) for start, axis in starts.items()}
 
 
 def write_published() -> None:
