@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from twoaxis.core.errors import ConfigError
 from twoaxis.core.measure import saved_bytes
-from twoaxis.ops import path_attention as module
+from twoaxis.ops import reflected_attention as module
 from twoaxis.ops.gated_delta import gated_delta
 from twoaxis.ops.precision import Impl
 from twoaxis.ops.reflected_attention import PathPast, path_attention

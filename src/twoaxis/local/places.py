@@ -71,7 +71,7 @@ class PlacesConfig(Config, ABC):
         return 1 + sum(local.receptive_field - 1 for local in self.locals if local is not None)
 
     @property
-    def reads_context(self) -> bool:
+    def locals_read_context(self) -> bool:
         """Whether a local mixer needs the one context behind its own place."""
         return any(local is not None and local.reads_context for local in (self.projected_local, self.update_local))
 

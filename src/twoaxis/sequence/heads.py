@@ -117,7 +117,7 @@ class HeadsConfig(PlacesConfig, SequenceConfig):
     @property
     def accepts_qkv(self) -> bool:
         """Whether separate inputs are accepted; a local mixer of the input, or one that reads it, needs one."""
-        return self.input_local is None and not self.reads_context
+        return self.input_local is None and not self.locals_read_context
 
     @property
     def unseen_keys(self) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.position import LayerStack
-from twoaxis.ops import path_attention as operator
+from twoaxis.ops import reflected_attention as operator
 from twoaxis.ops.reflected_attention import path_attention
 from twoaxis.sequence import PathAttentionConfig
 from twoaxis.sequence import path_attention as mixer
