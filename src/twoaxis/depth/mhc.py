@@ -61,7 +61,7 @@ class MHCConfig(DepthConfig):
     Published: 27B mixture of experts, arXiv:2512.24880: loss 0.021 below plain; BBH 51.0 (plain 43.8), MMLU 63.4 (59.0)
 
     Args:
-        preset: gives the options below that are left out; all are listed in `twoaxis show mhc`, by the model they come from.
+        preset: gives options left out: `paper`, `deepseek_v4` (`_v41`), `glm5`, `lucidrains_v1` (`_v2`), `hy_v4`, `depthbench`.
         n_streams: residual streams; all published models have 4.
         scores: `joint` of all streams together, or `per_stream`.
         norm_eps: eps of the rms in the scores.
