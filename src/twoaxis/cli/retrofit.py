@@ -31,8 +31,7 @@ def retrofit(
         list[str] | None, typer.Argument(help="The recipe to train by, as key=value, such as steps=200 optimizer.lr=1e-4.")
     ] = None,
     depth: Annotated[
-        str | None,
-        typer.Option(metavar="MIXER", help="The depth mixer: a kind or an inline table; residual adds none."),
+        str | None, typer.Option(metavar="MIXER", help="The depth mixer: a kind or an inline table; residual adds none.")
     ] = None,
     sequence: Annotated[
         list[str] | None,

@@ -155,9 +155,7 @@ class DepthValueMixing(StreamWrite, config=DepthValueMixingConfig):
         self.names = tuple(f"sublayer {layers[i]}" for i in (*sources, layer))
         self.blend = blend_parameter(self) if config.blend == "annealed" and sources else None
 
-    def mix_heads(
-        self, heads: Heads, context: Views, state: StreamAndHeads, layout: Layout = None
-    ) -> tuple[Heads, StreamAndHeads]:
+    def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads, layout: Layout = None) -> tuple[Heads, Any]:
         """Returns the heads with mixed values, and the state with what later layers read of this one."""
         v = heads.v
         if self.reads:

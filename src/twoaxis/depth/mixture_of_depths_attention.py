@@ -217,9 +217,7 @@ class MixtureOfDepthsAttention(SumWrite, config=MixtureOfDepthsAttentionConfig):
         self.names = tuple(f"sublayer {index}" for index in seen)
         self.blend = blend_parameter(self) if config.blend == "annealed" and seen else None
 
-    def mix_heads(
-        self, heads: Heads, context: Views, state: StreamAndHeads, layout: Layout = None
-    ) -> tuple[Heads, StreamAndHeads]:
+    def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads, layout: Layout = None) -> tuple[Heads, Any]:
         """Returns the heads with the slots as one more key, and the state with a slot of these heads."""
         if self.names:
             weight, (keys, values) = () if self.blend is None else (self.blend,), self._slots(state)
@@ -270,9 +268,7 @@ class SlotProjection(SumWrite):
         rows = (self.head_dim,) * (config.numbers(site) // self.head_dim)
         self.slot = self.linear("slot", site.d_model, sum(rows), rows=rows, grows="inputs")
 
-    def mix_heads(
-        self, heads: NoHeads, context: Any, state: StreamAndHeads, layout: Layout = None
-    ) -> tuple[NoHeads, StreamAndHeads]:
+    def mix_heads(self, heads: NoHeads, context: Any, state: StreamAndHeads, layout: Layout = None) -> tuple[NoHeads, Any]:
         """Returns the state with the slot, and without the gain behind the last one of it."""
         projected = self.slot(context)
         if self.uniform:
