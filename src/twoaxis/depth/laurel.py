@@ -36,8 +36,7 @@ class LaurelConfig(DepthConfig):
               this name, `laurel_gemma3n`
     Deviates: the paper bounds a and b by softmax or sigmoid and gives neither scale nor start; the factor 2 starts both at 1,
               where a softmax alone would halve the stream in each block. The start of g is ours, too. The paper leaves open
-              which activations are the previous ones: the inputs of earlier blocks here, the stream of this one among them. No
-              authors' code exists to compare with; which parameters decay is not published: here A and B, not l and g
+              which activations are the previous ones: the inputs of earlier blocks here. A and B decay here, not l and g
     Shapes:   state (S times [B T D], and inside a block its updates so far); weights in float32, one rounding at the end
     Init:     EXACT: l = 0, B = 0, A orthogonal with entries 1 / sqrt(r D) where column mod r = row, g = 1 / k; identity: g = 0
     Cost:     params per block rw 2, lr 2*r*D, pa 2*r*D + S (shared), 2*r*S*D + S (separate) or S (identity); matrix product
