@@ -36,9 +36,8 @@ class ElcBertConfig(DepthConfig):
               The other variants take the embedding as it is: a decoder with pre-norm bounds no output, so that no one scale is
               right; for the authors' H_0 say embedding_norm="layer". That norm needs no option of the model; the model's own
               embedding_norm, an RMSNorm, differs by the mean and a gain. Their attention ends in an affine LayerNorm, which is
-              part of their model, as are its scaled initial feed-forwards. Logits do not decay, as in theirs. The first block has one
-              source, so its logit would be dead: it does not exist here. Blocks may have any number of sublayers; the authors'
-              have attention and a feed-forward
+              part of their model, as are its scaled initial feed-forwards. No logit decays. The first block has one
+              source, so its logit would be dead: it does not exist here. Blocks may have any number of sublayers
     Shapes:   state (n times [B T D], and inside a block A and U); softmax, sum and LayerNorm in float32, rounded once
     Init:     NONE: a convex sum is a mean, not the residual sum, and the head sees the last block alone. Logits start at 0
               (base: the newest at 1, whose weight is then e / (e + n - 1): a mild bias, not an identity). EXACT with

@@ -37,8 +37,7 @@ class ValueResidualConfig(DepthConfig):
     Deviates: a chain is all sublayers of one kind that have heads, so that a ShortSWA never takes values of another width;
               svformer caches the shared values once per layer. The published start of plus is not known; here it equals that of
               learnable: logits 0, and the scale that makes each l1_n the option `first`. The authors' repository has fixed
-              weights of 1/2 and svformer alone; learnable, plus, dense and a subset of layers follow the paper's text. No
-              weight decays here; theirs are not published
+              weights of 1/2 and svformer alone; learnable, plus, dense and a subset of layers follow the paper's text
     Shapes:   state ([B T D], values [B T G*K] per chain); heads [B T G K]; weights and gates in float32
     Init:     NONE as published; EXACT with first=0 and own=1
     Cost:     params 2 per later layer (constant, svformer 0; dense n; gated G*(D+1); plus 2 and one scale per chain); flops
@@ -174,10 +173,10 @@ class ValueResidual(StreamWrite, config=ValueResidualConfig):
     def mix_heads(self, heads: Heads, context: Views, state: StreamAndHeads, layout: Layout = None) -> tuple[Heads, State]:
         """Returns the heads with mixed values, and the state with the un-mixed ones that later layers read."""
         mixed = heads._replace(v=self._mixed(heads.v, context, state.heads[self.chain])) if self.mixes else heads
-        if self.records:
-            shares = (self._shares(heads.v),) if self.shares else ()
-            state = state.with_heads(self.chain, heads.v.flatten(2).contiguous(), *shares)
-        return mixed, state
+        if not self.records:
+            return mixed, state
+        shares = (self._shares(heads.v),) if self.shares else ()
+        return mixed, state.with_heads(self.chain, heads.v.flatten(2).contiguous(), *shares)
 
     def _shares(self, v: Tensor) -> Tensor:
         """[B T layers]: the weight of these values in each later layer, the same for every token."""
