@@ -296,7 +296,7 @@ def test_check_prints_a_line_per_mixer_and_check(capsys):
 
 def test_a_study_records_the_command_that_made_it(tmp_path, monkeypatch):
     recorded = []
-    monkeypatch.setattr("twoaxis.study.read_study", lambda *words: SimpleNamespace(arms=()))
+    monkeypatch.setattr("twoaxis.study.read_study", lambda *words: SimpleNamespace(arms=(), processes=1))
     monkeypatch.setattr("twoaxis.study.running.run_study", lambda *words, **options: recorded.append(options["command_line"]))
     monkeypatch.setattr("twoaxis.study.report.write_report", lambda folder: folder)
     monkeypatch.setattr("twoaxis.cli.study.print_report", lambda written, as_json: 0)

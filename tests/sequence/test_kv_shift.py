@@ -30,7 +30,7 @@ def test_published_pairs_sum_to_one_and_differ() -> None:
 def test_queries_are_not_shifted() -> None:
     mixer = toy_mixer(KVShiftConfig(n_heads=2))
     layout = TokenLayout.contiguous(TOKENS)
-    q, k, v = mixer.project(toy_context(), layout)[0]
+    q, k, v, *_ = mixer.project(toy_context(), layout)[0]
     with torch.no_grad():
         mixer.shift.copy_(torch.tensor([0.0, 1.0]).expand_as(mixer.shift))
     plain = mixer.project(toy_context(), layout)[0]
