@@ -13,11 +13,13 @@ from twoaxis.core.errors import ConfigError
 from twoaxis.core.layout import TokenLayout
 from twoaxis.core.parameters import Constant, Normal, NormalRows, initial_values, matrix_std
 from twoaxis.core.position import HeadShape, LayerStack, SublayerInfo
+from twoaxis.core.registry import Row
 from twoaxis.depth import DEPTH, DepthAxis, NormPlacement, NormPlacementConfig, SiameseNorm, SiameseNormConfig
 from twoaxis.model import Decoder
 from twoaxis.model.cost import decoder_cost
+from twoaxis.sequence import SEQUENCE
 from twoaxis.testing.measured import gradients, sublayer_list
-from twoaxis.testing.toy import decoder_config, noise, toy_decoder, toy_tokens
+from twoaxis.testing.toy import FEED_FORWARD, decoder_config, noise, toy_decoder, toy_tokens
 from twoaxis.train.parallel.stage import build_part
 
 D = 8
@@ -176,6 +178,16 @@ def test_deepnorm_starts_values_outputs_and_feed_forwards_smaller() -> None:
     # Queries and keys start as in any model with the same seed; values are 8 of 24 rows.
     assert torch.equal(qkv[:16], other[:16])
     torch.testing.assert_close(qkv[16:], beta * other[16:])
+
+
+@pytest.mark.parametrize("row", [*SEQUENCE], ids=lambda row: row.kind)
+def test_every_output_of_a_sequence_mixer_starts_at_the_scale_of_the_placement(row: Row) -> None:
+    sequence = next(one for one in map(row.example, row.examples) if getattr(one, "output_init", "scaled") == "scaled")
+    model = Decoder(decoder_config(placed("deepnorm"), blocks=((sequence, FEED_FORWARD),)))
+    mixer = sublayer_list(model)[0].mixer
+    if isinstance(output := getattr(mixer, "output", None), nn.Linear):
+        beta = (4 * len(sublayer_list(model))) ** -0.25
+        assert mixer.declarations["output.weight"].init == Normal(beta * matrix_std(output.in_features))
 
 
 def test_layer_scaling_starts_with_outputs_that_depth_does_not_scale() -> None:

@@ -100,11 +100,8 @@ class SublayerPosition:
         By default for two writes per block whatever its sublayers, so that shared parameters start alike in all models.
         """
         scale = self.slot.output_scale
-        return (
-            matrix_std(fan_in) / math.sqrt(2 * (self.stack.base_blocks or self.stack.n_blocks))
-            if scale is None
-            else scale * matrix_std(fan_in)
-        )
+        std = matrix_std(fan_in)
+        return std / math.sqrt(2 * self.stack.initial_blocks) if scale is None else scale * std
 
     def hidden_std(self, fan_in: int) -> float:
         """The standard deviation of initial matrices that make values or hidden features."""
@@ -147,6 +144,11 @@ class LayerStack:
     def n_blocks(self) -> int:
         """Number of blocks."""
         return len(self.block_lengths)
+
+    @property
+    def initial_blocks(self) -> int:
+        """Number of blocks on which initial values depend."""
+        return self.base_blocks or self.n_blocks
 
     @property
     def n_sublayers(self) -> int:

@@ -144,7 +144,7 @@ class DepthAttentionConfig(DepthConfig):
             width=self.width(stack.d_model),
             n_heads=self.n_heads,
             output=start if self.output == "matrix" else None,
-            n_blocks=stack.n_blocks,
+            n_blocks=stack.initial_blocks,
             adds=self.mode == "add",
             grows="both" if self.head_dim is None else "inputs",
             norm_eps=stack.norm_eps,

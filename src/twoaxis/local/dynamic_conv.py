@@ -154,7 +154,7 @@ class DynamicConv(LocalMixer, config=DynamicConvConfig):
         super().__init__()
         self.config, k = config, config.kernel
         if config.taps == "low_rank":
-            self.factors = self.linear("factors", site.d_model, config.rank)
+            self.factors = self.linear("factors", site.d_model, config.rank, grows="inputs")
             self.up = self.parameter("up", (k, config.rank, channels), Constant(0.0), "mixing")
         else:
             self.heads = self.linear("heads", site.d_model, channels // config.head_dim * k, std=0.0)

@@ -13,7 +13,7 @@ from torch import Tensor
 from twoaxis.core.cost import Cost, Shape
 from twoaxis.core.design import InitEquivalence, MixingDesign
 from twoaxis.core.layout import TokenLayout
-from twoaxis.core.parameters import Uniform, matrix_std, with_extra
+from twoaxis.core.parameters import Uniform, extra_output, with_extra
 from twoaxis.core.position import SublayerPosition
 from twoaxis.core.views import Views
 from twoaxis.local.base import TokenHistory
@@ -97,11 +97,10 @@ class GatedShortConv(SequenceMixer, config=GatedShortConvConfig):
     def __init__(self, config: GatedShortConvConfig, site: SublayerPosition) -> None:
         super().__init__()
         self.config, D = config, site.d_model
-        self.gates_and_input = self.linear("gates_and_input", D, 3 * D)
+        self.gates_and_input = self.linear("gates_and_input", D, 3 * D, rows=(D,) * 3)
         self.taps = self.parameter("taps", (D, config.kernel), Uniform(1 / math.sqrt(config.kernel)), "mixing")
-        scaled = matrix_std(D) / math.sqrt(2 * site.stack.n_blocks)
-        self.output = self.linear("output", D, D, std=0.0 if config.output_init == "zero" else scaled)
-        self.extra = self.linear("extra", D, site.slot.update_extra) if site.slot.update_extra else None
+        self.output = self.linear("output", D, D, std=0.0 if config.output_init == "zero" else site.output_std(D))
+        self.extra = extra_output(self, D, site.slot.update_extra)
 
     def new_cache(self) -> TokenHistory:
         """An empty history."""
