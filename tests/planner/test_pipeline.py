@@ -359,13 +359,11 @@ def plain(depth: str) -> ModelShape:
 
 def test_a_prefill_sends_as_much_cut_or_whole() -> None:
     assert collectives.tensor_parallel_forward_bytes(4, 3, 10, 8, 2) == 3 * 2 * (10 * 8 * 2) * 3 / 4
-    options = {"tensor": 2, "gpus": 2}
-    seconds = {
-        sequence: Setting(read_device("h100"), ParallelLayout(sequence=sequence, **options), batch=4, tokens=512).prefill(
-            coefficients(plain("residual")), 1, 512
-        )["link_seconds"]
-        for sequence in ("none", "tensor")
-    }
+    numbers, seconds = coefficients(plain("residual")), {}
+    for sequence in ("none", "tensor"):
+        layout = ParallelLayout.from_data({"gpus": 2, "tensor": 2, "sequence": sequence})
+        setting = Setting(read_device("h100"), layout, batch=4, tokens=512)
+        seconds[sequence] = setting.prefill(numbers, 1, 512)["link_seconds"]
     assert seconds["none"] == seconds["tensor"] > 0
 
 

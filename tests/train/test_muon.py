@@ -21,8 +21,8 @@ from twoaxis.train.parallel.ranks import Ranks
 
 Recipe = Callable[..., TrainConfig]
 LR, DECAY = 0.02, 0.1
-FIXED = (".bias", ".null", ".A_log")
-"""Vectors."""
+FIXED = (".bias", ".null", ".A_log", ".static")
+"""Vectors, and taps [k C] of each channel."""
 
 MUON = OptimizerConfig(kind="muon", lr=LR, weight_decay=DECAY)
 
@@ -119,8 +119,8 @@ def test_the_dimensions_that_grow_with_the_width_are_those_that_are_declared(row
         for parameter_name, parameter, declaration in declarations(large):
             before, after = shapes[parameter_name], parameter.shape
             where = f"{row.kind}-{name}: {parameter_name}"
-            # Vectors of gains and biases, taps, and the head, which has its factor in the forward pass.
-            if declaration.tag in ("norm", "bias", "embedding", "head") or after == before:
+            # Vectors of gains and biases, rows that are looked up, taps, and the head, which has its factor in the forward pass.
+            if declaration.tag in ("norm", "bias", "embedding", "table", "head") or after == before:
                 assert declaration.grows in ("outputs", "neither", "inputs"), where
                 continue
             inputs = (

@@ -210,8 +210,12 @@ class _Arm:
     @property
     def state_bytes(self) -> int:
         """Bytes of parameters, gradients and optimizer."""
-        sizes = [(group.rule, sum(one.numel() for one in group.parameters.values())) for group in self.groups if group.lr_scale]
-        return BYTES * sum((2 + NUMBERS[rule]) * size for rule, size in sizes)
+        return BYTES * sum(
+            (2 + NUMBERS[group.rule]) * parameter.numel()
+            for group in self.groups
+            if group.lr_scale
+            for parameter in group.parameters.values()
+        )
 
     def step(self) -> None:
         """Takes one step and waits for the device."""
