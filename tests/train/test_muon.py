@@ -119,7 +119,7 @@ def test_the_dimensions_that_grow_with_the_width_are_those_that_are_declared(row
         for parameter_name, parameter, declaration in declarations(large):
             before, after = shapes[parameter_name], parameter.shape
             where = f"{row.kind}-{name}: {parameter_name}"
-            # Vectors of gains and biases, rows that are looked up, taps, and the head, which has its factor in the forward pass.
+            # Vectors of gains and biases, rows that are looked up, taps, and the head, with a factor in the forward pass.
             if declaration.tag in ("norm", "bias", "embedding", "table", "head") or after == before:
                 assert declaration.grows in ("outputs", "neither", "inputs"), where
                 continue
