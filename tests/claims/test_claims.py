@@ -314,7 +314,7 @@ def test_failed_computation_is_a_finding_without_a_trace() -> None:
         raise ValueError("no such\nthing")
 
     claim = dataclasses.replace(CLAIMS[0], compute=broken)
-    assert claim.find() == Finding("does not hold", evidence=("The computation failed: ValueError: no such thing",))
+    assert claim.find() == Finding("not computed", evidence=("The computation failed: ValueError: no such thing",))
 
 
 def test_not_a_number_is_not_close() -> None:

@@ -69,6 +69,7 @@ def test_json_gives_everything_and_comes_back(capsys: pytest.CaptureFixture[str]
     [
         ("does not hold", 1),
         ("does not hold at this scale", 1),
+        ("not computed", 1),
         ("holds", 0),
         ("holds exactly", 0),
         ("undecided", 0),

@@ -102,6 +102,8 @@ def test_the_stream_that_is_read_first_is_counted_over_sublayers() -> None:
 def test_every_weight_moves_what_its_equation_says(weights: Any) -> None:
     n, update = 3, noise((2, 3, D), "update")
     built, state = mixer(n_streams=n, weights=weights), streams(3)
+    residual = built.residual_weights
+    assert residual is not None
     with torch.no_grad():
         view, *before = step(built, state, update)
         for j in range(n):
@@ -109,11 +111,11 @@ def test_every_weight_moves_what_its_equation_says(weights: Any) -> None:
             torch.testing.assert_close(step(built, state, update)[0], view + 0.5 * state[j])
             built.read_weights[j] -= 0.5
             for i in range(n):
-                built.residual_weights[j, i] += 0.5
+                residual[j, i] += 0.5
                 _, *after = step(built, state, update)
                 for k in range(n):
                     torch.testing.assert_close(after[k], before[k] + 0.5 * state[j] * (k == i))
-                built.residual_weights[j, i] -= 0.5
+                residual[j, i] -= 0.5
             built.write_weights[j] += 0.5
             _, *after = step(built, state, update)
             for k in range(n):

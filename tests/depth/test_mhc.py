@@ -232,7 +232,7 @@ def test_rows_of_zeros_and_tiny_rows_stay_finite(dtype: torch.dtype) -> None:
         view, carry, _ = built.read((*state, one_hot))
         *written, read = built.write((*state, one_hot), torch.ones_like(view), view, carry)
         assert view.dtype == dtype and read.dtype == torch.float32
-        found = torch.autograd.grad(sum(x.float().sum() for x in (view, read, *written)), state)
+        found = torch.autograd.grad([x.float().sum() for x in (view, read, *written)], state)
         assert all(bool(x.isfinite().all()) for x in (view, read, *written, *found))
 
 

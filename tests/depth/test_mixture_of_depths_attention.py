@@ -13,6 +13,7 @@ from twoaxis.depth import ResidualConfig
 from twoaxis.model import Decoder, DecoderConfig, generate
 from twoaxis.model.trace import trace
 from twoaxis.testing.decoding import decode
+from twoaxis.testing.measured import sublayer_list
 from twoaxis.testing.toy import toy_decoder, toy_tokens
 
 KIND = "mixture_of_depths_attention"
@@ -130,8 +131,8 @@ def test_uniform_slots_do_not_look_at_keys() -> None:
     """Every slot has the score 0: a share of n / (n + sum of exp(scores of tokens)), and the mean of the values."""
     model = decoder([[ATTENTION]], 3, weights="uniform")
     run = trace(model, toy_tokens())
-    mixer, heads, state = model.blocks[2].attention.depth, run.heads[2], run.states[2]  # type: ignore[union-attr]
-    mixed, _ = mixer.mix_heads(heads, run.contexts[2], state)
+    heads, state = run.heads[2], run.states[2]
+    mixed, _ = sublayer_list(model)[2].depth.mix_heads(heads, run.contexts[2], state)
     score, value = mixed.beside
     assert torch.allclose(score, torch.full_like(score, 2.0).log())
     first, second = state.heads[0]

@@ -219,12 +219,12 @@ def test_what_a_sublayer_emits_for_the_depth_mixer_alone_is_not_mixed() -> None:
     for data in (INKLING, {"kind": "swiglu", "update_local": "canon"}, {"kind": "gated_delta_net", "update_local": "canon"}):
         table = FEED_FORWARD if data["kind"] == "swiglu" else SEQUENCE
         mixed, bare = (table.parse(one).build(site) for one in (data, {**data, "update_local": None}))
-        mixed.double(), bare.double()
+        mixed, bare = mixed.double(), bare.double()
         bare.load_state_dict({name: p for name, p in mixed.state_dict().items() if not name.startswith("update_local")})
         layout = TokenLayout.contiguous(9)
         expected, got = bare(toy_context(), layout)[0], mixed(toy_context(), layout)[0]
         assert torch.equal(got[..., 8:], expected[..., 8:])
-        assert torch.equal(got[..., :8], mixed.update_local(expected[..., :8], layout, None, toy_context())[0])
+        assert torch.equal(got[..., :8], mixed.get_submodule("update_local")(expected[..., :8], layout, None, toy_context())[0])
 
 
 REFUSED = [

@@ -160,8 +160,7 @@ def test_a_query_that_sees_no_key_gives_zero_and_no_gradient(impl: Impl, window:
     documents, key_documents = torch.tensor([[0, 1, 1, 1]]), torch.tensor([[0, 0, 0, 0, 1]])
 
     def attend(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None = sink) -> Tensor:
-        apart = {"documents": documents, "key_documents": key_documents}
-        return local_attention(q, k, v, window=window, sink=sink, impl=impl, **apart)
+        return local_attention(q, k, v, window=window, sink=sink, impl=impl, documents=documents, key_documents=key_documents)
 
     tensors = [normal(1, 2, 4, 4), normal(1, 2, 5, 4, seed=1), normal(1, 2, 5, 4, seed=2)]
     y, grad_q, *grads = output_and_gradients(attend, tensors if sink is None else [*tensors, sink.double()])

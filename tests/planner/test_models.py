@@ -98,7 +98,7 @@ def test_experts_count_what_a_token_is_sent_to() -> None:
     assert EXPERTS.cost(SITE, Shape(1, 1)).params == 9 * expert + router + 8
     assert EXPERTS.cost(SITE, Shape(1, 1)).matmul_flops == 2 * (3 * expert + router)
     routed = [EXPERTS.routed.experts, EXPERTS.routed.used, EXPERTS.routed.params]
-    numbers = {"params": EXPERTS.cost(SITE, Shape(1, 1)).params, "routed": routed, "table": []}
+    numbers = {"params": EXPERTS.cost(SITE, Shape(1, 1)).params, "routed": routed, "tables": 0}
     assert weights_read(numbers, 1) == 3 * expert + router + 8
     # Two tokens meet at one of two experts each with probability 1/4.
     assert weights_read(numbers, 2) == pytest.approx(expert * (1 + 8 * (1 - 0.75**2)) + router + 8)

@@ -20,9 +20,10 @@ Verdict = Literal[
     "does not hold at this scale",
     "undecided",
     "no study yet",
+    "not computed",
 ]
 """The first two and `does not hold` are for computed claims, the others for claims about training; `no study yet` where no
-study counts."""
+study counts, `not computed` after an error."""
 
 ROUNDING = 1e-12
 """Bound in float64: about 1e-15 per operation, over a few hundred operations."""
@@ -68,13 +69,13 @@ class Finding:
 
     @property
     def negative(self) -> bool:
-        """Whether the claim is refuted.
+        """Whether the claim is refuted, or could not be computed.
 
         Example:
             >>> Finding("does not hold at this scale").negative, Finding("no study yet").negative
             (True, False)
         """
-        return self.verdict.startswith("does not hold")
+        return self.verdict.startswith(("does not hold", "not computed"))
 
 
 @dataclass(frozen=True)
@@ -100,12 +101,12 @@ class Claim:
     rule: str = ""
 
     def find(self) -> Finding:
-        """Computes the finding; an error refutes the claim."""
+        """Computes the finding, or says which error came in its way."""
         try:
             return self.compute()
         except Exception as error:
             message = " ".join(str(error).split())
-            return Finding("does not hold", evidence=(f"The computation failed: {type(error).__name__}: {message}",))
+            return Finding("not computed", evidence=(f"The computation failed: {type(error).__name__}: {message}",))
 
     def to_data(self, finding: Finding) -> dict[str, Any]:
         """The claim and a finding as JSON-ready data."""

@@ -209,7 +209,8 @@ def _read(model: Decoder, inputs: Inputs) -> list[Tensor]:
         context, seen = sublayer.normalise(views), tensors(views)
         if sublayer.depth.mixes_heads:
             mixed, state = sublayer.depth.mix_heads(inputs.heads[index], context, state, layout)
-            seen = tensors(mixed) if mixed else seen
+            # The weight of a blend stands beside the heads.
+            seen = [mix for mix in tensors(mixed) if mix.dim() > 1] if mixed else seen
         if index == READER:
             return seen
         state = sublayer.depth.write(state, inputs.updates[index], context, carry)

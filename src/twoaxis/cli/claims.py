@@ -21,7 +21,8 @@ def claims(
     Claims 1 to 11 are settled by computation in float64, from the same seeds every time, in about a minute. Claim 12 weighs
     bytes counted here and kept benchmarks; claims 13 to 18 need training and are decided by kept studies. Benchmarks and
     studies ship with the package, so that the result does not depend on the current folder. Exit status 1 when a claim does not
-    hold, or not at the scale that was studied; 0 when all others hold, are undecided, or wait for a study.
+    hold, not at the scale that was studied, or could not be computed; 0 when all others hold, are undecided, or wait for a
+    study.
 
     Example: twoaxis claims 1 8
     """

@@ -34,7 +34,8 @@ class HyperConnectionsConfig(DepthConfig):
     Deviates: the paper also scales the initial output matrices of all sublayers with sqrt(n); here a sublayer's own init stays,
               so that the fresh model is the plain one. The norm of the scores is that of the paper's model: `layer_affine` is
               the paper's too. lucidrains has the gain less 1 as parameter, and divides by the norm of a row, here by its rms of
-              at least 1e-12. corl-team/lime decays s_a and s_b too, as optimizer.groups can: pattern="*.dynamic.*_scale"
+              at least 1e-12. corl-team/lime decays s_a and s_b too:
+              optimizer.groups=[{pattern="*.dynamic.*_scale", weight_decay=0.1}]
     Shapes:   state n times [B T D]; update [B T D] -> state; scores, tanh and weights in float32, streams rounded once
     Init:     UP_TO_NORM (n = 1, or a mean as read-out: EXACT): a one-hot at g mod n for sublayer g, R the identity, b = 1,
               maps 0: the streams stay n copies of the plain stream, of which the read takes one and the final norm sees the sum

@@ -271,7 +271,7 @@ class MHCEnds(ParallelEnds):
         if self.form.read == "current":
             return streams, cache
         first = torch.eye(1, self.n_streams, dtype=statistics_dtype(embeddings), device=embeddings.device)
-        return (*streams, first.expand(*embeddings.shape[:2], -1)), cache
+        return (*streams, first.expand(*embeddings.shape[:2], -1).contiguous()), cache
 
     @outside_autocast
     def leave(self, state: State, layout: Layout = None, cache: Any = None) -> tuple[Stream, Any]:

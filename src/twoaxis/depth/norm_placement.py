@@ -207,7 +207,7 @@ class NormPlacement(DepthMixer, config=NormPlacementConfig):
     Example:
         >>> import torch
         >>> post = NormPlacement(d_model=2, placement="post")
-        >>> post(torch.tensor([[[1.0, 3.0]]]), norm=lambda x: 0 * x, sublayer=lambda x: 6 * x)
+        >>> post(torch.tensor([[[1.0, 3.0]]]), norm=lambda x: 0 * x, sublayer=lambda x: 6 * x).detach()
         tensor([[[0.4472, 1.3416]]])
     """
 

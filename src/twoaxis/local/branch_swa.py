@@ -55,8 +55,8 @@ class BranchSWAConfig(LocalConfig):
         ConfigError: shared scores without queries, keys and values of as many heads and an even width.
 
     Example:
-        >>> BranchSWAConfig(parts=((2, 4), (2, 4), (2, 8)), scores="shared", form="plain").cost(32, Shape(1, 1)).pair_flops
-        80
+        >>> BranchSWAConfig(window=8, parts=((2, 4), (2, 4), (2, 8)), scores="shared", form="plain").receptive_field
+        8
     """
 
     kind: Literal["branch_swa"] = "branch_swa"

@@ -121,7 +121,8 @@ def _logits(p: dict[str, Tensor], S: list[Tensor], form: dict[str, Any]) -> tupl
         sizes = [n, n, m * (m - 1) // 2, m * (m - 1) // 2, m] if form["residual"] == "spectral" else [n, n, rest]
         sizes = [size for size in sizes if size]
         scale = torch.cat([one.expand(size) for one, size in zip(p["scale"], sizes, strict=True)])
-        return (scale * z + p["base"]).split([n, n, rest], dim=-1)
+        reads, writes, matrix = (scale * z + p["base"]).split([n, n, rest], dim=-1)
+        return reads, writes, matrix
     rows = bend(torch.stack([rms(x, form["norm_eps"]) * p["gain"] @ p["fn"].T for x in S], dim=-2))
     sizes = [1, 1, n] if form["residual"] != "identity" else [1, 1]
     scale = torch.cat([one.expand(size) for one, size in zip(p["scale"], sizes, strict=True)])

@@ -29,15 +29,14 @@ def run_shift(golden: Golden) -> Mapping[str, Tensor]:
     *readers, whole = mixers
     layout, packed = TokenLayout.contiguous(x.shape[1]), golden.take("input/x_packed")
     made = torch.stack([mixer(x, layout)[0] for mixer in readers])
-    made.backward(golden.take("input/cotangent"))
-    grads = [mixer.mu.grad for mixer in readers]
+    grad_x, *grads = torch.autograd.grad(made, (x, *(mixer.mu for mixer in readers)), golden.take("input/cotangent"))
     starts = golden.take("input/cu_seqlens").diff()
     documents = torch.repeat_interleave(torch.arange(len(starts)), starts).unsqueeze(0)
     return {
         "output/mixed": made,
         "output/delta": whole(x, layout)[0] - x,
         "output/delta_packed": whole(packed, TokenLayout.packed(documents))[0] - packed,
-        "grad/x": x.grad,
+        "grad/x": grad_x,
         "grad/mu": torch.stack(grads),
     }
 
@@ -54,7 +53,8 @@ def run_smear(golden: Golden) -> Mapping[str, Tensor]:
             mixer.strength.copy_(strength)
         found.append((mixer, mixer(x, TokenLayout.contiguous(x.shape[1]))[0]))
     (nanochat, y), (_, modded) = found
-    y.backward(golden.take("input/cotangent"))
+    of = (x, nanochat.gate, nanochat.strength)
+    grad_x, grad_gate, grad_strength = torch.autograd.grad(y, of, golden.take("input/cotangent"))
     tokens = x.shape[1]
     for sizes in ((1,) * tokens, (tokens - 1, 1), (min(3, tokens - 2), 1, tokens - 1 - min(3, tokens - 2)), (3, tokens - 3)):
         cache, parts = nanochat.new_cache(), []
@@ -66,9 +66,9 @@ def run_smear(golden: Golden) -> Mapping[str, Tensor]:
     return {
         "output/y": y,
         "output/y_modded_row0": modded[0],
-        "grad/x": x.grad,
-        "grad/smear_gate.weight": nanochat.gate.grad.unsqueeze(0),
-        "grad/smear_lambda": nanochat.strength.grad,
+        "grad/x": grad_x,
+        "grad/smear_gate.weight": grad_gate.unsqueeze(0),
+        "grad/smear_lambda": grad_strength,
     }
 
 

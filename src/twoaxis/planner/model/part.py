@@ -122,13 +122,13 @@ class NativeSublayer(Part):
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Those of the mixer and of the local mixers inside it, and those of their caches."""
+        """Those of the mixer and of the local mixers inside it, and those of their caches; one token is no window."""
         fields = [self.config.receptive_field]
         if isinstance(self.config, SequenceConfig):
             fields += [self.config.pair_window, self.config.inner_field, *(n + 1 for n in self.config.histories)]
         if isinstance(self.config, PlacesConfig):
             fields += [local.receptive_field for local in self.config.locals if local is not None]
-        return tuple(sorted({tokens for field in fields if field for tokens in (field, field - 1) if tokens}))
+        return tuple(sorted({tokens for field in fields if field and field > 1 for tokens in (field, field - 1)}))
 
     def local_channels(self, site: SublayerPosition) -> tuple[int, ...]:
         """Those of its local mixers."""
