@@ -15,11 +15,13 @@ from twoaxis.planner.model import read_model
 from twoaxis.train import TrainConfig
 
 PUBLISHED: dict[str, tuple[str, int, int]] = {
-    # The first layers, and how many see a window (or have a state) and all tokens.
+    # The first layers, and how many see a window (or have taps or a state) and all tokens.
     "gpt_oss": ("LGLGLG", 18, 18),
     "mimo_v2_flash": ("GLLLLGLLLLLG", 39, 9),
     "granite_swa": ("GLLLGLLL", 18, 6),
     "flint": ("GGLLLGLLLG", 35, 14),
+    "lfm3": ("CCGCLCGCLCGCLCGCLCGCLCGC", 18, 6),
+    "step_flash": ("GLLLGLLLG", 33, 12),
     "kolibri": ("LLLLGLLLLG", 40, 10),
     "gemma3n": ("LLLLGLLLLG", 28, 7),
     "gemma4": ("LLLLLGLLLLLG", 25, 5),
@@ -62,11 +64,11 @@ def test_every_order_is_a_model_of_any_depth(name: str) -> None:
     assert set(PATTERNS[name].order) <= set(LETTERS) and set(PATTERNS[name].evidence.split()) <= set(EVIDENCE)
     for n_layers in (1, 2, 3, 7, 50):
         config = decoder({"preset": name, "n_heads": 8}, n_layers=n_layers)
-        letters = "".join(
-            "D" if block[0].kind == "gated_delta_net" else "G" if block[0].pair_window is None else "L"  # type: ignore[union-attr]
-            for block in config.layers
-        )
-        assert letters == PATTERNS[name].layers(n_layers)
+        mixers = [block[0] for block in config.layers]
+        kinds = {"gated_delta_net": "D", "gated_short_conv": "C"}
+        seen = ("G" if getattr(mixer, "window", None) is None else "L" for mixer in mixers)
+        letters = [kinds.get(mixer.kind, letter) for mixer, letter in zip(mixers, seen, strict=True)]
+        assert "".join(letters) == PATTERNS[name].layers(n_layers)
     Decoder.build(decoder({"preset": name, "n_heads": 4, "window": 4}))
 
 
@@ -161,7 +163,7 @@ def test_a_plan_reads_a_name(tmp_path: Path) -> None:
     path.write_text('vocab_size = 64\nd_model = 64\nn_layers = 12\nblocks = { preset = "mimo_v2_flash", n_heads = 16 }\n')
     model = read_model(path)
     assert model.n_layers == 12
-    assert [max(part.windows) for part in model.parts[:4:2]] == [1, 129]  # type: ignore[union-attr]
+    assert [part.windows for part in model.parts[:4:2]] == [(), (128, 129)]
 
 
 @pytest.mark.parametrize("as_json", [False, True])

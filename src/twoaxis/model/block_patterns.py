@@ -13,7 +13,7 @@ from pydantic import Field
 from twoaxis.core.config import Config
 from twoaxis.core.errors import ConfigError, nearest
 
-LETTERS = {"L": "a window", "G": "all tokens", "D": "gated_delta_net"}
+LETTERS = {"L": "a window", "G": "all tokens", "D": "gated_delta_net", "C": "gated_short_conv of 7 taps"}
 """What a letter of an order stands for."""
 
 EVIDENCE = {
@@ -113,6 +113,19 @@ PATTERNS: Mapping[str, BlockPattern] = {
         last="G",
         lacks="experts",
     ),
+    "lfm3": BlockPattern(
+        "LFM3-1.7B (24)",
+        "LCGC",
+        256,
+        "T",
+        local={"rope_theta": 10_000.0},
+        others={"rope_theta": 1_000_000.0},
+        group=(4, 4),
+        rotated=0.5,
+        first="C",
+        lacks="gates of attention, sandwich norm",
+    ),
+    "step_flash": BlockPattern("Step-3.7-Flash (45)", "GLLL", 512, "A", group=(8, 8), lacks="published rotation, experts"),
     "kolibri": BlockPattern(
         "Kolibri-1 (50)", "LLLLG", 513, "T", everywhere={"rope_theta": 10_000.0}, group=(12, 12), lacks="experts"
     ),
@@ -216,6 +229,8 @@ class BlocksConfig(Config):
     def _mixer(self, pattern: BlockPattern, letter: str, d_model: int, max_seq_len: int) -> dict[str, Any]:
         if letter == "D":
             return {"kind": "gated_delta_net", "n_heads": self.n_heads}
+        if letter == "C":
+            return {"kind": "gated_short_conv", "kernel": 7}
         is_local = letter == "L"
         options: dict[str, Any] = {**pattern.everywhere, **(pattern.local if is_local else pattern.others)}
         if is_local:
